@@ -1,0 +1,422 @@
+"""Performs flows with threads: all flow bodies run in the caller's thread, only leaf calls on workers.
+
+A small scheduler, so that any number of flows may wait side by side while none of them holds a thread: pools can't
+deadlock on their own children.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import heapq
+import itertools
+import os
+import queue
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+from llama_index_agentic_kb._flow.steps import (
+    END,
+    SHARED_POOL,
+    Call,
+    Cancel,
+    Emit,
+    Flow,
+    Job,
+    Next,
+    Open,
+    Start,
+    Step,
+    Stream,
+    Wait,
+)
+from llama_index_agentic_kb.errors import DeadlineExceededError
+
+__all__ = ["iterate", "run"]
+
+T = TypeVar("T")
+
+
+def run(flow: Flow[T]) -> T:
+    """Perform a flow and give its result. Works inside a running event loop too (and blocks it)."""
+    driver = _Driver()
+    root = driver.spawn(flow, contextvars.copy_context())
+    for _ in driver.items(root):
+        pass
+    result: T = root.job.result()
+    return result
+
+
+def iterate(flow: Flow[Any]) -> Iterator[Any]:
+    """Perform a flow and give the items that it emits; its error, if any, is raised after them."""
+    driver = _Driver()
+    root = driver.spawn(flow, contextvars.copy_context())
+    yield from driver.items(root)
+    root.job.result()
+
+
+def _as_flow(work: Flow[Any] | Call) -> Flow[Any]:
+    return _call_flow(work) if isinstance(work, Call) else work
+
+
+def _call_flow(call: Call) -> Flow[Any]:
+    return (yield call)
+
+
+class _Task:
+    """A flow under way."""
+
+    def __init__(self, flow: Flow[Any], context: contextvars.Context) -> None:
+        self.flow = flow
+        self.context = context
+        self.job: Job[Any] = Job()
+        self.job.handle = self
+        self.turn = 0  # counts waits: what answers an earlier wait is late, and ignored
+        self.abandon: Callable[[], None] | None = None
+
+
+class _Waiter:
+    """A task that waits for so many more jobs to be done."""
+
+    def __init__(self, task: _Task, needed: int) -> None:
+        self.task = task
+        self.turn = task.turn
+        self.needed = needed
+
+
+class _Channel:
+    """Items read ahead from a stream, and the one task that may wait for them."""
+
+    def __init__(self) -> None:
+        self.items: deque[tuple[Any, BaseException | None]] = deque()
+        self.reader: tuple[_Task, int] | None = None
+        self.closed = threading.Event()
+        self.abandon: Callable[[], None] | None = None
+
+
+class _Driver:
+    """Runs tasks until the root is done."""
+
+    def __init__(self) -> None:
+        self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._ready: deque[Callable[[], None]] = deque()
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._tasks: set[_Task] = set()
+        self._channels: list[_Channel] = []
+        self._waiters: dict[Job[Any], list[_Waiter]] = {}
+        self._emitted: deque[Any] = deque()
+
+    # -- the loop ------------------------------------------------------------------------------------------------
+
+    def items(self, root: _Task) -> Iterator[Any]:
+        """Run until the root is done, giving what is emitted on the way."""
+        try:
+            while not root.job.done:
+                self._turn()
+                while self._emitted:
+                    yield self._emitted.popleft()
+        finally:
+            self._close()
+
+    def _turn(self) -> None:
+        """Do one thing: what is ready, else what arrives first of a result or a deadline."""
+        if self._ready:
+            self._ready.popleft()()
+            return
+        timeout = max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
+        try:
+            self._inbox.get(timeout=timeout)()
+        except queue.Empty:
+            heapq.heappop(self._timers)[2]()
+
+    def _close(self) -> None:
+        """Stop everything still under way: close flows, cancel what can be, abandon the rest."""
+        for channel in self._channels:
+            self._close_channel(channel)
+        for task in list(self._tasks):
+            self._stop(task)
+
+    # -- tasks ---------------------------------------------------------------------------------------------------
+
+    def spawn(self, flow: Flow[Any], context: contextvars.Context) -> _Task:
+        """Make a task of a flow and let it start."""
+        task = _Task(flow, context)
+        self._tasks.add(task)
+        self._resume(task, None, None)
+        return task
+
+    def _resume(self, task: _Task, value: Any, error: BaseException | None) -> None:
+        task.turn += 1
+        task.abandon = None
+        turn = task.turn
+        self._ready.append(lambda: self._advance(task, turn, value, error))
+
+    def _answer(self, task: _Task, turn: int, value: Any, error: BaseException | None = None) -> None:
+        """Resume a task that waits, unless it no longer waits for this."""
+        if task.turn == turn and not task.job.done:
+            self._resume(task, value, error)
+
+    def _advance(self, task: _Task, turn: int, value: Any, error: BaseException | None) -> None:
+        if task.job.done or task.turn != turn:
+            return
+        try:
+            if error is not None:
+                step = task.context.run(task.flow.throw, error)
+            else:
+                step = task.context.run(task.flow.send, value)
+        except StopIteration as stop:
+            self._finish(task, stop.value, None)
+        except Exception as failure:  # noqa: BLE001 (kept in the job, raised by whoever asks for its result)
+            self._finish(task, None, failure)
+        else:
+            self._perform(task, step)
+
+    def _finish(self, task: _Task, value: Any, error: BaseException | None) -> None:
+        self._tasks.discard(task)
+        task.job.finish(value, error)
+        for waiter in self._waiters.pop(task.job, []):
+            waiter.needed -= 1
+            if waiter.needed <= 0:
+                self._answer(waiter.task, waiter.turn, None)
+
+    def _stop(self, task: _Task) -> None:
+        self._tasks.discard(task)
+        task.turn += 1
+        if task.abandon is not None:
+            task.abandon()
+        task.context.run(task.flow.close)
+
+    # -- steps ---------------------------------------------------------------------------------------------------
+
+    def _perform(self, task: _Task, step: Step) -> None:
+        match step:
+            case Call():
+                self._call(task, step)
+            case Start():
+                child = self.spawn(_as_flow(step.work), task.context.copy())
+                self._resume(task, child.job, None)
+            case Wait():
+                self._wait(task, step)
+            case Cancel():
+                self._cancel(task, step.job)
+            case Open():
+                self._open(task, step)
+            case Next():
+                self._next(task, step)
+            case Emit():
+                self._emitted.append(step.item)
+                self._resume(task, None, None)
+            case _:
+                self._resume(task, None, TypeError(f"a flow yielded {step!r}, which is no step"))
+
+    def _call(self, task: _Task, call: Call) -> None:
+        turn = task.turn
+
+        def deliver(value: Any, error: BaseException | None) -> None:
+            self._inbox.put(lambda: self._answer(task, turn, value, error))
+
+        context = task.context.copy()
+        if call.sync is not None:
+            work = call.sync
+            pool = call.pool or SHARED_POOL
+            pool.submit(lambda: deliver_result(context, work, deliver))
+        elif call.native is not None:
+            task.abandon = _run_on_background_loop(_await_result(call.native, deliver), context)
+        else:
+            self._resume(task, None, TypeError(f"{call.what}: a call needs a sync or a native function"))
+            return
+        self._expire(task, call.deadline, call.what)
+
+    def _expire(self, task: _Task, deadline: float | None, what: str) -> None:
+        """End the task's present wait with an error at the deadline."""
+        if deadline is None:
+            return
+        turn = task.turn
+
+        def late() -> None:
+            if task.turn == turn and not task.job.done:
+                if task.abandon is not None:
+                    task.abandon()
+                self._resume(task, None, DeadlineExceededError(f"{what} was still running at its deadline"))
+
+        self._at(deadline, late)
+
+    def _at(self, deadline: float, action: Callable[[], None]) -> None:
+        heapq.heappush(self._timers, (deadline, next(self._order), action))
+
+    def _wait(self, task: _Task, step: Wait) -> None:
+        waiting = [job for job in step.jobs if not job.done]
+        if not waiting or (step.first and len(waiting) < len(step.jobs)):
+            self._resume(task, None, None)
+            return
+        waiter = _Waiter(task, needed=1 if step.first else len(waiting))
+        for job in waiting:
+            self._waiters.setdefault(job, []).append(waiter)
+        if step.deadline is not None:
+            self._at(step.deadline, lambda: self._answer(task, waiter.turn, None))
+
+    def _cancel(self, task: _Task, job: Job[Any]) -> None:
+        if not job.done:
+            self._stop(job.handle)
+            self._finish(job.handle, None, DeadlineExceededError("stopped before it was done"))
+        self._resume(task, None, None)
+
+    # -- streams -------------------------------------------------------------------------------------------------
+
+    def _open(self, task: _Task, step: Open) -> None:
+        channel = _Channel()
+        self._channels.append(channel)
+        context = task.context.copy()
+
+        def deliver(value: Any, error: BaseException | None) -> None:
+            self._inbox.put(lambda: self._arrive(channel, value, error))
+
+        if step.sync is not None:
+            source = step.sync
+            pool = step.pool or SHARED_POOL
+            pool.submit(lambda: pump(context, source, channel.closed, deliver))
+        elif step.native is not None:
+            channel.abandon = _run_on_background_loop(_apump(step.native, channel.closed, deliver), context)
+        else:
+            self._resume(task, None, TypeError(f"{step.what}: a stream needs a sync or a native function"))
+            return
+        self._resume(task, Stream(step.what, channel), None)
+
+    def _arrive(self, channel: _Channel, value: Any, error: BaseException | None) -> None:
+        channel.items.append((value, error))
+        if channel.reader is not None:
+            task, turn = channel.reader
+            channel.reader = None
+            if task.turn == turn and not task.job.done:
+                self._resume(task, *channel.items.popleft())
+
+    def _next(self, task: _Task, step: Next) -> None:
+        channel: _Channel = step.stream.handle
+        if channel.items:
+            self._resume(task, *channel.items.popleft())
+            return
+        if channel.closed.is_set():
+            self._resume(task, END, None)
+            return
+        channel.reader = (task, task.turn)
+        task.abandon = lambda: self._close_channel(channel)
+        self._expire(task, step.deadline, step.stream.what)
+
+    @staticmethod
+    def _close_channel(channel: _Channel) -> None:
+        channel.closed.set()
+        if channel.abandon is not None:
+            channel.abandon()
+
+
+def deliver_result(
+    context: contextvars.Context, work: Callable[[], Any], deliver: Callable[[Any, BaseException | None], None]
+) -> None:
+    """Run work on a worker thread and deliver what came of it."""
+    try:
+        result = context.run(work)
+    except BaseException as error:  # noqa: BLE001 (delivered to the flow, which raises it)
+        deliver(None, error)
+    else:
+        deliver(result, None)
+
+
+def pump(
+    context: contextvars.Context,
+    source: Callable[[], Iterator[Any]],
+    closed: threading.Event,
+    deliver: Callable[[Any, BaseException | None], None],
+) -> None:
+    """Read an iterator to its end on a worker thread; stop and close it when nobody listens any more."""
+
+    def read() -> None:
+        iterator = iter(source())
+        for item in iterator:
+            if closed.is_set():
+                break
+            deliver(item, None)
+        close = getattr(iterator, "close", None)
+        if close is not None:
+            close()
+
+    try:
+        context.run(read)
+    except BaseException as error:  # noqa: BLE001 (delivered to the flow, which raises it)
+        deliver(None, error)
+    deliver(END, None)
+
+
+async def _await_result(native: Callable[[], Any], deliver: Callable[[Any, BaseException | None], None]) -> None:
+    try:
+        result = await native()
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:  # noqa: BLE001 (delivered to the flow, which raises it)
+        deliver(None, error)
+    else:
+        deliver(result, None)
+
+
+async def _apump(
+    native: Callable[[], Any], closed: threading.Event, deliver: Callable[[Any, BaseException | None], None]
+) -> None:
+    try:
+        async for item in await native():
+            if closed.is_set():
+                break
+            deliver(item, None)
+    except asyncio.CancelledError:
+        raise
+    except BaseException as error:  # noqa: BLE001 (delivered to the flow, which raises it)
+        deliver(None, error)
+    deliver(END, None)
+
+
+# -- the background loop -------------------------------------------------------------------------------------------
+
+_loop_lock = threading.Lock()
+_loop: asyncio.AbstractEventLoop | None = None
+
+
+def _forget_loop() -> None:
+    """In a forked child the loop's thread does not run: make a new one when it is needed."""
+    global _loop  # noqa: PLW0603
+    _loop = None
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_forget_loop)
+
+
+def _background_loop() -> asyncio.AbstractEventLoop:
+    """Give the one long-lived loop on which async-only work of sync calls runs."""
+    global _loop  # noqa: PLW0603 (one loop for the process, so that async clients keep their connections)
+    with _loop_lock:
+        if _loop is None or _loop.is_closed():
+            _loop = asyncio.new_event_loop()
+            threading.Thread(target=_loop.run_forever, name="agentic-kb-loop", daemon=True).start()
+        return _loop
+
+
+def _run_on_background_loop(coroutine: Any, context: contextvars.Context) -> Callable[[], None]:
+    """Start a coroutine on the background loop in a context; give a function that cancels it."""
+    loop = _background_loop()
+    box: list[asyncio.Task[Any]] = []
+    cancelled = threading.Event()
+
+    def start() -> None:
+        if cancelled.is_set():
+            coroutine.close()
+            return
+        box.append(loop.create_task(coroutine, context=context))
+
+    def cancel() -> None:
+        cancelled.set()
+        loop.call_soon_threadsafe(lambda: [task.cancel() for task in box])
+
+    loop.call_soon_threadsafe(start)
+    return cancel
