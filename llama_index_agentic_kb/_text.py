@@ -1,0 +1,94 @@
+"""Small work on plain text: cutting at sentence ends, squeezing, telling texts apart."""
+
+from __future__ import annotations
+
+import functools
+import unicodedata
+from collections.abc import Callable
+from typing import Any
+
+__all__ = ["cut_to_fit", "normalize", "one_line", "sentence_spans"]
+
+WINDOW = 2_000
+"""How many characters before a cut are searched for a sentence end; the segmenter is slow on long text."""
+
+
+def normalize(text: str) -> str:
+    """Give a form in which texts that read the same are equal: NFKC, lower case, single spaces."""
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def one_line(text: str, limit: int = 200) -> str:
+    """Give a text on one line, cut to ``limit`` characters with an ellipsis."""
+    line = " ".join(text.split())
+    return line if len(line) <= limit else line[: max(0, limit - 1)].rstrip() + "…"
+
+
+def sentence_spans(text: str) -> list[tuple[int, int]]:
+    """Give the (start, end) character spans of the sentences of a text, spaces after them included.
+
+    Segmented by pySBD (Sadvilkar and Neumann 2020), the rule-based segmenter of the Golden Rule Set.
+    """
+    spans: list[tuple[int, int]] = []
+    position = 0
+    for sentence in _segmenter().segment(text):
+        start = text.find(sentence, position)
+        if start < 0:  # it changed the text: what is left is one sentence
+            break
+        position = start + len(sentence)
+        spans.append((start, position))
+    if not spans or spans[-1][1] < len(text.rstrip()):
+        spans.append((position, len(text)))
+    return spans
+
+
+@functools.cache
+def _segmenter() -> Any:
+    import pysbd  # noqa: PLC0415 (takes 50 ms, and minimal requests may never cut)
+
+    return pysbd.Segmenter(language="en", clean=False)
+
+
+def cut_to_fit(text: str, limit: int, count: Callable[[str], int]) -> str:
+    """Give the longest start of a text that counts at most ``limit``, cut at a sentence end where there is one.
+
+    Args:
+        text: What to cut.
+        limit: The most it may count. Below 1 nothing fits.
+        count: Measures a text (tokens, say). Must not shrink as text grows.
+
+    Returns:
+        The text itself if it fits. Else whole sentences, or, where not even the first fits, whole words and an
+        ellipsis. Empty where not even one character fits.
+    """
+    if limit < 1:
+        return ""
+    if _fits(text, limit, count):
+        return text
+    hard = _longest(text, limit, count)
+    start = max(0, hard - WINDOW)
+    ends = [start + end for _, end in sentence_spans(text[start : hard + 200])]
+    whole = [end for end in ends if end <= hard]
+    if whole and text[: whole[-1]].strip():
+        return text[: whole[-1]].rstrip()
+    words = text[:hard].rsplit(None, 1)[0] if " " in text[:hard].strip() else text[:hard]
+    while words and not _fits(words + "…", limit, count):
+        words = words[:-1]
+    return words + "…" if words else ""
+
+
+def _fits(text: str, limit: int, count: Callable[[str], int]) -> bool:
+    """Counting is the cost: a text far too long is not counted whole (no token is longer than 32 characters)."""
+    return count(text[: limit * 32 + 32]) <= limit and (len(text) <= limit * 32 + 32 or count(text) <= limit)
+
+
+def _longest(text: str, limit: int, count: Callable[[str], int]) -> int:
+    """Give the most characters of the start of a text that count at most ``limit``, by bisection."""
+    low, high = 0, min(len(text), limit * 32)
+    while low < high:
+        middle = (low + high + 1) // 2
+        if count(text[:middle]) <= limit:
+            low = middle
+        else:
+            high = middle - 1
+    return low

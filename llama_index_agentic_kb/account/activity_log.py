@@ -1,0 +1,96 @@
+"""The account of one request: every stage opens a record here and closes it."""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, TypeVar
+
+from llama_index.core.callbacks import CallbackManager
+from llama_index.core.callbacks.schema import CBEventType
+from llama_index_instrumentation import get_dispatcher
+
+from llama_index_agentic_kb.account.callbacks import ACTIVITY_KEY, ActivityEndEvent, ActivityStartEvent, logger
+from llama_index_agentic_kb.errors import AgenticKBError
+from llama_index_agentic_kb.schema import ActivityError, ActivityRecord, Outcome
+
+__all__ = ["ActivityLog"]
+
+dispatcher = get_dispatcher(__name__)
+
+R = TypeVar("R", bound=ActivityRecord)
+
+
+class ActivityLog:
+    """Records of one request, in the order in which their stages began.
+
+    Its methods are called from flow bodies, which never run two at a time for one request: no lock is needed.
+
+    Args:
+        manager: Told of each record by a callback event whose payload holds it under ``ACTIVITY_KEY``.
+        observer: Called with each record when it is opened and again when it is closed (``completed_at`` is set
+            then). What it raises is logged.
+    """
+
+    def __init__(self, manager: CallbackManager, observer: Callable[[ActivityRecord], None] | None = None) -> None:
+        self.manager = manager
+        self.records: list[ActivityRecord] = []
+        self._observer = observer
+        self._open: dict[int, tuple[float, CBEventType, str]] = {}
+
+    def open(self, kind: type[R], event: CBEventType, payload: dict[Any, Any] | None = None, **fields: Any) -> R:
+        """Begin a stage.
+
+        Args:
+            kind: The record's class.
+            event: The callback event that stands for the stage.
+            payload: The event's payload; the record is added to it.
+            fields: The record's fields, as far as known.
+        """
+        record = kind(id=len(self.records), started_at=datetime.now(UTC), **fields)
+        self.records.append(record)
+        event_id = str(uuid.uuid4())
+        self._open[record.id] = (time.monotonic(), event, event_id)
+        self.manager.on_event_start(event, payload={**(payload or {}), ACTIVITY_KEY: record}, event_id=event_id)
+        dispatcher.event(ActivityStartEvent(activity=record.to_dict()))
+        self._observe(record)
+        return record
+
+    def close(self, record: ActivityRecord, payload: dict[Any, Any] | None = None, **fields: Any) -> None:
+        """End a stage and tell everybody. Closing twice changes nothing.
+
+        Args:
+            record: What ``open`` gave.
+            payload: The end event's payload; the record is added to it.
+            fields: Fields to set on the record.
+        """
+        if record.id not in self._open:
+            return
+        started, event, event_id = self._open.pop(record.id)
+        for name, value in fields.items():
+            setattr(record, name, value)
+        record.completed_at = datetime.now(UTC)
+        record.elapsed_ms = round((time.monotonic() - started) * 1000)
+        self.manager.on_event_end(event, payload={**(payload or {}), ACTIVITY_KEY: record}, event_id=event_id)
+        dispatcher.event(ActivityEndEvent(activity=record.to_dict()))
+        self._observe(record)
+
+    def fail(self, record: ActivityRecord, error: BaseException, target: str | None = None, **fields: Any) -> None:
+        """End a stage that failed."""
+        self.close(record, error=describe_error(error, target), **{"outcome": Outcome.ERROR, **fields})
+
+    def _observe(self, record: ActivityRecord) -> None:
+        if self._observer is None:
+            return
+        try:
+            self._observer(record)
+        except Exception:  # noqa: BLE001 (an observer must not break what it watches)
+            logger.warning("an activity observer failed", exc_info=True)
+
+
+def describe_error(error: BaseException, target: str | None = None) -> ActivityError:
+    """Give an error as data: our own by their code, others by their class."""
+    code = error.code if isinstance(error, AgenticKBError) else type(error).__name__
+    return ActivityError(code=code, message=str(error) or type(error).__name__, target=target)

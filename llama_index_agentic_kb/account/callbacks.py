@@ -1,0 +1,221 @@
+"""Tells the account to LlamaIndex: callback events, dispatcher events, and a handler of our own.
+
+Handlers are guarded: one of the user's that raises is logged and never breaks a query.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any, Final, TypeVar
+
+from llama_index.core.callbacks import CallbackManager
+from llama_index.core.callbacks.base_handler import BaseCallbackHandler
+from llama_index.core.callbacks.schema import CBEventType
+from llama_index.core.instrumentation.events import BaseEvent
+from llama_index.core.settings import Settings
+
+from llama_index_agentic_kb.schema import ActivityRecord
+
+__all__ = [
+    "ACTIVITY_KEY",
+    "ActivityCallbackHandler",
+    "ActivityEndEvent",
+    "ActivityStartEvent",
+    "GuardedCallbacks",
+    "guard_component",
+    "guarded",
+    "with_handlers",
+]
+
+logger = logging.getLogger("llama_index_agentic_kb")
+
+ACTIVITY_KEY: Final = "agentic_kb.activity"
+"""Where a callback event's payload holds its ``ActivityRecord``."""
+
+C = TypeVar("C")
+
+
+class ActivityStartEvent(BaseEvent):
+    """A stage has begun. ``activity`` is the open record's wire form."""
+
+    activity: dict[str, Any]
+
+    @classmethod
+    def class_name(cls) -> str:
+        """Name the event's class."""
+        return "AgenticKBActivityStartEvent"
+
+
+class ActivityEndEvent(BaseEvent):
+    """A stage has ended. ``activity`` is the closed record's wire form."""
+
+    activity: dict[str, Any]
+
+    @classmethod
+    def class_name(cls) -> str:
+        """Name the event's class."""
+        return "AgenticKBActivityEndEvent"
+
+
+class ActivityCallbackHandler(BaseCallbackHandler):
+    """Collects the activity of every query and logs it.
+
+    Each closed record goes to the logger ``llama_index_agentic_kb.activity`` as one line of JSON (level INFO; a
+    failed stage WARNING), to ``on_activity`` if given, and to ``records``.
+
+    Args:
+        on_activity: Called with each closed record.
+        log: Whether to log. Default True.
+        limit: How many records are kept; older ones are let go. Default 10,000.
+    """
+
+    def __init__(
+        self, on_activity: Callable[[ActivityRecord], None] | None = None, *, log: bool = True, limit: int = 10_000
+    ) -> None:
+        super().__init__(event_starts_to_ignore=[], event_ends_to_ignore=[])
+        self.records: list[ActivityRecord] = []
+        self._on_activity = on_activity
+        self._log = logging.getLogger("llama_index_agentic_kb.activity") if log else None
+        self._limit = limit
+
+    def on_event_start(
+        self,
+        event_type: CBEventType,  # noqa: ARG002 (LlamaIndex's signature)
+        payload: dict[str, Any] | None = None,  # noqa: ARG002
+        event_id: str = "",
+        parent_id: str = "",  # noqa: ARG002
+        **_: Any,
+    ) -> str:
+        """Let the start of an event go by."""
+        return event_id
+
+    def on_event_end(
+        self,
+        event_type: CBEventType,  # noqa: ARG002 (LlamaIndex's signature)
+        payload: dict[str, Any] | None = None,
+        event_id: str = "",  # noqa: ARG002
+        **_: Any,
+    ) -> None:
+        """Take the record of an ended stage."""
+        record = (payload or {}).get(ACTIVITY_KEY)
+        if not isinstance(record, ActivityRecord):
+            return
+        self.records.append(record)
+        del self.records[: -self._limit]
+        if self._log is not None:
+            level = logging.WARNING if record.outcome is not None and record.outcome.failed else logging.INFO
+            self._log.log(level, "%s", json.dumps(record.to_dict(), ensure_ascii=False))
+        if self._on_activity is not None:
+            self._on_activity(record)
+
+    def start_trace(self, trace_id: str | None = None) -> None:
+        """Traces are not needed: records name what they belong to."""
+
+    def end_trace(self, trace_id: str | None = None, trace_map: dict[str, list[str]] | None = None) -> None:
+        """Traces are not needed."""
+
+
+class _GuardedHandler(BaseCallbackHandler):
+    """Passes everything on to a handler; what it raises is logged, and goes no further."""
+
+    def __init__(self, handler: BaseCallbackHandler) -> None:
+        super().__init__(list(handler.event_starts_to_ignore), list(handler.event_ends_to_ignore))
+        self.handler = handler
+
+    def on_event_start(self, *args: Any, **kwargs: Any) -> str:
+        """Pass the start of an event on."""
+        self._try(self.handler.on_event_start, *args, **kwargs)
+        return str(kwargs.get("event_id", ""))
+
+    def on_event_end(self, *args: Any, **kwargs: Any) -> None:
+        """Pass the end of an event on."""
+        self._try(self.handler.on_event_end, *args, **kwargs)
+
+    def start_trace(self, *args: Any, **kwargs: Any) -> None:
+        """Pass the start of a trace on."""
+        self._try(self.handler.start_trace, *args, **kwargs)
+
+    def end_trace(self, *args: Any, **kwargs: Any) -> None:
+        """Pass the end of a trace on."""
+        self._try(self.handler.end_trace, *args, **kwargs)
+
+    def _try(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+        try:
+            method(*args, **kwargs)
+        except Exception:
+            logger.warning("a callback handler failed: %s", type(self.handler).__name__, exc_info=True)
+
+
+class GuardedCallbackManager(CallbackManager):
+    """A manager whose handlers can't break what they watch.
+
+    Args:
+        handlers: They are wrapped, not changed. Those wrapped already are taken as they are.
+    """
+
+    def __init__(self, handlers: Sequence[BaseCallbackHandler]) -> None:
+        # Not super().__init__: it would add the global handler a second time.
+        self.handlers = [h if isinstance(h, _GuardedHandler) else _GuardedHandler(h) for h in handlers]
+        self._trace_map: dict[str, list[str]] = defaultdict(list)
+
+    def add_handler(self, handler: BaseCallbackHandler) -> None:
+        """Add a handler, guarded."""
+        self.handlers.append(_GuardedHandler(handler))
+
+    def remove_handler(self, handler: BaseCallbackHandler) -> None:
+        """Remove a handler, guarded or not."""
+        self.handlers = [h for h in self.handlers if h is not handler and getattr(h, "handler", h) is not handler]
+
+
+def guarded(manager: CallbackManager | None) -> GuardedCallbackManager:
+    """Give a manager with the same handlers, guarded; None stands for ``Settings.callback_manager``."""
+    if isinstance(manager, GuardedCallbackManager):
+        return manager
+    return GuardedCallbackManager((manager or Settings.callback_manager).handlers)
+
+
+class GuardedCallbacks:
+    """Gives a component a ``callback_manager`` that is guarded, however it is set."""
+
+    _guarded: GuardedCallbackManager
+
+    @property
+    def callback_manager(self) -> CallbackManager:
+        """The component's callback manager."""
+        return self._guarded
+
+    @callback_manager.setter
+    def callback_manager(self, manager: CallbackManager | None) -> None:
+        self._guarded = guarded(manager)
+
+
+def with_handlers(component: C, manager: CallbackManager) -> C:
+    """Give a component (a language model, an embedding model) that tells our handlers and its own, all guarded.
+
+    Args:
+        component: Left as it is; where there is nothing to add or guard, it is returned itself.
+        manager: Ours.
+
+    Returns:
+        A shallow copy with a manager that has each handler once.
+    """
+    own: CallbackManager | None = getattr(component, "callback_manager", None)
+    own_handlers = list(own.handlers) if isinstance(own, CallbackManager) else []
+    handlers = {id(getattr(h, "handler", h)): h for h in [*manager.handlers, *own_handlers]}
+    if not handlers or isinstance(own, GuardedCallbackManager):
+        return component
+    twin = copy.copy(component)
+    twin.callback_manager = GuardedCallbackManager(list(handlers.values()))  # type: ignore[attr-defined]
+    return twin
+
+
+def guard_component(component: C) -> C:
+    """Give a component whose own handlers are guarded: itself where it has none, else a shallow copy."""
+    own: CallbackManager | None = getattr(component, "callback_manager", None)
+    if not isinstance(own, CallbackManager) or not own.handlers:
+        return component
+    return with_handlers(component, own)

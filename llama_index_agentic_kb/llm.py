@@ -1,0 +1,289 @@
+"""The one way in which this library calls a language model: as a flow, with a deadline, and with its bill.
+
+Nothing here decides what a failure means: a reply that can't be used raises ``LLMError``, what the model's client
+raises goes through, and planner and synthesizers each do what is right for them.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, Final
+
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse
+from llama_index.core.callbacks import CallbackManager
+from llama_index.core.callbacks.token_counting import get_tokens_from_response
+from llama_index.core.llms import LLM, CustomLLM, MockLLM
+from llama_index.core.settings import Settings
+from llama_index.core.utils import get_tokenizer
+
+from llama_index_agentic_kb._flow import END, Call, Emit, Flow, Next, Open, Stream
+from llama_index_agentic_kb.account.callbacks import with_handlers
+from llama_index_agentic_kb.errors import LLMError
+
+__all__ = [
+    "LanguageModel",
+    "Reply",
+    "Usage",
+    "count_tokens",
+    "is_function_calling",
+    "model_name",
+    "resolve_llm",
+    "structured_output",
+]
+
+FALLBACK_CONTEXT_WINDOW: Final = 8_192
+"""Tokens assumed for a model whose ``metadata`` does not know its own window."""
+
+CUT_SHORT: Final = "the model stopped before it was done"
+
+
+@dataclass(slots=True)
+class Usage:
+    """What language model calls billed; None where a reply did not say."""
+
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    calls: int = 0
+
+    def add(self, other: Usage) -> None:
+        """Add another bill to this one."""
+        self.input_tokens = _sum(self.input_tokens, other.input_tokens)
+        self.output_tokens = _sum(self.output_tokens, other.output_tokens)
+        self.calls += other.calls
+
+
+@dataclass(slots=True)
+class Reply:
+    """What a model said."""
+
+    text: str
+    usage: Usage = field(default_factory=Usage)
+    finish_reason: str | None = None
+    tool_arguments: dict[str, Any] | None = None
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether the model ran out of tokens."""
+        return self.finish_reason in ("length", "max_tokens")
+
+
+class LanguageModel:
+    """A LlamaIndex LLM, ready to be called from flows.
+
+    Args:
+        llm: Left as it is: when handlers have to be added or guarded, a shallow copy is called instead.
+        manager: Gives the handlers that are told of each call, beside the LLM's own.
+    """
+
+    def __init__(self, llm: LLM, manager: Callable[[], CallbackManager]) -> None:
+        self.llm = llm
+        self._manager = manager
+        self._told: tuple[tuple[int, ...], LLM] | None = None
+
+    @property
+    def name(self) -> str | None:
+        """The model's name, where it says one."""
+        return model_name(self.llm)
+
+    @property
+    def context_window(self) -> int:
+        """Tokens of prompt and reply together."""
+        try:
+            return self.llm.metadata.context_window
+        except ValueError:  # llama_index's OpenAI raises for names that it doesn't know
+            return FALLBACK_CONTEXT_WINDOW
+
+    def ready(self) -> LLM:
+        """Give the LLM to call; the same copy as long as the handlers are the same, so that its client is kept."""
+        own = getattr(self.llm, "callback_manager", None)
+        handlers = (*self._manager().handlers, *(own.handlers if own is not None else ()))
+        key = tuple(id(getattr(handler, "handler", handler)) for handler in handlers)
+        if self._told is None or self._told[0] != key:
+            self._told = (key, with_handlers(self.llm, self._manager()))
+        return self._told[1]
+
+    def chat(self, messages: Sequence[ChatMessage], *, deadline: float | None, **kwargs: Any) -> Flow[Reply]:
+        """Ask for a whole reply.
+
+        Raises:
+            LLMError: The reply is empty, was refused or was filtered.
+            DeadlineExceededError: It did not come in time.
+        """
+        llm = self.ready()
+        response: ChatResponse = yield Call(
+            sync=partial(llm.chat, messages, **kwargs),
+            native=partial(llm.achat, messages, **kwargs) if _has_native_async(llm) else None,
+            deadline=deadline,
+            what=f"language model {self.name or ''}".strip(),
+        )
+        reply = Reply(response.message.content or "", _usage(response), _finish_reason(response.raw))
+        _check(reply, response.raw)
+        return reply
+
+    def call_tool(
+        self, messages: Sequence[ChatMessage], tool: Any, *, deadline: float | None, **kwargs: Any
+    ) -> Flow[Reply]:
+        """Ask a function-calling model to call one tool; its arguments are the reply's ``tool_arguments``.
+
+        Raises:
+            LLMError: The model did not call the tool.
+            DeadlineExceededError: The reply did not come in time.
+        """
+        llm: Any = self.ready()
+        asked = {"tools": [tool], "chat_history": list(messages), "tool_required": True, **kwargs}
+        response: ChatResponse = yield Call(
+            sync=partial(llm.chat_with_tools, **asked),
+            native=partial(llm.achat_with_tools, **asked) if _has_native_async(llm) else None,
+            deadline=deadline,
+            what=f"language model {self.name or ''}".strip(),
+        )
+        calls = llm.get_tool_calls_from_response(response, error_on_no_tool_call=False)
+        reply = Reply(response.message.content or "", _usage(response), _finish_reason(response.raw))
+        if not calls:
+            _check(reply, response.raw)
+            return reply
+        reply.tool_arguments = dict(calls[0].tool_kwargs)
+        return reply
+
+    def stream(self, messages: Sequence[ChatMessage], *, deadline: float | None, **kwargs: Any) -> Flow[Reply]:
+        """Ask for a streamed reply: each piece of text is emitted as it comes, the whole is the result.
+
+        Raises:
+            LLMError: The reply is empty, was refused or filtered, or the stream ended before the model did.
+            DeadlineExceededError: It did not end in time.
+        """
+        llm = self.ready()
+        kwargs = {**_stream_kwargs(llm), **kwargs}
+        stream: Stream = yield Open(
+            sync=partial(_stream_chat, llm, messages, kwargs),
+            native=partial(llm.astream_chat, messages, **kwargs) if _has_native_async(llm) else None,
+            what=f"language model {self.name or ''}".strip(),
+        )
+        reply, last, usage = Reply(""), None, Usage()
+        while (chunk := (yield Next(stream, deadline=deadline))) is not END:
+            last = chunk
+            usage = _latest(usage, _usage(chunk))
+            reply.finish_reason = _finish_reason(chunk.raw) or reply.finish_reason
+            delta = chunk.delta or ""
+            reply.text += delta
+            if delta:
+                yield Emit(delta)
+        reply.usage = usage
+        _check(reply, None if last is None else last.raw)
+        if reply.finish_reason is None and _is_openai(llm):
+            raise LLMError("the model's stream ended before the model did")
+        return reply
+
+
+def resolve_llm(llm: LLM | None) -> LLM | None:
+    """Give the LLM to use: the given one, else ``Settings.llm``, else None.
+
+    ``Settings.llm`` raises where no OpenAI key is set, so it is only asked when somebody set it or a key is there;
+    a disabled one (``Settings.llm = None`` gives core's ``MockLLM``) counts as none.
+    """
+    if llm is not None:
+        return llm
+    if Settings._llm is None and not os.environ.get("OPENAI_API_KEY"):  # noqa: SLF001 (the getter would raise)
+        return None
+    default: LLM = Settings.llm
+    return None if isinstance(default, MockLLM) else default
+
+
+def count_tokens(text: str) -> int:
+    """Count tokens with LlamaIndex's global tokenizer."""
+    return len(get_tokenizer()(text))
+
+
+def model_name(llm: LLM) -> str | None:
+    """Give a model's name, or None where it says none."""
+    name = getattr(llm, "model", None) or getattr(llm, "model_name", None)
+    if isinstance(name, str):
+        return name
+    try:
+        return llm.metadata.model_name
+    except ValueError:
+        return None
+
+
+def structured_output(llm: LLM, name: str, schema: dict[str, Any]) -> dict[str, Any] | None:
+    """Give the call arguments that make an OpenAI model reply in a JSON schema; None where it can't."""
+    utils = sys.modules.get("llama_index.llms.openai.utils")
+    if utils is None or not _is_openai(llm) or not utils.is_json_schema_supported(llm.model):  # type: ignore[attr-defined]
+        return None
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": name, "schema": schema, "strict": True}}}
+
+
+def is_function_calling(llm: LLM) -> bool:
+    """Tell whether a model can be made to call a tool."""
+    try:
+        return bool(llm.metadata.is_function_calling_model) and hasattr(llm, "chat_with_tools")
+    except ValueError:
+        return False
+
+
+def _stream_chat(llm: LLM, messages: Sequence[ChatMessage], kwargs: dict[str, Any]) -> Iterator[ChatResponse]:
+    return iter(llm.stream_chat(messages, **kwargs))
+
+
+def _is_openai(llm: LLM) -> bool:
+    """Whether it is llama_index's OpenAI, without importing it: if it was never imported, it is not."""
+    module = sys.modules.get("llama_index.llms.openai.base")
+    return module is not None and isinstance(llm, module.OpenAI)
+
+
+def _stream_kwargs(llm: LLM) -> dict[str, Any]:
+    """Ask for the bill at the end of a stream; else streams have none."""
+    return {"stream_options": {"include_usage": True}} if _is_openai(llm) else {}
+
+
+def _has_native_async(llm: LLM) -> bool:
+    """Whether ``achat`` really awaits: core's ``CustomLLM`` runs the sync call on the loop."""
+    return not (isinstance(llm, CustomLLM) and type(llm).achat is CustomLLM.achat)
+
+
+def _usage(response: ChatResponse) -> Usage:
+    try:
+        given, written = get_tokens_from_response(response)
+    except (TypeError, ValueError, AttributeError):  # a raw reply of a shape that core doesn't know
+        given, written = 0, 0
+    counted = bool(given or written)
+    return Usage(given if counted else None, written if counted else None, calls=1)
+
+
+def _latest(seen: Usage, new: Usage) -> Usage:
+    """A stream bills once, in its last chunks; some servers repeat a running total."""
+    return Usage(
+        new.input_tokens if new.input_tokens is not None else seen.input_tokens,
+        new.output_tokens if new.output_tokens is not None else seen.output_tokens,
+        calls=1,
+    )
+
+
+def _sum(one: int | None, other: int | None) -> int | None:
+    return other if one is None else one if other is None else one + other
+
+
+def _get(thing: Any, name: str) -> Any:
+    return thing.get(name) if isinstance(thing, dict) else getattr(thing, name, None)
+
+
+def _finish_reason(raw: Any) -> str | None:
+    choices = _get(raw, "choices")
+    reason = _get(choices[0], "finish_reason") if choices else None
+    return reason if isinstance(reason, str) else None
+
+
+def _check(reply: Reply, raw: Any) -> None:
+    """Refuse a reply that is none."""
+    choices = _get(raw, "choices")
+    refusal = _get(_get(choices[0], "message"), "refusal") if choices else None
+    if refusal:
+        raise LLMError(f"the model refused: {refusal}")
+    if reply.finish_reason == "content_filter":
+        raise LLMError("the model's reply was stopped by a content filter")
+    if not reply.text.strip():
+        raise LLMError("the model's reply is empty" + (f": {CUT_SHORT}" if reply.cut_short else ""))

@@ -1,0 +1,168 @@
+"""The account of a request: one record a stage, in the terms of Azure's ``activity`` array."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Annotated, Any, Literal, TypeAlias
+
+from pydantic import Discriminator, Field, SerializerFunctionWrapHandler, Tag, model_serializer, model_validator
+
+from llama_index_agentic_kb.schema._model import Model
+from llama_index_agentic_kb.schema.filters import FilterNode
+from llama_index_agentic_kb.schema.request import EffortField
+
+__all__ = [
+    "ActivityError",
+    "ActivityRecord",
+    "AgenticReasoningActivity",
+    "AnyActivity",
+    "ModelAnswerSynthesisActivity",
+    "ModelInfo",
+    "ModelQueryPlanningActivity",
+    "Outcome",
+    "SearchArguments",
+    "SourceActivity",
+]
+
+
+class Outcome(StrEnum):
+    """How a search, or a stage, ended. "Empty" is never used for "failed"."""
+
+    OK = "ok"
+    EMPTY = "empty"
+    TIMEOUT = "timeout"
+    ERROR = "error"
+    SKIPPED = "skipped"
+    DENIED = "denied"
+
+    @property
+    def failed(self) -> bool:
+        """Whether something is missing from the evidence because of it."""
+        return self in (Outcome.TIMEOUT, Outcome.ERROR, Outcome.DENIED)
+
+
+class ActivityError(Model):
+    """What went wrong in a stage."""
+
+    code: str
+    message: str
+    target: str | None = None
+    """The source or model at fault."""
+
+
+class ModelInfo(Model):
+    """Which language model was called."""
+
+    model_name: str
+
+
+class ActivityRecord(Model):
+    """What every record has."""
+
+    id: int = Field(ge=0)
+    type: str
+    started_at: datetime | None = None
+    completed_at: datetime | None = None
+    elapsed_ms: int | None = Field(default=None, ge=0)
+    outcome: Outcome | None = None
+    error: ActivityError | None = None
+    warning: str | None = None
+
+
+class ModelQueryPlanningActivity(ActivityRecord):
+    """The planning call."""
+
+    type: Literal["modelQueryPlanning"] = "modelQueryPlanning"
+    input_tokens: int | None = Field(default=None, ge=0)
+    output_tokens: int | None = Field(default=None, ge=0)
+    model: ModelInfo | None = None
+    sub_queries: list[str] | None = None
+    """The plan's queries, the original question included."""
+
+
+class SearchArguments(Model):
+    """What a source was asked."""
+
+    search: str
+    filter: FilterNode | None = None
+    """The effective filter: mandatory AND caller AND planner."""
+
+
+class SourceActivity(ActivityRecord):
+    """One search: a sub-query at a source. Its ``type`` is the source's kind."""
+
+    type: str = "searchIndex"
+    knowledge_source_name: str
+    sub_query_id: str
+    query_time: datetime | None = None
+    count: int | None = Field(default=None, ge=0)
+    """Documents of this search that passed every check."""
+    candidates: int | None = Field(default=None, ge=0)
+    """Documents that the source returned."""
+    dropped_by_filter: int | None = Field(default=None, ge=0)
+    """Documents that the source returned against its filter, dropped here."""
+    dropped_by_threshold: int | None = Field(default=None, ge=0)
+    arguments: SearchArguments | None = None
+
+    @model_serializer(mode="wrap")
+    def _named_arguments(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """On the wire the arguments are named after the kind: ``searchIndexArguments``."""
+        data: dict[str, Any] = serialize(self)
+        if "arguments" in data:
+            data[f"{self.type}Arguments"] = data.pop("arguments")
+        return data
+
+    @model_validator(mode="before")
+    @classmethod
+    def _unnamed_arguments(cls, data: Any) -> Any:
+        if isinstance(data, dict) and (name := f"{data.get('type', 'searchIndex')}Arguments") in data:
+            return {**{key: value for key, value in data.items() if key != name}, "arguments": data[name]}
+        return data
+
+
+class AgenticReasoningActivity(ActivityRecord):
+    """What was asked of the agent, what it did, and what became of the candidates."""
+
+    type: Literal["agenticReasoning"] = "agenticReasoning"
+    reasoning_tokens: int | None = Field(default=None, ge=0)
+    """Tokens that language models read and wrote to find and rank the evidence, planning excluded."""
+    retrieval_reasoning_effort: EffortField | None = None
+    """The effort that was spent."""
+    logical_reasoning_effort: EffortField | None = None
+    """The effort that was asked for."""
+    candidates: int | None = Field(default=None, ge=0)
+    kept: int | None = Field(default=None, ge=0)
+    merged: int | None = Field(default=None, ge=0)
+    """Candidates that several searches found, counted once less than found."""
+    dropped_by_threshold: int | None = Field(default=None, ge=0)
+    dropped_by_budget: int | None = Field(default=None, ge=0)
+    dropped_by_postprocessors: int | None = Field(default=None, ge=0)
+
+
+class ModelAnswerSynthesisActivity(ActivityRecord):
+    """The calls that wrote the answer."""
+
+    type: Literal["modelAnswerSynthesis"] = "modelAnswerSynthesis"
+    input_tokens: int | None = Field(default=None, ge=0)
+    output_tokens: int | None = Field(default=None, ge=0)
+    model: ModelInfo | None = None
+    calls: int | None = Field(default=None, ge=0)
+    response_mode: str | None = None
+    dropped_by_budget: int | None = Field(default=None, ge=0)
+    """Passages that did not fit the budget, or the model."""
+
+
+def _activity_tag(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
+    return kind if kind in ("modelQueryPlanning", "agenticReasoning", "modelAnswerSynthesis") else "source"
+
+
+AnyActivity: TypeAlias = Annotated[
+    Annotated[ModelQueryPlanningActivity, Tag("modelQueryPlanning")]
+    | Annotated[SourceActivity, Tag("source")]
+    | Annotated[AgenticReasoningActivity, Tag("agenticReasoning")]
+    | Annotated[ModelAnswerSynthesisActivity, Tag("modelAnswerSynthesis")],
+    Discriminator(_activity_tag),
+]
+"""Any record; what is none of the model's or the agent's is a source's."""

@@ -1,0 +1,164 @@
+"""Metadata filters as a tree: what a source is asked to narrow its search to.
+
+A tree is a ``Condition`` (key, operator, value) or a ``FilterGroup`` (and, or, not over trees). The same tree is
+lowered to a store's own filters (``sources.filters``) and evaluated here on each node that comes back: a store is
+never trusted alone. Evaluation fails closed: a condition on an absent key is false, whatever the operator.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Annotated, Any, Literal, Self, TypeAlias
+
+from pydantic import Discriminator, Field, Tag, model_validator
+
+from llama_index_agentic_kb.schema._model import Model
+
+__all__ = [
+    "Condition",
+    "FilterGroup",
+    "FilterLogic",
+    "FilterNode",
+    "FilterOperator",
+    "all_of",
+    "any_of",
+    "matches",
+]
+
+Scalar: TypeAlias = bool | int | float | str
+
+
+class FilterOperator(StrEnum):
+    """How a value of the metadata is compared."""
+
+    EQ = "eq"
+    NE = "ne"
+    GT = "gt"
+    GE = "ge"
+    LT = "lt"
+    LE = "le"
+    IN = "in"
+    NIN = "nin"
+
+
+class FilterLogic(StrEnum):
+    """How the trees of a group combine."""
+
+    AND = "and"
+    OR = "or"
+    NOT = "not"
+
+
+class Condition(Model):
+    """One comparison: ``metadata[key] operator value``."""
+
+    type: Literal["condition"] = "condition"
+    key: str = Field(min_length=1)
+    operator: FilterOperator = FilterOperator.EQ
+    value: Scalar | list[Scalar]
+
+    @model_validator(mode="after")
+    def _value_fits_operator(self) -> Self:
+        wants_list = self.operator in (FilterOperator.IN, FilterOperator.NIN)
+        if wants_list != isinstance(self.value, list):
+            raise ValueError(
+                f"filter on {self.key!r}: {self.operator.value} takes a {'list' if wants_list else 'scalar'}"
+            )
+        if wants_list and not self.value:
+            raise ValueError(f"filter on {self.key!r}: {self.operator.value} takes at least one value")
+        return self
+
+
+class FilterGroup(Model):
+    """Several trees under one logic; ``not`` means none of them holds."""
+
+    type: Literal["group"] = "group"
+    logic: FilterLogic = FilterLogic.AND
+    filters: list[FilterNode] = Field(min_length=1)
+    """At least one: an empty group would let everything through."""
+
+
+def _kind(value: Any) -> str:
+    if isinstance(value, dict):
+        return "group" if "filters" in value else "condition"
+    return "group" if isinstance(value, FilterGroup) else "condition"
+
+
+FilterNode: TypeAlias = Annotated[
+    Annotated[Condition, Tag("condition")] | Annotated[FilterGroup, Tag("group")], Discriminator(_kind)
+]
+"""A filter tree."""
+
+FilterGroup.model_rebuild()
+
+
+def all_of(*filters: FilterNode | None) -> FilterNode | None:
+    """Give the tree that holds where all given ones hold; None where none is given."""
+    given = [tree for tree in filters if tree is not None]
+    if len(given) <= 1:
+        return given[0] if given else None
+    return FilterGroup(logic=FilterLogic.AND, filters=given)
+
+
+def any_of(*filters: FilterNode) -> FilterNode:
+    """Give the tree that holds where one of the given ones holds."""
+    return FilterGroup(logic=FilterLogic.OR, filters=list(filters))
+
+
+def matches(tree: FilterNode, metadata: Mapping[str, Any]) -> bool:
+    """Tell whether a node's metadata passes a filter.
+
+    Args:
+        tree: The filter.
+        metadata: The node's metadata, flat.
+
+    Returns:
+        False also where a key is absent or a value can't be compared (fail closed).
+    """
+    if isinstance(tree, FilterGroup):
+        held = (matches(child, metadata) for child in tree.filters)
+        if tree.logic is FilterLogic.AND:
+            return all(held)
+        if tree.logic is FilterLogic.OR:
+            return any(held)
+        return not any(held) and all(_known(child, metadata) for child in tree.filters)
+    return _compare(tree, metadata.get(tree.key))
+
+
+def _known(tree: FilterNode, metadata: Mapping[str, Any]) -> bool:
+    """Whether every key that a tree asks for is there: a negation of the unknown must not let a node through."""
+    if isinstance(tree, FilterGroup):
+        return all(_known(child, metadata) for child in tree.filters)
+    return metadata.get(tree.key) is not None
+
+
+def _compare(condition: Condition, value: Any) -> bool:  # noqa: PLR0911 (a table of operators)
+    if value is None:
+        return False
+    wanted: Any = condition.value
+    match condition.operator:
+        case FilterOperator.EQ:
+            return _equal(value, wanted)
+        case FilterOperator.NE:
+            return not _equal(value, wanted)
+        case FilterOperator.IN:
+            return any(_equal(value, one) for one in wanted)
+        case FilterOperator.NIN:
+            return not any(_equal(value, one) for one in wanted)
+    if isinstance(value, str) != isinstance(wanted, str) or not isinstance(value, (str, int, float)):
+        return False
+    match condition.operator:
+        case FilterOperator.GT:
+            return bool(value > wanted)
+        case FilterOperator.GE:
+            return bool(value >= wanted)
+        case FilterOperator.LT:
+            return bool(value < wanted)
+        case _:
+            return bool(value <= wanted)
+
+
+def _equal(value: Any, wanted: Scalar) -> bool:
+    """Equality without Python's ``True == 1``."""
+    return isinstance(value, bool) == isinstance(wanted, bool) and value == wanted

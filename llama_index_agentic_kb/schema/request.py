@@ -1,0 +1,213 @@
+"""The request: a conversation or intents, how hard to think, which sources, and how much of everything."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Literal, Self, TypeAlias
+
+from pydantic import AliasChoices, BeforeValidator, ConfigDict, Field, PlainSerializer, field_validator, model_validator
+
+from llama_index_agentic_kb.schema._model import Model
+from llama_index_agentic_kb.schema.filters import FilterNode
+
+__all__ = [
+    "EffortField",
+    "ImageContent",
+    "Intent",
+    "Message",
+    "OutputMode",
+    "ReasoningEffort",
+    "RetrievalRequest",
+    "SourceParams",
+    "TextContent",
+]
+
+
+class ReasoningEffort(StrEnum):
+    """How hard a request thinks before it searches (Azure: ``retrievalReasoningEffort``)."""
+
+    MINIMAL = "minimal"
+    """No language model: the question, or each intent, is searched as it is."""
+    LOW = "low"
+    """One planning call."""
+    MEDIUM = "medium"
+    """One planning call with wider limits."""
+    AUTO = "auto"
+    """The library decides; today as ``low``, or ``minimal`` without a language model."""
+
+
+class OutputMode(StrEnum):
+    """What a response holds (Azure: ``outputMode``)."""
+
+    EXTRACTIVE_DATA = "extractiveData"
+    """The passages themselves, as a JSON array."""
+    ANSWER_SYNTHESIS = "answerSynthesis"
+    """One answer with ``[ref_id:N]`` markers."""
+
+
+def _unwrap_kind(value: Any) -> Any:
+    """Take both ``"low"`` and the wire's ``{"kind": "low"}``."""
+    return value["kind"] if isinstance(value, dict) and set(value) == {"kind"} else value
+
+
+EffortField: TypeAlias = Annotated[
+    ReasoningEffort,
+    BeforeValidator(_unwrap_kind),
+    PlainSerializer(lambda effort: {"kind": ReasoningEffort(effort).value}, return_type=dict[str, str]),
+]
+"""An effort; on the wire it is ``{"kind": ...}``."""
+
+
+class TextContent(Model):
+    """A piece of text in a message."""
+
+    type: Literal["text"] = "text"
+    text: str
+
+
+class ImageUrl(Model):
+    """Where an image is."""
+
+    url: str
+
+
+class ImageContent(Model):
+    """An image in a message. It is carried along, and read by no stage yet."""
+
+    type: Literal["image"] = "image"
+    image: ImageUrl
+
+
+class Message(Model):
+    """One message of a conversation, or of a response."""
+
+    role: str = "user"
+    content: list[Annotated[TextContent | ImageContent, Field(discriminator="type")]]
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _text_is_content(cls, value: Any) -> Any:
+        return [{"type": "text", "text": value}] if isinstance(value, str) else value
+
+    @property
+    def text(self) -> str:
+        """All text of the message, pieces joined by line breaks."""
+        return "\n".join(part.text for part in self.content if isinstance(part, TextContent))
+
+
+class Intent(Model):
+    """A query to search as it is, without planning."""
+
+    type: Literal["semantic"] = "semantic"
+    search: str = Field(min_length=1)
+
+
+class SourceParams(Model):
+    """What a request says about one source. It configures the source; it does not select it.
+
+    Fields of a contract that this library doesn't know are kept, and named in the source's activity as ignored.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    knowledge_source_name: str = Field(min_length=1)
+    kind: str | None = None
+    """When set, it must be the source's kind."""
+    filters: FilterNode | None = None
+    """Narrows what the source returns, together with its mandatory filter; never widens it."""
+    filter_add_on: str | None = None
+    """An OData filter. Not parsed yet: a source that gets one is denied, never searched without it."""
+    include_references: bool = True
+    include_reference_source_data: bool | None = None
+    always_query_source: bool = False
+    never_query_source: bool = False
+    fail_on_error: bool = False
+    reranker_threshold: float | None = Field(default=None, ge=0)
+    """Drops nodes that a reranker scored lower, on its own scale; nodes without a reranker score stay."""
+    max_output_documents: int | None = Field(default=None, ge=1)
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.always_query_source and self.never_query_source:
+            raise ValueError(
+                f"alwaysQuerySource and neverQuerySource exclude each other ({self.knowledge_source_name})"
+            )
+        if self.include_reference_source_data and not self.include_references:
+            raise ValueError(
+                f"includeReferenceSourceData needs includeReferences to be true ({self.knowledge_source_name})"
+            )
+        return self
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """The names of fields that were set and that this library does not act on."""
+        return tuple(sorted(self.model_extra or ()))
+
+
+class RetrievalRequest(Model):
+    """One question to a knowledge base.
+
+    Exactly one of ``messages`` and ``intents`` says what is asked. What is unset comes from the knowledge base's
+    own defaults.
+    """
+
+    messages: list[Message] | None = None
+    """The conversation, oldest first; the last user message is the question."""
+    intents: list[Intent] | None = None
+    """Queries that need no planning."""
+    retrieval_reasoning_effort: EffortField | None = None
+    output_mode: OutputMode | None = None
+    include_activity: bool = True
+    max_runtime_in_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    max_output_size_in_tokens: int | None = Field(
+        default=None, ge=1, validation_alias=AliasChoices("maxOutputSizeInTokens", "maxOutputSize")
+    )
+    """The budget of the extracted data, or of the answer, in tokens."""
+    max_output_documents: int | None = Field(default=None, ge=1)
+    knowledge_source_params: list[SourceParams] = Field(default_factory=list)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _one_output_size(cls, data: Any) -> Any:
+        """Azure's versions have two names for one thing, and an SDK sends both: the newer name wins."""
+        if isinstance(data, dict) and "maxOutputSize" in data and "maxOutputSizeInTokens" in data:
+            return {name: value for name, value in data.items() if name != "maxOutputSize"}
+        return data
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Self:
+        if self.messages and self.intents:
+            raise ValueError("messages and intents exclude each other: send one of them")
+        if not self.intents and not self.question:
+            raise ValueError("messages: a request needs a user message with text, or intents")
+        names = [params.knowledge_source_name for params in self.knowledge_source_params]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"knowledgeSourceParams: {', '.join(twice)} is given twice")
+        return self
+
+    @property
+    def question(self) -> str:
+        """The text of the last user message; with intents, theirs joined by line breaks."""
+        if self.intents:
+            return "\n".join(intent.search for intent in self.intents)
+        for message in reversed(self.messages or []):
+            if message.role == "user" and message.text.strip():
+                return message.text.strip()
+        return ""
+
+    @property
+    def history(self) -> list[Message]:
+        """The messages before the question, oldest first."""
+        messages = self.messages or []
+        for position in range(len(messages) - 1, -1, -1):
+            if messages[position].role == "user" and messages[position].text.strip():
+                return messages[:position]
+        return []
+
+    def params_for(self, source: str) -> SourceParams:
+        """Give what the request says about a source; defaults if it says nothing."""
+        for params in self.knowledge_source_params:
+            if params.knowledge_source_name == source:
+                return params
+        return SourceParams(knowledge_source_name=source)

@@ -1,0 +1,106 @@
+"""The response: an answer or the extracted data, its references, the activity, and what is missing."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pydantic import ConfigDict, Field
+
+from llama_index_agentic_kb import _html
+from llama_index_agentic_kb.schema._model import Model
+from llama_index_agentic_kb.schema.activity import AnyActivity, Outcome
+from llama_index_agentic_kb.schema.plan import QueryPlan
+from llama_index_agentic_kb.schema.request import Message
+
+__all__ = ["Extract", "MissingPart", "Reference", "RetrievalResponse", "SourceData"]
+
+
+class SourceData(Model):
+    """A reference's document, under the same keys whatever the source calls them."""
+
+    doc_key: str
+    title: str
+    content: str
+    url: str | None = None
+    terms: str | None = None
+    metadata: dict[str, Any] = Field(default_factory=dict)
+
+
+class Reference(Model):
+    """One passage that the response rests on. Its ``type`` is its source's kind."""
+
+    type: str = "searchIndex"
+    id: str
+    """The N of ``[ref_id:N]``; "0", "1", ... in order of the evidence."""
+    activity_source: int = Field(ge=0)
+    """The id of the activity record that found it (first, if several did)."""
+    knowledge_source_name: str
+    doc_key: str
+    title: str
+    url: str | None = None
+    citation_url: str | None = None
+    node_id: str
+    """The LlamaIndex node's id."""
+    score: float | None = None
+    """The source's own score; scales differ between sources."""
+    reranker_score: float | None = None
+    """Set only where a reranker scored it."""
+    source_data: SourceData | None = None
+
+
+class Extract(Model):
+    """One item of the extracted data."""
+
+    model_config = ConfigDict(alias_generator=None, extra="ignore")
+
+    ref_id: int = Field(ge=0)
+    title: str
+    terms: str | None = None
+    content: str
+
+
+class MissingPart(Model):
+    """Something that was wanted and is not in the response."""
+
+    what: str
+    """The source, or the stage."""
+    outcome: Outcome
+    reason: str
+    sub_query_id: str | None = None
+
+
+class RetrievalResponse(Model):
+    """What a knowledge base gives back for one request."""
+
+    status_code: int = 200
+    """200, or 206 when a part is missing."""
+    response: list[Message] = Field(default_factory=list)
+    activity: list[AnyActivity] | None = None
+    references: list[Reference] = Field(default_factory=list)
+    missing: list[MissingPart] = Field(default_factory=list)
+    plan: QueryPlan | None = None
+
+    @property
+    def text(self) -> str:
+        """The answer, or the extracted data as JSON text."""
+        return "\n".join(message.text for message in self.response)
+
+    @property
+    def extracts(self) -> list[Extract]:
+        """The extracted data; empty where the response is an answer."""
+        try:
+            items = json.loads(self.text)
+        except json.JSONDecodeError:
+            return []
+        if not isinstance(items, list) or not all(isinstance(item, dict) and "ref_id" in item for item in items):
+            return []
+        return [Extract.model_validate(item) for item in items]
+
+    def __str__(self) -> str:
+        """Give the text of the response."""
+        return self.text
+
+    def _repr_html_(self) -> str:
+        """Show answer or extracts, sources and timeline in a notebook; everything is escaped."""
+        return _html.response_html(self.to_dict())

@@ -1,0 +1,1 @@
+"""Searching: query embeddings in batches, and the fusion of ranked lists."""

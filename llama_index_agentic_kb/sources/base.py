@@ -1,0 +1,256 @@
+"""A knowledge source: one thing that can be searched, its fields, its filters and its bulkhead.
+
+This is the one place where the effective filter of a search is computed (mandatory AND caller AND planner) and
+where each returned node is checked against it again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.indices.base import BaseIndex
+from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
+from llama_index.core.vector_stores.types import MetadataFilters
+
+from llama_index_agentic_kb._flow import Call, Flow, WorkerPool
+from llama_index_agentic_kb.account.callbacks import guard_component
+from llama_index_agentic_kb.errors import ConfigurationError, DeniedError, RetrievalError
+from llama_index_agentic_kb.schema import FilterNode, SourceData, all_of, matches
+from llama_index_agentic_kb.sources.filters import FilterLike, lower, to_tree
+from llama_index_agentic_kb.sources.index import has_native_async, index_retriever, query_embedding_model, takes_filters
+from llama_index_agentic_kb.sources.recursion import own_recursion, resolve_index_nodes
+
+__all__ = ["KnowledgeSource", "PreparedSource", "SearchResult"]
+
+RetrieverFactory = Callable[[MetadataFilters | None], BaseRetriever]
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """What one search gave.
+
+    Args:
+        nodes: Best first, every one checked against the effective filter; wrappers of our own.
+        candidates: How many the source returned.
+        dropped_by_filter: How many of these broke the filter.
+    """
+
+    nodes: list[NodeWithScore]
+    candidates: int
+    dropped_by_filter: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedSource:
+    """A source's retriever for one effective filter."""
+
+    retriever: BaseRetriever
+    filters: FilterNode | None
+    embed_model: BaseEmbedding | None
+
+
+class KnowledgeSource:
+    """Something to search: an index, a retriever, or a function from filters to a retriever.
+
+    Args:
+        name: Unique in a knowledge base. Planner, activity and references call the source by it.
+        description: What is in it, for the planner to choose by.
+        index: Any LlamaIndex index. Its retriever is made anew for each effective filter.
+        retriever: Any LlamaIndex retriever. It can't take filters: a search under one is denied.
+        retriever_factory: Takes ``MetadataFilters`` or None and gives a retriever that applies them.
+        kind: The ``type`` of its references and activity records. Default "searchIndex".
+        filters: The mandatory filter. No request, plan or parameter can widen it.
+        title_field: Metadata key of a document's title. Default "title", then the file name.
+        content_field: Metadata key of the content to cite; None is the node's text.
+        url_field: Metadata key of a document's URL. Default "url".
+        key_field: Metadata key of a document's key; None is the source document's id.
+        terms_field: Metadata key of a document's terms, shown in extracts; None shows none.
+        weight: How much its results count in fusion beside those of others. Above 0. Default 1.
+        similarity_top_k: Documents of each search; None is the effort's own number.
+        always_query: Whether each sub-query goes to it, whatever the planner chose.
+        timeout: Seconds that one search may take; None is the effort's own number.
+        max_concurrency: Searches of this source that run at once; more wait their turn. Default 8.
+        native_async: Whether ``aretrieve`` really awaits; None finds out as far as it can. A source that blocks the
+            event loop in its async method should be given False.
+
+    Raises:
+        ConfigurationError: Not exactly one of index, retriever and retriever_factory is given, or a field is unusable.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        description: str = "",
+        *,
+        index: BaseIndex[Any] | None = None,
+        retriever: BaseRetriever | None = None,
+        retriever_factory: RetrieverFactory | None = None,
+        kind: str = "searchIndex",
+        filters: FilterLike = None,
+        title_field: str = "title",
+        content_field: str | None = None,
+        url_field: str = "url",
+        key_field: str | None = None,
+        terms_field: str | None = None,
+        weight: float = 1.0,
+        similarity_top_k: int | None = None,
+        always_query: bool = False,
+        timeout: float | None = None,
+        max_concurrency: int = 8,
+        native_async: bool | None = None,
+    ) -> None:
+        _check(name, weight, similarity_top_k, timeout, max_concurrency)
+        if sum(given is not None for given in (index, retriever, retriever_factory)) != 1:
+            raise ConfigurationError(f"source {name!r}: give exactly one of index, retriever and retriever_factory")
+        self.name = name
+        self.description = description
+        self.kind = kind
+        self.mandatory = to_tree(filters)
+        self.title_field = title_field
+        self.content_field = content_field
+        self.url_field = url_field
+        self.key_field = key_field
+        self.terms_field = terms_field
+        self.weight = weight
+        self.similarity_top_k = similarity_top_k
+        self.always_query = always_query
+        self.timeout = timeout
+        self._index = index
+        self._retriever = retriever
+        self._factory = retriever_factory
+        self._native_async = native_async
+        self._pool = WorkerPool(f"source-{name}", max_workers=max_concurrency)
+
+    def __repr__(self) -> str:
+        """Name the source and what it is over."""
+        over = self._index or self._retriever or self._factory
+        return f"{type(self).__name__}({self.name!r}, {type(over).__name__})"
+
+    # -- searching -------------------------------------------------------------------------------------------------
+
+    def effective_filter(
+        self, caller: FilterNode | None = None, planner: FilterNode | None = None
+    ) -> FilterNode | None:
+        """Give the filter of a search: mandatory AND caller AND planner. None where none is set."""
+        return all_of(self.mandatory, caller, planner)
+
+    @property
+    def prepares_at_once(self) -> bool:
+        """Whether ``prepare`` calls nothing of the user's that may take its time."""
+        return self._factory is None
+
+    def prepare(self, filters: FilterNode | None, top_k: int) -> Flow[PreparedSource]:
+        """Give a retriever that applies the effective filter.
+
+        Args:
+            filters: What ``effective_filter`` gave.
+            top_k: Documents of a search, unless the source has a number of its own.
+
+        Raises:
+            DeniedError: The filter can't be applied to this source.
+        """
+        top_k = self.similarity_top_k or top_k
+        if self._index is not None:
+            if filters is not None and not takes_filters(self._index):
+                raise self._denied(f"{type(self._index).__name__} ignores filters")
+            retriever = own_recursion(index_retriever(self._index, filters, top_k))
+        elif self._factory is not None:
+            make = partial(self._factory, None if filters is None else lower(filters))
+            retriever = yield Call(sync=make, pool=self._pool, what=f"retriever factory of source {self.name!r}")
+        elif filters is not None:
+            raise self._denied("a plain retriever can't take filters; use retriever_factory")
+        else:
+            assert self._retriever is not None
+            retriever = self._retriever
+        return PreparedSource(retriever, filters, query_embedding_model(retriever))
+
+    def search(
+        self, prepared: PreparedSource, bundle: QueryBundle, *, top_k: int, deadline: float | None
+    ) -> Flow[SearchResult]:
+        """Search with a fresh bundle and check what comes back.
+
+        Args:
+            prepared: What ``prepare`` gave.
+            bundle: The query; its vector is used where the retriever wants one.
+            top_k: Documents to keep, unless the source has a number of its own.
+            deadline: ``time.monotonic()`` at which it is given up.
+
+        Raises:
+            RetrievalError: The source returned something that is no list of nodes.
+            DeadlineExceededError: It did not answer in time.
+        """
+        retriever = guard_component(prepared.retriever)
+        found = yield from self._retrieve(retriever, bundle, deadline)
+        nodes = _scored(found, self.name)
+        nodes = yield from resolve_index_nodes(retriever, nodes, bundle, deadline=deadline, pool=self._pool)
+        kept = nodes if prepared.filters is None else [n for n in nodes if matches(prepared.filters, n.node.metadata)]
+        return SearchResult(kept[: self.similarity_top_k or top_k], len(nodes), len(nodes) - len(kept))
+
+    def _retrieve(self, retriever: BaseRetriever, bundle: QueryBundle, deadline: float | None) -> Flow[Any]:
+        native = has_native_async(retriever) if self._native_async is None else self._native_async
+        what = f"source {self.name!r}"
+        aretrieve = partial(retriever.aretrieve, bundle)
+        try:
+            return (
+                yield Call(
+                    sync=partial(retriever.retrieve, bundle),
+                    native=aretrieve if native else None,
+                    deadline=deadline,
+                    pool=self._pool,
+                    what=what,
+                )
+            )
+        except NotImplementedError:
+            if not native:
+                raise
+            return (yield Call(native=aretrieve, deadline=deadline, what=what))  # async only, called from sync
+
+    def _denied(self, why: str) -> DeniedError:
+        return DeniedError(f"source {self.name!r} was not searched: its filter can't be applied ({why})")
+
+    # -- fields ----------------------------------------------------------------------------------------------------
+
+    def source_data(self, node: NodeWithScore) -> SourceData:
+        """Give a node's document under uniform keys."""
+        inner = node.node
+        metadata = inner.metadata
+        content = metadata.get(self.content_field) if self.content_field else None
+        key = metadata.get(self.key_field) if self.key_field else None
+        key = key or inner.ref_doc_id or inner.node_id
+        title = metadata.get(self.title_field) or metadata.get("file_name") or key
+        url = metadata.get(self.url_field)
+        terms = metadata.get(self.terms_field) if self.terms_field else None
+        return SourceData(
+            doc_key=str(key),
+            title=str(title),
+            content=str(content) if content else inner.get_content(metadata_mode=MetadataMode.NONE),
+            url=str(url) if url else None,
+            terms=str(terms) if terms else None,
+            metadata={name: value for name, value in metadata.items() if not name.startswith("_")},
+        )
+
+
+def _check(name: str, weight: float, top_k: int | None, timeout: float | None, concurrency: int) -> None:
+    if not name.strip():
+        raise ConfigurationError("a source's name must not be empty")
+    if not (math.isfinite(weight) and weight > 0):
+        raise ConfigurationError(f"source {name!r}: weight must be above 0, got {weight}")
+    for field, value in (("similarity_top_k", top_k), ("timeout", timeout), ("max_concurrency", concurrency)):
+        if value is not None and value <= 0:
+            raise ConfigurationError(f"source {name!r}: {field} must be above 0, got {value}")
+
+
+def _scored(found: Any, source: str) -> list[NodeWithScore]:
+    """Give our own wrappers of what a source returned; scores that are no numbers become None."""
+    if not isinstance(found, Sequence) or not all(isinstance(node, NodeWithScore) for node in found):
+        raise RetrievalError(f"source {source!r} returned no list of NodeWithScore: {type(found).__name__}")
+    return [
+        NodeWithScore(node=n.node, score=n.score if n.score is not None and math.isfinite(n.score) else None)
+        for n in found
+    ]

@@ -1,0 +1,168 @@
+"""From the lanes of a fan-out to one ranked list of nodes, and from nodes to references.
+
+Nodes that sources gave are never changed: evidence is made of copies, whose metadata tells under ``PROVENANCE_KEY``
+which searches found them. That key is shown to neither language model nor embedding model.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, TypeAlias
+
+from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore
+
+from llama_index_agentic_kb.schema import Reference
+from llama_index_agentic_kb.search.fusion import Fused, Ranked, merge_by_score
+from llama_index_agentic_kb.sources.base import KnowledgeSource
+from llama_index_agentic_kb.sources.fan_out import Lane
+from llama_index_agentic_kb.sources.selection import SelectedSource
+
+__all__ = ["PROVENANCE_KEY", "Fusion", "cap_per_source", "fuse_lanes", "provenance", "references"]
+
+PROVENANCE_KEY: Final = "agentic_kb"
+"""Metadata key of a node's provenance: ``{"source": ..., "activity": ..., "searches": [...]}``."""
+
+NodeKey: TypeAlias = tuple[str, str]
+"""A node's id and text: the same text under two ids stays two, and one id with two texts as well."""
+
+Fusion: TypeAlias = Callable[[Sequence[Ranked[NodeKey]]], list[Fused[NodeKey]]]
+"""Fuses ranked lists: ``interleave``, ``reciprocal_rank_fusion``, or your own."""
+
+
+@dataclass(slots=True)
+class _Found:
+    """Everything that is known of one node."""
+
+    node: NodeWithScore
+    lane: Lane
+    searches: list[dict[str, Any]]
+
+
+def fuse_lanes(lanes: Sequence[Lane], fusion: Fusion) -> list[NodeWithScore]:
+    """Fuse what the lanes found into one list, each node once, best first.
+
+    Within a sub-query, lanes whose scores are on one scale (one embedding model) are merged by score times their
+    source's weight; what is left is fused by rank. Then the sub-queries' lists are fused, the question's own first.
+
+    Args:
+        lanes: In the plan's order.
+        fusion: How ranked lists are fused.
+
+    Returns:
+        Copies; ``score`` is the best that a source gave the node, not changed by fusion.
+    """
+    found = _collect(lanes)
+    by_sub_query: dict[str, list[Lane]] = {}
+    for lane in lanes:
+        by_sub_query.setdefault(lane.sub_query.id, []).append(lane)
+    lists = [Ranked(_fuse_sub_query(group, fusion)) for group in by_sub_query.values()]
+    return [_evidence(found[fused.key]) for fused in fusion(lists)]
+
+
+def _fuse_sub_query(lanes: Sequence[Lane], fusion: Fusion) -> list[NodeKey]:
+    scales: dict[Any, list[Lane]] = {}
+    for position, lane in enumerate(lanes):
+        comparable = lane.scale is not None and all(node.score is not None for node in lane.nodes)
+        scales.setdefault(lane.scale if comparable else (position,), []).append(lane)
+    lists = [_one_scale(group) for group in scales.values()]
+    return list(lists[0].keys) if len(lists) == 1 else [fused.key for fused in fusion(lists)]
+
+
+def _one_scale(lanes: Sequence[Lane]) -> Ranked[NodeKey]:
+    weight = max(lane.source.weight for lane in lanes)
+    if len(lanes) == 1:
+        return Ranked([_key(node.node) for node in lanes[0].nodes], weight)
+    scored = [[(_key(node.node), node.score or 0.0) for node in lane.nodes] for lane in lanes]
+    return Ranked(merge_by_score(scored, [lane.source.weight for lane in lanes]), weight)
+
+
+def _collect(lanes: Sequence[Lane]) -> dict[NodeKey, _Found]:
+    found: dict[NodeKey, _Found] = {}
+    for lane in lanes:
+        for rank, node in enumerate(lane.nodes):
+            search = {
+                "activity": lane.record.id,
+                "source": lane.source.name,
+                "sub_query": lane.sub_query.id,
+                "query": lane.sub_query.query,
+                "rank": rank,
+                "score": node.score,
+            }
+            known = found.setdefault(_key(node.node), _Found(node, lane, []))
+            known.searches.append(search)
+            if node.score is not None and (known.node.score is None or node.score > known.node.score):
+                known.node = node
+    return found
+
+
+def _key(node: BaseNode) -> NodeKey:
+    return node.node_id, node.get_content(metadata_mode=MetadataMode.NONE)
+
+
+def _evidence(found: _Found) -> NodeWithScore:
+    node = found.node.node
+    mark = {"source": found.lane.source.name, "activity": found.lane.record.id, "searches": found.searches}
+    copy = node.model_copy(
+        update={
+            "metadata": {**node.metadata, PROVENANCE_KEY: mark},
+            "excluded_llm_metadata_keys": [*node.excluded_llm_metadata_keys, PROVENANCE_KEY],
+            "excluded_embed_metadata_keys": [*node.excluded_embed_metadata_keys, PROVENANCE_KEY],
+        }
+    )
+    return NodeWithScore(node=copy, score=found.node.score)
+
+
+def provenance(node: NodeWithScore) -> dict[str, Any] | None:
+    """Give the provenance of a piece of evidence; None for a node that was not found by a fan-out."""
+    mark = node.node.metadata.get(PROVENANCE_KEY)
+    return mark if isinstance(mark, dict) else None
+
+
+def cap_per_source(nodes: Sequence[NodeWithScore], selected: Mapping[str, SelectedSource]) -> list[NodeWithScore]:
+    """Keep at most ``maxOutputDocuments`` nodes of each source that has such a parameter."""
+    seen: Counter[str] = Counter()
+    kept = []
+    for node in nodes:
+        name = (provenance(node) or {}).get("source", "")
+        cap = selected[name].params.max_output_documents if name in selected else None
+        seen[name] += 1
+        if cap is None or seen[name] <= cap:
+            kept.append(node)
+    return kept
+
+
+def references(nodes: Sequence[NodeWithScore], selected: Mapping[str, SelectedSource]) -> list[Reference]:
+    """Give the references of the evidence: the N-th node is reference N.
+
+    A source whose parameters say ``includeReferences: false`` has none; numbers stay as they are in the text.
+    """
+    made = []
+    for position, node in enumerate(nodes):
+        mark = provenance(node)
+        chosen = selected.get(mark["source"]) if mark else None
+        if mark is None or chosen is None or not chosen.params.include_references:
+            continue
+        made.append(_reference(position, node, mark, chosen.source, chosen.params.include_reference_source_data))
+    return made
+
+
+def _reference(
+    position: int, node: NodeWithScore, mark: dict[str, Any], source: KnowledgeSource, with_data: bool | None
+) -> Reference:
+    data = source.source_data(node)
+    data.metadata.pop(PROVENANCE_KEY, None)
+    return Reference(
+        type=source.kind,
+        id=str(position),
+        activity_source=mark["activity"],
+        knowledge_source_name=source.name,
+        doc_key=data.doc_key,
+        title=data.title,
+        url=data.url,
+        citation_url=data.url,
+        node_id=node.node.node_id,
+        score=node.score,
+        source_data=data if with_data is not False else None,
+    )

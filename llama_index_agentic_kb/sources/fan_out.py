@@ -1,0 +1,226 @@
+"""Searches every (sub-query x source) of a plan side by side; one that fails or hangs costs only itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from llama_index.core.callbacks.schema import CBEventType, EventPayload
+from llama_index.core.question_gen.types import SubQuestion
+from llama_index.core.schema import NodeWithScore, QueryBundle
+
+from llama_index_agentic_kb._flow import Flow, Job, Start, Wait, deadline_after, earliest, gather
+from llama_index_agentic_kb.account import ActivityLog, Budget
+from llama_index_agentic_kb.account.activity_log import describe_error
+from llama_index_agentic_kb.errors import DeadlineExceededError, DeniedError, RetrievalError
+from llama_index_agentic_kb.schema import (
+    MissingPart,
+    Outcome,
+    QueryPlan,
+    SearchArguments,
+    SourceActivity,
+    SubQuery,
+    SubQueryOrigin,
+)
+from llama_index_agentic_kb.search.embedding import QueryEmbeddings
+from llama_index_agentic_kb.sources.base import KnowledgeSource, PreparedSource, SearchResult
+from llama_index_agentic_kb.sources.selection import SelectedSource
+
+__all__ = ["FanOut", "Lane", "missing_parts", "raise_if_lost"]
+
+
+@dataclass(slots=True)
+class Lane:
+    """One search and what came of it."""
+
+    sub_query: SubQuery
+    source: KnowledgeSource
+    record: SourceActivity
+    nodes: list[NodeWithScore] = field(default_factory=list)
+    scale: int | None = None
+    """Lanes with the same number have scores on one scale; None is a scale of its own."""
+    error: Exception | None = None
+    must_answer: bool = False
+    """Whether its failure is the request's (``failOnError``)."""
+
+
+class FanOut:
+    """All searches of one request.
+
+    Args:
+        selected: The sources, by name.
+        log: The request's account.
+        budget: The request's budget.
+        top_k: Documents of each search.
+        search_seconds: Time of each search, unless its source says its own.
+        bundle: The caller's query; its vector or embedding strings serve the question's lane.
+    """
+
+    def __init__(
+        self,
+        selected: Mapping[str, SelectedSource],
+        log: ActivityLog,
+        budget: Budget,
+        *,
+        top_k: int,
+        search_seconds: float,
+        bundle: QueryBundle | None = None,
+    ) -> None:
+        self._selected = selected
+        self._log = log
+        self._budget = budget
+        self._top_k = top_k
+        self._search_seconds = search_seconds
+        self._bundle = bundle
+        self._embeddings = QueryEmbeddings(log.manager, deadline=budget.retrieval_deadline)
+        self._prepared: dict[str, Job[PreparedSource]] = {}
+
+    def search(self, plan: QueryPlan) -> Flow[list[Lane]]:
+        """Search every sub-query at each of its sources.
+
+        Returns:
+            One lane a search, in the plan's order. None is missing: each says how it ended.
+        """
+        yield from self._prepare(plan)
+        works = [self._lane(sub_query, name) for sub_query in plan.sub_queries for name in sub_query.sources]
+        jobs = yield from gather(works)
+        return [job.result() for job in jobs]
+
+    def _prepare(self, plan: QueryPlan) -> Flow[None]:
+        """Make the retrievers, and begin to embed all queries of those that need no call to be made."""
+        for name in plan.sources:
+            if name not in self._prepared:
+                chosen = self._selected[name]
+                self._prepared[name] = yield Start(_prepare(chosen, self._top_k))
+        at_once = [self._prepared[name] for name in plan.sources if self._selected[name].source.prepares_at_once]
+        yield Wait(at_once)
+        yield from self._embeddings.begin(
+            (model, sub_query.query)
+            for sub_query in plan.sub_queries
+            for name in sub_query.sources
+            if (model := _model_of(self._prepared[name])) is not None and not self._brings_vector(sub_query)
+        )
+
+    def _brings_vector(self, sub_query: SubQuery) -> bool:
+        """Whether the caller's bundle says how this sub-query is embedded."""
+        bundle = self._bundle
+        if bundle is None or sub_query.origin is not SubQueryOrigin.QUESTION or bundle.query_str != sub_query.query:
+            return False
+        return bundle.embedding is not None or bundle.custom_embedding_strs is not None
+
+    def _lane(self, sub_query: SubQuery, name: str) -> Flow[Lane]:
+        chosen = self._selected[name]
+        seconds = chosen.source.timeout or self._search_seconds
+        deadline = earliest(self._budget.retrieval_deadline, deadline_after(seconds))
+        record = self._open(sub_query, chosen)
+        lane = Lane(sub_query, chosen.source, record, must_answer=chosen.params.fail_on_error)
+        try:
+            result = yield from self._search(lane, deadline)
+        except Exception as error:  # noqa: BLE001 (one search's failure is its own; it is kept and told)
+            lane.error = error
+            self._log.close(record, outcome=_outcome(error), count=0, error=describe_error(error, name))
+            return lane
+        lane.nodes = result.nodes
+        self._log.close(
+            record,
+            {EventPayload.NODES: result.nodes},
+            outcome=Outcome.OK if result.nodes else Outcome.EMPTY,
+            count=len(result.nodes),
+            candidates=result.candidates,
+            dropped_by_filter=result.dropped_by_filter,
+        )
+        return lane
+
+    def _search(self, lane: Lane, deadline: float | None) -> Flow[SearchResult]:
+        job = self._prepared[lane.source.name]
+        yield Wait([job], deadline=deadline)
+        prepared = job.result()
+        bundle = yield from self._bundle_for(lane.sub_query, prepared)
+        lane.scale = None if prepared.embed_model is None else id(prepared.embed_model)
+        return (yield from lane.source.search(prepared, bundle, top_k=self._top_k, deadline=deadline))
+
+    def _bundle_for(self, sub_query: SubQuery, prepared: PreparedSource) -> Flow[QueryBundle]:
+        """Give a bundle of its own to each search: retrievers write into theirs."""
+        bundle = QueryBundle(query_str=sub_query.query)
+        if self._bundle is not None and self._brings_vector(sub_query):
+            given = self._bundle
+            bundle.embedding = None if given.embedding is None else list(given.embedding)
+            strings = given.custom_embedding_strs
+            bundle.custom_embedding_strs = None if strings is None else list(strings)
+        elif prepared.embed_model is not None:
+            bundle.embedding = yield from self._embeddings.get(prepared.embed_model, sub_query.query)
+        return bundle
+
+    def _open(self, sub_query: SubQuery, chosen: SelectedSource) -> SourceActivity:
+        source = chosen.source
+        question = SubQuestion(sub_question=sub_query.query, tool_name=source.name)
+        return self._log.open(
+            SourceActivity,
+            CBEventType.SUB_QUESTION,
+            {EventPayload.SUB_QUESTION: _pair(question)},
+            type=source.kind,
+            knowledge_source_name=source.name,
+            sub_query_id=sub_query.id,
+            query_time=datetime.now(UTC),
+            arguments=SearchArguments(search=sub_query.query, filter=chosen.filters),
+            warning=chosen.warning,
+        )
+
+
+def _prepare(chosen: SelectedSource, top_k: int) -> Flow[PreparedSource]:
+    if chosen.params.filter_add_on is not None:
+        raise DeniedError(
+            f"source {chosen.source.name!r} was not searched: filterAddOn is not supported yet; use filters instead"
+        )
+    return (yield from chosen.source.prepare(chosen.filters, top_k))
+
+
+def _model_of(job: Job[PreparedSource]) -> Any:
+    return job.value.embed_model if job.done and job.value is not None else None
+
+
+def _pair(question: SubQuestion) -> Any:
+    from llama_index.core.query_engine.sub_question_query_engine import SubQuestionAnswerPair  # noqa: PLC0415 (heavy)
+
+    return SubQuestionAnswerPair(sub_q=question)
+
+
+def _outcome(error: Exception) -> Outcome:
+    if isinstance(error, DeniedError):
+        return Outcome.DENIED
+    return Outcome.TIMEOUT if isinstance(error, DeadlineExceededError) else Outcome.ERROR
+
+
+def raise_if_lost(lanes: Sequence[Lane]) -> None:
+    """Raise where no search could answer, or one that must did not; anything less is reported in the response.
+
+    Raises:
+        DeniedError: Every cause is a filter that could not be applied.
+        RetrievalError: Every search failed, or one whose source has ``failOnError``. It holds every cause.
+    """
+    lost = [lane for lane in lanes if lane.error is not None]
+    strict = [lane for lane in lost if lane.must_answer]
+    if not strict and len(lost) < len(lanes):
+        return
+    guilty = strict or lost
+    causes = {f"{lane.source.name}: {lane.sub_query.query}": lane.error for lane in guilty if lane.error is not None}
+    told = {lane.source.name: str(lane.error) for lane in reversed(guilty)}
+    kind = DeniedError if all(isinstance(error, DeniedError) for error in causes.values()) else RetrievalError
+    what = "a source with failOnError failed" if strict else "every selected source failed"
+    raise kind(f"{what}: " + "; ".join(f"{name}: {reason}" for name, reason in told.items()), causes)
+
+
+def missing_parts(lanes: Sequence[Lane]) -> list[MissingPart]:
+    """Give what the failed lanes leave missing."""
+    return [
+        MissingPart(
+            what=lane.source.name,
+            outcome=lane.record.outcome or Outcome.ERROR,
+            reason=str(lane.error),
+            sub_query_id=lane.sub_query.id,
+        )
+        for lane in lanes
+        if lane.error is not None
+    ]

@@ -1,0 +1,175 @@
+"""From a file's text to chunks that fit the embedding model, with stable ids."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import uuid
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING
+
+from llama_index.core.node_parser import SentenceSplitter
+from llama_index.core.schema import Document, MetadataMode, NodeRelationship, ObjectType, RelatedNodeInfo, TextNode
+from llama_index.core.utils import get_tokenizer
+
+from llama_index_agentic_kb.errors import ConfigurationError
+from llama_index_agentic_kb.store.embedding_model import input_window, model_tokenizer
+from llama_index_agentic_kb.store.readers import READER_VERSION, ParsedFile
+from llama_index_agentic_kb.store.records import Chunk, MetadataValue
+
+if TYPE_CHECKING:
+    from llama_index.core.base.embeddings.base import BaseEmbedding
+
+    from llama_index_agentic_kb.store.files import FoundFile
+
+__all__ = ["MIN_CHUNK_SIZE", "Chunker", "chunk_to_node"]
+
+MIN_CHUNK_SIZE = 80
+"""Below this a title leaves less than 50 tokens of text, and LlamaIndex's splitter prints complaints."""
+
+# Two marks, [CLS] and [SEP], that the model's tokenizer puts around every text.
+_SPECIAL_TOKENS = 2
+_NAMESPACE = uuid.UUID("6f3c1d5a-2d0e-5b8e-9a55-3d1f6c1b7a10")
+# What we or LlamaIndex write ourselves: a file must not be able to claim another one's identity or source.
+_RESERVED_KEYS = frozenset(
+    {"title", "url", "source", "document_id", "doc_id", "ref_doc_id", "file_path", "file_name", "chunk_index"}
+)
+
+
+class Chunker:
+    """Cuts files at sentence ends into chunks that the embedding model reads whole.
+
+    Args:
+        embed_model: The model; its own tokenizer counts when it has one, else LlamaIndex's.
+        chunk_size: Tokens of what is embedded: the title line and the chunk's text together. At least 80.
+        chunk_overlap: Tokens of text that neighbouring chunks share.
+
+    Raises:
+        ConfigurationError: The sizes don't fit each other or the model, which would drop the rest silently.
+    """
+
+    def __init__(self, embed_model: BaseEmbedding, chunk_size: int, chunk_overlap: int) -> None:
+        _check_sizes(chunk_size, chunk_overlap, input_window(embed_model))
+        self._tokenizer = model_tokenizer(embed_model) or get_tokenizer()
+        self._title_size = chunk_size // 4
+        # Neighbours are found by chunk_index: a link to one would go stale whenever the other changes.
+        self._splitter = SentenceSplitter(
+            chunk_size=chunk_size,
+            chunk_overlap=chunk_overlap,
+            tokenizer=self._tokenizer,
+            paragraph_separator="\n\n",
+            include_prev_next_rel=False,
+        )
+        self.settings = f"reader={READER_VERSION} size={chunk_size} overlap={chunk_overlap}"
+
+    def chunks(self, source: str, file: FoundFile, parsed: ParsedFile) -> list[Chunk]:
+        """Cut a file.
+
+        Args:
+            source: The source that the file goes to.
+            file: Where it was found.
+            parsed: What was read from it.
+
+        Returns:
+            The chunks, in reading order; none when there is no text. Text, metadata and place decide a chunk's id, so
+            that the same file always gives the same chunks.
+        """
+        title = self._short_title(parsed.title)
+        chunks: list[Chunk] = []
+        for text, metadata, start in self._splits(title, parsed):
+            chunk_metadata: dict[str, MetadataValue] = {
+                **{key: value for key, value in metadata.items() if key.casefold() not in _RESERVED_KEYS},
+                "title": title,
+                "url": _url(parsed.metadata) or file.path.as_uri(),
+                "source": source,
+                "document_id": f"{source}/{file.relative}",
+                "file_path": file.relative,
+                "file_name": file.path.name,
+                "chunk_index": len(chunks),
+            }
+            chunks.append(_make_chunk(text, chunk_metadata, start))
+        return chunks
+
+    def _splits(self, title: str, parsed: ParsedFile) -> Iterator[tuple[str, Mapping[str, MetadataValue], int | None]]:
+        for section in parsed.sections:
+            # With the title as metadata, the splitter leaves room for it.
+            document = Document(text=section.text, metadata={"title": title})
+            for node in self._splitter.get_nodes_from_documents([document]):
+                text = node.get_content(metadata_mode=MetadataMode.NONE)
+                if text.strip():
+                    start = node.start_char_idx if isinstance(node, TextNode) else None
+                    yield text, {**parsed.metadata, **section.metadata}, start
+
+    def _short_title(self, title: str) -> str:
+        """Keep a title from taking the text's room: at most a quarter of the chunk."""
+        short = title = " ".join(title.split())[:500]
+        while len(self._tokenizer(short)) > self._title_size:
+            title = title[: len(title) * 9 // 10]
+            short = title.rstrip() + "…"
+        return short
+
+
+def chunk_to_node(chunk: Chunk) -> TextNode:
+    """Make the node of a chunk, as it goes into the vector index.
+
+    Args:
+        chunk: The chunk.
+
+    Returns:
+        The node, without embedding. Of its metadata only the title is part of the text that models see; the
+        document is its source, so that ``ref_doc_id`` is the document's id.
+    """
+    hidden = sorted(key for key in chunk.metadata if key != "title")
+    return TextNode(
+        id_=chunk.node_id,
+        text=chunk.text,
+        metadata=dict(chunk.metadata),
+        excluded_embed_metadata_keys=hidden,
+        excluded_llm_metadata_keys=list(hidden),
+        start_char_idx=chunk.start_char,
+        end_char_idx=chunk.end_char,
+        relationships={
+            NodeRelationship.SOURCE: RelatedNodeInfo(
+                node_id=str(chunk.metadata["document_id"]), node_type=ObjectType.DOCUMENT
+            )
+        },
+    )
+
+
+def _make_chunk(text: str, metadata: Mapping[str, MetadataValue], start: int | None) -> Chunk:
+    content_hash = _sha256(json.dumps([text, metadata, start], sort_keys=True))
+    index = int(metadata["chunk_index"])
+    title = metadata["title"]
+    return Chunk(
+        node_id=str(uuid.uuid5(_NAMESPACE, f"{metadata['document_id']}\n{index}\n{content_hash}")),
+        index=index,
+        text=text,
+        metadata=metadata,
+        content_hash=content_hash,
+        # What TextNode puts together for embedding, in one form that doesn't change with LlamaIndex's templates.
+        embedding_hash=_sha256(json.dumps([title, text])),
+        start_char=start,
+        end_char=None if start is None else start + len(text),
+    )
+
+
+def _url(metadata: Mapping[str, MetadataValue]) -> str:
+    return next((str(value) for key, value in metadata.items() if key.casefold() == "url"), "")
+
+
+def _sha256(text: str) -> str:
+    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+
+
+def _check_sizes(chunk_size: int, chunk_overlap: int, window: int | None) -> None:
+    if chunk_size < MIN_CHUNK_SIZE:
+        raise ConfigurationError(f"chunk_size is {chunk_size}; it must be at least {MIN_CHUNK_SIZE} tokens.")
+    if not 0 <= chunk_overlap <= chunk_size // 2:
+        raise ConfigurationError(
+            f"chunk_overlap is {chunk_overlap}; it must be between 0 and half of chunk_size, {chunk_size // 2}."
+        )
+    if window is not None and chunk_size > window - _SPECIAL_TOKENS:
+        raise ConfigurationError(
+            f"chunk_size is {chunk_size}, but the embedding model reads only {window - _SPECIAL_TOKENS} tokens of a "
+            f"text and drops the rest; pass chunk_size={window - _SPECIAL_TOKENS} or less."
+        )

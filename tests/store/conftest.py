@@ -1,0 +1,119 @@
+"""What the store's tests share: one loaded model, a Chroma server, and files of each kind."""
+
+from __future__ import annotations
+
+import socket
+import subprocess
+import sys
+import time
+import urllib.request
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from llama_index_agentic_kb.store import KnowledgeStore, default_embed_model
+
+if TYPE_CHECKING:
+    from llama_index.core.base.embeddings.base import BaseEmbedding
+
+WriteFile = Callable[[Path, str], Path]
+
+
+@pytest.fixture(scope="session")
+def embed_model() -> BaseEmbedding:
+    """The real MiniLM, loaded once."""
+    return default_embed_model()
+
+
+@pytest.fixture
+def store(tmp_path: Path, embed_model: BaseEmbedding) -> Iterator[KnowledgeStore]:
+    """An empty store."""
+    with KnowledgeStore.open(tmp_path / "store", embed_model=embed_model, create=True) as opened:
+        yield opened
+
+
+@pytest.fixture
+def write_pdf() -> Callable[[Path, list[str]], Path]:
+    """A function that writes a PDF with one line of text per page."""
+    return _write_pdf
+
+
+@pytest.fixture
+def write_docx() -> WriteFile:
+    """A function that writes a .docx with a paragraph per line of text."""
+    return _write_docx
+
+
+@dataclass(frozen=True)
+class ChromaServer:
+    port: int
+    pid: int
+
+
+@pytest.fixture(scope="module")
+def chroma_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChromaServer]:
+    """A real `chroma run` on loopback."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    command = [str(Path(sys.executable).with_name("chroma")), "run", "--host", "127.0.0.1", "--port", str(port)]
+    command += ["--path", str(tmp_path_factory.mktemp("server"))]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        _wait_for(port, process)
+        yield ChromaServer(port, process.pid)
+    finally:
+        process.kill()
+        process.wait()
+
+
+def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline and process.poll() is None:
+        try:
+            urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v2/heartbeat", timeout=1).close()
+        except OSError:
+            time.sleep(0.05)
+        else:
+            return
+    pytest.fail("chroma run did not start")
+
+
+def _write_pdf(path: Path, pages: list[str]) -> Path:
+    first_page = 4
+    kids = " ".join(f"{first_page + 2 * i} 0 R" for i in range(len(pages)))
+    objects = [
+        "<< /Type /Catalog /Pages 2 0 R >>",
+        f"<< /Type /Pages /Kids [{kids}] /Count {len(pages)} >>",
+        "<< /Type /Font /Subtype /Type1 /BaseFont /Helvetica >>",
+    ]
+    for i, text in enumerate(pages):
+        stream = f"BT /F1 12 Tf 72 720 Td ({text}) Tj ET"
+        objects.append(
+            "<< /Type /Page /Parent 2 0 R /MediaBox [0 0 612 792] /Resources << /Font << /F1 3 0 R >> >> "
+            f"/Contents {first_page + 2 * i + 1} 0 R >>"
+        )
+        objects.append(f"<< /Length {len(stream)} >>\nstream\n{stream}\nendstream")
+    data = b"%PDF-1.4\n"
+    offsets = []
+    for number, content in enumerate(objects, start=1):
+        offsets.append(len(data))
+        data += f"{number} 0 obj\n{content}\nendobj\n".encode("latin-1")
+    table = "".join(f"{offset:010} 00000 n \n" for offset in offsets)
+    end = f"xref\n0 {len(objects) + 1}\n0000000000 65535 f \n{table}"
+    end += f"trailer\n<< /Size {len(objects) + 1} /Root 1 0 R >>\nstartxref\n{len(data)}\n%%EOF\n"
+    path.write_bytes(data + end.encode("latin-1"))
+    return path
+
+
+def _write_docx(path: Path, text: str) -> Path:
+    namespace = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+    paragraphs = "".join(f"<w:p><w:r><w:t>{line}</w:t></w:r></w:p>" for line in text.split("\n"))
+    document = f'<w:document xmlns:w="{namespace}"><w:body>{paragraphs}</w:body></w:document>'
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("word/document.xml", document)
+    return path

@@ -1,0 +1,386 @@
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.embeddings.mock_embed_model import MockEmbedding
+from llama_index.core.schema import MetadataMode, TextNode
+
+from llama_index_agentic_kb.errors import ConfigurationError, IngestionError
+from llama_index_agentic_kb.store import KnowledgeStore, ingest
+from llama_index_agentic_kb.store.embedding_model import model_tokenizer
+
+if TYPE_CHECKING:
+    from conftest import WriteFile
+
+FACTS = [
+    f"Probe number {i} measured the magnetic field of planet {i}, and sent back {i * 37} images of its moons."
+    for i in range(40)
+]
+
+
+class BrokenEmbedding(MockEmbedding):
+    """Gives what it is told to give for every text."""
+
+    vector: list[float] = [1.0, 0.0]
+    error: str = ""
+
+    def _get_text_embeddings(self, texts: list[str]) -> list[list[float]]:
+        if self.error:
+            raise RuntimeError(self.error)
+        return [self.vector for _ in texts]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a long and a short document, one of them deeper."""
+    root = tmp_path / "probes"
+    (root / "deep" / "er").mkdir(parents=True)
+    (root / "long.md").write_text("---\ntitle: Long list\nyear: 2020\n---\n" + "\n\n".join(FACTS))
+    (root / "deep" / "er" / "short.txt").write_text("Voyager 2 visited Neptune in 1989.")
+    return root
+
+
+def _in_step(store: KnowledgeStore, source: str) -> list[TextNode]:
+    """The recorded nodes, once the vector index is seen to hold exactly these."""
+    nodes = store.nodes(source)
+    assert store.chroma.node_ids(source) == {node.node_id for node in nodes}
+    return nodes
+
+
+def test_folder_becomes_a_source(folder: Path, store: KnowledgeStore) -> None:
+    """A folder's files become documents of a source named after it, with uniform metadata."""
+    report = ingest(folder, store, description="Space probes")
+    assert report.added == ("probes/deep/er/short.txt", "probes/long.md")
+    nodes = _in_step(store, "probes")
+    assert report.chunks_embedded == len(nodes) > 4
+    assert report.seconds > 0
+    assert nodes[0].metadata == {
+        "title": "short",
+        "url": (folder / "deep/er/short.txt").as_uri(),
+        "source": "probes",
+        "document_id": "probes/deep/er/short.txt",
+        "file_path": "deep/er/short.txt",
+        "file_name": "short.txt",
+        "chunk_index": 0,
+    }
+    assert [node.metadata["chunk_index"] for node in nodes[1:]] == list(range(len(nodes) - 1))
+    assert {node.metadata["year"] for node in nodes[1:]} == {2020}
+    assert store.sources()[0].description == "Space probes"
+
+
+def test_models_see_title_and_text_alone(folder: Path, store: KnowledgeStore) -> None:
+    """Of the metadata, only the title stands in what is embedded and in what a language model reads."""
+    ingest(folder, store)
+    node = store.nodes("probes")[0]
+    expected = "title: short\n\nVoyager 2 visited Neptune in 1989."
+    assert node.get_content(metadata_mode=MetadataMode.EMBED) == expected
+    assert node.get_content(metadata_mode=MetadataMode.LLM) == expected
+
+
+def test_chunks_fit_the_models_window(tmp_path: Path, store: KnowledgeStore) -> None:
+    """Title and text with the model's two marks are at most 256 tokens, with long titles and words without spaces."""
+    root = tmp_path / "long"
+    root.mkdir()
+    (root / "a.md").write_text("# " + "A very long title " * 40 + "\n\n" + " ".join(FACTS))
+    (root / "b.txt").write_text("abcdefghij" * 400)
+    (root / "c.txt").write_text("月は地球の衛星である。" * 200)
+    ingest(root, store)
+    tokenizer = model_tokenizer(store.embed_model)
+    assert tokenizer is not None
+    nodes = _in_step(store, "long")
+    sizes = [len(tokenizer(node.get_content(metadata_mode=MetadataMode.EMBED))) + 2 for node in nodes]
+    assert max(sizes) <= 256
+    assert max(sizes) > 200
+    assert str(store.nodes("long")[0].metadata["title"]).endswith("…")
+
+
+def test_neighbours_overlap_and_know_their_place(folder: Path, store: KnowledgeStore) -> None:
+    """Chunks share text with the next one, and their offsets cut the same text out of the document."""
+    ingest(folder, store, chunk_size=100, chunk_overlap=40)
+    nodes = store.nodes("probes")[1:]
+    text = "\n\n".join(FACTS)
+    for node, following in zip(nodes, nodes[1:], strict=False):
+        assert node.start_char_idx is not None
+        assert following.start_char_idx is not None
+        assert node.end_char_idx is not None
+        assert text[node.start_char_idx : node.end_char_idx] == node.text
+        assert node.start_char_idx < following.start_char_idx < node.end_char_idx
+
+
+def test_unchanged_files_are_not_embedded_again(folder: Path, store: KnowledgeStore) -> None:
+    """A second run, with touched files and a new description, embeds nothing and keeps all ids."""
+    ingest(folder, store)
+    before = store.nodes("probes")
+    os.utime(folder / "long.md", (0, 0))
+    report = ingest([folder], store, description="New words")
+    assert report.unchanged == ("probes/deep/er/short.txt", "probes/long.md")
+    assert (report.added, report.updated, report.deleted, report.failed, report.chunks_embedded) == ((), (), (), (), 0)
+    assert store.nodes("probes") == before
+    assert store.sources()[0].description == "New words"
+
+
+def test_only_changed_chunks_are_embedded_again(folder: Path, store: KnowledgeStore) -> None:
+    """A changed end costs one embedding; old chunks of the end are gone; a changed field costs none."""
+    ingest(folder, store)
+    total = len(store.nodes("probes"))
+    file = folder / "long.md"
+    file.write_text(file.read_text() + " One more sentence.")
+    report = ingest(folder, store)
+    assert (report.updated, report.chunks_embedded) == (("probes/long.md",), 1)
+    nodes = _in_step(store, "probes")
+    assert len(nodes) == total
+    assert nodes[-1].text.endswith("One more sentence.")
+    file.write_text(file.read_text().replace("year: 2020", "year: 2021"))
+    report = ingest(folder, store)
+    assert (report.updated, report.chunks_embedded) == (("probes/long.md",), 0)
+    assert {node.metadata["year"] for node in _in_step(store, "probes")[1:]} == {2021}
+    found = store.index("probes").as_retriever(similarity_top_k=1).retrieve("One more sentence.")
+    assert found[0].node.metadata["year"] == 2021
+
+
+def test_renamed_files_keep_their_vectors(folder: Path, store: KnowledgeStore) -> None:
+    """A renamed file with the same title is a new document with old vectors."""
+    ingest(folder, store)
+    (folder / "long.md").rename(folder / "deep" / "list.md")
+    report = ingest(folder, store)
+    assert (report.added, report.deleted) == (("probes/deep/list.md",), ("probes/long.md",))
+    assert report.chunks_embedded == 0
+    _in_step(store, "probes")
+
+
+def test_other_settings_cut_again(folder: Path, store: KnowledgeStore) -> None:
+    """Another chunk size updates the documents it cuts otherwise."""
+    ingest(folder, store)
+    coarse = len(store.nodes("probes"))
+    report = ingest(folder, store, chunk_size=100, chunk_overlap=0)
+    assert report.updated == ("probes/deep/er/short.txt", "probes/long.md")
+    assert len(_in_step(store, "probes")) > coarse
+
+
+def test_gone_files_are_removed(folder: Path, store: KnowledgeStore, tmp_path: Path) -> None:
+    """Deleted, emptied and hidden files leave the store; so does a whole folder that is gone."""
+    for name in ("b.txt", "c.txt", "d.txt"):
+        (folder / name).write_text(f"Text of {name}.")
+    ingest(folder, store)
+    (folder / "long.md").unlink()
+    (folder / "b.txt").write_text(" \n")
+    (folder / "c.txt").rename(folder / ".c.txt")
+    report = ingest(folder, store)
+    assert sorted(report.deleted) == ["probes/b.txt", "probes/c.txt", "probes/long.md"]
+    assert report.failed == ((str(folder / "b.txt"), "holds no text"),)
+    assert {node.metadata["file_path"] for node in _in_step(store, "probes")} == {"deep/er/short.txt", "d.txt"}
+    shutil.rmtree(folder)
+    assert ingest(folder, store).deleted == ("probes/d.txt", "probes/deep/er/short.txt")
+    assert _in_step(store, "probes") == []
+    assert store.index("probes").as_retriever().retrieve("anything") == []
+    assert ingest(tmp_path / "never", store).failed == ((str(tmp_path / "never"), "no such file or folder"),)
+
+
+def test_not_recursive_leaves_deeper_documents_alone(folder: Path, store: KnowledgeStore) -> None:
+    """Without recursion only the top level is searched, and only there documents are found missing."""
+    ingest(folder, store)
+    (folder / "long.md").unlink()
+    report = ingest(folder, store, recursive=False)
+    assert (report.deleted, report.unchanged) == (("probes/long.md",), ())
+    assert [info.documents for info in store.sources()] == [1]
+
+
+def test_single_files_and_named_sources(folder: Path, store: KnowledgeStore) -> None:
+    """Single files go to `documents`; a given name takes everything; several paths make several sources."""
+    ingest([folder, folder / "long.md"], store)
+    assert [info.name for info in store.sources()] == ["documents", "probes"]
+    ingest([str(folder / "deep"), folder / "long.md"], store, source="All ünder one 🚀")
+    assert [info.name for info in store.sources()] == ["All ünder one 🚀", "documents", "probes"]
+    assert {node.metadata["document_id"] for node in _in_step(store, "All ünder one 🚀")} == {
+        "All ünder one 🚀/er/short.txt",
+        "All ünder one 🚀/long.md",
+    }
+
+
+def test_two_folders_in_one_source(tmp_path: Path, store: KnowledgeStore) -> None:
+    """Folders of one source don't remove or replace each other's documents; a moved folder takes its own over."""
+    for name in ("a", "b"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / f"{name}.txt").write_text(f"Text of {name}.")
+        (tmp_path / name / "same.txt").write_text(f"Same of {name}.")
+    report = ingest([tmp_path / "a", tmp_path / "b"], store, source="x")
+    assert report.added == ("x/a.txt", "x/same.txt", "x/b.txt")
+    assert "another source" in report.failed[0][1]
+    report = ingest(tmp_path / "b", store, source="x")
+    assert (report.unchanged, report.deleted) == (("x/b.txt",), ())
+    assert report.failed[0] == (
+        str(tmp_path / "b" / "same.txt"),
+        f"has the same path in this source as {tmp_path / 'a' / 'same.txt'}; give its folder another source",
+    )
+    (tmp_path / "a").rename(tmp_path / "moved")
+    report = ingest(tmp_path / "moved", store, source="x")
+    assert (report.updated, report.deleted, report.chunks_embedded) == (("x/a.txt", "x/same.txt"), (), 0)
+    assert _in_step(store, "x")[0].metadata["url"] == (tmp_path / "moved" / "a.txt").as_uri()
+
+
+def test_all_kinds_of_files(
+    tmp_path: Path, store: KnowledgeStore, write_pdf: Callable[[Path, Sequence[str]], Path], write_docx: WriteFile
+) -> None:
+    """PDF, .docx, HTML, Markdown and text end up in one source; other kinds are counted."""
+    root = tmp_path / "mixed"
+    root.mkdir()
+    write_pdf(root / "a.pdf", ["Saturn has rings.", "Titan has lakes."])
+    write_docx(root / "b.docx", "Mars has dust.")
+    (root / "c.HTML").write_text("<title>Venus</title><p>Venus has clouds.")
+    (root / "d.png").write_bytes(b"\x89PNG")
+    report = ingest(root, store)
+    assert (len(report.added), report.skipped, report.failed) == (3, 1, ())
+    found = store.index("mixed").as_retriever(similarity_top_k=1).retrieve("lakes on Titan")[0].node
+    assert (found.metadata["page_label"], found.metadata["file_name"]) == ("2", "a.pdf")
+
+
+def test_bad_files_never_stop_the_others(folder: Path, store: KnowledgeStore, tmp_path: Path) -> None:
+    """Binary, empty, broken, badly named and unknown files are reported with their reasons; the rest is stored."""
+    (folder / "binary.txt").write_bytes(b"\x00\x01\x02")
+    (folder / "empty.md").write_text("---\ntitle: Nothing else\n---\n")
+    (folder / "broken.pdf").write_bytes(b"%PDF")
+    (folder / "gone.md").symlink_to(folder / "nowhere.md")
+    Path(os.fsdecode(os.fsencode(str(folder)) + b"/b\xff.txt")).write_text("badly named")
+    report = ingest([folder, __file__], store)
+    reasons = {Path(path).name: reason for path, reason in report.failed}
+    assert reasons["binary.txt"] == "is binary, not text"
+    assert reasons["empty.md"] == "holds no text"
+    assert reasons["broken.pdf"].startswith("can't be read as PDF")
+    assert "leads nowhere" in reasons["gone.md"]
+    assert reasons["b\\udcff.txt"] == "has a name that is not valid text"
+    assert "is not of a kind that is read" in reasons[Path(__file__).name]
+    assert report.added == ("probes/deep/er/short.txt", "probes/long.md")
+
+
+def test_a_file_that_breaks_keeps_its_earlier_version(folder: Path, store: KnowledgeStore) -> None:
+    """A document whose file can't be read any more stays as it was, and the failure is reported."""
+    ingest(folder, store)
+    (folder / "deep/er/short.txt").write_bytes(b"\xff\xfe\x00")
+    report = ingest(folder, store)
+    assert (len(report.failed), report.deleted) == (1, ())
+    assert _in_step(store, "probes")[0].text == "Voyager 2 visited Neptune in 1989."
+
+
+def test_hidden_files_and_leaving_symlinks_stay_out(folder: Path, store: KnowledgeStore, tmp_path: Path) -> None:
+    """Hidden files, hidden folders and links that leave the folder are not read; a link inside it is."""
+    (tmp_path / "secret.txt").write_text("secret")
+    (tmp_path / "outside").mkdir()
+    (tmp_path / "outside" / "secret.txt").write_text("secret")
+    (folder / ".git").mkdir()
+    (folder / ".git" / "secret.txt").write_text("secret")
+    (folder / ".secret.txt").write_text("secret")
+    (folder / "link.txt").symlink_to(tmp_path / "secret.txt")
+    (folder / "linked").symlink_to(tmp_path / "outside")
+    (folder / "loop").symlink_to(folder)
+    (folder / "inside.txt").symlink_to(folder / "deep/er/short.txt")
+    report = ingest(folder, store)
+    assert report.added == ("probes/inside.txt", "probes/deep/er/short.txt", "probes/long.md") or sorted(
+        report.added
+    ) == ["probes/deep/er/short.txt", "probes/inside.txt", "probes/long.md"]
+    assert report.failed == ((str(folder / "link.txt"), "is a symlink that leaves the folder, or leads nowhere"),)
+    assert not any("secret" in node.text for node in _in_step(store, "probes"))
+
+
+def test_documents_can_not_claim_anothers_identity(tmp_path: Path, store: KnowledgeStore) -> None:
+    """Reserved keys in front matter, and LlamaIndex's own, don't reach the metadata."""
+    forged = "---\nsource: other\ndocument_id: x\nDoc_Id: y\nref_doc_id: z\nchunk_index: 7\nfile_path: /etc\n"
+    (tmp_path / "forged.md").write_text(f"{forged}_node_type: IndexNode\nok: 1\n---\nText.")
+    (tmp_path / "plain.md").write_text(f"{forged}ok: 1\n---\nText.")
+    ingest([tmp_path / "forged.md", tmp_path / "plain.md"], store)
+    forged_node, plain = _in_step(store, "documents")
+    assert plain.metadata.keys() == {
+        *("title", "url", "source", "document_id", "file_path", "file_name", "chunk_index", "ok"),
+    }
+    assert (plain.metadata["source"], plain.metadata["document_id"]) == ("documents", "documents/plain.md")
+    assert "_node_type" not in forged_node.metadata
+    indexed = store.index("documents").as_retriever().retrieve("Text")
+    assert {type(found.node) for found in indexed} == {TextNode}
+
+
+def test_crash_leftovers_are_repaired_by_the_next_run(folder: Path, store: KnowledgeStore) -> None:
+    """Vectors without a record are swept out; records without vectors get them back."""
+    ingest(folder, store)
+    nodes = store.nodes("probes")
+    orphan = TextNode(id_="orphan", text="left by a crash", embedding=[1.0] + [0.0] * 383)
+    store.chroma.add("probes", [orphan])
+    store.chroma.delete_nodes("probes", [nodes[-1].node_id])
+    report = ingest(folder, store)
+    assert (report.updated, report.chunks_embedded) == (("probes/long.md",), 1)
+    assert _in_step(store, "probes") == nodes
+
+
+def test_what_was_stored_before_a_failure_stays(tmp_path: Path) -> None:
+    """When the model fails midway, earlier batches stay, later ones come with the next run."""
+    root = tmp_path / "many"
+    root.mkdir()
+    for i in range(300):
+        (root / f"{i:03}.txt").write_text(f"Document {i}")
+    model = BrokenEmbedding(embed_dim=2, embed_batch_size=256)
+
+    def fail_later(done: int, total: int, path: str) -> None:
+        model.error = "quota used up" if done == 256 else ""
+
+    with KnowledgeStore.open(tmp_path / "store", embed_model=model, create=True) as store:
+        with pytest.raises(IngestionError, match=r"embedding model failed: RuntimeError: quota.*run the ingestion again"):
+            ingest(root, store, progress=fail_later)
+        assert len(_in_step(store, "many")) == 256
+        model.error = ""
+        report = ingest(root, store)
+        assert (len(report.added), len(report.unchanged)) == (44, 256)
+        _in_step(store, "many")
+
+
+@pytest.mark.parametrize("vector", [[1.0, 0.0, 0.0], [float("nan"), 0.0]])
+def test_unusable_vectors_are_refused(tmp_path: Path, vector: list[float]) -> None:
+    """Vectors of another length, or with values that are no numbers, are not stored."""
+    (tmp_path / "a.txt").write_text("text")
+    model = BrokenEmbedding(embed_dim=2)
+    with KnowledgeStore.open(tmp_path / "store", embed_model=model, create=True) as store:
+        model.vector = vector
+        with pytest.raises(IngestionError, match="not 2 finite numbers"):
+            ingest(tmp_path / "a.txt", store)
+        assert _in_step(store, "documents") == []
+
+
+def test_settings_that_can_not_work_are_refused(folder: Path, store: KnowledgeStore) -> None:
+    """No paths, and sizes that don't fit each other or the model's window, are refused with the remedy."""
+    for options, message in [
+        ({"chunk_size": 300}, "reads only 254 tokens.*chunk_size=254"),
+        ({"chunk_size": 20}, "at least 80"),
+        ({"chunk_overlap": 200}, "between 0 and half of chunk_size, 127"),
+    ]:
+        with pytest.raises(ConfigurationError, match=message):
+            ingest(folder, store, **options)
+    with pytest.raises(ConfigurationError, match="paths is empty"):
+        ingest([], store)
+    with pytest.raises(ConfigurationError, match="has no name; pass source="):
+        ingest("/", store)
+    with pytest.raises(ConfigurationError, match="needs a name"):
+        ingest(folder, store, source="")
+    assert store.sources() == []
+
+
+def test_progress_counts_every_file(folder: Path, store: KnowledgeStore) -> None:
+    """Progress is told for stored, unchanged and failed files, up to the total."""
+    (folder / "empty.txt").write_text("")
+    for _ in range(2):
+        calls: list[tuple[int, int, str]] = []
+        ingest(folder, store, progress=lambda done, total, path, calls=calls: calls.append((done, total, path)))  # type: ignore[misc]
+        assert [call[:2] for call in calls] == [(1, 3), (2, 3), (3, 3)]
+        assert {Path(call[2]).name for call in calls} == {"long.md", "short.txt", "empty.txt"}
+
+
+def test_same_files_give_the_same_store(folder: Path, tmp_path: Path, embed_model: BaseEmbedding) -> None:
+    """Two stores of the same files have the same nodes with the same ids."""
+    nodes = []
+    for name in ("one", "two"):
+        with KnowledgeStore.open(tmp_path / name, embed_model=embed_model, create=True) as store:
+            ingest(folder, store)
+            nodes.append(_in_step(store, "probes"))
+    assert nodes[0] == nodes[1]

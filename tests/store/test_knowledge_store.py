@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from llama_index.core.embeddings.mock_embed_model import MockEmbedding
+
+from llama_index_agentic_kb.errors import ConfigurationError, IngestionError, StoreMismatchError
+from llama_index_agentic_kb.store import KnowledgeStore, SourceInfo, ingest
+from llama_index_agentic_kb.store.documents import DocumentDatabase
+from llama_index_agentic_kb.store.embedding_model import DEFAULT_EMBED_MODEL
+
+if TYPE_CHECKING:
+    from llama_index.core.base.embeddings.base import BaseEmbedding
+
+MOCK = MockEmbedding(embed_dim=4)
+
+
+def _small_source(folder: Path) -> Path:
+    folder.mkdir()
+    (folder / "voyager.txt").write_text("Voyager 1 left the heliosphere in 2012.")
+    (folder / "rings.txt").write_text("Saturn has rings of ice.")
+    return folder
+
+
+def test_missing_store_names_the_command(tmp_path: Path) -> None:
+    """Opening what is not there tells how to make it."""
+    with pytest.raises(ConfigurationError, match="There is no store in .*agentic-kb ingest"):
+        KnowledgeStore.open(tmp_path / "none")
+
+
+def test_store_is_not_made_among_other_files(tmp_path: Path) -> None:
+    """A folder of documents, or a file, does not become a store."""
+    (tmp_path / "notes.md").write_text("mine")
+    with pytest.raises(ConfigurationError, match="holds other files"):
+        KnowledgeStore.open(tmp_path, embed_model=MOCK, create=True)
+    with pytest.raises(ConfigurationError, match="is a file"):
+        KnowledgeStore.open(tmp_path / "notes.md", embed_model=MOCK, create=True)
+
+
+def test_store_remembers_its_model(tmp_path: Path) -> None:
+    """store.json holds format and model, written whole; creating again opens what is there."""
+    KnowledgeStore.open(tmp_path / "store", embed_model=MOCK, create=True).close()
+    content = json.loads((tmp_path / "store" / "store.json").read_text())
+    assert content == {"formatVersion": 1, "embeddingModel": {"name": "MockEmbedding", "dimension": 4}}
+    assert not (tmp_path / "store" / "store.json.tmp").exists()
+    with KnowledgeStore.open(tmp_path / "store", embed_model=MOCK, create=True) as store:
+        assert store.sources() == []
+
+
+def test_another_model_is_refused(tmp_path: Path) -> None:
+    """Another name, another dimension, and the default model are each refused, both models and the remedy named."""
+    KnowledgeStore.open(tmp_path / "store", embed_model=MOCK, create=True).close()
+    for other, shown in [
+        (MockEmbedding(embed_dim=4, model_name="other"), "other"),
+        (MockEmbedding(embed_dim=5), r"MockEmbedding \(5 dimensions\)"),
+        (None, DEFAULT_EMBED_MODEL),
+    ]:
+        with pytest.raises(StoreMismatchError, match=rf"MockEmbedding \(4 dimensions\) .* {shown}: .*embed_model="):
+            KnowledgeStore.open(tmp_path / "store", embed_model=other)
+
+
+def test_default_model_is_loaded_when_needed(tmp_path: Path, embed_model: BaseEmbedding) -> None:
+    """A store of the default model opens and lists its sources without loading it; its dimension is checked then."""
+    KnowledgeStore.open(tmp_path / "store", embed_model=embed_model, create=True).close()
+    with KnowledgeStore.open(tmp_path / "store") as store:
+        assert store._embed_model is None
+        assert len(store.embed_model.get_text_embedding("x")) == 384
+    file = tmp_path / "store" / "store.json"
+    file.write_text(file.read_text().replace("384", "385"))
+    with KnowledgeStore.open(tmp_path / "store") as store, pytest.raises(StoreMismatchError, match="385 dimensions"):
+        _ = store.embed_model
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ('{"formatVersion": 2, "embeddingModel": {}}', "format version 2; this release reads version 1"),
+        ('{"formatVersion": 1, "embeddingModel": {"name": "x"}}', "names no embedding model"),
+        ('{"formatVersion": 1', "is damaged"),
+        ("[]", "is damaged"),
+    ],
+)
+def test_unknown_and_damaged_formats_are_refused(tmp_path: Path, content: str, message: str) -> None:
+    """A store of another format, or a damaged one, says so and names the way out."""
+    (tmp_path / "store.json").write_text(content)
+    with pytest.raises(ConfigurationError, match=f"{message}.*agentic-kb ingest"):
+        KnowledgeStore.open(tmp_path)
+
+
+def test_foreign_document_database_is_refused(tmp_path: Path) -> None:
+    """A documents.db that is no SQLite file, or of another version, is a clear error."""
+    (tmp_path / "garbage.db").write_bytes(b"x" * 5000)
+    with pytest.raises(ConfigurationError, match="can't be read as a document database"):
+        DocumentDatabase(tmp_path / "garbage.db")
+    database = DocumentDatabase(tmp_path / "newer.db")
+    database._connection.execute("PRAGMA user_version = 9")
+    database.close()
+    with pytest.raises(ConfigurationError, match="schema version 9"):
+        DocumentDatabase(tmp_path / "newer.db")
+
+
+def test_closed_store_says_so(tmp_path: Path) -> None:
+    """After closing, twice if need be, use is a clear error."""
+    store = KnowledgeStore.open(tmp_path / "store", embed_model=MOCK, create=True)
+    store.close()
+    store.close()
+    for use in (store.sources, lambda: store.chroma, lambda: store.index("a"), lambda: store.writing().__enter__()):
+        with pytest.raises(ConfigurationError, match="is closed"):
+            use()
+
+
+def test_index_is_one_object_for_all_threads(tmp_path: Path, store: KnowledgeStore) -> None:
+    """Threads asking at once get one index, which searches with the store's model and keeps up with ingestion."""
+    folder = _small_source(tmp_path / "space")
+    ingest(folder, store)
+    indexes: list[object] = []
+    threads = [threading.Thread(target=lambda: indexes.append(store.index("space"))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(indexes) == 8
+    assert len(set(map(id, indexes))) == 1
+    retriever = store.index("space").as_retriever(similarity_top_k=1)
+    assert retriever.retrieve("Which probe left the solar wind?")[0].node.metadata["title"] == "voyager"
+    (folder / "titan.txt").write_text("Titan is a moon with lakes of methane.")
+    ingest(folder, store)
+    assert retriever.retrieve("lakes of methane")[0].node.metadata["title"] == "titan"
+
+
+def test_nodes_equal_those_in_the_index(tmp_path: Path, store: KnowledgeStore) -> None:
+    """The document record gives the same nodes as the index: ids, text, metadata, hidden keys, source document."""
+    ingest(_small_source(tmp_path / "space"), store)
+    recorded = {node.node_id: node for node in store.nodes("space")}
+    indexed = {found.node.node_id: found.node for found in store.index("space").as_retriever().retrieve("space")}
+    assert recorded.keys() == indexed.keys()
+    for node_id, node in recorded.items():
+        other = indexed[node_id]
+        assert node.model_dump() == {**other.model_dump(), "embedding": None}
+        assert other.ref_doc_id == node.metadata["document_id"]
+
+
+def test_sources_are_listed_and_removed(tmp_path: Path, store: KnowledgeStore) -> None:
+    """Sources come with description and counts; a removed one is gone from both databases."""
+    ingest(_small_source(tmp_path / "space"), store, description="Space facts")
+    assert store.sources() == [SourceInfo("space", "Space facts", documents=2, chunks=2, version=2)]
+    with pytest.raises(ConfigurationError, match="no source 'sea'; it has: space"):
+        store.index("sea")
+    store.remove_source("space")
+    assert store.sources() == []
+    assert store.chroma.sources() == []
+    for use in (store.index, store.nodes, store.remove_source):
+        with pytest.raises(ConfigurationError, match="no source 'space'; it has: none yet"):
+            use("space")
+
+
+def test_second_writer_is_told_the_first_ones_pid(store: KnowledgeStore, tmp_path: Path) -> None:
+    """While another process writes, ingestion is refused with its pid; when that process is killed, the way is free."""
+    code = (
+        "import sys, time, pathlib; from llama_index_agentic_kb.store.write_lock import write_lock\n"
+        "with write_lock(pathlib.Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
+    )
+    command = [sys.executable, "-c", code, str(store.path / "write.lock")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout is not None
+        assert holder.stdout.readline() == b"held\n"
+        with pytest.raises(IngestionError, match=f"Process {holder.pid} is writing"):
+            ingest(_small_source(tmp_path / "space"), store)
+        assert store.sources() == []
+        os.kill(holder.pid, signal.SIGKILL)
+    with store.writing(), pytest.raises(IngestionError, match=f"Process {os.getpid()} is writing"):
+        store.writing().__enter__()
+    assert len(ingest(tmp_path / "space", store).added) == 2

@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler
+from llama_index.core.schema import IndexNode, QueryBundle, TextNode
+
+from llama_index_agentic_kb.testing import MemoryRetriever, RecordedQuery, Verbatim, sources
+from llama_index_agentic_kb.testing.sources import Mode, SourceFault
+
+TEXTS = ["Rain in Paris", "Snow in Oslo", "Rain and snow in Bergen"]
+
+
+def test_nodes_are_ranked_by_shared_words() -> None:
+    """The score is the share of the query's words found; ties keep their order, misses are left out."""
+    source = MemoryRetriever(TEXTS, similarity_top_k=3)
+
+    hits = source.retrieve("rain, SNOW")
+    assert [(hit.text, hit.score) for hit in hits] == [(TEXTS[2], 1.0), (TEXTS[0], 0.5), (TEXTS[1], 0.5)]
+    assert [hit.text for hit in source.retrieve("Paris?")] == [TEXTS[0]]
+    assert source.retrieve("Rome") == []
+    assert source.retrieve("?") == []
+
+
+def test_only_k_nodes_are_returned() -> None:
+    """Two nodes are returned unless told otherwise."""
+    assert len(MemoryRetriever(TEXTS).retrieve("in")) == 2
+    assert len(MemoryRetriever(TEXTS, similarity_top_k=1).retrieve("in")) == 1
+
+
+def test_ids_of_texts_are_stable() -> None:
+    """The same text has the same node id in every source."""
+    first, second = (MemoryRetriever(TEXTS).retrieve("Paris")[0].node_id for _ in range(2))
+    assert first == second
+
+
+def test_results_are_fresh() -> None:
+    """What a caller does to its nodes is not seen by the next one."""
+    node = TextNode(text="Rain", metadata={"tags": ["a"]})
+    source = MemoryRetriever([node])
+
+    hit = source.retrieve("rain")[0]
+    hit.score = 99.0
+    hit.node.metadata["tags"].append("b")
+    again = source.retrieve("rain")[0]
+    assert again.score == 1.0
+    assert again.node.metadata == node.metadata == {"tags": ["a"]}
+
+
+def test_shared_nodes_are_the_same_objects() -> None:
+    """With shared nodes, the same query returns the same objects, in a list of its own."""
+    node = TextNode(text="Rain")
+    source = MemoryRetriever([node], shared_nodes=True)
+
+    first, second = source.retrieve("rain"), source.retrieve("rain")
+    assert first is not second
+    assert first[0] is second[0]
+    assert first[0].node is node
+
+
+def test_index_nodes_keep_their_object() -> None:
+    """An index node's object is followed, not copied."""
+    inner = MemoryRetriever(TEXTS)
+    outer = MemoryRetriever([IndexNode(text="weather", index_id="w", obj=inner)])
+    assert outer.retrieve("weather Paris") != []
+    assert inner.queries[0].query_str == "weather Paris"
+
+
+def test_queries_are_recorded() -> None:
+    """Text, presence of an embedding and thread of each query are kept."""
+    source = MemoryRetriever(TEXTS)
+    source.retrieve("one")
+    thread = threading.Thread(target=source.retrieve, args=(QueryBundle("two", embedding=[1.0]),), name="other")
+    thread.start()
+    thread.join()
+    assert source.queries == [
+        RecordedQuery("one", has_embedding=False, thread_name="MainThread"),
+        RecordedQuery("two", has_embedding=True, thread_name="other"),
+    ]
+
+
+def test_modes_are_classes() -> None:
+    """A native async method is there only if the mode says so, and callers can see it."""
+    modes: list[Mode] = ["sync", "async", "async_only"]
+    made = [MemoryRetriever(TEXTS, mode=mode) for mode in modes]
+
+    assert [type(m)._aretrieve is BaseRetriever._aretrieve for m in made] == [True, False, False]
+    assert all(isinstance(m, MemoryRetriever) for m in made)
+    with pytest.raises(ValueError, match="mode must be one of sync, async, async_only"):
+        MemoryRetriever(TEXTS, mode="other")  # type: ignore[arg-type]
+
+
+def test_async_only_refuses_sync_calls() -> None:
+    """An async only source raises from its sync method."""
+    with pytest.raises(NotImplementedError, match="async only"):
+        MemoryRetriever(TEXTS, mode="async_only").retrieve("rain")
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "async_only"])
+async def test_every_mode_answers_asynchronously(mode: Mode) -> None:
+    """All modes answer the same to an async call."""
+    assert [hit.text for hit in await MemoryRetriever(TEXTS, mode=mode).aretrieve("Oslo")] == [TEXTS[1]]
+
+
+async def test_only_native_async_overlaps() -> None:
+    """Async latencies overlap; those of a sync source block the loop one after another."""
+    native = MemoryRetriever(TEXTS, mode="async", latency=0.2)
+    blocking = MemoryRetriever(TEXTS, latency=0.1)
+
+    started = time.monotonic()
+    await asyncio.gather(*(native.aretrieve("rain") for _ in range(10)))
+    assert 0.2 <= time.monotonic() - started < 1.5
+    started = time.monotonic()
+    await asyncio.gather(*(blocking.aretrieve("rain") for _ in range(3)))
+    assert time.monotonic() - started >= 0.3
+    started = time.monotonic()
+    native.retrieve("rain")
+    assert time.monotonic() - started >= 0.2
+
+
+async def test_exceptions_are_raised() -> None:
+    """An exception as fault is raised by every call."""
+    source = MemoryRetriever(TEXTS, mode="async", fault=ConnectionError("down"))
+    with pytest.raises(ConnectionError, match="down"):
+        source.retrieve("rain")
+    with pytest.raises(ConnectionError, match="down"):
+        await source.aretrieve("rain")
+
+
+def test_nonsense_is_returned_as_it_is() -> None:
+    """A verbatim value stands where the list of nodes is due."""
+    bundle = QueryBundle("rain")
+    assert MemoryRetriever(TEXTS, fault=Verbatim(None))._retrieve(bundle) is None
+    with pytest.raises(TypeError):
+        MemoryRetriever(TEXTS, fault=Verbatim(None)).retrieve("rain")
+
+
+def test_a_callable_chooses_the_fault() -> None:
+    """A callable decides query by query, and can raise by itself."""
+
+    def choose(query: QueryBundle) -> SourceFault | None:
+        return ValueError("no rain") if query.query_str == "rain" else None
+
+    source = MemoryRetriever(TEXTS, fault=choose)
+    with pytest.raises(ValueError, match="no rain"):
+        source.retrieve("rain")
+    assert len(source.retrieve("snow")) == 2
+
+
+def test_hung_threads_end_with_the_context() -> None:
+    """A hung sync query answers once it is released."""
+    with ThreadPoolExecutor(1) as pool:
+        with MemoryRetriever(TEXTS, fault="hang") as source:
+            hung = pool.submit(source.retrieve, "Oslo")
+            with pytest.raises(TimeoutError):
+                hung.result(timeout=0.1)
+        assert [hit.text for hit in hung.result(timeout=5)] == [TEXTS[1]]
+
+
+async def test_async_hangs_can_be_cancelled_and_released() -> None:
+    """A hung async query leaves the loop free, gives way to a timeout, and answers once it is released."""
+    source = MemoryRetriever(TEXTS, mode="async", fault="hang")
+    with pytest.raises(TimeoutError):
+        await asyncio.wait_for(source.aretrieve("Oslo"), 0.05)
+    threading.Timer(0.05, source.release).start()
+    assert len(await source.aretrieve("Oslo")) == 1
+
+
+async def test_forgotten_hangs_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hang that nobody releases ends at the limit."""
+    monkeypatch.setattr(sources, "HANG_LIMIT", 0.05)
+    source = MemoryRetriever(TEXTS, mode="async", fault="hang")
+    assert len(source.retrieve("Oslo")) == 1
+    assert len(await source.aretrieve("Oslo")) == 1
+
+
+def test_callbacks_fire() -> None:
+    """The retriever takes part in callbacks like any other."""
+    debug = LlamaDebugHandler(print_trace_on_end=False)
+    source = MemoryRetriever(TEXTS)
+    source.callback_manager = CallbackManager([debug])
+    source.retrieve("rain")
+    assert len(debug.get_event_pairs(CBEventType.RETRIEVE)) == 1
