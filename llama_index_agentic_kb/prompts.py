@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -21,6 +21,7 @@ __all__ = [
     "as_data",
     "format_passage",
     "format_passages",
+    "format_question",
 ]
 
 
@@ -62,6 +63,14 @@ def format_passage(passage: Passage) -> str:
 def format_passages(passages: Iterable[Passage]) -> str:
     """Give passages as they stand in a prompt, one below the other."""
     return "\n".join(format_passage(passage) for passage in passages)
+
+
+def format_question(question: str, history: Sequence[tuple[str, str]]) -> str:
+    """Give a question with the (role, text) turns that it follows; without any, the question itself."""
+    if not history:
+        return question
+    turns = "\n".join(f"{role}: {as_data(' '.join(text.split())[:1_000])}" for role, text in history[-6:])
+    return f"{question}\n(It follows this conversation:\n<conversation>\n{turns}\n</conversation>)"
 
 
 _RULES: Final = """\

@@ -59,6 +59,7 @@ class Retrieval:
         budget: The request's budget; later stages spend what is left.
         missing: What was wanted and could not be had.
         selected: The sources that were allowed, by name.
+        scope: The question and its conversation.
     """
 
     nodes: list[NodeWithScore]
@@ -67,6 +68,7 @@ class Retrieval:
     budget: Budget
     missing: list[MissingPart] = field(default_factory=list)
     selected: Mapping[str, SelectedSource] = field(default_factory=dict)
+    scope: Scope = field(default_factory=lambda: Scope(""))
 
     @property
     def references(self) -> list[Reference]:
@@ -217,7 +219,8 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         log = ActivityLog(self.callback_manager, observer or self.observer)
         selected = select(self.sources, request, self.filters)
         memory = yield from self._remember()
-        planning = yield from self._plan(Scope.of(request, memory), selected, effort, limits, budget, log)
+        scope = Scope.of(request, memory)
+        planning = yield from self._plan(scope, selected, effort, limits, budget, log)
         fan_out = FanOut(
             selected,
             log,
@@ -228,7 +231,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         )
         lanes = yield from fan_out.search(planning.plan)
         raise_if_lost(lanes)
-        retrieval = Retrieval([], planning.plan, log, budget, missing_parts(lanes), selected)
+        retrieval = Retrieval([], planning.plan, log, budget, missing_parts(lanes), selected, scope)
         yield from self._reason(retrieval, lanes, limits, effort, bundle or QueryBundle(request.question))
         return retrieval
 

@@ -6,7 +6,7 @@ import asyncio
 import contextvars
 import threading
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
 from llama_index_agentic_kb._flow.steps import (
@@ -41,11 +41,16 @@ async def arun(flow: Flow[T]) -> T:
         driver.close()
 
 
-async def aiterate(flow: Flow[Any]) -> AsyncIterator[Any]:
-    """Perform a flow and give the items that it emits; its error, if any, is raised after them."""
+async def aiterate(flow: Flow[Any], context: contextvars.Context | None = None) -> AsyncGenerator[Any, None]:
+    """Perform a flow and give the items that it emits; its error, if any, is raised after them.
+
+    Args:
+        flow: Begins when the first item is asked for.
+        context: What the flow sees; None is a copy of the context at that time.
+    """
     emitted: asyncio.Queue[Any] = asyncio.Queue()
     driver = _Driver(emit=emitted.put_nowait)
-    root = driver.start(driver.drive(flow), contextvars.copy_context())
+    root = driver.start(driver.drive(flow), context or contextvars.copy_context())
     root.add_done_callback(lambda _: emitted.put_nowait(END))
     try:
         while (item := await emitted.get()) is not END:

@@ -15,7 +15,7 @@ import queue
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any, TypeVar
 
 from llama_index_agentic_kb._flow.steps import (
@@ -50,10 +50,15 @@ def run(flow: Flow[T]) -> T:
     return result
 
 
-def iterate(flow: Flow[Any]) -> Iterator[Any]:
-    """Perform a flow and give the items that it emits; its error, if any, is raised after them."""
+def iterate(flow: Flow[Any], context: contextvars.Context | None = None) -> Generator[Any, None, None]:
+    """Perform a flow and give the items that it emits; its error, if any, is raised after them.
+
+    Args:
+        flow: Begins when the first item is asked for.
+        context: What the flow sees; None is a copy of the context at that time.
+    """
     driver = _Driver()
-    root = driver.spawn(flow, contextvars.copy_context())
+    root = driver.spawn(flow, context or contextvars.copy_context())
     yield from driver.items(root)
     root.job.result()
 

@@ -81,6 +81,16 @@ class ActivityLog:
         """End a stage that failed."""
         self.close(record, error=describe_error(error, target), **{"outcome": Outcome.ERROR, **fields})
 
+    def amend(self, record: ActivityRecord, **fields: Any) -> None:
+        """Correct a closed record: a later stage knows more. The observer is told again, handlers are not."""
+        for name, value in fields.items():
+            setattr(record, name, value)
+        self._observe(record)
+
+    def last(self, kind: type[R]) -> R | None:
+        """Give the newest record of a class."""
+        return next((record for record in reversed(self.records) if isinstance(record, kind)), None)
+
     def _observe(self, record: ActivityRecord) -> None:
         if self._observer is None:
             return

@@ -38,12 +38,14 @@ class SourceFiles:
     """What one ingestion brings to one source.
 
     Args:
-        files: The files by their path inside the source, in the order they were found.
+        files: The files by their path inside the source, in the order of the paths.
         roots: The folders that were searched; documents of theirs that are not among ``files`` are gone.
+        unlisted: Folders that could not be looked into; nothing is known about documents below them.
     """
 
     files: dict[str, FoundFile] = field(default_factory=dict)
     roots: set[str] = field(default_factory=set)
+    unlisted: set[str] = field(default_factory=set)
 
 
 @dataclass
@@ -90,11 +92,13 @@ def select_files(
     for given in paths:
         path = Path(os.path.abspath(given))  # noqa: PTH100  (resolve() would rename a linked folder's source)
         if path.is_dir():
-            _add_folder(selection, path, source or _folder_name(path), recursive=recursive)
+            _add_folder(selection, path, _folder_name(path) if source is None else source, recursive=recursive)
         elif path.is_file():
-            _add_file(selection, path, source or DEFAULT_SOURCE)
+            _add_file(selection, path, DEFAULT_SOURCE if source is None else source)
         else:
             _add_missing(selection, path, source, sources_at(str(path)))
+    for group in selection.sources.values():
+        group.files = dict(sorted(group.files.items()))
     selection.sources = dict(sorted(selection.sources.items()))
     return selection
 
@@ -113,7 +117,7 @@ def _folder_name(path: Path) -> str:
 def _add_folder(selection: FileSelection, root: Path, source: str, *, recursive: bool) -> None:
     group = selection.sources.setdefault(source, SourceFiles())
     group.roots.add(str(root))
-    for path in _walk(root, selection, recursive=recursive):
+    for path in _walk(root, selection, group, recursive=recursive):
         if path.suffix.lower() not in SUFFIXES:
             selection.skipped += 1
         elif not _stays_inside(path, root):
@@ -148,8 +152,9 @@ def _add(selection: FileSelection, group: SourceFiles, file: FoundFile) -> None:
         )
 
 
-def _walk(root: Path, selection: FileSelection, *, recursive: bool) -> Iterator[Path]:
+def _walk(root: Path, selection: FileSelection, group: SourceFiles, *, recursive: bool) -> Iterator[Path]:
     def unreadable(error: OSError) -> None:
+        group.unlisted.add(str(error.filename))
         selection.failed.append((printable(error.filename), f"can't be listed: {error.strerror}"))
 
     for folder, subfolders, names in os.walk(root, onerror=unreadable):

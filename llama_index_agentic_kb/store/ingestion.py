@@ -269,7 +269,7 @@ class _SourceIngestion:
 
     def _remove_gone(self, group: SourceFiles, *, recursive: bool) -> None:
         for path, known in self._known.items():
-            if path not in group.files and _is_gone(known, group.roots, recursive=recursive):
+            if path not in group.files and _is_gone(known, group, recursive=recursive):
                 self._remove(path)
 
     def _remove(self, path: str) -> None:
@@ -288,8 +288,10 @@ def _belongs_elsewhere(known: StoredDocument, file: FoundFile, roots: set[str]) 
     return os.path.lexists(known.origin)
 
 
-def _is_gone(known: StoredDocument, roots: set[str], *, recursive: bool) -> bool:
+def _is_gone(known: StoredDocument, group: SourceFiles, *, recursive: bool) -> bool:
     """A document goes when its file is gone, or when its folder was searched and doesn't show it any more."""
+    if any(Path(known.origin).is_relative_to(folder) for folder in group.unlisted):
+        return False
     if not os.path.lexists(known.origin):
         return True
-    return known.root in roots and (recursive or "/" not in known.path)
+    return known.root in group.roots and (recursive or "/" not in known.path)

@@ -12,9 +12,11 @@ LlamaIndex's readers do the reading where they keep the text whole (measured wit
 
 from __future__ import annotations
 
+import logging
 import re
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -103,12 +105,25 @@ def _read_pdf(path: Path) -> ParsedFile:
     from tenacity import RetryError  # noqa: PLC0415  (comes with LlamaIndex)
 
     try:
-        pages = PDFReader().load_data(path)
+        with _quiet("pypdf"):
+            pages = PDFReader().load_data(path)
     except RetryError as error:
         # The reader tries three times, whatever the fault, and hides it.
         cause = error.last_attempt.exception()
         raise IngestionError(f"can't be read as PDF: {cause}") from cause
     return ParsedFile(title=path.stem, sections=[_page(page) for page in pages])
+
+
+@contextmanager
+def _quiet(name: str) -> Iterator[None]:
+    """Keep a parser's complaints out of the terminal: a file that can't be read is reported once, by us."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def _page(page: Document) -> Section:

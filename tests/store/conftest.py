@@ -9,7 +9,6 @@ import time
 import urllib.request
 import zipfile
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -19,8 +18,6 @@ from llama_index_agentic_kb.store import KnowledgeStore, default_embed_model
 
 if TYPE_CHECKING:
     from llama_index.core.base.embeddings.base import BaseEmbedding
-
-WriteFile = Callable[[Path, str], Path]
 
 
 @pytest.fixture(scope="session")
@@ -43,20 +40,14 @@ def write_pdf() -> Callable[[Path, list[str]], Path]:
 
 
 @pytest.fixture
-def write_docx() -> WriteFile:
+def write_docx() -> Callable[[Path, str], Path]:
     """A function that writes a .docx with a paragraph per line of text."""
     return _write_docx
 
 
-@dataclass(frozen=True)
-class ChromaServer:
-    port: int
-    pid: int
-
-
 @pytest.fixture(scope="module")
-def chroma_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChromaServer]:
-    """A real `chroma run` on loopback."""
+def chroma_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, int]]:
+    """A real `chroma run` on loopback: its port and its pid."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -65,7 +56,7 @@ def chroma_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ChromaSe
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         _wait_for(port, process)
-        yield ChromaServer(port, process.pid)
+        yield port, process.pid
     finally:
         process.kill()
         process.wait()

@@ -7,20 +7,17 @@ import time
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import chromadb
 import httpx
 import pytest
+from chromadb.api.client import Client
 from chromadb.config import Settings
 from llama_index.core.schema import TextNode
 from llama_index.core.vector_stores.types import VectorStoreQuery
 
 from llama_index_agentic_kb.errors import ConfigurationError, StoreMismatchError
 from llama_index_agentic_kb.store.chroma import ChromaDatabase, collection_name
-
-if TYPE_CHECKING:
-    from conftest import ChromaServer
 
 ODD_NAMES = ["ab", "a b", "a-b", "ünïcode 🚀", "..", "10.0.0.1", "-x-", "x" * 600, "tab\tname", "a..b", "Missions"]
 
@@ -66,6 +63,7 @@ def test_collection_names_never_collide() -> None:
         collection_name("  ")
 
 
+@pytest.mark.slow
 def test_batches_respect_the_clients_limit(database: ChromaDatabase) -> None:
     """More nodes than one request may carry are added, read and deleted."""
     total = 5461 + 10
@@ -118,7 +116,8 @@ def test_unopenable_directory_is_reported(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("no directory")
     with pytest.raises(ConfigurationError, match="can't be opened"):
         ChromaDatabase.persistent(tmp_path / "file")
-    other = chromadb.PersistentClient(str(tmp_path / "shared"), settings=Settings(allow_reset=True))
+    settings = Settings(allow_reset=True, is_persistent=True, persist_directory=str(tmp_path / "shared"))
+    other = Client(settings=settings)
     with pytest.raises(ConfigurationError, match="different settings"):
         ChromaDatabase.persistent(tmp_path / "shared")
     other.close()
@@ -144,9 +143,9 @@ def test_collections_of_others_are_refused(tmp_path: Path, database: ChromaDatab
             database.vector_store("theirs", create=create)
 
 
-def test_server_holds_the_same(chroma_server: ChromaServer) -> None:
+def test_server_holds_the_same(chroma_server: tuple[int, int]) -> None:
     """Over HTTP a source is made, filled, read, emptied and deleted."""
-    database = ChromaDatabase.http("127.0.0.1", chroma_server.port, timeout=5)
+    database = ChromaDatabase.http("127.0.0.1", chroma_server[0], timeout=5)
     database.vector_store("http source", create=True)
     database.add("http source", [_node("a", [1.0, 0.0]), _node("b", [0.0, 1.0])])
     assert database.node_ids("http source") == {"a", "b"}
@@ -158,20 +157,21 @@ def test_server_holds_the_same(chroma_server: ChromaServer) -> None:
     database.close()
 
 
-def test_every_request_has_the_timeout(chroma_server: ChromaServer) -> None:
+def test_every_request_has_the_timeout(chroma_server: tuple[int, int]) -> None:
     """A stopped server costs the set timeout, in use and while connecting; then the same client goes on."""
-    database = ChromaDatabase.http("127.0.0.1", chroma_server.port, timeout=0.5, max_connections=3)
+    port, pid = chroma_server
+    database = ChromaDatabase.http("127.0.0.1", port, timeout=0.5, max_connections=3)
     store = database.vector_store("stopped", create=True)
-    os.kill(chroma_server.pid, signal.SIGSTOP)
+    os.kill(pid, signal.SIGSTOP)
     try:
         started = time.monotonic()
         with pytest.raises(httpx.ReadTimeout):
             store.query(VectorStoreQuery(query_embedding=[1.0], similarity_top_k=1))
         with pytest.raises(ConfigurationError, match=r"No Chroma server answers at 127.0.0.1.*`chroma run`"):
-            ChromaDatabase.http("127.0.0.1", chroma_server.port, timeout=0.5)
+            ChromaDatabase.http("127.0.0.1", port, timeout=0.5)
         assert time.monotonic() - started < 2.0
     finally:
-        os.kill(chroma_server.pid, signal.SIGCONT)
+        os.kill(pid, signal.SIGCONT)
     assert database.count("stopped") == 0
     for session in (database._client._server._session, database._client._admin_client._server._session):  # type: ignore[attr-defined]
         assert session.timeout == httpx.Timeout(0.5)
@@ -180,13 +180,13 @@ def test_every_request_has_the_timeout(chroma_server: ChromaServer) -> None:
 
 def test_no_server_is_reported() -> None:
     """A port where nothing listens is a clear error at once."""
-    with pytest.raises(ConfigurationError, match="No Chroma server answers at 127.0.0.1:1 "):
+    with pytest.raises(ConfigurationError, match=r"No Chroma server answers at 127\.0\.0\.1:1 "):
         ChromaDatabase.http("127.0.0.1", 1, timeout=2)
 
 
 @pytest.mark.parametrize("where", ["configuration", "schema"])
 def test_server_can_not_make_the_client_load_a_model(
-    chroma_server: ChromaServer, monkeypatch: pytest.MonkeyPatch, where: str
+    chroma_server: tuple[int, int], monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     """A collection whose configuration names a model to load is refused before anything is loaded."""
     import sentence_transformers  # noqa: PLC0415
@@ -202,10 +202,10 @@ def test_server_can_not_make_the_client_load_a_model(
     else:
         vectors = {"enabled": True, "config": {"space": "cosine", "embedding_function": function, "hnsw": {}}}
         body["schema"] = {"defaults": {}, "keys": {"#embedding": {"float_list": {"vector_index": vectors}}}}
-    url = f"http://127.0.0.1:{chroma_server.port}/api/v2/tenants/default_tenant/databases/default_database/collections"
+    url = f"http://127.0.0.1:{chroma_server[0]}/api/v2/tenants/default_tenant/databases/default_database/collections"
     request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
     urllib.request.urlopen(request, timeout=5).close()
-    database = ChromaDatabase.http("127.0.0.1", chroma_server.port, timeout=5)
+    database = ChromaDatabase.http("127.0.0.1", chroma_server[0], timeout=5)
     for create in (False, True):
         with pytest.raises(StoreMismatchError, match="sentence_transformer"):
             database.vector_store(source, create=create)

@@ -32,7 +32,7 @@ def _small_source(folder: Path) -> Path:
 
 def test_missing_store_names_the_command(tmp_path: Path) -> None:
     """Opening what is not there tells how to make it."""
-    with pytest.raises(ConfigurationError, match="There is no store in .*agentic-kb ingest"):
+    with pytest.raises(ConfigurationError, match=r"There is no store in .*agentic-kb ingest"):
         KnowledgeStore.open(tmp_path / "none")
 
 

@@ -46,7 +46,9 @@ def test_front_matter_becomes_metadata() -> None:
         "code": "007",
         "draft": "no",
     }
-    assert text.startswith("# Landing\n\nFirst paragraph,\nwith <b>tags</b> and [a link](https://example.org).\n\n    i")
+    assert text.startswith(
+        "# Landing\n\nFirst paragraph,\nwith <b>tags</b> and [a link](https://example.org).\n\n    i"
+    )
 
 
 @pytest.mark.parametrize("text", ["---\nJust a line between rules\n---\nText", "Text\n---\na: b\n---\n", "---\na: b\n"])
