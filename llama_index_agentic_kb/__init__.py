@@ -1,1 +1,110 @@
-"""Agentic knowledge base."""
+"""An agentic knowledge base for LlamaIndex.
+
+The way of a query, in order:
+
+1. ``KnowledgeBase`` (knowledge_base.py) takes a question, a conversation or a request (schema/).
+2. ``AgenticRetriever`` (retriever.py) reads its scope, plans sub-queries with a language model (planning/), searches
+   every (sub-query x source) side by side (sources/), and fuses what they found into one list of evidence (search/).
+3. A synthesizer (synthesizers/) turns the evidence into data or a cited answer.
+4. ``AgenticQueryEngine`` (query_engine.py) joins the two; ``AgenticChatEngine`` (chat_engine.py) adds a conversation,
+   ``AgenticVectorStoreIndex`` (index.py) puts both behind a LlamaIndex index.
+
+A budget (one deadline, one allowance) and an activity log (account/) travel with the query; prompts.py holds every
+template, llm.py is the one way in which a language model is called, _flow/ lets one body serve sync and async.
+
+Names are exported lazily (PEP 562): importing the package loads neither torch nor chromadb nor a model's client.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from llama_index_agentic_kb.account import ActivityCallbackHandler as ActivityCallbackHandler
+    from llama_index_agentic_kb.account import ActivityEndEvent as ActivityEndEvent
+    from llama_index_agentic_kb.account import ActivityStartEvent as ActivityStartEvent
+    from llama_index_agentic_kb.chat_engine import AgenticChatEngine as AgenticChatEngine
+    from llama_index_agentic_kb.errors import AgenticKBError as AgenticKBError
+    from llama_index_agentic_kb.errors import ConfigurationError as ConfigurationError
+    from llama_index_agentic_kb.errors import DeadlineExceededError as DeadlineExceededError
+    from llama_index_agentic_kb.errors import DeniedError as DeniedError
+    from llama_index_agentic_kb.errors import InvalidRequestError as InvalidRequestError
+    from llama_index_agentic_kb.errors import LLMError as LLMError
+    from llama_index_agentic_kb.errors import RetrievalError as RetrievalError
+    from llama_index_agentic_kb.errors import StoreMismatchError as StoreMismatchError
+    from llama_index_agentic_kb.errors import SynthesisError as SynthesisError
+    from llama_index_agentic_kb.index import AgenticVectorStoreIndex as AgenticVectorStoreIndex
+    from llama_index_agentic_kb.knowledge_base import KnowledgeBase as KnowledgeBase
+    from llama_index_agentic_kb.llm import OpenAICompatible as OpenAICompatible
+    from llama_index_agentic_kb.planning import DEFAULT_LIMITS as DEFAULT_LIMITS
+    from llama_index_agentic_kb.planning import EffortLimits as EffortLimits
+    from llama_index_agentic_kb.query_engine import AgenticQueryEngine as AgenticQueryEngine
+    from llama_index_agentic_kb.query_engine import AgenticResponse as AgenticResponse
+    from llama_index_agentic_kb.retriever import AgenticRetriever as AgenticRetriever
+    from llama_index_agentic_kb.schema import OutputMode as OutputMode
+    from llama_index_agentic_kb.schema import QueryPlan as QueryPlan
+    from llama_index_agentic_kb.schema import ReasoningEffort as ReasoningEffort
+    from llama_index_agentic_kb.schema import RetrievalRequest as RetrievalRequest
+    from llama_index_agentic_kb.schema import RetrievalResponse as RetrievalResponse
+    from llama_index_agentic_kb.schema import SourceParams as SourceParams
+    from llama_index_agentic_kb.search.fusion import interleave as interleave
+    from llama_index_agentic_kb.search.fusion import reciprocal_rank_fusion as reciprocal_rank_fusion
+    from llama_index_agentic_kb.sources import KnowledgeSource as KnowledgeSource
+    from llama_index_agentic_kb.store import KnowledgeStore as KnowledgeStore
+    from llama_index_agentic_kb.store import default_embed_model as default_embed_model
+    from llama_index_agentic_kb.store import ingest as ingest
+    from llama_index_agentic_kb.synthesizers import get_response_synthesizer as get_response_synthesizer
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "account": ("ActivityCallbackHandler", "ActivityEndEvent", "ActivityStartEvent"),
+    "chat_engine": ("AgenticChatEngine",),
+    "errors": (
+        "AgenticKBError",
+        "ConfigurationError",
+        "DeadlineExceededError",
+        "DeniedError",
+        "InvalidRequestError",
+        "LLMError",
+        "RetrievalError",
+        "StoreMismatchError",
+        "SynthesisError",
+    ),
+    "index": ("AgenticVectorStoreIndex",),
+    "knowledge_base": ("KnowledgeBase",),
+    "llm": ("OpenAICompatible",),
+    "planning": ("DEFAULT_LIMITS", "EffortLimits"),
+    "query_engine": ("AgenticQueryEngine", "AgenticResponse"),
+    "retriever": ("AgenticRetriever",),
+    "schema": (
+        "OutputMode",
+        "QueryPlan",
+        "ReasoningEffort",
+        "RetrievalRequest",
+        "RetrievalResponse",
+        "SourceParams",
+    ),
+    "search.fusion": ("interleave", "reciprocal_rank_fusion"),
+    "sources": ("KnowledgeSource",),
+    "store": ("KnowledgeStore", "default_embed_model", "ingest"),
+    "synthesizers": ("get_response_synthesizer",),
+}
+_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = ["__version__", *sorted(_HOME_OF)]  # noqa: PLE0604 (a list of names, computed once)
+
+
+def __getattr__(name: str) -> Any:
+    """Import a public name's home when it is first asked for."""
+    home = _HOME_OF.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))

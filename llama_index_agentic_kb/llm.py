@@ -33,6 +33,7 @@ __all__ = [
     "model_name",
     "resolve_llm",
     "structured_output",
+    "warm_up_llm",
 ]
 
 FALLBACK_CONTEXT_WINDOW: Final = 8_192
@@ -191,6 +192,14 @@ def resolve_llm(llm: LLM | None) -> LLM | None:
         return None
     default: LLM = Settings.llm
     return None if isinstance(default, MockLLM) else default
+
+
+def warm_up_llm(llm: LLM) -> None:
+    """Load tokenizer and client before the first call; nothing is sent."""
+    count_tokens("warm up")
+    for make in ("_get_client", "_get_aclient"):  # llama_index's OpenAI makes its clients on first use: 100 ms each
+        if _is_openai(llm) and hasattr(llm, make):
+            getattr(llm, make)()
 
 
 def count_tokens(text: str) -> int:

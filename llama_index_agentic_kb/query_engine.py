@@ -129,17 +129,13 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
 
     def _query(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
         request = self.retriever.request_for(query_bundle)
-        if not self._streams:
-            return _llama_response(run(self._whole(request, query_bundle)))
-        retrieval = run(self._retrieval(request, query_bundle))
-        return self._stream(retrieval)
+        return self.stream(request, query_bundle) if self._streams else self.respond(request, query_bundle)
 
     async def _aquery(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
         request = self.retriever.request_for(query_bundle)
-        if not self._streams:
-            return _llama_response(await arun(self._whole(request, query_bundle)))
-        retrieval = await arun(self._retrieval(request, query_bundle))
-        return self._astream(retrieval)
+        if self._streams:
+            return await self.astream(request, query_bundle)
+        return await self.arespond(request, query_bundle)
 
     def retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         """Give the nodes that an answer would rest on."""
@@ -169,13 +165,26 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
 
     # -- the way of a query ----------------------------------------------------------------------------------------
 
-    def answer(self, request: RetrievalRequest, *, observer: Observer = None) -> Flow[Answered]:
-        """Go the whole way of a request: retrieve, then synthesize."""
-        return self._whole(request, None, observer)
+    def respond(self, request: RetrievalRequest, bundle: QueryBundle | None = None) -> Response | PydanticResponse:
+        """Go the whole way of a request and give a LlamaIndex response."""
+        return _llama_response(run(self.answer(request, bundle)))
 
-    def _whole(
-        self, request: RetrievalRequest, bundle: QueryBundle | None, observer: Observer = None
+    async def arespond(
+        self, request: RetrievalRequest, bundle: QueryBundle | None = None
+    ) -> Response | PydanticResponse:
+        """Go the whole way of a request and give a LlamaIndex response."""
+        return _llama_response(await arun(self.answer(request, bundle)))
+
+    def answer(
+        self, request: RetrievalRequest, bundle: QueryBundle | None = None, observer: Observer = None
     ) -> Flow[Answered]:
+        """Go the whole way of a request: retrieve, then synthesize.
+
+        Args:
+            request: What is asked.
+            bundle: The caller's query; its vector serves the question's lane.
+            observer: Called with each activity record when it is opened and when it is closed.
+        """
         retrieval = yield from self._retrieval(request, bundle, observer)
         synthesis = yield from self._synthesis(retrieval)
         return Answered(retrieval, synthesis)
@@ -262,7 +271,9 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
     def _streams(self) -> bool:
         return isinstance(self.synthesizer, AgenticSynthesizer) and self.synthesizer.streaming
 
-    def _stream(self, retrieval: Retrieval) -> StreamingResponse:
+    def stream(self, request: RetrievalRequest, bundle: QueryBundle | None = None) -> StreamingResponse:
+        """Retrieve, and give a LlamaIndex response whose tokens come as they are read."""
+        retrieval = run(self._retrieval(request, bundle))
         metadata = _metadata(Answered(retrieval, Synthesis(text="")))
         flow, context = self._streamed(retrieval, metadata), contextvars.copy_context()
 
@@ -271,7 +282,9 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
 
         return StreamingResponse(tokens(), source_nodes=retrieval.nodes, metadata=metadata)
 
-    def _astream(self, retrieval: Retrieval) -> AsyncStreamingResponse:
+    async def astream(self, request: RetrievalRequest, bundle: QueryBundle | None = None) -> AsyncStreamingResponse:
+        """Retrieve, and give a LlamaIndex response whose tokens come as they are read."""
+        retrieval = await arun(self._retrieval(request, bundle))
         metadata = _metadata(Answered(retrieval, Synthesis(text="")))
         flow, context = self._streamed(retrieval, metadata), contextvars.copy_context()
 

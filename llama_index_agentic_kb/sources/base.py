@@ -7,7 +7,7 @@ where each returned node is checked against it again.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -64,6 +64,7 @@ class KnowledgeSource:
         index: Any LlamaIndex index. Its retriever is made anew for each effective filter.
         retriever: Any LlamaIndex retriever. It can't take filters: a search under one is denied.
         retriever_factory: Takes ``MetadataFilters`` or None and gives a retriever that applies them.
+        retriever_kwargs: Further arguments of the index's ``as_retriever`` (``vector_store_query_mode``, ...).
         kind: The ``type`` of its references and activity records. Default "searchIndex".
         filters: The mandatory filter. No request, plan or parameter can widen it.
         title_field: Metadata key of a document's title. Default "title", then the file name.
@@ -91,6 +92,7 @@ class KnowledgeSource:
         index: BaseIndex[Any] | None = None,
         retriever: BaseRetriever | None = None,
         retriever_factory: RetrieverFactory | None = None,
+        retriever_kwargs: Mapping[str, Any] | None = None,
         kind: str = "searchIndex",
         filters: FilterLike = None,
         title_field: str = "title",
@@ -124,6 +126,7 @@ class KnowledgeSource:
         self._index = index
         self._retriever = retriever
         self._factory = retriever_factory
+        self._retriever_kwargs = dict(retriever_kwargs or {})
         self._native_async = native_async
         self._pool = WorkerPool(f"source-{name}", max_workers=max_concurrency)
 
@@ -159,7 +162,7 @@ class KnowledgeSource:
         if self._index is not None:
             if filters is not None and not takes_filters(self._index):
                 raise self._denied(f"{type(self._index).__name__} ignores filters")
-            retriever = own_recursion(index_retriever(self._index, filters, top_k))
+            retriever = own_recursion(index_retriever(self._index, filters, top_k, self._retriever_kwargs))
         elif self._factory is not None:
             make = partial(self._factory, None if filters is None else lower(filters))
             retriever = yield Call(sync=make, pool=self._pool, what=f"retriever factory of source {self.name!r}")
@@ -210,6 +213,17 @@ class KnowledgeSource:
             if not native:
                 raise
             return (yield Call(native=aretrieve, deadline=deadline, what=what))  # async only, called from sync
+
+    def warm_up(self) -> Flow[None]:
+        """Load what the first search would have to load: embedding model and store. What fails is left to it."""
+        if self._index is None or (self.mandatory is not None and not takes_filters(self._index)):
+            return
+        prepared = yield from self.prepare(self.effective_filter(), 1)
+        bundle = QueryBundle("warm up")
+        if prepared.embed_model is not None:
+            warm = partial(prepared.embed_model.get_query_embedding, bundle.query_str)
+            bundle.embedding = yield Call(sync=warm, pool=self._pool, what="embedding model")
+        yield from self._retrieve(prepared.retriever, bundle, None)
 
     def _denied(self, why: str) -> DeniedError:
         return DeniedError(f"source {self.name!r} was not searched: its filter can't be applied ({why})")

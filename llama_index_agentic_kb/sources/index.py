@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -17,14 +18,16 @@ from llama_index_agentic_kb.sources.filters import lower
 __all__ = ["index_retriever", "query_embedding_model", "takes_filters"]
 
 
-def index_retriever(index: BaseIndex[Any], filters: FilterNode | None, top_k: int | None) -> BaseRetriever:
+def index_retriever(
+    index: BaseIndex[Any], filters: FilterNode | None, top_k: int | None, further: Mapping[str, Any] | None = None
+) -> BaseRetriever:
     """Give an index's own retriever for one effective filter.
 
     An index whose ``as_retriever`` is agentic would search itself through itself: such a one offers
     ``as_plain_retriever``.
     """
     make = getattr(index, "as_plain_retriever", index.as_retriever)
-    kwargs: dict[str, Any] = {}
+    kwargs: dict[str, Any] = dict(further or {})
     if top_k is not None:
         kwargs["similarity_top_k"] = top_k
     if filters is not None:

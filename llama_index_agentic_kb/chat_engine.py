@@ -1,0 +1,153 @@
+"""A conversation over a knowledge base: each message goes the way of a query, with what was said before it."""
+
+from __future__ import annotations
+
+import contextvars
+from collections.abc import AsyncGenerator, Generator, Sequence
+from functools import partial
+from typing import Any
+
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageRole
+from llama_index.core.base.response.schema import PydanticResponse, Response
+from llama_index.core.callbacks import CallbackManager, trace_method
+from llama_index.core.chat_engine.types import AgentChatResponse, BaseChatEngine, StreamingAgentChatResponse
+from llama_index.core.instrumentation import DispatcherSpanMixin
+from llama_index.core.memory import BaseMemory, ChatMemoryBuffer
+from llama_index.core.tools import ToolOutput
+
+from llama_index_agentic_kb._flow import Call, Flow, arun, run
+from llama_index_agentic_kb.account import GuardedCallbacks
+from llama_index_agentic_kb.errors import InvalidRequestError
+from llama_index_agentic_kb.query_engine import AgenticQueryEngine
+from llama_index_agentic_kb.schema import Message, RetrievalRequest
+
+__all__ = ["AgenticChatEngine"]
+
+MEMORY_TOKENS = 8_000
+"""Tokens of conversation that a memory of our own keeps."""
+
+
+class AgenticChatEngine(GuardedCallbacks, BaseChatEngine, DispatcherSpanMixin):
+    """A LlamaIndex chat engine whose every answer is planned, searched, cited and accounted for.
+
+    Works without a language model too; an answer is then the extracted data. A turn is stored in the memory once its
+    answer is complete (for a streamed one: once its stream was read to the end), question and answer together.
+
+    Args:
+        query_engine: What answers.
+        memory: The conversation. None is a buffer of the last 8,000 tokens.
+        callback_manager: None is the query engine's.
+    """
+
+    def __init__(
+        self,
+        query_engine: AgenticQueryEngine,
+        memory: BaseMemory | None = None,
+        callback_manager: CallbackManager | None = None,
+    ) -> None:
+        self.query_engine = query_engine
+        self.memory = memory or ChatMemoryBuffer.from_defaults(token_limit=MEMORY_TOKENS)
+        self.callback_manager = callback_manager or query_engine.callback_manager
+
+    @trace_method("chat")
+    def chat(self, message: str, chat_history: list[ChatMessage] | None = None) -> AgentChatResponse:
+        """Answer a message.
+
+        Args:
+            message: The user's.
+            chat_history: In place of the memory's conversation from now on.
+        """
+        response = self.query_engine.respond(run(self._request(message, chat_history)))
+        run(self._remember(message, str(response)))
+        return _chat_response(message, response)
+
+    @trace_method("chat")
+    async def achat(self, message: str, chat_history: list[ChatMessage] | None = None) -> AgentChatResponse:
+        """Answer a message; see ``chat``."""
+        response = await self.query_engine.arespond(await arun(self._request(message, chat_history)))
+        await arun(self._remember(message, str(response)))
+        return _chat_response(message, response)
+
+    @trace_method("chat")
+    def stream_chat(self, message: str, chat_history: list[ChatMessage] | None = None) -> StreamingAgentChatResponse:
+        """Answer a message as a stream of token deltas; see ``chat``. An error is raised where it is read."""
+        response = self.query_engine.stream(run(self._request(message, chat_history)))
+        context = contextvars.copy_context()
+
+        def told() -> Generator[ChatResponse, None, None]:
+            text = ""
+            for token in response.response_gen:
+                text += token
+                yield _delta(text, token)
+            context.run(run, self._remember(message, text))
+
+        return StreamingAgentChatResponse(chat_stream=told(), is_writing_to_memory=False, **_sources(message, response))
+
+    @trace_method("chat")
+    async def astream_chat(
+        self, message: str, chat_history: list[ChatMessage] | None = None
+    ) -> StreamingAgentChatResponse:
+        """Answer a message as a stream of token deltas; see ``chat``. An error is raised where it is read."""
+        response = await self.query_engine.astream(await arun(self._request(message, chat_history)))
+
+        async def told() -> AsyncGenerator[ChatResponse, None]:
+            text = ""
+            async for token in response.response_gen:
+                text += token
+                yield _delta(text, token)
+            await arun(self._remember(message, text))
+
+        return StreamingAgentChatResponse(
+            achat_stream=told(), is_writing_to_memory=False, **_sources(message, response)
+        )
+
+    def reset(self) -> None:
+        """Forget the conversation."""
+        self.memory.reset()
+
+    @property
+    def chat_history(self) -> list[ChatMessage]:
+        """The conversation so far."""
+        return list(self.memory.get_all())
+
+    def _request(self, message: str, chat_history: Sequence[ChatMessage] | None) -> Flow[RetrievalRequest]:
+        if not message.strip():
+            raise InvalidRequestError("message: the message is empty")
+        if chat_history is not None:
+            history = list(chat_history)
+            yield Call(sync=partial(self.memory.set, history), native=partial(self.memory.aset, history), what="memory")
+        said = yield Call(sync=self.memory.get, native=self.memory.aget, what="memory")
+        return conversation_request([*said, ChatMessage(role=MessageRole.USER, content=message)])
+
+    def _remember(self, message: str, answer: str) -> Flow[None]:
+        turn = [
+            ChatMessage(role=MessageRole.USER, content=message),
+            ChatMessage(role=MessageRole.ASSISTANT, content=answer),
+        ]
+        yield Call(
+            sync=partial(self.memory.put_messages, turn), native=partial(self.memory.aput_messages, turn), what="memory"
+        )
+
+
+def conversation_request(messages: Sequence[ChatMessage], **fields: Any) -> RetrievalRequest:
+    """Give the request that a LlamaIndex conversation stands for; messages without text are left out."""
+    texts = [(message.role.value, message.content or "") for message in messages]
+    kept = [Message.model_validate({"role": role, "content": text}) for role, text in texts if text.strip()]
+    return RetrievalRequest(messages=kept, **fields)
+
+
+def _delta(text: str, token: str) -> ChatResponse:
+    return ChatResponse(message=ChatMessage(role=MessageRole.ASSISTANT, content=text), delta=token)
+
+
+def _sources(message: str, response: Any) -> dict[str, Any]:
+    """Give what a chat response tells of its evidence, as LlamaIndex's own chat engines do."""
+    nodes = list(response.source_nodes)
+    output = ToolOutput(
+        tool_name="knowledge_base", content=str(len(nodes)), raw_input={"message": message}, raw_output=nodes
+    )
+    return {"sources": [output], "source_nodes": nodes}
+
+
+def _chat_response(message: str, response: Response | PydanticResponse) -> AgentChatResponse:
+    return AgentChatResponse(response=str(response), metadata=response.metadata, **_sources(message, response))

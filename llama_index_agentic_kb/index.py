@@ -1,0 +1,188 @@
+"""A ``VectorStoreIndex`` whose retriever, query engine and chat engine are agentic."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from llama_index.core.base.base_query_engine import BaseQueryEngine
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.chat_engine.types import BaseChatEngine, ChatMode
+from llama_index.core.indices.vector_store import VectorStoreIndex
+from llama_index.core.llms import LLM
+from llama_index.core.llms.utils import LLMType
+from llama_index.core.llms.utils import resolve_llm as core_resolve_llm
+from llama_index.core.memory import BaseMemory
+
+from llama_index_agentic_kb.chat_engine import AgenticChatEngine
+from llama_index_agentic_kb.errors import ConfigurationError
+from llama_index_agentic_kb.llm import resolve_llm
+from llama_index_agentic_kb.query_engine import AgenticQueryEngine
+from llama_index_agentic_kb.retriever import AgenticRetriever
+from llama_index_agentic_kb.sources import KnowledgeSource
+
+__all__ = ["AgenticVectorStoreIndex", "as_chat_engine", "split_kwargs"]
+
+RETRIEVER_ARGUMENTS = frozenset(
+    {
+        "callback_manager",
+        "effort",
+        "filters",
+        "fusion",
+        "limits",
+        "max_runtime_in_seconds",
+        "memory",
+        "observer",
+        "planner_prompt",
+        "similarity_top_k",
+        "verbose",
+    }
+)
+"""Keyword arguments that mean the agentic retriever."""
+
+STORE_ARGUMENTS = frozenset(
+    {"alpha", "doc_ids", "hybrid_top_k", "node_ids", "sparse_top_k", "vector_store_kwargs", "vector_store_query_mode"}
+)
+"""Keyword arguments that mean LlamaIndex's own vector retriever underneath."""
+
+
+class AgenticVectorStoreIndex(VectorStoreIndex):
+    """A ``VectorStoreIndex`` in every other respect: build it, insert into it and persist it as usual.
+
+    ``as_retriever``, ``as_query_engine`` and ``as_chat_engine`` are agentic; without a language model they search the
+    question as it is and give extracts. ``as_plain_retriever`` is LlamaIndex's own.
+    """
+
+    source_name = "index"
+    """The name under which plans, activity and references know the index."""
+
+    source_description = ""
+    """What is in it, for the planner."""
+
+    @classmethod
+    def from_index(cls, index: VectorStoreIndex, *, name: str = "index", description: str = "") -> Self:
+        """Make an agentic index of a plain one. Both share the store: nothing is copied or embedded again.
+
+        Args:
+            index: The plain index.
+            name: How plans, activity and references call it.
+            description: What is in it, for the planner.
+        """
+        agentic = cls(
+            index_struct=index.index_struct,
+            storage_context=index.storage_context,
+            embed_model=index._embed_model,  # noqa: SLF001 (no public name)
+            callback_manager=index._callback_manager,  # noqa: SLF001
+            transformations=index._transformations,  # noqa: SLF001
+        )
+        agentic._object_map = index._object_map  # noqa: SLF001
+        agentic.source_name, agentic.source_description = name, description
+        return agentic
+
+    def as_plain_retriever(self, **kwargs: Any) -> BaseRetriever:
+        """Give LlamaIndex's own vector retriever."""
+        return super().as_retriever(**kwargs)
+
+    def as_retriever(self, *, llm: LLM | None = None, **kwargs: Any) -> AgenticRetriever:  # type: ignore[override]
+        """Give an agentic retriever.
+
+        Args:
+            llm: Plans; None is ``Settings.llm`` where there is one.
+            kwargs: Arguments of ``AgenticRetriever`` (``similarity_top_k``, ``filters``, ``node_postprocessors``,
+                ``memory``, ``effort``, ...) and of LlamaIndex's vector retriever (``vector_store_query_mode``, ...).
+                Others, which ``as_query_engine`` hands down as LlamaIndex does, are left alone.
+        """
+        source = KnowledgeSource(
+            self.source_name,
+            self.source_description,
+            index=self,
+            retriever_kwargs={name: kwargs[name] for name in STORE_ARGUMENTS & kwargs.keys()},
+        )
+        own, _ = split_kwargs(kwargs)
+        return AgenticRetriever(
+            [source],
+            llm=llm,
+            node_postprocessors=kwargs.get("node_postprocessors") or (),
+            **{"callback_manager": self._callback_manager, **own},
+        )
+
+    def as_query_engine(self, llm: LLMType | None = None, **kwargs: Any) -> BaseQueryEngine:
+        """Give an agentic query engine.
+
+        Args:
+            llm: Plans and answers; None is ``Settings.llm`` where there is one.
+            kwargs: Those of ``as_retriever``, of ``AgenticQueryEngine`` and of ``get_response_synthesizer``
+                (``response_mode``, ``streaming``, ``text_qa_template``, ...).
+        """
+        return self._query_engine(_resolve(llm), **kwargs)
+
+    def _query_engine(self, llm: LLM | None, **kwargs: Any) -> AgenticQueryEngine:
+        retriever = self.as_retriever(llm=llm, **kwargs)
+        _, rest = split_kwargs(kwargs)
+        rest.pop("node_postprocessors", None)  # the retriever has them
+        return AgenticQueryEngine(
+            retriever, **{key: value for key, value in rest.items() if key not in STORE_ARGUMENTS}
+        )
+
+    def as_chat_engine(
+        self, chat_mode: ChatMode = ChatMode.BEST, llm: LLMType | None = None, **kwargs: Any
+    ) -> BaseChatEngine:
+        """Give a chat engine: ours by default; LlamaIndex's own over our retriever for its other modes.
+
+        Args:
+            chat_mode: ``BEST`` (default) is ``AgenticChatEngine``.
+            llm: Plans and answers; None is ``Settings.llm`` where there is one.
+            kwargs: Those of ``as_query_engine``; ``memory`` and, for other modes, those of LlamaIndex's engine.
+        """
+        resolved = _resolve(llm)
+        if chat_mode is ChatMode.BEST:
+            memory = kwargs.pop("memory", None)  # the chat engine hands the conversation on itself
+            return AgenticChatEngine(self._query_engine(resolved, **kwargs), memory=memory)
+        return as_chat_engine(self.as_retriever(llm=resolved, **kwargs), chat_mode, **split_kwargs(kwargs)[1])
+
+
+def as_chat_engine(
+    retriever: AgenticRetriever, chat_mode: ChatMode, memory: BaseMemory | None = None, **kwargs: Any
+) -> BaseChatEngine:
+    """Give LlamaIndex's own chat engine of a mode over an agentic retriever; both share one memory.
+
+    Raises:
+        ConfigurationError: The mode needs a language model, or is none that LlamaIndex still has.
+    """
+    from llama_index.core.chat_engine import (  # noqa: PLC0415 (only those who ask for it load it)
+        CondensePlusContextChatEngine,
+        CondenseQuestionChatEngine,
+        ContextChatEngine,
+        SimpleChatEngine,
+    )
+    from llama_index.core.memory import ChatMemoryBuffer  # noqa: PLC0415
+
+    if retriever.llm is None:
+        raise ConfigurationError(
+            f"chat_mode {chat_mode.value!r} needs a language model: pass llm= or set Settings.llm; "
+            "chat_mode 'best' works without one"
+        )
+    memory = memory or retriever.memory or ChatMemoryBuffer.from_defaults(llm=retriever.llm)
+    retriever.memory = memory
+    kwargs = {"llm": retriever.llm, "memory": memory, **kwargs}
+    if chat_mode is ChatMode.CONTEXT:
+        return ContextChatEngine.from_defaults(retriever=retriever, **kwargs)
+    if chat_mode is ChatMode.CONDENSE_PLUS_CONTEXT:
+        return CondensePlusContextChatEngine.from_defaults(retriever=retriever, **kwargs)
+    if chat_mode is ChatMode.CONDENSE_QUESTION:
+        return CondenseQuestionChatEngine.from_defaults(query_engine=AgenticQueryEngine(retriever), **kwargs)
+    if chat_mode is ChatMode.SIMPLE:
+        return SimpleChatEngine.from_defaults(**kwargs)
+    raise ConfigurationError(
+        f"chat_mode {chat_mode.value!r} was removed from LlamaIndex: use an agent with KnowledgeBase.as_tool()"
+    )
+
+
+def split_kwargs(kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Tell the retriever's keyword arguments from the rest, as LlamaIndex hands one dict to both."""
+    own = {key: value for key, value in kwargs.items() if key in RETRIEVER_ARGUMENTS}
+    return own, {key: value for key, value in kwargs.items() if key not in RETRIEVER_ARGUMENTS}
+
+
+def _resolve(llm: LLMType | None) -> LLM | None:
+    """Resolve as LlamaIndex does ("default", "local", a LangChain model), but None without asking for a key."""
+    return resolve_llm(None) if llm is None else core_resolve_llm(llm)

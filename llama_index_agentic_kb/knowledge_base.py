@@ -1,0 +1,284 @@
+"""The front door: several knowledge sources behind one question."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self, TypeAlias
+
+from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.callbacks import CallbackManager
+from llama_index.core.chat_engine.types import BaseChatEngine, ChatMode
+from llama_index.core.llms import LLM
+from llama_index.core.memory import BaseMemory
+from llama_index.core.tools import QueryEngineTool, RetrieverTool
+
+from llama_index_agentic_kb._flow import Flow, arun, gather, run
+from llama_index_agentic_kb.chat_engine import AgenticChatEngine, conversation_request
+from llama_index_agentic_kb.errors import InvalidRequestError
+from llama_index_agentic_kb.index import as_chat_engine, split_kwargs
+from llama_index_agentic_kb.llm import warm_up_llm
+from llama_index_agentic_kb.query_engine import AgenticQueryEngine, default_mode
+from llama_index_agentic_kb.retriever import AgenticRetriever
+from llama_index_agentic_kb.schema import (
+    ActivityRecord,
+    Message,
+    OutputMode,
+    ReasoningEffort,
+    RetrievalRequest,
+    RetrievalResponse,
+)
+from llama_index_agentic_kb.sources import KnowledgeSource
+
+__all__ = ["KnowledgeBase", "Question"]
+
+Question: TypeAlias = str | Sequence[ChatMessage | Message] | RetrievalRequest | Mapping[str, Any]
+"""What can be asked: a question, a conversation whose last message is the question, or a request (typed or wire)."""
+
+Observer: TypeAlias = Callable[[ActivityRecord], None]
+
+
+class KnowledgeBase:
+    """Knowledge sources, a language model, and defaults: everything that answers questions is made of it.
+
+        kb = KnowledgeBase([KnowledgeSource("docs", "product manuals", index=index)], llm=llm)
+        response = kb.retrieve("How do I reset the pump, and who may do it?")
+
+    Args:
+        sources: What to search; names must differ.
+        llm: Plans and answers. None is ``Settings.llm`` where one is set or an OpenAI key is there, else none: the
+            question is then searched as it is and responses are extracted data.
+        name: How tools and logs call it.
+        description: What it knows, for agents that choose among tools.
+        effort: Default effort of requests. Default low.
+        output_mode: Default output of ``retrieve``; None is an answer with a language model, else extracted data.
+        max_runtime_in_seconds: Default deadline of requests. Default 90.
+        max_output_size_in_tokens: Default budget of extracted data or of an answer, in tokens. None is the mode's own.
+        callback_manager: None is ``Settings.callback_manager``.
+        retriever_kwargs: Further arguments of ``AgenticRetriever`` (``filters``, ``limits``, ``fusion``, ...).
+
+    Raises:
+        ConfigurationError: No source is given, a name twice, or an answer is wanted and there is no language model.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[KnowledgeSource],
+        *,
+        llm: LLM | None = None,
+        name: str = "knowledge_base",
+        description: str = "Answers questions from knowledge sources, with references.",
+        effort: ReasoningEffort | str = ReasoningEffort.LOW,
+        output_mode: OutputMode | str | None = None,
+        max_runtime_in_seconds: float | None = 90.0,
+        max_output_size_in_tokens: int | None = None,
+        callback_manager: CallbackManager | None = None,
+        **retriever_kwargs: Any,
+    ) -> None:
+        self.name = name
+        self.description = description
+        self.max_output_size_in_tokens = max_output_size_in_tokens
+        self._callback_manager = callback_manager
+        self._retriever_kwargs = {
+            "effort": effort,
+            "max_runtime_in_seconds": max_runtime_in_seconds,
+            **retriever_kwargs,
+        }
+        self._given_llm = llm
+        self._sources = list(sources)
+        self.retriever = self.as_retriever()
+        self.output_mode = OutputMode(output_mode or default_mode(self.retriever))
+        self._engines: dict[OutputMode, AgenticQueryEngine] = {}
+        self._engine(self.output_mode)
+
+    @classmethod
+    def from_store(cls, path: str | Path, *, embed_model: Any = None, **kwargs: Any) -> Self:
+        """Open what ``agentic-kb ingest`` made: each of the store's sources becomes a source.
+
+        Args:
+            path: The store's directory.
+            embed_model: The embedding model; None is the default one. It must be the one that made the store.
+            kwargs: See the class.
+
+        Raises:
+            StoreMismatchError: The store was made with another embedding model.
+            ConfigurationError: There is no store, or it holds no source.
+        """
+        from llama_index_agentic_kb.store import KnowledgeStore  # noqa: PLC0415 (loads chromadb)
+
+        store = KnowledgeStore.open(path, embed_model=embed_model)
+        return cls(
+            [KnowledgeSource(info.name, info.description, index=store.index(info.name)) for info in store.sources()],
+            **kwargs,
+        )
+
+    @property
+    def llm(self) -> LLM | None:
+        """The language model, if there is one."""
+        return self.retriever.llm
+
+    @property
+    def sources(self) -> Mapping[str, KnowledgeSource]:
+        """The sources by name."""
+        return self.retriever.sources
+
+    # -- asking ----------------------------------------------------------------------------------------------------
+
+    def retrieve(self, question: Question, *, on_activity: Observer | None = None, **fields: Any) -> RetrievalResponse:
+        """Answer a question, or give its evidence, with references and activity.
+
+        Args:
+            question: A string, a conversation (the last message is the question), or a request, typed or wire.
+            on_activity: Called with each activity record when it is opened and again when it is closed.
+            fields: Fields of ``RetrievalRequest`` (``output_mode=``, ``knowledge_source_params=``, ...); those of a
+                request are replaced.
+
+        Raises:
+            InvalidRequestError: The request can't be carried out as asked.
+            RetrievalError: No selected source could answer.
+            SynthesisError: The language model failed while answering.
+        """
+        return run(self._respond(question, fields, on_activity))
+
+    async def aretrieve(
+        self, question: Question, *, on_activity: Observer | None = None, **fields: Any
+    ) -> RetrievalResponse:
+        """Answer a question, or give its evidence; see ``retrieve``."""
+        return await arun(self._respond(question, fields, on_activity))
+
+    def _respond(
+        self, question: Question, fields: dict[str, Any], on_activity: Observer | None
+    ) -> Flow[RetrievalResponse]:
+        request = self.request(question, **fields)
+        engine = self._engine(request.output_mode or self.output_mode)
+        answered = yield from engine.answer(request, observer=on_activity)
+        return answered.response(include_activity=request.include_activity)
+
+    def request(self, question: Question, **fields: Any) -> RetrievalRequest:
+        """Give the request that a question stands for, with this knowledge base's defaults.
+
+        Raises:
+            InvalidRequestError: A field doesn't fit; the message names it.
+        """
+        if isinstance(question, RetrievalRequest):
+            request = question
+        elif isinstance(question, Mapping):
+            request = RetrievalRequest.parse(question)
+        else:
+            request = RetrievalRequest.parse({"messages": _messages(question)})
+        if self.max_output_size_in_tokens is not None and request.max_output_size_in_tokens is None:
+            fields.setdefault("max_output_size_in_tokens", self.max_output_size_in_tokens)
+        if not fields:
+            return request
+        return RetrievalRequest.parse({**request.model_dump(exclude_unset=True, by_alias=False), **fields})
+
+    def _engine(self, mode: OutputMode) -> AgenticQueryEngine:
+        """Give the engine of an output mode, made once."""
+        if mode not in self._engines:
+            if mode is OutputMode.ANSWER_SYNTHESIS and self.llm is None:
+                raise InvalidRequestError(
+                    "outputMode: answerSynthesis needs a language model; pass llm= or set OPENAI_API_KEY, "
+                    "or ask for extractiveData"
+                )
+            self._engines[mode] = AgenticQueryEngine(self.retriever, response_mode=mode.value)
+        return self._engines[mode]
+
+    # -- as parts of a LlamaIndex app --------------------------------------------------------------------------------
+
+    def as_retriever(self, **kwargs: Any) -> AgenticRetriever:
+        """Give a LlamaIndex retriever over all sources.
+
+        Args:
+            kwargs: Arguments of ``AgenticRetriever``, in place of this knowledge base's own.
+        """
+        defaults = {"llm": self._given_llm, "callback_manager": self._callback_manager, **self._retriever_kwargs}
+        return AgenticRetriever(self._sources, **{**defaults, **kwargs})
+
+    def as_query_engine(
+        self, response_mode: str | None = None, *, streaming: bool = False, **kwargs: Any
+    ) -> AgenticQueryEngine:
+        """Give a LlamaIndex query engine.
+
+        Args:
+            response_mode: See ``get_response_synthesizer``; None is this knowledge base's output mode.
+            streaming: Whether to stream token deltas.
+            kwargs: Arguments of ``AgenticRetriever`` and ``AgenticQueryEngine``.
+        """
+        own, rest = split_kwargs(kwargs)
+        if "llm" in rest:
+            own["llm"] = rest["llm"]
+        mode = response_mode or self.output_mode.value
+        return AgenticQueryEngine(self.as_retriever(**own), response_mode=mode, streaming=streaming, **rest)
+
+    def as_chat_engine(
+        self, chat_mode: ChatMode = ChatMode.BEST, *, memory: BaseMemory | None = None, **kwargs: Any
+    ) -> BaseChatEngine:
+        """Give a LlamaIndex chat engine: ours by default, its own over our retriever for its other modes.
+
+        Args:
+            chat_mode: ``BEST`` (default) is ``AgenticChatEngine``.
+            memory: The conversation; None makes one.
+            kwargs: Those of ``as_query_engine``, or of LlamaIndex's engine for the other modes.
+        """
+        if chat_mode is ChatMode.BEST:
+            return AgenticChatEngine(self.as_query_engine(**kwargs), memory=memory)
+        own, rest = split_kwargs(kwargs)
+        return as_chat_engine(self.as_retriever(memory=memory, **own), chat_mode, memory=memory, **rest)
+
+    def as_tool(self, name: str | None = None, description: str | None = None, **kwargs: Any) -> QueryEngineTool:
+        """Give a tool for agents and routers; its answers keep their markers.
+
+        Args:
+            name: None is this knowledge base's.
+            description: None is this knowledge base's.
+            kwargs: Those of ``as_query_engine``.
+        """
+        engine = self.as_query_engine(**kwargs)
+        return QueryEngineTool.from_defaults(
+            engine, name=name or self.name, description=description or self.description
+        )
+
+    def as_retriever_tool(
+        self, name: str | None = None, description: str | None = None, **kwargs: Any
+    ) -> RetrieverTool:
+        """Give a tool that returns passages; see ``as_tool``."""
+        return RetrieverTool.from_defaults(
+            self.as_retriever(**kwargs), name=name or self.name, description=description or self.description
+        )
+
+    # -- before the first question -----------------------------------------------------------------------------------
+
+    def warm_up(self) -> Self:
+        """Do what the first question would have to do: imports, client, model and store loads. No model is called.
+
+        After it the event loop is not held up by this library while a question is answered.
+        """
+        if self.llm is not None:
+            warm_up_llm(self.llm)
+        run(self._warm_up_sources())
+        return self
+
+    async def awarm_up(self) -> Self:
+        """Do what the first question would have to do, off the event loop; see ``warm_up``."""
+        import asyncio  # noqa: PLC0415
+
+        await asyncio.to_thread(self.warm_up)
+        return self
+
+    def _warm_up_sources(self) -> Flow[None]:
+        yield from gather([source.warm_up() for source in self.sources.values()])
+
+
+def _messages(question: str | Sequence[ChatMessage | Message]) -> list[Message]:
+    if isinstance(question, str):
+        if not question.strip():
+            raise InvalidRequestError("question: the question is empty")
+        return [Message.model_validate({"role": "user", "content": question})]
+    if not isinstance(question, Sequence):
+        raise InvalidRequestError(f"question: expected a string, messages or a request, got {type(question).__name__}")
+    own = [message for message in question if isinstance(message, Message)]
+    if len(own) == len(question):
+        return own
+    if not all(isinstance(message, ChatMessage) for message in question):
+        raise InvalidRequestError("question: messages must all be ChatMessage, or all Message")
+    return conversation_request([message for message in question if isinstance(message, ChatMessage)]).messages or []
