@@ -1,0 +1,47 @@
+# One target an action, the same here and in CI. Everything is installed into .venv from PyPI, pinned by constraints.txt.
+PYTHON ?= python3
+VENV ?= .venv
+BIN := $(VENV)/bin
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+
+.PHONY: demo test check format bench clean
+
+# Extracts over three real sources, then a recorded answer; no API key, no network.
+demo: $(VENV)/.demo
+	$(BIN)/agentic-kb demo --store build/demo-store
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest --cov --cov-report=term
+
+check: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+format: $(VENV)/.dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# Writes build/bench.json and prints it as a table.
+bench: $(VENV)/.dev
+	$(BIN)/python -m tests.benchmarks
+
+clean:
+	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage*
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+# torch first and alone: its pin picks the build, and everything else then finds it there.
+$(VENV)/.torch: $(BIN)/python constraints.txt
+	$(PIP_INSTALL) torch
+	touch $@
+
+$(VENV)/.demo: $(VENV)/.torch pyproject.toml constraints.txt
+	$(PIP_INSTALL) -e '.[offline]'
+	touch $@
+
+$(VENV)/.dev: $(VENV)/.torch pyproject.toml constraints.txt
+	$(PIP_INSTALL) -e '.[offline,dev]'
+	touch $@ $(VENV)/.demo
