@@ -7,7 +7,7 @@ import unicodedata
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["cut_to_fit", "normalize", "one_line", "sentence_spans"]
+__all__ = ["cut_to_fit", "normalize", "one_line", "printable", "sentence_spans"]
 
 WINDOW = 2_000
 """How many characters before a cut are searched for a sentence end; the segmenter is slow on long text."""
@@ -22,6 +22,14 @@ def one_line(text: str, limit: int = 200) -> str:
     """Give a text on one line, cut to ``limit`` characters with an ellipsis."""
     line = " ".join(text.split())
     return line if len(line) <= limit else line[: max(0, limit - 1)].rstrip() + "…"
+
+
+def printable(text: str) -> str:
+    """Give a text without what would steer a terminal or hide in it: control, format and surrogate characters.
+
+    Line breaks and tabs stay.
+    """
+    return "".join(char for char in text if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cf", "Cs"))
 
 
 def sentence_spans(text: str) -> list[tuple[int, int]]:

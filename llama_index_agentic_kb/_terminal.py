@@ -1,0 +1,170 @@
+"""Shows plans, activity and responses in a terminal, with rich. Everything shown is text: no markup, no controls."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console, Group
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from llama_index_agentic_kb._text import one_line, printable
+from llama_index_agentic_kb.schema import (
+    ActivityRecord,
+    AgenticReasoningActivity,
+    Extract,
+    ModelAnswerSynthesisActivity,
+    ModelQueryPlanningActivity,
+    QueryPlan,
+    Reference,
+    RetrievalResponse,
+    SourceActivity,
+)
+
+__all__ = ["show_response"]
+
+_MARKER = re.compile(r"\[ref_id:(\d+)\]")
+_COLOURS = {"ok": "green", "empty": "yellow", "skipped": "yellow", "timeout": "red", "error": "red", "denied": "red"}
+BAR = 24
+"""Columns of a timeline bar."""
+
+
+def show_response(console: Console, response: RetrievalResponse, *, extract_lines: int = 3) -> None:
+    """Print a response: plan, timeline, answer or extracts, numbered sources, and what is missing.
+
+    Args:
+        console: Where.
+        response: What.
+        extract_lines: Lines of each extract that are shown; 0 shows all.
+    """
+    if response.plan is not None:
+        _section(console, "Plan", _plan(response.plan))
+    if response.activity:
+        _section(console, "Activity", _timeline(response.activity))
+    extracts = response.extracts
+    if extracts:
+        _section(console, f"Extracts ({len(extracts)})", _extracts(extracts, response.references, extract_lines))
+    else:
+        _section(console, "Answer", _answer(response.text))
+        _section(console, "Sources", _sources(response))
+    for part in response.missing:
+        console.print(Text(f"Missing: {printable(part.what)} ({part.outcome.value}): {one_line(part.reason)}", "red"))
+
+
+def _section(console: Console, title: str, body: Any) -> None:
+    console.print(Text(title, style="bold cyan"))
+    console.print(Padding(body, (0, 0, 1, 2)))
+
+
+def _plan(plan: QueryPlan) -> Any:
+    table = Table.grid(padding=(0, 2))
+    for sub_query in plan.sub_queries:
+        where = ", ".join(sub_query.sources)
+        after = f"after {', '.join(sub_query.depends_on)}" if sub_query.depends_on else ""
+        table.add_row(
+            Text(sub_query.id, "bold"), _text(sub_query.query), Text(printable(where), "dim"), Text(after, "dim")
+        )
+    warnings = [Text(f"! {one_line(printable(warning))}", "yellow") for warning in plan.warnings]
+    return Group(table, *warnings)
+
+
+def _timeline(records: Sequence[ActivityRecord]) -> Any:
+    table = Table.grid(padding=(0, 1))
+    started = [record.started_at for record in records if record.started_at is not None]
+    first = min(started, default=None)
+    ends = [record.completed_at for record in records if record.completed_at is not None]
+    total = (max(ends) - first).total_seconds() * 1000 if first is not None and ends else 0.0
+    for record in records:
+        offset = (record.started_at - first).total_seconds() * 1000 if first and record.started_at else 0.0
+        outcome = record.outcome.value if record.outcome else "open"
+        table.add_row(
+            _bar(offset, record.elapsed_ms or 0, total),
+            Text(f"{record.elapsed_ms or 0:>5} ms", "dim"),
+            Text(outcome, _COLOURS.get(outcome, "")),
+            *_described(record),
+        )
+        told = record.error.message if record.error else record.warning
+        if told:
+            table.add_row("", "", "", "", Text(f"! {one_line(printable(told))}", "yellow"))
+    return table
+
+
+def _bar(offset: float, elapsed: float, total: float) -> Text:
+    if total <= 0:
+        return Text("▏".ljust(BAR))
+    start = min(BAR - 1, int(offset / total * BAR))
+    length = max(1, min(BAR - start, round(elapsed / total * BAR)))
+    return Text(" " * start + "█" * length + " " * (BAR - start - length), "blue")
+
+
+def _described(record: ActivityRecord) -> tuple[Text, Text]:
+    match record:
+        case SourceActivity():
+            found = f"{record.count or 0} found"
+            query = record.arguments.search if record.arguments else ""
+            return Text(printable(record.knowledge_source_name), "bold"), _text(f"{found}: {one_line(query, 90)}")
+        case ModelQueryPlanningActivity():
+            return Text("plan", "bold"), _text(f"{len(record.sub_queries or [])} queries{_tokens(record)}")
+        case ModelAnswerSynthesisActivity():
+            return Text("answer", "bold"), _text(f"{record.response_mode}{_tokens(record)}")
+        case AgenticReasoningActivity():
+            merged = f"{record.candidates} candidates, {record.merged} merged, {record.kept} kept"
+            return Text("evidence", "bold"), Text(merged)
+        case _:
+            return Text(printable(record.type), "bold"), Text("")
+
+
+def _tokens(record: ModelQueryPlanningActivity | ModelAnswerSynthesisActivity) -> str:
+    model = f", {record.model.model_name}" if record.model else ""
+    if record.input_tokens is None:
+        return model
+    return f"{model}, {record.input_tokens} + {record.output_tokens} tokens"
+
+
+def _answer(text: str) -> Text:
+    """Give the answer with its markers as numbers from 1, like the list of sources below it."""
+    return _text(_MARKER.sub(lambda marker: f"[{int(marker.group(1)) + 1}]", text) or "(no answer)")
+
+
+def _sources(response: RetrievalResponse) -> Any:
+    cited = {int(number) for number in _MARKER.findall(response.text)}
+    table = Table.grid(padding=(0, 1))
+    for reference in response.references:
+        number = int(reference.id)
+        if number in cited or not cited:
+            table.add_row(Text(f"[{number + 1}]", "bold"), _described_source(reference))
+    left = len(response.references) - table.row_count
+    more = [Text(f"and {left} more that were read and not cited", "dim")] if left else []
+    return Group(table, *more)
+
+
+def _described_source(reference: Reference) -> Text:
+    text = Text(printable(one_line(reference.title, 100)))
+    text.append(f"  {printable(reference.knowledge_source_name)}", "dim")
+    if reference.url:
+        text.append(f"  {printable(reference.url)}", "dim")
+    return text
+
+
+def _extracts(extracts: Sequence[Extract], references: Sequence[Reference], lines: int) -> Any:
+    by_id = {reference.id: reference for reference in references}
+    table = Table.grid(padding=(0, 1))
+    for extract in extracts:
+        reference = by_id.get(str(extract.ref_id))
+        head = _described_source(reference) if reference else _text(extract.title)
+        head.stylize("bold", 0, len(one_line(extract.title, 100)))
+        table.add_row(Text(f"[{extract.ref_id + 1}]", "bold"), head)
+        table.add_row("", _text(_short(extract.content, lines)))
+    return table
+
+
+def _short(content: str, lines: int) -> str:
+    text = " ".join(content.split())
+    return text if lines == 0 else one_line(text, 100 * lines)
+
+
+def _text(text: str) -> Text:
+    return Text(printable(text))

@@ -1,0 +1,198 @@
+"""The command line: ``agentic-kb ingest``, ``ask`` and ``demo``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.text import Text
+
+from llama_index_agentic_kb._terminal import show_response
+from llama_index_agentic_kb._text import one_line, printable
+from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError
+from llama_index_agentic_kb.schema import OutputMode, ReasoningEffort
+
+if TYPE_CHECKING:
+    from llama_index.core.llms import LLM
+
+    from llama_index_agentic_kb.knowledge_base import KnowledgeBase
+    from llama_index_agentic_kb.store import IngestReport
+
+__all__ = ["main"]
+
+CORPUS: Final = Path(__file__).parent / "corpus"
+DEMO_SOURCES: Final = {
+    "missions": "Space missions: dates, crews, spacecraft, results, and the rocket that launched each.",
+    "vehicles": "Launch vehicles: who built them, height, mass, thrust, stages, boosters.",
+    "destinations": "Moons, planets, asteroids, comets, craters: discovery, size, surface.",
+}
+DEMO_QUESTION: Final = "Which craters did Curiosity and Perseverance land in, and how wide are they?"
+DEFAULT_STORE: Final = Path(".agentic-kb")
+DEFAULT_MODEL: Final = "gpt-4o-mini"
+MORE: Final = "No API key: searched as asked, extracts only. For plans and cited answers set OPENAI_API_KEY, or \
+OPENAI_BASE_URL for any OpenAI-compatible server, and choose a model with --model."
+
+app = typer.Typer(add_completion=False, no_args_is_help=True, help="An agentic knowledge base over your own documents.")
+console = Console()
+errors = Console(stderr=True)
+
+StoreOption = Annotated[Path, typer.Option("--store", help="The store's directory.")]
+ModelOption = Annotated[str | None, typer.Option("--model", help=f"A chat model. Default {DEFAULT_MODEL}.")]
+WindowOption = Annotated[
+    int, typer.Option(help="Context window in tokens of a model whose name is not known.", min=512)
+]
+
+
+def main() -> None:
+    """Run the command line; an error of ours is one line on stderr and exit status 1."""
+    try:
+        app()
+    except AgenticKBError as error:
+        errors.print(Text(f"agentic-kb: {printable(str(error))}", "red"))
+        raise SystemExit(1) from None
+
+
+@app.command("ingest")
+def ingest_command(
+    paths: Annotated[list[Path], typer.Argument(help="Folders and files; each folder becomes a source.")],
+    store: StoreOption = DEFAULT_STORE,
+    source: Annotated[str | None, typer.Option(help="Put everything into this source.")] = None,
+    description: Annotated[str | None, typer.Option(help="What is in it, for the planner.")] = None,
+) -> None:
+    """Read documents into a store: txt, md, html, pdf, docx. What has not changed is not embedded again."""
+    from llama_index_agentic_kb.store import KnowledgeStore  # noqa: PLC0415 (loads chromadb)
+
+    with KnowledgeStore.open(store, create=True) as opened:
+        _report(_ingest(paths, opened, source=source, description=description))
+        for info in opened.sources():
+            console.print(Text(f"{printable(info.name)}: {info.documents} documents, {info.chunks} chunks"))
+
+
+@app.command()
+def ask(
+    question: Annotated[str, typer.Argument(help="The question.")],
+    store: StoreOption = DEFAULT_STORE,
+    effort: Annotated[ReasoningEffort, typer.Option(help="How hard to think.")] = ReasoningEffort.LOW,
+    mode: Annotated[OutputMode | None, typer.Option(help="Default: an answer if there is a model.")] = None,
+    model: ModelOption = None,
+    context_window: WindowOption = 8_192,
+    documents: Annotated[int | None, typer.Option(help="Documents in the result.", min=1)] = None,
+    seconds: Annotated[float, typer.Option(help="Deadline.", min=0.1)] = 90.0,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the response as JSON, nothing else.")] = False,
+) -> None:
+    """Ask a question over a store."""
+    base = _open(store, _language_model(model, context_window), effort=effort, max_runtime_in_seconds=seconds)
+    response = base.retrieve(question, output_mode=mode, max_output_documents=documents)
+    if as_json:
+        typer.echo(response.to_json(indent=2))
+        return
+    show_response(console, response)
+    if base.llm is None:
+        console.print(Text(MORE, "dim"))
+
+
+@app.command()
+def demo(
+    question: Annotated[str, typer.Argument(help="A question about space missions.")] = DEMO_QUESTION,
+    store: Annotated[Path | None, typer.Option("--store", help="Where the demo's store is kept.")] = None,
+    model: ModelOption = None,
+    context_window: WindowOption = 8_192,
+) -> None:
+    """Ask a corpus of 44 articles on space missions; it is ingested on the first run. Needs no API key."""
+    from llama_index_agentic_kb.store import KnowledgeStore  # noqa: PLC0415 (loads chromadb)
+
+    where = store or _demo_store()
+    with KnowledgeStore.open(where, create=True) as opened:
+        for name, description in DEMO_SOURCES.items():
+            _ingest([CORPUS / name], opened, source=name, description=description)
+    base = _open(where, _language_model(model, context_window))
+    _ask_aloud(base, question)
+    if base.llm is None:
+        console.print(Text(MORE + "\n", "dim"))
+        _replay(where)
+
+
+def _ask_aloud(base: KnowledgeBase, question: str) -> None:
+    console.rule(Text(one_line(printable(question), 120), "bold"))
+    show_response(console, base.retrieve(question))
+
+
+def _replay(store: Path) -> None:
+    """Show what a model makes of a hard question, from replies that were recorded with the corpus."""
+    from llama_index_agentic_kb.replay import RecordedLLM, Recording  # noqa: PLC0415 (only the demo replays)
+
+    recording = Recording.load(CORPUS / "recorded" / "demo-hard.json")
+    console.print(
+        Text(
+            f"RECORDED: the plan and the answer below were written by {recording.model} and are replayed; "
+            "the searches are real.",
+            "bold yellow",
+        )
+    )
+    base = _open(store, RecordedLLM(recording=recording), effort=recording.effort)
+    _ask_aloud(base, recording.question)
+
+
+def _open(store: Path, llm: LLM | None, **kwargs: Any) -> KnowledgeBase:
+    from llama_index_agentic_kb.knowledge_base import KnowledgeBase  # noqa: PLC0415 (loads LlamaIndex)
+
+    with console.status("Loading the store and its embedding model"):
+        return KnowledgeBase.from_store(store, llm=llm, **kwargs).warm_up()
+
+
+def _language_model(name: str | None, context_window: int) -> LLM | None:
+    """Give the model that the environment names; None without a key and without a server of one's own."""
+    key, url = os.environ.get("OPENAI_API_KEY"), os.environ.get("OPENAI_BASE_URL")
+    if not key and not url:
+        if name is not None:
+            raise ConfigurationError("--model needs OPENAI_API_KEY, or OPENAI_BASE_URL for a server of your own")
+        return None
+    from llama_index_agentic_kb.llm import OpenAICompatible  # noqa: PLC0415 (loads the OpenAI client)
+
+    return OpenAICompatible(
+        model=name or DEFAULT_MODEL, api_key=key or "none", api_base=url, context_window=context_window
+    )
+
+
+def _demo_store() -> Path:
+    from platformdirs import user_cache_path  # noqa: PLC0415 (only the demo asks)
+
+    return user_cache_path("agentic-kb") / "demo"
+
+
+def _ingest(paths: list[Path], store: Any, **kwargs: Any) -> IngestReport:
+    from llama_index_agentic_kb.store import ingest  # noqa: PLC0415 (loads chromadb)
+
+    with _progress() as told:
+        return ingest(paths, store, progress=told, **kwargs)
+
+
+@contextmanager
+def _progress() -> Iterator[Any]:
+    """Show a bar while files are read; nothing where the output is no terminal."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
+        task = bar.add_task("Reading", total=None)
+
+        def told(done: int, total: int, path: Any) -> None:
+            name = Text(one_line(printable(str(path)), 60)).markup
+            bar.update(task, completed=done, total=total, description=name)
+
+        yield told
+
+
+def _report(report: IngestReport) -> None:
+    counts = (
+        f"{len(report.added)} added, {len(report.updated)} updated, {len(report.unchanged)} unchanged, "
+        f"{len(report.deleted)} deleted, {len(report.failed)} failed; "
+        f"{report.chunks_embedded} chunks embedded in {report.seconds:.1f} s"
+    )
+    console.print(Text(counts))
+    for path, reason in report.failed:
+        errors.print(Text(f"failed: {printable(str(path))}: {printable(reason)}", "yellow"))
