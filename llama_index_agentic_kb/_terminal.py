@@ -51,7 +51,7 @@ def show_response(console: Console, response: RetrievalResponse, *, extract_line
         _section(console, "Answer", _answer(response.text))
         _section(console, "Sources", _sources(response))
     for part in response.missing:
-        console.print(Text(f"Missing: {printable(part.what)} ({part.outcome.value}): {one_line(part.reason)}", "red"))
+        console.print(Text(f"Missing: {printable(part.what)} ({part.outcome.value}): {one_line(printable(part.reason))}", "red"))
 
 
 def _section(console: Console, title: str, body: Any) -> None:

@@ -1,0 +1,145 @@
+"""Measures contestants in turns: one run of each, then the next, after a warm-up of all."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+from typing import Any, Final
+
+from tests.benchmarks.report import Row
+
+__all__ = ["LOOP_GAP", "WALL", "Contestant", "Race", "arace", "longest_gap", "race"]
+
+WALL: Final = "wall"
+LOOP_GAP: Final = "longest loop gap"
+TICK: Final = 0.001
+
+Meters = Callable[[], Mapping[str, int]]
+"""Gives the running totals of whatever is counted (calls, tokens): the difference over a run is that run's."""
+
+
+@dataclass(frozen=True)
+class Contestant:
+    """Something that is measured.
+
+    Args:
+        name: Names it in rows.
+        ask: Does the work once; in an async race it gives an awaitable of it.
+    """
+
+    name: str
+    ask: Callable[[], Any]
+
+
+@dataclass
+class Race:
+    """What was measured: by contestant, by quantity, one value a run."""
+
+    runs: int
+    samples: dict[str, dict[str, list[float]]] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+
+    def note(self, name: str, quantities: Mapping[str, float]) -> None:
+        """Add a run of a contestant."""
+        for quantity, value in quantities.items():
+            self.samples.setdefault(name, {}).setdefault(quantity, []).append(value)
+
+    def value(self, name: str, quantity: str) -> float | None:
+        """Give a contestant's median; None where it failed or the quantity was not measured."""
+        values = self.samples.get(name, {}).get(quantity)
+        return None if name in self.failures or not values else median(values)
+
+    def rows(self, case: str, ours: str, peers: Sequence[str], units: Mapping[str, str]) -> list[Row]:
+        """Compare one contestant with the others.
+
+        Args:
+            case: Begins each row's name.
+            ours: The contestant that is ours.
+            peers: The others, as rows are to name them.
+            units: The quantities to compare, with their units.
+        """
+        rows = []
+        for quantity, unit in units.items():
+            for peer in peers:
+                failure = self.failures.get(peer)
+                told = peer if failure is None else f"{peer} failed: {failure}"
+                measured = self.value(ours, quantity), self.value(peer, quantity)
+                rows.append(Row(f"{case}/{quantity}", *measured, told, unit, self.runs))
+        return rows
+
+
+def race(contestants: Sequence[Contestant], meters: Meters, runs: int) -> Race:
+    """Measure sync contestants: wall time in ms, and what the meters count."""
+    result = Race(runs)
+    for turn in range(runs + 1):
+        for contestant in contestants:
+            if contestant.name in result.failures:
+                continue
+            gc.collect()
+            before, start = meters(), time.perf_counter()
+            try:
+                contestant.ask()
+            except Exception as error:  # noqa: BLE001 (a peer that can't do a case is a result too)
+                result.failures[contestant.name] = _told(error)
+                continue
+            wall = (time.perf_counter() - start) * 1000
+            if turn:  # the first is the warm-up
+                result.note(contestant.name, {WALL: wall, **_counted(before, meters())})
+    return result
+
+
+async def arace(contestants: Sequence[Contestant], meters: Meters, runs: int) -> Race:
+    """Measure async contestants: wall time and longest loop gap in ms, and what the meters count."""
+    result = Race(runs)
+    for turn in range(runs + 1):
+        for contestant in contestants:
+            if contestant.name in result.failures:
+                continue
+            gc.collect()
+            before, start = meters(), time.perf_counter()
+            try:
+                gap = await longest_gap(contestant.ask)
+            except Exception as error:  # noqa: BLE001 (a peer that can't do a case is a result too)
+                result.failures[contestant.name] = _told(error)
+                continue
+            wall = (time.perf_counter() - start) * 1000
+            if turn:
+                result.note(contestant.name, {WALL: wall, LOOP_GAP: gap, **_counted(before, meters())})
+    return result
+
+
+async def longest_gap(ask: Callable[[], Awaitable[Any]]) -> float:
+    """Do the work while a task ticks every ms; give the longest time between two ticks, in ms (never below 1)."""
+    longest = 0.0
+    last = time.perf_counter()
+
+    def note() -> None:
+        nonlocal longest, last
+        now = time.perf_counter()
+        longest, last = max(longest, now - last), now
+
+    async def tick() -> None:
+        while True:
+            await asyncio.sleep(TICK)
+            note()
+
+    ticker = asyncio.create_task(tick())
+    await asyncio.sleep(0)
+    try:
+        await ask()
+        note()  # the work may end with a block that no tick has seen the end of
+    finally:
+        ticker.cancel()
+    return longest * 1000
+
+
+def _counted(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, float]:
+    return {name: after[name] - before[name] for name in after}
+
+
+def _told(error: Exception) -> str:
+    return f"{type(error).__name__}: {str(error)[:80]}"

@@ -1,0 +1,146 @@
+"""What the flow's tests share: every driver under one interface, and a watch for what asyncio complains of."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from typing import Any
+
+import pytest
+
+from llama_index_agentic_kb._flow import Call, Flow, Open, aiterate, arun, iterate, run
+
+
+class Driver:
+    """One way to perform flows."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    @property
+    def is_async(self) -> bool:
+        return self.name == "async"
+
+    def run(self, flow: Flow[Any]) -> Any:
+        """Perform a flow as a caller in no loop, in a running loop, or of the async driver."""
+        if self.name == "sync":
+            return run(flow)
+        if self.name == "sync in a loop":
+            return asyncio.run(_in_loop(flow))
+        return asyncio.run(arun(flow))
+
+    def items(self, flow: Flow[Any], take: int | None = None) -> list[Any]:
+        """Perform a flow and give what it emits; after ``take`` items it is closed."""
+        if self.is_async:
+            return asyncio.run(_aitems(flow, take))
+        if self.name == "sync":
+            return _items(flow, take)
+        return asyncio.run(_items_in_loop(flow, take))
+
+
+async def _in_loop(flow: Flow[Any]) -> Any:
+    return run(flow)
+
+
+def _items(flow: Flow[Any], take: int | None) -> list[Any]:
+    items = []
+    generator = iterate(flow)
+    for item in generator:
+        items.append(item)
+        if len(items) == take:
+            generator.close()
+    return items
+
+
+async def _items_in_loop(flow: Flow[Any], take: int | None) -> list[Any]:
+    return _items(flow, take)
+
+
+async def _aitems(flow: Flow[Any], take: int | None) -> list[Any]:
+    items = []
+    generator = aiterate(flow)
+    async for item in generator:
+        items.append(item)
+        if len(items) == take:
+            await generator.aclose()
+    return items
+
+
+@pytest.fixture(params=["sync", "sync in a loop", "async"])
+def driver(request: pytest.FixtureRequest) -> Driver:
+    """Each way to perform flows."""
+    return Driver(request.param)
+
+
+class Leaves:
+    """Makes calls and streams that are sync, native async, or both."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+
+    def call(self, work: Callable[[], Any], seconds: float = 0.0, **kwargs: Any) -> Call:
+        """A call that takes so long, and then does the work."""
+
+        def sync() -> Any:
+            time.sleep(seconds)
+            return work()
+
+        async def native() -> Any:
+            await asyncio.sleep(seconds)
+            return work()
+
+        return Call(
+            sync=None if self.kind == "native" else sync, native=None if self.kind == "sync" else native, **kwargs
+        )
+
+    def open(self, source: Callable[[], Iterator[Any]], pause: float = 0.0, **kwargs: Any) -> Open:
+        """A stream of an iterator's items, with a pause before each."""
+
+        def sync() -> Iterator[Any]:
+            for item in source():
+                time.sleep(pause)
+                yield item
+
+        async def items() -> AsyncIterator[Any]:
+            for item in source():
+                await asyncio.sleep(pause)
+                yield item
+
+        async def native() -> AsyncIterator[Any]:
+            return items()
+
+        return Open(
+            sync=None if self.kind == "native" else sync, native=None if self.kind == "sync" else native, **kwargs
+        )
+
+
+@pytest.fixture(params=["sync", "native"])
+def leaves(request: pytest.FixtureRequest) -> Leaves:
+    """Each kind of function that a flow may call."""
+    return Leaves(request.param)
+
+
+@pytest.fixture(autouse=True)
+def nothing_left_behind(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+    """No task destroyed while pending, and no exception that nobody retrieved: asyncio logs these."""
+    caplog.set_level(logging.WARNING, logger="asyncio")
+    yield
+    gc.collect()
+    complaints = [r.getMessage() for r in caplog.get_records("call") if r.name == "asyncio" and r.levelno > logging.INFO]
+    assert [c for c in complaints if "Executing" not in c] == []
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> bool:
+    ends = time.monotonic() + seconds
+    while not condition() and time.monotonic() < ends:
+        time.sleep(0.005)
+    return condition()
+
+
+@pytest.fixture
+def until() -> Callable[[Callable[[], bool]], bool]:
+    """Waits for a condition for some seconds, and tells whether it came true."""
+    return wait_until

@@ -1,0 +1,293 @@
+"""What is the async driver's own: tasks, cancellation and the loop."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from llama_index_agentic_kb._flow import (
+    Call,
+    Emit,
+    Flow,
+    Job,
+    Next,
+    Open,
+    Start,
+    Wait,
+    aiterate,
+    arun,
+    collect,
+    deadline_after,
+    gather,
+    run,
+)
+from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError
+
+
+def others() -> set[asyncio.Task[Any]]:
+    return asyncio.all_tasks() - {asyncio.current_task()}  # type: ignore[arg-type]
+
+
+class Sleeper:
+    """A native call that tells what became of it."""
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+
+    async def __call__(self) -> None:
+        self.told.append("began")
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            self.told.append("cancelled")
+            raise
+
+
+async def test_cancelling_the_caller_cancels_everything() -> None:
+    """Cancelling the task that awaits a flow cancels its native calls, its flows and its streams, and they end."""
+    sleeper, other, told = Sleeper(), Sleeper(), []
+
+    async def items() -> AsyncIterator[int]:
+        await other()
+        yield 1
+
+    async def opens() -> AsyncIterator[int]:
+        return items()
+
+    def child() -> Flow[None]:
+        try:
+            yield Call(native=sleeper)
+        finally:
+            told.append("child closed")
+
+    def flow() -> Flow[None]:
+        try:
+            stream = yield Open(native=opens)
+            job: Job[None] = yield Start(child())
+            yield from collect(stream)
+            yield Wait([job])
+        finally:
+            told.append("root closed")
+
+    task = asyncio.create_task(arun(flow()))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert sleeper.told == other.told == ["began", "cancelled"]
+    assert sorted(told) == ["child closed", "root closed"]
+    assert others() == set()
+
+
+async def test_cancelling_a_caller_that_waits_for_a_thread() -> None:
+    """A sync call on a thread can't be cancelled; its caller can, at once."""
+    release = threading.Event()
+
+    def flow() -> Flow[None]:
+        yield Call(sync=lambda: release.wait(10))
+
+    task = asyncio.create_task(arun(flow()))
+    await asyncio.sleep(0.02)
+    task.cancel()
+    started = time.monotonic()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    release.set()
+    assert time.monotonic() - started < 2
+
+
+async def test_a_late_native_call_is_cancelled_and_not_waited_for() -> None:
+    """The deadline cancels a native call; one that does not take it is left behind, not waited for."""
+
+    async def stubborn() -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            await asyncio.sleep(0.3)
+
+    def flow() -> Flow[None]:
+        yield Call(native=stubborn, deadline=deadline_after(0.02))
+
+    started = time.monotonic()
+    with pytest.raises(DeadlineExceededError):
+        await arun(flow())
+    assert time.monotonic() - started < 0.25
+    await asyncio.gather(*others())
+
+
+async def test_closing_half_read_leaves_no_task() -> None:
+    """When aclose comes back, the tasks of what was still under way have ended."""
+    sleeper = Sleeper()
+
+    def flow() -> Flow[None]:
+        yield Start(Call(native=sleeper))
+        yield Call(sync=lambda: None)
+        yield Emit(1)
+        yield Call(native=sleeper)
+
+    generator = aiterate(flow())
+    assert await anext(generator) == 1
+    await generator.aclose()
+    assert sleeper.told[-1] == "cancelled"
+    assert others() == set()
+
+
+async def test_what_was_started_last_is_never_left_unawaited() -> None:
+    """Work started by the last step before the end is dropped without a coroutine that nobody awaited."""
+    made: list[int] = []
+
+    async def native() -> None:
+        made.append(1)
+
+    def child() -> Flow[None]:
+        yield Call(native=native)
+
+    def flow() -> Flow[str]:
+        yield Start(Call(native=native))
+        yield Start(child())
+        return "done"
+
+    assert await arun(flow()) == "done"
+    assert others() == set()
+    assert made == []
+
+
+async def test_dropping_an_iteration_unread() -> None:
+    """An iteration that is forgotten halfway is closed by the loop's own hooks, without a word."""
+    import gc
+
+    sleeper = Sleeper()
+
+    def flow() -> Flow[None]:
+        yield Emit(1)
+        yield Call(native=sleeper)
+
+    generator = aiterate(flow())
+    await anext(generator)
+    await asyncio.sleep(0.01)
+    del generator
+    gc.collect()
+    await asyncio.sleep(0.05)
+    assert others() == set()
+    assert sleeper.told in ([], ["began", "cancelled"])
+
+
+def test_a_loop_that_is_closed_before_a_thread_answers(until: Callable[[Callable[[], bool]], bool]) -> None:
+    """A thread that delivers to a loop that is gone disturbs nobody."""
+    answered = threading.Event()
+
+    def slow() -> None:
+        time.sleep(0.1)
+        answered.set()
+
+    def flow() -> Flow[None]:
+        yield Call(sync=slow, deadline=deadline_after(0.01))
+
+    with pytest.raises(DeadlineExceededError):
+        asyncio.run(arun(flow()))
+    assert answered.wait(5)
+    time.sleep(0.02)
+
+
+async def test_the_loop_is_never_blocked() -> None:
+    """While sync calls, which block their threads, and a sync stream are under way, the loop turns freely."""
+    longest, stop = [0.0], False
+
+    async def watch() -> None:
+        last = time.monotonic()
+        while not stop:
+            await asyncio.sleep(0.001)
+            now = time.monotonic()
+            longest[0] = max(longest[0], now - last)
+            last = now
+
+    def flow() -> Flow[None]:
+        stream = yield Open(sync=lambda: (time.sleep(0.01) or n for n in range(20)))
+        yield from gather([*(Call(sync=lambda: time.sleep(0.2)) for _ in range(16))])
+        yield from collect(stream)
+
+    watching = asyncio.create_task(watch())
+    await asyncio.sleep(0.01)
+    await arun(flow())
+    stop = True
+    await watching
+    assert longest[0] < 0.15
+
+
+async def test_many_flows_on_one_loop() -> None:
+    """Hundreds of flows side by side on one loop keep their results and their contexts apart."""
+
+    def flow(n: int) -> Flow[int]:
+        jobs = yield from gather([Call(sync=lambda: n), Call(native=lambda: asyncio.sleep(0.001, n))])
+        return sum(job.result() for job in jobs)
+
+    assert await asyncio.gather(*(arun(flow(n)) for n in range(200))) == [2 * n for n in range(200)]
+
+
+async def test_a_call_cancelled_from_within() -> None:
+    """A native call whose own task was cancelled by somebody is an error of the call, not of its caller."""
+
+    async def cancels_itself() -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+        await asyncio.sleep(1)
+
+    def flow() -> Flow[None]:
+        yield Call(native=cancels_itself, what="the call")
+
+    with pytest.raises(AgenticKBError, match="the call was cancelled from within"):
+        await arun(flow())
+
+
+async def test_a_sync_run_in_a_running_loop() -> None:
+    """The sync API works inside a running loop, again and again, and alternates with the async one."""
+
+    def flow(n: int) -> Flow[int]:
+        return (yield Call(sync=lambda: n))
+
+    for n in range(20):
+        assert run(flow(n)) == await arun(flow(n)) == n
+
+
+async def test_an_item_is_read_before_the_flow_goes_on() -> None:
+    """A reader that waits sees each item before the flow emits the next."""
+    told: list[str] = []
+
+    def flow() -> Flow[None]:
+        for n in range(3):
+            yield Emit(n)
+            told.append(f"emitted {n}")
+
+    async for item in aiterate(flow()):
+        told.append(f"read {item}")
+    assert told == ["read 0", "emitted 0", "read 1", "emitted 1", "read 2", "emitted 2"]
+
+
+async def test_the_deadline_of_a_reader_that_is_cancelled() -> None:
+    """Cancelling whoever reads an iteration closes the flow behind it."""
+    told: list[str] = []
+
+    def flow() -> Flow[None]:
+        try:
+            stream = yield Open(sync=lambda: iter([]), what="s")
+            yield Next(stream)
+            yield Call(native=Sleeper())
+        finally:
+            told.append("closed")
+
+    async def read() -> None:
+        async for _ in aiterate(flow()):
+            pass
+
+    task = asyncio.create_task(read())
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert told == ["closed"]

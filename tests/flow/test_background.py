@@ -1,0 +1,148 @@
+"""The event loop of async-only calls made by sync flows."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+import pytest
+
+from llama_index_agentic_kb._flow import Call, Emit, Flow, Next, Open, deadline_after, gather, iterate, run
+from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError
+
+
+async def where() -> tuple[int, str]:
+    return id(asyncio.get_running_loop()), threading.current_thread().name
+
+
+def ask() -> Flow[Any]:
+    return (yield Call(native=where))
+
+
+def test_there_is_one_loop() -> None:
+    """Every async-only call of every sync run, from whatever thread, runs on the same loop in its own thread."""
+    seen = [run(ask()), run(ask())]
+    thread = threading.Thread(target=lambda: seen.append(run(ask())))
+    thread.start()
+    thread.join(5)
+    assert len(seen) == 3
+    assert len(set(seen)) == 1
+    assert seen[0][1] == "agentic-kb-loop"
+    assert len([t for t in threading.enumerate() if t.name == "agentic-kb-loop"]) == 1
+
+
+async def test_a_running_loop_is_not_touched() -> None:
+    """In a notebook's loop a sync run uses the background loop, not the running one."""
+    loop, thread = run(ask())
+    assert loop != id(asyncio.get_running_loop())
+    assert thread == "agentic-kb-loop"
+
+
+def test_a_late_call_is_cancelled() -> None:
+    """A native call that is late is cancelled on the loop, and its clean-up runs there."""
+    cancelled = threading.Event()
+
+    async def hang() -> None:
+        try:
+            await asyncio.sleep(60)
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+
+    def flow() -> Flow[None]:
+        yield Call(native=hang, deadline=deadline_after(0.05))
+
+    with pytest.raises(DeadlineExceededError):
+        run(flow())
+    assert cancelled.wait(5)
+
+
+def test_a_stream_that_is_left_is_cancelled() -> None:
+    """Closing a half-read iteration closes the async iterator behind it."""
+    closed = threading.Event()
+
+    async def items() -> AsyncIterator[int]:
+        try:
+            while True:
+                yield 1
+                await asyncio.sleep(0.01)
+        finally:
+            closed.set()
+
+    async def opens() -> AsyncIterator[int]:
+        return items()
+
+    def flow() -> Flow[None]:
+        stream = yield Open(native=opens)
+        while True:
+            yield Emit((yield Next(stream)))
+
+    generator = iterate(flow())
+    assert [next(generator), next(generator)] == [1, 1]
+    generator.close()
+    assert closed.wait(5)
+
+
+def test_waiting_for_oneself_is_an_error_not_a_hang() -> None:
+    """Async code on the loop that makes a sync call which needs the loop is told so."""
+
+    async def nests() -> Any:
+        return run(ask())
+
+    def flow() -> Flow[Any]:
+        return (yield Call(native=nests, deadline=deadline_after(5)))
+
+    with pytest.raises(AgenticKBError, match="await the async method"):
+        run(flow())
+
+
+def test_the_loop_survives_what_runs_on_it() -> None:
+    """A native call that raises SystemExit is an error of its own; the loop goes on for the others."""
+
+    async def leave() -> None:
+        raise SystemExit(1)
+
+    def flow() -> Flow[Any]:
+        jobs = yield from gather([Call(native=leave), Call(native=where)], deadline=deadline_after(5))
+        return [type(jobs[0].error), jobs[1].result()[1]]
+
+    assert run(flow()) == [AgenticKBError, "agentic-kb-loop"]
+
+
+def test_native_calls_run_side_by_side() -> None:
+    """A hundred native calls of one sync run take the time of one."""
+
+    async def nap() -> None:
+        await asyncio.sleep(0.2)
+
+    def flow() -> Flow[None]:
+        yield from gather(Call(native=nap) for _ in range(100))
+
+    started = time.monotonic()
+    run(flow())
+    assert time.monotonic() - started < 2
+
+
+def test_a_cancel_before_the_start_makes_no_call(until: Callable[[Callable[[], bool]], bool]) -> None:
+    """A native call that is stopped before the loop came to it is never made, nor its coroutine left unawaited."""
+    made: list[int] = []
+
+    async def native() -> None:
+        made.append(1)
+
+    def child() -> Flow[None]:
+        yield Call(native=native)
+
+    async def block() -> None:
+        time.sleep(0.1)
+
+    def flow() -> Flow[None]:
+        jobs = yield from gather([Call(native=block), child()], deadline=deadline_after(0.02))
+        assert isinstance(jobs[1].error, DeadlineExceededError)
+
+    run(flow())
+    run(ask())
+    assert made == []

@@ -1,0 +1,769 @@
+"""What both drivers do alike: the same bodies run by each of them."""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from llama_index_agentic_kb._flow import (
+    END,
+    Call,
+    Cancel,
+    Emit,
+    Flow,
+    Job,
+    Next,
+    Open,
+    Start,
+    Wait,
+    WorkerPool,
+    collect,
+    deadline_after,
+    gather,
+)
+from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError
+
+if TYPE_CHECKING:
+    from conftest import Driver, Leaves
+
+VAR: contextvars.ContextVar[str] = contextvars.ContextVar("VAR", default="unset")
+
+
+def fail(error: BaseException) -> Callable[[], Any]:
+    def work() -> Any:
+        raise error
+
+    return work
+
+
+def counting(stop: int | None = None) -> Iterator[int]:
+    number = 0
+    while stop is None or number < stop:
+        yield number
+        number += 1
+
+
+# -- calls -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_call_gives_its_result(driver: Driver, leaves: Leaves) -> None:
+    """A flow gets what it calls, one call after another, and its return value is the result."""
+
+    def flow() -> Flow[list[int]]:
+        return [(yield leaves.call(lambda: 1)), (yield leaves.call(lambda: 2))]
+
+    assert driver.run(flow()) == [1, 2]
+
+
+def test_a_flow_without_steps(driver: Driver) -> None:
+    """A flow that yields nothing gives its result, and nothing is emitted."""
+
+    def flow() -> Flow[str]:
+        return "done"
+        yield Emit(1)
+
+    assert driver.run(flow()) == "done"
+    assert driver.items(flow()) == []
+
+
+def test_each_driver_has_its_favourite(driver: Driver) -> None:
+    """Where a call has both functions, sync calls the sync one on a thread, async awaits the native one in its own."""
+
+    async def native() -> str:
+        return threading.current_thread().name
+
+    def flow() -> Flow[str]:
+        return (yield Call(sync=lambda: threading.current_thread().name, native=native, pool=WorkerPool("own")))
+
+    assert driver.run(flow()) == ("MainThread" if driver.is_async else "agentic-kb-own-1")
+
+
+def test_errors_are_raised_at_the_yield(driver: Driver, leaves: Leaves) -> None:
+    """A call's own exception object is raised where the flow called, and may be handled there."""
+    error = KeyError("gone")
+
+    def flow() -> Flow[Any]:
+        try:
+            yield leaves.call(fail(error))
+        except KeyError as caught:
+            return caught, (yield leaves.call(lambda: "went on"))
+
+    assert driver.run(flow()) == (error, "went on")
+
+
+def test_what_a_flow_raises_is_raised(driver: Driver, leaves: Leaves) -> None:
+    """An exception that no flow handles, a call's or a flow's own, is the caller's."""
+
+    def calls() -> Flow[None]:
+        yield leaves.call(fail(OSError("call")))
+
+    def own() -> Flow[None]:
+        yield leaves.call(lambda: None)
+        raise OSError("own")
+
+    with pytest.raises(OSError, match="call"):
+        driver.run(calls())
+    with pytest.raises(OSError, match="own"):
+        driver.run(own())
+    with pytest.raises(OSError, match="own"):
+        driver.items(own())
+
+
+@pytest.mark.parametrize("error", [StopIteration("it"), SystemExit(3), GeneratorExit()], ids=repr)
+def test_what_is_no_exception_ends_only_the_call(driver: Driver, error: BaseException) -> None:
+    """A worker thread that raises what is no Exception, or a StopIteration, gives an error with that cause."""
+
+    def flow() -> Flow[Any]:
+        try:
+            yield Call(sync=fail(error), deadline=deadline_after(5))
+        except AgenticKBError as caught:
+            return caught
+
+    caught = driver.run(flow())
+    assert type(error).__name__ in str(caught)
+    assert caught.__cause__ is error
+
+
+def test_a_call_that_cancels_itself_is_an_error(driver: Driver) -> None:
+    """A native call that raises CancelledError of its own leaves nobody waiting."""
+    import asyncio
+
+    async def native() -> None:
+        raise asyncio.CancelledError
+
+    def flow() -> Flow[Any]:
+        try:
+            yield Call(native=native, deadline=deadline_after(5))
+        except AgenticKBError as caught:
+            return type(caught)
+
+    assert driver.run(flow()) is AgenticKBError
+
+
+def test_a_deadline_ends_a_call(driver: Driver, leaves: Leaves) -> None:
+    """A call that is late raises the error that names it, and its late result disturbs nothing after it."""
+
+    def flow() -> Flow[Any]:
+        with pytest.raises(DeadlineExceededError, match="slow thing was still running"):
+            yield leaves.call(lambda: "late", 0.15, deadline=deadline_after(0.02), what="slow thing")
+        return (yield leaves.call(lambda: "right", 0.3))
+
+    assert driver.run(flow()) == "right"
+
+
+def test_late_errors_are_ignored(driver: Driver, leaves: Leaves) -> None:
+    """A call that fails after its deadline is nobody's news."""
+
+    def flow() -> Flow[Any]:
+        with pytest.raises(DeadlineExceededError):
+            yield leaves.call(fail(OSError("late")), 0.05, deadline=deadline_after(0.01))
+        return (yield leaves.call(lambda: "right", 0.15))
+
+    assert driver.run(flow()) == "right"
+
+
+def test_what_is_late_already_is_not_begun(driver: Driver, leaves: Leaves) -> None:
+    """A call whose deadline has passed is not made at all."""
+    made: list[int] = []
+
+    def flow() -> Flow[None]:
+        with pytest.raises(DeadlineExceededError, match="x was not begun"):
+            yield leaves.call(lambda: made.append(1), deadline=time.monotonic() - 1, what="x")
+        yield leaves.call(lambda: None, 0.05)
+
+    driver.run(flow())
+    assert made == []
+
+
+def test_nonsense_is_refused_at_the_yield(driver: Driver) -> None:
+    """A yield of something that is no step, or of a call of nothing, raises TypeError in the flow."""
+
+    def flow() -> Flow[list[str]]:
+        told = []
+        for step in ("nonsense", Call(what="c"), Open(what="s")):
+            try:
+                yield step  # type: ignore[misc]
+            except TypeError as error:
+                told.append(str(error))
+        return told
+
+    nonsense, call, stream = driver.run(flow())
+    assert "nonsense" in nonsense
+    assert call == "c: a call needs a sync or a native function"
+    assert stream == "s: a stream needs a sync or a native function"
+
+
+def test_deliveries_of_many_threads_arrive(driver: Driver) -> None:
+    """Two hundred calls on a wide pool all give their own results, in order."""
+    pool = WorkerPool("wide", 32)
+
+    def one(n: int) -> Flow[int]:
+        return (yield Call(sync=lambda: n, pool=pool))
+
+    def flow() -> Flow[list[int]]:
+        jobs = yield from gather(one(n) for n in range(200))
+        return [job.result() for job in jobs]
+
+    assert driver.run(flow()) == list(range(200))
+
+
+# -- side by side ----------------------------------------------------------------------------------------------------
+
+
+def test_started_work_runs_side_by_side(driver: Driver, leaves: Leaves) -> None:
+    """Flows and calls that were started are under way at the same time."""
+    now, most, lock = [0], [0], threading.Lock()
+
+    def enter() -> None:
+        with lock:
+            now[0] += 1
+            most[0] = max(most[0], now[0])
+
+    def leave() -> None:
+        with lock:
+            now[0] -= 1
+
+    def one() -> Flow[None]:
+        yield leaves.call(enter)
+        yield leaves.call(leave, 0.1)
+
+    def flow() -> Flow[None]:
+        yield from gather([*(one() for _ in range(4)), leaves.call(lambda: None, 0.1)])
+
+    driver.run(flow())
+    assert most[0] == 4
+
+
+def test_wait_for_all(driver: Driver, leaves: Leaves) -> None:
+    """Wait comes back when every job is done; errors stay in their jobs until asked for."""
+
+    def flow() -> Flow[list[Job[Any]]]:
+        jobs = []
+        for work in (leaves.call(lambda: "ok", 0.05), leaves.call(fail(OSError("bad")))):
+            jobs.append((yield Start(work)))
+        assert not any(job.done for job in jobs)
+        yield Wait(jobs)
+        yield Wait(jobs)  # waiting again for what is done gives at once
+        yield Wait([])
+        return jobs
+
+    good, bad = driver.run(flow())
+    assert (good.done, good.result(), good.error) == (True, "ok", None)
+    assert good.finished >= good.started
+    with pytest.raises(OSError, match="bad"):
+        bad.result()
+
+
+def test_wait_for_the_first(driver: Driver, leaves: Leaves) -> None:
+    """Wait(first) comes back with the first job, though others go on; each further wait finds one done already."""
+
+    def flow() -> Flow[list[bool]]:
+        slow = yield Start(leaves.call(lambda: "slow", 0.3))
+        fast = yield Start(leaves.call(lambda: "fast", 0.01))
+        yield Wait([slow, fast], first=True)
+        first = [slow.done, fast.done]
+        yield Wait([slow, fast], first=True)
+        assert not slow.done
+        yield Wait([slow, slow])
+        return [*first, slow.done]
+
+    assert driver.run(flow()) == [False, True, True]
+
+
+def test_wait_until_a_deadline(driver: Driver, leaves: Leaves) -> None:
+    """Wait comes back at its deadline; what is late may still be waited for."""
+
+    def flow() -> Flow[Any]:
+        job: Job[str] = yield Start(leaves.call(lambda: "late", 0.2))
+        yield Wait([job], deadline=deadline_after(0.01))
+        assert not job.done
+        with pytest.raises(DeadlineExceededError):
+            job.result()
+        yield Wait([job])
+        return job.result()
+
+    assert driver.run(flow()) == "late"
+
+
+def test_two_flows_wait_for_one_job(driver: Driver, leaves: Leaves) -> None:
+    """A job that several flows wait for resumes them all."""
+
+    def waits(job: Job[int]) -> Flow[int]:
+        yield Wait([job])
+        return job.result()
+
+    def flow() -> Flow[list[int]]:
+        job: Job[int] = yield Start(leaves.call(lambda: 7, 0.05))
+        jobs = yield from gather(waits(job) for _ in range(5))
+        return [one.result() for one in jobs]
+
+    assert driver.run(flow()) == [7] * 5
+
+
+def test_gather_leaves_out_what_is_late(driver: Driver, leaves: Leaves) -> None:
+    """Gather keeps the order, cancels what is late at its deadline, and costs no result that was in time."""
+    closed: list[str] = []
+
+    def late() -> Flow[None]:
+        try:
+            yield leaves.call(lambda: None, 0.5)
+        finally:
+            closed.append("late")
+
+    def flow() -> Flow[list[Job[Any]]]:
+        return (yield from gather([late(), leaves.call(lambda: "in time")], deadline=deadline_after(0.1)))
+
+    started = time.monotonic()
+    first, second = driver.run(flow())
+    assert time.monotonic() - started < 0.45
+    assert closed == ["late"]
+    assert isinstance(first.error, DeadlineExceededError)
+    assert second.result() == "in time"
+
+
+def test_cancel_closes_the_flow(driver: Driver, leaves: Leaves) -> None:
+    """A cancelled job's flow is closed at once; cancelling twice, or what is done, changes nothing."""
+    told: list[str] = []
+
+    def victim() -> Flow[None]:
+        try:
+            yield leaves.call(lambda: told.append("ran on"), 0.2)
+            told.append("resumed")
+        finally:
+            told.append("closed")
+
+    def flow() -> Flow[list[Job[Any]]]:
+        job: Job[None] = yield Start(victim())
+        done: Job[int] = yield Start(leaves.call(lambda: 1))
+        yield Wait([done])
+        yield Cancel(job)
+        assert told == ["closed"]
+        yield Cancel(job)
+        yield Cancel(done)
+        return [job, done]
+
+    job, done = driver.run(flow())
+    with pytest.raises(DeadlineExceededError, match="stopped"):
+        job.result()
+    assert done.result() == 1
+    assert "resumed" not in told
+
+
+def test_a_cancelled_flow_that_fails_to_close_costs_nobody(driver: Driver, caplog: pytest.LogCaptureFixture) -> None:
+    """What a stopped flow's clean-up raises is logged, and the flow that stopped it goes on."""
+
+    def victim() -> Flow[None]:
+        try:
+            yield Call(sync=lambda: time.sleep(0.2))
+        finally:
+            raise OSError("clean-up")
+
+    def flow() -> Flow[str]:
+        job: Job[None] = yield Start(victim())
+        yield Call(sync=lambda: time.sleep(0.02))
+        yield Cancel(job)
+        return "went on"
+
+    assert driver.run(flow()) == "went on"
+    assert "a stopped flow failed while it was closed" in caplog.text
+
+
+def test_what_was_started_ends_with_the_root(driver: Driver, leaves: Leaves) -> None:
+    """A flow that returns leaves nothing running: what it started and never waited for is closed, begun or not."""
+    told: list[str] = []
+
+    def child(name: str) -> Flow[None]:
+        try:
+            told.append(f"{name} began")
+            yield leaves.call(lambda: None, 0.3)
+        finally:
+            told.append(f"{name} closed")
+
+    def flow() -> Flow[str]:
+        yield Start(child("one"))
+        yield leaves.call(lambda: None, 0.02)
+        yield Start(child("two"))
+        yield Start(leaves.call(lambda: None))
+        return "root"
+
+    started = time.monotonic()
+    assert driver.run(flow()) == "root"
+    assert time.monotonic() - started < 0.28
+    assert "one closed" in told
+    assert ("two began" in told) == ("two closed" in told)
+
+
+def test_nested_gathers_deeper_than_the_pool(driver: Driver) -> None:
+    """Flows that wait hold no thread: a pool of one serves gathers within gathers."""
+    pool = WorkerPool("narrow", 1)
+
+    def nested(depth: int) -> Flow[int]:
+        if depth == 0:
+            return (yield Call(sync=lambda: 1, pool=pool, deadline=deadline_after(10)))
+        jobs = yield from gather(nested(depth - 1) for _ in range(3))
+        return sum(job.result() for job in jobs)
+
+    assert driver.run(nested(4)) == 81
+
+
+def test_a_hang_keeps_only_its_own_pool_busy(driver: Driver) -> None:
+    """A pool whose every thread hangs delays no call of another pool."""
+    hung, free = WorkerPool("hung", 2), WorkerPool("free", 2)
+    release = threading.Event()
+
+    def flow() -> Flow[list[Any]]:
+        works = [Call(sync=release.wait, pool=hung, deadline=deadline_after(0.2)) for _ in range(4)]
+        works += [Call(sync=lambda: "fine", pool=free, deadline=deadline_after(5)) for _ in range(4)]
+        jobs = yield from gather(works)
+        return [type(job.error) if job.error else job.result() for job in jobs]
+
+    try:
+        assert driver.run(flow()) == [DeadlineExceededError] * 4 + ["fine"] * 4
+    finally:
+        release.set()
+
+
+def test_abandoned_calls_are_not_made_later(driver: Driver, until: Callable[[Callable[[], bool]], bool]) -> None:
+    """A call that waited in vain for a thread of a hung pool is not made when the pool recovers."""
+    pool = WorkerPool("recovers", 1)
+    release, made = threading.Event(), []
+
+    def flow() -> Flow[None]:
+        deadline = deadline_after(0.1)
+        works = [Call(sync=release.wait, pool=pool, deadline=deadline)]
+        works += [Call(sync=lambda: made.append(1), pool=pool, deadline=deadline) for _ in range(3)]
+        yield from gather(works)
+
+    driver.run(flow())
+    release.set()
+    driver.run(one_call(pool, lambda: made.append(2)))
+    assert made == [2]
+
+
+def one_call(pool: WorkerPool, work: Callable[[], Any]) -> Flow[Any]:
+    return (yield Call(sync=work, pool=pool, deadline=deadline_after(5)))
+
+
+def test_thirty_two_threads_at_once(driver: Driver, leaves: Leaves) -> None:
+    """Threads that share the pools and the background loop each get their own results."""
+    results: dict[int, Any] = {}
+
+    def one(n: int) -> Flow[int]:
+        jobs = yield from gather(leaves.call(lambda i=i: i * n, 0.002) for i in range(4))
+        return sum(job.result() for job in jobs)
+
+    def work(n: int) -> None:
+        results[n] = [driver.run(one(n)) for _ in range(3)]
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(32)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert results == {n: [6 * n] * 3 for n in range(32)}
+
+
+# -- contexts --------------------------------------------------------------------------------------------------------
+
+
+def test_each_flow_has_its_own_context(driver: Driver, leaves: Leaves) -> None:
+    """A flow sees what its parent had set when it was started; what it sets, its parent never sees."""
+
+    def child() -> Flow[list[str]]:
+        seen = [VAR.get()]
+        VAR.set("child")
+        seen.append((yield leaves.call(VAR.get)))
+        return seen
+
+    def flow() -> Flow[list[Any]]:
+        VAR.set("parent")
+        job: Job[list[str]] = yield Start(child())
+        VAR.set("changed after the start")
+        yield Wait([job])
+        return [job.result(), VAR.get()]
+
+    VAR.set("caller")
+    assert driver.run(flow()) == [["parent", "child"], "changed after the start"]
+    assert VAR.get() == "caller"
+
+
+def test_leaf_calls_see_the_flows_context(driver: Driver, leaves: Leaves) -> None:
+    """Calls and streams run in a copy of the flow's context: they see it, and change nothing in it."""
+
+    def leaf() -> str:
+        seen = VAR.get()
+        VAR.set("leaf")
+        return seen
+
+    def source() -> Iterator[str]:
+        yield leaf()
+        yield VAR.get()
+
+    def flow() -> Flow[list[str]]:
+        VAR.set("flow")
+        seen = [(yield leaves.call(leaf))]
+        stream = yield leaves.open(source)
+        seen += yield from collect(stream)
+        return [*seen, VAR.get()]
+
+    assert driver.run(flow()) == ["flow", "flow", "leaf", "flow"]
+
+
+def test_siblings_do_not_see_each_other(driver: Driver, leaves: Leaves) -> None:
+    """What one of many flows sets, none of its siblings sees, however they interleave."""
+
+    def one(name: str) -> Flow[list[str]]:
+        seen = [VAR.get()]
+        VAR.set(name)
+        for _ in range(3):
+            seen.append((yield leaves.call(VAR.get, 0.005)))
+        return seen
+
+    def flow() -> Flow[list[list[str]]]:
+        VAR.set("root")
+        jobs = yield from gather(one(str(n)) for n in range(8))
+        return [job.result() for job in jobs]
+
+    assert driver.run(flow()) == [["root", str(n), str(n), str(n)] for n in range(8)]
+
+
+# -- streams ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_stream_is_read_to_its_end(driver: Driver, leaves: Leaves) -> None:
+    """Items come in order, then END, and END again for whoever asks again."""
+
+    def flow() -> Flow[list[Any]]:
+        stream = yield leaves.open(lambda: counting(3))
+        items = yield from collect(stream)
+        return [*items, (yield Next(stream, deadline=deadline_after(2))), (yield Next(stream))]
+
+    assert driver.run(flow()) == [0, 1, 2, END, END]
+    assert repr(END) == "END"
+
+
+def test_a_stream_that_fails_midway(driver: Driver, leaves: Leaves) -> None:
+    """A stream's error comes after the items before it, at the yield, and the stream is over then."""
+
+    def source() -> Iterator[int]:
+        yield 1
+        yield 2
+        raise OSError("cut")
+
+    def flow() -> Flow[list[Any]]:
+        stream = yield leaves.open(source)
+        items = [(yield Next(stream)), (yield Next(stream))]
+        try:
+            yield Next(stream)
+        except OSError as error:
+            items.append(str(error))
+        return [*items, (yield Next(stream, deadline=deadline_after(2)))]
+
+    assert driver.run(flow()) == [1, 2, "cut", END]
+
+
+def test_a_stream_that_fails_to_open(driver: Driver) -> None:
+    """An error of the opening function is raised by the first Next, sync or native."""
+
+    async def native() -> Any:
+        raise OSError("native")
+
+    def flow(step: Open) -> Flow[None]:
+        stream = yield step
+        yield Next(stream)
+
+    with pytest.raises(OSError, match="native"):
+        driver.run(flow(Open(native=native)))
+    with pytest.raises(OSError, match="sync"):
+        driver.run(flow(Open(sync=fail(OSError("sync")))))
+
+
+def test_a_streams_item_is_late(driver: Driver) -> None:
+    """A stream that goes silent raises at the deadline and is over then; items before it were given."""
+
+    def source() -> Iterator[int]:
+        yield 0
+        time.sleep(0.2)
+        yield 1
+
+    def flow() -> Flow[list[Any]]:
+        stream = yield Open(sync=source, what="the stream")
+        items: list[Any] = [(yield Next(stream, deadline=deadline_after(5)))]
+        with pytest.raises(DeadlineExceededError, match="the stream was still running"):
+            yield Next(stream, deadline=deadline_after(0.02))
+        yield Call(sync=lambda: time.sleep(0.3))
+        return [*items, (yield Next(stream))]
+
+    assert driver.run(flow()) == [0, END]
+
+
+def test_an_endless_stream_ends_at_its_deadline(driver: Driver, leaves: Leaves) -> None:
+    """A stream that never pauses is cut at the deadline all the same, and other deadlines are kept beside it."""
+
+    def reads() -> Flow[int]:
+        stream = yield leaves.open(counting, pause=0.0)
+        read = 0
+        deadline = deadline_after(0.2)
+        while True:
+            read += 1
+            yield Next(stream, deadline=deadline)
+
+    def flow() -> Flow[float]:
+        job: Job[int] = yield Start(reads())
+        started = time.monotonic()
+        yield Wait([job], deadline=deadline_after(0.05))
+        waited = time.monotonic() - started
+        yield Wait([job])
+        assert isinstance(job.error, DeadlineExceededError)
+        return waited
+
+    if leaves.kind == "sync" or not driver.is_async:
+        assert driver.run(flow()) < 2.0
+
+
+def test_items_in_time_are_given_however_late_they_are_asked_for(driver: Driver, leaves: Leaves) -> None:
+    """A slow reader loses nothing that came before the deadline."""
+
+    def flow() -> Flow[list[Any]]:
+        deadline = deadline_after(0.15)
+        stream = yield leaves.open(lambda: counting(3))
+        yield leaves.call(lambda: None, 0.3)
+        return (yield from collect(stream, deadline=deadline))
+
+    assert driver.run(flow()) == [0, 1, 2]
+
+
+def test_a_cancelled_flow_closes_the_stream_it_reads(
+    driver: Driver, leaves: Leaves, until: Callable[[Callable[[], bool]], bool]
+) -> None:
+    """Cancelling a flow that waits for a stream ends the stream's iterator, whose clean-up runs."""
+    closed = threading.Event()
+
+    def source() -> Iterator[int]:
+        try:
+            yield from counting()
+        finally:
+            closed.set()
+
+    def reads() -> Flow[None]:
+        stream = yield leaves.open(source, pause=0.02)
+        yield from collect(stream)
+
+    def flow() -> Flow[bool]:
+        job: Job[None] = yield Start(reads())
+        yield Wait([job], deadline=deadline_after(0.1))
+        yield Cancel(job)
+        return (yield Call(sync=lambda: closed.wait(5)))
+
+    assert driver.run(flow()) is True
+
+
+# -- emitting --------------------------------------------------------------------------------------------------------
+
+
+def test_items_are_emitted_in_order(driver: Driver, leaves: Leaves) -> None:
+    """What a flow and those it runs emit comes in the order of the emits; ``run`` lets it all go."""
+
+    def child() -> Flow[None]:
+        yield Emit("child 1")
+        yield leaves.call(lambda: None, 0.01)
+        yield Emit("child 2")
+
+    def flow() -> Flow[str]:
+        yield Emit("root 1")
+        yield from gather([child()])
+        yield Emit("root 2")
+        return "result"
+
+    assert driver.items(flow()) == ["root 1", "child 1", "child 2", "root 2"]
+    assert driver.run(flow()) == "result"
+
+
+def test_an_error_comes_after_the_items(driver: Driver) -> None:
+    """Items emitted before a flow fails are given, then its error is raised."""
+    seen: list[int] = []
+
+    def flow() -> Flow[None]:
+        yield Emit(1)
+        yield Emit(2)
+        seen.append(0)
+        raise OSError("after two")
+
+    with pytest.raises(OSError, match="after two"):
+        driver.items(flow())
+    assert seen == [0]
+
+
+def test_closing_halfway_stops_everything(
+    driver: Driver, leaves: Leaves, until: Callable[[Callable[[], bool]], bool]
+) -> None:
+    """A reader that goes away closes the flow, what it started, and the streams it reads."""
+    told: list[str] = []
+
+    def source() -> Iterator[int]:
+        try:
+            yield from counting()
+        finally:
+            told.append("stream")
+
+    def child() -> Flow[None]:
+        try:
+            yield leaves.call(lambda: None, 0.4)
+        finally:
+            told.append("child")
+
+    def flow() -> Flow[None]:
+        try:
+            yield Start(child())
+            stream = yield leaves.open(source, pause=0.01)
+            while True:
+                yield Emit((yield Next(stream)))
+        finally:
+            told.append("flow")
+
+    assert driver.items(flow(), take=3) == [0, 1, 2]
+    assert until(lambda: sorted(told) == ["child", "flow", "stream"])
+
+
+def test_nothing_begins_before_the_first_item_is_asked_for(driver: Driver) -> None:
+    """Iterating is lazy, and closing what never began is harmless."""
+    from llama_index_agentic_kb._flow import aiterate, iterate
+
+    told: list[int] = []
+
+    def flow() -> Flow[None]:
+        told.append(1)
+        yield Emit(1)
+
+    iterate(flow()).close()
+    aiterate(flow())
+    assert told == []
+
+
+def test_an_iteration_sees_the_context_it_is_given(driver: Driver) -> None:
+    """Iterate and aiterate run a flow in a context of the caller's choice, or in a copy of the present one."""
+    import asyncio
+
+    from llama_index_agentic_kb._flow import aiterate, iterate
+
+    def flow() -> Flow[None]:
+        yield Emit(VAR.get())
+        VAR.set("flow")
+
+    VAR.set("chosen")
+    chosen = contextvars.copy_context()
+    VAR.set("now")
+
+    async def both() -> list[str]:
+        return [item async for item in aiterate(flow(), chosen.copy())] + [item async for item in aiterate(flow())]
+
+    if driver.is_async:
+        assert asyncio.run(both()) == ["chosen", "now"]
+    else:
+        assert [*iterate(flow(), chosen.copy()), *iterate(flow())] == ["chosen", "now"]
+    assert VAR.get() == "now"

@@ -1,0 +1,167 @@
+"""What is the sync driver's own: the caller's thread, timers and interruption."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from llama_index_agentic_kb._flow import (
+    Call,
+    Emit,
+    Flow,
+    Job,
+    Next,
+    Open,
+    Start,
+    Wait,
+    WorkerPool,
+    deadline_after,
+    gather,
+    iterate,
+    run,
+)
+from llama_index_agentic_kb.errors import DeadlineExceededError
+
+
+def test_flow_bodies_run_in_the_callers_thread() -> None:
+    """Every flow's body runs in the thread that called, one at a time; only leaf calls run on workers."""
+    seen: list[str] = []
+
+    def child() -> Flow[None]:
+        seen.append(threading.current_thread().name)
+        seen.append((yield Call(sync=lambda: threading.current_thread().name, pool=WorkerPool("leaf", 1))))
+        seen.append(threading.current_thread().name)
+
+    def flow() -> Flow[None]:
+        yield from gather([child()])
+
+    run(flow())
+    assert seen == ["MainThread", "agentic-kb-leaf-1", "MainThread"]
+
+
+def test_an_interrupt_ends_the_run_at_once() -> None:
+    """Ctrl-C while a call hangs is raised at once, and closes every flow."""
+    told: list[str] = []
+    release = threading.Event()
+
+    def flow() -> Flow[None]:
+        try:
+            yield Call(sync=lambda: release.wait(30))
+        finally:
+            told.append("closed")
+
+    def interrupt() -> None:
+        time.sleep(0.1)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    main = threading.main_thread().ident
+    assert main is not None
+    started = time.monotonic()
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+    with pytest.raises(KeyboardInterrupt):
+        run(flow())
+    release.set()
+    thread.join()
+    assert told == ["closed"]
+    assert time.monotonic() - started < 5
+
+
+def test_a_slow_reader_meets_no_deadline_that_was_kept() -> None:
+    """Items that came in time are given although the reader of the iteration took longer than the deadline."""
+
+    def flow() -> Flow[None]:
+        deadline = deadline_after(0.1)
+        stream = yield Open(sync=lambda: iter(range(3)))
+        for _ in range(3):
+            yield Emit((yield Next(stream, deadline=deadline)))
+
+    seen = []
+    for item in iterate(flow()):
+        seen.append(item)
+        time.sleep(0.1)
+    assert seen == [0, 1, 2]
+
+
+def test_a_dropped_iteration_ends_its_threads(until: Callable[[Callable[[], bool]], bool]) -> None:
+    """A half-read iteration that is forgotten is closed; its stream's thread ends after the item it is at."""
+    ended = threading.Event()
+
+    def source() -> Iterator[int]:
+        try:
+            while True:
+                time.sleep(0.01)
+                yield 1
+        finally:
+            ended.set()
+
+    def flow() -> Flow[None]:
+        stream = yield Open(sync=source)
+        while True:
+            yield Emit((yield Next(stream)))
+
+    generator = iterate(flow())
+    next(generator)
+    del generator
+    assert ended.wait(5)
+
+
+def test_timers_that_are_stale_disturb_nothing() -> None:
+    """Deadlines of waits that were over in time are let go by, in whatever order they were set."""
+
+    def flow() -> Flow[list[bool]]:
+        done = []
+        for seconds in (0.05, 0.5, 0.02):
+            job: Job[None] = yield Start(Call(sync=lambda: time.sleep(0.005)))
+            yield Wait([job], deadline=deadline_after(seconds))
+            done.append(job.done)
+        yield Call(sync=lambda: time.sleep(0.1), deadline=deadline_after(5))
+        return done
+
+    assert run(flow()) == [True, True, True]
+
+
+def test_a_pool_that_fails_to_start_a_thread() -> None:
+    """An error of the driver's own step is raised in the flow, where it can be handled."""
+
+    class Broken(WorkerPool):
+        def submit(self, work: Callable[[], None]) -> None:
+            raise RuntimeError("can't start new thread")
+
+    def flow() -> Flow[str]:
+        try:
+            yield Call(sync=lambda: None, pool=Broken("broken"))
+        except RuntimeError as error:
+            return str(error)
+        return "no error"
+
+    assert run(flow()) == "can't start new thread"
+
+
+def test_runs_within_runs() -> None:
+    """A leaf call may make a sync run of its own, several levels deep."""
+
+    def flow(depth: int) -> Flow[int]:
+        if depth == 0:
+            return 0
+        return 1 + (yield Call(sync=lambda: run(flow(depth - 1)), deadline=deadline_after(10)))
+
+    assert run(flow(5)) == 5
+
+
+def test_a_deadline_in_a_child_is_its_own() -> None:
+    """One child's deadline is raised in that child alone."""
+
+    def child(seconds: float) -> Flow[str]:
+        yield Call(sync=lambda: time.sleep(0.1), deadline=deadline_after(seconds))
+        return "in time"
+
+    def flow() -> Flow[list[object]]:
+        jobs = yield from gather([child(0.01), child(5)])
+        return [type(jobs[0].error), jobs[1].result()]
+
+    assert run(flow()) == [DeadlineExceededError, "in time"]

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import pytest
+from llama_index.core.base.llms.types import ChatMessage, MessageRole
+from llama_index.core.memory import ChatMemoryBuffer
+
+from llama_index_agentic_kb import (
+    AgenticChatEngine,
+    AgenticQueryEngine,
+    AgenticRetriever,
+    InvalidRequestError,
+    KnowledgeSource,
+    SynthesisError,
+)
+from llama_index_agentic_kb.testing import ChatRequest, Fault, LoopbackOpenAI, MemoryRetriever, Reply
+
+TEXTS = ["Apollo 11 was launched by a Saturn V rocket.", "The Saturn V rocket was 110.6 m tall."]
+ANSWER = "It was 110.6 m tall [ref_id:0]."
+
+
+def reply(request: ChatRequest) -> str | Reply:
+    if "You plan searches" in request.text:
+        return json.dumps({"sub_queries": [{"id": "q1", "query": "height of the Saturn V rocket"}]})
+    return Reply(ANSWER, chunk_size=6)
+
+
+@pytest.fixture
+def server() -> Iterator[LoopbackOpenAI]:
+    with LoopbackOpenAI(reply) as running:
+        yield running
+
+
+def engine(server: LoopbackOpenAI | None, memory: ChatMemoryBuffer | None = None) -> AgenticChatEngine:
+    llm = None if server is None else server.llm(max_retries=0)
+    retriever = AgenticRetriever([KnowledgeSource("docs", retriever=MemoryRetriever(TEXTS))], llm=llm)
+    return AgenticChatEngine(AgenticQueryEngine(retriever), memory=memory)
+
+
+def test_a_turn_answers_and_is_remembered(server: LoopbackOpenAI) -> None:
+    """A turn gives an answer with its nodes and account, and both its messages are stored."""
+    chat = engine(server)
+    response = chat.chat("How tall was the Saturn V rocket?")
+    assert str(response) == ANSWER
+    assert response.source_nodes
+    assert response.metadata is not None
+    assert response.metadata["agentic_kb"]["references"]
+    assert [message.role for message in chat.chat_history] == [MessageRole.USER, MessageRole.ASSISTANT]
+    assert chat.chat_history[1].content == ANSWER
+
+
+async def test_follow_up_is_planned_with_the_conversation(server: LoopbackOpenAI) -> None:
+    """The planner of a later turn reads the earlier ones, sync and async."""
+    chat = engine(server)
+    chat.chat("Which rocket launched Apollo 11?")
+    await chat.achat("And how tall was it?")
+    plan = [request.text for request in server.chats if "You plan searches" in request.text][-1]
+    assert "Which rocket launched Apollo 11?" in plan
+    assert plan.count("And how tall was it?") == 2  # the last turn, and the question
+    assert len(chat.chat_history) == 4
+
+
+def test_given_history_replaces_the_memory(server: LoopbackOpenAI) -> None:
+    """``chat_history`` takes the memory's place from then on, as in LlamaIndex."""
+    chat = engine(server)
+    chat.chat("Forget this.")
+    chat.chat("And how tall was it?", [ChatMessage(role=MessageRole.USER, content="Which rocket?")])
+    assert [message.content for message in chat.chat_history] == ["Which rocket?", "And how tall was it?", ANSWER]
+
+
+def test_streams_and_remembers_at_the_end(server: LoopbackOpenAI) -> None:
+    """A streamed turn comes in deltas and is stored once it was read."""
+    chat = engine(server)
+    response = chat.stream_chat("How tall was the Saturn V rocket?")
+    assert chat.chat_history == []
+    deltas = list(response.response_gen)
+    assert "".join(deltas) == ANSWER
+    assert len(deltas) > 2
+    assert response.source_nodes
+    assert [message.content for message in chat.chat_history] == ["How tall was the Saturn V rocket?", ANSWER]
+
+
+async def test_streams_async(server: LoopbackOpenAI) -> None:
+    """The async stream gives the same deltas and the same memory."""
+    chat = engine(server)
+    response = await chat.astream_chat("How tall was the Saturn V rocket?")
+    deltas = [delta async for delta in response.async_response_gen()]
+    assert "".join(deltas) == ANSWER
+    assert len(deltas) > 2
+    assert [message.content for message in chat.chat_history] == ["How tall was the Saturn V rocket?", ANSWER]
+
+
+def test_works_without_a_model() -> None:
+    """Without a language model a turn gives extracts, streamed or not."""
+    chat = engine(None)
+    assert "110.6 m" in str(chat.chat("How tall was the Saturn V rocket?"))
+    assert "110.6 m" in "".join(chat.stream_chat("How tall was the Saturn V rocket?").response_gen)
+
+
+def test_a_failed_turn_is_not_remembered() -> None:
+    """A turn whose answer failed is raised and leaves the memory as it was."""
+    with LoopbackOpenAI(lambda request: Fault.status(500)) as server:
+        chat = engine(server)
+        with pytest.raises(SynthesisError):
+            chat.chat("How tall was the Saturn V rocket?")
+        with pytest.raises(SynthesisError):
+            list(chat.stream_chat("How tall was the Saturn V rocket?").response_gen)
+    assert chat.chat_history == []
+
+
+def test_reset_and_shared_memory(server: LoopbackOpenAI) -> None:
+    """A memory that is passed in is the one that is used; reset empties it."""
+    memory = ChatMemoryBuffer.from_defaults(token_limit=1_000)
+    chat = engine(server, memory)
+    chat.chat("How tall was the Saturn V rocket?")
+    assert len(memory.get_all()) == 2
+    chat.reset()
+    assert memory.get_all() == []
+
+
+def test_an_empty_message_is_refused(server: LoopbackOpenAI) -> None:
+    """An empty message gives an error that names it."""
+    with pytest.raises(InvalidRequestError, match="message"):
+        engine(server).chat(" ")

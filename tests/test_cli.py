@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+from typer.testing import CliRunner
+
+from llama_index_agentic_kb import cli
+from llama_index_agentic_kb._terminal import show_response
+from llama_index_agentic_kb.schema import RetrievalResponse
+from llama_index_agentic_kb.testing import ChatRequest, LoopbackOpenAI
+
+runner = CliRunner()
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Give a small store, ingested through the command line."""
+    folder = tmp_path_factory.mktemp("docs")
+    for name, text in {
+        "rockets": "The Saturn V was 110.6 m tall.",
+        "missions": "Apollo 11 flew on a Saturn V.",
+    }.items():
+        (folder / name).mkdir()
+        (folder / name / "one.md").write_text(f"# {name.title()}\n\n{text}\n", encoding="utf-8")
+    done = runner.invoke(
+        cli.app, ["ingest", str(folder / "rockets"), str(folder / "missions"), "--store", str(folder / "kb")]
+    )
+    assert done.exit_code == 0, done.output
+    assert "2 added" in done.output
+    assert "rockets: 1 documents, 1 chunks" in done.output
+    return folder / "kb"
+
+
+def reply(request: ChatRequest) -> str:
+    if "You plan searches" in request.text:
+        return json.dumps({"sub_queries": [{"id": "q1", "query": "height of the Saturn V"}]})
+    return "It was 110.6 m tall [ref_id:0]."
+
+
+@pytest.mark.slow
+def test_ask_without_a_key_gives_extracts(store: Path) -> None:
+    """Without a key ``ask`` prints numbered extracts and says how to get more."""
+    done = runner.invoke(cli.app, ["ask", "How tall was the Saturn V?", "--store", str(store)])
+    assert done.exit_code == 0, done.output
+    assert "[1] Rockets" in done.output
+    assert "110.6 m tall" in done.output
+    assert "OPENAI_API_KEY" in done.output
+
+
+@pytest.mark.slow
+def test_ask_json_is_the_response(store: Path) -> None:
+    """``--json`` prints the response's wire form and nothing else."""
+    done = runner.invoke(cli.app, ["ask", "How tall was the Saturn V?", "--store", str(store), "--json"])
+    response = RetrievalResponse.parse(done.stdout)
+    assert {reference.knowledge_source_name for reference in response.references} == {"rockets", "missions"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model", ["gpt-4o-mini", "my-own-model"])
+def test_ask_with_a_model_answers(store: Path, monkeypatch: pytest.MonkeyPatch, model: str) -> None:
+    """With a server in the environment ``ask`` plans and answers, also with a model whose name nobody knows."""
+    with LoopbackOpenAI(reply) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+        done = runner.invoke(cli.app, ["ask", "How tall was it?", "--store", str(store), "--model", model])
+    assert done.exit_code == 0, done.output
+    assert "It was 110.6 m tall [1]." in done.output
+    assert "height of the Saturn V" in done.output
+    assert model in done.output
+
+
+def test_errors_are_one_line(tmp_path: Path) -> None:
+    """What can't be done is one line on stderr and exit status 1, no traceback."""
+    keyless = {key: value for key, value in os.environ.items() if not key.startswith("OPENAI")}
+    for arguments in (["ask", "x", "--store", str(tmp_path / "no")], ["ask", "x", "--model", "m"]):
+        binary = Path(sys.executable).parent / "agentic-kb"
+        done = subprocess.run(
+            [binary, *arguments], env=keyless, capture_output=True, text=True, check=False, cwd=tmp_path
+        )
+        assert done.returncode == 1
+        assert done.stderr.startswith("agentic-kb: ")
+        assert "Traceback" not in done.stderr
+
+
+@pytest.mark.slow
+def test_demo_shows_extracts_and_the_recorded_answer(tmp_path: Path) -> None:
+    """The demo prints extracts over all three sources, then the recorded answer with its real sources."""
+    done = runner.invoke(cli.app, ["demo", "--store", str(tmp_path / "demo")])
+    assert done.exit_code == 0, done.output
+    before, after = done.output.split("RECORDED")
+    assert "Extracts (" in before
+    for source in ("missions", "vehicles", "destinations"):
+        assert source in before
+    assert "Jezero" in before
+    assert "121.6 g of Bennu [" in " ".join(after.split())
+    for title in ("OSIRIS-REx", "Hayabusa2", "Bennu", "Ryugu", "Atlas V", "H-IIA"):
+        assert title in after.split("Sources")[1]
+
+
+def test_terminal_output_is_text_only() -> None:
+    """Hostile titles and texts reach the terminal without control characters or markup."""
+    hostile = "\x1b[31mred\x1b[0m [bold]x[/bold] \u202eevil"
+    response = RetrievalResponse.parse(
+        {
+            "response": [{"role": "assistant", "content": f"{hostile} [ref_id:0]"}],
+            "references": [
+                {
+                    "type": "searchIndex",
+                    "id": "0",
+                    "activitySource": 0,
+                    "knowledgeSourceName": hostile,
+                    "docKey": "k",
+                    "title": hostile,
+                    "url": hostile,
+                    "nodeId": "n",
+                }
+            ],
+            "activity": [
+                {
+                    "id": 0,
+                    "type": "searchIndex",
+                    "knowledgeSourceName": hostile,
+                    "subQueryId": "q0",
+                    "outcome": "error",
+                    "error": {"code": "x", "message": hostile},
+                }
+            ],
+            "missing": [{"what": hostile, "outcome": "error", "reason": hostile}],
+            "plan": {"subQueries": [{"id": "q0", "query": hostile, "sources": [hostile]}], "warnings": [hostile]},
+        }
+    )
+    out = io.StringIO()
+    show_response(Console(file=out, width=200), response)
+    text = out.getvalue()
+    assert "\x1b" not in text
+    assert "\u202e" not in text
+    assert text.count("[bold]x[/bold]") >= 5

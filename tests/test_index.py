@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+import chromadb
+import pytest
+from llama_index.core import Document, Settings, StorageContext, VectorStoreIndex
+from llama_index.core.chat_engine import CondenseQuestionChatEngine, ContextChatEngine, SimpleChatEngine
+from llama_index.core.chat_engine.types import ChatMode
+from llama_index.core.indices.vector_store.retrievers import VectorIndexRetriever
+from llama_index.core.memory import ChatMemoryBuffer
+from llama_index.core.postprocessor import SimilarityPostprocessor
+from llama_index.core.schema import QueryBundle
+from llama_index.core.vector_stores import MetadataFilter, MetadataFilters
+from llama_index.vector_stores.chroma import ChromaVectorStore
+
+from llama_index_agentic_kb import (
+    AgenticChatEngine,
+    AgenticQueryEngine,
+    AgenticRetriever,
+    AgenticVectorStoreIndex,
+    ConfigurationError,
+)
+from llama_index_agentic_kb.testing import ChatRequest, HashEmbedding, LoopbackOpenAI
+
+ANSWER = "It was 110.6 m tall [ref_id:0]."
+DOCUMENTS = [
+    Document(text="The Saturn V rocket was 110.6 m tall.", metadata={"title": "Saturn V", "kind": "rocket"}),
+    Document(text="Apollo 11 was launched by a Saturn V rocket.", metadata={"title": "Apollo 11", "kind": "mission"}),
+    Document(text="Voyager 1 left Earth in 1977.", metadata={"title": "Voyager 1", "kind": "mission"}),
+]
+
+
+def reply(request: ChatRequest) -> str:
+    if "You plan searches" in request.text:
+        return json.dumps({"sub_queries": [{"id": "q1", "query": "height of the Saturn V rocket"}]})
+    return ANSWER
+
+
+@pytest.fixture
+def server() -> Iterator[LoopbackOpenAI]:
+    with LoopbackOpenAI(reply) as running:
+        yield running
+
+
+@pytest.fixture
+def embedding() -> HashEmbedding:
+    return HashEmbedding()
+
+
+@pytest.fixture
+def index(embedding: HashEmbedding) -> AgenticVectorStoreIndex:
+    return AgenticVectorStoreIndex.from_documents(DOCUMENTS, embed_model=embedding)
+
+
+def test_agentic_without_a_key(index: AgenticVectorStoreIndex) -> None:
+    """Retriever, query engine and chat engine are ours, and need no key."""
+    assert isinstance(index.as_retriever(), AgenticRetriever)
+    assert "110.6 m" in str(index.as_query_engine().query("How tall was the Saturn V rocket?"))
+    assert "110.6 m" in str(index.as_chat_engine().chat("How tall was the Saturn V rocket?"))
+
+
+def test_agentic_with_a_model(index: AgenticVectorStoreIndex, server: LoopbackOpenAI) -> None:
+    """With a model they plan and answer; it may come from the settings."""
+    assert str(index.as_query_engine(llm=server.llm()).query("How tall was it?")) == ANSWER
+    Settings.llm = server.llm()
+    assert str(index.as_query_engine().query("How tall was it?")) == ANSWER
+    assert str(index.as_chat_engine().chat("How tall was it?")) == ANSWER
+
+
+def test_from_index_shares_the_store(embedding: HashEmbedding) -> None:
+    """An agentic twin of a plain index searches the same vectors; nothing is embedded again."""
+    plain = VectorStoreIndex.from_documents(DOCUMENTS, embed_model=embedding)
+    calls = len(embedding.calls)
+    agentic = AgenticVectorStoreIndex.from_index(plain, name="space", description="space flight")
+    assert len(embedding.calls) == calls
+    retriever = agentic.as_retriever()
+    assert list(retriever.sources) == ["space"]
+    assert retriever.retrieve("Voyager 1")[0].text == DOCUMENTS[2].text
+    plain.insert(Document(text="New Horizons flew by Pluto."))
+    assert any("Pluto" in node.text for node in agentic.as_retriever().retrieve("Pluto"))
+
+
+def test_as_plain_retriever_is_llama_index_s_own(index: AgenticVectorStoreIndex) -> None:
+    """The plain retriever underneath is reachable, and an agentic one over the index does not call itself."""
+    assert isinstance(index.as_plain_retriever(similarity_top_k=1), VectorIndexRetriever)
+    assert len(index.as_retriever().retrieve("Saturn V rocket")) == 3
+
+
+def test_llama_index_s_arguments_work(index: AgenticVectorStoreIndex) -> None:
+    """``similarity_top_k``, ``filters`` and ``node_postprocessors`` do what they do in LlamaIndex."""
+    assert len(index.as_retriever(similarity_top_k=2).retrieve("Saturn V rocket")) == 2
+    missions = MetadataFilters(filters=[MetadataFilter(key="kind", value="mission")])
+    found = index.as_retriever(filters=missions).retrieve("Saturn V rocket")
+    assert {node.metadata["kind"] for node in found} == {"mission"}
+    engine = index.as_query_engine(
+        similarity_top_k=3, filters=missions, node_postprocessors=[SimilarityPostprocessor(similarity_cutoff=0.3)]
+    )
+    response = engine.query("Apollo 11 launched by a rocket")
+    assert [node.metadata["title"] for node in response.source_nodes] == ["Apollo 11"]
+
+
+def test_a_callers_vector_is_used(index: AgenticVectorStoreIndex, embedding: HashEmbedding) -> None:
+    """A query that brings its own vector is not embedded."""
+    vector = embedding.get_query_embedding("Voyager 1 left Earth")
+    calls = len(embedding.calls)
+    found = index.as_retriever().retrieve(QueryBundle("something else", embedding=vector))
+    assert found[0].metadata["title"] == "Voyager 1"
+    assert len(embedding.calls) == calls
+
+
+def test_streaming_and_modes(index: AgenticVectorStoreIndex, server: LoopbackOpenAI) -> None:
+    """``streaming`` and ``response_mode`` reach the synthesizer."""
+    engine = index.as_query_engine(llm=server.llm(), streaming=True, response_mode="compact")
+    assert isinstance(engine, AgenticQueryEngine)
+    assert str(engine.query("How tall was it?")) == ANSWER
+
+
+def test_chat_modes(index: AgenticVectorStoreIndex, server: LoopbackOpenAI) -> None:
+    """Every chat mode that LlamaIndex has works over the agentic retriever."""
+    kinds = {
+        ChatMode.BEST: AgenticChatEngine,
+        ChatMode.CONTEXT: ContextChatEngine,
+        ChatMode.CONDENSE_QUESTION: CondenseQuestionChatEngine,
+        ChatMode.SIMPLE: SimpleChatEngine,
+    }
+    for mode, kind in kinds.items():
+        memory = ChatMemoryBuffer.from_defaults(token_limit=2_000)
+        chat = index.as_chat_engine(mode, llm=server.llm(), memory=memory)
+        assert isinstance(chat, kind)
+        assert ANSWER in str(chat.chat("How tall was it?"))
+        assert len(memory.get_all()) == 2
+    with pytest.raises(ConfigurationError, match="needs a language model"):
+        index.as_chat_engine(ChatMode.CONTEXT)
+
+
+def test_over_chroma(embedding: HashEmbedding) -> None:
+    """It is a VectorStoreIndex over any store; here embedded Chroma."""
+    collection = chromadb.EphemeralClient().create_collection("agentic-index", embedding_function=None)
+    storage = StorageContext.from_defaults(vector_store=ChromaVectorStore(chroma_collection=collection))
+    index = AgenticVectorStoreIndex.from_documents(DOCUMENTS, storage_context=storage, embed_model=embedding)
+    again = AgenticVectorStoreIndex.from_vector_store(index.vector_store, embed_model=embedding)
+    assert again.as_retriever(similarity_top_k=1).retrieve("Voyager 1 left")[0].metadata["title"] == "Voyager 1"

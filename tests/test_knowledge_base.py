@@ -1,0 +1,293 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llama_index.core import Settings
+from llama_index.core.agent.workflow import FunctionAgent
+from llama_index.core.base.llms.types import ChatMessage, MessageRole
+from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextChatEngine
+from llama_index.core.chat_engine.types import ChatMode
+
+from llama_index_agentic_kb import (
+    AgenticChatEngine,
+    ConfigurationError,
+    InvalidRequestError,
+    KnowledgeBase,
+    KnowledgeSource,
+    RetrievalError,
+    RetrievalRequest,
+)
+from llama_index_agentic_kb.schema import ActivityRecord, Message
+from llama_index_agentic_kb.store import KnowledgeStore, ingest
+from llama_index_agentic_kb.testing import ChatRequest, HashEmbedding, LoopbackOpenAI, MemoryRetriever, Reply
+
+QUESTION = "How tall was the rocket that launched Apollo 11?"
+ANSWER = "It was 110.6 m tall [ref_id:0]."
+ROCKETS = ["The Saturn V rocket was 110.6 m tall.", "The Ariane 5 was about 50 m tall."]
+MISSIONS = ["Apollo 11 was launched by a Saturn V rocket in July 1969.", "Voyager 1 left in 1977."]
+
+
+def reply(request: ChatRequest) -> str:
+    if "You plan searches" in request.text:
+        return json.dumps(
+            {"sub_queries": [{"id": "q1", "query": "height of the Saturn V rocket", "sources": ["rockets"]}]}
+        )
+    return ANSWER
+
+
+@pytest.fixture
+def server() -> Iterator[LoopbackOpenAI]:
+    with LoopbackOpenAI(reply) as running:
+        yield running
+
+
+def sources(**kwargs: Any) -> list[KnowledgeSource]:
+    return [
+        KnowledgeSource("rockets", "launch vehicles", retriever=MemoryRetriever(ROCKETS, **kwargs)),
+        KnowledgeSource("missions", "space missions", retriever=MemoryRetriever(MISSIONS, **kwargs)),
+    ]
+
+
+def test_extracts_without_a_model() -> None:
+    """Without a model a question gives extracted data, references and activity, and touches no setting."""
+    response = KnowledgeBase(sources()).retrieve(QUESTION)
+    assert response.extracts[0].content in ROCKETS + MISSIONS
+    assert [int(reference.id) for reference in response.references] == [extract.ref_id for extract in response.extracts]
+    assert Settings._llm is None
+
+
+def test_answers_with_a_model(server: LoopbackOpenAI) -> None:
+    """With a model a question gives an answer whose markers lead to references."""
+    response = KnowledgeBase(sources(), llm=server.llm()).retrieve(QUESTION)
+    assert response.text == str(response) == ANSWER
+    assert response.references[0].source_data is not None
+    assert response.plan is not None
+    assert [sub_query.query for sub_query in response.plan.sub_queries] == [QUESTION, "height of the Saturn V rocket"]
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        QUESTION,
+        [ChatMessage(role=MessageRole.USER, content=QUESTION)],
+        [Message.model_validate({"content": QUESTION})],
+        RetrievalRequest(messages=[Message.model_validate({"content": QUESTION})]),
+        {"messages": [{"role": "user", "content": [{"type": "text", "text": QUESTION}]}]},
+        {"intents": [{"type": "semantic", "search": QUESTION}]},
+    ],
+)
+async def test_takes_every_form_of_question(server: LoopbackOpenAI, question: Any) -> None:
+    """Strings, conversations and requests, typed and wire, sync and async, are one and the same question."""
+    kb = KnowledgeBase(sources(), llm=server.llm())
+    response = await kb.aretrieve(question)
+    assert response.text == kb.retrieve(question).text == ANSWER
+
+
+def test_intents_are_not_planned(server: LoopbackOpenAI) -> None:
+    """Intents make no planning call; each is searched at every source."""
+    response = KnowledgeBase(sources(), llm=server.llm()).retrieve(
+        {"intents": [{"search": "Saturn V"}, {"search": "Ariane 5"}]}, output_mode="extractiveData"
+    )
+    assert server.billed.calls == 0
+    assert response.plan is not None
+    assert [sub_query.query for sub_query in response.plan.sub_queries] == ["Saturn V", "Ariane 5"]
+
+
+def test_history_reaches_planner_and_answer(server: LoopbackOpenAI) -> None:
+    """Earlier turns stand in the prompts of planner and answer."""
+    turns = [
+        ChatMessage(role=MessageRole.USER, content="Which rocket launched Apollo 11?"),
+        ChatMessage(role=MessageRole.ASSISTANT, content="The Saturn V."),
+        ChatMessage(role=MessageRole.USER, content="And how tall was it?"),
+    ]
+    KnowledgeBase(sources(), llm=server.llm()).retrieve(turns)
+    assert [("Which rocket launched Apollo 11?" in chat.text) for chat in server.chats] == [True, True]
+
+
+@pytest.mark.parametrize(
+    ("question", "fields", "names"),
+    [
+        ("", {}, "question"),
+        (7, {}, "question"),
+        ([], {}, "messages"),
+        ({"messages": [], "foo": 1}, {}, "foo"),
+        (QUESTION, {"max_runtime_in_seconds": 0}, "maxRuntimeInSeconds"),
+        (QUESTION, {"knowledge_source_params": [{"knowledge_source_name": "nope"}]}, "nope"),
+        (QUESTION, {"knowledge_source_params": [{"knowledgeSourceName": "rockets", "kind": "web"}]}, "rockets"),
+        (QUESTION, {"output_mode": "answerSynthesis"}, "outputMode"),
+    ],
+)
+def test_bad_requests_name_the_field(question: Any, fields: dict[str, Any], names: str) -> None:
+    """What can't be carried out is refused with the name of what is wrong."""
+    with pytest.raises(InvalidRequestError, match=names):
+        KnowledgeBase(sources()).retrieve(question, **fields)
+
+
+def test_configuration_is_checked() -> None:
+    """A knowledge base without sources, with one name twice, or with an answer mode and no model is refused."""
+    with pytest.raises(ConfigurationError, match="at least one"):
+        KnowledgeBase([])
+    with pytest.raises(ConfigurationError, match="rockets"):
+        KnowledgeBase([sources()[0], sources()[0]])
+    with pytest.raises(InvalidRequestError, match="language model"):
+        KnowledgeBase(sources(), output_mode="answerSynthesis")
+
+
+def test_never_query_source_is_left_out(server: LoopbackOpenAI) -> None:
+    """A source that a request rules out is not searched, whatever the planner chose."""
+    params = [{"knowledgeSourceName": "rockets", "neverQuerySource": True}]
+    response = KnowledgeBase(sources(), llm=server.llm()).retrieve(QUESTION, knowledge_source_params=params)
+    assert {reference.knowledge_source_name for reference in response.references} == {"missions"}
+
+
+def test_fail_on_error_fails_the_request() -> None:
+    """A source with failOnError takes the request down with it, with its cause."""
+    broken = KnowledgeSource("broken", retriever=MemoryRetriever(["x"], fault=RuntimeError("no route")))
+    kb = KnowledgeBase([*sources(), broken])
+    assert kb.retrieve(QUESTION).status_code == 206
+    with pytest.raises(RetrievalError, match="no route"):
+        kb.retrieve(QUESTION, knowledge_source_params=[{"knowledgeSourceName": "broken", "failOnError": True}])
+
+
+def test_a_hung_source_is_left_behind() -> None:
+    """A source that hangs costs the request its share of time, not the others' evidence."""
+    with MemoryRetriever(["x"], fault="hang") as hung:
+        kb = KnowledgeBase([*sources(), KnowledgeSource("hung", retriever=hung, timeout=0.3)])
+        began = time.monotonic()
+        response = kb.retrieve(QUESTION)
+        assert time.monotonic() - began < 5
+    assert [(part.what, part.outcome) for part in response.missing] == [("hung", "timeout")]
+    assert response.extracts
+
+
+def test_activity_is_told_as_it_happens() -> None:
+    """An observer hears of each record twice: when its stage begins and when it ends."""
+    heard: list[tuple[int, bool]] = []
+
+    def hear(record: ActivityRecord) -> None:
+        heard.append((record.id, record.completed_at is not None))
+
+    response = KnowledgeBase(sources()).retrieve(QUESTION, on_activity=hear, include_activity=False)
+    assert response.activity is None
+    assert sorted(heard) == [(number, ended) for number in range(3) for ended in (False, True)]
+
+
+async def test_sync_calls_inside_a_running_loop_send_what_they_should(server: LoopbackOpenAI) -> None:
+    """Fifty sync calls in a notebook's loop send two requests each, no more."""
+    kb = KnowledgeBase(sources(), llm=server.llm())
+    for _ in range(50):
+        assert kb.retrieve(QUESTION).text == ANSWER
+    assert len(server.chats) == 100
+
+
+def test_32_threads_get_the_same_answer(server: LoopbackOpenAI) -> None:
+    """Thirty-two threads at once over one knowledge base get the answers that one gets."""
+    kb = KnowledgeBase(sources(latency=0.01), llm=server.llm())
+    barrier = threading.Barrier(32)
+
+    def ask(_: int) -> tuple[str, list[str]]:
+        barrier.wait()
+        response = kb.retrieve(QUESTION)
+        return response.text, [reference.node_id for reference in response.references]
+
+    with ThreadPoolExecutor(32) as pool:
+        answers = list(pool.map(ask, range(32)))
+    assert len({(text, tuple(ids)) for text, ids in answers}) == 1
+    assert server.billed.calls == 64
+
+
+def test_chat_engines_of_every_mode(server: LoopbackOpenAI) -> None:
+    """Ours is the default chat engine; LlamaIndex's own take our retriever and share their memory with it."""
+    kb = KnowledgeBase(sources(), llm=server.llm())
+    assert isinstance(kb.as_chat_engine(), AgenticChatEngine)
+    context = kb.as_chat_engine(ChatMode.CONTEXT)
+    condense = kb.as_chat_engine(ChatMode.CONDENSE_PLUS_CONTEXT)
+    assert isinstance(context, ContextChatEngine)
+    assert isinstance(condense, CondensePlusContextChatEngine)
+    for engine in (context, condense):
+        engine.chat("Which rocket launched Apollo 11?")
+        engine.chat("And how tall was it?")
+        plans = [chat.text for chat in server.chats if "You plan searches" in chat.text]
+        assert "Which rocket launched Apollo 11?" in plans[-1]
+    with pytest.raises(ConfigurationError, match="language model"):
+        KnowledgeBase(sources()).as_chat_engine(ChatMode.CONTEXT)
+    with pytest.raises(ConfigurationError, match="as_tool"):
+        kb.as_chat_engine(ChatMode.REACT)
+
+
+async def test_function_agent_takes_the_tool() -> None:
+    """An agent calls the knowledge base as a tool, and its answer keeps the markers."""
+
+    def agent(request: ChatRequest) -> str | Reply:
+        if "You plan searches" in request.text or "<evidence>" in request.text:
+            return reply(request)
+        if any(message.get("role") == "tool" for message in request.messages):
+            return Reply(f"The knowledge base says: {ANSWER}")
+        return Reply(tool_calls=[("space", {"input": QUESTION})])
+
+    with LoopbackOpenAI(agent) as server:
+        kb = KnowledgeBase(sources(), llm=server.llm())
+        tool = kb.as_tool("space", "Answers questions on space flight.")
+        result = await FunctionAgent(tools=[tool], llm=server.llm()).run(QUESTION)
+    assert ANSWER in str(result)
+
+
+def test_retriever_tool_gives_passages(server: LoopbackOpenAI) -> None:
+    """The retriever tool gives an agent the passages themselves."""
+    output = KnowledgeBase(sources(), llm=server.llm()).as_retriever_tool("space", "passages").call(QUESTION)
+    assert "110.6 m tall" in str(output)
+
+
+def test_from_store_opens_what_was_ingested(tmp_path: Path) -> None:
+    """Each source of a store becomes a source of the knowledge base."""
+    for name, text in (("rockets", ROCKETS[0]), ("missions", MISSIONS[0])):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "one.md").write_text(f"# One\n\n{text}\n", encoding="utf-8")
+    model = HashEmbedding()
+    with KnowledgeStore.open(tmp_path / "kb", embed_model=model, create=True) as store:
+        ingest([tmp_path / "rockets", tmp_path / "missions"], store, chunk_size=128, chunk_overlap=0)
+    kb = KnowledgeBase.from_store(tmp_path / "kb", embed_model=model).warm_up()
+    response = kb.retrieve("Saturn V rocket")
+    assert {reference.knowledge_source_name for reference in response.references} == {"rockets", "missions"}
+    assert "_repr_html_" in dir(response)
+    with pytest.raises(ConfigurationError):
+        KnowledgeBase.from_store(tmp_path / "nothing")
+
+
+async def test_warm_up_leaves_nothing_to_load(server: LoopbackOpenAI) -> None:
+    """Warming up sends no request to the model, and after it a query does not hold the loop up."""
+    kb = await KnowledgeBase(sources(), llm=server.llm()).awarm_up()
+    assert not server.requests
+    gaps: list[float] = []
+
+    async def tick() -> None:
+        while True:
+            began = time.perf_counter()
+            await asyncio.sleep(0.001)
+            gaps.append(time.perf_counter() - began)
+
+    ticker = asyncio.create_task(tick())
+    await kb.aretrieve(QUESTION)
+    gaps.clear()
+    await kb.aretrieve(QUESTION)
+    ticker.cancel()
+    assert sorted(gaps)[len(gaps) // 2] < 0.02
+
+
+async def test_cancelling_the_caller_cancels_the_search() -> None:
+    """Cancelling an async query cancels the native searches under it."""
+    with MemoryRetriever(["x"], fault="hang", mode="async") as hung:
+        kb = KnowledgeBase([KnowledgeSource("hung", retriever=hung)])
+        task = asyncio.create_task(kb.aretrieve(QUESTION))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task

@@ -1,0 +1,269 @@
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterator
+
+import pytest
+from llama_index.core import Document, VectorStoreIndex
+from llama_index.core.base.response.schema import AsyncStreamingResponse, PydanticResponse, StreamingResponse
+from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
+from llama_index.core.postprocessor import SimilarityPostprocessor
+from llama_index.core.query_engine import RouterQueryEngine
+from llama_index.core.response_synthesizers import ResponseMode
+from llama_index.core.response_synthesizers import get_response_synthesizer as core_synthesizer
+from llama_index.core.selectors import LLMSingleSelector
+from llama_index.core.tools import QueryEngineTool
+from pydantic import BaseModel
+
+from llama_index_agentic_kb import (
+    AgenticQueryEngine,
+    AgenticResponse,
+    AgenticRetriever,
+    InvalidRequestError,
+    KnowledgeSource,
+    RetrievalResponse,
+    SynthesisError,
+)
+from llama_index_agentic_kb.testing import ChatRequest, Fault, HashEmbedding, LoopbackOpenAI, MemoryRetriever, Reply
+
+QUESTION = "How tall was the rocket that launched Apollo 11?"
+ANSWER = "The Saturn V launched it [ref_id:0]. It was 110.6 m tall [ref_id:1]."
+TEXTS = {
+    "missions": ["Apollo 11 was launched by a Saturn V rocket in July 1969.", "Voyager 1 left in 1977."],
+    "rockets": ["The Saturn V rocket was 110.6 m tall.", "The Ariane 5 was about 50 m tall."],
+}
+
+
+def reply(request: ChatRequest) -> str | Reply:
+    if "You plan searches" in request.text:
+        return json.dumps({"sub_queries": [{"id": "q1", "query": "height of the Saturn V rocket", "sources": []}]})
+    return Reply(ANSWER, chunk_size=7)
+
+
+@pytest.fixture
+def server() -> Iterator[LoopbackOpenAI]:
+    with LoopbackOpenAI(reply) as running:
+        yield running
+
+
+def sources() -> list[KnowledgeSource]:
+    embedding = HashEmbedding()
+    return [
+        KnowledgeSource(
+            name,
+            f"articles on {name}",
+            index=VectorStoreIndex.from_documents(
+                [Document(text=text, metadata={"title": text.split(" was")[0]}) for text in texts],
+                embed_model=embedding,
+            ),
+        )
+        for name, texts in TEXTS.items()
+    ]
+
+
+def account(response: object) -> RetrievalResponse:
+    return RetrievalResponse.parse(getattr(response, "metadata")["agentic_kb"])  # noqa: B009 (any response class)
+
+
+def test_answers_with_source_nodes_and_account(server: LoopbackOpenAI) -> None:
+    """A query gives a LlamaIndex response whose nodes, references and activity tell one story."""
+    engine = AgenticQueryEngine(AgenticRetriever(sources(), llm=server.llm()))
+    response = engine.query(QUESTION)
+    assert isinstance(response, AgenticResponse)
+    assert str(response) == ANSWER
+    told = response.account
+    assert [reference.node_id for reference in told.references] == [node.node_id for node in response.source_nodes]
+    assert [reference.id for reference in told.references] == [str(n) for n in range(len(response.source_nodes))]
+    assert told.activity is not None
+    kinds = [record.type for record in told.activity]
+    assert kinds == ["modelQueryPlanning", *["searchIndex"] * 4, "agenticReasoning", "modelAnswerSynthesis"]
+    assert [record.id for record in told.activity] == list(range(7))
+    assert told.status_code == 200
+    assert "ref_id" not in response._repr_html_()
+
+
+async def test_async_gives_the_same(server: LoopbackOpenAI) -> None:
+    """The async query gives the same answer from the same nodes."""
+    engine = AgenticQueryEngine(AgenticRetriever(sources(), llm=server.llm()))
+    response = await engine.aquery(QUESTION)
+    again = await asyncio.to_thread(engine.query, QUESTION)
+    assert str(response) == str(again) == ANSWER
+    assert [node.text for node in response.source_nodes] == [node.text for node in again.source_nodes]
+
+
+def test_streams_deltas_and_completes_the_account(server: LoopbackOpenAI) -> None:
+    """A streamed answer comes in several deltas; its activity is whole after the last."""
+    engine = AgenticQueryEngine(AgenticRetriever(sources(), llm=server.llm()), streaming=True)
+    response = engine.query(QUESTION)
+    assert isinstance(response, StreamingResponse)
+    assert account(response).activity is not None
+    deltas = list(response.response_gen)
+    assert "".join(deltas) == ANSWER
+    assert len(deltas) > 3
+    last = (account(response).activity or [])[-1]
+    assert last.type == "modelAnswerSynthesis"
+    assert account(response).text == ANSWER
+
+
+async def test_streams_async(server: LoopbackOpenAI) -> None:
+    """The async query streams the same deltas."""
+    engine = AgenticQueryEngine(AgenticRetriever(sources(), llm=server.llm()), streaming=True)
+    response = await engine.aquery(QUESTION)
+    assert isinstance(response, AsyncStreamingResponse)
+    deltas = [delta async for delta in response.async_response_gen()]
+    assert "".join(deltas) == ANSWER
+    assert len(deltas) > 3
+    assert account(response).text == ANSWER
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_tokens_are_what_the_server_billed(server: LoopbackOpenAI, *, streaming: bool) -> None:
+    """Activity, LlamaIndex's token counter and the server's bill agree, streaming or not."""
+    counter = TokenCountingHandler()
+    manager = CallbackManager([counter])
+    retriever = AgenticRetriever(sources(), llm=server.llm(), callback_manager=manager)
+    response = AgenticQueryEngine(retriever, streaming=streaming).query(QUESTION)
+    str(response)
+    billed = [
+        (record.input_tokens or 0, record.output_tokens or 0)
+        for record in account(response).activity or []
+        if record.type in ("modelQueryPlanning", "modelAnswerSynthesis")
+    ]
+    assert sum(given for given, _ in billed) == server.billed.prompt_tokens == counter.prompt_llm_token_count
+    assert (
+        sum(written for _, written in billed) == server.billed.completion_tokens == counter.completion_llm_token_count
+    )
+    assert server.billed.calls == 2
+
+
+def test_extracts_without_a_model() -> None:
+    """Without a language model the response is extracted data."""
+    response = AgenticQueryEngine(AgenticRetriever(sources())).query(QUESTION)
+    extracts = account(response).extracts
+    assert [extract.ref_id for extract in extracts] == list(range(len(extracts)))
+    assert {extract.title for extract in extracts} >= {"The Saturn V rocket", "Apollo 11"}
+
+
+@pytest.mark.parametrize("mode", [ResponseMode.COMPACT, ResponseMode.TREE_SUMMARIZE, "refine", "answerSynthesis"])
+def test_takes_every_kind_of_mode(server: LoopbackOpenAI, mode: str) -> None:
+    """LlamaIndex's enum values and our names choose the mode, which the account names."""
+    engine = AgenticQueryEngine(AgenticRetriever(sources(), llm=server.llm()), response_mode=mode)
+    response = engine.query(QUESTION)
+    last = (account(response).activity or [])[-1]
+    assert last.type == "modelAnswerSynthesis"
+    assert getattr(last, "response_mode") == str(getattr(mode, "value", mode))  # noqa: B009
+
+
+def test_takes_a_synthesizer_of_llama_index(server: LoopbackOpenAI) -> None:
+    """A synthesizer of LlamaIndex's own answers from our nodes."""
+    synthesizer = core_synthesizer(llm=server.llm(), response_mode=ResponseMode.COMPACT)
+    engine = AgenticQueryEngine(AgenticRetriever(sources()), synthesizer)
+    assert str(engine.query(QUESTION)) == ANSWER
+
+
+def test_takes_any_retriever() -> None:
+    """A retriever that is not agentic is searched as a single source."""
+    response = AgenticQueryEngine(MemoryRetriever(TEXTS["rockets"])).query("How tall was the Saturn V rocket?")
+    assert "110.6" in str(response)
+
+
+def test_structured_output() -> None:
+    """With ``output_cls`` the response is an object of it."""
+
+    class Height(BaseModel):
+        metres: float
+
+    def structured(request: ChatRequest) -> str:
+        return '{"metres": 110.6}' if "<evidence>" in request.text else '{"sub_queries": []}'
+
+    with LoopbackOpenAI(structured) as server:
+        engine = AgenticQueryEngine(AgenticRetriever(sources(), llm=server.llm()), output_cls=Height)
+        response = engine.query(QUESTION)
+    assert isinstance(response, PydanticResponse)
+    assert response.response == Height(metres=110.6)
+
+
+def test_node_postprocessors_apply(server: LoopbackOpenAI) -> None:
+    """Node postprocessors of the engine see the fused nodes; references are numbered after them."""
+    engine = AgenticQueryEngine(
+        AgenticRetriever(sources(), llm=server.llm()),
+        node_postprocessors=[SimilarityPostprocessor(similarity_cutoff=0.3)],
+    )
+    response = engine.query(QUESTION)
+    assert all((node.score or 0) >= 0.3 for node in response.source_nodes)
+    assert [reference.id for reference in account(response).references] == ["0", "1"][: len(response.source_nodes)]
+
+
+def test_no_evidence_is_told_in_data(server: LoopbackOpenAI) -> None:
+    """Where nothing is found no model is called for an answer, and the account says what is missing."""
+    engine = AgenticQueryEngine(
+        AgenticRetriever([KnowledgeSource("empty", retriever=MemoryRetriever([]))], llm=server.llm())
+    )
+    response = engine.query(QUESTION)
+    assert str(response) == "Empty Response"
+    assert [(part.what, part.outcome) for part in account(response).missing] == [("evidence", "empty")]
+    assert account(response).status_code == 200
+    assert server.billed.calls == 1
+
+
+def test_a_failing_source_costs_only_itself(server: LoopbackOpenAI) -> None:
+    """One failing source gives status 206 and names what is missing; the answer is built from the rest."""
+    broken = KnowledgeSource("broken", retriever=MemoryRetriever(["x"], fault=RuntimeError("no route")))
+    engine = AgenticQueryEngine(AgenticRetriever([*sources(), broken], llm=server.llm()))
+    told = account(engine.query(QUESTION))
+    assert told.status_code == 206
+    assert {part.what for part in told.missing} == {"broken"}
+    assert told.text == ANSWER
+
+
+@pytest.mark.parametrize("fault", [Fault.status(500), Fault.null_content(), Fault.html(), Fault.content_filter()])
+def test_a_failing_model_is_raised(fault: Fault) -> None:
+    """What fails while answering is raised as one error, never an empty response; planning had survived it."""
+    with LoopbackOpenAI(lambda request: fault) as server:
+        engine = AgenticQueryEngine(AgenticRetriever(sources(), llm=server.llm(max_retries=0)))
+        with pytest.raises(SynthesisError):
+            engine.query(QUESTION)
+
+
+def test_a_stream_that_breaks_is_raised_where_it_is_read() -> None:
+    """A stream that ends before the model did raises after its last delta."""
+
+    def broken(request: ChatRequest) -> str | Fault:
+        return Fault.stream_cut(ANSWER) if request.stream else '{"sub_queries": []}'
+
+    with LoopbackOpenAI(broken) as server:
+        response = AgenticQueryEngine(AgenticRetriever(sources(), llm=server.llm()), streaming=True).query(QUESTION)
+        assert isinstance(response, StreamingResponse)
+        with pytest.raises(SynthesisError):
+            list(response.response_gen)
+
+
+def test_an_empty_question_is_refused() -> None:
+    """An empty question gives an error that names the field."""
+    with pytest.raises(InvalidRequestError, match="query"):
+        AgenticQueryEngine(AgenticRetriever(sources())).query("  ")
+
+
+def test_prompts_are_reachable(server: LoopbackOpenAI) -> None:
+    """Planner and synthesizer prompts are listed under their modules."""
+    engine = AgenticQueryEngine(AgenticRetriever(sources(), llm=server.llm()))
+    prompts = engine.get_prompts()
+    assert {"retriever:planner_prompt", "response_synthesizer:text_qa_template"} <= set(prompts)
+
+
+def test_router_takes_the_engine(server: LoopbackOpenAI) -> None:
+    """LlamaIndex's router chooses our engine as one of its tools."""
+
+    def routed(request: ChatRequest) -> str | Reply:
+        if "choice" in request.text and "You plan" not in request.text and "<evidence>" not in request.text:
+            return '[{"choice": 1, "reason": "it is about rockets"}]'
+        return reply(request)
+
+    with LoopbackOpenAI(routed) as routing:
+        llm = routing.llm()
+        tool = QueryEngineTool.from_defaults(
+            AgenticQueryEngine(AgenticRetriever(sources(), llm=llm)), name="space", description="space flight"
+        )
+        router = RouterQueryEngine(LLMSingleSelector.from_defaults(llm=llm), [tool], llm=llm)
+        assert str(router.query(QUESTION)) == ANSWER

@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from llama_index.core.base.llms.types import ChatMessage
+
+from llama_index_agentic_kb.errors import LLMError
+from llama_index_agentic_kb.prompts import Passage, format_passages
+from llama_index_agentic_kb.replay import RecordedLLM, RecordedReply, Recording
+
+REPLY = RecordedReply(
+    when="<evidence>", content="Old [ref_id:7], new [ref_id:2].", quotes={"7": "old text", "2": "new"}
+)
+RECORDING = Recording(question="q", model="someone", replies=[RecordedReply(when="plan", content="{}"), REPLY])
+
+
+def prompt(*contents: str) -> str:
+    passages = [Passage(number, f"t{number}", content) for number, content in enumerate(contents)]
+    return f"<evidence>\n{format_passages(passages)}\n</evidence>"
+
+
+def test_markers_follow_their_passages() -> None:
+    """Markers are numbered as this run's passages are, by the words that they rest on."""
+    assert REPLY.for_prompt(prompt("the new one", "nothing", "the old text")) == "Old [ref_id:2], new [ref_id:0]."
+
+
+def test_a_reply_without_its_evidence_is_refused() -> None:
+    """A reply that cites what is not there is an error, not a wrong citation."""
+    with pytest.raises(LLMError, match="old text"):
+        REPLY.for_prompt(prompt("the new one"))
+
+
+async def test_each_prompt_gets_its_reply() -> None:
+    """Replies are chosen by what the prompt holds; chat, completion and streams, sync and async, say the same."""
+    llm = RecordedLLM(recording=RECORDING)
+    asked = [ChatMessage(role="user", content=prompt("the new one", "the old text"))]
+    said = "Old [ref_id:1], new [ref_id:0]."
+    assert llm.chat(asked).message.content == said
+    assert (await llm.achat(asked)).message.content == said
+    assert llm.complete(str(asked[0].content)).text == said
+    assert "".join(chunk.delta or "" for chunk in llm.stream_chat(asked)) == said
+    assert "".join([chunk.delta or "" async for chunk in await llm.astream_chat(asked)]) == said
+    assert "".join(chunk.delta or "" for chunk in llm.stream_complete(str(asked[0].content))) == said
+    assert llm.chat([ChatMessage(content="plan this")]).message.content == "{}"
+
+
+def test_an_unknown_prompt_is_refused() -> None:
+    """A prompt that was never recorded is an error."""
+    with pytest.raises(LLMError, match="another question"):
+        RecordedLLM(recording=RECORDING).complete("something else")
+
+
+def test_the_model_says_that_it_is_recorded() -> None:
+    """The model's name in every account says that it is a recording."""
+    assert RecordedLLM(recording=RECORDING).metadata.model_name == "someone (recorded)"
+
+
+def test_recordings_load_from_files(tmp_path: Path) -> None:
+    """A recording is a JSON file."""
+    path = tmp_path / "recording.json"
+    path.write_text(RECORDING.model_dump_json(), encoding="utf-8")
+    assert Recording.load(path) == RECORDING
