@@ -27,6 +27,7 @@ from llama_index_agentic_kb.schema import (
 __all__ = ["show_response"]
 
 _MARKER = re.compile(r"\[ref_id:(\d+)\]")
+_HEADING = re.compile(r"\A#+ [^\n]*\n")
 _COLOURS = {"ok": "green", "empty": "yellow", "skipped": "yellow", "timeout": "red", "error": "red", "denied": "red"}
 BAR = 24
 """Columns of a timeline bar."""
@@ -60,7 +61,9 @@ def _section(console: Console, title: str, body: Any) -> None:
 
 
 def _plan(plan: QueryPlan) -> Any:
-    table = Table.grid(padding=(0, 2))
+    table = Table.grid(padding=(0, 2), expand=True)
+    for column in ({"no_wrap": True}, {"ratio": 3}, {"ratio": 1}, {"no_wrap": True}):
+        table.add_column(**column)  # type: ignore[arg-type]  # rich's own keywords
     for sub_query in plan.sub_queries:
         where = ", ".join(sub_query.sources)
         after = f"after {', '.join(sub_query.depends_on)}" if sub_query.depends_on else ""
@@ -72,7 +75,10 @@ def _plan(plan: QueryPlan) -> Any:
 
 
 def _timeline(records: Sequence[ActivityRecord]) -> Any:
-    table = Table.grid(padding=(0, 1))
+    table = Table.grid(padding=(0, 1), expand=True)
+    for _ in range(4):
+        table.add_column(no_wrap=True)
+    table.add_column(ratio=1, no_wrap=True, overflow="ellipsis")
     started = [record.started_at for record in records if record.started_at is not None]
     first = min(started, default=None)
     ends = [record.completed_at for record in records if record.completed_at is not None]
@@ -105,7 +111,7 @@ def _described(record: ActivityRecord) -> tuple[Text, Text]:
         case SourceActivity():
             found = f"{record.count or 0} found"
             query = record.arguments.search if record.arguments else ""
-            return Text(printable(record.knowledge_source_name), "bold"), _text(f"{found}: {one_line(query, 90)}")
+            return Text(printable(record.knowledge_source_name), "bold"), _text(f"{found}: {one_line(query)}")
         case ModelQueryPlanningActivity():
             return Text("plan", "bold"), _text(f"{len(record.sub_queries or [])} queries{_tokens(record)}")
         case ModelAnswerSynthesisActivity():
@@ -162,7 +168,7 @@ def _extracts(extracts: Sequence[Extract], references: Sequence[Reference], line
 
 
 def _short(content: str, lines: int) -> str:
-    text = " ".join(content.split())
+    text = " ".join(_HEADING.sub("", content, count=1).split())  # the title stands above it
     return text if lines == 0 else one_line(text, 100 * lines)
 
 

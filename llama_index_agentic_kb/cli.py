@@ -32,7 +32,7 @@ DEMO_SOURCES: Final = {
     "vehicles": "Launch vehicles: who built them, height, mass, thrust, stages, boosters.",
     "destinations": "Moons, planets, asteroids, comets, craters: discovery, size, surface.",
 }
-DEMO_QUESTION: Final = "Which craters did Curiosity and Perseverance land in, and how wide are they?"
+DEMO_QUESTION: Final = "Which rocket launched Cassini-Huygens, how tall was it, and how wide is Titan?"
 DEFAULT_STORE: Final = Path(".agentic-kb")
 DEFAULT_MODEL: Final = "gpt-4o-mini"
 MORE: Final = "No API key: searched as asked, extracts only. For plans and cited answers set OPENAI_API_KEY, or \

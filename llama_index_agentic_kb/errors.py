@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
+from typing import Any
 
 __all__ = [
     "AgenticKBError",
@@ -107,9 +108,21 @@ class SynthesisError(AgenticKBError):
 
 
 class LLMError(AgenticKBError):
-    """A language model's reply can't be used: empty, refused, filtered or cut off."""
+    """A language model's reply can't be used: empty, refused, filtered or cut off.
+
+    Args:
+        message: What is wrong with it.
+        empty: Whether it simply holds no text: neither refused nor filtered.
+        usage: What it billed all the same (``llm.Usage``); None where that is not known.
+    """
 
     code = "llmFailed"
+
+    def __init__(self, message: str, *, empty: bool = False, usage: Any = None) -> None:
+        """Keep the kind and the bill."""
+        super().__init__(message)
+        self.empty = empty
+        self.usage = usage
 
 
 class DeadlineExceededError(AgenticKBError, TimeoutError):

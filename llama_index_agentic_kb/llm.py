@@ -6,14 +6,15 @@ raises goes through, and planner and synthesizers each do what is right for them
 
 from __future__ import annotations
 
+import inspect
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from llama_index.core.base.llms.types import ChatMessage, ChatResponse
+from llama_index.core.base.llms.types import ChatMessage, ChatResponse, CompletionResponse, MessageRole
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.callbacks.token_counting import get_tokens_from_response
 from llama_index.core.llms import LLM, CustomLLM, MockLLM
@@ -114,14 +115,8 @@ class LanguageModel:
             LLMError: The reply is empty, was refused or was filtered.
             DeadlineExceededError: It did not come in time.
         """
-        llm = self.ready()
-        response: ChatResponse = yield Call(
-            sync=partial(llm.chat, messages, **kwargs),
-            native=partial(llm.achat, messages, **kwargs) if _has_native_async(llm) else None,
-            deadline=deadline,
-            what=f"language model {self.name or ''}".strip(),
-        )
-        reply = Reply(response.message.content or "", _usage(response), _finish_reason(response.raw))
+        response = yield Call(**self._ways("chat", messages, kwargs), deadline=deadline)
+        reply = Reply(_text(response), _usage(response), _finish_reason(response.raw))
         _check(reply, response.raw)
         return reply
 
@@ -150,20 +145,27 @@ class LanguageModel:
         reply.tool_arguments = dict(calls[0].tool_kwargs)
         return reply
 
-    def stream(self, messages: Sequence[ChatMessage], *, deadline: float | None, **kwargs: Any) -> Flow[Reply]:
+    def stream(
+        self,
+        messages: Sequence[ChatMessage],
+        *,
+        deadline: float | None,
+        through: Callable[[str], str] = str,
+        **kwargs: Any,
+    ) -> Flow[Reply]:
         """Ask for a streamed reply: each piece of text is emitted as it comes, the whole is the result.
+
+        Args:
+            messages: The prompt.
+            deadline: ``time.monotonic()`` by which the stream must have ended; None waits.
+            through: Each piece goes through it before it is emitted; the result is the model's own text.
+            kwargs: Further arguments of the model's ``stream_chat``.
 
         Raises:
             LLMError: The reply is empty, was refused or filtered, or the stream ended before the model did.
             DeadlineExceededError: It did not end in time.
         """
-        llm = self.ready()
-        kwargs = {**_stream_kwargs(llm), **kwargs}
-        stream: Stream = yield Open(
-            sync=partial(_stream_chat, llm, messages, kwargs),
-            native=partial(llm.astream_chat, messages, **kwargs) if _has_native_async(llm) else None,
-            what=f"language model {self.name or ''}".strip(),
-        )
+        stream: Stream = yield Open(**self._ways("stream_chat", messages, {**_stream_kwargs(self.llm), **kwargs}))
         reply, last, usage = Reply(""), None, Usage()
         while (chunk := (yield Next(stream, deadline=deadline))) is not END:
             last = chunk
@@ -171,13 +173,30 @@ class LanguageModel:
             reply.finish_reason = _finish_reason(chunk.raw) or reply.finish_reason
             delta = chunk.delta or ""
             reply.text += delta
-            if delta:
-                yield Emit(delta)
+            if told := through(delta):
+                yield Emit(told)
         reply.usage = usage
         _check(reply, None if last is None else last.raw)
-        if reply.finish_reason is None and _is_openai(llm):
-            raise LLMError("the model's stream ended before the model did")
+        if reply.finish_reason is None and _is_openai(self.llm):
+            raise LLMError("the model's stream ended before the model did", usage=usage)
         return reply
+
+    def _ways(self, method: str, messages: Sequence[ChatMessage], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Give the two ways of a call; a model that doesn't chat is given a prompt to complete, as core gives it."""
+        llm = self.ready()
+        given: Any = messages
+        if not _chats(llm):
+            method, given, kwargs = (
+                method.replace("chat", "complete"),
+                _prompt(llm, messages),
+                {**kwargs, "formatted": True},
+            )
+        native = partial(getattr(llm, f"a{method}"), given, **kwargs)
+        return {
+            "sync": partial(getattr(llm, method), given, **kwargs),
+            "native": native if _has_native_async(llm, f"a{method}") else None,
+            "what": f"language model {self.name or ''}".strip(),
+        }
 
 
 def resolve_llm(llm: LLM | None) -> LLM | None:
@@ -234,8 +253,21 @@ def is_function_calling(llm: LLM) -> bool:
         return False
 
 
-def _stream_chat(llm: LLM, messages: Sequence[ChatMessage], kwargs: dict[str, Any]) -> Iterator[ChatResponse]:
-    return iter(llm.stream_chat(messages, **kwargs))
+def _chats(llm: LLM) -> bool:
+    try:
+        return bool(llm.metadata.is_chat_model)
+    except ValueError:  # llama_index's OpenAI raises for names that it doesn't know
+        return True
+
+
+def _prompt(llm: LLM, messages: Sequence[ChatMessage]) -> str:
+    if len(messages) == 1 and messages[0].role is MessageRole.USER:
+        return llm.completion_to_prompt(messages[0].content or "")  # type: ignore[misc]  # core's validators set both
+    return llm.messages_to_prompt(messages)  # type: ignore[misc]
+
+
+def _text(response: ChatResponse | CompletionResponse) -> str:
+    return response.text if isinstance(response, CompletionResponse) else response.message.content or ""
 
 
 def _is_openai(llm: LLM) -> bool:
@@ -249,12 +281,15 @@ def _stream_kwargs(llm: LLM) -> dict[str, Any]:
     return {"stream_options": {"include_usage": True}} if _is_openai(llm) else {}
 
 
-def _has_native_async(llm: LLM) -> bool:
-    """Whether ``achat`` really awaits: core's ``CustomLLM`` runs the sync call on the loop."""
-    return not (isinstance(llm, CustomLLM) and type(llm).achat is CustomLLM.achat)
+def _has_native_async(llm: LLM, method: str = "achat") -> bool:
+    """Whether an async method really awaits: core's ``CustomLLM`` runs the sync call on the loop."""
+    if not isinstance(llm, CustomLLM):
+        return True
+    own, core = (inspect.unwrap(getattr(kind, method)) for kind in (type(llm), CustomLLM))  # core's spans wrap methods
+    return own is not core
 
 
-def _usage(response: ChatResponse) -> Usage:
+def _usage(response: ChatResponse | CompletionResponse) -> Usage:
     try:
         given, written = get_tokens_from_response(response)
     except (TypeError, ValueError, AttributeError):  # a raw reply of a shape that core doesn't know
@@ -291,8 +326,9 @@ def _check(reply: Reply, raw: Any) -> None:
     choices = _get(raw, "choices")
     refusal = _get(_get(choices[0], "message"), "refusal") if choices else None
     if refusal:
-        raise LLMError(f"the model refused: {refusal}")
+        raise LLMError(f"the model refused: {refusal}", usage=reply.usage)
     if reply.finish_reason == "content_filter":
-        raise LLMError("the model's reply was stopped by a content filter")
+        raise LLMError("the model's reply was stopped by a content filter", usage=reply.usage)
     if not reply.text.strip():
-        raise LLMError("the model's reply is empty" + (f": {CUT_SHORT}" if reply.cut_short else ""))
+        why = f": {CUT_SHORT}" if reply.cut_short else ""
+        raise LLMError(f"the model's reply is empty{why}", empty=True, usage=reply.usage)

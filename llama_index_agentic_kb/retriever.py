@@ -20,7 +20,6 @@ from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from llama_index_agentic_kb._flow import Call, Flow, arun, run
 from llama_index_agentic_kb.account import ActivityLog, Budget, GuardedCallbacks
-from llama_index_agentic_kb.account.activity_log import describe_error
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError
 from llama_index_agentic_kb.llm import LanguageModel, resolve_llm
 from llama_index_agentic_kb.planning import DEFAULT_LIMITS, EffortLimits, Planner, Planning, Scope
@@ -30,7 +29,6 @@ from llama_index_agentic_kb.schema import (
     AgenticReasoningActivity,
     Message,
     MissingPart,
-    ModelInfo,
     ModelQueryPlanningActivity,
     Outcome,
     QueryPlan,
@@ -40,7 +38,7 @@ from llama_index_agentic_kb.schema import (
 )
 from llama_index_agentic_kb.search.fusion import interleave
 from llama_index_agentic_kb.sources import KnowledgeSource
-from llama_index_agentic_kb.sources.evidence import Fusion, cap_per_source, fuse_lanes, references
+from llama_index_agentic_kb.sources.evidence import Fusion, gather_evidence, references
 from llama_index_agentic_kb.sources.fan_out import FanOut, Lane, missing_parts, raise_if_lost
 from llama_index_agentic_kb.sources.filters import FilterLike, to_tree
 from llama_index_agentic_kb.sources.selection import SelectedSource, as_source, by_name, select
@@ -218,7 +216,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         )
         log = ActivityLog(self.callback_manager, observer or self.observer)
         selected = select(self.sources, request, self.filters)
-        memory = yield from self._remember()
+        memory = yield from self._remember(request.question, budget.retrieval_stage(limits.planning_seconds))
         scope = Scope.of(request, memory)
         planning = yield from self._plan(scope, selected, effort, limits, budget, log)
         fan_out = FanOut(
@@ -235,11 +233,12 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         yield from self._reason(retrieval, lanes, limits, effort, bundle or QueryBundle(request.question))
         return retrieval
 
-    def _remember(self) -> Flow[list[Any]]:
+    def _remember(self, question: str, deadline: float | None) -> Flow[list[Any]]:
+        """Read the shared memory as LlamaIndex's chat engines do: some memories look up what the question is about."""
         if self.memory is None:
             return []
-        messages = yield Call(sync=self.memory.get, native=self.memory.aget, what="memory")
-        return list(messages)
+        read, aread = partial(self.memory.get, input=question), partial(self.memory.aget, input=question)
+        return list((yield Call(sync=read, native=aread, deadline=deadline, what="memory")))
 
     def _plan(
         self,
@@ -253,24 +252,8 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         candidates = [Candidate(name, chosen.source.description, chosen.always) for name, chosen in selected.items()]
         if self._planner is None or effort is ReasoningEffort.MINIMAL or scope.intents:
             return Planning(plain_plan(scope, candidates, limits))
-        name = self._planner.model.name
-        record = log.open(
-            ModelQueryPlanningActivity,
-            CBEventType.AGENT_STEP,
-            model=None if name is None else ModelInfo(model_name=name),
-        )
         deadline = budget.retrieval_stage(limits.planning_seconds)
-        planning = yield from self._planner.plan(scope, candidates, limits, deadline=deadline)
-        log.close(
-            record,
-            outcome=Outcome.OK if planning.error is None else Outcome.ERROR,
-            error=None if planning.error is None else describe_error(planning.error, name),
-            warning="; ".join(planning.plan.warnings) or None,
-            input_tokens=planning.usage.input_tokens,
-            output_tokens=planning.usage.output_tokens,
-            sub_queries=[sub_query.query for sub_query in planning.plan.sub_queries],
-        )
-        return planning
+        return (yield from self._planner.recorded_plan(scope, candidates, limits, deadline=deadline, log=log))
 
     def _reason(
         self,
@@ -290,35 +273,21 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             retrieval_reasoning_effort=effort if planned else ReasoningEffort.MINIMAL,
         )
         try:
-            fused = fuse_lanes(lanes, self.fusion)
-            kept = yield from self._postprocess(fused[: limits.documents_ranked], bundle, budget)
+            retrieval.nodes, counts = yield from gather_evidence(
+                lanes,
+                retrieval.selected,
+                fusion=self.fusion,
+                postprocessors=self.node_postprocessors,
+                bundle=bundle,
+                ranked=limits.documents_ranked,
+                wanted=budget.output_documents or self.similarity_top_k or limits.documents,
+                deadline=budget.deadline,
+            )
         except Exception as error:
             log.fail(record, error)
             raise
-        wanted = budget.output_documents or self.similarity_top_k or limits.documents
-        retrieval.nodes = cap_per_source(kept, retrieval.selected)[:wanted]
-        found = sum(len(lane.nodes) for lane in lanes)
-        log.close(
-            record,
-            outcome=Outcome.OK if retrieval.nodes else Outcome.EMPTY,
-            reasoning_tokens=0,
-            candidates=found,
-            merged=found - len(fused),
-            kept=len(retrieval.nodes),
-            dropped_by_postprocessors=min(len(fused), limits.documents_ranked) - len(kept),
-            dropped_by_budget=max(0, len(fused) - limits.documents_ranked) + len(kept) - len(retrieval.nodes),
-        )
-
-    def _postprocess(
-        self, nodes: list[NodeWithScore], bundle: QueryBundle, budget: Budget
-    ) -> Flow[list[NodeWithScore]]:
-        for postprocessor in self.node_postprocessors:
-            nodes = yield Call(
-                sync=partial(postprocessor.postprocess_nodes, nodes, query_bundle=bundle),
-                deadline=budget.deadline,
-                what=f"node postprocessor {type(postprocessor).__name__}",
-            )
-        return nodes
+        outcome = Outcome.OK if retrieval.nodes else Outcome.EMPTY
+        log.close(record, outcome=outcome, reasoning_tokens=0, **counts.as_fields())
 
 
 def _positive(field_name: str, value: Any) -> Any:

@@ -119,7 +119,7 @@ def test_history_reaches_planner_and_answer(server: LoopbackOpenAI) -> None:
         (7, {}, "question"),
         ([], {}, "messages"),
         ({"messages": [], "foo": 1}, {}, "foo"),
-        (QUESTION, {"max_runtime_in_seconds": 0}, "maxRuntimeInSeconds"),
+        (QUESTION, {"max_runtime_in_seconds": 0}, "max_runtime_in_seconds"),
         (QUESTION, {"knowledge_source_params": [{"knowledge_source_name": "nope"}]}, "nope"),
         (QUESTION, {"knowledge_source_params": [{"knowledgeSourceName": "rockets", "kind": "web"}]}, "rockets"),
         (QUESTION, {"output_mode": "answerSynthesis"}, "outputMode"),
@@ -223,6 +223,7 @@ def test_chat_engines_of_every_mode(server: LoopbackOpenAI) -> None:
         kb.as_chat_engine(ChatMode.REACT)
 
 
+@pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecationWarning")  # LlamaIndex's workflows
 async def test_function_agent_takes_the_tool() -> None:
     """An agent calls the knowledge base as a tool, and its answer keeps the markers."""
 

@@ -192,7 +192,10 @@ def test_node_postprocessors_apply(server: LoopbackOpenAI) -> None:
     )
     response = engine.query(QUESTION)
     assert all((node.score or 0) >= 0.3 for node in response.source_nodes)
-    assert [reference.id for reference in account(response).references] == ["0", "1"][: len(response.source_nodes)]
+    assert 0 < len(response.source_nodes) < 4
+    assert [reference.id for reference in account(response).references] == [
+        str(number) for number in range(len(response.source_nodes))
+    ]
 
 
 def test_no_evidence_is_told_in_data(server: LoopbackOpenAI) -> None:

@@ -6,9 +6,10 @@ import asyncio
 import contextvars
 import threading
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Coroutine
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine
 from typing import Any, TypeVar
 
+from llama_index_agentic_kb._flow.leaves import close_flow, deliver_result, pump, pump_async
 from llama_index_agentic_kb._flow.steps import (
     END,
     SHARED_POOL,
@@ -23,13 +24,17 @@ from llama_index_agentic_kb._flow.steps import (
     Step,
     Stream,
     Wait,
+    check_begun_in_time,
+    still_running,
 )
-from llama_index_agentic_kb._flow.synchronous import deliver_result, pump
 from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError
 
 __all__ = ["aiterate", "arun"]
 
 T = TypeVar("T")
+
+PARTING_TURNS = 10
+"""How many turns of the loop cancelled tasks are given to end in, before the caller goes on without them."""
 
 
 async def arun(flow: Flow[T]) -> T:
@@ -38,7 +43,7 @@ async def arun(flow: Flow[T]) -> T:
     try:
         return await driver.root(flow)
     finally:
-        driver.close()
+        await driver.close()
 
 
 async def aiterate(flow: Flow[Any], context: contextvars.Context | None = None) -> AsyncGenerator[Any, None]:
@@ -57,7 +62,7 @@ async def aiterate(flow: Flow[Any], context: contextvars.Context | None = None) 
             yield item
         root.result()
     finally:
-        driver.close()
+        await driver.close()
 
 
 class _Driver:
@@ -84,12 +89,19 @@ class _Driver:
         """Perform the outermost flow in a context of its own."""
         return await self.start(self.drive(flow), contextvars.copy_context())
 
-    def close(self) -> None:
-        """Cancel everything still under way; sync calls are abandoned on their threads."""
+    async def close(self) -> None:
+        """Cancel everything still under way; sync calls are abandoned on their threads.
+
+        What takes its cancellation in a few turns has ended then; what does not is not waited for.
+        """
         for channel in self._channels:
-            channel.closed.set()
+            channel.close()
         for task in list(self._tasks):
-            task.cancel()
+            _cancel(task)
+        for _ in range(PARTING_TURNS):
+            if not self._tasks:
+                return
+            await asyncio.sleep(0)
 
     async def drive(self, flow: Flow[T]) -> T:
         """Perform one flow's steps until it returns."""
@@ -107,7 +119,7 @@ class _Driver:
                 except Exception as failure:  # noqa: BLE001 (raised inside the flow, at its yield)
                     error = failure
         finally:
-            flow.close()
+            close_flow(flow)
 
     async def _perform(self, step: Step) -> Any:  # noqa: PLR0911 (one return a step is the clearest table)
         match step:
@@ -133,6 +145,7 @@ class _Driver:
     # -- calls and jobs ------------------------------------------------------------------------------------------
 
     async def _call(self, call: Call) -> Any:
+        check_begun_in_time(call)
         context = contextvars.copy_context()
         if call.native is not None:
             work = self.start(_awaited(call.native), context)
@@ -143,17 +156,31 @@ class _Driver:
         answer: asyncio.Future[Any] = loop.create_future()
         sync, pool = call.sync, call.pool or SHARED_POOL
 
-        def deliver(value: Any, error: BaseException | None) -> None:
+        def deliver(value: Any, error: Exception | None) -> None:
             _call_soon(loop, lambda: _settle(answer, value, error))
 
-        pool.submit(lambda: deliver_result(context, sync, deliver))
+        pool.submit(lambda: deliver_result(context, sync, deliver, lambda: not answer.done()))
         return await _until(answer, call.deadline, call.what)
 
     def _start(self, step: Start) -> Job[Any]:
         job: Job[Any] = Job()
-        work = self._call(step.work) if isinstance(step.work, Call) else self.drive(step.work)
-        job.handle = self.start(_record(work, job), contextvars.copy_context())
+        job.handle = self.start(self._record(step.work, job), contextvars.copy_context())
         return job
+
+    async def _record(self, work: Flow[Any] | Call, job: Job[Any]) -> None:
+        """Perform work and note its end in the job; errors wait there for whoever asks."""
+        value: Any = None
+        error: Exception | None = None
+        try:
+            value = await (self._call(work) if isinstance(work, Call) else self.drive(work))
+        except asyncio.CancelledError:
+            error = DeadlineExceededError("stopped before it was done")
+            raise
+        except Exception as failure:  # noqa: BLE001 (kept in the job)
+            error = failure
+        finally:
+            if not job.done:
+                job.finish(value, error)
 
     async def _wait(self, step: Wait) -> None:
         waiting = [job.handle for job in step.jobs if not job.done]
@@ -167,7 +194,7 @@ class _Driver:
 
     async def _cancel(self, job: Job[Any]) -> None:
         if not job.done:
-            job.handle.cancel()
+            _cancel(job.handle)
             job.finish(error=DeadlineExceededError("stopped before it was done"))
         await asyncio.sleep(0)  # lets the cancelled task close its flow now
 
@@ -178,59 +205,63 @@ class _Driver:
         self._channels.append(channel)
         context = contextvars.copy_context()
         if step.native is not None:
-            self.start(_apump(step.native, channel), context)
+            channel.task = self.start(pump_async(step.native, channel.put), context)
             return Stream(step.what, channel)
         if step.sync is None:
             raise TypeError(f"{step.what}: a stream needs a sync or a native function")
         loop = asyncio.get_running_loop()
         source, pool = step.sync, step.pool or SHARED_POOL
 
-        def deliver(value: Any, error: BaseException | None) -> None:
-            _call_soon(loop, lambda: channel.items.put_nowait((value, error)))
+        def deliver(value: Any, error: Exception | None) -> None:
+            came = time.monotonic()
+            _call_soon(loop, lambda: channel.put(value, error, came))
 
         pool.submit(lambda: pump(context, source, channel.closed, deliver))
         return Stream(step.what, channel)
 
     async def _next(self, step: Next) -> Any:
         channel: _Channel = step.stream.handle
-        if channel.items.empty():
-            item = asyncio.ensure_future(channel.items.get())
-            value, error = await _until(item, step.deadline, step.stream.what)
-        else:
-            value, error = channel.items.get_nowait()
+        if channel.closed.is_set():
+            return END
+        try:
+            if channel.items.empty():
+                item = asyncio.ensure_future(channel.items.get())
+                value, error, came = await _until(item, step.deadline, step.stream.what)
+            else:
+                value, error, came = channel.items.get_nowait()
+            if step.deadline is not None and came > step.deadline:
+                raise still_running(step.stream.what)
+        except (asyncio.CancelledError, DeadlineExceededError):
+            channel.close()
+            raise
         if error is not None:
             raise error
         if value is END:
-            channel.items.put_nowait((END, None))  # asking again gives END again
+            channel.closed.set()  # asking again gives END again
         return value
 
 
 class _Channel:
-    """Items read ahead from a stream."""
+    """Items read ahead from a stream, each with the time it came."""
 
     def __init__(self) -> None:
-        self.items: asyncio.Queue[tuple[Any, BaseException | None]] = asyncio.Queue()
+        self.items: asyncio.Queue[tuple[Any, Exception | None, float]] = asyncio.Queue()
         self.closed = threading.Event()
+        self.task: asyncio.Task[None] | None = None
+
+    def put(self, value: Any, error: Exception | None, came: float | None = None) -> None:
+        """Add an item."""
+        self.items.put_nowait((value, error, time.monotonic() if came is None else came))
+
+    def close(self) -> None:
+        """Read no more."""
+        self.closed.set()
+        if self.task is not None:
+            _cancel(self.task)
 
 
 async def _awaited(native: Callable[[], Awaitable[Any]]) -> Any:
     return await native()
-
-
-async def _record(work: Coroutine[Any, Any, Any], job: Job[Any]) -> None:
-    """Perform work and note its end in the job; errors wait there for whoever asks."""
-    value: Any = None
-    error: Exception | None = None
-    try:
-        value = await work
-    except asyncio.CancelledError:
-        error = DeadlineExceededError("stopped before it was done")
-        raise
-    except Exception as failure:  # noqa: BLE001 (kept in the job)
-        error = failure
-    finally:
-        if not job.done:
-            job.finish(value, error)
 
 
 async def _until(future: asyncio.Future[Any], deadline: float | None, what: str) -> Any:
@@ -238,31 +269,37 @@ async def _until(future: asyncio.Future[Any], deadline: float | None, what: str)
     try:
         done, _ = await asyncio.wait([future], timeout=_left(deadline))
     except asyncio.CancelledError:
-        future.cancel()
+        _drop(future)
         raise
     if not done:
-        future.cancel()
-        raise DeadlineExceededError(f"{what} was still running at its deadline")
+        _drop(future)
+        raise still_running(what)
     if future.cancelled():
         raise AgenticKBError(f"{what} was cancelled from within")
     return future.result()
 
 
-async def _apump(native: Callable[[], Awaitable[AsyncIterator[Any]]], channel: _Channel) -> None:
-    """Read an async iterator to its end in a task of its own."""
-    try:
-        async for item in await native():
-            channel.items.put_nowait((item, None))
-    except Exception as error:  # noqa: BLE001 (delivered to the flow, which raises it)
-        channel.items.put_nowait((None, error))
-    channel.items.put_nowait((END, None))
+def _cancel(task: asyncio.Task[Any]) -> None:
+    """Cancel a task, once: a second time would break off its clean-up, and leave its connection open."""
+    if not task.cancelling():
+        task.cancel()
+
+
+def _drop(future: asyncio.Future[Any]) -> None:
+    """Cancel a future that nobody waits for; one that failed just now is marked as seen."""
+    if future.done():
+        _ = future.cancelled() or future.exception()
+    elif isinstance(future, asyncio.Task):
+        _cancel(future)
+    else:
+        future.cancel()
 
 
 def _left(deadline: float | None) -> float | None:
     return None if deadline is None else max(0.0, deadline - time.monotonic())
 
 
-def _settle(future: asyncio.Future[Any], value: Any, error: BaseException | None) -> None:
+def _settle(future: asyncio.Future[Any], value: Any, error: Exception | None) -> None:
     if future.done():
         return
     if error is not None:

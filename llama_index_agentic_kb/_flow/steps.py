@@ -23,10 +23,12 @@ __all__ = [
     "Step",
     "Stream",
     "Wait",
+    "check_begun_in_time",
     "collect",
     "deadline_after",
     "earliest",
     "gather",
+    "still_running",
 ]
 
 T = TypeVar("T")
@@ -66,7 +68,8 @@ class Call(Step):
     Args:
         sync: Takes nothing, returns the result.
         native: Takes nothing, returns an awaitable of the result.
-        deadline: ``time.monotonic()`` at which waiting ends with ``DeadlineExceededError``; None waits for ever.
+        deadline: ``time.monotonic()`` at which waiting ends with ``DeadlineExceededError``; None waits for ever. After
+            it the function is not called at all.
         pool: The bulkhead; None is one shared by everything that has none of its own.
         what: Names the call in errors.
     """
@@ -120,7 +123,10 @@ class Open(Step):
 
 @dataclass(frozen=True, slots=True)
 class Next(Step):
-    """Give the next item of a stream, or ``END``; the stream's exception is raised at the ``yield``."""
+    """Give the next item of a stream, or ``END``; the stream's exception is raised at the ``yield``.
+
+    An item that came after the deadline is late: ``DeadlineExceededError`` is raised, and the stream closed.
+    """
 
     stream: Stream
     deadline: float | None = None
@@ -171,6 +177,21 @@ class Stream:
 
     what: str
     handle: Any = None
+
+
+def check_begun_in_time(call: Call) -> None:
+    """Refuse to begin what is late already. For drivers.
+
+    Raises:
+        DeadlineExceededError: The call's deadline has passed.
+    """
+    if call.deadline is not None and time.monotonic() >= call.deadline:
+        raise DeadlineExceededError(f"{call.what} was not begun: its deadline had passed")
+
+
+def still_running(what: str) -> DeadlineExceededError:
+    """Give the error of something that is late. For drivers."""
+    return DeadlineExceededError(f"{what} was still running at its deadline")
 
 
 def deadline_after(seconds: float | None) -> float | None:

@@ -6,18 +6,19 @@ deadlock on their own children.
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 import heapq
 import itertools
-import os
 import queue
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Iterator
+from functools import partial
 from typing import Any, TypeVar
 
+from llama_index_agentic_kb._flow.background import start_in_background
+from llama_index_agentic_kb._flow.leaves import close_flow, deliver_awaited, deliver_result, pump, pump_async
 from llama_index_agentic_kb._flow.steps import (
     END,
     SHARED_POOL,
@@ -32,6 +33,8 @@ from llama_index_agentic_kb._flow.steps import (
     Step,
     Stream,
     Wait,
+    check_begun_in_time,
+    still_running,
 )
 from llama_index_agentic_kb.errors import DeadlineExceededError
 
@@ -93,13 +96,19 @@ class _Waiter:
 
 
 class _Channel:
-    """Items read ahead from a stream, and the one task that may wait for them."""
+    """Items read ahead from a stream, each with the time it came, and the one task that may wait for them."""
 
     def __init__(self) -> None:
-        self.items: deque[tuple[Any, BaseException | None]] = deque()
-        self.reader: tuple[_Task, int] | None = None
+        self.items: deque[tuple[Any, Exception | None, float]] = deque()
+        self.reader: tuple[_Task, int, Next] | None = None
         self.closed = threading.Event()
         self.abandon: Callable[[], None] | None = None
+
+    def close(self) -> None:
+        """Read no more."""
+        self.closed.set()
+        if self.abandon is not None:
+            self.abandon()
 
 
 class _Driver:
@@ -128,20 +137,28 @@ class _Driver:
             self._close()
 
     def _turn(self) -> None:
-        """Do one thing: what is ready, else what arrives first of a result or a deadline."""
+        """Do one thing that is ready; where nothing is, wait for a result or a deadline.
+
+        What came before a deadline was seen is taken; and deadlines are seen however fast results come.
+        """
         if self._ready:
             self._ready.popleft()()
             return
         timeout = max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None
         try:
             self._inbox.get(timeout=timeout)()
+            for _ in range(self._inbox.qsize()):
+                self._inbox.get_nowait()()
         except queue.Empty:
+            pass
+        now = time.monotonic()
+        while self._timers and self._timers[0][0] <= now:
             heapq.heappop(self._timers)[2]()
 
     def _close(self) -> None:
         """Stop everything still under way: close flows, cancel what can be, abandon the rest."""
         for channel in self._channels:
-            self._close_channel(channel)
+            channel.close()
         for task in list(self._tasks):
             self._stop(task)
 
@@ -178,7 +195,10 @@ class _Driver:
         except Exception as failure:  # noqa: BLE001 (kept in the job, raised by whoever asks for its result)
             self._finish(task, None, failure)
         else:
-            self._perform(task, step)
+            try:
+                self._perform(task, step)
+            except Exception as failure:  # noqa: BLE001 (raised inside the flow, at its yield)
+                self._resume(task, None, failure)
 
     def _finish(self, task: _Task, value: Any, error: BaseException | None) -> None:
         self._tasks.discard(task)
@@ -193,7 +213,7 @@ class _Driver:
         task.turn += 1
         if task.abandon is not None:
             task.abandon()
-        task.context.run(task.flow.close)
+        task.context.run(close_flow, task.flow)
 
     # -- steps ---------------------------------------------------------------------------------------------------
 
@@ -216,24 +236,27 @@ class _Driver:
                 self._emitted.append(step.item)
                 self._resume(task, None, None)
             case _:
-                self._resume(task, None, TypeError(f"a flow yielded {step!r}, which is no step"))
+                raise TypeError(f"a flow yielded {step!r}, which is no step")
 
     def _call(self, task: _Task, call: Call) -> None:
         turn = task.turn
+        check_begun_in_time(call)
 
-        def deliver(value: Any, error: BaseException | None) -> None:
+        def deliver(value: Any, error: Exception | None) -> None:
             self._inbox.put(lambda: self._answer(task, turn, value, error))
+
+        def wanted() -> bool:
+            return task.turn == turn
 
         context = task.context.copy()
         if call.sync is not None:
             work = call.sync
             pool = call.pool or SHARED_POOL
-            pool.submit(lambda: deliver_result(context, work, deliver))
+            pool.submit(lambda: deliver_result(context, work, deliver, wanted))
         elif call.native is not None:
-            task.abandon = _run_on_background_loop(_await_result(call.native, deliver), context)
+            task.abandon = start_in_background(partial(deliver_awaited, call.native, deliver), context)
         else:
-            self._resume(task, None, TypeError(f"{call.what}: a call needs a sync or a native function"))
-            return
+            raise TypeError(f"{call.what}: a call needs a sync or a native function")
         self._expire(task, call.deadline, call.what)
 
     def _expire(self, task: _Task, deadline: float | None, what: str) -> None:
@@ -246,7 +269,7 @@ class _Driver:
             if task.turn == turn and not task.job.done:
                 if task.abandon is not None:
                     task.abandon()
-                self._resume(task, None, DeadlineExceededError(f"{what} was still running at its deadline"))
+                self._resume(task, None, still_running(what))
 
         self._at(deadline, late)
 
@@ -277,151 +300,46 @@ class _Driver:
         self._channels.append(channel)
         context = task.context.copy()
 
-        def deliver(value: Any, error: BaseException | None) -> None:
-            self._inbox.put(lambda: self._arrive(channel, value, error))
+        def deliver(value: Any, error: Exception | None) -> None:
+            item = (value, error, time.monotonic())
+            self._inbox.put(lambda: self._arrive(channel, item))
 
         if step.sync is not None:
             source = step.sync
             pool = step.pool or SHARED_POOL
             pool.submit(lambda: pump(context, source, channel.closed, deliver))
         elif step.native is not None:
-            channel.abandon = _run_on_background_loop(_apump(step.native, channel.closed, deliver), context)
+            channel.abandon = start_in_background(partial(pump_async, step.native, deliver), context)
         else:
-            self._resume(task, None, TypeError(f"{step.what}: a stream needs a sync or a native function"))
-            return
+            raise TypeError(f"{step.what}: a stream needs a sync or a native function")
         self._resume(task, Stream(step.what, channel), None)
 
-    def _arrive(self, channel: _Channel, value: Any, error: BaseException | None) -> None:
-        channel.items.append((value, error))
+    def _arrive(self, channel: _Channel, item: tuple[Any, Exception | None, float]) -> None:
+        channel.items.append(item)
         if channel.reader is not None:
-            task, turn = channel.reader
+            task, turn, step = channel.reader
             channel.reader = None
             if task.turn == turn and not task.job.done:
-                self._resume(task, *channel.items.popleft())
+                self._hand(task, step)
 
     def _next(self, task: _Task, step: Next) -> None:
         channel: _Channel = step.stream.handle
-        if channel.items:
-            self._resume(task, *channel.items.popleft())
-            return
         if channel.closed.is_set():
             self._resume(task, END, None)
-            return
-        channel.reader = (task, task.turn)
-        task.abandon = lambda: self._close_channel(channel)
-        self._expire(task, step.deadline, step.stream.what)
+        elif channel.items:
+            self._hand(task, step)
+        else:
+            channel.reader = (task, task.turn, step)
+            task.abandon = channel.close
+            self._expire(task, step.deadline, step.stream.what)
 
-    @staticmethod
-    def _close_channel(channel: _Channel) -> None:
-        channel.closed.set()
-        if channel.abandon is not None:
-            channel.abandon()
-
-
-def deliver_result(
-    context: contextvars.Context, work: Callable[[], Any], deliver: Callable[[Any, BaseException | None], None]
-) -> None:
-    """Run work on a worker thread and deliver what came of it."""
-    try:
-        result = context.run(work)
-    except BaseException as error:  # noqa: BLE001 (delivered to the flow, which raises it)
-        deliver(None, error)
-    else:
-        deliver(result, None)
-
-
-def pump(
-    context: contextvars.Context,
-    source: Callable[[], Iterator[Any]],
-    closed: threading.Event,
-    deliver: Callable[[Any, BaseException | None], None],
-) -> None:
-    """Read an iterator to its end on a worker thread; stop and close it when nobody listens any more."""
-
-    def read() -> None:
-        iterator = iter(source())
-        for item in iterator:
-            if closed.is_set():
-                break
-            deliver(item, None)
-        close = getattr(iterator, "close", None)
-        if close is not None:
-            close()
-
-    try:
-        context.run(read)
-    except BaseException as error:  # noqa: BLE001 (delivered to the flow, which raises it)
-        deliver(None, error)
-    deliver(END, None)
-
-
-async def _await_result(native: Callable[[], Any], deliver: Callable[[Any, BaseException | None], None]) -> None:
-    try:
-        result = await native()
-    except asyncio.CancelledError:
-        raise
-    except BaseException as error:  # noqa: BLE001 (delivered to the flow, which raises it)
-        deliver(None, error)
-    else:
-        deliver(result, None)
-
-
-async def _apump(
-    native: Callable[[], Any], closed: threading.Event, deliver: Callable[[Any, BaseException | None], None]
-) -> None:
-    try:
-        async for item in await native():
-            if closed.is_set():
-                break
-            deliver(item, None)
-    except asyncio.CancelledError:
-        raise
-    except BaseException as error:  # noqa: BLE001 (delivered to the flow, which raises it)
-        deliver(None, error)
-    deliver(END, None)
-
-
-# -- the background loop -------------------------------------------------------------------------------------------
-
-_loop_lock = threading.Lock()
-_loop: asyncio.AbstractEventLoop | None = None
-
-
-def _forget_loop() -> None:
-    """In a forked child the loop's thread does not run: make a new one when it is needed."""
-    global _loop  # noqa: PLW0603
-    _loop = None
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_loop)
-
-
-def _background_loop() -> asyncio.AbstractEventLoop:
-    """Give the one long-lived loop on which async-only work of sync calls runs."""
-    global _loop  # noqa: PLW0603 (one loop for the process, so that async clients keep their connections)
-    with _loop_lock:
-        if _loop is None or _loop.is_closed():
-            _loop = asyncio.new_event_loop()
-            threading.Thread(target=_loop.run_forever, name="agentic-kb-loop", daemon=True).start()
-        return _loop
-
-
-def _run_on_background_loop(coroutine: Any, context: contextvars.Context) -> Callable[[], None]:
-    """Start a coroutine on the background loop in a context; give a function that cancels it."""
-    loop = _background_loop()
-    box: list[asyncio.Task[Any]] = []
-    cancelled = threading.Event()
-
-    def start() -> None:
-        if cancelled.is_set():
-            coroutine.close()
-            return
-        box.append(loop.create_task(coroutine, context=context))
-
-    def cancel() -> None:
-        cancelled.set()
-        loop.call_soon_threadsafe(lambda: [task.cancel() for task in box])
-
-    loop.call_soon_threadsafe(start)
-    return cancel
+    def _hand(self, task: _Task, step: Next) -> None:
+        """Give a task the item that it waits for; one that came too late ends the stream."""
+        channel: _Channel = step.stream.handle
+        value, error, came = channel.items.popleft()
+        if step.deadline is not None and came > step.deadline:
+            channel.close()
+            error = still_running(step.stream.what)
+        elif value is END:
+            channel.closed.set()
+        self._resume(task, value, error)

@@ -7,9 +7,9 @@ the event loop's default pool is shared, so that one hung source starves the hea
 from __future__ import annotations
 
 import os
-import queue
 import threading
 import weakref
+from collections import deque
 from collections.abc import Callable
 
 __all__ = ["WorkerPool"]
@@ -41,10 +41,10 @@ class WorkerPool:
 
     def _reset(self) -> None:
         """Start empty; also in a forked child, whose copies of the threads do not run."""
-        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
-        self._lock = threading.Lock()
+        self._changed = threading.Condition()
+        self._work: deque[Callable[[], None]] = deque()
         self._threads = 0
-        self._waiting = 0
+        self._idle = 0  # threads that wait for work, those that were woken and have not taken theirs yet included
         self._serial = 0
 
     @property
@@ -58,10 +58,12 @@ class WorkerPool:
         Args:
             work: Takes nothing, returns nothing and never raises: it delivers its own result.
         """
-        with self._lock:
-            self._work.put(work)
-            spare = self._waiting - self._work.qsize()
-            if spare >= 0 or self._threads >= self.max_workers:
+        with self._changed:
+            self._work.append(work)
+            if self._idle >= len(self._work):
+                self._changed.notify()
+                return
+            if self._threads >= self.max_workers:
                 return
             self._threads += 1
             self._serial += 1
@@ -70,22 +72,20 @@ class WorkerPool:
 
     def _serve(self) -> None:
         """Do one piece of work after another; end when none came for a while."""
-        while True:
-            with self._lock:
-                self._waiting += 1
-            try:
-                work = self._work.get(timeout=IDLE_SECONDS)
-            except queue.Empty:
-                with self._lock:
-                    self._waiting -= 1
-                    if not self._work.empty():
-                        continue
-                    self._threads -= 1
-                    return
-            with self._lock:
-                self._waiting -= 1
+        while (work := self._take()) is not None:
             work()
-            del work
+            del work  # an idle thread keeps nothing alive
+
+    def _take(self) -> Callable[[], None] | None:
+        """Give the next piece of work, or None when the thread shall end."""
+        with self._changed:
+            self._idle += 1
+            came = self._changed.wait_for(lambda: bool(self._work), timeout=IDLE_SECONDS)
+            self._idle -= 1
+            if came:
+                return self._work.popleft()
+            self._threads -= 1
+            return None
 
 
 def _reset_all() -> None:

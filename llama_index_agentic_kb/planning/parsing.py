@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ __all__ = ["Proposal", "plan_schema", "read_proposals"]
 MAX_REPLY: Final = 100_000
 """Characters of a reply that are read; a plan is never that long."""
 
+MAX_MENDED: Final = 8_000
+"""Characters of a broken reply that are mended: mending takes quadratic time (20,000 brackets: 7 s, measured)."""
+
 MAX_QUERY: Final = 1_000
 """Characters of one sub-query; longer ones are cut."""
 
@@ -24,8 +28,10 @@ _LISTS: Final = ("sub_queries", "subqueries", "sub_questions", "subquestions", "
 _QUERIES: Final = ("query", "sub_query", "sub_question", "question", "search", "q", "text")
 _SOURCES: Final = ("sources", "source", "tool_name", "tools", "tool", "source_names", "knowledge_sources")
 _DEPENDS: Final = ("depends_on", "dependson", "dependencies", "parents")
-_NUMBERED: Final = re.compile(r"^\s*(?:\(?\d{1,2}[.):]|[-*•])\s+(.+?)\s*$", re.MULTILINE)
-_FENCE: Final = re.compile(r"```(?:json)?\s*(.*?)```", re.DOTALL | re.IGNORECASE)
+# In both, no two repetitions can match the same text: a hostile reply takes linear time.
+_NUMBERED: Final = re.compile(r"^[ \t]*(?:\(?(\d{1,4})[.):]|[-*•])[ \t]+(\S.*)$", re.MULTILINE)
+_FOLLOWING: Final = re.compile(r"[\s,]*[{\[]")
+_FENCE: Final = re.compile(r"```(?:json)?(.*?)```", re.DOTALL | re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,26 +78,45 @@ def read_proposals(reply: str | dict[str, Any]) -> list[Proposal]:
     Raises:
         PlanningError: There is no plan in it.
     """
-    items = _items(reply if isinstance(reply, dict) else _json(reply[:MAX_REPLY]))
-    if items is None and isinstance(reply, str):
-        items = _NUMBERED.findall(reply[:MAX_REPLY]) or None
+    items = _items(reply) if isinstance(reply, dict) else _items_of_text(reply[:MAX_REPLY])
     if items is None:
-        raise PlanningError(f"the model's reply holds no plan: {one_line(str(reply), 80)!r}")
+        raise PlanningError(f"the model's reply holds no plan: {one_line(str(reply)[:400], 80)!r}")
     proposals = [_proposal(item, position) for position, item in enumerate(items, start=1)]
     return [proposal for proposal in proposals if proposal is not None]
 
 
-def _json(text: str) -> Any:
-    """Give the JSON in a text, mended where it is broken; None where there is none."""
+def _items_of_text(text: str) -> list[Any] | None:
+    """Find the list of sub-queries in a text: as JSON, as JSON that can be mended, or as a numbered list."""
     fence = _FENCE.search(text)
     body = fence.group(1) if fence else text
     start = min((at for at in (body.find("{"), body.find("[")) if at >= 0), default=-1)
-    if start < 0:
-        return None
-    try:
-        return json_repair.loads(body[start:])
-    except (ValueError, RecursionError):
-        return None
+    if start >= 0:
+        for read in (_whole_values, _mended):
+            try:
+                items = _items(read(body[start:]))
+            except (ValueError, RecursionError):
+                continue
+            if items is not None:
+                return items
+    return [query for _, query in _NUMBERED.findall(text)] or None
+
+
+def _whole_values(text: str) -> Any:
+    """Give the JSON value that a text begins with; a list of them where several follow one another (JSON lines)."""
+    decoder = json.JSONDecoder()
+    value, end = decoder.raw_decode(text)
+    values = [value]
+    while (start := _FOLLOWING.match(text, end)) is not None:
+        try:
+            value, end = decoder.raw_decode(text, start.end() - 1)
+        except ValueError:
+            break
+        values.append(value)
+    return values[0] if len(values) == 1 else values
+
+
+def _mended(text: str) -> Any:
+    return json_repair.loads(text[:MAX_MENDED])
 
 
 def _items(value: Any) -> list[Any] | None:
@@ -122,23 +147,25 @@ def _listed(value: dict[str, Any]) -> list[Any] | None:
 
 def _proposal(item: Any, position: int) -> Proposal | None:
     if isinstance(item, str):
-        query = _clean(item)
+        query = _clean(item, position)
         return Proposal(f"q{position}", query) if query else None
     if not isinstance(item, dict):
         return None
-    query = _clean(_text(item, _QUERIES))
+    query = _clean(_text(item, _QUERIES), position)
     if not query:
         return None
     name = _text(item, ("id",)) or f"q{position}"
     return Proposal(name, query, _names(item, _SOURCES), _names(item, _DEPENDS))
 
 
-def _clean(query: str) -> str:
-    """Drop numbering and quotes that came along with the query."""
-    numbered = _NUMBERED.match(query)
-    text = numbered.group(1) if numbered else query
-    text = " ".join(text.split()).strip("\"'` ")
-    return text[:MAX_QUERY] if normalize(text) else ""
+def _clean(query: str, position: int) -> str:
+    """Drop quotes, bullets and the query's own number; another number ("7. Symphonie") belongs to the query."""
+    text = " ".join(query[:MAX_REPLY].split())
+    numbered = _NUMBERED.match(text)
+    if numbered and numbered.group(1) in (None, str(position)):
+        text = numbered.group(2)
+    text = text.strip("\"'` ")
+    return text[:MAX_QUERY].rstrip() if normalize(text) else ""
 
 
 def _key(key: Any) -> str:

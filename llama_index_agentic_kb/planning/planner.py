@@ -7,22 +7,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.callbacks.schema import CBEventType
 from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.tools import FunctionTool
 from pydantic import BaseModel, Field
 
-from llama_index_agentic_kb._flow import Flow
+from llama_index_agentic_kb._flow import Call, Flow
 from llama_index_agentic_kb._text import normalize, one_line
+from llama_index_agentic_kb.account import ActivityLog
+from llama_index_agentic_kb.account.activity_log import describe_error
 from llama_index_agentic_kb.errors import AgenticKBError, LLMError
 from llama_index_agentic_kb.llm import LanguageModel, Reply, Usage, is_function_calling, structured_output
 from llama_index_agentic_kb.planning.effort import EffortLimits
 from llama_index_agentic_kb.planning.parsing import Proposal, plan_schema, read_proposals
 from llama_index_agentic_kb.planning.scope import Scope
 from llama_index_agentic_kb.prompts import PLANNER_TEMPLATE, as_data
-from llama_index_agentic_kb.schema import QueryPlan, SubQuery, SubQueryOrigin
+from llama_index_agentic_kb.schema import (
+    ModelInfo,
+    ModelQueryPlanningActivity,
+    Outcome,
+    QueryPlan,
+    SubQuery,
+    SubQueryOrigin,
+)
 
 __all__ = ["Candidate", "Planner", "Planning", "plain_plan"]
 
@@ -82,6 +93,34 @@ class Planner:
         self.template = template or PLANNER_TEMPLATE
         self._structured = True  # until the server refuses it
 
+    def recorded_plan(
+        self,
+        scope: Scope,
+        sources: Sequence[Candidate],
+        limits: EffortLimits,
+        *,
+        deadline: float | None,
+        log: ActivityLog,
+    ) -> Flow[Planning]:
+        """Plan as ``plan`` does, with a record in the request's account."""
+        name = self.model.name
+        record = log.open(
+            ModelQueryPlanningActivity,
+            CBEventType.AGENT_STEP,
+            model=None if name is None else ModelInfo(model_name=name),
+        )
+        planning = yield from self.plan(scope, sources, limits, deadline=deadline)
+        log.close(
+            record,
+            outcome=Outcome.OK if planning.error is None else Outcome.ERROR,
+            error=None if planning.error is None else describe_error(planning.error, name),
+            warning="; ".join(planning.plan.warnings) or None,
+            input_tokens=planning.usage.input_tokens,
+            output_tokens=planning.usage.output_tokens,
+            sub_queries=[sub_query.query for sub_query in planning.plan.sub_queries],
+        )
+        return planning
+
     def plan(
         self, scope: Scope, sources: Sequence[Candidate], limits: EffortLimits, *, deadline: float | None
     ) -> Flow[Planning]:
@@ -98,9 +137,12 @@ class Planner:
         try:
             reply = yield from self._ask(messages, [source.name for source in sources], deadline)
             planning.usage = reply.usage
-            proposals = read_proposals(reply.tool_arguments or reply.text)
+            read = partial(read_proposals, reply.tool_arguments or reply.text)
+            proposals = yield Call(sync=read, deadline=deadline, what="reading the plan")
         except Exception as error:  # noqa: BLE001 (any failure of a model ends in the plain plan, and is told)
             planning.error = error
+            if isinstance(error, LLMError) and error.usage is not None:
+                planning.usage = error.usage
             planning.plan.warnings.append(f"planning failed, the question is searched as it is: {_reason(error)}")
             return planning
         if reply.cut_short:
@@ -109,15 +151,20 @@ class Planner:
         return planning
 
     def _ask(self, messages: list[ChatMessage], sources: list[str], deadline: float | None) -> Flow[Reply]:
-        """Ask in the strictest form that the model has; once refused by its server, in plain text for good."""
-        if self._structured:
-            try:
-                return (yield from self._ask_structured(messages, sources, deadline))
-            except Exception as error:
-                if getattr(error, "status_code", None) not in BAD_REQUEST:
-                    raise
-                self._structured = False
-        return (yield from self.model.chat(messages, deadline=deadline))
+        """Ask in the strictest form that the model has; where its server refuses the form, in plain text.
+
+        It is remembered when the same question was taken as plain text: then the form was what the server refused.
+        """
+        if not self._structured:
+            return (yield from self.model.chat(messages, deadline=deadline))
+        try:
+            return (yield from self._ask_structured(messages, sources, deadline))
+        except Exception as error:
+            if getattr(error, "status_code", None) not in BAD_REQUEST:
+                raise
+        reply = yield from self.model.chat(messages, deadline=deadline)
+        self._structured = False
+        return reply
 
     def _ask_structured(self, messages: list[ChatMessage], sources: list[str], deadline: float | None) -> Flow[Reply]:
         schema = structured_output(self.model.llm, "query_plan", plan_schema(sources))
@@ -136,9 +183,9 @@ class Planner:
         return self.template.format_messages(
             llm=self.model.llm,
             max_sub_queries=str(limits.sub_queries),
-            sources="\n".join(described),
+            sources=as_data("\n".join(described)),
             conversation=as_data("\n".join([*turns, f"user: {scope.question}"])),
-            query_str=scope.question,
+            query_str=as_data(scope.question),
         )
 
 
@@ -148,7 +195,10 @@ def plain_plan(scope: Scope, sources: Sequence[Candidate], limits: EffortLimits 
     if not scope.intents:
         question = SubQuery(id="q0", query=scope.question, sources=names, origin=SubQueryOrigin.QUESTION)
         return QueryPlan(sub_queries=[question])
-    distinct = list({normalize(intent): intent for intent in reversed(scope.intents)}.values())[::-1]
+    by_form: dict[str, str] = {}
+    for intent in scope.intents:
+        by_form.setdefault(normalize(intent), intent)
+    distinct = list(by_form.values())
     allowed = distinct if limits is None else distinct[: limits.sub_queries]
     plan = QueryPlan(
         sub_queries=[

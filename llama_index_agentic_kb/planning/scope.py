@@ -43,6 +43,6 @@ def _pairs(messages: Sequence[Message]) -> tuple[tuple[str, str], ...]:
 def _remembered(memory: Sequence[ChatMessage], question: str) -> tuple[tuple[str, str], ...]:
     """Chat engines differ in when they store the user's message: it is no history of itself."""
     pairs = [(message.role.value, message.content or "") for message in memory]
-    if pairs and pairs[-1] == ("user", question):
+    if pairs and pairs[-1][0] == "user" and pairs[-1][1].strip() == question:
         pairs.pop()
     return tuple((role, text) for role, text in pairs if text.strip() and role in ("user", "assistant"))

@@ -26,12 +26,12 @@ class Model(BaseModel):
     )
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the wire form: camelCase, JSON types only, nothing that is None."""
-        return self.model_dump(mode="json", by_alias=True, exclude_none=True)
+        """Give the wire form: camelCase, JSON types only, nothing that is None; what JSON has no type for is text."""
+        return self.model_dump(mode="json", by_alias=True, exclude_none=True, fallback=str)
 
     def to_json(self, *, indent: int | None = None) -> str:
         """Give the wire form as JSON text."""
-        return self.model_dump_json(by_alias=True, exclude_none=True, indent=indent)
+        return self.model_dump_json(by_alias=True, exclude_none=True, indent=indent, fallback=str)
 
     @classmethod
     def parse(cls, data: Any) -> Self:
@@ -43,9 +43,16 @@ class Model(BaseModel):
         try:
             if isinstance(data, (str, bytes)):
                 return cls.model_validate_json(data)
-            return cls.model_validate(dict(data) if isinstance(data, Mapping) else data)
+            return cls.model_validate(_plain(data))
         except ValidationError as error:
             raise InvalidRequestError(describe(error)) from error
+
+
+def _plain(data: Any) -> Any:
+    """Give mappings of any kind, such as the models of Azure's SDK, as dictionaries, all the way down."""
+    if isinstance(data, Mapping):
+        return {key: _plain(value) for key, value in data.items()}
+    return [_plain(value) for value in data] if isinstance(data, list) else data
 
 
 def describe(error: ValidationError) -> str:

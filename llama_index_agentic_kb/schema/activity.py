@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Discriminator, Field, SerializerFunctionWrapHandler, Tag, model_serializer, model_validator
 
 from llama_index_agentic_kb.schema._model import Model
-from llama_index_agentic_kb.schema.filters import FilterNode
+from llama_index_agentic_kb.schema.filters import FilterNode, to_odata
 from llama_index_agentic_kb.schema.request import EffortField
 
 __all__ = [
@@ -85,8 +85,24 @@ class SearchArguments(Model):
     """What a source was asked."""
 
     search: str
-    filter: FilterNode | None = None
-    """The effective filter: mandatory AND caller AND planner."""
+    filter: FilterNode | str | None = None
+    """The effective filter: mandatory AND caller AND planner. Text only where it was loaded without its tree."""
+
+    @model_serializer(mode="wrap")
+    def _filter_as_text(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        """On the wire ``filter`` is OData text, as in Azure's; ``filterTree`` is the tree."""
+        data: dict[str, Any] = serialize(self)
+        if self.filter is not None and not isinstance(self.filter, str):
+            data["filterTree"] = data["filter"]
+            data["filter"] = to_odata(self.filter)
+        return data
+
+    @model_validator(mode="before")
+    @classmethod
+    def _filter_from_tree(cls, data: Any) -> Any:
+        if isinstance(data, dict) and "filterTree" in data:
+            return {**{key: value for key, value in data.items() if key != "filterTree"}, "filter": data["filterTree"]}
+        return data
 
 
 class SourceActivity(ActivityRecord):

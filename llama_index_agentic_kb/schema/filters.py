@@ -24,6 +24,7 @@ __all__ = [
     "all_of",
     "any_of",
     "matches",
+    "to_odata",
 ]
 
 Scalar: TypeAlias = bool | int | float | str
@@ -162,3 +163,21 @@ def _compare(condition: Condition, value: Any) -> bool:  # noqa: PLR0911 (a tabl
 def _equal(value: Any, wanted: Scalar) -> bool:
     """Equality without Python's ``True == 1``."""
     return isinstance(value, bool) == isinstance(wanted, bool) and value == wanted
+
+
+def to_odata(tree: FilterNode) -> str:
+    """Write a filter as OData text, for accounts and contracts. Searches never rest on it."""
+    if isinstance(tree, FilterGroup):
+        parts = [to_odata(child) for child in tree.filters]
+        joined = (" and " if tree.logic is FilterLogic.AND else " or ").join(parts)
+        return f"not ({joined})" if tree.logic is FilterLogic.NOT else joined if len(parts) == 1 else f"({joined})"
+    if isinstance(tree.value, list):
+        equal = f"({' or '.join(f'{tree.key} eq {_literal(value)}' for value in tree.value)})"
+        return f"not {equal}" if tree.operator is FilterOperator.NIN else equal
+    return f"{tree.key} {tree.operator.value} {_literal(tree.value)}"
+
+
+def _literal(value: Scalar) -> str:
+    if isinstance(value, str):
+        return "'" + value.replace("'", "''") + "'"
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -158,7 +158,10 @@ class RetrievalRequest(Model):
     retrieval_reasoning_effort: EffortField | None = None
     output_mode: OutputMode | None = None
     include_activity: bool = True
-    max_runtime_in_seconds: float | None = Field(default=None, gt=0, allow_inf_nan=False)
+    max_runtime_in_seconds: (
+        Annotated[float, PlainSerializer(lambda seconds: int(seconds) if float(seconds).is_integer() else seconds)]
+        | None
+    ) = Field(default=None, gt=0, allow_inf_nan=False)
     max_output_size_in_tokens: int | None = Field(
         default=None, ge=1, validation_alias=AliasChoices("maxOutputSizeInTokens", "maxOutputSize")
     )

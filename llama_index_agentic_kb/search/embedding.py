@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
@@ -11,12 +12,24 @@ from llama_index.core.callbacks import CallbackManager
 
 from llama_index_agentic_kb._flow import Call, Flow, Job, Start, Wait, WorkerPool, gather
 from llama_index_agentic_kb.account.callbacks import with_handlers
+from llama_index_agentic_kb.errors import DeadlineExceededError
 
 __all__ = ["QueryEmbeddings", "embed_queries"]
 
 EMBEDDING_POOL: Final = WorkerPool("embedding", max_workers=8)
 
 Vector = list[float]
+
+
+@dataclass(slots=True)
+class _Batch:
+    """Queries that are embedded together."""
+
+    model: BaseEmbedding
+    """Kept alive: batches are found by its id."""
+    queries: list[str]
+    job: Job[list[Vector]] | None = None
+    """None until the flow that registered the batch has started it."""
 
 
 class QueryEmbeddings:
@@ -30,34 +43,43 @@ class QueryEmbeddings:
     def __init__(self, manager: CallbackManager, *, deadline: float | None) -> None:
         self._manager = manager
         self._deadline = deadline
-        self._jobs: dict[tuple[int, str], tuple[Job[list[Vector]], int]] = {}
-        self._models: list[BaseEmbedding] = []  # keeps them alive: jobs are found by their ids
+        self._batches: dict[tuple[int, str], _Batch] = {}
 
     def begin(self, wanted: Iterable[tuple[BaseEmbedding, str]]) -> Flow[None]:
         """Start embedding what was not asked for yet: one batch a model, models side by side."""
-        batches: dict[int, list[str]] = {}
-        models: dict[int, BaseEmbedding] = {}
+        batches: dict[int, _Batch] = {}
         for model, query in wanted:
-            batch = batches.setdefault(id(model), [])
-            if (id(model), query) not in self._jobs and query not in batch:
-                models[id(model)] = model
-                batch.append(query)
-        for key, model in models.items():
-            self._models.append(model)
-            told = with_handlers(model, self._manager)
-            job = yield Start(embed_queries(told, batches[key], deadline=self._deadline))
-            self._jobs.update({(key, query): (job, place) for place, query in enumerate(batches[key])})
+            if (id(model), query) not in self._batches:
+                batch = batches.setdefault(id(model), _Batch(model, []))
+                batch.queries.append(query)
+                self._batches[id(model), query] = batch  # before any step: other flows go on at each of them
+        for batch in batches.values():
+            batch.job = yield Start(self._embed(batch))
 
-    def get(self, model: BaseEmbedding, query: str) -> Flow[Vector]:
+    def _embed(self, batch: _Batch) -> Flow[list[Vector]]:
+        told = with_handlers(batch.model, self._manager)
+        return (yield from embed_queries(told, batch.queries, deadline=self._deadline))
+
+    def get(self, model: BaseEmbedding, query: str, *, deadline: float | None = None) -> Flow[Vector]:
         """Give a query's vector, embedding it now if nobody asked for it before.
 
+        Args:
+            model: The embedding model.
+            query: The text.
+            deadline: ``time.monotonic()`` until which this caller waits; others may wait longer.
+
         Raises:
+            DeadlineExceededError: The vector is not there in time.
             Exception: What the model raised.
         """
         yield from self.begin([(model, query)])
-        job, place = self._jobs[id(model), query]
-        yield Wait([job])
-        return list(job.result()[place])
+        batch = self._batches[id(model), query]
+        while batch.job is None:
+            yield Wait([])  # its starter goes on
+        yield Wait([batch.job], deadline=deadline)
+        if not batch.job.done:
+            raise DeadlineExceededError(f"embedding model {model.model_name} was still running at its deadline")
+        return list(batch.job.result()[batch.queries.index(query)])
 
 
 def embed_queries(model: BaseEmbedding, queries: Sequence[str], *, deadline: float | None) -> Flow[list[Vector]]:

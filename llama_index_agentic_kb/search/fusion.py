@@ -70,13 +70,13 @@ def merge_by_score(lists: Sequence[Sequence[tuple[K, float]]], weights: Sequence
 
     Args:
         lists: (key, score) pairs.
-        weights: One a list; a score counts times its list's weight.
+        weights: One a list; a score counts times its list's weight, one below 0 divided by it: weight always lifts.
 
     Returns:
         Each key once, at its best weighted score, best first. Ties go to the earlier list, then to the better rank.
     """
     placed = [
-        (-score * weight, position, rank, key)
+        (-score * weight if score >= 0 else -score / weight, position, rank, key)
         for position, (pairs, weight) in enumerate(zip(lists, weights, strict=True))
         for rank, (key, score) in enumerate(pairs)
     ]

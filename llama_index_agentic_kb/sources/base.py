@@ -7,7 +7,7 @@ where each returned node is checked against it again.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -17,13 +17,20 @@ from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.indices.base import BaseIndex
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 from llama_index.core.vector_stores.types import MetadataFilters
+from pydantic_core import to_jsonable_python
 
 from llama_index_agentic_kb._flow import Call, Flow, WorkerPool
 from llama_index_agentic_kb.account.callbacks import guard_component
 from llama_index_agentic_kb.errors import ConfigurationError, DeniedError, RetrievalError
 from llama_index_agentic_kb.schema import FilterNode, SourceData, all_of, matches
 from llama_index_agentic_kb.sources.filters import FilterLike, lower, to_tree
-from llama_index_agentic_kb.sources.index import has_native_async, index_retriever, query_embedding_model, takes_filters
+from llama_index_agentic_kb.sources.index import (
+    has_native_async,
+    index_retriever,
+    query_embedding_model,
+    score_scale,
+    takes_filters,
+)
 from llama_index_agentic_kb.sources.recursion import own_recursion, resolve_index_nodes
 
 __all__ = ["KnowledgeSource", "PreparedSource", "SearchResult"]
@@ -53,6 +60,8 @@ class PreparedSource:
     retriever: BaseRetriever
     filters: FilterNode | None
     embed_model: BaseEmbedding | None
+    scale: Hashable | None
+    """Searches of one scale have scores that can be compared."""
 
 
 class KnowledgeSource:
@@ -64,7 +73,8 @@ class KnowledgeSource:
         index: Any LlamaIndex index. Its retriever is made anew for each effective filter.
         retriever: Any LlamaIndex retriever. It can't take filters: a search under one is denied.
         retriever_factory: Takes ``MetadataFilters`` or None and gives a retriever that applies them.
-        retriever_kwargs: Further arguments of the index's ``as_retriever`` (``vector_store_query_mode``, ...).
+        retriever_kwargs: Further arguments of the index's ``as_retriever`` (``vector_store_query_mode``, ...); its
+            ``filters`` join the mandatory filter, its ``similarity_top_k`` stands in for this class's own.
         kind: The ``type`` of its references and activity records. Default "searchIndex".
         filters: The mandatory filter. No request, plan or parameter can widen it.
         title_field: Metadata key of a document's title. Default "title", then the file name.
@@ -76,7 +86,8 @@ class KnowledgeSource:
         similarity_top_k: Documents of each search; None is the effort's own number.
         always_query: Whether each sub-query goes to it, whatever the planner chose.
         timeout: Seconds that one search may take; None is the effort's own number.
-        max_concurrency: Searches of this source that run at once; more wait their turn. Default 8.
+        max_concurrency: Searches of this source that run on threads at once; more wait their turn. Native async
+            searches hold no thread and are not counted. Default 8.
         native_async: Whether ``aretrieve`` really awaits; None finds out as far as it can. A source that blocks the
             event loop in its async method should be given False.
 
@@ -107,13 +118,15 @@ class KnowledgeSource:
         max_concurrency: int = 8,
         native_async: bool | None = None,
     ) -> None:
+        further = dict(retriever_kwargs or {})
+        similarity_top_k = similarity_top_k or further.pop("similarity_top_k", None)
         _check(name, weight, similarity_top_k, timeout, max_concurrency)
         if sum(given is not None for given in (index, retriever, retriever_factory)) != 1:
             raise ConfigurationError(f"source {name!r}: give exactly one of index, retriever and retriever_factory")
         self.name = name
         self.description = description
         self.kind = kind
-        self.mandatory = to_tree(filters)
+        self.mandatory = all_of(to_tree(filters), to_tree(further.pop("filters", None)))
         self.title_field = title_field
         self.content_field = content_field
         self.url_field = url_field
@@ -126,7 +139,7 @@ class KnowledgeSource:
         self._index = index
         self._retriever = retriever
         self._factory = retriever_factory
-        self._retriever_kwargs = dict(retriever_kwargs or {})
+        self._retriever_kwargs = further
         self._native_async = native_async
         self._pool = WorkerPool(f"source-{name}", max_workers=max_concurrency)
 
@@ -171,7 +184,7 @@ class KnowledgeSource:
         else:
             assert self._retriever is not None
             retriever = self._retriever
-        return PreparedSource(retriever, filters, query_embedding_model(retriever))
+        return PreparedSource(retriever, filters, query_embedding_model(retriever), score_scale(retriever))
 
     def search(
         self, prepared: PreparedSource, bundle: QueryBundle, *, top_k: int, deadline: float | None
@@ -246,7 +259,7 @@ class KnowledgeSource:
             content=str(content) if content else inner.get_content(metadata_mode=MetadataMode.NONE),
             url=str(url) if url else None,
             terms=str(terms) if terms else None,
-            metadata={name: value for name, value in metadata.items() if not name.startswith("_")},
+            metadata={name: _plain(value) for name, value in metadata.items() if not name.startswith("_")},
         )
 
 
@@ -260,9 +273,21 @@ def _check(name: str, weight: float, top_k: int | None, timeout: float | None, c
             raise ConfigurationError(f"source {name!r}: {field} must be above 0, got {value}")
 
 
+def _plain(value: Any) -> Any:
+    """Give a value of the metadata as JSON has it; what is none of JSON's as text."""
+    try:
+        return to_jsonable_python(value, fallback=str, inf_nan_mode="null")
+    except ValueError:  # it holds itself, or bytes that are no text
+        return str(value)
+
+
 def _scored(found: Any, source: str) -> list[NodeWithScore]:
     """Give our own wrappers of what a source returned; scores that are no numbers become None."""
-    if not isinstance(found, Sequence) or not all(isinstance(node, NodeWithScore) for node in found):
+    if (
+        isinstance(found, str)
+        or not isinstance(found, Sequence)
+        or not all(isinstance(node, NodeWithScore) for node in found)
+    ):
         raise RetrievalError(f"source {source!r} returned no list of NodeWithScore: {type(found).__name__}")
     return [
         NodeWithScore(node=n.node, score=n.score if n.score is not None and math.isfinite(n.score) else None)

@@ -8,18 +8,30 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any, Final, TypeAlias
 
-from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
+from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle
 
+from llama_index_agentic_kb._flow import Call, Flow
 from llama_index_agentic_kb.schema import Reference
 from llama_index_agentic_kb.search.fusion import Fused, Ranked, merge_by_score
 from llama_index_agentic_kb.sources.base import KnowledgeSource
 from llama_index_agentic_kb.sources.fan_out import Lane
 from llama_index_agentic_kb.sources.selection import SelectedSource
 
-__all__ = ["PROVENANCE_KEY", "Fusion", "cap_per_source", "fuse_lanes", "provenance", "references"]
+__all__ = [
+    "PROVENANCE_KEY",
+    "Counts",
+    "Fusion",
+    "cap_per_source",
+    "fuse_lanes",
+    "gather_evidence",
+    "provenance",
+    "references",
+]
 
 PROVENANCE_KEY: Final = "agentic_kb"
 """Metadata key of a node's provenance: ``{"source": ..., "activity": ..., "searches": [...]}``."""
@@ -31,6 +43,21 @@ Fusion: TypeAlias = Callable[[Sequence[Ranked[NodeKey]]], list[Fused[NodeKey]]]
 """Fuses ranked lists: ``interleave``, ``reciprocal_rank_fusion``, or your own."""
 
 
+@dataclass(frozen=True, slots=True)
+class Counts:
+    """What became of every candidate. A postprocessor may also add nodes; these are counted as kept only."""
+
+    candidates: int
+    merged: int
+    kept: int
+    dropped_by_postprocessors: int
+    dropped_by_budget: int
+
+    def as_fields(self) -> dict[str, Any]:
+        """Give them as fields of an activity record."""
+        return asdict(self)
+
+
 @dataclass(slots=True)
 class _Found:
     """Everything that is known of one node."""
@@ -38,6 +65,51 @@ class _Found:
     node: NodeWithScore
     lane: Lane
     searches: list[dict[str, Any]]
+
+
+def gather_evidence(
+    lanes: Sequence[Lane],
+    selected: Mapping[str, SelectedSource],
+    *,
+    fusion: Fusion,
+    postprocessors: Sequence[BaseNodePostprocessor],
+    bundle: QueryBundle,
+    ranked: int,
+    wanted: int,
+    deadline: float | None,
+) -> Flow[tuple[list[NodeWithScore], Counts]]:
+    """Fuse, postprocess and cut.
+
+    Args:
+        lanes: In the plan's order.
+        selected: The sources; their parameters may cap their nodes.
+        fusion: How ranked lists are fused.
+        postprocessors: Applied in order to the fused nodes.
+        bundle: The question, for the postprocessors.
+        ranked: How many fused nodes the postprocessors see.
+        wanted: How many nodes are kept.
+        deadline: ``time.monotonic()`` at which a postprocessor is given up.
+
+    Returns:
+        The evidence, best first, and the counts.
+    """
+    fused = fuse_lanes(lanes, fusion)
+    seen = nodes = fused[:ranked]
+    for postprocessor in postprocessors:
+        nodes = yield Call(
+            sync=partial(postprocessor.postprocess_nodes, nodes, query_bundle=bundle),
+            deadline=deadline,
+            what=f"node postprocessor {type(postprocessor).__name__}",
+        )
+    kept = cap_per_source(nodes, selected)[:wanted]
+    found = sum(len(lane.nodes) for lane in lanes)
+    return kept, Counts(
+        candidates=found,
+        merged=found - len(fused),
+        kept=len(kept),
+        dropped_by_postprocessors=max(0, len(seen) - len(nodes)),
+        dropped_by_budget=len(fused) - len(seen) + len(nodes) - len(kept),
+    )
 
 
 def fuse_lanes(lanes: Sequence[Lane], fusion: Fusion) -> list[NodeWithScore]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
 from llama_index.core.callbacks.schema import CBEventType, EventPayload
+from llama_index.core.query_engine.sub_question_query_engine import SubQuestionAnswerPair
 from llama_index.core.question_gen.types import SubQuestion
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
@@ -39,8 +40,8 @@ class Lane:
     source: KnowledgeSource
     record: SourceActivity
     nodes: list[NodeWithScore] = field(default_factory=list)
-    scale: int | None = None
-    """Lanes with the same number have scores on one scale; None is a scale of its own."""
+    scale: Hashable | None = None
+    """Lanes of one scale have scores that can be compared; None is a scale of its own."""
     error: Exception | None = None
     must_answer: bool = False
     """Whether its failure is the request's (``failOnError``)."""
@@ -106,7 +107,11 @@ class FanOut:
     def _brings_vector(self, sub_query: SubQuery) -> bool:
         """Whether the caller's bundle says how this sub-query is embedded."""
         bundle = self._bundle
-        if bundle is None or sub_query.origin is not SubQueryOrigin.QUESTION or bundle.query_str != sub_query.query:
+        if (
+            bundle is None
+            or sub_query.origin is not SubQueryOrigin.QUESTION
+            or bundle.query_str.strip() != sub_query.query
+        ):
             return False
         return bundle.embedding is not None or bundle.custom_embedding_strs is not None
 
@@ -137,11 +142,11 @@ class FanOut:
         job = self._prepared[lane.source.name]
         yield Wait([job], deadline=deadline)
         prepared = job.result()
-        bundle = yield from self._bundle_for(lane.sub_query, prepared)
-        lane.scale = None if prepared.embed_model is None else id(prepared.embed_model)
+        bundle = yield from self._bundle_for(lane.sub_query, prepared, deadline)
+        lane.scale = prepared.scale
         return (yield from lane.source.search(prepared, bundle, top_k=self._top_k, deadline=deadline))
 
-    def _bundle_for(self, sub_query: SubQuery, prepared: PreparedSource) -> Flow[QueryBundle]:
+    def _bundle_for(self, sub_query: SubQuery, prepared: PreparedSource, deadline: float | None) -> Flow[QueryBundle]:
         """Give a bundle of its own to each search: retrievers write into theirs."""
         bundle = QueryBundle(query_str=sub_query.query)
         if self._bundle is not None and self._brings_vector(sub_query):
@@ -150,7 +155,7 @@ class FanOut:
             strings = given.custom_embedding_strs
             bundle.custom_embedding_strs = None if strings is None else list(strings)
         elif prepared.embed_model is not None:
-            bundle.embedding = yield from self._embeddings.get(prepared.embed_model, sub_query.query)
+            bundle.embedding = yield from self._embeddings.get(prepared.embed_model, sub_query.query, deadline=deadline)
         return bundle
 
     def _open(self, sub_query: SubQuery, chosen: SelectedSource) -> SourceActivity:
@@ -159,7 +164,7 @@ class FanOut:
         return self._log.open(
             SourceActivity,
             CBEventType.SUB_QUESTION,
-            {EventPayload.SUB_QUESTION: _pair(question)},
+            {EventPayload.SUB_QUESTION: SubQuestionAnswerPair(sub_q=question)},
             type=source.kind,
             knowledge_source_name=source.name,
             sub_query_id=sub_query.id,
@@ -181,16 +186,15 @@ def _model_of(job: Job[PreparedSource]) -> Any:
     return job.value.embed_model if job.done and job.value is not None else None
 
 
-def _pair(question: SubQuestion) -> Any:
-    from llama_index.core.query_engine.sub_question_query_engine import SubQuestionAnswerPair  # noqa: PLC0415 (heavy)
-
-    return SubQuestionAnswerPair(sub_q=question)
-
-
 def _outcome(error: Exception) -> Outcome:
     if isinstance(error, DeniedError):
         return Outcome.DENIED
     return Outcome.TIMEOUT if isinstance(error, DeadlineExceededError) else Outcome.ERROR
+
+
+def _told(lane: Lane) -> str:
+    """Give a failed lane's error in words; some errors have none of their own."""
+    return str(lane.error) or type(lane.error).__name__
 
 
 def raise_if_lost(lanes: Sequence[Lane]) -> None:
@@ -206,7 +210,7 @@ def raise_if_lost(lanes: Sequence[Lane]) -> None:
         return
     guilty = strict or lost
     causes = {f"{lane.source.name}: {lane.sub_query.query}": lane.error for lane in guilty if lane.error is not None}
-    told = {lane.source.name: str(lane.error) for lane in reversed(guilty)}
+    told = {lane.source.name: _told(lane) for lane in reversed(guilty)}
     kind = DeniedError if all(isinstance(error, DeniedError) for error in causes.values()) else RetrievalError
     what = "a source with failOnError failed" if strict else "every selected source failed"
     raise kind(f"{what}: " + "; ".join(f"{name}: {reason}" for name, reason in told.items()), causes)
@@ -218,7 +222,7 @@ def missing_parts(lanes: Sequence[Lane]) -> list[MissingPart]:
         MissingPart(
             what=lane.source.name,
             outcome=lane.record.outcome or Outcome.ERROR,
-            reason=str(lane.error),
+            reason=_told(lane),
             sub_query_id=lane.sub_query.id,
         )
         for lane in lanes

@@ -14,7 +14,7 @@ from llama_index.core.vector_stores.types import FilterOperator as StoreOperator
 from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, FilterOperator
 
-__all__ = ["FilterLike", "lower", "to_tree"]
+__all__ = ["FilterLike", "flat", "lower", "to_tree"]
 
 FilterLike: TypeAlias = "Condition | FilterGroup | MetadataFilters | MetadataFilter | None"
 """What callers may pass as a filter."""
@@ -44,8 +44,7 @@ _NEGATED: Final = {
 
 def lower(tree: FilterNode) -> MetadataFilters:
     """Give the store's form of a filter. Negations are pushed down to the conditions: few stores know ``not``."""
-    positive = _without_not(tree)
-    lowered = _lower(positive)
+    lowered = _lower(flat(tree))
     return lowered if isinstance(lowered, MetadataFilters) else MetadataFilters(filters=[lowered])
 
 
@@ -53,10 +52,23 @@ def _lower(tree: FilterNode) -> MetadataFilter | MetadataFilters:
     if isinstance(tree, Condition):
         value: Any = tree.value
         return MetadataFilter(key=tree.key, value=value, operator=_LOWERED[tree.operator])
-    if len(tree.filters) == 1:
-        return _lower(tree.filters[0])
     condition = FilterCondition.OR if tree.logic is FilterLogic.OR else FilterCondition.AND
     return MetadataFilters(filters=[_lower(child) for child in tree.filters], condition=condition)
+
+
+def flat(tree: FilterNode) -> FilterNode:
+    """Give an equal tree without negations, and without groups inside groups of the same logic."""
+    return _flatten(_without_not(tree))
+
+
+def _flatten(tree: FilterNode) -> FilterNode:
+    if isinstance(tree, Condition):
+        return tree
+    filters: list[FilterNode] = []
+    for child in map(_flatten, tree.filters):
+        joins = isinstance(child, FilterGroup) and child.logic is tree.logic
+        filters.extend(child.filters if isinstance(child, FilterGroup) and joins else [child])
+    return filters[0] if len(filters) == 1 else FilterGroup(logic=tree.logic, filters=filters)
 
 
 def _without_not(tree: FilterNode, *, negate: bool = False) -> FilterNode:

@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Hashable, Mapping
+from typing import Any, Final
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.indices.base import BaseIndex
 from llama_index.core.indices.vector_store import VectorStoreIndex
 from llama_index.core.indices.vector_store.retrievers import VectorIndexRetriever
-from llama_index.core.vector_stores.types import BasePydanticVectorStore
+from llama_index.core.retrievers import QueryFusionRetriever
+from llama_index.core.vector_stores import SimpleVectorStore
+from llama_index.core.vector_stores.types import BasePydanticVectorStore, VectorStoreQueryMode
 
-from llama_index_agentic_kb.schema import FilterNode
-from llama_index_agentic_kb.sources.filters import lower
+from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, FilterOperator, all_of
+from llama_index_agentic_kb.sources.filters import flat, lower
 
-__all__ = ["index_retriever", "query_embedding_model", "takes_filters"]
+__all__ = ["has_native_async", "index_retriever", "query_embedding_model", "score_scale", "takes_filters"]
+
+_SIMPLE: Final = (FilterOperator.EQ, FilterOperator.IN)
 
 
 def index_retriever(
@@ -30,10 +34,31 @@ def index_retriever(
     kwargs: dict[str, Any] = dict(further or {})
     if top_k is not None:
         kwargs["similarity_top_k"] = top_k
-    if filters is not None:
+    if filters is not None and isinstance(index, VectorStoreIndex) and type(index.vector_store) is SimpleVectorStore:
+        kwargs.update(_for_simple_store(index.vector_store, filters))
+    elif filters is not None:
         kwargs["filters"] = lower(filters)
     retriever: BaseRetriever = make(**kwargs)
     return retriever
+
+
+def _for_simple_store(store: SimpleVectorStore, filters: FilterNode) -> dict[str, Any]:
+    """Give the arguments of a search in LlamaIndex's in-memory store under a filter.
+
+    The store knows no groups in groups, lets documents without the key through ``!=``, and raises where one document's
+    value can't be ordered. All this is left to the check of each returned node; for enough to be left, all are asked.
+    """
+    tree = flat(filters)
+    if _is_simple(tree) or (isinstance(tree, FilterGroup) and all(map(_is_simple, tree.filters))):
+        return {"filters": lower(tree)}
+    parts = tree.filters if isinstance(tree, FilterGroup) and tree.logic is FilterLogic.AND else []
+    pushed = all_of(*filter(_is_simple, parts))
+    everything = {"similarity_top_k": max(1, len(store.data.embedding_dict))}
+    return everything if pushed is None else {**everything, "filters": lower(pushed)}
+
+
+def _is_simple(tree: FilterNode) -> bool:
+    return isinstance(tree, Condition) and tree.operator in _SIMPLE
 
 
 def takes_filters(index: BaseIndex[Any]) -> bool:
@@ -48,6 +73,18 @@ def query_embedding_model(retriever: BaseRetriever) -> BaseEmbedding | None:
     return retriever._embed_model if retriever._needs_embedding() else None  # noqa: SLF001 (no public name)
 
 
+def score_scale(retriever: BaseRetriever) -> Hashable | None:
+    """Give what retrievers share whose scores can be compared: embedding model and kind of store; None for none.
+
+    Stores make different scores of one distance, and modes other than plain similarity rank by more than the score.
+    """
+    model = query_embedding_model(retriever)
+    if model is None or not isinstance(retriever, VectorIndexRetriever):
+        return None
+    mode = retriever._vector_store_query_mode  # noqa: SLF001 (no public name)
+    return (id(model), type(retriever._vector_store)) if mode is VectorStoreQueryMode.DEFAULT else None  # noqa: SLF001
+
+
 def has_native_async(retriever: BaseRetriever) -> bool:
     """Tell whether ``aretrieve`` really awaits, as far as it can be told from outside.
 
@@ -57,4 +94,6 @@ def has_native_async(retriever: BaseRetriever) -> bool:
     if isinstance(retriever, VectorIndexRetriever):
         store = retriever._vector_store  # noqa: SLF001 (no public name)
         return type(store).aquery is not BasePydanticVectorStore.aquery
+    if isinstance(retriever, QueryFusionRetriever):  # as native as what it fuses
+        return all(has_native_async(inner) for inner in retriever._retrievers)  # noqa: SLF001
     return type(retriever)._aretrieve is not BaseRetriever._aretrieve  # noqa: SLF001 (asks who overrides it)

@@ -53,7 +53,7 @@ def import_time(runs: int) -> list[Row]:
     pairs = [(_probe(OURS), _probe(PEER)) for _ in range(runs)]
 
     def milliseconds(side: int, name: str) -> float:
-        return 1000 * median(pair[side][name] for pair in pairs)
+        return float(1000 * median(pair[side][name] for pair in pairs))
 
     def most_loaded(name: str) -> int:
         return max(len(pair[0][name]) for pair in pairs)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Final
@@ -43,6 +44,24 @@ class Race:
     samples: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
 
+    def turns(self, contestants: Sequence[Contestant]) -> Iterator[tuple[int, Contestant]]:
+        """Give whose turn it is: all once for warming up (turn 0), then ``runs`` times in the same order.
+
+        Before each turn garbage is collected; what is there before and after the warm-up is never looked through
+        again, so that the collector's pauses over a heap full of libraries are counted for nobody.
+        """
+        try:
+            for turn in range(self.runs + 1):
+                if turn <= 1:
+                    gc.collect()
+                    gc.freeze()
+                for contestant in contestants:
+                    if contestant.name not in self.failures:
+                        gc.collect()
+                        yield turn, contestant
+        finally:
+            gc.unfreeze()
+
     def note(self, name: str, quantities: Mapping[str, float]) -> None:
         """Add a run of a contestant."""
         for quantity, value in quantities.items():
@@ -75,11 +94,8 @@ class Race:
 def race(contestants: Sequence[Contestant], meters: Meters, runs: int) -> Race:
     """Measure sync contestants: wall time in ms, and what the meters count."""
     result = Race(runs)
-    for turn in range(runs + 1):
-        for contestant in contestants:
-            if contestant.name in result.failures:
-                continue
-            gc.collect()
+    with _loop_of_a_script():
+        for turn, contestant in result.turns(contestants):
             before, start = meters(), time.perf_counter()
             try:
                 contestant.ask()
@@ -95,20 +111,16 @@ def race(contestants: Sequence[Contestant], meters: Meters, runs: int) -> Race:
 async def arace(contestants: Sequence[Contestant], meters: Meters, runs: int) -> Race:
     """Measure async contestants: wall time and longest loop gap in ms, and what the meters count."""
     result = Race(runs)
-    for turn in range(runs + 1):
-        for contestant in contestants:
-            if contestant.name in result.failures:
-                continue
-            gc.collect()
-            before, start = meters(), time.perf_counter()
-            try:
-                gap = await longest_gap(contestant.ask)
-            except Exception as error:  # noqa: BLE001 (a peer that can't do a case is a result too)
-                result.failures[contestant.name] = _told(error)
-                continue
-            wall = (time.perf_counter() - start) * 1000
-            if turn:
-                result.note(contestant.name, {WALL: wall, LOOP_GAP: gap, **_counted(before, meters())})
+    for turn, contestant in result.turns(contestants):
+        before, start = meters(), time.perf_counter()
+        try:
+            gap = await longest_gap(contestant.ask)
+        except Exception as error:  # noqa: BLE001 (a peer that can't do a case is a result too)
+            result.failures[contestant.name] = _told(error)
+            continue
+        wall = (time.perf_counter() - start) * 1000
+        if turn:
+            result.note(contestant.name, {WALL: wall, LOOP_GAP: gap, **_counted(before, meters())})
     return result
 
 
@@ -135,6 +147,22 @@ async def longest_gap(ask: Callable[[], Awaitable[Any]]) -> float:
     finally:
         ticker.cancel()
     return longest * 1000
+
+
+@contextmanager
+def _loop_of_a_script() -> Iterator[None]:
+    """Set an event loop for the main thread, as a script has that never called ``asyncio.run``.
+
+    LlamaIndex's sync calls then run their async parts on this one loop, else on a new one each time, which costs them
+    far more with an async client.
+    """
+    loop = asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    try:
+        yield
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
 
 
 def _counted(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, float]:

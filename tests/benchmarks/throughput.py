@@ -95,7 +95,7 @@ def _rows(case: str, result: Race, asked: int) -> list[Row]:
     rows = []
     for peer in peers:
         failure = result.failures.get(peer)
-        each = (_each(result.value(name, WALL), asked) for name in (OURS, peer))
+        each = _each(result.value(OURS, WALL), asked), _each(result.value(peer, WALL), asked)
         told = peer if failure is None else f"{peer} failed: {failure}"
         rows.append(Row(f"{case}/{WALL}", *each, told, "ms per question", result.runs))
     if result.value(OURS, LOOP_GAP) is not None:

@@ -120,6 +120,48 @@ async def test_a_late_native_call_is_cancelled_and_not_waited_for() -> None:
     await asyncio.gather(*others())
 
 
+@pytest.mark.parametrize("how", ["deadline", "caller", "close"])
+async def test_clean_up_is_not_broken_off(how: str) -> None:
+    """What is stopped is cancelled once: a client that closes its connection then can finish doing so."""
+    told: list[str] = []
+
+    async def slow_to_close() -> None:
+        try:
+            await asyncio.sleep(60)
+        finally:
+            for _ in range(3):
+                await asyncio.sleep(0)
+            told.append("closed")
+
+    async def items() -> AsyncIterator[int]:
+        yield 1
+        await slow_to_close()
+
+    async def opens() -> AsyncIterator[int]:
+        return items()
+
+    def flow() -> Flow[None]:
+        stream = yield Open(native=opens)
+        yield Start(Call(native=slow_to_close))
+        yield Emit((yield Next(stream)))
+        yield Next(stream, deadline=deadline_after(0.05 if how == "deadline" else 60))
+
+    if how == "close":
+        generator = aiterate(flow())
+        await anext(generator)
+        await asyncio.sleep(0.01)
+        await generator.aclose()
+    else:
+        task = asyncio.create_task(arun(flow()))
+        await asyncio.sleep(0.02)
+        if how == "caller":
+            task.cancel()
+        with pytest.raises((asyncio.CancelledError, DeadlineExceededError)):
+            await task
+    await asyncio.gather(*others(), return_exceptions=True)
+    assert told == ["closed", "closed"]
+
+
 async def test_closing_half_read_leaves_no_task() -> None:
     """When aclose comes back, the tasks of what was still under way have ended."""
     sleeper = Sleeper()

@@ -1,4 +1,4 @@
-"""What the store's tests share: one loaded model, a Chroma server, and files of each kind."""
+"""What the store's tests share: an empty store, a Chroma server, and files of each kind."""
 
 from __future__ import annotations
 
@@ -14,16 +14,10 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from llama_index_agentic_kb.store import KnowledgeStore, default_embed_model
+from llama_index_agentic_kb.store import KnowledgeStore
 
 if TYPE_CHECKING:
     from llama_index.core.base.embeddings.base import BaseEmbedding
-
-
-@pytest.fixture(scope="session")
-def embed_model() -> BaseEmbedding:
-    """The real MiniLM, loaded once."""
-    return default_embed_model()
 
 
 @pytest.fixture

@@ -1,0 +1,92 @@
+"""Reference markers, ``[ref_id:N]``: found, checked, and put into one form, in whole texts and in streams.
+
+A language model may write ``[ref_id: 3]``, ``[ref_id:0, 2]`` or an N that was never shown to it. What is read here
+comes out as ``[ref_id:0][ref_id:2]``, every N one of the valid ids; what is not is removed and counted.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from typing import Final
+
+__all__ = ["MarkerFilter", "cited_ids", "clean_markers"]
+
+# Every repetition is bounded: a marker is never held back for long, nor searched for at length.
+_MARKER: Final = re.compile(
+    r"(?P<space>[ \t]{0,8})\[\s{0,3}ref_id\s{0,3}:(?P<ids>[^\[\]\n]{0,120})\]",
+    re.IGNORECASE,
+)
+_OPEN: Final = re.compile(
+    r"[ \t]{0,8}(?:\[\s{0,3}(?:r(?:e(?:f(?:_(?:i(?:d(?:\s{0,3}(?::[^\[\]\n]{0,120})?)?)?)?)?)?)?)?)?\Z",
+    re.IGNORECASE,
+)
+"""The end of a text that may yet become a marker, with the spaces before it; at least the empty end."""
+_BEGUN: Final = re.compile(r"\s*\[\s*ref_id", re.IGNORECASE)
+_IDS: Final = re.compile(r"\s*\d{1,9}(?:\s*[,;]\s*(?:ref_id\s*:\s*)?\d{1,9})*\s*", re.IGNORECASE)
+_ID: Final = re.compile(r"\d{1,9}")
+
+
+class MarkerFilter:
+    """Passes a text on piece by piece, markers in one form, those out of range removed.
+
+    However the text is cut into pieces, the same comes out. Held back is only what may be the start of a marker.
+
+        markers = MarkerFilter({0, 1})
+        text = markers.feed("Paris [ref_") + markers.feed("id:7] [ref_id:1].") + markers.close()
+        assert (text, markers.removed) == ("Paris [ref_id:1].", 1)
+
+    Args:
+        valid: The ids that a marker may name.
+    """
+
+    def __init__(self, valid: Collection[int]) -> None:
+        self.removed = 0
+        """How many ids were removed so far; a marker that names none counts as one."""
+        self._valid = frozenset(valid)
+        self._held = ""
+
+    def feed(self, delta: str) -> str:
+        """Take a piece and give what can be told of the text now."""
+        text = self._held + delta
+        end = _OPEN.search(text)
+        assert end is not None  # the empty end always matches
+        self._held = text[end.start() :]
+        return _MARKER.sub(self._checked, text[: end.start()])
+
+    def close(self) -> str:
+        """Give what was held back; a marker that never ended is removed."""
+        rest, self._held = self._held, ""
+        if _BEGUN.match(rest):
+            self.removed += 1
+            return ""
+        return rest
+
+    def _checked(self, marker: re.Match[str]) -> str:
+        ids = _read_ids(marker["ids"])
+        valid = [number for number in ids if number in self._valid]
+        self.removed += max(len(ids), 1) - len(valid)
+        if not valid:
+            return ""
+        return marker["space"] + "".join(f"[ref_id:{number}]" for number in dict.fromkeys(valid))
+
+
+def clean_markers(text: str, valid: Collection[int]) -> tuple[str, int]:
+    """Give a text with its markers in one form and those out of range removed, and how many were removed.
+
+    Args:
+        text: A whole text.
+        valid: The ids that a marker may name.
+    """
+    markers = MarkerFilter(valid)
+    return markers.feed(text) + markers.close(), markers.removed
+
+
+def cited_ids(text: str) -> list[int]:
+    """Give the ids that a text's markers name, each once, in order of first mention."""
+    return list(dict.fromkeys(number for marker in _MARKER.finditer(text) for number in _read_ids(marker["ids"])))
+
+
+def _read_ids(inner: str) -> list[int]:
+    """Give the ids between a marker's colon and its bracket; none where there is anything but ids."""
+    return [int(number) for number in _ID.findall(inner)] if _IDS.fullmatch(inner) else []

@@ -1,0 +1,87 @@
+"""OpenAI's client for other people's servers: any model name, a context window of your own.
+
+A module apart from ``llm``, because it imports the OpenAI client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from llama_index.core.base.llms.types import LLMMetadata
+from llama_index.core.bridge.pydantic import Field
+from llama_index.core.utils import get_tokenizer
+from llama_index.llms.openai import OpenAI
+from llama_index.llms.openai.base import Tokenizer
+from llama_index.llms.openai.utils import DEFAULT_OPENAI_API_BASE
+
+__all__ = ["OpenAICompatible"]
+
+NO_KEY = "no-key"
+"""Sent to servers other than OpenAI's where no key is set: the client insists on one, they often don't."""
+
+
+class OpenAICompatible(OpenAI):
+    """LlamaIndex's ``OpenAI`` for servers that speak its protocol with model names of their own.
+
+    ``OpenAI`` raises where a name's context window or tokenizer is asked for and the name is none of OpenAI's. This
+    one doesn't. All arguments are those of ``OpenAI``, and two:
+
+        llm = OpenAICompatible(model="my-model", api_base="http://localhost:8000/v1", context_window=32_768)
+
+    Args:
+        context_window: Tokens of prompt and reply together, for a name that LlamaIndex doesn't know. Default 8,192.
+        is_function_calling_model: Whether a model of such a name can be made to call tools. Default False.
+    """
+
+    context_window: int = Field(
+        default=8_192, gt=0, description="Tokens of prompt and reply together, for a model name that is unknown."
+    )
+    is_function_calling_model: bool = Field(
+        default=False, description="Whether a model whose name is unknown can be made to call tools."
+    )
+
+    @classmethod
+    def class_name(cls) -> str:
+        """Name the class in serialized forms."""
+        return "openai_compatible_llm"
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        """What LlamaIndex knows of the model, or else what was said."""
+        try:
+            return super().metadata
+        except ValueError:
+            return LLMMetadata(
+                context_window=self.context_window,
+                num_output=self.max_tokens or -1,
+                is_chat_model=True,
+                is_function_calling_model=self.is_function_calling_model,
+                model_name=self.model,
+            )
+
+    @property
+    def _tokenizer(self) -> Tokenizer | None:
+        """OpenAI's tokenizer for its own models, where it can be had; LlamaIndex's global one for all others."""
+        try:
+            return super()._tokenizer
+        except (KeyError, OSError):
+            return _GlobalTokenizer()
+
+    def _get_credential_kwargs(self, is_async: bool = False) -> dict[str, Any]:
+        given = super()._get_credential_kwargs(is_async)
+        if not given["api_key"] and self.api_base != DEFAULT_OPENAI_API_BASE:
+            given["api_key"] = NO_KEY
+        return given
+
+    def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
+        """Leave the key out of what is printed."""
+        return [(name, value) for name, value in super().__repr_args__() if name != "api_key"]
+
+
+class _GlobalTokenizer:
+    """LlamaIndex's global tokenizer, with the method that OpenAI's have."""
+
+    def encode(self, text: str) -> list[int]:
+        """Give a text's tokens."""
+        return list(get_tokenizer()(text))

@@ -1,0 +1,57 @@
+"""``accumulate``: one answer a passage, side by side."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Final
+
+from llama_index.core.prompts import BasePromptTemplate
+
+from llama_index_agentic_kb._flow import Flow
+from llama_index_agentic_kb.prompts import ANSWER_TEMPLATE, Passage, format_passages
+from llama_index_agentic_kb.synthesizers.base import AgenticSynthesizer
+from llama_index_agentic_kb.synthesizers.draft import Draft, ids_of
+from llama_index_agentic_kb.synthesizers.parallel import side_by_side
+from llama_index_agentic_kb.synthesizers.passages import Packed, singly
+
+__all__ = ["Accumulate"]
+
+SEPARATOR: Final = "\n---------------------\n"
+"""Between answers, unless ``separator=`` is given; as in LlamaIndex."""
+MAX_CALLS: Final = 100
+"""Calls of one synthesis; passages beyond are counted as dropped."""
+
+
+class Accumulate(AgenticSynthesizer):
+    """Answers from each passage alone and gives all answers: "Response 1: ...", "Response 2: ...", ...
+
+    When streaming, each answer is told whole, in order, as soon as it is there. Template: ``text_qa_template``; a
+    ``separator`` may be given with each question. With ``output_cls`` each answer is an object's JSON.
+    """
+
+    mode: ClassVar[str] = "accumulate"
+    default_templates: ClassVar[Mapping[str, BasePromptTemplate]] = {"text_qa_template": ANSWER_TEMPLATE}
+
+    def _arrange(self, passages: Sequence[Passage], room: int) -> Packed:
+        """Give the groups of passages that are answered from together, one call each."""
+        return singly(passages, room)
+
+    def _compose(self, draft: Draft) -> Flow[str]:
+        separator = str(draft.variables.pop("separator", SEPARATOR))
+        packed = yield from draft.pack(self._arrange, self.templates["text_qa_template"])
+        groups = draft.within_calls(packed, MAX_CALLS)
+        pieces: list[str] = []
+
+        def each(position: int, text: str) -> Flow[None]:
+            pieces.append(f"{separator if position else ''}Response {position + 1}: {text}")
+            yield from draft.tell(pieces[-1])
+
+        yield from side_by_side([self._one(draft, group, step) for step, group in enumerate(groups)], each)
+        return "".join(pieces)
+
+    def _one(self, draft: Draft, group: list[Passage], step: int) -> Flow[str]:
+        template, text = self.templates["text_qa_template"], format_passages(group)
+        if draft.output_cls is None:
+            return (yield from draft.ask(template, ids_of(group), step=step, context_str=text))
+        made = yield from draft.ask_object(draft.output_cls, template, ids_of(group), step=step, context_str=text)
+        return made.model_dump_json()

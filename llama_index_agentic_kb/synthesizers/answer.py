@@ -1,0 +1,30 @@
+"""``answerSynthesis``: one grounded answer, in one call, from all evidence that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+from llama_index.core.prompts import BasePromptTemplate
+
+from llama_index_agentic_kb._flow import Flow
+from llama_index_agentic_kb.prompts import ANSWER_TEMPLATE
+from llama_index_agentic_kb.synthesizers.base import AgenticSynthesizer
+from llama_index_agentic_kb.synthesizers.draft import Draft
+from llama_index_agentic_kb.synthesizers.passages import fit
+
+__all__ = ["AnswerSynthesis"]
+
+
+class AnswerSynthesis(AgenticSynthesizer):
+    """Answers in one call and cites with ``[ref_id:N]`` markers.
+
+    Passages are taken in order as long as they fit into the model's window; the one that overflows is cut at a
+    sentence end, and what doesn't fit at all is counted. Template: ``text_qa_template``.
+    """
+
+    mode = "answerSynthesis"
+    default_templates: ClassVar[Mapping[str, BasePromptTemplate]] = {"text_qa_template": ANSWER_TEMPLATE}
+
+    def _compose(self, draft: Draft) -> Flow[str]:
+        return draft.answer_at_once(fit, self.templates["text_qa_template"])

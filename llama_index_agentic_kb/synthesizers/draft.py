@@ -1,0 +1,291 @@
+"""An answer in the making: what it rests on, what it may spend, and what it has cost so far."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeVar
+
+from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.prompts import BasePromptTemplate
+from pydantic import BaseModel
+
+from llama_index_agentic_kb._flow import Call, Emit, Flow
+from llama_index_agentic_kb._text import one_line
+from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError, LLMError, SynthesisError
+from llama_index_agentic_kb.grounding.citations import MarkerFilter, clean_markers
+from llama_index_agentic_kb.llm import CUT_SHORT, LanguageModel, Reply, Usage, count_tokens
+from llama_index_agentic_kb.prompts import Passage, format_passages
+from llama_index_agentic_kb.synthesizers.passages import Packed
+from llama_index_agentic_kb.synthesizers.structured import ObjectAsker, read_object
+
+__all__ = ["Draft", "Window", "ids_of"]
+
+MESSAGE_TOKENS: Final = 4
+"""What a message costs beside its text."""
+SLACK: Final = 64
+"""Tokens kept free in each prompt: a model's own tokenizer may count a little more than ours."""
+LEAST_ROOM: Final = 64
+"""Tokens of evidence below which a prompt is not worth sending."""
+
+M = TypeVar("M", bound=BaseModel)
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """How much goes into one call.
+
+    Args:
+        tokens: Prompt and reply together.
+        reserved: Of these, the reply's.
+        largest: The most evidence that a prompt may hold; None is what fits.
+    """
+
+    tokens: int
+    reserved: int
+    largest: int | None = None
+
+
+@dataclass(slots=True, kw_only=True)
+class Draft:
+    """One synthesis under way.
+
+    Args:
+        model: What answers.
+        asker: How it is asked for objects.
+        window: How much goes into one call.
+        query: The question.
+        passages: The evidence; their order is that of the nodes.
+        deadline: ``time.monotonic()`` by which the answer must be there; None waits.
+        max_output_tokens: The answer's budget; None leaves it to the model.
+        variables: Further variables of the templates.
+        streaming: Whether deltas of the answer are emitted.
+        output_cls: The object that is wanted; None wants text.
+        asked_cls: The class that prompts must leave room to describe; None is ``output_cls``.
+    """
+
+    model: LanguageModel
+    asker: ObjectAsker
+    window: Window
+    query: str
+    passages: list[Passage]
+    deadline: float | None = None
+    max_output_tokens: int | None = None
+    variables: dict[str, Any] = field(default_factory=dict)
+    streaming: bool = False
+    output_cls: type[BaseModel] | None = None
+    asked_cls: type[BaseModel] | None = None
+    output: BaseModel | None = None
+    usage: Usage = field(default_factory=Usage)
+    dropped: int = 0
+    warnings: list[str] = field(default_factory=list)
+    told: str = ""
+    """What was emitted so far: a start of the answer."""
+
+    # -- prompts ---------------------------------------------------------------------------------------------------
+
+    def messages(self, template: BasePromptTemplate, **variables: Any) -> list[ChatMessage]:
+        """Fill a template in and add what the LLM itself adds to prompts, as core's ``LLM.predict`` does."""
+        llm = self.model.llm
+        given = {"query_str": self.query, **self.variables, **variables}
+        messages = template.format_messages(llm=llm, **given)
+        if llm.output_parser is not None:
+            messages = llm.output_parser.format_messages(messages)
+        return llm._extend_messages(messages)  # noqa: SLF001 (core's own prompt assembly has no public name)
+
+    def room(self, template: BasePromptTemplate, **variables: Any) -> int:
+        """Give the tokens of evidence that fit into a template's prompt; may be below 0."""
+        messages = self.messages(template, **{"context_str": "", "context_msg": "", **variables})
+        asked = self.asked_cls or self.output_cls
+        schema = 0 if asked is None else count_tokens(str(asked.model_json_schema()))
+        prompt = schema + sum(count_tokens(message.content or "") + MESSAGE_TOKENS for message in messages)
+        room = self.window.tokens - self.window.reserved - SLACK - prompt
+        return room if self.window.largest is None else min(room, self.window.largest)
+
+    def pack(
+        self,
+        packer: Callable[[Sequence[Passage], int], Packed],
+        template: BasePromptTemplate,
+        passages: Sequence[Passage] | None = None,
+        **variables: Any,
+    ) -> Flow[Packed]:
+        """Pack passages into prompts of a template and account for what did not fit.
+
+        It is done off the event loop: counting tokens takes its time.
+
+        Args:
+            packer: One of ``passages``.
+            template: The prompt.
+            passages: None is all.
+            variables: The template's.
+
+        Raises:
+            SynthesisError: Question and template leave no room for any evidence.
+        """
+        given = self.passages if passages is None else passages
+
+        def work() -> Packed:
+            room = self.room(template, **variables)
+            packed = packer(given, room) if room >= LEAST_ROOM else Packed()
+            if packed.groups:
+                return packed
+            raise SynthesisError(
+                f"question and template leave no room for evidence in the model's window of "
+                f"{self.window.tokens} tokens, {self.window.reserved} of them kept for the answer"
+            )
+
+        packed: Packed = yield Call(sync=work, deadline=self.deadline, what="packing passages")
+        self.account(packed, "the model's window")
+        return packed
+
+    def account(self, packed: Packed, limit: str) -> None:
+        """Count the passages that did not fit into what the limit says, and those that were cut for it."""
+        if packed.cut:
+            self.warnings.append(f"{packed.cut} passages were cut to fit into {limit}")
+        if packed.dropped:
+            self.drop(packed.dropped, f"did not fit into {limit}")
+
+    def within_calls(self, packed: Packed, calls: int) -> list[list[Passage]]:
+        """Give the groups that so many calls can take; passages that stand in none of them are counted as dropped."""
+        groups = packed.groups[:calls]
+        beyond = ids_of(packed.kept) - {passage.ref_id for group in groups for passage in group}
+        if beyond:
+            self.drop(len(beyond), f"are beyond the limit of {calls} calls")
+        return groups
+
+    def drop(self, count: int, why: str) -> None:
+        """Count passages that are left out."""
+        self.dropped += count
+        self.warnings.append(f"{count} passages {why} and were left out")
+
+    # -- answers ---------------------------------------------------------------------------------------------------
+
+    def ask(
+        self,
+        template: BasePromptTemplate,
+        valid: Collection[int],
+        *,
+        stream: bool = False,
+        step: int = 0,
+        so_far: str = "",
+        gate: Callable[[str], str] = str,
+        **variables: Any,
+    ) -> Flow[str]:
+        """Ask the model once and give its answer, markers checked.
+
+        Args:
+            template: The prompt.
+            valid: The reference ids that the answer may cite.
+            stream: Whether its deltas are the whole answer's, and emitted.
+            step: Which call it is, from 0, for errors.
+            so_far: The answer before this call, for errors.
+            gate: May hold streamed text back; what it never gives is told by ``AgenticSynthesizer.synthesis``.
+            variables: The template's.
+
+        Raises:
+            SynthesisError: The model failed.
+            DeadlineExceededError: It did not answer in time.
+        """
+        messages = self.messages(template, **variables)
+        parser = self.model.llm.output_parser
+        markers = MarkerFilter(valid)
+
+        def tell(delta: str) -> str:
+            clean = gate(markers.feed(delta))
+            self.told += clean
+            return clean
+
+        try:
+            if stream and parser is None:
+                reply = yield from self.model.stream(messages, deadline=self.deadline, through=tell, **self._limits())
+            else:
+                reply = yield from self.model.chat(messages, deadline=self.deadline, **self._limits())
+        except DeadlineExceededError:
+            raise
+        except Exception as error:
+            raise self.failure(error, step, so_far or self.told) from error
+        self._settle(reply)
+        text, removed = clean_markers(reply.text, valid)
+        self._count_removed(removed)
+        return text if parser is None else str(parser.parse(text))
+
+    def ask_object(
+        self,
+        output_cls: type[M],
+        template: BasePromptTemplate,
+        valid: Collection[int],
+        *,
+        step: int = 0,
+        so_far: str = "",
+        **variables: Any,
+    ) -> Flow[M]:
+        """Ask the model once for an object; see ``ask``."""
+        messages = self.messages(template, **variables)
+        try:
+            asking = self.asker.ask(self.model, messages, output_cls, deadline=self.deadline, **self._limits())
+            reply = yield from asking
+            made, removed = read_object(reply, output_cls, valid)
+        except DeadlineExceededError:
+            raise
+        except Exception as error:
+            raise self.failure(error, step, so_far) from error
+        self._settle(reply)
+        self._count_removed(removed)
+        return made
+
+    def finish(self, template: BasePromptTemplate, valid: Collection[int], **asked: Any) -> Flow[str]:
+        """Make the last call of an answer: its text is streamed, or its object kept as ``output``.
+
+        Args:
+            template: The prompt.
+            valid: The reference ids that the answer may cite.
+            asked: See ``ask``.
+        """
+        if self.output_cls is None:
+            return (yield from self.ask(template, valid, stream=self.streaming, **asked))
+        asked.pop("gate", None)
+        self.output = yield from self.ask_object(self.output_cls, template, valid, **asked)
+        return self.output.model_dump_json()
+
+    def answer_at_once(
+        self, packer: Callable[[Sequence[Passage], int], Packed], template: BasePromptTemplate
+    ) -> Flow[str]:
+        """Answer in one call from all passages that a packer keeps."""
+        packed = yield from self.pack(packer, template)
+        return (yield from self.finish(template, ids_of(packed.kept), context_str=format_passages(packed.kept)))
+
+    def tell(self, text: str) -> Flow[None]:
+        """Emit a piece of the answer, where it is streamed."""
+        if self.streaming:
+            self.told += text
+            yield Emit(text)
+
+    # -- accounts --------------------------------------------------------------------------------------------------
+
+    def _limits(self) -> dict[str, int]:
+        """Give the call arguments that keep the reply within the budget, for models that know them."""
+        if self.max_output_tokens is None or "max_tokens" not in type(self.model.llm).model_fields:
+            return {}
+        return {"max_tokens": self.max_output_tokens}
+
+    def _settle(self, reply: Reply) -> None:
+        self.usage.add(reply.usage)
+        if reply.cut_short:
+            self.warnings.append(f"{CUT_SHORT}; its reply is cut")
+
+    def _count_removed(self, removed: int) -> None:
+        if removed:
+            self.warnings.append(f"{removed} markers naming no passage were removed from the answer")
+
+    def failure(self, error: Exception, step: int, so_far: str) -> SynthesisError:
+        """Give the error of a failed call; what it billed all the same is counted."""
+        if isinstance(error, LLMError) and isinstance(error.usage, Usage):
+            self.usage.add(error.usage)
+        known = isinstance(error, AgenticKBError)
+        why = str(error) if known else f"{type(error).__name__}: {one_line(str(error), 200)}"
+        return SynthesisError(f"the language model failed at call {step + 1}: {why}", step=step, partial=so_far)
+
+
+def ids_of(passages: Sequence[Passage]) -> set[int]:
+    """Give the reference ids of passages."""
+    return {passage.ref_id for passage in passages}

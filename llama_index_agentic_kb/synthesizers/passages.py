@@ -1,0 +1,188 @@
+"""From nodes to passages, and passages into a language model's window: cut, shared out, or packed.
+
+The position of a node is its reference id, and stays so whatever becomes of its text.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from llama_index.core.schema import MetadataMode, NodeWithScore
+
+from llama_index_agentic_kb._text import cut_to_fit
+from llama_index_agentic_kb.llm import count_tokens
+from llama_index_agentic_kb.prompts import Passage, format_passage
+from llama_index_agentic_kb.schema import SourceData
+from llama_index_agentic_kb.sources.base import KnowledgeSource
+from llama_index_agentic_kb.sources.evidence import provenance
+
+__all__ = ["Packed", "cost", "fit", "pack", "passages", "share", "singly", "somewhat_longer", "source_data"]
+
+LEAST_CONTENT: Final = 16
+"""Tokens of content below which a passage is left out rather than cut: a few words support nothing."""
+
+
+@dataclass(slots=True)
+class Packed:
+    """Passages in groups, each of which fits.
+
+    Args:
+        groups: None of them is empty.
+        dropped: How many passages fitted nowhere.
+        cut: How many passages lost their end.
+    """
+
+    groups: list[list[Passage]] = field(default_factory=list)
+    dropped: int = 0
+    cut: int = 0
+
+    @property
+    def kept(self) -> list[Passage]:
+        """All passages, in order."""
+        return [passage for group in self.groups for passage in group]
+
+
+def source_data(node: NodeWithScore, sources: Mapping[str, KnowledgeSource]) -> SourceData | None:
+    """Give a node's document as its source describes it; None where the source is not known."""
+    mark = provenance(node)
+    source = sources.get(mark.get("source", "")) if mark else None
+    return None if source is None else source.source_data(node)
+
+
+def passages(nodes: Sequence[NodeWithScore], sources: Mapping[str, KnowledgeSource] | None = None) -> list[Passage]:
+    """Give nodes as passages: node N has reference id N.
+
+    Args:
+        nodes: Evidence of our retriever, or plain LlamaIndex nodes.
+        sources: By name; where a node names one, its field names tell title and content. Else the title is the
+            metadata's "title" or "file_name", or the node's id, and the content what LlamaIndex shows to a model.
+    """
+    return [_passage(position, node, sources or {}) for position, node in enumerate(nodes)]
+
+
+def _passage(position: int, node: NodeWithScore, sources: Mapping[str, KnowledgeSource]) -> Passage:
+    data = source_data(node, sources)
+    if data is not None:
+        return Passage(position, data.title, data.content, str((provenance(node) or {})["source"]), data.terms)
+    metadata = node.node.metadata
+    title = metadata.get("title") or metadata.get("file_name") or node.node.node_id
+    return Passage(position, str(title), node.node.get_content(metadata_mode=MetadataMode.LLM))
+
+
+def cost(passage: Passage) -> int:
+    """Count the tokens that a passage takes up in a prompt."""
+    return count_tokens(format_passage(passage)) + 1  # and a line feed
+
+
+def fit(given: Sequence[Passage], room: int) -> Packed:
+    """Keep what fits into one prompt: passages in order, the one that overflows cut at a sentence end.
+
+    Args:
+        given: Most important first.
+        room: Tokens.
+    """
+    packed = Packed([[]])
+    for passage in given:
+        whole = cost(passage)
+        kept = passage if whole <= room else _cut(passage, room)
+        if kept is None:
+            packed.dropped += 1
+            continue
+        packed.cut += kept is not passage
+        packed.groups[0].append(kept)
+        room -= whole if kept is passage else cost(kept)
+    return _without_empty(packed)
+
+
+def share(given: Sequence[Passage], room: int) -> Packed:
+    """Keep every passage in one prompt, each cut to an equal share; what short ones leave over goes to the others."""
+    costs = [cost(passage) for passage in given]
+    kept: dict[int, Passage] = {}
+    packed = Packed([[]])
+    for done, position in enumerate(sorted(range(len(given)), key=costs.__getitem__)):
+        part = room // (len(given) - done)
+        passage = given[position] if costs[position] <= part else _cut(given[position], part)
+        if passage is None:
+            packed.dropped += 1
+            continue
+        packed.cut += passage is not given[position]
+        kept[position] = passage
+        room -= min(part, costs[position])
+    packed.groups[0] = [kept[position] for position in sorted(kept)]
+    return _without_empty(packed)
+
+
+def singly(given: Sequence[Passage], room: int) -> Packed:
+    """Give each passage a prompt of its own; one too big for a prompt is split at sentence ends.
+
+    All parts keep the passage's reference id.
+    """
+    packed = Packed()
+    for passage in given:
+        parts = _split(passage, room)
+        packed.dropped += not parts
+        packed.groups.extend([part] for part in parts)
+    return packed
+
+
+def pack(given: Sequence[Passage], room: int) -> Packed:
+    """Put passages, in order and whole, into as few prompts as they fit; one too big for a prompt is split."""
+    packed = singly(given, room)
+    groups: list[list[Passage]] = []
+    used = room
+    for (passage,) in packed.groups:
+        needed = cost(passage)
+        if groups and used + needed <= room:
+            groups[-1].append(passage)
+            used += needed
+        else:
+            groups.append([passage])
+            used = needed
+    packed.groups = groups
+    return packed
+
+
+def _without_empty(packed: Packed) -> Packed:
+    packed.groups = [group for group in packed.groups if group]
+    return packed
+
+
+def _cut(passage: Passage, room: int) -> Passage | None:
+    """Give a passage's start that fits, or None where hardly anything would."""
+    if room < cost(replace(passage, content="")) + LEAST_CONTENT:
+        return None
+
+    def measure(text: str) -> int:
+        return cost(replace(passage, content=text))
+
+    content = cut_to_fit(somewhat_longer(passage.content, room), room, measure)
+    return replace(passage, content=content) if content else None
+
+
+def _split(passage: Passage, room: int) -> list[Passage]:
+    """Give a passage in parts that fit, in order; none where not even a few words fit."""
+    parts: list[Passage] = []
+    rest = passage.content
+    while cost(replace(passage, content=rest[: room * 32])) > room:  # no token is longer than 32 characters
+        part = _cut(replace(passage, content=rest), room)
+        if part is None:
+            return []
+        parts.append(part)
+        whole = rest.startswith(part.content)  # else it was cut within a sentence, and ends with an ellipsis
+        rest = rest[len(part.content) - (0 if whole else 1) :].lstrip()
+    return [*parts, replace(passage, content=rest)] if rest or not parts else parts
+
+
+def somewhat_longer(text: str, room: int) -> str:
+    """Give a start of a text that is longer than fits, but not many times: measuring a long one is slow."""
+    end = room * 6
+    for _ in range(8):
+        if end >= len(text):
+            return text
+        counted = count_tokens(text[:end])
+        if room < counted <= 2 * room:
+            return text[:end]
+        end = end * 2 if counted <= room else int(end * 1.2 * room / counted)
+    return text

@@ -1,0 +1,228 @@
+"""``refine``: an answer from the first passage, improved with each further one."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, ClassVar, Final, TypeAlias, cast
+
+from llama_index.core.instrumentation.events.synthesis import GetResponseEndEvent, GetResponseStartEvent
+from llama_index.core.llms import LLM
+from llama_index.core.prompts import BasePromptTemplate
+from llama_index.core.types import BasePydanticProgram
+from llama_index_instrumentation import get_dispatcher
+from pydantic import BaseModel, Field, create_model
+
+from llama_index_agentic_kb._flow import Call, Flow
+from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError, LLMError, SynthesisError
+from llama_index_agentic_kb.grounding.citations import clean_markers
+from llama_index_agentic_kb.prompts import ANSWER_TEMPLATE, REFINE_TEMPLATE, Passage, as_answer, format_passages
+from llama_index_agentic_kb.synthesizers.base import AgenticSynthesizer
+from llama_index_agentic_kb.synthesizers.draft import Draft, ids_of
+from llama_index_agentic_kb.synthesizers.passages import Packed, singly
+from llama_index_agentic_kb.synthesizers.remarks import RemarkGate, is_remark
+
+__all__ = ["ProgramFactory", "Refine"]
+
+dispatcher = get_dispatcher(__name__)
+
+ProgramFactory: TypeAlias = Callable[[BasePromptTemplate], BasePydanticProgram[Any]]
+"""Makes of a prompt a program that gives an object with ``query_satisfied`` and ``answer``."""
+
+ANSWER_TOKENS: Final = 500
+"""Room kept for the answer so far when passages are arranged, as in LlamaIndex; a longer one splits them again."""
+MAX_CALLS: Final = 100
+"""Calls of one answer; one hostile document must not cost hundreds. Passages beyond are counted as dropped."""
+
+
+class Refine(AgenticSynthesizer):
+    """Answers from the first passage and refines with each further one, in the order of the nodes.
+
+    A reply that is empty, or only says that nothing changed, keeps the earlier answer. When streaming, the last
+    call's deltas are told. Templates: ``text_qa_template``, ``refine_template``.
+
+    Args:
+        llm: See ``AgenticSynthesizer``.
+        structured_answer_filtering: Each step also says whether its passages answer the question; a step that does
+            not is skipped, and if none does, the text is that of an empty response.
+        program_factory: Makes the programs of these steps, as in LlamaIndex. What they bill is not seen.
+        settings: Further arguments of ``AgenticSynthesizer``.
+
+    Raises:
+        ConfigurationError: There is a program factory but no structured answer filtering.
+    """
+
+    mode: ClassVar[str] = "refine"
+    default_templates: ClassVar[Mapping[str, BasePromptTemplate]] = {
+        "text_qa_template": ANSWER_TEMPLATE,
+        "refine_template": REFINE_TEMPLATE,
+    }
+
+    def __init__(
+        self,
+        llm: LLM | None = None,
+        *,
+        structured_answer_filtering: bool = False,
+        program_factory: ProgramFactory | None = None,
+        **settings: Any,
+    ) -> None:
+        super().__init__(llm, **settings)
+        if program_factory is not None and not structured_answer_filtering:
+            raise ConfigurationError("program_factory: not supported without structured_answer_filtering=True")
+        self._program_factory = program_factory
+        self._step_cls = _step_class(self._output_cls) if structured_answer_filtering else None
+
+    def _arrange(self, passages: Sequence[Passage], room: int) -> Packed:
+        """Give the groups of passages that are answered from together, one call each."""
+        return singly(passages, room)
+
+    # -- the loop --------------------------------------------------------------------------------------------------
+
+    def _compose(self, draft: Draft) -> Flow[str]:
+        earlier = draft.variables.pop("prev_response", None)
+        draft.asked_cls = self._step_cls
+        packed = yield from self._packed(draft)
+        groups = draft.within_calls(packed, MAX_CALLS)
+        texts = [format_passages(group) for group in groups]
+        dispatcher.event(GetResponseStartEvent(query_str=draft.query, text_chunks=texts))
+        run = _Run(draft, deque(groups), None if earlier is None else str(earlier))
+        while run.waiting:
+            yield from self._next(run)
+        dispatcher.event(GetResponseEndEvent())
+        draft.output = run.output
+        return self._empty_response if run.answer is None else run.answer
+
+    def _packed(self, draft: Draft) -> Flow[Packed]:
+        """Arrange all passages: for one call where that is enough, else with room for the answer between calls."""
+        first, refining = self.templates["text_qa_template"], self.templates["refine_template"]
+        answer = "word " * min(ANSWER_TOKENS, draft.window.tokens // 8)
+
+        def arrange(passages: Sequence[Passage], room: int) -> Packed:
+            at_once = self._arrange(passages, room)
+            later = max(min(room, draft.room(refining, existing_answer=answer)), room // 2)
+            return at_once if len(at_once.groups) <= 1 else self._arrange(passages, later)
+
+        return draft.pack(arrange, first)
+
+    def _next(self, run: _Run) -> Flow[None]:
+        """Take the next group: make one step of it, or split it where it no longer fits beside the answer."""
+        group = run.waiting.popleft()
+        if run.answer is not None:
+            parts = yield from self._beside_answer(run, group)
+            if len(parts) != 1:
+                run.waiting.extendleft(reversed(parts))
+                return
+            group = parts[0]
+        run.shown |= ids_of(group)
+        step = self._step_of(run, group)
+        answer = yield from (self._text(run, step) if self._step_cls is None else self._filtered(run, step))
+        if answer is not None:
+            run.answer = answer
+        run.step += 1
+
+    def _beside_answer(self, run: _Run, group: list[Passage]) -> Flow[list[list[Passage]]]:
+        """Give a group in as many parts as it needs beside the answer so far; none where there is no room at all."""
+        template, answer = self.templates["refine_template"], as_answer(run.answer or "")
+        try:
+            packed = yield from run.draft.pack(self._arrange, template, group, existing_answer=answer)
+        except SynthesisError:  # no room: the answer so far stands
+            run.draft.drop(len(group), "did not fit into the model's window beside the answer so far")
+            return []
+        return packed.groups
+
+    def _step_of(self, run: _Run, group: list[Passage]) -> _Step:
+        text = format_passages(group)
+        if run.answer is None:
+            return _Step(self.templates["text_qa_template"], {"context_str": text})
+        variables = {"existing_answer": as_answer(run.answer), "context_msg": text}
+        return _Step(self.templates["refine_template"], variables)
+
+    # -- one step --------------------------------------------------------------------------------------------------
+
+    def _text(self, run: _Run, step: _Step) -> Flow[str | None]:
+        """Give the answer after a step; None keeps the earlier one."""
+        gate = str if run.answer is None else RemarkGate().feed
+        asked = {"step": run.step, "so_far": run.answer or "", **step.variables}
+        try:
+            if self._output_cls is not None:
+                run.output = yield from run.draft.ask_object(self._output_cls, step.template, run.shown, **asked)
+                return run.output.model_dump_json()
+            stream = run.draft.streaming and not run.waiting
+            text = yield from run.draft.ask(step.template, run.shown, stream=stream, gate=gate, **asked)
+        except SynthesisError as error:
+            if run.answer is None or not (isinstance(error.__cause__, LLMError) and error.__cause__.empty):
+                raise
+            run.draft.warnings.append(f"call {run.step + 1} gave an empty reply; the answer before it is kept")
+            return None
+        return None if run.answer is not None and is_remark(text) else text
+
+    def _filtered(self, run: _Run, step: _Step) -> Flow[str | None]:
+        """Give the answer after a step that may find its passages unsatisfying; None keeps the earlier one."""
+        if self._program_factory is not None:
+            reply = yield from self._programmed(run, step, self._program_factory)
+        else:
+            assert self._step_cls is not None
+            reply = yield from run.draft.ask_object(
+                self._step_cls, step.template, run.shown, step=run.step, so_far=run.answer or "", **step.variables
+            )
+        answer = getattr(reply, "answer", None)
+        if not getattr(reply, "query_satisfied", False) or not answer:
+            return None
+        if isinstance(answer, BaseModel):
+            run.output = answer
+            return answer.model_dump_json()
+        return str(answer)
+
+    def _programmed(self, run: _Run, step: _Step, factory: ProgramFactory) -> Flow[Any]:
+        """Run the user's program; it is given the prompt as core gives it: all but the passages filled in."""
+        draft = run.draft
+        context = {name: text for name, text in step.variables.items() if name.startswith("context")}
+        fixed = {name: text for name, text in step.variables.items() if not name.startswith("context")}
+        program = factory(step.template.partial_format(query_str=draft.query, **fixed))
+        awaits = type(program).acall is not BasePydanticProgram.acall
+        try:
+            reply = yield Call(
+                sync=partial(program, **context, **draft.variables),
+                native=partial(program.acall, **context, **draft.variables) if awaits else None,
+                deadline=draft.deadline,
+                what=f"program {type(program).__name__}",
+            )
+        except DeadlineExceededError:
+            raise
+        except Exception as error:
+            raise draft.failure(error, run.step, run.answer or "") from error
+        if isinstance(getattr(reply, "answer", None), str):
+            reply.answer, _ = clean_markers(reply.answer, run.shown)
+        return reply
+
+
+@dataclass(slots=True)
+class _Run:
+    """A chain of steps under way."""
+
+    draft: Draft
+    waiting: deque[list[Passage]]
+    answer: str | None
+    output: BaseModel | None = None
+    step: int = 0
+    shown: set[int] = field(default_factory=set)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """The prompt of one step."""
+
+    template: BasePromptTemplate
+    variables: dict[str, Any]
+
+
+def _step_class(output_cls: type[BaseModel] | None) -> type[BaseModel]:
+    """Give the class of a step's reply. ``query_satisfied`` comes first, as models write in this order."""
+    satisfied = Field(description="Whether the evidence is enough for an answer that satisfies the question.")
+    answer = Field(description="The answer to the question, from the evidence and not from prior knowledge.")
+    made = create_model(
+        "RefinedAnswer", query_satisfied=(bool, satisfied), answer=(cast("Any", output_cls or str), answer)
+    )
+    return cast("type[BaseModel]", made)

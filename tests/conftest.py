@@ -1,0 +1,57 @@
+"""What all tests share: one loaded embedding model, a clean environment, LlamaIndex's settings as they were."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pytest
+
+from llama_index_agentic_kb.testing import ChatRequest, Fault, LoopbackOpenAI, Reply
+
+if TYPE_CHECKING:
+    from llama_index.core.base.embeddings.base import BaseEmbedding
+
+Answer: TypeAlias = "str | Reply | Fault"
+Serve: TypeAlias = "Callable[[Answer | Sequence[Answer] | Callable[[ChatRequest], Answer]], LoopbackOpenAI]"
+
+_KEYS = ("OPENAI_API_KEY", "OPENAI_API_BASE", "OPENAI_BASE_URL", "OPENAI_ORG_ID", "OPENAI_ORGANIZATION")
+_PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "FTP_PROXY", "NO_PROXY")
+
+
+@pytest.fixture(scope="session")
+def embed_model() -> BaseEmbedding:
+    """The real MiniLM, loaded once."""
+    from llama_index_agentic_kb.store import default_embed_model  # noqa: PLC0415 (loads torch, for who asks)
+
+    return default_embed_model()
+
+
+@pytest.fixture(autouse=True)
+def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No key, no address and no proxy of the developer's reaches a test."""
+    for name in (*_KEYS, *_PROXIES, *map(str.lower, _PROXIES)):
+        monkeypatch.delenv(name, raising=False)
+
+
+@pytest.fixture(autouse=True)
+def settings_as_they_were() -> Iterator[None]:
+    """What a test sets in LlamaIndex's ``Settings`` is gone after it."""
+    from llama_index.core import Settings  # noqa: PLC0415 (some tests are about what is imported)
+
+    before = dict(vars(Settings))
+    yield
+    vars(Settings).clear()
+    vars(Settings).update(before)
+
+
+@pytest.fixture
+def serve() -> Iterator[Serve]:
+    """A function that starts a server with an answer (or several, or a function); it stops with the test."""
+    with ExitStack() as servers:
+
+        def start(answer: Any) -> LoopbackOpenAI:
+            return servers.enter_context(LoopbackOpenAI(answer))
+
+        yield start

@@ -1,0 +1,204 @@
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from llama_index_agentic_kb.errors import PlanningError
+from llama_index_agentic_kb.planning.parsing import MAX_QUERY, Proposal, plan_schema, read_proposals
+
+PLAN = {
+    "sub_queries": [
+        {"id": "a", "query": "Who built it?", "sources": ["docs"], "depends_on": []},
+        {"id": "b", "query": "When was it built?", "sources": ["docs", "wiki"], "depends_on": ["a"]},
+    ]
+}
+READ = [Proposal("a", "Who built it?", ("docs",)), Proposal("b", "When was it built?", ("docs", "wiki"), ("a",))]
+TEXT = json.dumps(PLAN)
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        TEXT,
+        PLAN,
+        json.dumps(PLAN, indent=2),
+        f"Sure! Here is the plan:\n\n{TEXT}",
+        f"{TEXT}\n\nI hope this helps.",
+        f"Here you are:\n```json\n{TEXT}\n```\nAnything else?",
+        f"```\n{TEXT}\n```",
+        f"```JSON{TEXT}```",
+        json.dumps(PLAN["sub_queries"]),
+        json.dumps({"plan": PLAN}),
+        f'{{"thought": "two facts"}}\n{TEXT}',
+        TEXT.replace('"sub_queries"', '"subQueries"').replace('"depends_on"', '"dependsOn"'),
+        TEXT.replace('"sub_queries"', '"Sub-Questions"').replace('"query"', '"Sub Question"'),
+        TEXT.replace('"sources"', '"tool_name"'),
+        TEXT.replace('"', "'"),
+        TEXT[:-1],
+        TEXT.replace("]}", "],}"),
+        "\ufeff" + TEXT,
+    ],
+)
+def test_plans_are_read_in_whatever_dress_they_come(reply: str | dict[str, Any]) -> None:
+    """Preamble, fences, wrappers, other spellings of keys and small breaks change nothing."""
+    assert read_proposals(reply) == READ
+
+
+def test_a_truncated_reply_gives_what_it_holds() -> None:
+    """A reply that was cut off gives the sub-queries before the cut."""
+    assert read_proposals(TEXT[:110])[0] == READ[0]
+
+
+@pytest.mark.parametrize(
+    ("reply", "queries"),
+    [
+        ("1. Who built it?\n2. When was it built?", ["Who built it?", "When was it built?"]),
+        ("Plan:\n\n (1) First one \n (2) Second one\nDone.", ["First one", "Second one"]),
+        ("- Rain in Paris\n* Snow in Oslo\n• Fog", ["Rain in Paris", "Snow in Oslo", "Fog"]),
+        ('["Rain in Paris", "Snow in Oslo"]', ["Rain in Paris", "Snow in Oslo"]),
+        ('{"queries": ["1. Rain", "2) Snow", "  ", ""]}', ["Rain", "Snow"]),
+        ('{"query": "Rain"}', ["Rain"]),
+        ('{"query": "Rain"}\n{"query": "Snow"}', ["Rain", "Snow"]),
+        ('[{"question": "\\"Rain?\\""}, 7, null, {"note": "x"}]', ["Rain?"]),
+        ('{"sub_queries": [{"query": "line one\\n  line two"}]}', ["line one line two"]),
+    ],
+)
+def test_lists_of_queries_are_plans(reply: str, queries: list[str]) -> None:
+    """Numbered and bulleted lists, lists of strings and single objects are read; what holds no query is left out."""
+    assert [proposal.query for proposal in read_proposals(reply)] == queries
+
+
+def test_numbers_that_belong_to_a_query_stay() -> None:
+    """Only a query's own position is numbering."""
+    reply = '["7. Symphonie von Beethoven", "2. Bundesliga", "3-day weather"]'
+    assert [proposal.query for proposal in read_proposals(reply)] == [
+        "7. Symphonie von Beethoven",
+        "Bundesliga",
+        "3-day weather",
+    ]
+
+
+def test_fields_are_taken_as_they_may_be_meant() -> None:
+    """Sources may be one name or several in a text, ids may be numbers or missing; what is no name is left out."""
+    reply = {
+        "sub_queries": [
+            {"id": 1, "query": "Rain", "source": "docs, wiki", "dependencies": [2, None, {}]},
+            {"query": "Snow", "sources": [{"name": "docs"}, "wiki"]},
+        ]
+    }
+    assert read_proposals(reply) == [
+        Proposal("1", "Rain", ("docs", "wiki"), ("2",)),
+        Proposal("q2", "Snow", ("wiki",)),
+    ]
+
+
+def test_an_empty_plan_is_a_plan() -> None:
+    """A model that proposes no sub-query has planned."""
+    assert read_proposals('{"sub_queries": []}') == []
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "",
+        " \n ",
+        "I'm sorry, but I can't help with that.",
+        "<html><body><h1>502 Bad Gateway</h1></body></html>",
+        "{}",
+        "[]",
+        "null",
+        "42",
+        '{"error": "overloaded"}',
+        '{"sub_queries": "none"}',
+        "{{{{",
+        "```json\n```",
+    ],
+)
+def test_what_holds_no_plan_is_refused(reply: str) -> None:
+    """Prose, pages of HTML, other JSON and nothing at all are no plan."""
+    with pytest.raises(PlanningError, match="holds no plan"):
+        read_proposals(reply)
+
+
+def test_long_queries_are_cut() -> None:
+    """A sub-query of a million characters is cut to what a search can use."""
+    (proposal,) = read_proposals({"sub_queries": [{"query": "rain " * 200_000}]})
+    assert MAX_QUERY - 5 <= len(proposal.query) <= MAX_QUERY
+
+
+def test_a_thousand_sub_queries_are_read() -> None:
+    """A long plan is read to its end, behind a preamble too."""
+    plan = json.dumps({"sub_queries": [{"id": f"q{i}", "query": f"fact number {i}"} for i in range(1_000)]})
+    assert len(read_proposals("The plan:\n" + plan)) == 1_000
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        "\n" * 100_000,
+        "1." + " " * 100_000,
+        ("1." + " " * 300 + "\n") * 300,
+        "- a" + " " * 100_000 + "\x0bb",
+        "```" + " " * 100_000,
+        "`" * 100_000,
+        "```json" * 15_000,
+        "[" * 100_000,
+        "{" * 100_000,
+        "(" * 100_000,
+        '{"a":' * 20_000,
+        '{"' + "\\" * 100_000,
+        '{"sub_queries": [' + "{" * 100_000,
+        '{"' + '"' * 100_000,
+        "{}" * 50_000,
+        "[]" + " " * 100_000,
+    ],
+    ids=lambda text: text[:10],
+)
+def test_hostile_replies_end(hostile: str) -> None:
+    """No reply keeps the reader busy for long (a quadratic reader would need minutes for some of these)."""
+    started = time.monotonic()
+    with contextlib.suppress(PlanningError):
+        assert isinstance(read_proposals(hostile), list)
+    assert time.monotonic() - started < 20
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.floats() | st.integers() | st.text(max_size=8),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.sampled_from(["sub_queries", "query", "sources", "id", "dependsOn", "plan", "x"]), inner)
+    ),
+    max_leaves=12,
+)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.text() | JSON.map(json.dumps) | JSON.map(lambda value: "```json\n" + json.dumps(value)[:-1]))
+@example('{"plan": {"plan": {}}}')
+@example('{"sub_queries": [{"query": true}]}')
+def test_any_text_is_read_or_refused(reply: str) -> None:
+    """Whatever the model wrote gives clean proposals, or the one error that the planner expects."""
+    try:
+        proposals = read_proposals(reply)
+    except PlanningError:
+        return
+    for proposal in proposals:
+        assert proposal.query == " ".join(proposal.query.split())
+        assert 0 < len(proposal.query) <= MAX_QUERY
+        assert proposal.id
+        assert all(isinstance(name, str) for name in (*proposal.sources, *proposal.depends_on))
+
+
+def test_the_schema_names_the_sources() -> None:
+    """The schema is strict in the way of OpenAI's structured outputs: all required, nothing further."""
+    schema = plan_schema(["docs", "wiki"])
+    item = schema["properties"]["sub_queries"]["items"]
+    assert item["properties"]["sources"]["items"] == {"type": "string", "enum": ["docs", "wiki"]}
+    assert set(item["required"]) == set(item["properties"])
+    assert item["additionalProperties"] is schema["additionalProperties"] is False

@@ -1,0 +1,210 @@
+"""Requests, plans, activity and responses: round trips, and errors that name the field."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llama_index_agentic_kb.errors import InvalidRequestError
+from llama_index_agentic_kb.schema import (
+    ActivityError,
+    Condition,
+    ImageContent,
+    Intent,
+    Message,
+    Outcome,
+    QueryPlan,
+    Reference,
+    RetrievalRequest,
+    RetrievalResponse,
+    SearchArguments,
+    SourceActivity,
+    SourceData,
+    SourceParams,
+    SubQuery,
+)
+
+WORDS = st.text(st.characters(codec="utf-8"), min_size=1, max_size=8).filter(str.strip)
+USER = {"messages": [{"role": "user", "content": "Who?"}]}
+REQUESTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "retrieval_reasoning_effort": st.sampled_from(["minimal", "low", "medium", "auto"]),
+        "output_mode": st.sampled_from(["extractiveData", "answerSynthesis"]),
+        "include_activity": st.booleans(),
+        "max_runtime_in_seconds": st.floats(0.1, 1e6),
+        "max_output_size_in_tokens": st.integers(1, 10**6),
+        "max_output_documents": st.integers(1, 10**3),
+        "knowledge_source_params": st.lists(
+            st.builds(
+                SourceParams,
+                knowledge_source_name=WORDS,
+                filters=st.one_of(st.none(), st.builds(Condition, key=WORDS, value=WORDS)),
+                fail_on_error=st.booleans(),
+                reranker_threshold=st.one_of(st.none(), st.floats(0, 4)),
+            ),
+            max_size=3,
+            unique_by=lambda params: params.knowledge_source_name,
+        ),
+    },
+).flatmap(
+    lambda fields: st.one_of(
+        st.lists(st.builds(Intent, search=WORDS), min_size=1, max_size=3).map(lambda it: {**fields, "intents": it}),
+        WORDS.map(lambda text: {**fields, "messages": [Message(content=text)]}),
+    )
+)
+
+
+@given(REQUESTS)
+def test_a_request_survives_the_wire(fields: dict[str, Any]) -> None:
+    """Parsing what was written gives the same request, from data, from JSON text and from bytes."""
+    request = RetrievalRequest(**fields)
+    assert RetrievalRequest.parse(request.to_dict()) == request
+    assert RetrievalRequest.parse(request.to_json()) == request
+    assert RetrievalRequest.parse(json.dumps(request.to_dict()).encode()) == request
+
+
+@given(st.builds(QueryPlan, sub_queries=st.lists(st.builds(SubQuery, query=WORDS, sources=st.lists(WORDS)), max_size=3)))
+def test_a_plan_survives_the_wire(plan: QueryPlan) -> None:
+    """Parsing what was written gives the same plan; its sources are named once, in order."""
+    assert QueryPlan.parse(plan.to_dict()) == plan
+    assert len(plan.sources) == len(set(plan.sources))
+    assert set(plan.sources) == {name for sub_query in plan.sub_queries for name in sub_query.sources}
+
+
+ARGUMENTS = st.builds(
+    SearchArguments,
+    search=WORDS,
+    filter=st.one_of(st.none(), st.just("a eq 1"), st.builds(Condition, key=WORDS, value=st.integers())),
+)
+RECORDS = st.builds(
+    SourceActivity,
+    id=st.integers(0, 99),
+    type=st.sampled_from(["searchIndex", "web", "myKind"]),
+    knowledge_source_name=WORDS,
+    sub_query_id=st.just("q0"),
+    started_at=st.one_of(st.none(), st.datetimes(timezones=st.just(__import__("datetime").UTC))),
+    query_time=st.none(),
+    completed_at=st.none(),
+    outcome=st.one_of(st.none(), st.sampled_from(Outcome)),
+    count=st.one_of(st.none(), st.integers(0, 99)),
+    arguments=st.one_of(st.none(), ARGUMENTS),
+    error=st.one_of(st.none(), st.builds(ActivityError, code=WORDS, message=WORDS)),
+)
+
+
+@given(st.lists(RECORDS, max_size=3))
+def test_a_response_survives_the_wire(records: list[SourceActivity]) -> None:
+    """Parsing what was written gives the same response, its records of any kind included."""
+    response = RetrievalResponse(activity=records, response=[Message(role="assistant", content="Yes.")])
+    assert RetrievalResponse.parse(response.to_dict()) == response
+    assert RetrievalResponse.parse(response.to_json()) == response
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({}, "messages: a request needs a user message with text, or intents"),
+        ({"messages": [{"role": "assistant", "content": "Hi"}]}, "messages: a request needs a user message"),
+        ({"messages": [{"role": "user", "content": "  "}]}, "messages: a request needs a user message"),
+        ({**USER, "intents": [{"search": "a"}]}, "messages and intents exclude each other"),
+        ({"intents": [{"search": ""}]}, r"intents\.0\.search: "),
+        ({"intents": [{"type": "other", "search": "a"}]}, r"intents\.0\.type: "),
+        ({**USER, "maxRuntimeInSeconds": 0}, "maxRuntimeInSeconds: "),
+        ({**USER, "maxRuntimeInSeconds": math.inf}, "maxRuntimeInSeconds: "),
+        ({**USER, "maxOutputSize": 0}, "maxOutputSize"),
+        ({**USER, "maxOutputDocuments": -1}, "maxOutputDocuments: "),
+        ({**USER, "retrievalReasoningEffort": {"kind": "high"}}, "retrievalReasoningEffort: "),
+        ({**USER, "outputMode": "extractedData"}, "outputMode: "),
+        ({**USER, "maxOutputTokens": 3}, "maxOutputTokens: "),
+        ({**USER, "knowledgeSourceParams": [{}]}, r"knowledgeSourceParams\.0\.knowledgeSourceName: "),
+        (
+            {**USER, "knowledgeSourceParams": [{"knowledgeSourceName": "a"}] * 2},
+            "knowledgeSourceParams: a is given twice",
+        ),
+        (
+            {
+                **USER,
+                "knowledgeSourceParams": [
+                    {"knowledgeSourceName": "a", "alwaysQuerySource": True, "neverQuerySource": True}
+                ],
+            },
+            r"alwaysQuerySource and neverQuerySource exclude each other \(a\)",
+        ),
+        (
+            {
+                **USER,
+                "knowledgeSourceParams": [
+                    {"knowledgeSourceName": "a", "includeReferences": False, "includeReferenceSourceData": True}
+                ],
+            },
+            "includeReferenceSourceData needs includeReferences to be true",
+        ),
+        ({**USER, "knowledgeSourceParams": [{"knowledgeSourceName": "a", "rerankerThreshold": -1}]}, "rerankerThreshold"),
+        ([], "request: "),
+        ("{", "request: "),
+        (None, "request: "),
+    ],
+)
+def test_errors_name_the_field(data: Any, message: str) -> None:
+    """A request at fault is refused with the field's name on the wire, and the remedy."""
+    with pytest.raises(InvalidRequestError, match=message):
+        RetrievalRequest.parse(data)
+
+
+def test_questions_and_history() -> None:
+    """The last user message with text is the question, what stands before it the history."""
+    request = RetrievalRequest.parse(
+        {
+            "messages": [
+                {"role": "user", "content": "First"},
+                {"role": "assistant", "content": "Yes"},
+                {"role": "user", "content": [{"type": "text", "text": " a "}, {"type": "text", "text": "b"}]},
+                {"role": "user", "content": [{"type": "image", "image": {"url": "u"}}]},
+            ]
+        }
+    )
+    assert request.question == "a \nb"
+    assert [message.text for message in request.history] == ["First", "Yes"]
+    assert isinstance((request.messages or [])[3].content[0], ImageContent)
+    intents = RetrievalRequest(intents=[Intent(search="a"), Intent(search="b")])
+    assert (intents.question, intents.history) == ("a\nb", [])
+    assert intents.params_for("x") == SourceParams(knowledge_source_name="x")
+
+
+def test_both_names_of_a_size() -> None:
+    """Of the two names that Azure's versions have for the size, the newer wins, and each is taken alone."""
+    assert RetrievalRequest.parse({**USER, "maxOutputSize": 5}).max_output_size_in_tokens == 5
+    both = RetrievalRequest.parse({**USER, "maxOutputSize": 5, "maxOutputSizeInTokens": 6})
+    assert both.max_output_size_in_tokens == 6
+
+
+def test_anything_in_metadata_can_be_sent() -> None:
+    """Metadata that JSON has no type for is written as text; what is no number as null."""
+
+    class Odd:
+        def __str__(self) -> str:
+            return "odd"
+
+    data = SourceData(doc_key="k", title="t", content="c", metadata={"odd": Odd(), "nan": math.nan, "set": {1}})
+    reference = Reference(
+        id="0", activity_source=0, knowledge_source_name="s", doc_key="k", title="t", node_id="n", source_data=data
+    )
+    response = RetrievalResponse(references=[reference])
+    for written in (response.to_dict(), json.loads(response.to_json())):
+        assert written["references"][0]["sourceData"]["metadata"] == {"odd": "odd", "nan": None, "set": [1]}
+
+
+def test_extracts() -> None:
+    """Extracted data is read back; an answer, or JSON of another shape, has none."""
+    text = json.dumps([{"ref_id": 0, "title": "T", "content": "C"}])
+    (extract,) = RetrievalResponse(response=[Message(role="assistant", content=text)]).extracts
+    assert (extract.ref_id, extract.title, extract.terms, extract.content) == (0, "T", None, "C")
+    for other in ("An answer.", "[1]", '{"ref_id": 0}', "", '[{"title": "T"}]'):
+        assert RetrievalResponse(response=[Message(role="assistant", content=other)]).extracts == []
+    assert str(RetrievalResponse(response=[Message(content="a"), Message(content="b")])) == "a\nb"

@@ -1,0 +1,141 @@
+"""The filter tree: what it lets through, and its forms."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llama_index_agentic_kb.errors import InvalidRequestError
+from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, all_of, any_of, matches
+from llama_index_agentic_kb.schema.filters import to_odata
+
+KEYS = st.sampled_from(["a", "b", "c"])
+SCALARS = st.one_of(st.booleans(), st.integers(-3, 3), st.sampled_from([0.5, 1.0, 2.5]), st.sampled_from(["", "x", "y", "1"]))
+CONDITIONS = st.one_of(
+    st.builds(Condition, key=KEYS, operator=st.sampled_from(["eq", "ne", "gt", "ge", "lt", "le"]), value=SCALARS),
+    st.builds(Condition, key=KEYS, operator=st.sampled_from(["in", "nin"]), value=st.lists(SCALARS, min_size=1, max_size=3)),
+)
+TREES: st.SearchStrategy[FilterNode] = st.recursive(
+    CONDITIONS,
+    lambda trees: st.builds(
+        FilterGroup, logic=st.sampled_from(FilterLogic), filters=st.lists(trees, min_size=1, max_size=3)
+    ),
+    max_leaves=6,
+)
+METADATA = st.dictionaries(KEYS, st.one_of(SCALARS, st.none(), st.just(["x"])))
+
+
+def group(logic: str, *filters: FilterNode) -> FilterGroup:
+    return FilterGroup(logic=FilterLogic(logic), filters=list(filters))
+
+
+@given(TREES)
+def test_a_tree_survives_the_wire(tree: FilterNode) -> None:
+    """Parsing what was written gives the same tree, from data and from JSON text."""
+    assert type(tree).parse(tree.to_dict()) == tree
+    assert type(tree).parse(tree.to_json()) == tree
+
+
+@given(TREES, TREES, METADATA)
+def test_and_or_and_their_helpers(one: FilterNode, other: FilterNode, metadata: dict[str, Any]) -> None:
+    """And holds where both do, or where one does; the helpers make the same trees."""
+    both = matches(one, metadata) and matches(other, metadata)
+    either = matches(one, metadata) or matches(other, metadata)
+    joined = all_of(one, None, other)
+    assert joined is not None
+    assert matches(group("and", one, other), metadata) == matches(joined, metadata) == both
+    assert matches(group("or", one, other), metadata) == matches(any_of(one, other), metadata) == either
+
+
+@given(TREES, TREES, METADATA)
+def test_not_is_never_both(one: FilterNode, other: FilterNode, metadata: dict[str, Any]) -> None:
+    """What a tree lets through its negation doesn't; of several, none may hold."""
+    assert not (matches(one, metadata) and matches(group("not", one), metadata))
+    none = matches(group("not", one), metadata) and matches(group("not", other), metadata)
+    assert matches(group("not", one, other), metadata) == none
+
+
+@given(TREES)
+def test_nothing_known_lets_nothing_through(tree: FilterNode) -> None:
+    """Where every key is absent, no tree holds, however it negates (fail closed)."""
+    assert not matches(tree, {})
+
+
+@given(TREES, TREES, METADATA)
+def test_more_filters_only_narrow(one: FilterNode, other: FilterNode, metadata: dict[str, Any]) -> None:
+    """A filter added to another lets through nothing that the other did not."""
+    joined = all_of(one, other)
+    assert joined is not None
+    assert not matches(joined, metadata) or matches(one, metadata)
+
+
+def test_all_of_nothing_is_no_filter() -> None:
+    """No filter given is None, and one is itself."""
+    only = Condition(key="a", value=1)
+    assert all_of() is None
+    assert all_of(None, None) is None
+    assert all_of(None, only) is only
+
+
+@pytest.mark.parametrize(
+    ("operator", "value", "actual", "holds"),
+    [
+        ("eq", True, 1, False),
+        ("eq", 1, True, False),
+        ("ne", True, 1, True),
+        ("eq", 1, 1.0, True),
+        ("in", [1, "x"], True, False),
+        ("nin", ["x"], "y", True),
+        ("nin", ["x"], None, False),
+        ("ne", "x", None, False),
+        ("gt", 1, "2", False),
+        ("gt", "1", "2", True),
+        ("le", 2, 2.0, True),
+        ("gt", 1, ["x"], False),
+        ("lt", 1, float("nan"), False),
+        ("ge", 1, float("nan"), False),
+    ],
+)
+def test_comparisons(operator: str, value: Any, actual: Any, holds: bool) -> None:
+    """Types that don't compare are false, True is not 1, and an absent value is nothing."""
+    assert matches(Condition.parse({"key": "a", "operator": operator, "value": value}), {"a": actual}) is holds
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"key": "a", "operator": "in", "value": "x"}, "filter on 'a': in takes a list"),
+        ({"key": "a", "operator": "eq", "value": ["x"]}, "filter on 'a': eq takes a scalar"),
+        ({"key": "a", "operator": "in", "value": []}, "filter on 'a': in takes at least one value"),
+        ({"key": "", "value": 1}, "key: "),
+        ({"key": "a", "operator": "like", "value": 1}, "operator: "),
+        ({"key": "a"}, "value"),
+    ],
+)
+def test_conditions_that_make_no_sense(data: dict[str, Any], message: str) -> None:
+    """A condition is refused with its key, and what its operator takes."""
+    with pytest.raises(InvalidRequestError, match=message):
+        Condition.parse(data)
+
+
+def test_an_empty_group_is_refused() -> None:
+    """A group of nothing would let everything through."""
+    with pytest.raises(InvalidRequestError, match="filters: "):
+        FilterGroup.parse({"logic": "and", "filters": []})
+
+
+def test_as_odata() -> None:
+    """A tree reads as OData: quotes doubled, groups in brackets."""
+    tree = group(
+        "and",
+        Condition(key="a", value="it's"),
+        Condition(key="b", operator="in", value=[1, True]),
+        group("not", Condition(key="c", operator="nin", value=[2.5]), Condition(key="d", value=False)),
+        group("or", Condition(key="e", operator="lt", value=3)),
+    )
+    assert to_odata(tree) == (
+        "(a eq 'it''s' and (b eq 1 or b eq true) and not (not (c eq 2.5) or d eq false) and e lt 3)"
+    )

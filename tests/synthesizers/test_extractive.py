@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+
+from llama_index_agentic_kb._flow import arun, iterate, run
+from llama_index_agentic_kb.llm import count_tokens
+from llama_index_agentic_kb.schema import RetrievalResponse
+from llama_index_agentic_kb.sources import KnowledgeSource
+from llama_index_agentic_kb.synthesizers import ExtractiveData, Synthesis
+
+Nodes = list[NodeWithScore]
+LONG = " ".join(f"Sentence number {number} is here." for number in range(400))
+
+
+def extract(nodes: Nodes, **kwargs: Any) -> Synthesis:
+    return run(ExtractiveData().synthesis(QueryBundle("?"), nodes, **kwargs))
+
+
+async def test_extracts_are_json_in_order(way: Any, nodes: Nodes) -> None:
+    """Every passage is an object under its reference number; no model and no key is needed."""
+    told = await way.ask(ExtractiveData(streaming=way.streaming), "?", nodes)
+    assert json.loads(told.text) == [
+        {"ref_id": 0, "title": "n0", "content": "Paris is the capital of France."},
+        {"ref_id": 1, "title": "n1", "content": "Rome is the capital of Italy."},
+        {"ref_id": 2, "title": "n2", "content": "Madrid is the capital of Spain."},
+    ]
+    assert told.source_ids == ["n0", "n1", "n2"]
+
+
+def test_a_known_source_tells_terms(atlas: KnowledgeSource, atlas_nodes: Nodes) -> None:
+    """Title, terms and content come from the fields that the source names."""
+    items = json.loads(extract(atlas_nodes, sources={"atlas": atlas}).text)
+    assert items == [{"ref_id": 0, "title": "Gazetteer", "terms": "river", "content": "Paris lies on the Seine."}]
+
+
+def test_a_big_passage_is_cut_at_a_sentence_end(nodes_of: Callable[[list[str]], Nodes]) -> None:
+    """What overflows the budget ends at a sentence, what comes after is counted, and the reader is told."""
+    made = extract(nodes_of(["Short one.", LONG, LONG]), max_output_tokens=300)
+    items = json.loads(made.text)
+    assert [item["ref_id"] for item in items] == [0, 1]
+    assert items[1]["content"].endswith(" is here.")
+    assert LONG.startswith(items[1]["content"])
+    assert 250 < count_tokens(made.text) <= 300
+    assert made.dropped == 1
+    assert made.warnings == [
+        "1 passages were cut to fit into the budget of 300 tokens",
+        "1 passages did not fit into the budget of 300 tokens and were left out",
+    ]
+
+
+def test_the_budget_is_five_thousand_tokens_unless_said(nodes_of: Callable[[list[str]], Nodes]) -> None:
+    """Without a budget in request or synthesizer the whole JSON keeps to 5,000 tokens."""
+    nodes = nodes_of([LONG] * 5)
+    assert 4_900 < count_tokens(extract(nodes).text) <= 5_000
+    made = run(ExtractiveData(max_output_tokens=100).synthesis(QueryBundle("?"), nodes))
+    assert count_tokens(made.text) <= 100
+
+
+def test_a_small_passage_behind_a_big_one_is_still_taken(nodes_of: Callable[[list[str]], Nodes]) -> None:
+    """A passage without room is left out, not all that follow it."""
+    wordy = TextNode(text="x", id_="t " * 200)
+    nodes = [*nodes_of(["First."]), NodeWithScore(node=wordy), *nodes_of(["Last."])]
+    assert [item["ref_id"] for item in json.loads(extract(nodes, max_output_tokens=80).text)] == [0, 2]
+
+
+def test_a_budget_for_nothing_gives_an_empty_array(nodes: Nodes) -> None:
+    """It is valid JSON even where nothing fits, and says what is missing."""
+    made = extract(nodes, max_output_tokens=3)
+    assert (made.text, made.dropped) == ("[]", 3)
+
+
+def test_no_evidence_is_an_empty_array() -> None:
+    """The extracted data of nothing is an empty array; LlamaIndex's own method says what LlamaIndex says."""
+    assert extract([]).text == "[]"
+    assert list(iterate(ExtractiveData(streaming=True).synthesis(QueryBundle("?"), []))) == ["[]"]
+    assert str(ExtractiveData().synthesize("?", [])) == "Empty Response"
+
+
+async def test_text_is_kept_as_it_is(nodes_of: Callable[[list[str]], Nodes]) -> None:
+    """Quotes, line ends, other scripts and markers survive; half a surrogate pair becomes a replacement mark."""
+    text = 'He said "é".\n日本語 [ref_id:7] \u2028 \x00'
+    made = await arun(ExtractiveData().synthesis(QueryBundle("?"), nodes_of([text, "a\ud800b"])))
+    assert [item["content"] for item in json.loads(made.text)] == [text, "a\ufffdb"]
+    assert "日本語" in made.text
+    made.text.encode("utf-8")
+    response = RetrievalResponse.parse({"response": [{"role": "assistant", "content": made.text}]})
+    assert [extract.ref_id for extract in response.extracts] == [0, 1]
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(st.text(max_size=200), max_size=6), st.integers(1, 300))
+def test_it_is_always_valid_json_within_its_budget(texts: list[str], budget: int) -> None:
+    """Whatever the texts and the budget: valid JSON, within it, every passage kept or counted."""
+    nodes = [NodeWithScore(node=TextNode(text=text, id_=f"n{number}")) for number, text in enumerate(texts)]
+    made = extract(nodes, max_output_tokens=budget)
+    items = json.loads(made.text)
+    assert count_tokens(made.text) <= max(budget, 1)
+    assert len(items) + made.dropped == len(nodes)
+    assert [item["ref_id"] for item in items] == sorted(item["ref_id"] for item in items)
+
+
+@pytest.mark.parametrize("text", ["x" * 300_000, "word " * 100_000, "日" * 50_000, LONG * 30])
+def test_a_huge_passage_is_cut_soon_and_well(text: str, nodes_of: Callable[[list[str]], Nodes]) -> None:
+    """A megabyte does not hold up an extract, and the budget is used."""
+    made = extract(nodes_of([text]), max_output_tokens=500)
+    assert 400 < count_tokens(made.text) <= 500

@@ -1,0 +1,319 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.program import LLMTextCompletionProgram
+from llama_index.core.prompts import PromptTemplate
+from llama_index.core.prompts.default_prompt_selectors import DEFAULT_REFINE_PROMPT_SEL
+from llama_index.core.response_synthesizers.refine import StructuredRefineResponse
+from llama_index.core.schema import NodeWithScore, QueryBundle
+from pydantic import BaseModel
+
+from llama_index_agentic_kb._flow import deadline_after, iterate, run
+from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError, LLMError, SynthesisError
+from llama_index_agentic_kb.synthesizers import Refine
+from llama_index_agentic_kb.testing import Fault, LoopbackOpenAI, Reply, ScriptedLLM, ScriptedReply
+
+Servers = Callable[[Any], LoopbackOpenAI]
+Nodes = list[NodeWithScore]
+SENTENCES = [f"Sentence number {number} is here." for number in range(300)]
+
+
+class Capital(BaseModel):
+    city: str
+
+
+def prompts(llm: ScriptedLLM) -> list[str]:
+    return ["\n".join(message.content or "" for message in call) for call in llm.calls]
+
+
+async def test_each_node_is_a_call_in_order(way: Any, nodes: Nodes) -> None:
+    """The first node is answered from, each further one refines; the last call's deltas are told."""
+    llm = ScriptedLLM(
+        ["One [ref_id:0].", "Two [ref_id:0][ref_id:1].", ScriptedReply("Three [ref_id:2] of 3.", chunk_size=4)]
+    )
+    told = await way.ask(Refine(llm, streaming=way.streaming), "Which?", nodes)
+
+    assert told.text == "Three [ref_id:2] of 3."
+    assert (len(told.deltas) > 2) is way.streaming
+    first, second, third = prompts(llm)
+    assert '<passage ref_id="0"' in first
+    assert "The answer so far:\nOne [ref_id:0]." in second
+    assert '<passage ref_id="1"' in second
+    assert '<passage ref_id="0"' not in second
+    assert "Two [ref_id:0][ref_id:1]." in third
+    assert told.source_ids == ["n0", "n1", "n2"]
+
+
+def test_only_passages_seen_so_far_can_be_cited(nodes: Nodes) -> None:
+    """A marker of a passage that comes later is made up."""
+    llm = ScriptedLLM(["One [ref_id:2].", "Two [ref_id:1].", "Three [ref_id:2]."])
+    made = run(Refine(llm).synthesis(QueryBundle("?"), nodes))
+    assert made.text == "Three [ref_id:2]."
+    assert "The answer so far:\nOne.\n" in prompts(llm)[1]
+    assert made.warnings == ["1 markers naming no passage were removed from the answer"]
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "The original answer remains the same.",
+        "The existing answer is still correct and complete, given the new context about rivers and lakes.",
+        "No need to refine the answer.",
+        "No changes needed.",
+        "Given the new information on the population of the city and its history, I would repeat the original answer.",
+        "The new context does not provide any additional information.",
+        "The passages aren\u2019t relevant to the question.",
+        "Unchanged.",
+        "",
+        "   ",
+    ],
+)
+async def test_a_reply_that_refines_nothing_keeps_the_answer(reply: str, way: Any, nodes: Nodes) -> None:
+    """An empty reply, or a remark that nothing changed, takes no answer's place, and is never told."""
+    llm = ScriptedLLM(["Paris [ref_id:0].", reply, ScriptedReply(reply, chunk_size=5)])
+    told = await way.ask(Refine(llm, streaming=way.streaming), "?", nodes)
+    assert told.text == "Paris [ref_id:0]."
+
+
+@pytest.mark.parametrize(
+    "reply",
+    [
+        "The original answer remains the same: Paris [ref_id:0].",
+        "Paris.",
+        "Paris is the capital, and Rome is another one, and Madrid a third; that is all there is to say on it.",
+        "No, it is the capital of Spain.",
+        "The contract was not changed.",
+    ],
+)
+async def test_a_refined_answer_is_no_remark(reply: str, way: Any, nodes: Nodes) -> None:
+    """What says more than that nothing changed is the new answer."""
+    llm = ScriptedLLM(["Rome.", "Rome.", ScriptedReply(reply, chunk_size=5)])
+    assert (await way.ask(Refine(llm, streaming=way.streaming), "?", nodes)).text == reply
+
+
+def test_an_empty_reply_is_warned_of_and_billed(nodes: Nodes, server_of: Servers) -> None:
+    """A kept answer says what happened, and every call is on the bill."""
+    server = server_of(["Paris.", Fault.null_content(), "Rome."])
+    made = run(Refine(server.llm()).synthesis(QueryBundle("?"), nodes))
+    assert (made.text, made.warnings) == ("Rome.", ["call 2 gave an empty reply; the answer before it is kept"])
+    assert (made.usage.calls, made.usage.input_tokens) == (3, server.billed.prompt_tokens)
+
+
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_failure_at_a_step_keeps_what_was_answered(streaming: bool, nodes: Nodes) -> None:
+    """The error says at which call, and holds the answer before it."""
+    llm = ScriptedLLM(["One.", "Two.", ConnectionError("gone")])
+    synthesizer = Refine(llm, streaming=streaming)
+    with pytest.raises(SynthesisError, match="call 3: ConnectionError: gone") as caught:
+        str(synthesizer.synthesize("?", nodes))
+    assert (caught.value.step, caught.value.partial) == (2, "Two.")
+    assert isinstance(caught.value.__cause__, ConnectionError)
+
+
+async def test_a_refused_step_is_an_error(nodes: Nodes, server_of: Servers) -> None:
+    """Refused is not unchanged."""
+    with pytest.raises(SynthesisError, match="refused") as caught:
+        await Refine(server_of(["One.", Fault.refusal()]).llm()).asynthesize("?", nodes)
+    assert (caught.value.step, caught.value.partial) == (1, "One.")
+    assert isinstance(caught.value.__cause__, LLMError)
+
+
+def test_an_empty_first_reply_is_an_error(nodes: Nodes) -> None:
+    """There is no earlier answer to keep."""
+    with pytest.raises(SynthesisError, match="empty"):
+        Refine(ScriptedLLM("")).synthesize("?", nodes)
+
+
+def test_a_late_step_is_late(nodes: Nodes) -> None:
+    """The deadline holds over all calls."""
+    llm = ScriptedLLM(lambda _: ScriptedReply("x", latency=0.1))
+    with pytest.raises(DeadlineExceededError):
+        run(Refine(llm).synthesis(QueryBundle("?"), nodes, deadline=deadline_after(0.15)))
+
+
+def test_a_node_too_big_for_a_window_is_split_and_keeps_its_number(nodes_of: Callable[[list[str]], Nodes]) -> None:
+    """Parts end at sentences, come in order and carry the node's reference id; nothing is lost or dropped."""
+    llm = ScriptedLLM("Answer [ref_id:1].", context_window=1_600, num_output=100)
+    made = run(Refine(llm).synthesis(QueryBundle("?"), nodes_of(["Small.", " ".join(SENTENCES), "Last."])))
+    sent = prompts(llm)
+    assert len(sent) > 4
+    assert '<passage ref_id="0"' in sent[0]
+    assert '<passage ref_id="2"' in sent[-1]
+    assert all('<passage ref_id="1"' in prompt for prompt in sent[1:-1])
+    found = [sentence for prompt in sent for sentence in SENTENCES if sentence in prompt]
+    assert found == SENTENCES
+    assert (made.dropped, made.text) == (0, "Answer [ref_id:1].")
+
+
+def test_a_growing_answer_splits_later_passages_in_order(nodes_of: Callable[[list[str]], Nodes]) -> None:
+    """Where the answer so far takes the room of a passage, the passage is split, its parts in order."""
+    llm = ScriptedLLM(
+        lambda messages: "Long answer. " * (250 if "so far" not in str(messages) else 1),
+        context_window=1_900,
+        num_output=100,
+    )
+    run(Refine(llm).synthesis(QueryBundle("?"), nodes_of(["Small.", " ".join(SENTENCES[:150])])))
+    found = [sentence for prompt in prompts(llm) for sentence in SENTENCES if sentence in prompt]
+    assert found == SENTENCES[:150]
+    assert len(llm.calls) > 2
+
+
+def test_an_answer_that_fills_the_window_stands(nodes: Nodes) -> None:
+    """Where the answer leaves no room for further passages, they are counted as dropped."""
+    llm = ScriptedLLM("Long answer. " * 600, context_window=1_500, num_output=100)
+    made = run(Refine(llm).synthesis(QueryBundle("?"), nodes))
+    assert made.dropped == 2
+    assert len(llm.calls) == 1
+    assert all("beside the answer so far" in warning for warning in made.warnings)
+
+
+def test_calls_are_bounded(nodes_of: Callable[[list[str]], Nodes]) -> None:
+    """No number of nodes makes more than a hundred calls; the rest is counted."""
+    llm = ScriptedLLM("x")
+    made = run(Refine(llm).synthesis(QueryBundle("?"), nodes_of([f"Fact {number}." for number in range(103)])))
+    assert (len(llm.calls), made.dropped) == (100, 3)
+    assert made.warnings == ["3 passages are beyond the limit of 100 calls and were left out"]
+
+
+# -- filtering -------------------------------------------------------------------------------------------------------
+
+
+async def test_unsatisfied_steps_are_skipped(way: Any, nodes: Nodes) -> None:
+    """Only passages that satisfy the question make the answer."""
+    llm = ScriptedLLM(
+        [
+            '{"query_satisfied": false, "answer": "I do not know."}',
+            '{"query_satisfied": true, "answer": "Rome [ref_id:1][ref_id:5]."}',
+            '{"query_satisfied": false, "answer": "Nothing new."}',
+        ]
+    )
+    told = await way.ask(Refine(llm, streaming=way.streaming, structured_answer_filtering=True), "?", nodes)
+    assert told.text == "Rome [ref_id:1]."
+    assert "The answer so far" not in prompts(llm)[1]
+    assert "The answer so far:\nRome [ref_id:1]." in prompts(llm)[2]
+
+
+async def test_no_satisfied_step_is_an_empty_response(way: Any, nodes: Nodes) -> None:
+    """As in LlamaIndex; the text may be chosen."""
+    llm = ScriptedLLM('{"query_satisfied": false, "answer": "?"}')
+    synthesizer = Refine(llm, streaming=way.streaming, structured_answer_filtering=True, empty_response="Nothing.")
+    assert (await way.ask(synthesizer, "?", nodes)).text == "Nothing."
+
+
+@pytest.mark.parametrize(("model", "form"), [("gpt-4o-mini", "response_format"), ("gpt-4", "tools")])
+def test_steps_are_asked_for_in_the_strictest_form(model: str, form: str, nodes: Nodes, server_of: Servers) -> None:
+    """A JSON schema where the model has it, else a tool call; every call is on the bill."""
+    server = server_of('{"query_satisfied": true, "answer": "Paris."}')
+    made = run(Refine(server.llm(model), structured_answer_filtering=True).synthesis(QueryBundle("?"), nodes))
+    assert made.text == "Paris."
+    assert all(form in chat.body for chat in server.chats)
+    assert made.usage.input_tokens == server.billed.prompt_tokens
+    assert made.usage.output_tokens == server.billed.completion_tokens
+
+
+def test_a_step_that_is_no_json_is_an_error(nodes: Nodes) -> None:
+    """What can't be read is not taken for unsatisfied."""
+    llm = ScriptedLLM(['{"query_satisfied": true, "answer": "Paris."}', "I would say Rome."])
+    with pytest.raises(SynthesisError, match="no RefinedAnswer") as caught:
+        Refine(llm, structured_answer_filtering=True).synthesize("?", nodes)
+    assert (caught.value.step, caught.value.partial) == (1, "Paris.")
+
+
+def test_filtering_and_objects_go_together(nodes: Nodes) -> None:
+    """The answer of a filtered step may be an object."""
+    llm = ScriptedLLM(
+        ['{"query_satisfied": true, "answer": {"city": "Paris"}}']
+        + ['{"query_satisfied": false, "answer": {"city": ""}}'] * 2
+    )
+    response = Refine(llm, structured_answer_filtering=True, output_cls=Capital).synthesize("?", nodes)
+    assert response.response == Capital(city="Paris")  # type: ignore[union-attr]
+
+
+async def test_programs_of_the_users_make_the_steps(nodes: Nodes) -> None:
+    """A program factory is called with the prompt, as in LlamaIndex."""
+    llm = ScriptedLLM('{"query_satisfied": true, "answer": "Paris [ref_id:0][ref_id:8]."}')
+
+    def factory(prompt: Any) -> Any:
+        return LLMTextCompletionProgram.from_defaults(output_cls=StructuredRefineResponse, prompt=prompt, llm=llm)
+
+    template = PromptTemplate("{tone}: {context_str} {query_str}")
+    synthesizer = Refine(
+        ScriptedLLM([]), structured_answer_filtering=True, program_factory=factory, text_qa_template=template
+    )
+    assert str(synthesizer.synthesize("Why?", nodes, tone="dry")) == "Paris [ref_id:0]."
+    assert prompts(llm)[0].startswith("dry: <passage")
+    assert "Why?" in prompts(llm)[0]
+    assert str(await synthesizer.asynthesize("Why?", nodes)) == "Paris [ref_id:0]."
+
+    def broken(_: Any) -> Any:
+        raise RuntimeError("no program")
+
+    with pytest.raises(RuntimeError, match="no program"):
+        Refine(llm, structured_answer_filtering=True, program_factory=broken).synthesize("?", nodes)
+
+
+def test_a_failing_program_is_a_failed_step(nodes: Nodes) -> None:
+    """Its error is the cause."""
+
+    def factory(prompt: Any) -> Any:
+        return LLMTextCompletionProgram.from_defaults(
+            output_cls=StructuredRefineResponse, prompt=prompt, llm=ScriptedLLM(ConnectionError("gone"))
+        )
+
+    with pytest.raises(SynthesisError, match="call 1: ConnectionError: gone"):
+        Refine(ScriptedLLM(), structured_answer_filtering=True, program_factory=factory).synthesize("?", nodes)
+
+
+def test_programs_need_filtering() -> None:
+    """As in LlamaIndex."""
+    with pytest.raises(ConfigurationError, match="program_factory"):
+        Refine(ScriptedLLM(), program_factory=lambda prompt: prompt)  # type: ignore[arg-type,return-value]
+
+
+# -- objects, templates, LlamaIndex's own ways -----------------------------------------------------------------------
+
+
+async def test_objects_are_refined(way: Any, nodes: Nodes) -> None:
+    """Each step gives an object; the next one refines its JSON."""
+    llm = ScriptedLLM(['{"city": "Paris"}', '{"city": "Rome"}', '{"city": "Madrid"}'])
+    told = await way.ask(Refine(llm, streaming=way.streaming, output_cls=Capital), "?", nodes)
+    assert told.text == '{"city":"Madrid"}'
+    assert 'The answer so far:\n{"city":"Rome"}' in prompts(llm)[2]
+
+
+def test_cores_templates_work(nodes: Nodes) -> None:
+    """LlamaIndex's own refine template is chosen for a chat model and filled in."""
+    llm = ScriptedLLM("x")
+    Refine(llm, refine_template=DEFAULT_REFINE_PROMPT_SEL).synthesize("Why?", nodes)
+    assert "Original Answer: x" in prompts(llm)[1]
+    assert "New Context: <passage" in prompts(llm)[1]
+
+
+async def test_strings_can_be_refined_too(nodes: Nodes) -> None:
+    """LlamaIndex callers that have only strings, and an answer already, are served."""
+    llm = ScriptedLLM(["Two.", ScriptedReply("Three.", chunk_size=2)] * 2)
+    assert Refine(llm).get_response("?", ["a", "b"], prev_response="One.") == "Three."
+    assert "The answer so far:\nOne." in prompts(llm)[0]
+    streamed: Any = await Refine(llm, streaming=True).aget_response("?", ["a", "b"], prev_response="One.")
+    assert "".join([delta async for delta in streamed]) == "Three."
+    assert Refine(llm).get_response("?", []) == "Empty Response"
+
+
+def test_deltas_of_earlier_steps_are_not_told(nodes: Nodes, server_of: Servers) -> None:
+    """Only the last call streams, and the stream is billed."""
+    server = server_of(["One.", "Two.", Reply("Three of three.", chunk_size=5)])
+    deltas = list(iterate(Refine(server.llm(), streaming=True).synthesis(QueryBundle("?"), nodes)))
+    assert "".join(deltas) == "Three of three."
+    assert [chat.stream for chat in server.chats] == [False, False, True]
+
+
+def test_the_llms_messages_stay_its_own(nodes: Nodes) -> None:
+    """Each call has a system and a user message."""
+    llm = ScriptedLLM("x")
+    Refine(llm).synthesize("?", nodes)
+    assert [[message.role.value for message in call] for call in llm.calls] == [["system", "user"]] * 3
+    assert all(isinstance(message, ChatMessage) for call in llm.calls for message in call)

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import llama_index_agentic_kb as package
+
+HEAVY = ("torch", "chromadb", "transformers", "openai", "llama_index.llms.openai", "sentence_transformers")
+
+
+@pytest.mark.parametrize("name", package.__all__)
+def test_every_name_can_be_had(name: str) -> None:
+    """Each public name is there, as an attribute and in ``dir``."""
+    assert getattr(package, name) is not None
+    assert name in dir(package)
+
+
+def test_unknown_names_are_refused() -> None:
+    """A name that is none is an AttributeError that tells it."""
+    with pytest.raises(AttributeError, match="'llama_index_agentic_kb' has no attribute 'Nothing'"):
+        package.Nothing  # noqa: B018
+
+
+def test_both_lists_of_names_agree() -> None:
+    """What type checkers read and what is imported lazily are the same names of the same homes."""
+    tree = ast.parse(Path(str(package.__file__)).read_text(encoding="utf-8"))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    typed = {}
+    for node in block.body:
+        assert isinstance(node, ast.ImportFrom)
+        for alias in node.names:
+            assert alias.name == alias.asname
+            typed[alias.name] = str(node.module).removeprefix("llama_index_agentic_kb.")
+    assert typed == package._HOME_OF
+    assert package.__all__ == ["__version__", *sorted(typed)]
+
+
+def loaded_by(code: str) -> list[str]:
+    script = f"import sys, json\n{code}\nprint(json.dumps([m for m in {HEAVY!r} if m in sys.modules]))"
+    done = subprocess.run([sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=True)
+    loaded: list[str] = json.loads(done.stdout)
+    return loaded
+
+
+def test_importing_the_package_is_light() -> None:
+    """The package, and the doors that need no model, load no model's library and no client."""
+    assert loaded_by("import llama_index_agentic_kb") == []
+    assert loaded_by("from llama_index_agentic_kb import KnowledgeBase, AgenticRetriever, SourceParams") == []
+    assert loaded_by("import llama_index_agentic_kb.llm") == []
+
+
+def test_asking_for_the_openai_class_loads_its_client() -> None:
+    """Only OpenAICompatible brings OpenAI's client with it."""
+    assert loaded_by("from llama_index_agentic_kb import OpenAICompatible") == ["openai", "llama_index.llms.openai"]
+
+
+def test_every_error_is_of_the_tree() -> None:
+    """Each error has a code of its own, and one root."""
+    errors = importlib.import_module("llama_index_agentic_kb.errors")
+    classes = [getattr(errors, name) for name in errors.__all__]
+    assert all(issubclass(one, errors.AgenticKBError) for one in classes)
+    assert len({one.code for one in classes}) == len(classes)
+    assert issubclass(errors.DeadlineExceededError, TimeoutError)
+    causes = errors.RetrievalError("all", {"a: q": OSError("x")}).causes
+    assert str(causes["a: q"]) == "x"
+    assert errors.RetrievalError("none").causes == {}
+    error = errors.SynthesisError("m", step=2, partial="p")
+    assert (error.step, error.partial, str(error)) == (2, "p", "m")

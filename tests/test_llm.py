@@ -1,0 +1,479 @@
+from __future__ import annotations
+
+import asyncio
+import pickle
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from llama_index.core import Settings
+from llama_index.core.base.llms.types import ChatMessage, CompletionResponse, CompletionResponseGen, LLMMetadata
+from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
+from llama_index.core.llms import CustomLLM, MockLLM
+from llama_index.core.tools import FunctionTool
+from llama_index.core.utils import get_tokenizer, set_global_tokenizer
+from llama_index.llms.openai import OpenAI
+
+from llama_index_agentic_kb import OpenAICompatible
+from llama_index_agentic_kb._flow import Flow, aiterate, arun, deadline_after, iterate, run
+from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError, LLMError
+from llama_index_agentic_kb.llm import (
+    FALLBACK_CONTEXT_WINDOW,
+    LanguageModel,
+    Reply,
+    Usage,
+    count_tokens,
+    is_function_calling,
+    model_name,
+    resolve_llm,
+    structured_output,
+    warm_up_llm,
+)
+from llama_index_agentic_kb.testing import Fault, LoopbackOpenAI, ScriptedLLM, ScriptedReply
+from llama_index_agentic_kb.testing import Reply as Sent
+from llama_index_agentic_kb.testing import count_tokens as billed_tokens
+
+ASK = [ChatMessage(role="system", content="Be brief."), ChatMessage(role="user", content="Who was first on the moon?")]
+SAID = "Neil Armstrong, in July 1969, with Buzz Aldrin after him."
+
+Perform = Callable[[Flow[Reply]], Reply]
+
+
+@pytest.fixture(params=["sync", "async"])
+def perform(request: pytest.FixtureRequest) -> Perform:
+    """Performs a flow with either driver."""
+
+    def sync(flow: Flow[Reply]) -> Reply:
+        return run(flow)
+
+    def native(flow: Flow[Reply]) -> Reply:
+        return asyncio.run(arun(flow))
+
+    return sync if request.param == "sync" else native
+
+
+def ask(model: LanguageModel, way: str, seconds: float | None = 20, **kwargs: Any) -> Flow[Reply]:
+    deadline = deadline_after(seconds)
+    return (model.chat if way == "chat" else model.stream)(ASK, deadline=deadline, **kwargs)
+
+
+def language_model(llm: Any, *handlers: Any) -> LanguageModel:
+    manager = CallbackManager(list(handlers))
+    return LanguageModel(llm, lambda: manager)
+
+
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No key in the environment, and Settings as found."""
+    for name in ("OPENAI_API_KEY", "OPENAI_API_BASE", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(Settings, "_llm", None)
+    tokenizer = get_tokenizer()
+    yield
+    set_global_tokenizer(tokenizer)
+
+
+# -- the bill --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["chat", "stream"])
+def test_the_bill_is_the_servers(perform: Perform, way: str) -> None:
+    """Tokens are what the server billed, and core's TokenCountingHandler counts the same, each call once."""
+    counter = TokenCountingHandler()
+    with LoopbackOpenAI(SAID) as server:
+        model = language_model(server.llm(callback_manager=CallbackManager([counter])), counter)
+        replies = [perform(ask(model, way)) for _ in range(2)]
+        billed = server.billed
+    usage = Usage()
+    for reply in replies:
+        assert (reply.text, reply.finish_reason, reply.cut_short) == (SAID, "stop", False)
+        usage.add(reply.usage)
+    assert usage == Usage(billed.prompt_tokens, billed.completion_tokens, calls=billed.calls)
+    assert billed.calls == 2
+    assert len(counter.llm_token_counts) == 2
+    assert counter.prompt_llm_token_count == billed.prompt_tokens
+    assert counter.completion_llm_token_count == billed.completion_tokens
+
+
+@pytest.mark.parametrize("way", ["chat", "stream"])
+def test_a_server_that_reports_nothing(perform: Perform, way: str) -> None:
+    """Where a server says no counts, they are None: never a guess, and never nought."""
+    with LoopbackOpenAI(Sent(SAID, report_usage=False)) as server:
+        reply = perform(ask(language_model(server.llm()), way))
+    assert reply.usage == Usage(None, None, calls=1)
+
+
+@pytest.mark.parametrize("way", ["chat", "stream"])
+def test_a_scripted_model_is_billed_too(perform: Perform, way: str) -> None:
+    """A model that is not OpenAI's is asked and counted in the same way."""
+    reply = perform(ask(language_model(ScriptedLLM(SAID)), way))
+    assert reply.text == SAID
+    assert reply.usage.output_tokens == billed_tokens(SAID)
+    assert reply.usage.calls == 1
+
+
+def test_usages_add_up() -> None:
+    """Unknown counts add nothing, and two unknowns stay unknown."""
+    total = Usage()
+    total.add(Usage(None, None, 1))
+    assert total == Usage(None, None, 1)
+    total.add(Usage(3, None, 1))
+    total.add(Usage(None, 4, 2))
+    assert total == Usage(3, 4, 4)
+
+
+# -- streaming -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_stream_tells_its_pieces(is_async: bool) -> None:
+    """Each piece is emitted as it comes, in as many as the server sent, through the caller's function."""
+    with LoopbackOpenAI(Sent(SAID, chunk_size=10)) as server:
+        flow = language_model(server.llm()).stream(ASK, deadline=deadline_after(20), through=str.upper)
+
+        async def read() -> list[str]:
+            return [item async for item in aiterate(flow)]
+
+        pieces = asyncio.run(read()) if is_async else list(iterate(flow))
+    assert pieces == [SAID[i : i + 10].upper() for i in range(0, len(SAID), 10)]
+    assert server.chats[0].include_usage
+
+
+# -- replies that are none -------------------------------------------------------------------------------------------
+
+UNUSABLE = {
+    "null": (Fault.null_content(), "empty"),
+    "blank": ("  \n ", "empty"),
+    "refusal": (Fault.refusal("No."), "refused: No.|empty"),
+    "filtered": (Fault.content_filter(), "content filter"),
+    "half filtered": (Fault.content_filter("Neil"), "content filter"),
+    "cut at once": (Fault.length(""), "empty: the model stopped before it was done"),
+}
+
+
+@pytest.mark.parametrize("way", ["chat", "stream"])
+@pytest.mark.parametrize(("answer", "message"), UNUSABLE.values(), ids=UNUSABLE.keys())
+def test_a_reply_that_cannot_be_used(perform: Perform, way: str, answer: Any, message: str) -> None:
+    """What is empty, refused or filtered is an LLMError that says so, with what it billed all the same."""
+    with LoopbackOpenAI(answer) as server:
+        with pytest.raises(LLMError, match=message) as caught:
+            perform(ask(language_model(server.llm(max_retries=0)), way))
+        assert caught.value.usage.input_tokens == server.billed.prompt_tokens
+    assert caught.value.code == "llmFailed"
+
+
+@pytest.mark.parametrize("way", ["chat", "stream"])
+def test_a_reply_that_ran_out_of_tokens(perform: Perform, way: str) -> None:
+    """A text cut off at the token limit is a reply, and says so."""
+    with LoopbackOpenAI(Fault.length("Neil Arm")) as server:
+        reply = perform(ask(language_model(server.llm()), way))
+    assert (reply.text, reply.cut_short) == ("Neil Arm", True)
+
+
+CLIENTS_OWN = {
+    "401": Fault.status(401),
+    "500": Fault.status(500),
+    "reset": Fault.reset(),
+    "cut": Fault.cut(),
+    "bad json": Fault.bad_json(),
+    "html": Fault.html(),
+    "error body": Fault.error_body(),
+    "no choices": Fault.no_choices(),
+}
+
+
+@pytest.mark.parametrize("way", ["chat", "stream"])
+@pytest.mark.parametrize("fault", CLIENTS_OWN.values(), ids=CLIENTS_OWN.keys())
+def test_a_server_that_fails(perform: Perform, way: str, fault: Fault) -> None:
+    """What the client raises goes through as it is; where the client swallows it, the reply is an LLMError."""
+    secret = "sk-very-secret"
+    with LoopbackOpenAI(fault) as server:
+        model = language_model(server.llm(max_retries=0, api_key=secret))
+        with pytest.raises(Exception) as caught:  # noqa: PT011 (any but a deadline)
+            perform(ask(model, way))
+    assert not isinstance(caught.value, DeadlineExceededError)
+    assert isinstance(caught.value, LLMError) == (way == "stream" and fault.kind in ("html", "no_choices"))
+    assert secret not in str(caught.value)
+
+
+@pytest.mark.parametrize("fault", [Fault.stream_cut("Neil Armstrong it was"), Fault.stream_reset()], ids=["cut", "reset"])
+def test_a_stream_that_is_broken_off(perform: Perform, fault: Fault) -> None:
+    """A stream that ends without a finish reason is no reply, however it ends."""
+    with LoopbackOpenAI(fault) as server:
+        model = language_model(server.llm(max_retries=0))
+        with pytest.raises(Exception) as caught:  # noqa: PT011 (ours, or the client's)
+            perform(ask(model, "stream"))
+    if fault.kind == "stream_cut":
+        assert isinstance(caught.value, LLMError)
+        assert "ended before the model did" in str(caught.value)
+    else:
+        assert not isinstance(caught.value, AgenticKBError)
+
+
+HANGS = {"hang": Fault.hang(), "stream hang": Fault.stream_hang(), "drip": Fault.drip(0.05)}
+
+
+@pytest.mark.parametrize("way", ["chat", "stream"])
+@pytest.mark.parametrize("fault", HANGS.values(), ids=HANGS.keys())
+def test_a_server_that_hangs(perform: Perform, way: str, fault: Fault) -> None:
+    """Nothing the server does not do keeps a call beyond its deadline."""
+    with LoopbackOpenAI(fault) as server:
+        started = time.monotonic()
+        with pytest.raises(DeadlineExceededError, match="language model gpt-4o-mini was still running"):
+            perform(ask(language_model(server.llm(max_retries=0)), way, seconds=0.3))
+        assert time.monotonic() - started < 3
+
+
+def test_retries_of_the_client_end_at_the_deadline(perform: Perform) -> None:
+    """A client that waits for a Retry-After of half a minute is left waiting."""
+    with LoopbackOpenAI(Fault.status(429, retry_after=30)) as server:
+        started = time.monotonic()
+        with pytest.raises(DeadlineExceededError):
+            perform(ask(language_model(server.llm(max_retries=3)), "chat", seconds=0.4))
+        assert time.monotonic() - started < 3
+
+
+def test_a_deadline_that_has_passed_sends_nothing(perform: Perform) -> None:
+    """A call that is late before it begins is not billed."""
+    with LoopbackOpenAI(SAID) as server:
+        with pytest.raises(DeadlineExceededError):
+            perform(ask(language_model(server.llm()), "chat", seconds=-1))
+        assert server.requests == []
+
+
+@pytest.mark.parametrize("way", ["chat", "stream"])
+def test_a_models_exception_goes_through(perform: Perform, way: str) -> None:
+    """A model of another kind raises its own error, before or after its text."""
+    with pytest.raises(OSError, match="gone"):
+        perform(ask(language_model(ScriptedLLM(ScriptedReply("Neil", error=OSError("gone")))), way))
+
+
+# -- tools -----------------------------------------------------------------------------------------------------------
+
+
+def plan(question: str) -> str:
+    """Plan."""
+    return question
+
+
+def test_a_tool_is_called(perform: Perform) -> None:
+    """A function-calling model's arguments are the reply's, with the bill."""
+    with LoopbackOpenAI('{"question": "Who?"}') as server:
+        model = language_model(server.llm())
+        reply = perform(model.call_tool(ASK, FunctionTool.from_defaults(plan), deadline=deadline_after(20)))
+        assert reply.tool_arguments == {"question": "Who?"}
+        assert reply.usage.output_tokens == server.billed.completion_tokens
+        assert server.chats[0].forced_tool == "plan"
+
+
+def test_a_tool_that_is_not_called(perform: Perform) -> None:
+    """A model that talks in place of calling gives its text; one that says nothing is an error."""
+    tool = FunctionTool.from_defaults(plan)
+    with LoopbackOpenAI(["I would rather talk.", Fault.null_content()]) as server:
+        model = language_model(server.llm(max_retries=0))
+        reply = perform(model.call_tool(ASK, tool, deadline=deadline_after(20)))
+        assert (reply.text, reply.tool_arguments) == ("I would rather talk.", None)
+        with pytest.raises(LLMError, match="empty"):
+            perform(model.call_tool(ASK, tool, deadline=deadline_after(20)))
+
+
+# -- models ----------------------------------------------------------------------------------------------------------
+
+
+class Blocking(CustomLLM):
+    """A model with sync methods alone, as core's CustomLLM makes it easy to write."""
+
+    @property
+    def metadata(self) -> LLMMetadata:
+        return LLMMetadata(model_name="blocking")
+
+    def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:
+        time.sleep(0.5)
+        return CompletionResponse(text=f"said: {prompt[-4:]}")
+
+    def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:
+        def tell() -> CompletionResponseGen:
+            for text in ("one ", "two"):
+                time.sleep(0.3)
+                yield CompletionResponse(text=text, delta=text)
+
+        return tell()
+
+
+async def test_a_model_without_native_async_does_not_block_the_loop() -> None:
+    """A model whose async methods are sync ones in disguise is called on a thread."""
+    model, longest = language_model(Blocking()), [0.0]
+    await arun(ask(model, "chat"))
+
+    async def watch() -> None:
+        last = time.monotonic()
+        while True:
+            await asyncio.sleep(0.005)
+            longest[0], last = max(longest[0], time.monotonic() - last), time.monotonic()
+
+    watching = asyncio.create_task(watch())
+    whole = await arun(ask(model, "chat"))
+    streamed = await arun(ask(model, "stream"))
+    watching.cancel()
+    assert whole.text.startswith("said: ")
+    assert streamed.text == "one two"
+    assert whole.usage == Usage(None, None, calls=1)
+    assert longest[0] < 0.25
+
+
+def test_an_unknown_model_name(perform: Perform) -> None:
+    """Core's OpenAI raises for the metadata of a name it doesn't know; here it is given a small window."""
+    with LoopbackOpenAI(SAID) as server:
+        llm = server.llm(model="my-model")
+        assert language_model(llm).context_window == FALLBACK_CONTEXT_WINDOW
+        assert language_model(llm).name == model_name(llm) == "my-model"
+        assert not is_function_calling(llm)
+        assert structured_output(llm, "plan", {}) is None
+
+
+def test_what_is_known_of_models() -> None:
+    """Names, windows and abilities are what the models say."""
+    known = OpenAI(model="gpt-4o-mini", api_key="k")
+    assert language_model(known).context_window == 128_000
+    assert is_function_calling(known)
+    schema = structured_output(known, "plan", {"type": "object"})
+    assert schema is not None
+    assert schema["response_format"]["json_schema"]["name"] == "plan"
+    scripted = ScriptedLLM(model_name="m", context_window=100)
+    assert (model_name(scripted), language_model(scripted).context_window) == ("m", 100)
+    assert not is_function_calling(scripted)
+    assert structured_output(scripted, "plan", {}) is None
+    assert model_name(Blocking()) == "blocking"
+    assert count_tokens("two words") == len(get_tokenizer()("two words")) > 0
+
+
+def test_warming_up_sends_nothing() -> None:
+    """Clients and tokenizer are made, and nothing is asked."""
+    with LoopbackOpenAI(SAID) as server:
+        llm = server.llm()
+        warm_up_llm(llm)
+        warm_up_llm(ScriptedLLM())
+        assert llm._client is not None
+        assert server.requests == []
+
+
+def test_the_model_is_left_as_it_is() -> None:
+    """Handlers are told by a copy, the same one as long as they are the same; the user's model has its own still."""
+    counter, manager = TokenCountingHandler(), CallbackManager([])
+    llm = ScriptedLLM(SAID)
+    own = llm.callback_manager
+    model = LanguageModel(llm, lambda: manager)
+    assert model.ready() is llm
+    manager.add_handler(counter)
+    assert model.ready() is model.ready() is not llm
+    assert model.ready().model_name == llm.model_name  # type: ignore[attr-defined]
+    assert llm.callback_manager is own
+    assert own.handlers == []
+
+
+# -- which model -----------------------------------------------------------------------------------------------------
+
+
+def test_no_model_is_none() -> None:
+    """Without a setting and a key there is no model, and Settings stays untouched."""
+    assert resolve_llm(None) is None
+    assert Settings._llm is None
+
+
+def test_a_given_model_is_it() -> None:
+    """A model given goes before every setting, a disabled one included."""
+    llm, mock = ScriptedLLM(), MockLLM()
+    Settings.llm = ScriptedLLM()
+    assert resolve_llm(llm) is llm
+    assert resolve_llm(mock) is mock
+
+
+def test_settings_give_the_model() -> None:
+    """Without one given it is Settings' model; where that is disabled (a MockLLM), none."""
+    llm = ScriptedLLM()
+    Settings.llm = llm
+    assert resolve_llm(None) is llm
+    Settings._llm = MockLLM()
+    assert resolve_llm(None) is None
+
+
+def test_a_key_gives_the_default_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a key in the environment, Settings' own default is used."""
+    monkeypatch.setenv("OPENAI_API_KEY", "sk-from-the-environment")
+    llm = resolve_llm(None)
+    assert isinstance(llm, OpenAI)
+    assert Settings._llm is llm
+
+
+# -- servers that speak OpenAI's protocol ----------------------------------------------------------------------------
+
+
+def compatible(server: LoopbackOpenAI, **kwargs: Any) -> OpenAICompatible:
+    return OpenAICompatible(**{"model": "my-model", "api_base": server.base_url, "api_key": "sk-secret", **kwargs})
+
+
+async def test_a_compatible_server_answers_in_all_ways() -> None:
+    """A model of an unknown name chats, completes and streams, sync and async."""
+    with LoopbackOpenAI(SAID) as server:
+        llm = compatible(server)
+        assert llm.chat(ASK).message.content == SAID
+        assert llm.complete("Who?").text == SAID
+        assert [*llm.stream_chat(ASK)][-1].message.content == SAID
+        assert (await llm.achat(ASK)).message.content == SAID
+        assert (await llm.acomplete("Who?")).text == SAID
+        assert [r async for r in await llm.astream_chat(ASK)][-1].message.content == SAID
+        assert {chat.model for chat in server.chats} == {"my-model"}
+
+
+@pytest.mark.parametrize("way", ["chat", "stream"])
+def test_a_compatible_model_in_flows(perform: Perform, way: str) -> None:
+    """Its bill is the server's, as OpenAI's own."""
+    with LoopbackOpenAI(SAID) as server:
+        model = language_model(compatible(server, context_window=4_000))
+        usage = perform(ask(model, way)).usage
+        assert usage == Usage(server.billed.prompt_tokens, server.billed.completion_tokens, calls=1)
+        assert model.context_window == 4_000
+
+
+def test_a_compatible_models_metadata() -> None:
+    """An unknown name has the window and ability it was given, a known one its own; the tokenizer is the global one."""
+    unknown = OpenAICompatible(model="my-model", api_key="k", context_window=1_000, is_function_calling_model=True)
+    metadata = unknown.metadata
+    assert (metadata.context_window, metadata.model_name, metadata.is_chat_model) == (1_000, "my-model", True)
+    assert metadata.is_function_calling_model
+    assert is_function_calling(unknown)
+    default = OpenAICompatible(model="other", api_key="k", max_tokens=7).metadata
+    assert (default.context_window, default.num_output, default.is_function_calling_model) == (8_192, 7, False)
+    known = OpenAICompatible(model="gpt-4o-mini", api_key="k", context_window=1_000).metadata
+    assert (known.context_window, known.is_function_calling_model) == (128_000, True)
+    set_global_tokenizer(str.split)
+    assert unknown._tokenizer is not None
+    assert unknown._tokenizer.encode("a b c") == ["a", "b", "c"]
+    with pytest.raises(ValueError, match="context_window"):
+        OpenAICompatible(model="my-model", api_key="k", context_window=0)
+
+
+def test_a_compatible_model_is_a_class_of_openais() -> None:
+    """It is an OpenAI and survives pickling and its own dictionary; what is printed of it holds no key."""
+    with LoopbackOpenAI(SAID) as server:
+        llm = compatible(server, context_window=123)
+        assert isinstance(llm, OpenAI)
+        assert issubclass(OpenAICompatible, OpenAI)
+        twin = pickle.loads(pickle.dumps(llm))
+        assert (type(twin), twin.metadata.context_window) == (OpenAICompatible, 123)
+        assert twin.complete("Who?").text == SAID
+        assert OpenAICompatible.from_dict(llm.to_dict()).context_window == 123
+        assert llm.class_name() == "openai_compatible_llm"
+        for shown in (repr(llm), str(llm), f"{language_model(llm)!r}", repr(llm.metadata)):
+            assert "sk-secret" not in shown
+        assert "context_window=123" in repr(llm)
+
+
+def test_a_compatible_server_may_want_no_key() -> None:
+    """Servers other than OpenAI's are called without a key too; OpenAI's own still wants one."""
+    with LoopbackOpenAI(SAID) as server:
+        assert compatible(server, api_key=None).complete("Who?").text == SAID
+        assert server.requests[0].headers["authorization"] == "Bearer no-key"
+    with pytest.raises(Exception, match="OPENAI_API_KEY"):
+        OpenAICompatible(model="my-model", max_retries=0).complete("Who?")

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llama_index_agentic_kb._text import cut_to_fit, normalize, one_line, sentence_spans
+from llama_index_agentic_kb.testing import count_tokens
+
+TEXTS = st.text(st.sampled_from("abc .!?\n\tÄß…"), max_size=200)
+PROSE = "Dr. Smith went home. He slept well! Did he? Yes, at 5 p.m. he did. The end."
+
+
+def test_normal_forms() -> None:
+    """Texts that read the same are equal in normal form."""
+    assert normalize("  Straße\n\tO\u0308L ") == normalize("STRASSE \u00f6l") == "strasse öl"
+    assert normalize("\ufb01ne") == "fine"
+
+
+@given(TEXTS)
+def test_a_normal_form_is_its_own(text: str) -> None:
+    """Normalizing twice changes nothing more."""
+    assert normalize(normalize(text)) == normalize(text)
+
+
+@given(TEXTS, st.integers(1, 50))
+def test_one_line(text: str, limit: int) -> None:
+    """One line, no longer than asked, with an ellipsis where it was cut."""
+    line = one_line(text, limit)
+    assert "\n" not in line
+    assert len(line) <= limit
+    assert line == " ".join(text.split()) or line.endswith("…")
+
+
+@given(TEXTS)
+def test_spans_cover_the_text(text: str) -> None:
+    """Spans are in order and don't overlap, and leave out nothing but white space."""
+    spans = sentence_spans(text)
+    position = 0
+    for start, end in spans:
+        assert not text[position:start].strip()
+        assert position <= start <= end
+        position = end
+    assert not text[position:].strip()
+
+
+def test_sentences_end_where_readers_end_them() -> None:
+    """Abbreviations and times end no sentence."""
+    told = [PROSE[start:end].strip() for start, end in sentence_spans(PROSE)]
+    assert told[0] == "Dr. Smith went home."
+    assert told[-1] == "The end."
+    assert "".join(told).replace(" ", "") == PROSE.replace(" ", "")
+
+
+@given(TEXTS, st.integers(-1, 60))
+def test_what_is_cut_fits(text: str, limit: int) -> None:
+    """A cut counts at most the limit and is a start of the text, whole where it fits."""
+    cut = cut_to_fit(text, limit, len)
+    assert len(cut) <= max(0, limit)
+    assert text.startswith(cut.removesuffix("…"))
+    if len(text) <= limit:
+        assert cut == text
+
+
+@pytest.mark.parametrize("limit", [1, 5, 9, 14, 20, 1_000])
+def test_cuts_are_at_sentence_ends(limit: int) -> None:
+    """Whole sentences where one fits, else whole words and an ellipsis."""
+    cut = cut_to_fit(PROSE, limit, count_tokens)
+    assert count_tokens(cut) <= limit
+    if limit >= 9:
+        assert cut[-1] in ".!?"
+
+
+def test_a_long_text_is_not_counted_whole() -> None:
+    """Cutting a text of a million words takes a moment, not as long as counting it again and again."""
+    text = "The moon is far away. " * 200_000
+    counted = [0]
+
+    def count(part: str) -> int:
+        counted[0] += len(part)
+        return count_tokens(part)
+
+    cut = cut_to_fit(text, 100, count)
+    assert cut.endswith(".")
+    assert count_tokens(cut) <= 100
+    assert counted[0] < 100_000
+
+
+def test_one_word_that_is_too_long() -> None:
+    """A word without an end is cut in the middle."""
+    assert cut_to_fit("a" * 100, 10, len) == "a" * 9 + "…"
+    assert cut_to_fit("ab", 1, len) == "…"[:0] or cut_to_fit("ab", 1, len) == "…"
