@@ -12,19 +12,15 @@ import re
 import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
-from itertools import islice
 from typing import Any, Final, TypeAlias
 
 __all__ = ["response_html"]
 
 Record: TypeAlias = Mapping[str, Any]
 
-ROWS: Final = 100
-"""How many rows of a list are shown."""
-LONG: Final = 360
-"""An extract longer than this is folded."""
-MOST: Final = 20_000
-"""How many characters of one passage are shown."""
+ROWS: Final = 100  # rows of a list that are shown
+LONG: Final = 360  # characters; an extract that has more is folded
+MOST: Final = 20_000  # characters of one passage that are shown
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _KEPT: Final = "\n\t\u200c\u200d"  # the joiners: some scripts and emoji can't be written without them
@@ -32,49 +28,43 @@ _MARKER: Final = re.compile(r"[ \t]{0,8}\[ref_id:([0-9]{1,9})\]")
 _WEB: Final = re.compile(r"https?://[^\s\"'<>\\^`{|}]+", re.IGNORECASE)
 _TONES: Final = {"ok": "ok", "empty": "warn", "skipped": "warn", "timeout": "bad", "error": "bad", "denied": "bad"}
 _STAGES: Final = {"modelQueryPlanning": "Plan", "agenticReasoning": "Evidence", "modelAnswerSynthesis": "Answer"}
-_SCORES: Final = {"score": "score", "rerankerScore": "reranked"}
+_SCORES: Final = (("score", "score"), ("rerankerScore", "reranked"))
 _WORDS: Final = {"count": "found", "inputTokens": "tokens in", "outputTokens": "tokens out"}
-_TOLD_IF_ZERO: Final = ("candidates", "count", "kept")
-_TOLD_ELSEWHERE: Final = ("id", "elapsedMs")
 
 # Colours: the notebook's own, else VS Code's, else the reader's preference. Bars and dots read on light and on dark.
 _STYLE: Final = """<style>
 .agentic-kb{--l-fg:#1f2328;--l-dim:#59636e;--l-bg:#fff;--l-link:#0969da;--ok:#2f9e5b;--warn:#c98a0b;--bad:#df4a43;
---line:rgba(128,128,128,.28);--tint:rgba(128,128,128,.1);
+--line:#80808048;--tint:#8080801a;box-sizing:border-box;max-width:60rem;padding:1rem 1.25rem;border-radius:8px;
 @media (prefers-color-scheme:dark){--l-fg:#e6edf3;--l-dim:#9da7b1;--l-bg:#0d1117;--l-link:#6cb0ff}
 --fg:var(--jp-content-font-color1,var(--vscode-editor-foreground,var(--l-fg)));
 --dim:var(--jp-content-font-color2,var(--vscode-descriptionForeground,var(--l-dim)));
 --bg:var(--jp-layout-color0,var(--vscode-editor-background,var(--l-bg)));
 --link:var(--jp-content-link-color,var(--vscode-textLink-foreground,var(--l-link)));
-box-sizing:border-box;max-width:60rem;padding:1rem 1.25rem;border:1px solid var(--line);border-radius:8px;
-background:var(--bg);color:var(--fg);font:14px/1.55 system-ui,sans-serif;overflow-wrap:anywhere;text-align:start;
-& p,& ul{margin:0 0 .6em;max-width:46rem}& ul{padding-inline-start:1.2em}
-& a{color:var(--link);text-decoration:none}& a:hover{text-decoration:underline}
-& .akb-head{margin:1.5em 0 .5em;max-width:none;padding-bottom:.3em;border-bottom:1px solid var(--line)}
-& .akb-head:first-of-type{margin-top:0}& .akb-dim,& details{color:var(--dim);font-size:12.5px}
-& sup{line-height:0;font-size:.75em;margin-inline-start:.15em}
-& sup a{padding:.1em .35em;border-radius:4px;background:var(--tint);font-weight:600}
-& ol.akb-list{list-style:none;margin:0;padding:0}
-& ol.akb-list>li{position:relative;margin:0;padding:.35em .4em .35em 2.4em;border-radius:4px}
-& ol.akb-list>li:target{background:var(--tint);box-shadow:inset 3px 0 var(--link)}
+border:1px solid var(--line);background:var(--bg);color:var(--fg);font:14px/1.55 system-ui,sans-serif;
+overflow-wrap:anywhere;text-align:start;& p,& ul{margin:0 0 .6em;max-width:46rem}& ul{padding-inline-start:1.2em}
+& a{color:var(--link);text-decoration:none;&:hover{text-decoration:underline}}
+& .akb-head{margin:1.5em 0 .5em;max-width:none;padding-bottom:.3em;border-bottom:1px solid var(--line);
+&:first-of-type{margin-top:0}}& .akb-dim,& details{color:var(--dim);font-size:12.5px}
+& sup{line-height:0;font-size:.75em;& a{padding:.1em .35em;border-radius:4px;background:var(--tint);font-weight:600}}
+& ol.akb-list{list-style:none;margin:0;padding:0;&>li{position:relative;margin:0;padding:.35em .4em .35em 2.4em}
+&>li:target{background:var(--tint);box-shadow:inset 3px 0 var(--link)}}
 & .akb-number{position:absolute;left:0;width:1.7em;text-align:right;color:var(--dim)}
 & summary{cursor:pointer}& details[open]>summary>.akb-preview{display:none}
-& details[open]>summary:has(.akb-preview)::after{content:"Show less"}
-& .akb-passage{white-space:pre-wrap;max-width:46rem}& details>.akb-passage{margin:.4em 0;padding:.6em .8em;max-height:24em;
-overflow:auto;border-inline-start:3px solid var(--line);background:var(--tint);color:var(--fg);font-size:13px}
+& details[open]>summary:has(.akb-preview)::after{content:"Show less"}& .akb-lead{color:var(--fg);font-size:14px}
+& .akb-passage{white-space:pre-wrap;max-width:46rem}& details>.akb-passage{margin:.4em 0;padding:.6em .8em;
+max-height:24em;overflow:auto;border-inline-start:3px solid var(--line);background:var(--tint);color:var(--fg)}
 & .akb-notice{margin:0 0 1em;padding:.6em .9em;border:1px solid var(--warn);border-inline-start-width:4px;
 border-radius:4px;background:rgba(201,138,11,.1);& ul{margin:.3em 0 0}}
 & .akb-row{display:grid;grid-template-columns:minmax(0,1fr) minmax(0,2fr) 5.5em 5em;gap:0 1em;padding:.45em 0;
 border-bottom:1px solid var(--line);&:last-child{border-bottom:0}}& .akb-wide{grid-column:1/-1}
 & .akb-track{position:relative;height:8px;margin-top:.5em;border-radius:4px;background:var(--tint);overflow:hidden}
-& .akb-bar{position:absolute;top:0;bottom:0;min-width:3px;border-radius:4px;background:var(--dim)}
+& .akb-bar{position:absolute;inset-block:0;min-width:3px;border-radius:4px;background:var(--tone,var(--dim))}
 & .akb-ms{text-align:end;color:var(--dim);font-variant-numeric:tabular-nums}
 & .akb-outcome::before{content:"";display:inline-block;width:.6em;height:.6em;margin-inline-end:.45em;
-border-radius:50%;background:var(--dim)}
-& .akb-ok::before,& .akb-bar.akb-ok{background:var(--ok)}& .akb-warn::before,& .akb-bar.akb-warn{background:var(--warn)}
-& .akb-bad::before,& .akb-bar.akb-bad{background:var(--bad)}
-& .akb-told{border-inline-start:3px solid var(--warn);padding-inline-start:.6em;&.akb-bad{border-color:var(--bad)}}
-@media (max-width:600px){& .akb-row{grid-template-columns:1fr auto auto}& .akb-track{grid-row:2;grid-column:1/-1}}}
+border-radius:50%;background:var(--tone,var(--dim))}
+& .akb-ok{--tone:var(--ok)}& .akb-warn{--tone:var(--warn)}& .akb-bad{--tone:var(--bad)}
+& .akb-told{border-inline-start:3px solid var(--tone,var(--warn));padding-inline-start:.6em}
+@media (max-width:600px){& .akb-row{grid-template-columns:1fr auto auto}& .akb-track{grid-area:2/1/3/-1;margin:.2em 0 .4em}}}
 </style>"""
 
 
@@ -87,10 +77,10 @@ def response_html(data: dict[str, Any]) -> str:
     Returns:
         A fragment whose style is scoped to its class and whose ids are made from its content.
     """
-    text = "\n".join(_message(message) for message in _records(data.get("response")))
+    text = "\n".join(map(_message, _records(data.get("response"))))
     references, activity = _records(data.get("references")), _records(data.get("activity"))
-    keys = [_plain(item.get(key)) for item in (*references, *activity) for key in ("docKey", "startedAt")]
-    prefix = f"akb-{hashlib.sha256(chr(10).join((text, *keys)).encode(errors='replace')).hexdigest()[:12]}"
+    keys = (_plain(item.get(key)) for item in (*references, *activity) for key in ("docKey", "startedAt"))
+    prefix = f"akb-{hashlib.sha256(repr((text, *keys)).encode()).hexdigest()[:12]}"
     extracts = _extracts(text)
     result = _answer(text, references, prefix) if extracts is None else _extracted(extracts, references, prefix)
     return f'<div class="agentic-kb">{_STYLE}{_notices(data)}{result}{_timeline(activity)}</div>'
@@ -104,17 +94,15 @@ def _notices(data: Record) -> str:
         query = f" ({shown})" if (shown := _text(item.get("subQueryId"), 60)) else ""
         return f"<li><strong>{_text(item.get('what'), 100)}</strong>{query} {told}</li>"
 
+    def notice(title: str, rows: str) -> str:
+        return f'<div class="akb-notice" role="note"><strong>{title}</strong><ul>{rows}</ul></div>'
+
     missing, warnings = _records(data.get("missing")), _record(data.get("plan")).get("warnings")
-    notices = ""
-    if missing or data.get("statusCode") == 206:  # noqa: PLR2004 (HTTP: partial content)
-        notices += _notice("Incomplete (206): a part is missing from this response.", _rows(missing, part))
+    incomplete = missing or data.get("statusCode") == 206  # noqa: PLR2004 (HTTP: partial content)
+    shown = notice("Incomplete (206): some of it is missing.", _rows(missing, part)) if incomplete else ""
     if isinstance(warnings, list) and warnings:
-        notices += _notice("About the plan", _rows(warnings, lambda item: f"<li>{_text(item, 500)}</li>"))
-    return notices
-
-
-def _notice(title: str, rows: str) -> str:
-    return f'<div class="akb-notice" role="note"><strong>{title}</strong>{f"<ul>{rows}</ul>" if rows else ""}</div>'
+        shown += notice("About the plan", _rows(warnings, lambda item: f"<li>{_text(item, 500)}</li>"))
+    return shown
 
 
 def _answer(text: str, references: Sequence[Record], prefix: str) -> str:
@@ -122,64 +110,54 @@ def _answer(text: str, references: Sequence[Record], prefix: str) -> str:
     cited = {int(number) for number in _MARKER.findall(text)}
     used = [item for item in references if not cited or _ref_number(item.get("id")) in cited]
     rest = [item for item in references if cited and _ref_number(item.get("id")) not in cited]
-    titles = {number: item.get("title") for item in used[:ROWS] if (number := _ref_number(item.get("id"))) is not None}
-    paragraphs = [part.strip("\n") for part in re.split(r"\n[ \t]*\n", _plain(text)) if part.strip()]
-    shown = "".join(f'<p dir="auto">{_cited(part, titles, prefix)}</p>' for part in paragraphs)
-    listed = _heading("Sources", f"{len(references):,}") + _listed(used, prefix, fold=True) if references else ""
-    return _heading("Answer") + (shown or "<p>No answer.</p>") + listed + _rest(rest, "read and not cited")
+    titles = {_ref_number(item.get("id")): item.get("title") for item in used[:ROWS]}
 
-
-def _cited(text: str, titles: Mapping[int, Any], prefix: str) -> str:
-    """Escape a text; a marker becomes a link if its source is shown, and stays text if it isn't."""
-    shown, position = "", 0
-    for marker in _MARKER.finditer(text):
+    def link(marker: re.Match[str]) -> str:
         number = int(marker[1])
-        shown += _text(text[position : marker.start()])
-        title = f'title="{_text(titles.get(number), 200)}"'
-        link = f'<sup><a href="#{prefix}-{number}" {title}>{number + 1}</a></sup>'
-        shown += link if number in titles else _text(marker[0])
-        position = marker.end()
-    return (shown + _text(text[position:])).replace("\n", "<br>\n")
+        target = f'href="#{prefix}-{number}" title="{_text(titles.get(number), 200)}"'
+        return f"<sup><a {target}>{number + 1}</a></sup>" if number in titles else marker[0]
+
+    paragraphs = [part.strip("\n").replace("\n", "<br>") for part in re.split(r"\n[ \t]*\n", html.escape(text))]
+    shown = "".join(f'<p dir="auto">{_MARKER.sub(link, part)}</p>' for part in paragraphs if part.strip())
+    listed = _heading("Sources", f"{len(references):,}") + _listed(used, prefix) if references else ""
+    return _heading("Answer") + (shown or "<p>No answer.</p>") + listed + _listed(rest, rest="read and not cited")
 
 
 def _extracted(extracts: Sequence[Record], references: Sequence[Record], prefix: str) -> str:
     """Show the extracts, each with what is known of its source."""
-    known = {_ref_number(item.get("id")): item for item in reversed(references)}
-    items = []
-    for extract in extracts:
-        number = _ref_number(extract.get("ref_id"))
+    known = {number: item for item in reversed(references) if (number := _ref_number(item.get("id"))) is not None}
+    items, numbers = [], [_ref_number(extract.get("ref_id")) for extract in extracts]
+    for number, extract in zip(numbers, extracts, strict=True):
         own = {"id": number, "title": extract.get("title"), "terms": extract.get("terms"), "sourceData": extract}
-        items.append({**known.pop(number, {}), **own})
+        items.append({**(known.get(number, {}) if number is not None else {}), **own})
     listed = _listed(items, prefix, fold=False) or "<p>Nothing was found.</p>"
-    rest = [item for item in references if known.get(_ref_number(item.get("id"))) is item]
-    return _heading("Extracts", f"{len(extracts):,}") + listed + _rest(rest, "read and not extracted")
+    rest = [item for item in references if _ref_number(item.get("id")) not in set(numbers)]
+    return _heading("Extracts", f"{len(extracts):,}") + listed + _listed(rest, rest="read and not extracted")
 
 
-def _rest(items: Sequence[Record], what: str) -> str:
-    listed = _listed(items, "", fold=True)
-    return f"<details><summary>{len(items):,} more that were {what}</summary>{listed}</details>" if items else ""
-
-
-def _listed(items: Sequence[Record], prefix: str, *, fold: bool) -> str:
-    """List sources by number; with a prefix, the first of each number gets an id."""
-    taken: set[int] = set()
+def _listed(items: Sequence[Record], prefix: str = "", rest: str = "", *, fold: bool = True) -> str:
+    """List sources, the first of each number with an id if there is a prefix; behind a summary if they are a rest."""
+    taken: set[int | None] = {None}
 
     def row(item: Record) -> str:
         number = _ref_number(item.get("id"))
-        anchor = f' id="{prefix}-{number}"' if prefix and number is not None and number not in taken else ""
-        taken.update(() if number is None else (number,))
-        scores = (f"{word} {item[key]:.3f}" for key, word in _SCORES.items() if _number(item.get(key)))
-        address = _address(item.get("url") or item.get("citationUrl"))
-        name, terms = _text(item.get("knowledgeSourceName"), 100), _text(item.get("terms"), 300)
+        anchor = f' id="{prefix}-{number}"' if prefix and number not in taken else ""
+        taken.add(number)
+        scores = (f"{word} {item[key]:.3f}" for key, word in _SCORES if _number(item.get(key)))
+        name, address = (
+            _text(item.get("knowledgeSourceName"), 100),
+            _address(item.get("url") or item.get("citationUrl")),
+        )
         label = _text(item.get("id"), 12) if number is None else str(number + 1)
         return (
             f'<li{anchor}><span class="akb-number">{label}</span>'
             f'<strong dir="auto">{_text(item.get("title"), 300) or "(untitled)"}</strong> '
-            f'<span class="akb-dim">{_joined(name, *scores, terms, address)}</span>'
+            f'<span class="akb-dim">{_joined(name, *scores, _text(item.get("terms"), 300), address)}</span>'
             f"{_passage(_record(item.get('sourceData')).get('content'), fold=fold)}</li>"
         )
 
-    return f'<ol class="akb-list">{_rows(items, row)}</ol>' if items else ""
+    listed = f'<ol class="akb-list">{_rows(items, row)}</ol>' if items else ""
+    return f"<details><summary>{len(items):,} more, {rest}</summary>{listed}</details>" if items and rest else listed
 
 
 def _passage(content: Any, *, fold: bool) -> str:
@@ -188,8 +166,8 @@ def _passage(content: Any, *, fold: bool) -> str:
     passage = f'<div class="akb-passage" dir="auto">{_text(text, MOST)}</div>' if text else ""
     if not text or (not fold and len(text) <= LONG):
         return passage
-    preview = _text(" ".join(text[:LONG].split()), 110 if fold else LONG // 2)
-    return f'<details><summary><span class="akb-preview">{preview}</span></summary>{passage}</details>'
+    preview, lead = _text(" ".join(text[: LONG + 1].split()), 110 if fold else 250), "" if fold else " akb-lead"
+    return f'<details><summary><span class="akb-preview{lead}">{preview}</span></summary>{passage}</details>'
 
 
 def _timeline(records: Sequence[Record]) -> str:
@@ -207,32 +185,32 @@ def _timeline_row(record: Record, place: str) -> str:
     arguments = _record(record.get(f"{kind}Arguments"))
     query = _joined(_text(record.get("subQueryId"), 40), _text(arguments.get("search"), 300), between=": ")
     failure = _joined(_text(error.get("code"), 80), _text(error.get("message"), 500), between=": ")
-    warning = _text(record.get("warning"), 500)
+    bar = f'<div class="akb-bar {tone}" style="{place}"></div>' if place else ""
     return (
-        f'<div class="akb-row"><strong dir="auto">{name}</strong>'
-        f'<div class="akb-track">{place and f"""<div class="akb-bar {tone}" style="{place}"></div>"""}</div>'
+        f'<div class="akb-row"><strong dir="auto">{name}</strong><div class="akb-track">{bar}</div>'
         f'<div class="akb-outcome {tone}">{_text(outcome, 20) or "open"}</div>'
         f'<div class="akb-ms">{elapsed and f"{elapsed} ms"}</div>'
-        f"{_line(query, 'dim')}{_line(_facts(record, arguments), 'dim')}"
-        f"{_line(failure, 'told akb-bad')}{_line(warning, 'told')}</div>"
+        f"{_line('dim', _joined(query, *_facts(record, arguments)))}"
+        f"{_line('told akb-bad', failure)}{_line('told', _text(record.get('warning'), 500))}</div>"
     )
 
 
-def _line(shown: str, style: str) -> str:
+def _line(style: str, shown: str) -> str:
     return f'<div class="akb-wide akb-{style}" dir="auto">{shown}</div>' if shown else ""
 
 
-def _facts(record: Record, arguments: Record) -> str:
+def _facts(record: Record, arguments: Record) -> list[str]:
     """Tell what a record counts, under which filter it searched, and which model it called."""
     told = []
-    for key, value in islice(record.items(), ROWS):
-        if (number := _number(value)) and key not in _TOLD_ELSEWHERE and (value or key in _TOLD_IF_ZERO):
-            told.append(f"{number} {_WORDS.get(key) or _text(re.sub('([A-Z])', r' \1', _plain(key)).lower(), 60)}")
+    for key, value in record.items():
+        word = _WORDS.get(key) or re.sub("([A-Z])", r" \1", _plain(key)).lower()
+        if (number := _number(value)) and key not in ("id", "elapsedMs") and (value or key == "count"):
+            told.append(f"{number} {_text(word, 60)}")
     if isinstance(queries := record.get("subQueries"), list):
         told.append(f"{len(queries):,} queries")
     if narrowed := arguments.get("filter"):
         told.append(f"filter {_text(json.dumps(narrowed, ensure_ascii=False, default=_plain, skipkeys=True), 300)}")
-    return _joined(*told, _text(_record(record.get("model")).get("modelName"), 80))
+    return [*told, _text(_record(record.get("model")).get("modelName"), 80)]
 
 
 def _place(span: tuple[float, float] | None, first: float, total: float) -> str:
@@ -259,7 +237,9 @@ def _seconds(value: Any) -> float | None:
 
 def _message(message: Record) -> str:
     content = message.get("content")
-    return content if isinstance(content, str) else "\n".join(_plain(part.get("text")) for part in _records(content))
+    return (
+        _plain(content) if isinstance(content, str) else "\n".join(_plain(it.get("text")) for it in _records(content))
+    )
 
 
 def _extracts(text: str) -> list[Record] | None:
@@ -291,15 +271,13 @@ def _address(value: Any) -> str:
 
 
 def _heading(title: str, note: str = "") -> str:
-    told = f' <span class="akb-dim">{note}</span>' if note else ""
-    return f'<p class="akb-head" role="heading" aria-level="3"><strong>{title}</strong>{told}</p>'
+    told = f'<strong>{title}</strong> <span class="akb-dim">{note}</span>'
+    return f'<p class="akb-head" role="heading" aria-level="3">{told}</p>'
 
 
 def _rows(items: Sequence[Any], show: Callable[[Any], str], tag: str = "li") -> str:
-    left = len(items) - ROWS
-    return "".join(map(show, items[:ROWS])) + (
-        f'<{tag} class="akb-dim">… and {left:,} more</{tag}>' if left > 0 else ""
-    )
+    more = f'<{tag} class="akb-dim">… and {len(items) - ROWS:,} more</{tag}>' if len(items) > ROWS else ""
+    return "".join(map(show, items[:ROWS])) + more
 
 
 def _joined(*parts: str, between: str = " · ") -> str:

@@ -24,7 +24,7 @@ from llama_index.core.prompts.mixin import PromptMixinType
 from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
-from llama_index_agentic_kb._flow import Call, Flow, aiterate, arun, iterate, run
+from llama_index_agentic_kb._flow import Call, Emit, Flow, aiterate, arun, iterate, run
 from llama_index_agentic_kb.account import GuardedCallbacks
 from llama_index_agentic_kb.prompts import format_question
 from llama_index_agentic_kb.retriever import AgenticRetriever, Retrieval
@@ -206,11 +206,13 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
             retrieval.missing.append(nothing)
         return retrieval
 
-    def _synthesis(self, retrieval: Retrieval) -> Flow[Synthesis]:
+    def _synthesis(self, retrieval: Retrieval, *, streaming: bool = False) -> Flow[Synthesis]:
         """Make the answer, with its record; what needs no model adds to the agent's record instead."""
         synthesizer = self.synthesizer
         if not isinstance(synthesizer, AgenticSynthesizer):
-            return (yield from self._foreign(synthesizer, retrieval))
+            synthesis = yield from self._foreign(synthesizer, retrieval)
+            yield Emit(synthesis.text)
+            return synthesis
         query = QueryBundle(format_question(retrieval.scope.question, retrieval.scope.history))
         budget, log = retrieval.budget, retrieval.log
         body = synthesizer.synthesis(
@@ -219,6 +221,7 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
             deadline=budget.deadline,
             max_output_tokens=budget.output_tokens,
             sources={name: chosen.source for name, chosen in retrieval.selected.items()},
+            streaming=streaming,
         )
         if not synthesizer.needs_llm:
             synthesis = yield from body
@@ -296,7 +299,7 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
 
     def _streamed(self, retrieval: Retrieval, metadata: dict[str, Any]) -> Flow[None]:
         """Synthesize, then complete the metadata that the response already holds."""
-        synthesis = yield from self._synthesis(retrieval)
+        synthesis = yield from self._synthesis(retrieval, streaming=True)
         metadata.update(_metadata(Answered(retrieval, synthesis)))
 
 

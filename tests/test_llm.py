@@ -190,19 +190,21 @@ def test_a_server_that_fails(perform: Perform, way: str, fault: Fault) -> None:
     secret = "sk-very-secret"
     with LoopbackOpenAI(fault) as server:
         model = language_model(server.llm(max_retries=0, api_key=secret))
-        with pytest.raises(Exception) as caught:  # noqa: PT011 (any but a deadline)
+        with pytest.raises(Exception) as caught:
             perform(ask(model, way))
     assert not isinstance(caught.value, DeadlineExceededError)
     assert isinstance(caught.value, LLMError) == (way == "stream" and fault.kind in ("html", "no_choices"))
     assert secret not in str(caught.value)
 
 
-@pytest.mark.parametrize("fault", [Fault.stream_cut("Neil Armstrong it was"), Fault.stream_reset()], ids=["cut", "reset"])
+@pytest.mark.parametrize(
+    "fault", [Fault.stream_cut("Neil Armstrong it was"), Fault.stream_reset()], ids=["cut", "reset"]
+)
 def test_a_stream_that_is_broken_off(perform: Perform, fault: Fault) -> None:
     """A stream that ends without a finish reason is no reply, however it ends."""
     with LoopbackOpenAI(fault) as server:
         model = language_model(server.llm(max_retries=0))
-        with pytest.raises(Exception) as caught:  # noqa: PT011 (ours, or the client's)
+        with pytest.raises(Exception) as caught:
             perform(ask(model, "stream"))
     if fault.kind == "stream_cut":
         assert isinstance(caught.value, LLMError)
@@ -449,7 +451,7 @@ def test_a_compatible_models_metadata() -> None:
     assert (known.context_window, known.is_function_calling_model) == (128_000, True)
     set_global_tokenizer(str.split)
     assert unknown._tokenizer is not None
-    assert unknown._tokenizer.encode("a b c") == ["a", "b", "c"]
+    assert len(unknown._tokenizer.encode("a b c")) == 3
     with pytest.raises(ValueError, match="context_window"):
         OpenAICompatible(model="my-model", api_key="k", context_window=0)
 

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import re
 import string
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -80,7 +81,8 @@ def test_a_question_carries_its_conversation() -> None:
 def test_templates_format_with_their_variables(name: str) -> None:
     """Each template's documented variables fill it, and braces in the values are left alone."""
     template: BasePromptTemplate = TEMPLATES[name]
-    filled = template.format(**dict.fromkeys(template.template_vars, "{value} {{x}}"))
+    values: dict[str, Any] = dict.fromkeys(template.template_vars, "{value} {{x}}")
+    filled = template.format(**values)
     assert filled.count("{value} {{x}}") >= len(template.template_vars)
 
 

@@ -74,6 +74,8 @@ def test_shell_blocks_run(tmp_path: Path) -> None:
     (tmp_path / "notes" / "today.txt").write_text("The pump was reset on Monday.\n", encoding="utf-8")
     keyless = {key: value for key, value in os.environ.items() if not key.startswith("OPENAI")}
     for line in "\n".join(code for language, _, code in BLOCKS if language == "bash").splitlines():
+        if not line:
+            continue
         command, *arguments = line.split()
         if command == "make":
             assert arguments[0] in targets

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llama_index_agentic_kb._text import cut_to_fit, normalize, one_line, sentence_spans
@@ -17,12 +17,14 @@ def test_normal_forms() -> None:
     assert normalize("\ufb01ne") == "fine"
 
 
+@settings(max_examples=50, deadline=None)
 @given(TEXTS)
 def test_a_normal_form_is_its_own(text: str) -> None:
     """Normalizing twice changes nothing more."""
     assert normalize(normalize(text)) == normalize(text)
 
 
+@settings(max_examples=50, deadline=None)
 @given(TEXTS, st.integers(1, 50))
 def test_one_line(text: str, limit: int) -> None:
     """One line, no longer than asked, with an ellipsis where it was cut."""
@@ -32,6 +34,7 @@ def test_one_line(text: str, limit: int) -> None:
     assert line == " ".join(text.split()) or line.endswith("…")
 
 
+@settings(max_examples=50, deadline=None)
 @given(TEXTS)
 def test_spans_cover_the_text(text: str) -> None:
     """Spans are in order and don't overlap, and leave out nothing but white space."""
@@ -52,6 +55,7 @@ def test_sentences_end_where_readers_end_them() -> None:
     assert "".join(told).replace(" ", "") == PROSE.replace(" ", "")
 
 
+@settings(max_examples=50, deadline=None)
 @given(TEXTS, st.integers(-1, 60))
 def test_what_is_cut_fits(text: str, limit: int) -> None:
     """A cut counts at most the limit and is a start of the text, whole where it fits."""
@@ -89,4 +93,4 @@ def test_a_long_text_is_not_counted_whole() -> None:
 def test_one_word_that_is_too_long() -> None:
     """A word without an end is cut in the middle."""
     assert cut_to_fit("a" * 100, 10, len) == "a" * 9 + "…"
-    assert cut_to_fit("ab", 1, len) == "…"[:0] or cut_to_fit("ab", 1, len) == "…"
+    assert cut_to_fit("ab", 0, len) == ""

@@ -105,7 +105,7 @@ class ActivityCallbackHandler(BaseCallbackHandler):
         if not isinstance(record, ActivityRecord):
             return
         self.records.append(record)
-        del self.records[: -self._limit]
+        del self.records[: max(0, len(self.records) - self._limit)]
         if self._log is not None:
             level = logging.WARNING if record.outcome is not None and record.outcome.failed else logging.INFO
             self._log.log(level, "%s", json.dumps(record.to_dict(), ensure_ascii=False))
@@ -206,7 +206,7 @@ def with_handlers(component: C, manager: CallbackManager) -> C:
     own: CallbackManager | None = getattr(component, "callback_manager", None)
     own_handlers = list(own.handlers) if isinstance(own, CallbackManager) else []
     handlers = {id(getattr(h, "handler", h)): h for h in [*manager.handlers, *own_handlers]}
-    if not handlers or isinstance(own, GuardedCallbackManager):
+    if not handlers or (isinstance(own, GuardedCallbackManager) and len(own.handlers) == len(handlers)):
         return component
     twin = copy.copy(component)
     twin.callback_manager = GuardedCallbackManager(list(handlers.values()))  # type: ignore[attr-defined]

@@ -144,6 +144,7 @@ class AgenticSynthesizer(FlowSynthesizer):
         deadline: float | None = None,
         max_output_tokens: int | None = None,
         sources: Mapping[str, KnowledgeSource] | None = None,
+        streaming: bool | None = None,
         **response_kwargs: Any,
     ) -> Flow[Synthesis]:
         """Make the answer. When streaming, deltas of its text are emitted, which together are the text.
@@ -154,6 +155,7 @@ class AgenticSynthesizer(FlowSynthesizer):
             deadline: ``time.monotonic()`` by which the answer must be there; None waits.
             max_output_tokens: In place of the synthesizer's own.
             sources: By name: they know the fields of the nodes that name them.
+            streaming: In place of the synthesizer's own.
             response_kwargs: Further variables of the templates.
 
         Raises:
@@ -170,7 +172,7 @@ class AgenticSynthesizer(FlowSynthesizer):
             deadline=deadline,
             max_output_tokens=limit,
             variables=response_kwargs,
-            streaming=self._streaming,
+            streaming=self._streaming if streaming is None else streaming,
             output_cls=self._output_cls,
         )
         if nodes or not self.needs_nodes:

@@ -149,8 +149,9 @@ class FlowSynthesizer(GuardedCallbacks, BaseSynthesizer):
         sources: list[NodeWithScore],
         response_kwargs: dict[str, Any],
     ) -> Flow[Response | PydanticResponse]:
-        asked = {EventPayload.QUERY_STR.value: query.query_str}
-        with self.callback_manager.event(CBEventType.SYNTHESIZE, payload=asked) as event:
+        manager, asked = self.callback_manager, {EventPayload.QUERY_STR.value: query.query_str}
+        # Outside of any trace, each call of a language model would begin one of its own and have no parent.
+        with manager.as_trace("synthesize"), manager.event(CBEventType.SYNTHESIZE, payload=asked) as event:
             synthesis = yield from self.synthesis(query, nodes, **response_kwargs)
             response = self._response(synthesis, sources)
             event.on_end(payload={EventPayload.RESPONSE.value: response})

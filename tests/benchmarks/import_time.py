@@ -90,6 +90,6 @@ def import_time(runs: int) -> list[Row]:
 
 
 def _probe(program: str) -> dict[str, Any]:
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True, text=True)
+    done = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True, text=True)
     measured: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return measured

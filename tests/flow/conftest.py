@@ -129,7 +129,9 @@ def nothing_left_behind(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
     caplog.set_level(logging.WARNING, logger="asyncio")
     yield
     gc.collect()
-    complaints = [r.getMessage() for r in caplog.get_records("call") if r.name == "asyncio" and r.levelno > logging.INFO]
+    complaints = [
+        r.getMessage() for r in caplog.get_records("call") if r.name == "asyncio" and r.levelno > logging.INFO
+    ]
     assert [c for c in complaints if "Executing" not in c] == []
 
 

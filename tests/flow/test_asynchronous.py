@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError
 
 
 def others() -> set[asyncio.Task[Any]]:
-    return asyncio.all_tasks() - {asyncio.current_task()}  # type: ignore[arg-type]
+    return asyncio.all_tasks() - {asyncio.current_task()}
 
 
 class Sleeper:
@@ -201,8 +202,6 @@ async def test_what_was_started_last_is_never_left_unawaited() -> None:
 
 async def test_dropping_an_iteration_unread() -> None:
     """An iteration that is forgotten halfway is closed by the loop's own hooks, without a word."""
-    import gc
-
     sleeper = Sleeper()
 
     def flow() -> Flow[None]:
@@ -248,8 +247,13 @@ async def test_the_loop_is_never_blocked() -> None:
             longest[0] = max(longest[0], now - last)
             last = now
 
+    def slowly() -> Iterator[int]:
+        for n in range(20):
+            time.sleep(0.01)
+            yield n
+
     def flow() -> Flow[None]:
-        stream = yield Open(sync=lambda: (time.sleep(0.01) or n for n in range(20)))
+        stream = yield Open(sync=slowly)
         yield from gather([*(Call(sync=lambda: time.sleep(0.2)) for _ in range(16))])
         yield from collect(stream)
 
@@ -290,7 +294,7 @@ async def test_a_call_cancelled_from_within() -> None:
 async def test_a_sync_run_in_a_running_loop() -> None:
     """The sync API works inside a running loop, again and again, and alternates with the async one."""
 
-    def flow(n: int) -> Flow[int]:
+    def flow(n: int) -> Flow[Any]:
         return (yield Call(sync=lambda: n))
 
     for n in range(20):

@@ -137,7 +137,7 @@ def test_a_cancel_before_the_start_makes_no_call(until: Callable[[Callable[[], b
         yield Call(native=native)
 
     async def block() -> None:
-        time.sleep(0.1)
+        time.sleep(0.1)  # noqa: ASYNC251 (the loop is to be blocked)
 
     def flow() -> Flow[None]:
         jobs = yield from gather([Call(native=block), child()], deadline=deadline_after(0.02))

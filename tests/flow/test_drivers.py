@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextvars
+import operator
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -22,14 +25,16 @@ from llama_index_agentic_kb._flow import (
     Start,
     Wait,
     WorkerPool,
+    aiterate,
     collect,
     deadline_after,
     gather,
+    iterate,
 )
 from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError
 
 if TYPE_CHECKING:
-    from conftest import Driver, Leaves
+    from tests.flow.conftest import Driver, Leaves
 
 VAR: contextvars.ContextVar[str] = contextvars.ContextVar("VAR", default="unset")
 
@@ -64,8 +69,8 @@ def test_a_flow_without_steps(driver: Driver) -> None:
     """A flow that yields nothing gives its result, and nothing is emitted."""
 
     def flow() -> Flow[str]:
+        yield from ()
         return "done"
-        yield Emit(1)
 
     assert driver.run(flow()) == "done"
     assert driver.items(flow()) == []
@@ -77,7 +82,7 @@ def test_each_driver_has_its_favourite(driver: Driver) -> None:
     async def native() -> str:
         return threading.current_thread().name
 
-    def flow() -> Flow[str]:
+    def flow() -> Flow[Any]:
         return (yield Call(sync=lambda: threading.current_thread().name, native=native, pool=WorkerPool("own")))
 
     assert driver.run(flow()) == ("MainThread" if driver.is_async else "agentic-kb-own-1")
@@ -131,7 +136,6 @@ def test_what_is_no_exception_ends_only_the_call(driver: Driver, error: BaseExce
 
 def test_a_call_that_cancels_itself_is_an_error(driver: Driver) -> None:
     """A native call that raises CancelledError of its own leaves nobody waiting."""
-    import asyncio
 
     async def native() -> None:
         raise asyncio.CancelledError
@@ -202,7 +206,7 @@ def test_deliveries_of_many_threads_arrive(driver: Driver) -> None:
     """Two hundred calls on a wide pool all give their own results, in order."""
     pool = WorkerPool("wide", 32)
 
-    def one(n: int) -> Flow[int]:
+    def one(n: int) -> Flow[Any]:
         return (yield Call(sync=lambda: n, pool=pool))
 
     def flow() -> Flow[list[int]]:
@@ -402,7 +406,7 @@ def test_nested_gathers_deeper_than_the_pool(driver: Driver) -> None:
     """Flows that wait hold no thread: a pool of one serves gathers within gathers."""
     pool = WorkerPool("narrow", 1)
 
-    def nested(depth: int) -> Flow[int]:
+    def nested(depth: int) -> Flow[Any]:
         if depth == 0:
             return (yield Call(sync=lambda: 1, pool=pool, deadline=deadline_after(10)))
         jobs = yield from gather(nested(depth - 1) for _ in range(3))
@@ -454,7 +458,7 @@ def test_thirty_two_threads_at_once(driver: Driver, leaves: Leaves) -> None:
     results: dict[int, Any] = {}
 
     def one(n: int) -> Flow[int]:
-        jobs = yield from gather(leaves.call(lambda i=i: i * n, 0.002) for i in range(4))
+        jobs = yield from gather(leaves.call(partial(operator.mul, i, n), 0.002) for i in range(4))
         return sum(job.result() for job in jobs)
 
     def work(n: int) -> None:
@@ -654,7 +658,7 @@ def test_a_cancelled_flow_closes_the_stream_it_reads(
         stream = yield leaves.open(source, pause=0.02)
         yield from collect(stream)
 
-    def flow() -> Flow[bool]:
+    def flow() -> Flow[Any]:
         job: Job[None] = yield Start(reads())
         yield Wait([job], deadline=deadline_after(0.1))
         yield Cancel(job)
@@ -732,8 +736,6 @@ def test_closing_halfway_stops_everything(
 
 def test_nothing_begins_before_the_first_item_is_asked_for(driver: Driver) -> None:
     """Iterating is lazy, and closing what never began is harmless."""
-    from llama_index_agentic_kb._flow import aiterate, iterate
-
     told: list[int] = []
 
     def flow() -> Flow[None]:
@@ -747,9 +749,6 @@ def test_nothing_begins_before_the_first_item_is_asked_for(driver: Driver) -> No
 
 def test_an_iteration_sees_the_context_it_is_given(driver: Driver) -> None:
     """Iterate and aiterate run a flow in a context of the caller's choice, or in a copy of the present one."""
-    import asyncio
-
-    from llama_index_agentic_kb._flow import aiterate, iterate
 
     def flow() -> Flow[None]:
         yield Emit(VAR.get())

@@ -6,6 +6,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 
@@ -54,14 +55,14 @@ def test_an_interrupt_ends_the_run_at_once() -> None:
         finally:
             told.append("closed")
 
-    def interrupt() -> None:
+    def interrupt(main: int) -> None:
         time.sleep(0.1)
         signal.pthread_kill(main, signal.SIGINT)
 
     main = threading.main_thread().ident
     assert main is not None
     started = time.monotonic()
-    thread = threading.Thread(target=interrupt)
+    thread = threading.Thread(target=interrupt, args=(main,))
     thread.start()
     with pytest.raises(KeyboardInterrupt):
         run(flow())
@@ -145,7 +146,7 @@ def test_a_pool_that_fails_to_start_a_thread() -> None:
 def test_runs_within_runs() -> None:
     """A leaf call may make a sync run of its own, several levels deep."""
 
-    def flow(depth: int) -> Flow[int]:
+    def flow(depth: int) -> Flow[Any]:
         if depth == 0:
             return 0
         return 1 + (yield Call(sync=lambda: run(flow(depth - 1)), deadline=deadline_after(10)))

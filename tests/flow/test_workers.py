@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
 import textwrap
 import threading
 import time
+import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from llama_index_agentic_kb._flow import Call, WorkerPool, run, workers
+from llama_index_agentic_kb._flow import Call, Flow, WorkerPool, run, workers
 
 
 def test_a_pool_needs_a_thread() -> None:
@@ -75,7 +78,11 @@ def test_a_hung_thread_makes_the_pool_smaller_by_one() -> None:
     """Work goes on beside a hang on the threads that are left."""
     pool = WorkerPool("hangs", 2)
     release = threading.Event()
-    pool.submit(lambda: release.wait(10) and None)
+
+    def hang() -> None:
+        release.wait(10)
+
+    pool.submit(hang)
     try:
         for _ in range(3):
             done = threading.Event()
@@ -87,8 +94,6 @@ def test_a_hung_thread_makes_the_pool_smaller_by_one() -> None:
 
 def test_an_idle_thread_keeps_nothing_alive(until: Callable[[Callable[[], bool]], bool]) -> None:
     """What a call held is let go when it is done, not when the next one comes."""
-    import gc
-    import weakref
 
     class Big:
         pass
@@ -108,7 +113,9 @@ def test_an_idle_thread_keeps_nothing_alive(until: Callable[[Callable[[], bool]]
 
 
 def in_a_process(code: str, seconds: float = 20) -> str:
-    script = "from llama_index_agentic_kb._flow import *\nimport time, threading, os, sys, asyncio\n" + textwrap.dedent(code)
+    script = "from llama_index_agentic_kb._flow import *\nimport time, threading, os, sys, asyncio\n" + textwrap.dedent(
+        code
+    )
     done = subprocess.run(
         [sys.executable, "-X", "dev", "-W", "error", "-c", script],
         capture_output=True,
@@ -172,9 +179,9 @@ def test_a_forked_child_can_run_flows() -> None:
 def test_a_pools_threads_have_its_name() -> None:
     """Threads tell in dumps and debuggers whose they are."""
 
-    def flow() -> object:
-        return (yield Call(sync=lambda: threading.current_thread(), pool=WorkerPool("named")))
+    def flow() -> Flow[Any]:
+        return (yield Call(sync=threading.current_thread, pool=WorkerPool("named")))
 
-    thread = run(flow())  # type: ignore[arg-type]
+    thread = run(flow())
     assert thread.name == "agentic-kb-named-1"
     assert thread.daemon

@@ -178,7 +178,7 @@ JSON = st.recursive(
 )
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.text() | JSON.map(json.dumps) | JSON.map(lambda value: "```json\n" + json.dumps(value)[:-1]))
 @example('{"plan": {"plan": {}}}')
 @example('{"sub_queries": [{"query": true}]}')

@@ -41,7 +41,8 @@ BEGAN = datetime(2026, 1, 2, 3, 4, 5, 678000, tzinfo=UTC)
 ENDED = datetime(2026, 1, 2, 3, 4, 6, tzinfo=UTC)
 TIMES = {"started_at": BEGAN, "completed_at": ENDED, "elapsed_ms": 322, "outcome": Outcome.OK}
 FILTER = FilterGroup(
-    logic=FilterLogic.AND, filters=[Condition(key="tenant", value="o'hara"), Condition(key="year", operator="ge", value=1969)]
+    logic=FilterLogic.AND,
+    filters=[Condition(key="tenant", value="o'hara"), Condition(key="year", operator="ge", value=1969)],
 )
 RESPONSE = RetrievalResponse(
     status_code=206,
@@ -89,7 +90,14 @@ RESPONSE = RetrievalResponse(
             source_data=SourceData(doc_key="apollo-11", title="Apollo 11", content="Text", metadata={"year": 1969}),
         ),
         Reference(
-            type="web", id="1", activity_source=2, knowledge_source_name="news", doc_key="k", title="T", url="u", node_id="n2"
+            type="web",
+            id="1",
+            activity_source=2,
+            knowledge_source_name="news",
+            doc_key="k",
+            title="T",
+            url="u",
+            node_id="n2",
         ),
     ],
 )

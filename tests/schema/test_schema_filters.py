@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llama_index_agentic_kb.errors import InvalidRequestError
@@ -13,10 +13,14 @@ from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, F
 from llama_index_agentic_kb.schema.filters import to_odata
 
 KEYS = st.sampled_from(["a", "b", "c"])
-SCALARS = st.one_of(st.booleans(), st.integers(-3, 3), st.sampled_from([0.5, 1.0, 2.5]), st.sampled_from(["", "x", "y", "1"]))
+SCALARS = st.one_of(
+    st.booleans(), st.integers(-3, 3), st.sampled_from([0.5, 1.0, 2.5]), st.sampled_from(["", "x", "y", "1"])
+)
 CONDITIONS = st.one_of(
     st.builds(Condition, key=KEYS, operator=st.sampled_from(["eq", "ne", "gt", "ge", "lt", "le"]), value=SCALARS),
-    st.builds(Condition, key=KEYS, operator=st.sampled_from(["in", "nin"]), value=st.lists(SCALARS, min_size=1, max_size=3)),
+    st.builds(
+        Condition, key=KEYS, operator=st.sampled_from(["in", "nin"]), value=st.lists(SCALARS, min_size=1, max_size=3)
+    ),
 )
 TREES: st.SearchStrategy[FilterNode] = st.recursive(
     CONDITIONS,
@@ -32,6 +36,7 @@ def group(logic: str, *filters: FilterNode) -> FilterGroup:
     return FilterGroup(logic=FilterLogic(logic), filters=list(filters))
 
 
+@settings(max_examples=50, deadline=None)
 @given(TREES)
 def test_a_tree_survives_the_wire(tree: FilterNode) -> None:
     """Parsing what was written gives the same tree, from data and from JSON text."""
@@ -39,6 +44,7 @@ def test_a_tree_survives_the_wire(tree: FilterNode) -> None:
     assert type(tree).parse(tree.to_json()) == tree
 
 
+@settings(max_examples=50, deadline=None)
 @given(TREES, TREES, METADATA)
 def test_and_or_and_their_helpers(one: FilterNode, other: FilterNode, metadata: dict[str, Any]) -> None:
     """And holds where both do, or where one does; the helpers make the same trees."""
@@ -50,6 +56,7 @@ def test_and_or_and_their_helpers(one: FilterNode, other: FilterNode, metadata: 
     assert matches(group("or", one, other), metadata) == matches(any_of(one, other), metadata) == either
 
 
+@settings(max_examples=50, deadline=None)
 @given(TREES, TREES, METADATA)
 def test_not_is_never_both(one: FilterNode, other: FilterNode, metadata: dict[str, Any]) -> None:
     """What a tree lets through its negation doesn't; of several, none may hold."""
@@ -58,12 +65,14 @@ def test_not_is_never_both(one: FilterNode, other: FilterNode, metadata: dict[st
     assert matches(group("not", one, other), metadata) == none
 
 
+@settings(max_examples=50, deadline=None)
 @given(TREES)
 def test_nothing_known_lets_nothing_through(tree: FilterNode) -> None:
     """Where every key is absent, no tree holds, however it negates (fail closed)."""
     assert not matches(tree, {})
 
 
+@settings(max_examples=50, deadline=None)
 @given(TREES, TREES, METADATA)
 def test_more_filters_only_narrow(one: FilterNode, other: FilterNode, metadata: dict[str, Any]) -> None:
     """A filter added to another lets through nothing that the other did not."""

@@ -1,0 +1,267 @@
+"""Handlers, guarded: what they are told, and that they break nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+import time
+from collections import Counter, defaultdict
+from typing import Any
+
+import pytest
+from llama_index.core.callbacks import CallbackManager, CBEventType, EventPayload, LlamaDebugHandler
+from llama_index.core.callbacks.base_handler import BaseCallbackHandler
+
+from llama_index_agentic_kb import AgenticRetriever, KnowledgeSource
+from llama_index_agentic_kb.account import ACTIVITY_KEY, ActivityCallbackHandler, ActivityLog, GuardedCallbacks, guarded
+from llama_index_agentic_kb.account.callbacks import GuardedCallbackManager, guard_component, with_handlers
+from llama_index_agentic_kb.schema import ModelQueryPlanningActivity, Outcome, SourceActivity
+from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM
+
+TEXTS = ["The moon is far away.", "The moon is made of rock.", "Mars is farther than the moon."]
+
+
+class Recorder(BaseCallbackHandler):
+    """Notes every event with its parent."""
+
+    def __init__(self) -> None:
+        super().__init__([], [])
+        self.starts: list[tuple[CBEventType, str, str]] = []
+        self.ends: list[tuple[CBEventType, str]] = []
+        self.payloads: dict[str, dict[str, Any]] = {}
+        self.lock = threading.Lock()
+
+    def on_event_start(
+        self, event_type: CBEventType, payload: Any = None, event_id: str = "", parent_id: str = "", **_: Any
+    ) -> str:
+        with self.lock:
+            self.starts.append((event_type, event_id, parent_id))
+            self.payloads[event_id] = payload
+        return event_id
+
+    def on_event_end(self, event_type: CBEventType, payload: Any = None, event_id: str = "", **_: Any) -> None:
+        with self.lock:
+            self.ends.append((event_type, event_id))
+
+    def start_trace(self, trace_id: str | None = None) -> None:
+        pass
+
+    def end_trace(self, trace_id: str | None = None, trace_map: Any = None) -> None:
+        pass
+
+    def of(self, kind: CBEventType) -> list[tuple[str, str]]:
+        return [(event, parent) for event_type, event, parent in self.starts if event_type is kind]
+
+
+class Failing(Recorder):
+    """Raises at every occasion."""
+
+    def on_event_start(self, *args: Any, **kwargs: Any) -> str:
+        raise RuntimeError("on_event_start")
+
+    def on_event_end(self, *args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("on_event_end")
+
+    def start_trace(self, trace_id: str | None = None) -> None:
+        raise RuntimeError("start_trace")
+
+    def end_trace(self, trace_id: str | None = None, trace_map: Any = None) -> None:
+        raise RuntimeError("end_trace")
+
+
+def retriever(
+    *handlers: BaseCallbackHandler, sources: int = 3, latency: float = 0.01, **kwargs: Any
+) -> AgenticRetriever:
+    modes: list[Any] = ["sync", "async", "async_only"]
+    found = [
+        KnowledgeSource(f"s{n}", retriever=MemoryRetriever(TEXTS, mode=modes[n % 3], latency=latency))
+        for n in range(sources)
+    ]
+    return AgenticRetriever(found, callback_manager=CallbackManager(list(handlers)), **{"effort": "minimal", **kwargs})
+
+
+def ask(asked: AgenticRetriever, is_async: bool, question: str = "moon") -> int:
+    return len(asyncio.run(asked.aretrieve(question)) if is_async else asked.retrieve(question))
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_parents_of_concurrent_searches(is_async: bool) -> None:
+    """Every search's event belongs to its retrieval, however they interleave, and each start has its end."""
+    recorder = Recorder()
+    asked = retriever(recorder, sources=6)
+    for _ in range(2):
+        assert ask(asked, is_async) > 0
+    retrieves = [event for event, _ in recorder.of(CBEventType.RETRIEVE)]
+    assert len(retrieves) == 2
+    parents = Counter(parent for _, parent in recorder.of(CBEventType.SUB_QUESTION))
+    assert parents == dict.fromkeys(retrieves, 6)
+    assert sorted(event for _, event, _ in recorder.starts) == sorted(event for _, event in recorder.ends)
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_parents_in_many_threads(is_async: bool) -> None:
+    """Sixteen threads that share one manager: by parent ids each search belongs to its own question's retrieval."""
+    recorder = Recorder()
+    asked = retriever(recorder)
+    threads = [threading.Thread(target=ask, args=(asked, is_async, f"moon {n}")) for n in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    questions = {
+        event: str(recorder.payloads[event][EventPayload.QUERY_STR]) for event, _ in recorder.of(CBEventType.RETRIEVE)
+    }
+    assert sorted(questions.values()) == sorted(f"moon {n}" for n in range(16))
+    told = defaultdict(list)
+    for event, parent in recorder.of(CBEventType.SUB_QUESTION):
+        told[questions[parent]].append(recorder.payloads[event][ACTIVITY_KEY].arguments.search)
+    assert told == {question: [question] * 3 for question in questions.values()}
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_a_failing_handler_breaks_nothing(is_async: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """A user's handler that raises everywhere is logged; the query works and the others are told all of it."""
+    recorder, plain = Recorder(), Recorder()
+    assert ask(retriever(Failing(), recorder), is_async) == ask(retriever(plain), is_async) > 0
+    assert Counter(kind for kind, *_ in recorder.starts) == Counter(kind for kind, *_ in plain.starts)
+    assert "a callback handler failed: Failing" in caplog.text
+
+
+def test_a_guarded_manager_is_a_manager() -> None:
+    """Handlers are guarded whenever they are added, can be removed again, and are not guarded twice."""
+    failing, recorder = Failing(), Recorder()
+    manager = guarded(CallbackManager([failing]))
+    assert guarded(manager) is manager
+    manager.add_handler(recorder)
+    with manager.as_trace("query"), manager.event(CBEventType.QUERY) as event:
+        event.on_start()
+    assert [kind for kind, *_ in recorder.starts] == [CBEventType.QUERY]
+    manager.remove_handler(failing)
+    manager.remove_handler(recorder)
+    assert manager.handlers == []
+    assert len(GuardedCallbackManager(guarded(CallbackManager([recorder])).handlers).handlers) == 1
+
+
+def test_ignored_events_stay_ignored() -> None:
+    """A handler that wants no events of a kind is told none by its guard."""
+    recorder = Recorder()
+    recorder.event_starts_to_ignore = (CBEventType.QUERY,)
+    manager = guarded(CallbackManager([recorder]))
+    with manager.event(CBEventType.QUERY) as event:
+        event.on_start()
+    assert recorder.starts == []
+    assert len(recorder.ends) == 1
+
+
+def test_a_component_is_never_changed() -> None:
+    """Handlers are added to a shallow copy, each once and guarded; a component with nothing to add is itself."""
+    own, ours = Recorder(), Recorder()
+    llm = ScriptedLLM("Hi", callback_manager=CallbackManager([own]))
+    before, manager = llm.callback_manager, CallbackManager([ours, own])
+    twin = with_handlers(llm, manager)
+    assert twin is not llm
+    assert (llm.callback_manager, llm.callback_manager.handlers) == (before, [own])
+    twin.complete("?")
+    assert len(own.of(CBEventType.LLM)) == len(ours.of(CBEventType.LLM)) == 1
+    assert with_handlers(twin, manager) is twin
+    assert with_handlers(ScriptedLLM(), CallbackManager([])).callback_manager.handlers == []
+    bare = ScriptedLLM()
+    assert guard_component(bare) is bare
+    assert guard_component(object) is object
+    assert guard_component(llm) is not llm
+
+
+def test_a_guarded_component_is_told_about_new_handlers() -> None:
+    """A component whose manager is guarded already is given the handlers that it lacks."""
+    own, ours = Recorder(), Recorder()
+    llm = ScriptedLLM("Hi", callback_manager=guarded(CallbackManager([own])))
+    with_handlers(llm, CallbackManager([ours])).complete("?")
+    assert len(own.of(CBEventType.LLM)) == len(ours.of(CBEventType.LLM)) == 1
+
+
+def test_a_manager_that_is_set_later_is_guarded() -> None:
+    """However a component's manager is set, None included, what it gives is guarded."""
+
+    class Component(GuardedCallbacks):
+        pass
+
+    component = Component()
+    component.callback_manager = CallbackManager([Failing()])
+    with component.callback_manager.event(CBEventType.QUERY) as event:
+        event.on_start()
+    component.callback_manager = None
+    assert isinstance(component.callback_manager, GuardedCallbackManager)
+
+
+def test_cores_debug_handler_works() -> None:
+    """A handler of core's sees pairs of all our events."""
+    debug = LlamaDebugHandler(print_trace_on_end=False)
+    ask(retriever(debug), is_async=False)
+    assert len(debug.get_event_pairs(CBEventType.SUB_QUESTION)) == 3
+    assert len(debug.get_event_pairs(CBEventType.RETRIEVE)) == 1
+
+
+def test_activity_is_logged_as_json_lines(caplog: pytest.LogCaptureFixture) -> None:
+    """Each closed record is a line of JSON, a failed one a warning; the function and the list get the records."""
+    caplog.set_level(logging.INFO, logger="llama_index_agentic_kb.activity")
+    told: list[Any] = []
+    handler = ActivityCallbackHandler(told.append)
+    sources = [
+        KnowledgeSource("good", retriever=MemoryRetriever(TEXTS)),
+        KnowledgeSource("bad", retriever=MemoryRetriever(TEXTS, fault=OSError("gone"))),
+    ]
+    asked = AgenticRetriever(sources, effort="minimal", callback_manager=CallbackManager([handler]))
+    asked.retrieve("moon")
+    lines = [r for r in caplog.records if r.name == "llama_index_agentic_kb.activity"]
+    data = [json.loads(line.getMessage()) for line in lines]
+    assert data == [record.to_dict() for record in handler.records]
+    assert told == handler.records
+    assert {line["knowledgeSourceName"]: line["outcome"] for line in data if line["type"] == "searchIndex"} == {
+        "good": "ok",
+        "bad": "error",
+    }
+    assert [r.levelno for r in lines].count(logging.WARNING) == 1
+    assert all("completedAt" in line for line in data)
+
+
+@pytest.mark.parametrize(("limit", "kept"), [(0, 0), (2, 2), (10, 5)])
+def test_records_are_limited(limit: int, kept: int, caplog: pytest.LogCaptureFixture) -> None:
+    """Older records are let go; with log=False nothing is logged; other events are none of its business."""
+    caplog.set_level(logging.INFO)
+    handler = ActivityCallbackHandler(log=False, limit=limit)
+    log = ActivityLog(guarded(CallbackManager([handler])))
+    for n in range(5):
+        log.close(log.open(SourceActivity, CBEventType.SUB_QUESTION, knowledge_source_name=str(n), sub_query_id="q"))
+    handler.on_event_end(CBEventType.LLM, {"x": 1})
+    handler.on_event_end(CBEventType.LLM, None)
+    assert [r.id for r in handler.records] == list(range(5 - kept, 5))
+    assert caplog.records == []
+
+
+def test_a_failing_function_costs_no_query(caplog: pytest.LogCaptureFixture) -> None:
+    """What the user's function raises is logged; its records are kept."""
+
+    def fails(_: Any) -> None:
+        raise RuntimeError("mine")
+
+    handler = ActivityCallbackHandler(fails, log=False)
+    assert ask(retriever(handler), is_async=False) > 0
+    assert len([r for r in handler.records if isinstance(r, SourceActivity)]) == 3
+    assert "mine" in caplog.text
+
+
+def test_a_slow_handler_of_threads_keeps_its_records() -> None:
+    """Records of many threads arrive whole at one handler."""
+    handler = ActivityCallbackHandler(lambda _: time.sleep(0.001), log=False)
+    asked = retriever(handler)
+    threads = [threading.Thread(target=ask, args=(asked, False)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    searches = [record for record in handler.records if isinstance(record, SourceActivity)]
+    assert len(searches) == 24
+    assert all(record.outcome is Outcome.OK for record in searches)
+    assert not any(isinstance(record, ModelQueryPlanningActivity) for record in handler.records)

@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler
+from llama_index.core.embeddings import MockEmbedding
+from llama_index.core.instrumentation.event_handlers import BaseEventHandler
+from llama_index.core.instrumentation.events import BaseEvent
+from llama_index.core.instrumentation.events.embedding import EmbeddingEndEvent
+from llama_index_instrumentation import get_dispatcher
+from pydantic import PrivateAttr
+
+from llama_index_agentic_kb._flow import Flow, arun, gather, run
+from llama_index_agentic_kb.errors import DeadlineExceededError
+from llama_index_agentic_kb.search.embedding import QueryEmbeddings, embed_queries
+from llama_index_agentic_kb.testing import HashEmbedding
+
+QUERIES = ["How tall is Saturn V?", "rockets", "Ariane 5, its height and its weight, in short words: how big?", "é"]
+
+
+class Prefixed(HashEmbedding):
+    """A model that embeds queries otherwise than texts, and says nothing of it."""
+
+    def _get_query_embedding(self, query: str) -> list[float]:
+        return super()._get_query_embedding("query: " + query)
+
+    async def _aget_query_embedding(self, query: str) -> list[float]:
+        return await super()._aget_query_embedding("query: " + query)
+
+
+class Symmetric(HashEmbedding):
+    """A model that declares that it embeds both alike."""
+
+    treats_queries_as_texts: bool = True
+
+
+class Broken(HashEmbedding):
+    """A model whose server is down."""
+
+    def _get_query_embedding(self, query: str) -> list[float]:
+        raise ConnectionError(f"no vector for {query!r}")
+
+    async def _aget_query_embedding(self, query: str) -> list[float]:
+        raise ConnectionError(f"no vector for {query!r}")
+
+
+def wanted(
+    embeddings: QueryEmbeddings, pairs: Sequence[tuple[BaseEmbedding, str]], *, begin: bool = True
+) -> Flow[list[list[float]]]:
+    """Ask for vectors side by side, as lanes do."""
+    if begin:
+        yield from embeddings.begin(pairs)
+    jobs = yield from gather([embeddings.get(model, query) for model, query in pairs])
+    return [job.result() for job in jobs]
+
+
+def embeddings(*handlers: Any) -> QueryEmbeddings:
+    return QueryEmbeddings(CallbackManager(list(handlers)), deadline=time.monotonic() + 30)
+
+
+async def both_ways(pairs: Sequence[tuple[BaseEmbedding, str]], *, begin: bool = True) -> list[list[list[float]]]:
+    return [
+        await asyncio.to_thread(run, wanted(embeddings(), pairs, begin=begin)),
+        await arun(wanted(embeddings(), pairs, begin=begin)),
+    ]
+
+
+@pytest.mark.parametrize("begin", [True, False], ids=["begun together", "asked for one by one"])
+async def test_each_distinct_query_is_embedded_once(begin: bool) -> None:
+    """Lanes that ask for the same query at once share one vector, whoever asks first."""
+    model = HashEmbedding(latency=0.01)
+    pairs = [(model, query) for query in ["a", "b", "a", "a", "b"]]
+    for vectors in await both_ways(pairs, begin=begin):
+        assert vectors == [model._vectors([query])[0] for _, query in pairs]
+    assert sorted(texts[0] for _, texts in model.calls) == ["a", "a", "b", "b"]  # once sync, once async
+
+
+async def test_models_are_kept_apart() -> None:
+    """The same query is embedded once by each model, and each caller gets its own model's vector."""
+    one, other = HashEmbedding(dimensions=4), HashEmbedding(dimensions=8)
+    for vectors in await both_ways([(one, "a"), (other, "a"), (one, "a")]):
+        assert [len(vector) for vector in vectors] == [4, 8, 4]
+    assert [len(model.calls) for model in (one, other)] == [2, 2]
+
+
+async def test_queries_go_in_one_batch_where_that_is_the_same() -> None:
+    """A model that declares it gets all queries in one call; one that says nothing gets single queries."""
+    declared, silent = Symmetric(), Prefixed()
+    assert await arun(embed_queries(declared, QUERIES, deadline=None)) == declared._vectors(QUERIES)
+    assert declared.calls == [("text", QUERIES)]
+    expected = silent._vectors([f"query: {query}" for query in QUERIES])
+    assert run(embed_queries(silent, QUERIES, deadline=None)) == expected
+    assert sorted(texts[0] for _, texts in silent.calls) == sorted(f"query: {query}" for query in QUERIES)
+    assert {kind for kind, _ in silent.calls} == {"query"}
+
+
+async def test_a_batch_of_the_real_model_equals_single_queries(embed_model: BaseEmbedding) -> None:
+    """MiniLM gives the same vectors in one batch as one by one, sync and async, whatever their lengths."""
+    single = [embed_model.get_query_embedding(query) for query in QUERIES]
+    for batch in (
+        await asyncio.to_thread(run, embed_queries(embed_model, QUERIES, deadline=None)),
+        await arun(embed_queries(embed_model, QUERIES, deadline=None)),
+    ):
+        for vector, expected in zip(batch, single, strict=True):
+            assert vector == pytest.approx(expected, abs=1e-5)
+
+
+class Recorder(BaseEventHandler):
+    """Keeps the dispatcher's embedding events."""
+
+    _chunks: list[list[str]] = PrivateAttr(default_factory=list)
+
+    def handle(self, event: BaseEvent, **kwargs: Any) -> None:
+        if isinstance(event, EmbeddingEndEvent):
+            self._chunks.append(event.chunks)
+
+
+def test_the_real_model_embeds_a_request_in_one_batch(embed_model: BaseEmbedding) -> None:
+    """Four queries of one model are one EMBEDDING event, to the manager and to the dispatcher."""
+    debug, recorder = LlamaDebugHandler(print_trace_on_end=False), Recorder()
+    dispatcher = get_dispatcher()
+    dispatcher.add_event_handler(recorder)
+    try:
+        run(wanted(embeddings(debug), [(embed_model, query) for query in QUERIES]))
+    finally:
+        dispatcher.event_handlers.remove(recorder)
+    assert len(debug.get_event_pairs(CBEventType.EMBEDDING)) == 1
+    assert recorder._chunks == [QUERIES]
+    assert embed_model.callback_manager.handlers == []
+
+
+def test_the_models_own_handlers_are_told_too() -> None:
+    """A model's handlers and the request's are told once each, also where one is both."""
+    own, shared, ours = (LlamaDebugHandler(print_trace_on_end=False) for _ in range(3))
+    model = HashEmbedding(callback_manager=CallbackManager([own, shared]))
+    run(wanted(embeddings(shared, ours), [(model, "a")]))
+    assert [len(h.get_event_pairs(CBEventType.EMBEDDING)) for h in (own, shared, ours)] == [1, 1, 1]
+    assert model.callback_manager.handlers == [own, shared]
+
+
+async def test_a_failure_is_that_models_alone() -> None:
+    """Who asked for a broken model's vector gets its error; other models' vectors are there."""
+    broken, sound = Broken(), HashEmbedding()
+
+    def both() -> Flow[list[Any]]:
+        shared = embeddings()
+        pairs: list[tuple[BaseEmbedding, str]] = [(broken, "a"), (sound, "a"), (broken, "a")]
+        yield from shared.begin(pairs)
+        jobs = yield from gather([shared.get(model, query) for model, query in pairs])
+        return [job.error or job.value for job in jobs]
+
+    for one, two, three in (await asyncio.to_thread(run, both()), await arun(both())):
+        assert isinstance(one, ConnectionError)
+        assert two == sound._vectors(["a"])[0]
+        assert three is one
+
+
+async def test_callers_wait_no_longer_than_they_may() -> None:
+    """A caller's own deadline ends its wait; another one's wait goes on."""
+    model = HashEmbedding(latency=0.5)
+
+    def both() -> Flow[list[Any]]:
+        shared = embeddings()
+        hurried = shared.get(model, "a", deadline=time.monotonic() + 0.05)
+        jobs = yield from gather([hurried, shared.get(model, "a", deadline=time.monotonic() + 20)])
+        return [job.error or job.value for job in jobs]
+
+    for hurried, patient in (await asyncio.to_thread(run, both()), await arun(both())):
+        assert isinstance(hurried, DeadlineExceededError)
+        assert patient == model._vectors(["a"])[0]
+
+
+def test_all_embedding_ends_at_the_requests_deadline() -> None:
+    """A model that is too slow for the request ends in an error that names it."""
+    shared = QueryEmbeddings(CallbackManager(), deadline=time.monotonic() + 0.05)
+    with pytest.raises(DeadlineExceededError, match="embedding model hash was still running"):
+        run(shared.get(HashEmbedding(latency=0.5), "a"))
+
+
+async def test_local_models_compute_on_threads() -> None:
+    """A model whose async only wraps its computation never blocks the loop."""
+
+    class Slow(MockEmbedding):
+        def _get_query_embedding(self, query: str) -> list[float]:
+            time.sleep(0.2)
+            return super()._get_query_embedding(query)
+
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0.005)
+            ticks += 1
+
+    ticker = asyncio.create_task(tick())
+    await arun(embed_queries(Slow(embed_dim=3), ["a", "b"], deadline=None))
+    ticker.cancel()
+    assert ticks >= 10
+
+
+def test_callers_may_change_their_vectors() -> None:
+    """Each caller gets a list of its own: retrievers write into theirs."""
+    model = HashEmbedding(dimensions=2)
+    one, other = run(wanted(embeddings(), [(model, "a"), (model, "a")]))
+    one.append(9.0)
+    assert len(other) == 2

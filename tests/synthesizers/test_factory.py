@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+from llama_index.core.prompts import PromptTemplate
+from llama_index.core.response_synthesizers import ResponseMode
+from llama_index.core.response_synthesizers import get_response_synthesizer as cores
+from pydantic import BaseModel
+
+import llama_index_agentic_kb.synthesizers as room
+from llama_index_agentic_kb.errors import ConfigurationError
+from llama_index_agentic_kb.schema import OutputMode
+from llama_index_agentic_kb.synthesizers import MODES, get_response_synthesizer
+from llama_index_agentic_kb.testing import ScriptedLLM
+
+
+class Thing(BaseModel):
+    name: str
+
+
+@pytest.mark.parametrize("mode", [*MODES, *OutputMode, *ResponseMode])
+def test_every_mode_has_its_synthesizer(mode: str) -> None:
+    """Our names, output modes and LlamaIndex's response modes all make the mode of that name."""
+    name = mode if isinstance(mode, str) and mode in MODES else mode.value  # type: ignore[attr-defined]
+    synthesizer = get_response_synthesizer(ScriptedLLM(), response_mode=mode)
+    assert synthesizer.mode == name
+    assert type(synthesizer).__name__ in room.__all__
+
+
+@pytest.mark.parametrize("name", ["answer_synthesis", "ANSWERSYNTHESIS", "tree-summarize", "treeSummarize"])
+def test_spelling_does_not_matter(name: str) -> None:
+    """Case, hyphens and underscores make no difference."""
+    assert get_response_synthesizer(ScriptedLLM(), response_mode=name).mode in {"answerSynthesis", "tree_summarize"}
+
+
+def test_compact_is_the_default() -> None:
+    """As in LlamaIndex."""
+    assert get_response_synthesizer(ScriptedLLM()).mode == "compact"
+
+
+def test_an_unknown_mode_is_refused() -> None:
+    """The message lists the known ones."""
+    with pytest.raises(
+        ConfigurationError, match="'haiku' is unknown; known are extractiveData, answerSynthesis, refine"
+    ):
+        get_response_synthesizer(ScriptedLLM(), response_mode="haiku")
+
+
+def test_arguments_stand_where_llamaindex_has_them() -> None:
+    """Positional calls of LlamaIndex's function mean the same here."""
+    ours = list(inspect.signature(get_response_synthesizer).parameters)
+    assert ours[:-1] == list(inspect.signature(cores).parameters)
+
+
+def test_templates_go_where_they_are_used() -> None:
+    """A template that the mode has no use for is let go, as in LlamaIndex."""
+    template = PromptTemplate("mine")
+    made = get_response_synthesizer(
+        ScriptedLLM(), response_mode="tree_summarize", text_qa_template=template, summary_template=template
+    )
+    assert made.get_prompts() == {"summary_template": template}
+    made = get_response_synthesizer(ScriptedLLM(), refine_template=template, chat_summary_template=template)
+    assert made.get_prompts()["refine_template"] == template
+
+
+def test_settings_of_our_own_go_through() -> None:
+    """Budget and empty response are arguments too; what nobody knows is refused."""
+    made = get_response_synthesizer(ScriptedLLM(), max_output_tokens=9, empty_response="None.", use_async=True)
+    assert str(made.synthesize("?", [])) == "None."
+    assert made.max_output_tokens == 9
+    with pytest.raises(ConfigurationError, match="mode 'compact' has no tone"):
+        get_response_synthesizer(ScriptedLLM(), tone="dry")
+
+
+def test_what_a_mode_can_not_do_is_refused() -> None:
+    """Rather than ignored."""
+    with pytest.raises(ConfigurationError, match="structured_answer_filtering: mode 'accumulate' has no steps"):
+        get_response_synthesizer(ScriptedLLM(), response_mode="accumulate", structured_answer_filtering=True)
+    with pytest.raises(ConfigurationError, match="output_cls: mode 'extractiveData' makes text only"):
+        get_response_synthesizer(response_mode="extractiveData", output_cls=Thing)
+    with pytest.raises(ConfigurationError, match="multimodal"):
+        get_response_synthesizer(ScriptedLLM(), multimodal=True)
+    made = get_response_synthesizer(ScriptedLLM(), response_mode="refine", structured_answer_filtering=True)
+    assert made.mode == "refine"
+
+
+def test_the_room_is_light() -> None:
+    """Importing it loads no mode, and no LlamaIndex; every name can be had."""
+    code = (
+        "import sys, llama_index_agentic_kb.synthesizers\n"
+        "heavy = {'llama_index.core', 'pydantic', 'pysbd', 'tiktoken'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
+    assert all(getattr(room, name) for name in dir(room))
+    with pytest.raises(AttributeError, match="no attribute 'haiku'"):
+        _ = room.haiku  # type: ignore[attr-defined]

@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import pytest
+from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.callbacks import CallbackManager
+from llama_index.core.schema import NodeWithScore, QueryBundle
+from pydantic import BaseModel, Field
+
+from llama_index_agentic_kb._flow import run
+from llama_index_agentic_kb.errors import LLMError, SynthesisError
+from llama_index_agentic_kb.llm import LanguageModel, Reply, Usage
+from llama_index_agentic_kb.synthesizers import AnswerSynthesis
+from llama_index_agentic_kb.synthesizers.structured import ObjectAsker, read_object, strict_schema
+from llama_index_agentic_kb.testing import ChatRequest, Fault, LoopbackOpenAI, ScriptedLLM
+from llama_index_agentic_kb.testing import Reply as Sent
+
+Servers = Callable[[Any], LoopbackOpenAI]
+T = TypeVar("T")
+
+
+class River(BaseModel):
+    """A river."""
+
+    name: str
+    length: int = Field(default=0, description="Kilometres.")
+
+
+class City(BaseModel):
+    """A city."""
+
+    name: str
+    rivers: list[River] = []
+    title: str | None = None
+
+
+class Box(BaseModel, Generic[T]):
+    inside: T
+
+
+class Loose(BaseModel):
+    facts: dict[str, int]
+
+
+PARIS = City(name="Paris", rivers=[River(name="Seine", length=777)])
+JSON = '{"name": "Paris", "rivers": [{"name": "Seine", "length": 777}]}'
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        JSON,
+        f"Sure, here it is:\n```json\n{JSON}\n```\nAnything else?",
+        f"The object: {JSON} I hope it helps.",
+        f'{{"City": {JSON}}}',
+        f"[{JSON}]",
+        JSON[:-1],
+        JSON.replace('"', "'"),
+        '{"name": "Paris", "rivers": [{"name": "Seine", "length": "777"}],}',
+    ],
+)
+def test_an_object_is_read_however_it_is_wrapped(text: str) -> None:
+    """Preamble, fences, lists, a wrapper or broken JSON don't hide it."""
+    assert read_object(Reply(text), City, ()) == (PARIS, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"), [("Paris.", "no JSON object"), ('{"city": "Paris"}', "name: Field required"), ("[1]", "no JSON")]
+)
+def test_what_is_no_object_is_an_error(text: str, why: str) -> None:
+    """The error says why, quotes the reply and holds the bill."""
+    with pytest.raises(LLMError, match=f"the model's reply is no City .*{why}") as caught:
+        read_object(Reply(text, Usage(1, 2, 1)), City, ())
+    assert caught.value.usage == Usage(1, 2, 1)
+
+
+def test_markers_in_texts_are_checked() -> None:
+    """Those of a tool call's arguments too."""
+    reply = Reply("", tool_arguments={"name": "Paris [ref_id:0] [ref_id:5]"})
+    assert read_object(reply, City, {0}) == (City(name="Paris [ref_id:0]"), 1)
+
+
+def test_a_strict_schema_requires_all_and_allows_no_more() -> None:
+    """As OpenAI's structured outputs want it; a property may be named like a keyword."""
+    schema: Any = strict_schema(City)
+    assert schema["required"] == ["name", "rivers", "title"]
+    assert schema["additionalProperties"] is False
+    assert schema["$defs"]["River"]["required"] == ["name", "length"]
+    assert "default" not in schema["properties"]["rivers"]
+    assert strict_schema(Loose) is None
+
+
+@pytest.mark.parametrize(
+    ("model", "cls", "form"), [("gpt-4o-mini", City, "schema"), ("gpt-4", City, "tool"), ("gpt-4o-mini", Loose, "tool")]
+)
+def test_the_strictest_form_that_fits_is_asked_for(
+    model: str, cls: type[BaseModel], form: str, server_of: Servers
+) -> None:
+    """A strict JSON schema, else a tool call."""
+    server = server_of(JSON if cls is City else '{"facts": {"a": 1}}')
+    language_model = LanguageModel(server.llm(model), CallbackManager)
+    reply = run(ObjectAsker().ask(language_model, [ChatMessage("?")], cls, deadline=None))
+    assert isinstance(read_object(reply, cls, ())[0], cls)
+    (chat,) = server.chats
+    assert (chat.response_format is not None, chat.forced_tool is not None) == (form == "schema", form == "tool")
+
+
+def test_a_model_without_forms_is_asked_in_words(nodes: list[NodeWithScore]) -> None:
+    """The schema stands at the end of the prompt."""
+    llm = ScriptedLLM(JSON)
+    response = AnswerSynthesis(llm, output_cls=City).synthesize("?", nodes)
+    assert response.response == PARIS  # type: ignore[union-attr]
+    assert '"rivers"' in (llm.calls[0][-1].content or "")
+    assert (
+        run(
+            ObjectAsker().ask(
+                LanguageModel(llm, CallbackManager), [ChatMessage(role="system", content="x")], City, deadline=None
+            )
+        ).text
+        == JSON
+    )
+    assert [message.role.value for message in llm.calls[-1]] == ["system", "user"]
+
+
+def test_a_refused_form_gives_way_to_a_plainer_one_for_good(server_of: Servers) -> None:
+    """A server that knows neither schemas nor tools is asked in words, and the next time at once."""
+
+    def reply(request: ChatRequest) -> Any:
+        return Fault.status(400) if request.response_format or request.tools else JSON
+
+    server = server_of(reply)
+    asker, model = ObjectAsker(), LanguageModel(server.llm(max_retries=0), CallbackManager)
+    for _ in range(2):
+        assert run(asker.ask(model, [ChatMessage("?")], City, deadline=None)).text == JSON
+    assert len(server.chats) == 4
+
+
+def test_a_refused_prompt_is_not_a_refused_form(server_of: Servers) -> None:
+    """Where words are refused too, the request was at fault: the forms are tried again the next time."""
+    server = server_of([Fault.status(400)] * 3 + [JSON])
+    asker, model = ObjectAsker(), LanguageModel(server.llm(max_retries=0), CallbackManager)
+    with pytest.raises(Exception, match="400"):
+        run(asker.ask(model, [ChatMessage("?")], City, deadline=None))
+    run(asker.ask(model, [ChatMessage("?")], City, deadline=None))
+    assert server.chats[-1].response_format is not None
+
+
+def test_other_failures_are_raised_at_once(server_of: Servers) -> None:
+    """A broken server is not asked in three forms."""
+    server = server_of(Fault.status(500))
+    with pytest.raises(SynthesisError, match="InternalServerError"):
+        AnswerSynthesis(server.llm(max_retries=0), output_cls=City).get_response("?", ["a"])
+    assert len({str(chat.body.get("response_format")) for chat in server.chats}) == 1
+
+
+def test_generic_classes_have_names_that_servers_take(server_of: Servers) -> None:
+    """Brackets in a class's name are replaced."""
+    server = server_of('{"inside": 3}')
+    response = AnswerSynthesis(server.llm(), output_cls=Box[int]).get_response("?", ["a"])
+    assert response == Box[int](inside=3)
+    assert server.chats[0].response_format == server.chats[0].body["response_format"]
+    assert server.chats[0].body["response_format"]["json_schema"]["name"] == "Box_int_"
+
+
+def test_a_tool_that_is_not_called_may_still_be_answered(server_of: Servers) -> None:
+    """Some models write the arguments as text."""
+    server = server_of(Sent(JSON))
+    made = run(AnswerSynthesis(server.llm("gpt-4"), output_cls=City).synthesis(QueryBundle("?"), []))
+    assert made.text == "Empty Response"
+    assert AnswerSynthesis(server.llm("gpt-4"), output_cls=City).get_response("?", ["a"]) == PARIS
+
+
+def test_a_cut_object_is_mended_and_warned_of(nodes: list[NodeWithScore], server_of: Servers) -> None:
+    """What ran out of tokens may be incomplete."""
+    synthesizer = AnswerSynthesis(
+        server_of(Fault.length('{"name": "Paris", "rivers": [{"name": "Sei')).llm(), output_cls=City
+    )
+    made = run(synthesizer.synthesis(QueryBundle("?"), nodes))
+    assert made.output == City(name="Paris", rivers=[River(name="Sei")])
+    assert made.warnings == ["the model stopped before it was done; its reply is cut"]
