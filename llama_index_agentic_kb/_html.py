@@ -23,7 +23,7 @@ LONG: Final = 360  # characters; an extract that has more is folded
 MOST: Final = 20_000  # characters of one passage that are shown
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_KEPT: Final = "\n\t\u200c\u200d"  # the joiners: some scripts and emoji can't be written without them
+_KEPT: Final = frozenset("\n\t\u200c\u200d")  # the joiners: some scripts and emoji can't be written without them
 _MARKER: Final = re.compile(r"[ \t]{0,8}\[ref_id:([0-9]{1,9})\]")
 _WEB: Final = re.compile(r"https?://[^\s\"'<>\\^`{|}]+", re.IGNORECASE)
 _TONES: Final = {"ok": "ok", "empty": "warn", "skipped": "warn", "timeout": "bad", "error": "bad", "denied": "bad"}
@@ -44,12 +44,12 @@ border:1px solid var(--line);background:var(--bg);color:var(--fg);font:14px/1.55
 overflow-wrap:anywhere;text-align:start;& p,& ul{margin:0 0 .6em;max-width:46rem}& ul{padding-inline-start:1.2em}
 & a{color:var(--link);text-decoration:none;&:hover{text-decoration:underline}}
 & .akb-head{margin:1.5em 0 .5em;max-width:none;padding-bottom:.3em;border-bottom:1px solid var(--line);
-&:first-of-type{margin-top:0}}& .akb-dim,& details{color:var(--dim);font-size:12.5px}
+&:first-of-type{margin-top:0}}& small,& .akb-dim,& details{color:var(--dim);font-size:12.5px}
 & sup{line-height:0;font-size:.75em;& a{padding:.1em .35em;border-radius:4px;background:var(--tint);font-weight:600}}
 & ol.akb-list{list-style:none;margin:0;padding:0;&>li{position:relative;margin:0;padding:.35em .4em .35em 2.4em}
 &>li:target{background:var(--tint);box-shadow:inset 3px 0 var(--link)}}
-& .akb-number{position:absolute;left:0;width:1.7em;text-align:right;color:var(--dim)}
-& summary{cursor:pointer}& details[open]>summary>.akb-preview{display:none}
+& .akb-number{position:absolute;left:0;width:1.7em;text-align:right;color:var(--dim)}& .akb-bad{--tone:var(--bad)}
+& summary{cursor:pointer;max-width:46rem}& details[open]>summary>.akb-preview{display:none}
 & details[open]>summary:has(.akb-preview)::after{content:"Show less"}& .akb-lead{color:var(--fg);font-size:14px}
 & .akb-passage{white-space:pre-wrap;max-width:46rem}& details>.akb-passage{margin:.4em 0;padding:.6em .8em;
 max-height:24em;overflow:auto;border-inline-start:3px solid var(--line);background:var(--tint);color:var(--fg)}
@@ -59,12 +59,10 @@ border-radius:4px;background:rgba(201,138,11,.1);& ul{margin:.3em 0 0}}
 border-bottom:1px solid var(--line);&:last-child{border-bottom:0}}& .akb-wide{grid-column:1/-1}
 & .akb-track{position:relative;height:8px;margin-top:.5em;border-radius:4px;background:var(--tint);overflow:hidden}
 & .akb-bar{position:absolute;inset-block:0;min-width:3px;border-radius:4px;background:var(--tone,var(--dim))}
-& .akb-ms{text-align:end;color:var(--dim);font-variant-numeric:tabular-nums}
+& .akb-ms{text-align:end;color:var(--dim)}& .akb-told{border-inline-start:3px solid var(--tone);padding:0 .6em}
 & .akb-outcome::before{content:"";display:inline-block;width:.6em;height:.6em;margin-inline-end:.45em;
-border-radius:50%;background:var(--tone,var(--dim))}
-& .akb-ok{--tone:var(--ok)}& .akb-warn{--tone:var(--warn)}& .akb-bad{--tone:var(--bad)}
-& .akb-told{border-inline-start:3px solid var(--tone,var(--warn));padding-inline-start:.6em}
-@media (max-width:600px){& .akb-row{grid-template-columns:1fr auto auto}& .akb-track{grid-area:2/1/3/-1;margin:.2em 0 .4em}}}
+border-radius:50%;background:var(--tone,var(--dim))}& .akb-ok{--tone:var(--ok)}& .akb-warn{--tone:var(--warn)}
+@media (max-width:600px){& .akb-row{grid-template-columns:1fr auto auto}& .akb-track{grid-area:2/1/3/-1;margin:.2em 0}}}
 </style>"""
 
 
@@ -144,10 +142,8 @@ def _listed(items: Sequence[Record], prefix: str = "", rest: str = "", *, fold: 
         anchor = f' id="{prefix}-{number}"' if prefix and number not in taken else ""
         taken.add(number)
         scores = (f"{word} {item[key]:.3f}" for key, word in _SCORES if _number(item.get(key)))
-        name, address = (
-            _text(item.get("knowledgeSourceName"), 100),
-            _address(item.get("url") or item.get("citationUrl")),
-        )
+        name = _text(item.get("knowledgeSourceName"), 100)
+        address = _address(item.get("url") or item.get("citationUrl"))
         label = _text(item.get("id"), 12) if number is None else str(number + 1)
         return (
             f'<li{anchor}><span class="akb-number">{label}</span>'
@@ -174,24 +170,23 @@ def _timeline(records: Sequence[Record]) -> str:
     """Show one row a record, with a bar where it lies in the whole time."""
     spans = [span for span in map(_span, records) if span]
     first, last = min((start for start, _ in spans), default=0.0), max((end for _, end in spans), default=0.0)
-    rows = _rows(records, lambda record: _timeline_row(record, _place(_span(record), first, last - first)), "div")
+    rows = _rows(records, lambda record: _timeline_row(record, _bar(_span(record), first, last - first)), "div")
     return _heading("Timeline", f"{(last - first) * 1000:,.0f} ms") + f"<div>{rows}</div>" if records else ""
 
 
-def _timeline_row(record: Record, place: str) -> str:
+def _timeline_row(record: Record, bar: str) -> str:
     kind, outcome, error = _plain(record.get("type")), _plain(record.get("outcome")), _record(record.get("error"))
     name = _STAGES.get(kind) or _text(record.get("knowledgeSourceName"), 100) or _text(kind, 60)
-    tone, elapsed = f"akb-{_TONES.get(outcome, 'none')}", _number(record.get("elapsedMs"))
+    tone, elapsed = _TONES.get(outcome, "none"), _number(record.get("elapsedMs"))
     arguments = _record(record.get(f"{kind}Arguments"))
     query = _joined(_text(record.get("subQueryId"), 40), _text(arguments.get("search"), 300), between=": ")
     failure = _joined(_text(error.get("code"), 80), _text(error.get("message"), 500), between=": ")
-    bar = f'<div class="akb-bar {tone}" style="{place}"></div>' if place else ""
     return (
-        f'<div class="akb-row"><strong dir="auto">{name}</strong><div class="akb-track">{bar}</div>'
-        f'<div class="akb-outcome {tone}">{_text(outcome, 20) or "open"}</div>'
+        f'<div class="akb-row akb-{tone}"><strong dir="auto">{name}</strong><div class="akb-track">{bar}</div>'
+        f'<div class="akb-outcome">{_text(outcome, 20) or "open"}</div>'
         f'<div class="akb-ms">{elapsed and f"{elapsed} ms"}</div>'
         f"{_line('dim', _joined(query, *_facts(record, arguments)))}"
-        f"{_line('told akb-bad', failure)}{_line('told', _text(record.get('warning'), 500))}</div>"
+        f"{_line('told akb-bad', failure)}{_line('told akb-warn', _text(record.get('warning'), 500))}</div>"
     )
 
 
@@ -207,19 +202,19 @@ def _facts(record: Record, arguments: Record) -> list[str]:
         if (number := _number(value)) and key not in ("id", "elapsedMs") and (value or key == "count"):
             told.append(f"{number} {_text(word, 60)}")
     if isinstance(queries := record.get("subQueries"), list):
-        told.append(f"{len(queries):,} queries")
+        told.append(f"{len(queries):,} {'query' if len(queries) == 1 else 'queries'}")
     if narrowed := arguments.get("filter"):
         told.append(f"filter {_text(json.dumps(narrowed, ensure_ascii=False, default=_plain, skipkeys=True), 300)}")
     return [*told, _text(_record(record.get("model")).get("modelName"), 80)]
 
 
-def _place(span: tuple[float, float] | None, first: float, total: float) -> str:
-    """Give the style of a bar, in percent of the whole time; empty where a record's times can't be told."""
+def _bar(span: tuple[float, float] | None, first: float, total: float) -> str:
+    """Draw a bar, in percent of the whole time; empty where a record's times can't be told."""
     if span is None:
         return ""
     width = min(100.0, max(0.5, (span[1] - span[0]) / total * 100)) if total > 0 else 100.0
     left = min(100.0 - width, (span[0] - first) / total * 100) if total > 0 else 0.0
-    return f"left:{left:.2f}%;width:{width:.2f}%"
+    return f'<div class="akb-bar" style="left:{left:.2f}%;width:{width:.2f}%"></div>'
 
 
 def _span(record: Record) -> tuple[float, float] | None:
@@ -237,9 +232,8 @@ def _seconds(value: Any) -> float | None:
 
 def _message(message: Record) -> str:
     content = message.get("content")
-    return (
-        _plain(content) if isinstance(content, str) else "\n".join(_plain(it.get("text")) for it in _records(content))
-    )
+    texts = [content] if isinstance(content, str) else [part.get("text") for part in _records(content)]
+    return "\n".join(map(_plain, texts))
 
 
 def _extracts(text: str) -> list[Record] | None:
@@ -271,8 +265,7 @@ def _address(value: Any) -> str:
 
 
 def _heading(title: str, note: str = "") -> str:
-    told = f'<strong>{title}</strong> <span class="akb-dim">{note}</span>'
-    return f'<p class="akb-head" role="heading" aria-level="3">{told}</p>'
+    return f'<p class="akb-head" role="heading" aria-level="3"><strong>{title}</strong> <small>{note}</small></p>'
 
 
 def _rows(items: Sequence[Any], show: Callable[[Any], str], tag: str = "li") -> str:
@@ -296,7 +289,8 @@ def _plain(value: Any) -> str:
     """Give a value as text, without what hides in it or turns it round: control, format and surrogate characters."""
     if not isinstance(value, str):
         return "" if value is None else _number(value).replace(",", "") or f"({type(value).__name__})"
-    return "".join(char for char in value if char in _KEPT or unicodedata.category(char) not in ("Cc", "Cf", "Cs"))
+    hidden = {char for char in set(value) - _KEPT if unicodedata.category(char) in ("Cc", "Cf", "Cs")}
+    return "".join(char for char in value if char not in hidden) if hidden else value
 
 
 def _text(value: Any, limit: int = MOST) -> str:

@@ -117,7 +117,7 @@ class LanguageModel:
         """
         response = yield Call(**self._ways("chat", messages, kwargs), deadline=deadline)
         reply = Reply(_text(response), _usage(response), _finish_reason(response.raw))
-        _check(reply, response.raw)
+        _check(reply, _refusal(response.raw))
         return reply
 
     def call_tool(
@@ -140,7 +140,7 @@ class LanguageModel:
         calls = llm.get_tool_calls_from_response(response, error_on_no_tool_call=False)
         reply = Reply(response.message.content or "", _usage(response), _finish_reason(response.raw))
         if not calls:
-            _check(reply, response.raw)
+            _check(reply, _refusal(response.raw))
             return reply
         reply.tool_arguments = dict(calls[0].tool_kwargs)
         return reply
@@ -166,17 +166,17 @@ class LanguageModel:
             DeadlineExceededError: It did not end in time.
         """
         stream: Stream = yield Open(**self._ways("stream_chat", messages, {**_stream_kwargs(self.llm), **kwargs}))
-        reply, last, usage = Reply(""), None, Usage()
+        reply, refusal, usage = Reply(""), "", Usage()
         while (chunk := (yield Next(stream, deadline=deadline))) is not END:
-            last = chunk
             usage = _latest(usage, _usage(chunk))
             reply.finish_reason = _finish_reason(chunk.raw) or reply.finish_reason
+            refusal += _refusal(chunk.raw)
             delta = chunk.delta or ""
             reply.text += delta
             if told := through(delta):
                 yield Emit(told)
         reply.usage = usage
-        _check(reply, None if last is None else last.raw)
+        _check(reply, refusal)
         if reply.finish_reason is None and _is_openai(self.llm):
             raise LLMError("the model's stream ended before the model did", usage=usage)
         return reply
@@ -321,10 +321,15 @@ def _finish_reason(raw: Any) -> str | None:
     return reason if isinstance(reason, str) else None
 
 
-def _check(reply: Reply, raw: Any) -> None:
-    """Refuse a reply that is none."""
+def _refusal(raw: Any) -> str:
+    """Give the words of a refusal; a stream tells them in pieces."""
     choices = _get(raw, "choices")
-    refusal = _get(_get(choices[0], "message"), "refusal") if choices else None
+    said = (_get(choices[0], "message") or _get(choices[0], "delta")) if choices else None
+    return _get(said, "refusal") or ""
+
+
+def _check(reply: Reply, refusal: str) -> None:
+    """Refuse a reply that is none."""
     if refusal:
         raise LLMError(f"the model refused: {refusal}", usage=reply.usage)
     if reply.finish_reason == "content_filter":

@@ -145,7 +145,7 @@ def test_a_stream_tells_its_pieces(is_async: bool) -> None:
 UNUSABLE = {
     "null": (Fault.null_content(), "empty"),
     "blank": ("  \n ", "empty"),
-    "refusal": (Fault.refusal("No."), "refused: No.|empty"),
+    "refusal": (Fault.refusal("No."), "refused: No."),
     "filtered": (Fault.content_filter(), "content filter"),
     "half filtered": (Fault.content_filter("Neil"), "content filter"),
     "cut at once": (Fault.length(""), "empty: the model stopped before it was done"),

@@ -36,6 +36,9 @@ logger = logging.getLogger("llama_index_agentic_kb")
 ACTIVITY_KEY: Final = "agentic_kb.activity"
 """Where a callback event's payload holds its ``ActivityRecord``."""
 
+TRACE_LIMIT: Final = 10_000
+"""Parents that a manager's trace map holds at most: a twin inside another manager's trace never sees it end."""
+
 C = TypeVar("C")
 
 
@@ -161,6 +164,12 @@ class GuardedCallbackManager(CallbackManager):
         # Not super().__init__: it would add the global handler a second time.
         self.handlers = [h if isinstance(h, _GuardedHandler) else _GuardedHandler(h) for h in handlers]
         self._trace_map: dict[str, list[str]] = defaultdict(list)
+
+    def on_event_start(self, *args: Any, **kwargs: Any) -> str:
+        """Tell the handlers; forget the trace map where nobody ends the trace that would reset it."""
+        if len(self._trace_map) > TRACE_LIMIT:
+            self._trace_map = defaultdict(list)
+        return super().on_event_start(*args, **kwargs)
 
     def add_handler(self, handler: BaseCallbackHandler) -> None:
         """Add a handler, guarded."""

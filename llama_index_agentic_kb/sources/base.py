@@ -249,7 +249,8 @@ class KnowledgeSource:
         metadata = inner.metadata
         content = metadata.get(self.content_field) if self.content_field else None
         key = metadata.get(self.key_field) if self.key_field else None
-        key = key or inner.ref_doc_id or inner.node_id
+        if key is None or key == "":
+            key = inner.ref_doc_id or inner.node_id
         title = metadata.get(self.title_field) or metadata.get("file_name") or key
         url = metadata.get(self.url_field)
         terms = metadata.get(self.terms_field) if self.terms_field else None
@@ -258,7 +259,7 @@ class KnowledgeSource:
             title=str(title),
             content=str(content) if content else inner.get_content(metadata_mode=MetadataMode.NONE),
             url=str(url) if url else None,
-            terms=str(terms) if terms else None,
+            terms=", ".join(map(str, terms)) if isinstance(terms, (list, tuple)) else str(terms or "") or None,
             metadata={name: _plain(value) for name, value in metadata.items() if not name.startswith("_")},
         )
 

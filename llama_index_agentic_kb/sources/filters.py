@@ -50,10 +50,16 @@ def lower(tree: FilterNode) -> MetadataFilters:
 
 def _lower(tree: FilterNode) -> MetadataFilter | MetadataFilters:
     if isinstance(tree, Condition):
-        value: Any = tree.value
-        return MetadataFilter(key=tree.key, value=value, operator=_LOWERED[tree.operator])
+        # Not validated: LlamaIndex's model refuses booleans, which stores take.
+        value = _of_one_type(tree.value) if isinstance(tree.value, list) else tree.value
+        return MetadataFilter.model_construct(key=tree.key, value=value, operator=_LOWERED[tree.operator])
     condition = FilterCondition.OR if tree.logic is FilterLogic.OR else FilterCondition.AND
     return MetadataFilters(filters=[_lower(child) for child in tree.filters], condition=condition)
+
+
+def _of_one_type(values: list[Any]) -> list[Any]:
+    """Whole numbers among decimal ones become decimal: Chroma takes lists of one type only."""
+    return [float(value) for value in values] if {type(value) for value in values} == {int, float} else values
 
 
 def flat(tree: FilterNode) -> FilterNode:

@@ -265,3 +265,14 @@ def test_a_slow_handler_of_threads_keeps_its_records() -> None:
     assert len(searches) == 24
     assert all(record.outcome is Outcome.OK for record in searches)
     assert not any(isinstance(record, ModelQueryPlanningActivity) for record in handler.records)
+
+
+def test_the_trace_map_of_a_twin_does_not_grow_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A manager inside another one's trace, which never sees it end, forgets old events at its limit."""
+    monkeypatch.setattr("llama_index_agentic_kb.account.callbacks.TRACE_LIMIT", 50)
+    outer, twin = guarded(CallbackManager([])), GuardedCallbackManager([Recorder()])
+    with outer.as_trace("query"):
+        for _ in range(500):
+            with twin.as_trace("chat"):
+                twin.on_event_start(CBEventType.SUB_QUESTION)
+    assert len(twin.trace_map) <= 52

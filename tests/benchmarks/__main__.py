@@ -30,7 +30,7 @@ def _chroma(*, quick: bool) -> list[Row]:
 def _throughput(*, quick: bool) -> list[Row]:
     from tests.benchmarks.throughput import throughput  # noqa: PLC0415
 
-    return throughput(1, rounds=1) if quick else throughput(5)
+    return throughput(1, rounds=1, concurrent=10) if quick else throughput(5)
 
 
 BENCHMARKS: dict[str, Callable[..., list[Row]]] = {

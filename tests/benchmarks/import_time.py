@@ -49,7 +49,8 @@ def import_time(runs: int) -> list[Row]:
 
     The added time is taken in the process that has just imported ``llama_index.core``: the two belong together.
     """
-    _probe(OURS), _probe(PEER)  # compiles, and warms the disk's cache
+    if runs > 1:
+        _probe(OURS), _probe(PEER)  # compiles, and warms the disk's cache
     pairs = [(_probe(OURS), _probe(PEER)) for _ in range(runs)]
 
     def milliseconds(side: int, name: str) -> float:

@@ -47,11 +47,13 @@ class Race:
     def turns(self, contestants: Sequence[Contestant]) -> Iterator[tuple[int, Contestant]]:
         """Give whose turn it is: all once for warming up (turn 0), then ``runs`` times in the same order.
 
+        A single run has no warm-up: it shows that things work, and its times mean nothing.
+
         Before each turn garbage is collected; what is there before and after the warm-up is never looked through
         again, so that the collector's pauses over a heap full of libraries are counted for nobody.
         """
         try:
-            for turn in range(self.runs + 1):
+            for turn in range(0 if self.runs > 1 else 1, self.runs + 1):
                 if turn <= 1:
                     gc.collect()
                     gc.freeze()

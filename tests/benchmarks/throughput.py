@@ -25,21 +25,23 @@ __all__ = ["throughput"]
 
 LATENCY: Final = 0.005
 THREADS: Final = 32
-ASYNC_QUESTIONS: Final = 100
 PASSAGES: Final = 20
 PER_RETRIEVAL: Final = 8
+
+Mode = Literal["async", "sync"]
 
 OURS: Final = "AgenticRetriever(effort='minimal')"
 PEER: Final = "QueryFusionRetriever(num_queries=1)"
 
 
-def throughput(runs: int, rounds: int = 10) -> list[Row]:
-    """Measure 32 threads, each asking ``rounds`` questions, and 100 questions on one event loop."""
+def throughput(runs: int, rounds: int = 10, concurrent: int = 100) -> list[Row]:
+    """Measure 32 threads, each asking ``rounds`` questions, and ``concurrent`` questions on one event loop."""
     asked = THREADS * rounds
     rows = _rows(f"throughput/{THREADS} threads", _threads(runs, asked), asked)
-    for mode, sources in (("async", "native async sources"), ("sync", "sync-only sources")):
-        result = asyncio.run(_concurrent(runs, "async" if mode == "async" else "sync"))
-        rows += _rows(f"throughput/{ASYNC_QUESTIONS} async questions, {sources}", result, ASYNC_QUESTIONS)
+    modes: dict[Mode, str] = {"async": "native async sources", "sync": "sync-only sources"}
+    for mode, sources in modes.items():
+        result = asyncio.run(_concurrent(runs, mode, concurrent))
+        rows += _rows(f"throughput/{concurrent} async questions, {sources}", result, concurrent)
     return rows
 
 
@@ -58,28 +60,28 @@ def _threads(runs: int, asked: int) -> Race:
         return race(contestants, _no_meters, runs)
 
 
-async def _concurrent(runs: int, mode: Literal["async", "sync"]) -> Race:
+async def _concurrent(runs: int, mode: Mode, asked: int) -> Race:
     retrievers: dict[str, BaseRetriever] = {OURS: _ours(mode), PEER: _peer(mode)}
 
     def batch(retriever: BaseRetriever) -> Callable[[], Any]:
         async def ask() -> None:
-            await asyncio.gather(*(retriever.aretrieve(QUESTION) for _ in range(ASYNC_QUESTIONS)))
+            await asyncio.gather(*(retriever.aretrieve(QUESTION) for _ in range(asked)))
 
         return ask
 
     return await arace([Contestant(name, batch(one)) for name, one in retrievers.items()], _no_meters, runs)
 
 
-def _memory(mode: Literal["async", "sync"]) -> dict[str, MemoryRetriever]:
+def _memory(mode: Mode) -> dict[str, MemoryRetriever]:
     return {name: MemoryRetriever(passages(name, PASSAGES), latency=LATENCY, mode=mode) for name in SOURCES}
 
 
-def _ours(mode: Literal["async", "sync"]) -> BaseRetriever:
+def _ours(mode: Mode) -> BaseRetriever:
     sources = [KnowledgeSource(name, retriever=retriever) for name, retriever in _memory(mode).items()]
     return AgenticRetriever(sources, effort="minimal", similarity_top_k=PER_RETRIEVAL)
 
 
-def _peer(mode: Literal["async", "sync"], *, use_async: bool = True) -> BaseRetriever:
+def _peer(mode: Mode, *, use_async: bool = True) -> BaseRetriever:
     return QueryFusionRetriever(
         list(_memory(mode).values()),
         llm=ScriptedLLM(),  # never asked

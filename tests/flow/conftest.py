@@ -123,16 +123,26 @@ def leaves(request: pytest.FixtureRequest) -> Leaves:
     return Leaves(request.param)
 
 
-@pytest.fixture(autouse=True)
-def nothing_left_behind(caplog: pytest.LogCaptureFixture) -> Iterator[None]:
+class Complaints(logging.Handler):
+    """Collects what asyncio logs."""
+
+    def __init__(self) -> None:
+        super().__init__(logging.WARNING)
+        self.told: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.told.append(record.getMessage())
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_left_behind() -> Iterator[None]:
     """No task destroyed while pending, and no exception that nobody retrieved: asyncio logs these."""
-    caplog.set_level(logging.WARNING, logger="asyncio")
+    complaints = Complaints()
+    logging.getLogger("asyncio").addHandler(complaints)
     yield
     gc.collect()
-    complaints = [
-        r.getMessage() for r in caplog.get_records("call") if r.name == "asyncio" and r.levelno > logging.INFO
-    ]
-    assert [c for c in complaints if "Executing" not in c] == []
+    logging.getLogger("asyncio").removeHandler(complaints)
+    assert complaints.told == []
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 5.0) -> bool:

@@ -134,13 +134,17 @@ def test_a_cancel_before_the_start_makes_no_call(until: Callable[[Callable[[], b
         made.append(1)
 
     def child() -> Flow[None]:
+        yield Call(sync=lambda: blocked.wait(5))
         yield Call(native=native)
 
+    blocked = threading.Event()
+
     async def block() -> None:
-        time.sleep(0.1)  # noqa: ASYNC251 (the loop is to be blocked)
+        blocked.set()
+        time.sleep(0.5)  # noqa: ASYNC251 (the loop is to be blocked)
 
     def flow() -> Flow[None]:
-        jobs = yield from gather([Call(native=block), child()], deadline=deadline_after(0.02))
+        jobs = yield from gather([Call(native=block), child()], deadline=deadline_after(0.2))
         assert isinstance(jobs[1].error, DeadlineExceededError)
 
     run(flow())

@@ -160,5 +160,7 @@ def test_weight_lifts_scores_below_zero_too(lists: list[list[tuple[str, float]]]
 
 def test_ties_go_to_the_earlier_list() -> None:
     """Equal scores keep the order of lists and ranks; keys need not be comparable."""
-    first, second = (1, "x"), ("y", 2)
-    assert merge_by_score([[(first, 0.5), (second, 0.5)], [(second, 0.5)]], [1.0, 1.0]) == [first, second]
+    first: object = (1, "x")
+    second: object = ("y", 2)
+    lists = [[(first, 0.5), (second, 0.5)], [(second, 0.5)]]
+    assert merge_by_score(lists, [1.0, 1.0]) == [first, second]

@@ -1,0 +1,493 @@
+from __future__ import annotations
+
+import math
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any, Literal
+
+import pytest
+from llama_index.core import SimpleKeywordTableIndex, StorageContext, SummaryIndex, VectorStoreIndex
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.llms import MockLLM
+from llama_index.core.retrievers import QueryFusionRetriever
+from llama_index.core.schema import Document, NodeRelationship, NodeWithScore, QueryBundle, RelatedNodeInfo, TextNode
+from llama_index.core.vector_stores import MetadataFilter, MetadataFilters
+
+from llama_index_agentic_kb import KnowledgeSource
+from llama_index_agentic_kb._flow import Flow, arun, run
+from llama_index_agentic_kb.errors import (
+    ConfigurationError,
+    DeadlineExceededError,
+    DeniedError,
+    InvalidRequestError,
+    RetrievalError,
+)
+from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, FilterOperator, any_of
+from llama_index_agentic_kb.sources import SearchResult
+from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever, Verbatim
+from tests.sources.conftest import MakeIndex
+
+ACME = Condition(key="tenant", value="acme")
+
+
+def nodes() -> list[TextNode]:
+    """Half of them acme's; years as numbers; one has no tenant at all."""
+    made = [
+        TextNode(
+            id_=f"n{n}",
+            text=f"rain report number {n}",
+            metadata={"tenant": "acme" if n % 2 else "umbrella", "year": 2000 + n},
+        )
+        for n in range(6)
+    ]
+    return [*made, TextNode(id_="bare", text="rain report without metadata")]
+
+
+def simple_index(given: Sequence[Any] | None = None) -> VectorStoreIndex:
+    return VectorStoreIndex(list(given or nodes()), embed_model=HashEmbedding())
+
+
+def searching(
+    source: KnowledgeSource, query: str, filters: FilterNode | None, top_k: int, seconds: float
+) -> Flow[SearchResult]:
+    prepared = yield from source.prepare(source.effective_filter(filters), top_k)
+    deadline = time.monotonic() + seconds
+    return (yield from source.search(prepared, QueryBundle(query), top_k=top_k, deadline=deadline))
+
+
+def search(
+    source: KnowledgeSource, query: str = "rain report", filters: FilterNode | None = None, top_k: int = 10
+) -> SearchResult:
+    return run(searching(source, query, filters, top_k, seconds=20))
+
+
+def ids(result: SearchResult) -> list[str]:
+    return [node.node_id for node in result.nodes]
+
+
+class Scripted(BaseRetriever):
+    """Gives what it was given, whatever is asked."""
+
+    def __init__(self, found: list[NodeWithScore]) -> None:
+        super().__init__()
+        self.found = found
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        return self.found
+
+
+# -- what can be a source -------------------------------------------------------------------------------------------
+
+
+def test_a_vector_index_is_searched(embed_model: BaseEmbedding, chroma_index: MakeIndex) -> None:
+    """Real Chroma and the real MiniLM find the right passage first."""
+    texts = ["The Saturn V was 110.6 m tall.", "Paris is the capital of France.", "Bread is made of flour."]
+    source = KnowledgeSource("docs", index=chroma_index([TextNode(text=text) for text in texts], embed_model))
+    result = search(source, "height of a moon rocket", top_k=2)
+    assert result.nodes[0].text == texts[0]
+    assert result.candidates == len(result.nodes) == 2
+
+
+def test_a_summary_index_is_searched() -> None:
+    """It gives its nodes in order, without scores, as many as are wanted."""
+    result = search(KnowledgeSource("all", index=SummaryIndex(nodes())), top_k=3)
+    assert ids(result) == ["n0", "n1", "n2"]
+    assert [node.score for node in result.nodes] == [None, None, None]
+    assert result.candidates == 7
+
+
+def test_a_keyword_table_is_searched() -> None:
+    """Arguments of its own choose its retriever."""
+    index = SimpleKeywordTableIndex(nodes=[TextNode(text="Rain in Paris"), TextNode(text="Oslo")], llm=MockLLM())
+    source = KnowledgeSource("table", index=index, retriever_kwargs={"retriever_mode": "simple"})
+    assert [node.text for node in search(source, "Paris, is there rain?").nodes] == ["Rain in Paris"]
+
+
+def test_any_retriever_is_searched() -> None:
+    """LlamaIndex's own fusion retriever, or one of the user's, works as it is."""
+    inner = simple_index().as_retriever(similarity_top_k=3)
+    fusion = QueryFusionRetriever([inner, inner], llm=MockLLM(), num_queries=1, use_async=False, similarity_top_k=3)
+    assert len(ids(search(KnowledgeSource("fused", retriever=fusion)))) == 3
+    assert ids(search(KnowledgeSource("memory", retriever=MemoryRetriever(nodes(), similarity_top_k=4)))) != []
+
+
+@pytest.mark.parametrize("mode", ["sync", "async", "async_only"])
+async def test_every_kind_of_retriever_works_sync_and_async(mode: Literal["sync", "async", "async_only"]) -> None:
+    """Also from a sync call, inside a running loop, a source that is async only."""
+    source = KnowledgeSource("memory", retriever=MemoryRetriever(nodes(), mode=mode))
+    found = ids(search(source))
+    assert len(found) == 2
+    assert ids(await arun(searching(source, "rain report", None, 10, seconds=20))) == found
+
+
+def test_a_factory_is_given_the_effective_filter() -> None:
+    """It is called with LlamaIndex's form of mandatory AND caller, and with None where there is no filter."""
+    seen: list[MetadataFilters | None] = []
+    index = simple_index()
+
+    def make(filters: MetadataFilters | None) -> BaseRetriever:
+        seen.append(filters)
+        return index.as_retriever(filters=filters, similarity_top_k=10)
+
+    open_source = KnowledgeSource("open", retriever_factory=make)
+    assert len(ids(search(open_source))) == 7
+    closed = KnowledgeSource("closed", retriever_factory=make, filters=ACME)
+    assert ids(search(closed, filters=Condition(key="year", value=2003))) == ["n3"]
+    assert seen[0] is None
+    assert seen[1] == MetadataFilters(
+        filters=[MetadataFilter(key="tenant", value="acme"), MetadataFilter(key="year", value=2003)]
+    )
+
+
+@pytest.mark.parametrize("made", [None, "no retriever"])
+def test_a_factory_that_fails_is_an_error_of_its_source(made: Any) -> None:
+    """What a factory raises, or makes instead of a retriever, is raised from the search."""
+    with pytest.raises(AttributeError):
+        search(KnowledgeSource("bad", retriever_factory=lambda _: made))
+
+    def fail(_: MetadataFilters | None) -> BaseRetriever:
+        raise ConnectionError("no store")
+
+    with pytest.raises(ConnectionError, match="no store"):
+        search(KnowledgeSource("down", retriever_factory=fail))
+
+
+def test_a_source_is_over_exactly_one_thing() -> None:
+    """None, and two, are refused."""
+    retriever = MemoryRetriever([])
+    with pytest.raises(ConfigurationError, match="source 'x': give exactly one of index, retriever"):
+        KnowledgeSource("x")
+    with pytest.raises(ConfigurationError, match="exactly one"):
+        KnowledgeSource("x", retriever=retriever, index=SummaryIndex([]))
+    assert repr(KnowledgeSource("x", retriever=retriever)) == "KnowledgeSource('x', MemoryRetriever)"
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"weight": 0}, "weight must be above 0, got 0"),
+        ({"weight": math.nan}, "weight must be above 0"),
+        ({"weight": math.inf}, "weight must be above 0"),
+        ({"similarity_top_k": -1}, "similarity_top_k must be above 0"),
+        ({"timeout": 0}, "timeout must be above 0"),
+        ({"max_concurrency": 0}, "max_concurrency must be above 0"),
+        ({"name": "  "}, "name must not be empty"),
+    ],
+)
+def test_unusable_fields_are_refused(fields: dict[str, Any], message: str) -> None:
+    """Each error names the field."""
+    with pytest.raises(ConfigurationError, match=message):
+        KnowledgeSource(**{"name": "x", "retriever": MemoryRetriever([]), **fields})
+
+
+# -- filters --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("store", ["simple", "chroma"])
+def test_filters_are_pushed_down(store: str, chroma_index: MakeIndex) -> None:
+    """The store returns only what passes, so that the number of documents is what was wanted."""
+    index = simple_index() if store == "simple" else chroma_index(nodes(), HashEmbedding())
+    source = KnowledgeSource("docs", index=index, filters=ACME, similarity_top_k=2)
+    result = search(source)
+    assert len(result.nodes) == result.candidates == 2
+    assert all(node.metadata["tenant"] == "acme" for node in result.nodes)
+    assert result.dropped_by_filter == 0
+
+
+def test_a_store_that_ignores_filters_leaks_nothing(deaf_index: MakeIndex) -> None:
+    """Every returned node is checked again; what should not be there is dropped and counted."""
+    source = KnowledgeSource("deaf", index=deaf_index(nodes(), HashEmbedding()), filters=ACME)
+    result = search(source)
+    assert sorted(ids(result)) == ["n1", "n3", "n5"]
+    assert (result.candidates, result.dropped_by_filter) == (7, 4)
+
+
+def test_a_factory_that_ignores_filters_leaks_nothing() -> None:
+    """The check does not depend on who made the retriever."""
+    source = KnowledgeSource("deaf", retriever_factory=lambda _: Scripted([NodeWithScore(node=n) for n in nodes()]))
+    result = search(source, filters=ACME)
+    assert sorted(ids(result)) == ["n1", "n3", "n5"]
+    assert result.dropped_by_filter == 4
+
+
+def test_filters_only_narrow() -> None:
+    """No caller's filter, not even an OR over everything, lets another tenant's documents through."""
+    source = KnowledgeSource("docs", index=simple_index(), filters=ACME)
+    wide = any_of(ACME, Condition(key="tenant", value="umbrella"), Condition(key="year", operator="ge", value=0))
+    assert sorted(ids(search(source, filters=wide))) == ["n1", "n3", "n5"]
+    assert ids(search(source, filters=Condition(key="tenant", value="umbrella"))) == []
+
+
+@pytest.mark.parametrize("given", ["filters", "retriever_kwargs"])
+def test_a_developers_filter_is_mandatory_wherever_it_is_given(given: str) -> None:
+    """A filter among the retriever's arguments holds beside a caller's; it is not replaced by it."""
+    acme = MetadataFilters(filters=[MetadataFilter(key="tenant", value="acme")])
+    further: dict[str, Any] = {"filters": acme} if given == "filters" else {"retriever_kwargs": {"filters": acme}}
+    source = KnowledgeSource("docs", index=simple_index(), **further)
+    everyone = Condition(key="year", operator=FilterOperator.GT, value=0)
+    assert sorted(ids(search(source, filters=everyone))) == ["n1", "n3", "n5"]
+
+
+@pytest.mark.parametrize(
+    ("tree", "expected"),
+    [
+        (
+            FilterGroup(filters=[ACME, any_of(Condition(key="year", value=2001), Condition(key="year", value=2004))]),
+            ["n1"],
+        ),
+        (FilterGroup(logic=FilterLogic.NOT, filters=[ACME]), ["n0", "n2", "n4"]),
+        (Condition(key="tenant", operator=FilterOperator.NE, value="acme"), ["n0", "n2", "n4"]),
+        (Condition(key="year", operator=FilterOperator.GE, value=2004), ["n4", "n5"]),
+        (Condition(key="tenant", operator=FilterOperator.GT, value="b"), ["n0", "n2", "n4"]),
+        (Condition(key="year", operator=FilterOperator.NIN, value=[2000, 2001, 2002, 2003]), ["n4", "n5", "odd"]),
+        (Condition(key="year", operator=FilterOperator.IN, value=[2002, 1]), ["n2"]),
+    ],
+    ids=str,
+)
+def test_llamaindexs_own_store_takes_every_filter(tree: FilterNode, expected: list[str]) -> None:
+    """What the in-memory store can't apply (groups in groups, order over mixed types, absent keys) is checked here."""
+    mixed = [*nodes(), TextNode(id_="odd", text="rain report", metadata={"year": "no number"})]
+    source = KnowledgeSource("docs", index=simple_index(mixed), similarity_top_k=4)
+    assert sorted(ids(search(source, filters=tree))) == expected
+
+
+def test_enough_is_left_of_what_is_checked_here() -> None:
+    """Where a filter is applied after the store, the documents that pass are found however far down they rank."""
+    far = [TextNode(id_=f"d{n}", text="rain " * n, metadata={"year": n}) for n in range(1, 60)]
+    source = KnowledgeSource("docs", index=simple_index(far), similarity_top_k=3)
+    assert len(ids(search(source, "rain", Condition(key="year", operator=FilterOperator.LT, value=4)))) == 3
+
+
+def test_what_takes_no_filters_is_denied_under_one() -> None:
+    """A plain retriever, and an index that ignores filters, are not searched at all under a filter."""
+    retriever = MemoryRetriever(nodes())
+    for source in (
+        KnowledgeSource("plain", retriever=retriever, filters=ACME),
+        KnowledgeSource("summary", index=SummaryIndex(nodes()), filters=ACME),
+    ):
+        with pytest.raises(DeniedError, match="was not searched: its filter can't be applied"):
+            search(source)
+    with pytest.raises(DeniedError):
+        search(KnowledgeSource("plain", retriever=retriever), filters=ACME)
+    assert retriever.queries == []
+
+
+@pytest.mark.parametrize("empty", [MetadataFilters(filters=[]), MetadataFilters(filters=[MetadataFilters(filters=[])])])
+def test_empty_filters_are_refused(empty: MetadataFilters) -> None:
+    """A filter without conditions would mean everything."""
+    with pytest.raises(InvalidRequestError, match="is no filter"):
+        KnowledgeSource("docs", index=simple_index(), filters=empty)
+
+
+# -- what comes back ------------------------------------------------------------------------------------------------
+
+
+def test_nodes_and_scores_of_a_source_are_never_changed() -> None:
+    """A source that gives the same objects each time finds them as they were."""
+    retriever = MemoryRetriever(nodes(), shared_nodes=True, similarity_top_k=3)
+    before = [(n.model_dump(), n.score) for n in retriever.retrieve("rain report")]
+    source = KnowledgeSource("shared", retriever=retriever)
+    first, second = search(source), search(source)
+    assert first == second
+    assert [(n.model_dump(), n.score) for n in retriever.retrieve("rain report")] == before
+    assert not {id(n) for n in first.nodes} & {id(n) for n in retriever.retrieve("rain report")}
+
+
+def test_scores_that_are_no_numbers_are_none() -> None:
+    """NaN, infinities and None mean that there is no score; the node stays."""
+    scores = [0.5, math.nan, math.inf, None]
+    found = [NodeWithScore(node=TextNode(text=str(s)), score=s) for s in scores]
+    assert [n.score for n in search(KnowledgeSource("odd", retriever=Scripted(found))).nodes] == [0.5, None, None, None]
+
+
+def test_empty_text_is_text() -> None:
+    """A node without text is a node."""
+    found = [NodeWithScore(node=TextNode(text=""), score=1.0)]
+    assert len(search(KnowledgeSource("odd", retriever=Scripted(found))).nodes) == 1
+
+
+@pytest.mark.parametrize("value", [None, {"a": 1}, "text", 7, [1, 2], [TextNode(text="no wrapper")]], ids=repr)
+def test_what_is_no_list_of_nodes_is_an_error(value: object) -> None:
+    """Garbage is never taken for "nothing found", whether LlamaIndex or we see it first."""
+    with pytest.raises((RetrievalError, TypeError, AttributeError)):
+        search(KnowledgeSource("odd", retriever=MemoryRetriever([], fault=Verbatim(value))))
+
+    class Raw(MemoryRetriever):
+        def retrieve(self, _: Any) -> Any:
+            return value
+
+    with pytest.raises(RetrievalError, match="source 'odd' returned no list of NodeWithScore"):
+        search(KnowledgeSource("odd", retriever=Raw([])))
+
+
+def test_a_source_has_its_own_number_of_documents() -> None:
+    """Its ``similarity_top_k``, also among the retriever's arguments, goes before the effort's."""
+    index = simple_index()
+    assert len(search(KnowledgeSource("a", index=index), top_k=4).nodes) == 4
+    assert len(search(KnowledgeSource("b", index=index, similarity_top_k=2), top_k=4).nodes) == 2
+    further = KnowledgeSource("c", index=index, retriever_kwargs={"similarity_top_k": 5})
+    assert len(search(further, top_k=4).nodes) == 5
+
+
+def test_a_hanging_source_is_given_up() -> None:
+    """The search ends at its deadline."""
+    with MemoryRetriever(nodes(), fault="hang") as retriever:
+        source = KnowledgeSource("slow", retriever=retriever)
+        with pytest.raises(DeadlineExceededError, match="source 'slow' was still running"):
+            run(searching(source, "rain", None, 3, seconds=0.1))
+
+
+def test_a_sources_threads_are_bounded() -> None:
+    """No more searches run on threads at once than the source allows."""
+    running, most, lock = 0, 0, threading.Lock()
+
+    class Counting(MemoryRetriever):
+        def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+            nonlocal running, most
+            with lock:
+                running += 1
+                most = max(most, running)
+            time.sleep(0.02)
+            with lock:
+                running -= 1
+            return super()._retrieve(query_bundle)
+
+    source = KnowledgeSource("narrow", retriever=Counting(nodes()), max_concurrency=2)
+    threads = [threading.Thread(target=search, args=(source,)) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == 2
+
+
+def test_the_callers_bundle_is_not_written_to() -> None:
+    """LlamaIndex's vector retriever writes into its bundle: ``prepare`` and ``search`` get one of their own."""
+    source = KnowledgeSource("docs", index=simple_index())
+
+    def flow(bundle: QueryBundle) -> Flow[SearchResult]:
+        prepared = yield from source.prepare(None, 2)
+        assert prepared.embed_model is not None
+        return (yield from source.search(prepared, bundle, top_k=2, deadline=None))
+
+    assert len(run(flow(QueryBundle("rain"))).nodes) == 2
+
+
+@pytest.mark.parametrize("kind", ["index", "filtered", "retriever", "denied"])
+def test_warming_up_searches_once_where_it_can(kind: str) -> None:
+    """An index is searched under its own filter; what can't be warmed up is left alone."""
+    model, retriever = HashEmbedding(), MemoryRetriever(nodes())
+    index = VectorStoreIndex(nodes(), embed_model=model)
+    sources = {
+        "index": KnowledgeSource("s", index=index),
+        "filtered": KnowledgeSource("s", index=index, filters=ACME),
+        "retriever": KnowledgeSource("s", retriever=retriever),
+        "denied": KnowledgeSource("s", index=SummaryIndex(nodes()), filters=ACME),
+    }
+    run(sources[kind].warm_up())
+    assert ("query", ["warm up"]) in model.calls or kind in ("retriever", "denied")
+    assert retriever.queries == []
+
+
+# -- fields ---------------------------------------------------------------------------------------------------------
+
+
+def data(source: KnowledgeSource, node: TextNode) -> dict[str, Any]:
+    return dict(source.source_data(NodeWithScore(node=node)))
+
+
+def test_every_source_gives_the_same_keys() -> None:
+    """Whatever a source calls them, a document has key, title, content, url, terms and metadata."""
+    plain = KnowledgeSource("plain", retriever=MemoryRetriever([]))
+    own = KnowledgeSource(
+        "own",
+        retriever=MemoryRetriever([]),
+        title_field="headline",
+        content_field="body",
+        url_field="link",
+        key_field="isbn",
+        terms_field="tags",
+    )
+    node = TextNode(
+        id_="n", text="Text.", metadata={"headline": "H", "body": "B", "link": "u", "isbn": 0, "tags": ["t", "u"]}
+    )
+    assert data(own, node) == {
+        "doc_key": "0",
+        "title": "H",
+        "content": "B",
+        "url": "u",
+        "terms": "t, u",
+        "metadata": node.metadata,
+    }
+    assert data(plain, node) == {
+        "doc_key": "n",
+        "title": "n",
+        "content": "Text.",
+        "url": None,
+        "terms": None,
+        "metadata": node.metadata,
+    }
+
+
+def test_titles_and_keys_have_fallbacks() -> None:
+    """The title is the file's name, or the key; the key is the source document's id, or the node's."""
+    source = KnowledgeSource("docs", retriever=MemoryRetriever([]))
+    parent = {NodeRelationship.SOURCE: RelatedNodeInfo(node_id="doc-1")}
+    assert data(source, TextNode(id_="n", text="x", relationships=parent))["doc_key"] == "doc-1"
+    assert data(source, TextNode(id_="n", text="x", metadata={"file_name": "a.txt"}))["title"] == "a.txt"
+    assert data(source, TextNode(id_="n", text="x", metadata={"title": "", "_private": 1})) == {
+        "doc_key": "n",
+        "title": "n",
+        "content": "x",
+        "url": None,
+        "terms": None,
+        "metadata": {"title": ""},
+    }
+
+
+def test_content_is_never_lost_to_an_empty_field() -> None:
+    """Where the content field is missing or empty, the node's text is the content."""
+    source = KnowledgeSource("docs", retriever=MemoryRetriever([]), content_field="body")
+    assert data(source, TextNode(text="Text.", metadata={"body": ""}))["content"] == "Text."
+    assert data(source, TextNode(text="Text."))["content"] == "Text."
+
+
+def test_metadata_that_is_no_json_is_told_as_text() -> None:
+    """Objects, numbers that JSON doesn't have, and values that hold themselves never break a response."""
+    source = KnowledgeSource("docs", retriever=MemoryRetriever([]))
+    loop: list[Any] = []
+    loop.append(loop)
+    node = TextNode(text="x")
+    node.metadata = {
+        "object": object(),
+        "nan": math.nan,
+        "loop": loop,
+        "bytes": b"\xff",
+        "set": {1},
+        "nested": {"a": [1]},
+    }
+    made = source.source_data(NodeWithScore(node=node))
+    told = made.to_dict()["metadata"]
+    assert told["object"].startswith("<object object")
+    assert (told.get("nan"), told["nested"], told["set"]) == (None, {"a": [1]}, [1])
+    assert made.to_json()
+    assert node.metadata["loop"] is loop
+
+
+def test_documents_are_their_own_source() -> None:
+    """An index made of documents gives their ids as keys."""
+    index = VectorStoreIndex.from_documents([Document(doc_id="d", text="rain")], embed_model=HashEmbedding())
+    source = KnowledgeSource("docs", index=index)
+    (node,) = search(source).nodes
+    assert source.source_data(node).doc_key == "d"
+
+
+def test_an_empty_index_gives_nothing() -> None:
+    """No documents are no error."""
+    context = StorageContext.from_defaults()
+    index = VectorStoreIndex([], storage_context=context, embed_model=HashEmbedding())
+    assert search(KnowledgeSource("docs", index=index)) == SearchResult([], 0)
+    filtered = KnowledgeSource("docs", index=index, filters=Condition(key="a", operator=FilterOperator.LT, value=1))
+    assert search(filtered) == SearchResult([], 0)

@@ -1,0 +1,211 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llama_index.core import VectorStoreIndex
+from llama_index.core.schema import QueryBundle, TextNode
+from llama_index.core.vector_stores import FilterCondition, FilterOperator, MetadataFilter, MetadataFilters
+
+from llama_index_agentic_kb import KnowledgeSource
+from llama_index_agentic_kb._flow import Flow, run
+from llama_index_agentic_kb.errors import InvalidRequestError
+from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, matches
+from llama_index_agentic_kb.schema import FilterOperator as Operator
+from llama_index_agentic_kb.sources import SearchResult
+from llama_index_agentic_kb.sources.filters import FilterLike, flat, lower, to_tree
+from llama_index_agentic_kb.testing import HashEmbedding
+from tests.sources.conftest import MakeIndex
+
+TEXTS, NUMBERS, FLAGS = ["a", "b", "it's", "ü"], [0, 1, 2], [True, False]
+ROWS: list[dict[str, Any]] = [
+    {**({"text": text} if text else {}), **({"number": number} if number is not None else {}), "flag": flag}
+    for text in [*TEXTS[:3], None]
+    for number in [*NUMBERS, None]
+    for flag in FLAGS
+]
+
+
+def condition(key: str, values: list[Any], *, ordered: bool) -> st.SearchStrategy[Condition]:
+    single = [Operator.EQ, Operator.NE, *((Operator.GT, Operator.GE, Operator.LT, Operator.LE) if ordered else ())]
+    return st.builds(Condition, key=st.just(key), operator=st.sampled_from(single), value=st.sampled_from(values)) | (
+        st.builds(
+            Condition,
+            key=st.just(key),
+            operator=st.sampled_from([Operator.IN, Operator.NIN]),
+            value=st.lists(st.sampled_from(values), min_size=1, max_size=3),
+        )
+    )
+
+
+CONDITIONS = (
+    condition("text", TEXTS, ordered=False)
+    | condition("number", NUMBERS, ordered=True)
+    | condition("flag", FLAGS, ordered=False)
+    | condition("absent", TEXTS, ordered=False)
+)
+TREES: st.SearchStrategy[FilterNode] = st.recursive(
+    CONDITIONS,
+    lambda inner: st.builds(
+        FilterGroup, logic=st.sampled_from(FilterLogic), filters=st.lists(inner, min_size=1, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+def rows() -> list[TextNode]:
+    return [TextNode(id_=str(n), text="row", metadata=row) for n, row in enumerate(ROWS)]
+
+
+def found(source: KnowledgeSource, tree: FilterNode) -> SearchResult:
+    def flow() -> Flow[SearchResult]:
+        prepared = yield from source.prepare(source.effective_filter(tree), 100)
+        return (yield from source.search(prepared, QueryBundle("row"), top_k=100, deadline=None))
+
+    return run(flow())
+
+
+@pytest.fixture(scope="module")
+def simple_source() -> KnowledgeSource:
+    return KnowledgeSource("simple", index=VectorStoreIndex(rows(), embed_model=HashEmbedding(dimensions=4)))
+
+
+def expected(tree: FilterNode) -> set[str]:
+    return {str(n) for n, row in enumerate(ROWS) if matches(tree, row)}
+
+
+@settings(max_examples=50, deadline=None)
+@given(TREES)
+def test_llamaindexs_own_store_finds_exactly_what_matches(simple_source: KnowledgeSource, tree: FilterNode) -> None:
+    """Any tree, negations included, selects the rows for which it holds: none leaks and none is lost."""
+    assert {node.node_id for node in found(simple_source, tree).nodes} == expected(tree)
+
+
+def test_chroma_finds_exactly_what_matches(chroma_index: MakeIndex) -> None:
+    """The same holds for real Chroma, where the whole tree is pushed down."""
+    source = KnowledgeSource("chroma", index=chroma_index(rows(), HashEmbedding(dimensions=4)))
+
+    @settings(max_examples=50, deadline=None)
+    @given(TREES)
+    def check(tree: FilterNode) -> None:
+        assert {node.node_id for node in found(source, tree).nodes} == expected(tree)
+
+    check()
+
+
+@settings(max_examples=100, deadline=None)
+@given(TREES, st.sampled_from(ROWS))
+def test_flat_trees_mean_the_same(tree: FilterNode, row: dict[str, Any]) -> None:
+    """Without negations a tree lets through what it let through; where all keys are known, nothing else."""
+    simple = flat(tree)
+    _assert_flat(simple)
+    if matches(tree, row):
+        assert matches(simple, row) or any(key not in row for key in _keys(tree))
+    known = {"text": "a", "number": 1, "flag": True, "absent": "b", **row}
+    assert matches(simple, known) == matches(tree, known)
+
+
+def _keys(tree: FilterNode) -> set[str]:
+    if isinstance(tree, Condition):
+        return {tree.key}
+    return {key for child in tree.filters for key in _keys(child)}
+
+
+def _assert_flat(tree: FilterNode) -> None:
+    if isinstance(tree, Condition):
+        return
+    assert tree.logic is not FilterLogic.NOT
+    assert len(tree.filters) > 1
+    for child in tree.filters:
+        assert not (isinstance(child, FilterGroup) and child.logic is tree.logic)
+        _assert_flat(child)
+
+
+def test_negations_are_pushed_down() -> None:
+    """De Morgan: few stores know ``not``."""
+    tree = FilterGroup(
+        logic=FilterLogic.NOT,
+        filters=[
+            FilterGroup(filters=[Condition(key="a", value=1), Condition(key="b", operator=Operator.GT, value=2)]),
+            Condition(key="c", operator=Operator.IN, value=["x"]),
+        ],
+    )
+    assert lower(tree) == MetadataFilters(
+        condition=FilterCondition.AND,
+        filters=[
+            MetadataFilters(
+                condition=FilterCondition.OR,
+                filters=[
+                    MetadataFilter(key="a", value=1, operator=FilterOperator.NE),
+                    MetadataFilter(key="b", value=2, operator=FilterOperator.LTE),
+                ],
+            ),
+            MetadataFilter(key="c", value=["x"], operator=FilterOperator.NIN),
+        ],
+    )
+
+
+def test_groups_of_one_logic_are_one_list() -> None:
+    """Mandatory AND (caller AND caller) is a flat list, which every store takes."""
+    a, b, c = (Condition(key=key, value=1) for key in "abc")
+    lowered = lower(FilterGroup(filters=[a, FilterGroup(filters=[b, FilterGroup(filters=[c])])]))
+    assert [one.key for one in lowered.filters if isinstance(one, MetadataFilter)] == ["a", "b", "c"]
+    assert lower(a) == MetadataFilters(filters=[MetadataFilter(key="a", value=1)])
+
+
+def test_values_are_lowered_as_stores_take_them() -> None:
+    """Booleans stay booleans, which LlamaIndex's own model refuses; numbers in one list are of one type."""
+    (flag,) = lower(Condition(key="public", value=True)).filters
+    (numbers,) = lower(Condition(key="year", operator=Operator.IN, value=[0, 1.5])).filters
+    assert isinstance(flag, MetadataFilter)
+    assert isinstance(numbers, MetadataFilter)
+    assert flag.value is True
+    assert repr(numbers.value) == "[0.0, 1.5]"
+
+
+def test_llamaindexs_filters_are_read() -> None:
+    """``MetadataFilters`` of any depth, and single filters, become our tree; lowered again they are the same."""
+    given_filters = MetadataFilters(
+        condition=FilterCondition.OR,
+        filters=[
+            MetadataFilter(key="a", value=1),
+            MetadataFilters(
+                filters=[
+                    MetadataFilter(key="b", value="x", operator=FilterOperator.NE),
+                    MetadataFilter(key="c", value=[1, 2], operator=FilterOperator.IN),
+                ]
+            ),
+        ],
+    )
+    tree = to_tree(given_filters)
+    assert tree is not None
+    assert lower(tree) == given_filters
+    assert to_tree(MetadataFilter(key="a", value=1)) == Condition(key="a", value=1)
+    assert to_tree(None) is None
+    assert to_tree(tree) is tree
+    negated = to_tree(MetadataFilters(condition=FilterCondition.NOT, filters=[MetadataFilter(key="a", value=1)]))
+    assert isinstance(negated, FilterGroup)
+    assert negated.logic is FilterLogic.NOT
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (MetadataFilters(filters=[]), r"filters=\[\]\) is no filter; pass None"),
+        (MetadataFilters(filters=[MetadataFilters(filters=[])]), "is no filter"),
+        (MetadataFilter(key="a", value="x", operator=FilterOperator.CONTAINS), "operator 'contains' on 'a' is not"),
+        (MetadataFilter(key="a", value=None, operator=FilterOperator.IS_EMPTY), "operator 'is_empty'"),
+        (MetadataFilter(key="a", value=[], operator=FilterOperator.IN), "at least one value"),
+        (MetadataFilter(key="a", value="x", operator=FilterOperator.IN), "takes a list"),
+        (MetadataFilter(key="a", value=["x"], operator=FilterOperator.EQ), "takes a scalar"),
+        (MetadataFilter(key="", value="x"), "key"),
+        ({"a": 1}, "expected MetadataFilters or a filter tree, got dict"),
+    ],
+    ids=str,
+)
+def test_what_can_not_be_checked_is_refused(bad: FilterLike, message: str) -> None:
+    """A filter that is empty, or can't be evaluated on returned nodes, is an error and never a wider search."""
+    with pytest.raises(InvalidRequestError, match=message):
+        to_tree(bad)

@@ -1,0 +1,163 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from llama_index.core import VectorStoreIndex
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.query_engine import CustomQueryEngine
+from llama_index.core.schema import IndexNode, NodeWithScore, QueryBundle, TextNode
+
+from llama_index_agentic_kb import KnowledgeSource
+from llama_index_agentic_kb._flow import Flow, run
+from llama_index_agentic_kb.errors import DeadlineExceededError
+from llama_index_agentic_kb.schema import Condition
+from llama_index_agentic_kb.sources import SearchResult
+from llama_index_agentic_kb.sources.recursion import MAX_DEPTH, MAX_FOLLOWED
+from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever
+from tests.sources.conftest import MakeIndex
+
+
+class Tree(BaseRetriever):
+    """Gives index nodes that stand for further retrievers, so many a level."""
+
+    def __init__(self, children: Sequence[Any]) -> None:
+        super().__init__()
+        self.children = list(children)
+        self.calls = 0
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        self.calls += 1
+        return [
+            NodeWithScore(node=IndexNode(text=f"rain {n}", index_id=f"{id(self)}-{n}", obj=child), score=0.5)
+            for n, child in enumerate(self.children)
+        ]
+
+
+class Echo(CustomQueryEngine):
+    """Answers with its question."""
+
+    def custom_query(self, query_str: str) -> str:
+        return f"echo of {query_str}"
+
+
+def index_of(*objects: IndexNode, texts: Sequence[str] = ()) -> VectorStoreIndex:
+    return VectorStoreIndex([TextNode(text=t) for t in texts], objects=list(objects), embed_model=HashEmbedding())
+
+
+def search(index: VectorStoreIndex, *, seconds: float = 20, filters: Condition | None = None) -> SearchResult:
+    source = KnowledgeSource("docs", index=index, filters=filters)
+
+    def flow() -> Flow[SearchResult]:
+        prepared = yield from source.prepare(source.effective_filter(), 50)
+        deadline = time.monotonic() + seconds
+        return (yield from source.search(prepared, QueryBundle("rain"), top_k=1_000, deadline=deadline))
+
+    return run(flow())
+
+
+def texts(result: SearchResult) -> list[str]:
+    return [node.text for node in result.nodes]
+
+
+def test_one_level_works_as_in_llamaindex() -> None:
+    """A node stands for a retriever, a query engine or another node; plain nodes stay."""
+    inner = MemoryRetriever(["rain in Oslo"])
+    index = index_of(
+        IndexNode(text="rain one", index_id="r", obj=inner),
+        IndexNode(text="rain two", index_id="q", obj=Echo()),
+        IndexNode(text="rain three", index_id="n", obj=TextNode(text="a rainy node")),
+        texts=["rain in Paris"],
+    )
+    assert sorted(texts(search(index))) == ["a rainy node", "echo of rain", "rain in Oslo", "rain in Paris"]
+    assert sorted(texts(search(index))) == sorted(
+        n.text for n in index.as_retriever(similarity_top_k=9).retrieve("rain")
+    )
+
+
+def test_a_node_without_an_object_stays_an_index_node() -> None:
+    """An index node that stands for nothing that is known is a result itself."""
+    (node,) = search(
+        index_of(texts=[]).__class__([IndexNode(text="rain", index_id="x")], embed_model=HashEmbedding())
+    ).nodes
+    assert isinstance(node.node, IndexNode)
+
+
+def test_each_result_comes_once() -> None:
+    """Two index nodes that stand for the same texts give them once."""
+    first, second = (MemoryRetriever(["rain in Oslo"]) for _ in range(2))
+    index = index_of(
+        IndexNode(text="rain", index_id="a", obj=first), IndexNode(text="rain too", index_id="b", obj=second)
+    )
+    assert texts(search(index)) == ["rain in Oslo"]
+
+
+def test_a_cycle_ends() -> None:
+    """A retriever that stands behind its own node is followed once."""
+    loop = Tree([])
+    loop.children = [loop, MemoryRetriever(["rain in Oslo"])]
+    result = search(index_of(IndexNode(text="rain", index_id="loop", obj=loop)))
+    assert loop.calls == 1
+    assert "rain in Oslo" in texts(result)
+
+
+def test_depth_and_fan_out_are_capped() -> None:
+    """Five levels of ten end after a few calls (LlamaIndex alone: 48 s); what is not followed stays an index node."""
+    trees: list[Tree] = []
+
+    def grow(levels: int) -> Any:
+        trees.append(Tree([grow(levels - 1) for _ in range(10)] if levels else []))
+        return trees[-1]
+
+    deep = Tree([Tree([Tree([Tree([MemoryRetriever(["rain at the bottom"])])])])])
+    assert MAX_DEPTH == 3
+    assert texts(search(index_of(IndexNode(text="rain", index_id="deep", obj=deep)))) == ["rain 0"]
+
+    result = search(index_of(IndexNode(text="rain", index_id="wide", obj=grow(3))))
+    assert sum(tree.calls for tree in trees) <= MAX_FOLLOWED
+    assert all(isinstance(node.node, IndexNode) for node in result.nodes)
+
+
+def test_forged_objects_are_not_followed(chroma_index: MakeIndex) -> None:
+    """A node that the store's metadata alone knows of never becomes a result."""
+    forged = TextNode(text="FORGED", metadata={"tenant": "acme"})
+    bait = IndexNode(text="rain", index_id="nowhere", obj=forged, metadata={"tenant": "acme"})
+    index = chroma_index([bait, TextNode(text="rain in Paris", metadata={"tenant": "acme"})], HashEmbedding())
+    assert "FORGED" in [node.text for node in index.as_retriever(similarity_top_k=9).retrieve("rain")]
+    for filters in (None, Condition(key="tenant", value="acme")):
+        assert sorted(texts(search(index, filters=filters))) == ["rain", "rain in Paris"]
+
+
+def test_what_is_behind_a_node_must_pass_the_filter() -> None:
+    """The effective filter is checked on what comes out, not on the node that led there."""
+    inner = MemoryRetriever([TextNode(text="rain", metadata={"tenant": "umbrella"})])
+    door = IndexNode(text="rain", index_id="r", obj=inner, metadata={"tenant": "acme"})
+    result = search(index_of(door), filters=Condition(key="tenant", value="acme"))
+    assert texts(result) == []
+    assert result.dropped_by_filter == 1
+
+
+def test_what_hangs_behind_a_node_is_given_up() -> None:
+    """The search's deadline holds for everything that it follows."""
+    with MemoryRetriever(["rain"], fault="hang") as hanging:
+        index = index_of(IndexNode(text="rain", index_id="h", obj=hanging))
+        with pytest.raises(DeadlineExceededError, match="retriever behind an index node"):
+            search(index, seconds=0.1)
+
+
+def test_a_plain_retriever_follows_its_own_nodes() -> None:
+    """What the user made is left alone: LlamaIndex's recursion works there, and a cycle is an error of the source."""
+    source = KnowledgeSource("plain", retriever=Tree([TextNode(text="leaf")]))
+    loop = Tree([])
+    loop.children = [loop]
+    endless = KnowledgeSource("loop", retriever=loop)
+
+    def flow(one: KnowledgeSource) -> Flow[SearchResult]:
+        prepared = yield from one.prepare(None, 5)
+        return (yield from one.search(prepared, QueryBundle("rain"), top_k=5, deadline=None))
+
+    assert texts(run(flow(source))) == ["leaf"]
+    with pytest.raises(RecursionError):
+        run(flow(endless))
