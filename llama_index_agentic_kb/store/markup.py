@@ -6,7 +6,7 @@ import re
 
 from llama_index_agentic_kb.store.records import MetadataValue
 
-__all__ = ["first_heading", "html_to_text", "split_front_matter"]
+__all__ = ["first_heading", "html_to_text", "split_front_matter", "without_title"]
 
 _FRONT_MATTER = re.compile(r"\A---[ \t]*\n(.*?)^(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
 _FIELD = re.compile(r"([A-Za-z][A-Za-z0-9_-]*)[ \t]*:(?:[ \t]+(.*))?")
@@ -66,6 +66,13 @@ def first_heading(text: str) -> str:
         if match is not None:
             return _LINK.sub(r"\1", match.group(1)).strip(" *`")
     return ""
+
+
+def without_title(text: str, title: str) -> str:
+    """Drop the heading with which a Markdown text begins, where it only repeats the title and more follows it."""
+    head, _, rest = text.lstrip().partition("\n")
+    repeats = head.startswith("# ") and " ".join(head[2:].split()).casefold() == " ".join(title.split()).casefold()
+    return rest.lstrip("\n") if repeats and rest.strip() else text
 
 
 def html_to_text(data: bytes) -> tuple[str, str]:

@@ -2,8 +2,7 @@
 
 LlamaIndex's readers do the reading where they keep the text whole (measured with llama-index-readers-file 0.7):
 
-    FlatReader      hands bytes to a str field: a BOM stays in the text, anything but UTF-8 is a validation error, so
-                    ours below decodes first. Used for .txt and .md.
+    FlatReader      not used: it hands bytes to a str field; a BOM stays in the text, anything but UTF-8 is an error.
     MarkdownReader  not used: it drops blank lines, indentation, heading marks and everything between < and >.
     HTMLTagReader   not used: it runs neighbouring paragraphs together ("OneTwo") and keeps scripts.
     PDFReader       used page by page, which keeps page numbers for citations.
@@ -22,7 +21,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llama_index_agentic_kb.errors import IngestionError
-from llama_index_agentic_kb.store.markup import first_heading, html_to_text, split_front_matter
+from llama_index_agentic_kb.store.markup import first_heading, html_to_text, split_front_matter, without_title
 from llama_index_agentic_kb.store.records import MetadataValue
 
 if TYPE_CHECKING:
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["MAX_BYTES", "READER_VERSION", "ParsedFile", "Section", "read_file"]
 
-READER_VERSION = 1
+READER_VERSION = 2
 """Grows when files are read differently, so that stored ones are ingested again."""
 
 MAX_BYTES = 100_000_000
@@ -90,7 +89,8 @@ def _read_text(path: Path) -> ParsedFile:
 def _read_markdown(path: Path) -> ParsedFile:
     metadata, text = split_front_matter(_decode(path.read_bytes()))
     given = next((str(value) for key, value in metadata.items() if key.casefold() == "title"), "")
-    return ParsedFile(title=given or first_heading(text) or path.stem, sections=[Section(text)], metadata=metadata)
+    title = given or first_heading(text) or path.stem
+    return ParsedFile(title=title, sections=[Section(without_title(text, title))], metadata=metadata)
 
 
 def _read_html(path: Path) -> ParsedFile:

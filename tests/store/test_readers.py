@@ -161,3 +161,14 @@ def test_text_that_no_store_takes_is_cleaned(tmp_path: Path, write_docx: Callabl
     """NUL beyond the part that is checked for binary content is dropped."""
     (tmp_path / "a.txt").write_bytes(b"a" * 9000 + b"\x00b")
     assert read_file(tmp_path / "a.txt").sections[0].text == "a" * 9000 + "b"
+
+
+def test_a_heading_that_repeats_the_title_is_not_text(tmp_path: Path) -> None:
+    """Markdown's first heading is dropped where it is the title, unless nothing else is there."""
+    for name, text, kept in (
+        ("a.md", "# The  Moon\n\nIt is far.\n\n# The Moon\n", "It is far.\n\n# The Moon\n"),
+        ("b.md", "---\ntitle: Luna\n---\n# The Moon\n\nIt is far.\n", "# The Moon\n\nIt is far.\n"),
+        ("c.md", "# The Moon\n", "# The Moon\n"),
+    ):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        assert read_file(tmp_path / name).sections[0].text.strip() == kept.strip()

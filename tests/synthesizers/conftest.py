@@ -29,6 +29,10 @@ class Told:
     def source_ids(self) -> list[str]:
         return [node.node.node_id for node in self.response.source_nodes]
 
+    @property
+    def metadata(self) -> dict[str, Any] | None:
+        return self.response.metadata
+
 
 @dataclass
 class Way:

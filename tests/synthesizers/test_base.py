@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from llama_index.core.base.response.schema import AsyncStreamingResponse, Response, StreamingResponse
 from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler
-from llama_index.core.instrumentation import get_dispatcher
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.llms import MockLLM
@@ -15,6 +14,7 @@ from llama_index.core.prompts import PromptTemplate
 from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.core.settings import Settings
+from llama_index_instrumentation import get_dispatcher
 from pydantic import BaseModel, PrivateAttr
 
 from llama_index_agentic_kb._flow import arun, iterate, run
@@ -74,7 +74,7 @@ async def test_no_nodes_is_an_empty_response(mode: str, way: Any) -> None:
     assert told.text == "Empty Response"
     kinds = {"sync": Response, "async": Response, "stream": StreamingResponse, "astream": AsyncStreamingResponse}
     assert type(told.response) is kinds[way.name]
-    assert (told.response.source_nodes, told.response.metadata) == ([], None)
+    assert (told.source_ids, told.metadata) == ([], None)
 
 
 @pytest.mark.parametrize("mode", sorted(MODES))

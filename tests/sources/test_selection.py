@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from llama_index.core import SummaryIndex
+
+from llama_index_agentic_kb import KnowledgeSource, RetrievalRequest
+from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError
+from llama_index_agentic_kb.schema import Condition, all_of
+from llama_index_agentic_kb.sources.selection import SelectedSource, as_source, by_name, select
+from llama_index_agentic_kb.testing import MemoryRetriever
+
+A, B, C = (Condition(key=key, value=1) for key in "abc")
+
+
+def source(name: str, **fields: Any) -> KnowledgeSource:
+    return KnowledgeSource(name, retriever=MemoryRetriever([]), **fields)
+
+
+def selected(*params: dict[str, Any], filters: Condition | None = None) -> dict[str, SelectedSource]:
+    request = RetrievalRequest.parse({"messages": [{"content": "q"}], "knowledgeSourceParams": list(params)})
+    return select(by_name([source("docs", filters=A), source("wiki", kind="web", always_query=True)]), request, filters)
+
+
+def test_all_sources_are_searched_unless_ruled_out() -> None:
+    """Parameters configure sources; only ``neverQuerySource`` takes one out."""
+    assert list(selected()) == ["docs", "wiki"]
+    assert list(selected({"knowledgeSourceName": "wiki"})) == ["docs", "wiki"]
+    assert list(selected({"knowledgeSourceName": "wiki", "neverQuerySource": True})) == ["docs"]
+
+
+def test_the_effective_filter_is_the_conjunction() -> None:
+    """Mandatory AND the caller's AND the request's, and nothing where nothing is set."""
+    params = {"knowledgeSourceName": "docs", "filters": C.to_dict()}
+    chosen = selected(params, filters=B)
+    assert chosen["docs"].filters == all_of(A, all_of(B, C))
+    assert chosen["wiki"].filters == B
+    assert selected()["wiki"].filters is None
+
+
+def test_always_is_the_sources_or_the_requests_word() -> None:
+    """Either of them is enough."""
+    assert [one.always for one in selected().values()] == [False, True]
+    assert selected({"knowledgeSourceName": "docs", "alwaysQuerySource": True})["docs"].always
+
+
+def test_parameters_that_are_not_acted_on_are_told() -> None:
+    """Unknown fields, and a threshold that nothing can be compared with, are named."""
+    params = {"knowledgeSourceName": "docs", "rerankerThreshold": 2.0, "newField": 1}
+    assert selected(params)["docs"].warning == (
+        "ignored parameters: newField, rerankerThreshold (no reranker scores this source)"
+    )
+    assert selected()["docs"].warning is None
+
+
+@pytest.mark.parametrize(
+    ("params", "message"),
+    [
+        ([{"knowledgeSourceName": "nope"}], "no source is named 'nope'; there are: docs, wiki"),
+        ([{"knowledgeSourceName": "wiki", "kind": "searchIndex"}], "'wiki' is of kind 'web', not 'searchIndex'"),
+        (
+            [{"knowledgeSourceName": name, "neverQuerySource": True} for name in ("docs", "wiki")],
+            "leaves no source to search",
+        ),
+    ],
+)
+def test_parameters_that_fit_no_source_are_refused(params: list[dict[str, Any]], message: str) -> None:
+    """Errors name the source and what there is."""
+    with pytest.raises(InvalidRequestError, match=message):
+        selected(*params)
+
+
+def test_names_are_unique() -> None:
+    """No source, two of one name, and what is no source are refused."""
+    with pytest.raises(ConfigurationError, match="give at least one"):
+        by_name([])
+    with pytest.raises(ConfigurationError, match="docs is given twice"):
+        by_name([source("docs"), source("wiki"), source("docs")])
+    with pytest.raises(ConfigurationError, match="expected KnowledgeSource, got MemoryRetriever"):
+        by_name([MemoryRetriever([])])  # type: ignore[list-item]
+
+
+def test_anything_searchable_becomes_a_source() -> None:
+    """Indexes and retrievers are named by their position; a source is itself; anything else is refused."""
+    own = source("own")
+    assert as_source(own, 1) is own
+    assert repr(as_source(SummaryIndex([]), 2)) == "KnowledgeSource('source_2', SummaryIndex)"
+    assert repr(as_source(MemoryRetriever([]), 3)) == "KnowledgeSource('source_3', MemoryRetriever)"
+    with pytest.raises(ConfigurationError, match="can't search a str"):
+        as_source("text", 1)

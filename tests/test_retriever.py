@@ -1,0 +1,340 @@
+from __future__ import annotations
+
+import json
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from llama_index.core import PromptTemplate, Settings, SummaryIndex, VectorStoreIndex
+from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.memory import ChatMemoryBuffer, Memory
+from llama_index.core.postprocessor import SimilarityPostprocessor
+from llama_index.core.schema import MetadataMode, QueryBundle, TextNode
+from llama_index.core.vector_stores import MetadataFilter, MetadataFilters
+
+from llama_index_agentic_kb import (
+    AgenticRetriever,
+    EffortLimits,
+    KnowledgeSource,
+    ReasoningEffort,
+    RetrievalRequest,
+    interleave,
+    reciprocal_rank_fusion,
+)
+from llama_index_agentic_kb._flow import run
+from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError
+from llama_index_agentic_kb.retriever import Retrieval
+from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever, ScriptedLLM
+
+if TYPE_CHECKING:
+    from tests.conftest import Serve
+
+QUESTION = "How tall was the rocket of Apollo 11?"
+MISSIONS = ["Apollo 11 was launched by a Saturn V rocket.", "Voyager 1 left in 1977.", "Cassini orbited Saturn."]
+ROCKETS = ["The Saturn V rocket was 110.6 m tall.", "The Ariane 5 was about 50 m tall.", "A probe is no rocket."]
+PLAN = json.dumps(
+    {
+        "sub_queries": [
+            {"id": "q1", "query": "Apollo 11 rocket", "sources": ["missions"], "depends_on": []},
+            {"id": "q2", "query": "height of Saturn V", "sources": ["rockets"], "depends_on": ["q1"]},
+        ]
+    }
+)
+
+
+def index(texts: list[str], model: HashEmbedding | None = None, **metadata: Any) -> VectorStoreIndex:
+    nodes = [TextNode(id_=text, text=text, metadata=metadata) for text in texts]
+    return VectorStoreIndex(nodes, embed_model=model or HashEmbedding())
+
+
+def sources(model: HashEmbedding | None = None) -> list[KnowledgeSource]:
+    model = model or HashEmbedding()
+    return [
+        KnowledgeSource("missions", "space missions", index=index(MISSIONS, model)),
+        KnowledgeSource("rockets", "launch vehicles", index=index(ROCKETS, model)),
+    ]
+
+
+def retrieval(retriever: AgenticRetriever, **request: Any) -> Retrieval:
+    return run(retriever.retrieval(RetrievalRequest.parse({"messages": [{"content": QUESTION}], **request})))
+
+
+def texts(nodes: Any) -> list[str]:
+    return [node.text for node in nodes]
+
+
+# -- a LlamaIndex retriever -----------------------------------------------------------------------------------------
+
+
+async def test_strings_and_bundles_sync_and_async() -> None:
+    """All four ways give the same nodes, also from a sync call inside a running loop."""
+    retriever = AgenticRetriever(sources(), similarity_top_k=3)
+    found = retriever.retrieve(QUESTION)
+    assert len(found) == 3
+    assert retriever.retrieve(QueryBundle(QUESTION)) == found
+    assert await retriever.aretrieve(QUESTION) == found
+    assert await retriever.aretrieve(QueryBundle(QUESTION)) == found
+
+
+def test_without_any_model_the_question_is_searched() -> None:
+    """No key, no ``Settings.llm``: nothing is planned, and nothing of LlamaIndex's default is touched."""
+    retriever = AgenticRetriever(sources())
+    made = retrieval(retriever)
+    assert retriever.llm is None
+    assert retriever.get_prompts() == {}
+    assert [record.type for record in made.log.records] == ["searchIndex", "searchIndex", "agenticReasoning"]
+    assert texts(made.nodes)[0] in (MISSIONS[0], ROCKETS[0])
+    assert Settings._llm is None
+
+
+def test_the_llm_of_settings_plans() -> None:
+    """``Settings.llm`` is used where it is set, and one that is given goes before it."""
+    Settings.llm = ScriptedLLM(PLAN, model_name="from settings")
+    own = ScriptedLLM(PLAN, model_name="own")
+    AgenticRetriever(sources()).retrieve(QUESTION)
+    assert len(Settings.llm.calls) == 1
+    AgenticRetriever(sources(), llm=own).retrieve(QUESTION)
+    assert (len(Settings.llm.calls), len(own.calls)) == (1, 1)
+    Settings.llm = None
+    assert AgenticRetriever(sources()).llm is None
+
+
+def test_the_plan_is_searched() -> None:
+    """The question goes everywhere, each sub-query to its sources; minimal effort and intents make no call."""
+    llm = ScriptedLLM(PLAN)
+    retriever = AgenticRetriever(sources(), llm=llm)
+    made = retrieval(retriever)
+    searched = [(r.sub_query_id, r.knowledge_source_name) for r in made.log.records if r.type == "searchIndex"]
+    assert searched == [("q0", "missions"), ("q0", "rockets"), ("q1", "missions"), ("q2", "rockets")]
+    retrieval(retriever, retrievalReasoningEffort={"kind": "minimal"})
+    retrieval(retriever, messages=None, intents=[{"search": "Saturn V"}])
+    AgenticRetriever(sources(), llm=llm, effort="minimal").retrieve(QUESTION)
+    assert len(llm.calls) == 1
+
+
+async def test_the_callers_vector_is_used() -> None:
+    """A bundle's embedding serves the question's lanes, spaces around the question or not; nothing is embedded."""
+    for question in (QUESTION, f"  {QUESTION}\n"):
+        model = HashEmbedding()
+        retriever = AgenticRetriever(sources(model), similarity_top_k=1)
+        model._record._calls.clear()
+        bundle = QueryBundle(question, embedding=model._vectors(["The Ariane 5 was about 50 m tall."])[0])
+        before = list(bundle.embedding or [])
+        assert texts(retriever.retrieve(bundle)) == texts(await retriever.aretrieve(bundle)) == [ROCKETS[1]]
+        assert model.calls == []
+        assert bundle.embedding == before
+        assert bundle.query_str == question
+
+
+async def test_the_callers_embedding_strings_are_used() -> None:
+    """Custom strings are embedded in place of the question, which stays what is asked."""
+    model = HashEmbedding()
+    retriever = AgenticRetriever(sources(model), similarity_top_k=1)
+    bundle = QueryBundle(QUESTION, custom_embedding_strs=["Voyager 1 left in 1977."])
+    assert texts(retriever.retrieve(bundle)) == texts(await retriever.aretrieve(bundle)) == [MISSIONS[1]]
+    assert bundle.embedding is None
+
+
+def test_only_the_question_gets_the_callers_vector() -> None:
+    """Sub-queries of the planner are embedded on their own, all in one go."""
+    model = HashEmbedding()
+    retriever = AgenticRetriever(sources(model), llm=ScriptedLLM(PLAN))
+    model._record._calls.clear()
+    retriever.retrieve(QueryBundle(QUESTION, embedding=model._vectors(["x"])[0]))
+    assert sorted(text for _, (text,) in model.calls) == ["Apollo 11 rocket", "height of Saturn V"]
+
+
+def test_each_query_is_embedded_once_for_all_sources() -> None:
+    """Three queries at two sources of one model are three embeddings; factories share them too."""
+    model = HashEmbedding()
+    shared = sources(model)
+    factory_index = index(MISSIONS, model)
+    shared += [
+        KnowledgeSource(f"made {n}", retriever_factory=lambda f: factory_index.as_retriever(filters=f)) for n in (1, 2)
+    ]
+    retriever = AgenticRetriever(shared, llm=ScriptedLLM(PLAN))
+    model._record._calls.clear()
+    retriever.retrieve(QUESTION)
+    assert sorted(text for _, (text,) in model.calls) == ["Apollo 11 rocket", QUESTION, "height of Saturn V"]
+
+
+def test_similarity_top_k_is_the_number_of_nodes() -> None:
+    """It cuts what comes out, and each search gives at least so many; without it the effort decides."""
+    many = [f"rocket number {n}" for n in range(30)]
+    one = [KnowledgeSource("many", index=index(many))]
+    assert len(AgenticRetriever(one, similarity_top_k=25).retrieve("rocket")) == 25
+    assert len(AgenticRetriever(one, similarity_top_k=2).retrieve("rocket")) == 2
+    assert len(AgenticRetriever(one).retrieve("rocket")) == 10
+    limits = {ReasoningEffort.LOW: EffortLimits(documents=4)}
+    assert len(AgenticRetriever(one, limits=limits).retrieve("rocket")) == 4
+    assert len(retrieval(AgenticRetriever(one, similarity_top_k=5), maxOutputDocuments=3).nodes) == 3
+
+
+def test_filters_narrow_every_source() -> None:
+    """``MetadataFilters`` are pushed down to each source, in conjunction with the request's."""
+    acme = KnowledgeSource("acme", index=index(["rocket one"], tenant="acme"))
+    other = KnowledgeSource("other", index=index(["rocket two"], tenant="other"))
+    filters = MetadataFilters(filters=[MetadataFilter(key="tenant", value="acme")])
+    made = retrieval(AgenticRetriever([acme, other], filters=filters))
+    assert texts(made.nodes) == ["rocket one"]
+    assert [record.outcome for record in made.log.records[:2]] == ["ok", "empty"]
+    with pytest.raises(InvalidRequestError, match="is no filter"):
+        AgenticRetriever([acme], filters=MetadataFilters(filters=[]))
+
+
+def test_node_postprocessors_are_applied() -> None:
+    """LlamaIndex's own see the fused nodes and the question."""
+    cutoff = SimilarityPostprocessor(similarity_cutoff=0.5)
+    everything = AgenticRetriever(sources()).retrieve("The Saturn V rocket was 110.6 m tall.")
+    strict = AgenticRetriever(sources(), node_postprocessors=[cutoff]).retrieve("The Saturn V rocket was 110.6 m tall.")
+    assert strict == [node for node in everything if node.score is not None and node.score >= 0.5]
+    assert 0 < len(strict) < len(everything)
+
+
+def test_fusion_can_be_chosen() -> None:
+    """Both fusions, or one of the user's, give the same nodes in their own order."""
+    found = [
+        texts(AgenticRetriever(sources(), llm=ScriptedLLM(PLAN), fusion=fusion).retrieve(QUESTION))
+        for fusion in (interleave, reciprocal_rank_fusion, lambda lists: interleave(lists)[::-1])
+    ]
+    assert sorted(found[0]) == sorted(found[1]) == sorted(found[2])
+    assert found[2] == found[0][::-1]
+
+
+def test_weights_count_beside_other_sources() -> None:
+    """A heavier source's document comes first where both are as good."""
+    for weights, first in (((1, 3), "b"), ((3, 1), "a")):
+        made = [
+            KnowledgeSource(name, retriever=MemoryRetriever([TextNode(id_=name, text="rain")]), weight=weight)
+            for name, weight in zip("ab", weights, strict=True)
+        ]
+        nodes = AgenticRetriever(made).retrieve("rain")
+        assert [node.node_id for node in nodes][0:1] == [first]
+        assert len(nodes) == 2
+
+
+def test_results_can_be_used_again() -> None:
+    """Retrieving twice from shared nodes gives the same, and an agentic retriever may be a source of another."""
+    shared = MemoryRetriever(MISSIONS, shared_nodes=True)
+    inner = AgenticRetriever.from_defaults(shared)
+    outer = AgenticRetriever.from_defaults([inner, shared])
+    first = outer.retrieve("Saturn rocket")
+    assert outer.retrieve("Saturn rocket") == first
+    assert len({node.node_id for node in first}) == len(first)
+    assert all("agentic_kb" not in node.get_content(metadata_mode=MetadataMode.LLM) for node in first)
+    assert all(node.node.metadata == {} for node in shared.retrieve("Saturn rocket"))
+
+
+@pytest.mark.parametrize("question", ["", " \n "])
+def test_an_empty_question_is_refused(question: str) -> None:
+    """There is nothing to search for."""
+    with pytest.raises(InvalidRequestError, match="query: the question is empty"):
+        AgenticRetriever(sources()).retrieve(question)
+
+
+# -- how it is made -------------------------------------------------------------------------------------------------
+
+
+def test_from_defaults_takes_what_can_be_searched() -> None:
+    """An index, a retriever, or a list of these and of sources, in one line."""
+    inner = MemoryRetriever(MISSIONS)
+    own = KnowledgeSource("own", retriever=inner)
+    assert list(AgenticRetriever.from_defaults(index(ROCKETS)).sources) == ["source_1"]
+    assert list(AgenticRetriever.from_defaults(inner, similarity_top_k=2).sources) == ["source_1"]
+    mixed = AgenticRetriever.from_defaults([index(ROCKETS).as_retriever(), own, SummaryIndex([])])
+    assert list(mixed.sources) == ["source_1", "own", "source_3"]
+    assert texts(mixed.retrieve("Voyager"))[0] in (*ROCKETS, MISSIONS[1])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"sources": []}, "give at least one"),
+        ({"similarity_top_k": 0}, "similarity_top_k must be above 0, got 0"),
+        ({"max_runtime_in_seconds": -1}, "max_runtime_in_seconds must be above 0"),
+        ({"effort": "huge"}, "'huge' is not a valid ReasoningEffort"),
+    ],
+)
+def test_unusable_arguments_are_refused(fields: dict[str, Any], message: str) -> None:
+    """Each error names the argument."""
+    with pytest.raises(ValueError, match=message):
+        AgenticRetriever(**{"sources": sources(), **fields})
+    assert issubclass(ConfigurationError, ValueError)
+
+
+def test_limits_of_one_effort_may_be_given_alone() -> None:
+    """Other efforts keep their defaults; names of efforts do as well as the enum."""
+    limits: Any = {"low": EffortLimits(sub_queries=1)}
+    retriever = AgenticRetriever(sources(), llm=ScriptedLLM(PLAN), limits=limits)
+    assert len(retrieval(retriever).plan.sub_queries) == 2
+    assert len(retrieval(retriever, retrievalReasoningEffort="medium").plan.sub_queries) == 3
+
+
+# -- prompts and conversation ---------------------------------------------------------------------------------------
+
+
+def test_the_planner_prompt_is_llamaindexs_kind_of_prompt() -> None:
+    """``get_prompts`` shows it, ``update_prompts`` and the constructor change it."""
+    llm = ScriptedLLM(PLAN)
+    retriever = AgenticRetriever(sources(), llm=llm)
+    assert set(retriever.get_prompts()) == {"planner_prompt"}
+    retriever.update_prompts(
+        {"planner_prompt": PromptTemplate("Split up: {query_str}"), "unknown": PromptTemplate("x")}
+    )
+    retriever.retrieve(QUESTION)
+    AgenticRetriever(sources(), llm=llm, planner_prompt=PromptTemplate("Mine: {query_str}")).retrieve(QUESTION)
+    assert [call[0].content for call in llm.calls] == [f"Split up: {QUESTION}", f"Mine: {QUESTION}"]
+
+
+def conversation(llm: ScriptedLLM) -> str:
+    prompt = str(llm.calls[-1][-1].content)
+    return prompt.partition("<conversation>\n")[2].partition("\n</conversation>")[0]
+
+
+@pytest.mark.parametrize("kind", [ChatMemoryBuffer, Memory])
+async def test_a_shared_memory_is_the_conversation(kind: Any) -> None:
+    """What a chat engine remembers reaches the planner, sync and async; a request's own messages go before it."""
+    memory = kind.from_defaults()
+    llm = ScriptedLLM(PLAN)
+    retriever = AgenticRetriever(sources(), llm=llm, memory=memory)
+    await memory.aput(ChatMessage(role="user", content="Tell me of Apollo 11."))
+    await memory.aput(ChatMessage(role="assistant", content="It landed."))
+    retriever.retrieve("How tall was its rocket?")
+    told = "user: Tell me of Apollo 11.\nassistant: It landed.\nuser: How tall was its rocket?"
+    assert conversation(llm) == told
+    await retriever.aretrieve("How tall was its rocket?")
+    assert conversation(llm) == told
+    messages = [{"role": "user", "content": "Hello"}, {"role": "user", "content": "Who?"}]
+    made = retrieval(retriever, messages=messages)
+    assert conversation(llm) == "user: Hello\nuser: Who?"
+    assert made.scope.question == "Who?"
+    if isinstance(memory, Memory):  # LlamaIndex leaves its connection open
+        await memory.sql_store._async_engine.dispose()  # type: ignore[union-attr]
+
+
+def test_a_memory_is_asked_what_the_question_is() -> None:
+    """Memories that look up what belongs to a question are given it, as LlamaIndex's chat engines do."""
+    asked: list[str | None] = []
+
+    class Looking(ChatMemoryBuffer):
+        def get(self, input: str | None = None, **kwargs: Any) -> list[ChatMessage]:  # noqa: A002
+            asked.append(input)
+            return super().get(input, **kwargs)
+
+    AgenticRetriever(sources(), memory=Looking.from_defaults()).retrieve(QUESTION)
+    assert asked == [QUESTION]
+
+
+def test_the_real_client_plans(serve: Serve) -> None:
+    """Over HTTP: one request with the sources' names, and the bill in the activity."""
+    server = serve(PLAN)
+    made = retrieval(AgenticRetriever(sources(), llm=server.llm()))
+    (chat,) = server.chats
+    assert '"enum": ["missions", "rockets"]' in json.dumps(chat.response_format)
+    record = made.log.records[0].to_dict()
+    assert record["type"] == "modelQueryPlanning"
+    assert (record["inputTokens"], record["outputTokens"]) == (
+        server.billed.prompt_tokens,
+        server.billed.completion_tokens,
+    )
+    assert record["model"] == {"modelName": "gpt-4o-mini"}
+    assert record["subQueries"] == [QUESTION, "Apollo 11 rocket", "height of Saturn V"]

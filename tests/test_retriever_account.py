@@ -1,0 +1,232 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from llama_index.core import VectorStoreIndex
+from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler, TokenCountingHandler
+from llama_index.core.postprocessor import SimilarityPostprocessor
+from llama_index.core.schema import TextNode
+from llama_index.observability.otel import LlamaIndexOpenTelemetry
+from llama_index_instrumentation import get_dispatcher
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from llama_index_agentic_kb import AgenticRetriever, KnowledgeSource, RetrievalRequest
+from llama_index_agentic_kb._flow import arun, run
+from llama_index_agentic_kb.retriever import Retrieval
+from llama_index_agentic_kb.schema import (
+    ActivityRecord,
+    AgenticReasoningActivity,
+    ModelQueryPlanningActivity,
+    Outcome,
+    SourceActivity,
+)
+from llama_index_agentic_kb.sources.evidence import provenance
+from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever, ScriptedLLM
+
+if TYPE_CHECKING:
+    from tests.conftest import Serve
+
+TEXTS = [f"rain report {n}" for n in range(8)]
+PLAN = json.dumps(
+    {
+        "sub_queries": [
+            {"query": "rain today", "sources": ["a"]},
+            {"query": "report of rain", "sources": ["a", "b", "c"]},
+        ]
+    }
+)
+
+
+def source(name: str, **fields: Any) -> KnowledgeSource:
+    nodes = [TextNode(id_=text, text=text, metadata={"n": n}) for n, text in enumerate(TEXTS)]
+    return KnowledgeSource(name, index=VectorStoreIndex(nodes, embed_model=HashEmbedding()), **fields)
+
+
+def sources() -> list[KnowledgeSource]:
+    failing = KnowledgeSource("c", retriever=MemoryRetriever([], fault=ConnectionError("down")))
+    return [source("a", similarity_top_k=4), source("b", similarity_top_k=3), failing]
+
+
+async def retrieved(way: str, **fields: Any) -> Retrieval:
+    retriever = AgenticRetriever(sources(), **{"llm": ScriptedLLM(PLAN), **fields})
+    request = RetrievalRequest.parse({"messages": [{"content": "rain"}]})
+    return run(retriever.retrieval(request)) if way == "sync" else await arun(retriever.retrieval(request))
+
+
+@pytest.mark.parametrize("way", ["sync", "async"])
+async def test_the_records_tell_one_story(way: str) -> None:
+    """Ids are places, stages follow one another, times are in order, and all counts add up."""
+    made = await retrieved(
+        way, node_postprocessors=[SimilarityPostprocessor(similarity_cutoff=0.4)], similarity_top_k=3
+    )
+    records = made.log.records
+    assert [record.id for record in records] == list(range(len(records)))
+    planning, *searches, reasoning = records
+    assert isinstance(planning, ModelQueryPlanningActivity)
+    assert isinstance(reasoning, AgenticReasoningActivity)
+    assert planning.sub_queries == [sub_query.query for sub_query in made.plan.sub_queries]
+    lanes = [record for record in searches if isinstance(record, SourceActivity)]
+    wanted = [(sub.id, name, sub.query) for sub in made.plan.sub_queries for name in sub.sources]
+    assert [(r.sub_query_id, r.knowledge_source_name, r.arguments and r.arguments.search) for r in lanes] == wanted
+
+    for record in records:
+        assert record.started_at is not None
+        assert record.completed_at is not None
+        assert record.started_at <= record.completed_at
+        assert record.elapsed_ms is not None
+        assert record.outcome is not None
+    assert planning.completed_at is not None
+    assert all(lane.started_at and lane.started_at >= planning.completed_at for lane in lanes)
+
+    for lane in lanes:
+        if lane.knowledge_source_name == "c":
+            assert (lane.outcome, lane.count) == (Outcome.ERROR, 0)
+        else:
+            assert lane.candidates is not None
+            assert lane.count == lane.candidates - (lane.dropped_by_filter or 0)
+    assert reasoning.candidates == sum(lane.count or 0 for lane in lanes)
+    assert reasoning.candidates == sum(
+        (
+            reasoning.merged or 0,
+            reasoning.kept or 0,
+            reasoning.dropped_by_postprocessors or 0,
+            reasoning.dropped_by_budget or 0,
+        )
+    )
+    assert reasoning.kept == len(made.nodes) == 3
+    assert {part.what for part in made.missing} == {"c"}
+    for node in made.nodes:
+        mark = provenance(node)
+        assert mark is not None
+        assert records[mark["activity"]] in lanes
+        for search in mark["searches"]:
+            lane = records[search["activity"]]
+            assert isinstance(lane, SourceActivity)
+            assert (lane.sub_query_id, lane.knowledge_source_name) == (search["sub_query"], search["source"])
+    assert [reference.id for reference in made.references] == ["0", "1", "2"]
+
+
+async def test_the_account_does_not_depend_on_the_way() -> None:
+    """Sync and async tell the same, times apart."""
+
+    def told(made: Retrieval) -> list[dict[str, Any]]:
+        timed = ("startedAt", "completedAt", "elapsedMs", "queryTime")
+        return [{k: v for k, v in r.to_dict().items() if k not in timed} for r in made.log.records]
+
+    one, other = await retrieved("sync"), await retrieved("async")
+    assert told(one) == told(other)
+    assert one.nodes == other.nodes
+
+
+async def test_the_effective_filter_stands_in_the_record() -> None:
+    """Each search's record has the filter that was applied, on the wire under the kind's name."""
+    made = AgenticRetriever([source("a")])
+    request = RetrievalRequest.parse(
+        {
+            "messages": [{"content": "rain"}],
+            "knowledgeSourceParams": [
+                {"knowledgeSourceName": "a", "filters": {"key": "n", "operator": "lt", "value": 2}}
+            ],
+        }
+    )
+    record = run(made.retrieval(request)).log.records[0].to_dict()
+    assert record["searchIndexArguments"]["filter"]["value"] == 2
+    assert record["count"] == 2
+
+
+async def test_an_observer_sees_every_record_open_and_closed() -> None:
+    """Each record is told when its stage begins and again when it ends."""
+    seen: list[tuple[int, bool]] = []
+    made = await retrieved("async", observer=lambda record: seen.append((record.id, record.completed_at is not None)))
+    for record in made.log.records:
+        assert seen.index((record.id, False)) < seen.index((record.id, True))
+    assert len(seen) == 2 * len(made.log.records)
+
+
+@pytest.mark.parametrize("way", ["sync", "async"])
+async def test_callback_events_nest(way: str) -> None:
+    """RETRIEVE holds the stages; the planning call is under its stage; all pairs are closed."""
+    debug = LlamaDebugHandler(print_trace_on_end=False)
+    retriever = AgenticRetriever(sources(), llm=ScriptedLLM(PLAN), callback_manager=CallbackManager([debug]))
+    await (retriever.aretrieve("rain") if way == "async" else asyncio.to_thread(retriever.retrieve, "rain"))
+    counts = {event: len(debug.get_event_pairs(event)) for event in CBEventType}
+    assert counts[CBEventType.RETRIEVE] == 1
+    assert counts[CBEventType.SUB_QUESTION] == 7
+    assert counts[CBEventType.AGENT_STEP] == 2
+    assert counts[CBEventType.LLM] == 1
+    assert all(len(pair) == 2 for event in CBEventType for pair in debug.get_event_pairs(event))
+
+
+@pytest.mark.parametrize("way", ["sync", "async"])
+async def test_tokens_are_counted_as_billed(serve: Serve, way: str) -> None:
+    """LlamaIndex's own counter has what the server billed for planning, and the embeddings' tokens."""
+    server = serve(PLAN)
+    counter = TokenCountingHandler()
+    retriever = AgenticRetriever(sources(), llm=server.llm(), callback_manager=CallbackManager([counter]))
+    await (retriever.aretrieve("rain") if way == "async" else asyncio.to_thread(retriever.retrieve, "rain"))
+    assert counter.prompt_llm_token_count == server.billed.prompt_tokens
+    assert counter.completion_llm_token_count == server.billed.completion_tokens
+    assert counter.total_embedding_token_count > 0
+
+
+async def test_a_failing_handler_breaks_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    """What a callback handler raises is logged."""
+
+    class Failing(LlamaDebugHandler):
+        def on_event_start(self, *_: Any, **__: Any) -> str:
+            raise RuntimeError("handler")
+
+    manager = CallbackManager([Failing(print_trace_on_end=False)])
+    with caplog.at_level(logging.WARNING):
+        assert (await retrieved("async", callback_manager=manager)).nodes
+    assert "a callback handler failed: Failing" in caplog.text
+
+
+def test_handlers_of_settings_are_used() -> None:
+    """Without a manager of its own, the retriever tells ``Settings.callback_manager``."""
+    from llama_index.core import Settings  # noqa: PLC0415
+
+    debug = LlamaDebugHandler(print_trace_on_end=False)
+    Settings.callback_manager = CallbackManager([debug])
+    AgenticRetriever(sources()).retrieve("rain")
+    assert len(debug.get_event_pairs(CBEventType.RETRIEVE)) == 1
+
+
+@pytest.fixture(scope="module")
+def exported() -> Iterator[InMemorySpanExporter]:
+    """Spans through llama-index-observability-otel, kept in memory; the dispatcher is as it was afterwards."""
+    exporter, dispatcher = InMemorySpanExporter(), get_dispatcher()
+    spans, events = list(dispatcher.span_handlers), list(dispatcher.event_handlers)
+    LlamaIndexOpenTelemetry(span_exporter=exporter, span_processor="simple").start_registering()
+    yield exporter
+    dispatcher.span_handlers, dispatcher.event_handlers = spans, events
+
+
+@pytest.mark.parametrize("way", ["sync", "async"])
+async def test_spans_nest(exported: InMemorySpanExporter, way: str) -> None:
+    """One trace a retrieval: our span is the root, and each source's retrieval hangs from it."""
+    exported.clear()
+    retriever = AgenticRetriever(sources(), llm=ScriptedLLM(PLAN))
+    await (retriever.aretrieve("rain") if way == "async" else asyncio.to_thread(retriever.retrieve, "rain"))
+    spans = exported.get_finished_spans()
+    (root,) = [span for span in spans if span.parent is None]
+    assert root.name.startswith("AgenticRetriever.")
+    assert {span.context.trace_id for span in spans} == {root.context.trace_id}
+    searches = [
+        span for span in spans if span.name.endswith(("VectorIndexRetriever.retrieve", "MemoryRetriever.retrieve"))
+    ]
+    assert len(searches) == 7
+    assert {span.parent.span_id for span in searches if span.parent} == {root.context.span_id}
+
+
+def test_records_are_plain_data() -> None:
+    """Every record has a wire form that reads back."""
+    made = asyncio.run(retrieved("async"))
+    for record in made.log.records:
+        assert type(record).parse(record.to_dict()).to_dict() == record.to_dict()
+    assert all(isinstance(record, ActivityRecord) for record in made.log.records)
