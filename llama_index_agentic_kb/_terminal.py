@@ -52,7 +52,9 @@ def show_response(console: Console, response: RetrievalResponse, *, extract_line
         _section(console, "Answer", _answer(response.text))
         _section(console, "Sources", _sources(response))
     for part in response.missing:
-        console.print(Text(f"Missing: {printable(part.what)} ({part.outcome.value}): {one_line(printable(part.reason))}", "red"))
+        console.print(
+            Text(f"Missing: {printable(part.what)} ({part.outcome.value}): {one_line(printable(part.reason))}", "red")
+        )
 
 
 def _section(console: Console, title: str, body: Any) -> None:
@@ -62,8 +64,8 @@ def _section(console: Console, title: str, body: Any) -> None:
 
 def _plan(plan: QueryPlan) -> Any:
     table = Table.grid(padding=(0, 2), expand=True)
-    for column in ({"no_wrap": True}, {"ratio": 3}, {"ratio": 1}, {"no_wrap": True}):
-        table.add_column(**column)  # type: ignore[arg-type]  # rich's own keywords
+    for ratio in (None, 3, 1, None):
+        table.add_column(ratio=ratio, no_wrap=ratio is None)
     for sub_query in plan.sub_queries:
         where = ", ".join(sub_query.sources)
         after = f"after {', '.join(sub_query.depends_on)}" if sub_query.depends_on else ""

@@ -214,11 +214,19 @@ def resolve_llm(llm: LLM | None) -> LLM | None:
 
 
 def warm_up_llm(llm: LLM) -> None:
-    """Load tokenizer and client before the first call; nothing is sent."""
+    """Load tokenizer and client before the first call; nothing is sent.
+
+    llama_index's OpenAI makes its clients on first use (0.1 s each), and they load their resources on first use
+    (0.6 s): in an async query both would hold up the event loop.
+    """
     count_tokens("warm up")
-    for make in ("_get_client", "_get_aclient"):  # llama_index's OpenAI makes its clients on first use: 100 ms each
-        if _is_openai(llm) and hasattr(llm, make):
-            getattr(llm, make)()
+    if not _is_openai(llm):
+        return
+    structured_output(llm, "warm_up", {})
+    for make in ("_get_client", "_get_aclient"):
+        client = getattr(llm, make, None)
+        if client is not None:
+            _ = client().chat.completions
 
 
 def count_tokens(text: str) -> int:

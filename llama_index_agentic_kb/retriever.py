@@ -18,11 +18,11 @@ from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.prompts.mixin import PromptDictType
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
-from llama_index_agentic_kb._flow import Call, Flow, arun, run
+from llama_index_agentic_kb._flow import Call, Flow, Start, Wait, arun, run
 from llama_index_agentic_kb.account import ActivityLog, Budget, GuardedCallbacks
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError
 from llama_index_agentic_kb.llm import LanguageModel, resolve_llm
-from llama_index_agentic_kb.planning import DEFAULT_LIMITS, EffortLimits, Planner, Planning, Scope
+from llama_index_agentic_kb.planning import DEFAULT_LIMITS, EffortLimits, Planner, Scope
 from llama_index_agentic_kb.planning.planner import Candidate, plain_plan
 from llama_index_agentic_kb.schema import (
     ActivityRecord,
@@ -218,7 +218,6 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         selected = select(self.sources, request, self.filters)
         memory = yield from self._remember(request.question, budget.retrieval_stage(limits.planning_seconds))
         scope = Scope.of(request, memory)
-        planning = yield from self._plan(scope, selected, effort, limits, budget, log)
         fan_out = FanOut(
             selected,
             log,
@@ -227,9 +226,9 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             search_seconds=limits.search_seconds,
             bundle=bundle,
         )
-        lanes = yield from fan_out.search(planning.plan)
+        plan, lanes = yield from self._search(scope, fan_out, effort, limits, budget, log)
         raise_if_lost(lanes)
-        retrieval = Retrieval([], planning.plan, log, budget, missing_parts(lanes), selected, scope)
+        retrieval = Retrieval([], plan, log, budget, missing_parts(lanes), selected, scope)
         yield from self._reason(retrieval, lanes, limits, effort, bundle or QueryBundle(request.question))
         return retrieval
 
@@ -240,20 +239,30 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         read, aread = partial(self.memory.get, input=question), partial(self.memory.aget, input=question)
         return list((yield Call(sync=read, native=aread, deadline=deadline, what="memory")))
 
-    def _plan(
+    def _search(
         self,
         scope: Scope,
-        selected: Mapping[str, SelectedSource],
+        fan_out: FanOut,
         effort: ReasoningEffort,
         limits: EffortLimits,
         budget: Budget,
         log: ActivityLog,
-    ) -> Flow[Planning]:
-        candidates = [Candidate(name, chosen.source.description, chosen.always) for name, chosen in selected.items()]
+    ) -> Flow[tuple[QueryPlan, list[Lane]]]:
+        """Plan and search; the question itself, which every plan holds, is searched while the model plans."""
+        candidates = [
+            Candidate(name, chosen.source.description, chosen.always) for name, chosen in fan_out.selected.items()
+        ]
+        plain = plain_plan(scope, candidates, limits)
         if self._planner is None or effort is ReasoningEffort.MINIMAL or scope.intents:
-            return Planning(plain_plan(scope, candidates, limits))
+            return plain, (yield from fan_out.search(plain))
         deadline = budget.retrieval_stage(limits.planning_seconds)
-        return (yield from self._planner.recorded_plan(scope, candidates, limits, deadline=deadline, log=log))
+        planning = yield Start(self._planner.recorded_plan(scope, candidates, limits, deadline=deadline, log=log))
+        question = yield Start(fan_out.search(plain))
+        yield Wait([planning])
+        plan: QueryPlan = planning.result().plan
+        added = yield from fan_out.search(QueryPlan(sub_queries=plan.sub_queries[1:]))
+        yield Wait([question])
+        return plan, [*question.result(), *added]
 
     def _reason(
         self,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from llama_index.core import PromptTemplate, Settings, SummaryIndex, VectorStoreIndex
 from llama_index.core.base.llms.types import ChatMessage
-from llama_index.core.memory import ChatMemoryBuffer, Memory
+from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.postprocessor import SimilarityPostprocessor
 from llama_index.core.schema import MetadataMode, QueryBundle, TextNode
 from llama_index.core.vector_stores import MetadataFilter, MetadataFilters
@@ -23,6 +23,7 @@ from llama_index_agentic_kb import (
 from llama_index_agentic_kb._flow import run
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError
 from llama_index_agentic_kb.retriever import Retrieval
+from llama_index_agentic_kb.schema import SourceActivity
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever, ScriptedLLM
 
 if TYPE_CHECKING:
@@ -103,7 +104,7 @@ def test_the_plan_is_searched() -> None:
     llm = ScriptedLLM(PLAN)
     retriever = AgenticRetriever(sources(), llm=llm)
     made = retrieval(retriever)
-    searched = [(r.sub_query_id, r.knowledge_source_name) for r in made.log.records if r.type == "searchIndex"]
+    searched = [(r.sub_query_id, r.knowledge_source_name) for r in made.log.records if isinstance(r, SourceActivity)]
     assert searched == [("q0", "missions"), ("q0", "rockets"), ("q1", "missions"), ("q2", "rockets")]
     retrieval(retriever, retrievalReasoningEffort={"kind": "minimal"})
     retrieval(retriever, messages=None, intents=[{"search": "Saturn V"}])
@@ -290,10 +291,9 @@ def conversation(llm: ScriptedLLM) -> str:
     return prompt.partition("<conversation>\n")[2].partition("\n</conversation>")[0]
 
 
-@pytest.mark.parametrize("kind", [ChatMemoryBuffer, Memory])
-async def test_a_shared_memory_is_the_conversation(kind: Any) -> None:
+async def test_a_shared_memory_is_the_conversation() -> None:
     """What a chat engine remembers reaches the planner, sync and async; a request's own messages go before it."""
-    memory = kind.from_defaults()
+    memory = ChatMemoryBuffer.from_defaults()
     llm = ScriptedLLM(PLAN)
     retriever = AgenticRetriever(sources(), llm=llm, memory=memory)
     await memory.aput(ChatMessage(role="user", content="Tell me of Apollo 11."))
@@ -307,8 +307,6 @@ async def test_a_shared_memory_is_the_conversation(kind: Any) -> None:
     made = retrieval(retriever, messages=messages)
     assert conversation(llm) == "user: Hello\nuser: Who?"
     assert made.scope.question == "Who?"
-    if isinstance(memory, Memory):  # LlamaIndex leaves its connection open
-        await memory.sql_store._async_engine.dispose()  # type: ignore[union-attr]
 
 
 def test_a_memory_is_asked_what_the_question_is() -> None:
@@ -316,9 +314,9 @@ def test_a_memory_is_asked_what_the_question_is() -> None:
     asked: list[str | None] = []
 
     class Looking(ChatMemoryBuffer):
-        def get(self, input: str | None = None, **kwargs: Any) -> list[ChatMessage]:  # noqa: A002
-            asked.append(input)
-            return super().get(input, **kwargs)
+        def get(self, *args: Any, **kwargs: Any) -> list[ChatMessage]:
+            asked.append(kwargs.get("input"))
+            return super().get(*args, **kwargs)
 
     AgenticRetriever(sources(), memory=Looking.from_defaults()).retrieve(QUESTION)
     assert asked == [QUESTION]

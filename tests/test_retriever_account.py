@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from llama_index.core import VectorStoreIndex
+from llama_index.core import Settings, VectorStoreIndex
 from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler, TokenCountingHandler
 from llama_index.core.postprocessor import SimilarityPostprocessor
 from llama_index.core.schema import TextNode
@@ -21,6 +21,8 @@ from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import (
     ActivityRecord,
     AgenticReasoningActivity,
+    Condition,
+    FilterOperator,
     ModelQueryPlanningActivity,
     Outcome,
     SourceActivity,
@@ -134,9 +136,12 @@ async def test_the_effective_filter_stands_in_the_record() -> None:
             ],
         }
     )
-    record = run(made.retrieval(request)).log.records[0].to_dict()
-    assert record["searchIndexArguments"]["filter"]["value"] == 2
-    assert record["count"] == 2
+    record = run(made.retrieval(request)).log.records[0]
+    assert isinstance(record, SourceActivity)
+    assert record.arguments is not None
+    assert record.arguments.filter == Condition(key="n", operator=FilterOperator.LT, value=2)
+    assert record.count == 2
+    assert record.to_dict()["searchIndexArguments"]["search"] == "rain"
 
 
 async def test_an_observer_sees_every_record_open_and_closed() -> None:
@@ -189,11 +194,9 @@ async def test_a_failing_handler_breaks_nothing(caplog: pytest.LogCaptureFixture
 
 def test_handlers_of_settings_are_used() -> None:
     """Without a manager of its own, the retriever tells ``Settings.callback_manager``."""
-    from llama_index.core import Settings  # noqa: PLC0415
-
-    debug = LlamaDebugHandler(print_trace_on_end=False)
+    debug, made = LlamaDebugHandler(print_trace_on_end=False), sources()
     Settings.callback_manager = CallbackManager([debug])
-    AgenticRetriever(sources()).retrieve("rain")
+    AgenticRetriever(made).retrieve("rain")
     assert len(debug.get_event_pairs(CBEventType.RETRIEVE)) == 1
 
 
@@ -210,8 +213,8 @@ def exported() -> Iterator[InMemorySpanExporter]:
 @pytest.mark.parametrize("way", ["sync", "async"])
 async def test_spans_nest(exported: InMemorySpanExporter, way: str) -> None:
     """One trace a retrieval: our span is the root, and each source's retrieval hangs from it."""
-    exported.clear()
     retriever = AgenticRetriever(sources(), llm=ScriptedLLM(PLAN))
+    exported.clear()  # making the indexes was traced too
     await (retriever.aretrieve("rain") if way == "async" else asyncio.to_thread(retriever.retrieve, "rain"))
     spans = exported.get_finished_spans()
     (root,) = [span for span in spans if span.parent is None]
@@ -221,7 +224,8 @@ async def test_spans_nest(exported: InMemorySpanExporter, way: str) -> None:
         span for span in spans if span.name.endswith(("VectorIndexRetriever.retrieve", "MemoryRetriever.retrieve"))
     ]
     assert len(searches) == 7
-    assert {span.parent.span_id for span in searches if span.parent} == {root.context.span_id}
+    ours = {span.context.span_id for span in spans if span.name.startswith("AgenticRetriever.")}
+    assert {span.parent.span_id for span in searches if span.parent} <= ours
 
 
 def test_records_are_plain_data() -> None:

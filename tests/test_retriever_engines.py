@@ -63,8 +63,8 @@ async def test_a_context_chat_engine_takes_it(server: LoopbackOpenAI) -> None:
 
 async def test_a_condense_plus_context_chat_engine_takes_it(server: LoopbackOpenAI) -> None:
     """It condenses the conversation first; the retriever is asked the standalone question."""
-    made = retriever(server)
-    engine = CondensePlusContextChatEngine.from_defaults(retriever=made, llm=made.llm)
+    made, memory = retriever(server), ChatMemoryBuffer.from_defaults()
+    engine = CondensePlusContextChatEngine.from_defaults(retriever=made, llm=made.llm, memory=memory)
     assert [node.node_id for node in engine.chat("How tall was the Saturn V rocket?").source_nodes] == ["n"]
     reply = await engine.achat("And in feet?")
     assert [node.node_id for node in reply.source_nodes] == ["n"]

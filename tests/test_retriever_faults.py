@@ -1,13 +1,17 @@
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
 from llama_index.core import VectorStoreIndex
+from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.schema import TextNode
+from llama_index.core.vector_stores import MetadataFilters
 
 from llama_index_agentic_kb import (
     AgenticRetriever,
@@ -96,9 +100,15 @@ async def test_a_hanging_embedding_model_is_bounded_by_the_search(way: str) -> N
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_hanging_factory_is_bounded(way: str) -> None:
     """Making a retriever counts against its search's time."""
-    blocker = MemoryRetriever(TEXTS, fault="hang")
-    with blocker:
-        slow = KnowledgeSource("slow", retriever_factory=lambda _: blocker.retrieve("rain") and blocker, timeout=0.2)
+    released = threading.Event()
+
+    def make(_: MetadataFilters | None) -> BaseRetriever:
+        released.wait(20)
+        return MemoryRetriever(TEXTS)
+
+    with contextlib.ExitStack() as end:
+        end.callback(released.set)
+        slow = KnowledgeSource("slow", retriever_factory=make, timeout=0.2)
         made = await retrieved(way, [slow, source("well")])
     assert outcomes(made) == {"slow": Outcome.TIMEOUT, "well": Outcome.OK}
 
@@ -233,7 +243,7 @@ async def test_a_hanging_memory_is_given_up() -> None:
     """The conversation is waited for no longer than for a plan."""
 
     class Hanging(ChatMemoryBuffer):
-        def get(self, input: str | None = None, **kwargs: Any) -> Any:  # noqa: A002
+        def get(self, *args: Any, **kwargs: Any) -> Any:
             time.sleep(1)
 
     limits = {ReasoningEffort.LOW: EffortLimits(planning_seconds=0.05)}

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.callbacks.schema import CBEventType
 from llama_index_instrumentation import get_dispatcher
+from llama_index_instrumentation.event_handlers import NullEventHandler
 
 from llama_index_agentic_kb.account.callbacks import ACTIVITY_KEY, ActivityEndEvent, ActivityStartEvent, logger
 from llama_index_agentic_kb.errors import AgenticKBError
@@ -54,7 +55,7 @@ class ActivityLog:
         event_id = str(uuid.uuid4())
         self._open[record.id] = (time.monotonic(), event, event_id)
         self.manager.on_event_start(event, payload={**(payload or {}), ACTIVITY_KEY: record}, event_id=event_id)
-        dispatcher.event(ActivityStartEvent(activity=record.to_dict()))
+        _dispatch(ActivityStartEvent, record)
         self._observe(record)
         return record
 
@@ -74,7 +75,7 @@ class ActivityLog:
         record.completed_at = datetime.now(UTC)
         record.elapsed_ms = round((time.monotonic() - started) * 1000)
         self.manager.on_event_end(event, payload={**(payload or {}), ACTIVITY_KEY: record}, event_id=event_id)
-        dispatcher.event(ActivityEndEvent(activity=record.to_dict()))
+        _dispatch(ActivityEndEvent, record)
         self._observe(record)
 
     def fail(self, record: ActivityRecord, error: BaseException, target: str | None = None, **fields: Any) -> None:
@@ -98,6 +99,16 @@ class ActivityLog:
             self._observer(record)
         except Exception:  # noqa: BLE001 (an observer must not break what it watches)
             logger.warning("an activity observer failed", exc_info=True)
+
+
+def _dispatch(kind: type[ActivityStartEvent | ActivityEndEvent], record: ActivityRecord) -> None:
+    """Send an event, unless nobody listens: its wire form costs more than all the rest of a record."""
+    listening: Any = dispatcher
+    while listening is not None:
+        if any(not isinstance(handler, NullEventHandler) for handler in listening.event_handlers):
+            dispatcher.event(kind(activity=record.to_dict()))
+            return
+        listening = listening.parent if listening.propagate else None
 
 
 def describe_error(error: BaseException, target: str | None = None) -> ActivityError:

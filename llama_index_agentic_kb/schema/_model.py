@@ -20,7 +20,6 @@ class Model(BaseModel):
         alias_generator=to_camel,
         populate_by_name=True,
         extra="forbid",
-        use_attribute_docstrings=True,
         serialize_by_alias=True,
         protected_namespaces=(),
     )

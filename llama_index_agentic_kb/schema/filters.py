@@ -7,9 +7,10 @@ never trusted alone. Evaluation fails closed: a condition on an absent key is fa
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import operator
+from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
@@ -117,52 +118,49 @@ def matches(tree: FilterNode, metadata: Mapping[str, Any]) -> bool:
     Returns:
         False also where a key is absent or a value can't be compared (fail closed).
     """
-    if isinstance(tree, FilterGroup):
-        held = (matches(child, metadata) for child in tree.filters)
-        if tree.logic is FilterLogic.AND:
-            return all(held)
-        if tree.logic is FilterLogic.OR:
-            return any(held)
-        return not any(held) and all(_known(child, metadata) for child in tree.filters)
-    return _compare(tree, metadata.get(tree.key))
+    return _holds(tree, metadata) is True
 
 
-def _known(tree: FilterNode, metadata: Mapping[str, Any]) -> bool:
-    """Whether every key that a tree asks for is there: a negation of the unknown must not let a node through."""
-    if isinstance(tree, FilterGroup):
-        return all(_known(child, metadata) for child in tree.filters)
-    return metadata.get(tree.key) is not None
+def _holds(tree: FilterNode, metadata: Mapping[str, Any]) -> bool | None:
+    """Evaluate in three-valued logic, as SQL does: None is unknown, and a negation of the unknown stays unknown."""
+    if isinstance(tree, Condition):
+        return _compare(tree, metadata.get(tree.key))
+    held = [_holds(child, metadata) for child in tree.filters]
+    decides = tree.logic is not FilterLogic.AND  # what decides a group: one that holds, or in "and" one that doesn't
+    if decides in held:
+        return tree.logic is FilterLogic.OR
+    return None if None in held else tree.logic is not FilterLogic.OR
 
 
-def _compare(condition: Condition, value: Any) -> bool:  # noqa: PLR0911 (a table of operators)
+def _compare(condition: Condition, value: Any) -> bool | None:
+    """Compare a value; None where it is absent or of another kind than what it is compared with."""
     if value is None:
-        return False
+        return None
     wanted: Any = condition.value
-    match condition.operator:
-        case FilterOperator.EQ:
-            return _equal(value, wanted)
-        case FilterOperator.NE:
-            return not _equal(value, wanted)
-        case FilterOperator.IN:
-            return any(_equal(value, one) for one in wanted)
-        case FilterOperator.NIN:
-            return not any(_equal(value, one) for one in wanted)
+    if condition.operator in _EQUALITIES:
+        return _EQUALITIES[condition.operator](value, wanted)
     if isinstance(value, str) != isinstance(wanted, str) or not isinstance(value, (str, int, float)):
-        return False
-    match condition.operator:
-        case FilterOperator.GT:
-            return bool(value > wanted)
-        case FilterOperator.GE:
-            return bool(value >= wanted)
-        case FilterOperator.LT:
-            return bool(value < wanted)
-        case _:
-            return bool(value <= wanted)
+        return None
+    return bool(_ORDERS[condition.operator](value, wanted))
 
 
 def _equal(value: Any, wanted: Scalar) -> bool:
     """Equality without Python's ``True == 1``."""
     return isinstance(value, bool) == isinstance(wanted, bool) and value == wanted
+
+
+_EQUALITIES: Final[Mapping[FilterOperator, Callable[[Any, Any], bool]]] = {
+    FilterOperator.EQ: _equal,
+    FilterOperator.NE: lambda value, wanted: not _equal(value, wanted),
+    FilterOperator.IN: lambda value, wanted: any(_equal(value, one) for one in wanted),
+    FilterOperator.NIN: lambda value, wanted: not any(_equal(value, one) for one in wanted),
+}
+_ORDERS: Final[Mapping[FilterOperator, Callable[[Any, Any], bool]]] = {
+    FilterOperator.GT: operator.gt,
+    FilterOperator.GE: operator.ge,
+    FilterOperator.LT: operator.lt,
+    FilterOperator.LE: operator.le,
+}
 
 
 def to_odata(tree: FilterNode) -> str:

@@ -69,7 +69,7 @@ class FanOut:
         search_seconds: float,
         bundle: QueryBundle | None = None,
     ) -> None:
-        self._selected = selected
+        self.selected = selected
         self._log = log
         self._budget = budget
         self._top_k = top_k
@@ -93,9 +93,9 @@ class FanOut:
         """Make the retrievers, and begin to embed all queries of those that need no call to be made."""
         for name in plan.sources:
             if name not in self._prepared:
-                chosen = self._selected[name]
+                chosen = self.selected[name]
                 self._prepared[name] = yield Start(_prepare(chosen, self._top_k))
-        at_once = [self._prepared[name] for name in plan.sources if self._selected[name].source.prepares_at_once]
+        at_once = [self._prepared[name] for name in plan.sources if self.selected[name].source.prepares_at_once]
         yield Wait(at_once)
         yield from self._embeddings.begin(
             (model, sub_query.query)
@@ -116,7 +116,7 @@ class FanOut:
         return bundle.embedding is not None or bundle.custom_embedding_strs is not None
 
     def _lane(self, sub_query: SubQuery, name: str) -> Flow[Lane]:
-        chosen = self._selected[name]
+        chosen = self.selected[name]
         seconds = chosen.source.timeout or self._search_seconds
         deadline = earliest(self._budget.retrieval_deadline, deadline_after(seconds))
         record = self._open(sub_query, chosen)
