@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from llama_index_agentic_kb.errors import SynthesisError as SynthesisError
     from llama_index_agentic_kb.index import AgenticVectorStoreIndex as AgenticVectorStoreIndex
     from llama_index_agentic_kb.knowledge_base import KnowledgeBase as KnowledgeBase
-    from llama_index_agentic_kb.llm_openai import OpenAICompatible as OpenAICompatible
+    from llama_index_agentic_kb.llm.openai_compatible import OpenAICompatible as OpenAICompatible
     from llama_index_agentic_kb.planning import DEFAULT_LIMITS as DEFAULT_LIMITS
     from llama_index_agentic_kb.planning import EffortLimits as EffortLimits
     from llama_index_agentic_kb.query_engine import AgenticQueryEngine as AgenticQueryEngine
@@ -74,7 +74,7 @@ _HOMES = {
     ),
     "index": ("AgenticVectorStoreIndex",),
     "knowledge_base": ("KnowledgeBase",),
-    "llm_openai": ("OpenAICompatible",),
+    "llm.openai_compatible": ("OpenAICompatible",),
     "planning": ("DEFAULT_LIMITS", "EffortLimits"),
     "query_engine": ("AgenticQueryEngine", "AgenticResponse"),
     "retriever": ("AgenticRetriever",),

@@ -11,7 +11,6 @@ from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageR
 from llama_index.core.base.response.schema import PydanticResponse, Response
 from llama_index.core.callbacks import CallbackManager, trace_method
 from llama_index.core.chat_engine.types import AgentChatResponse, BaseChatEngine, StreamingAgentChatResponse
-from llama_index.core.instrumentation import DispatcherSpanMixin
 from llama_index.core.memory import BaseMemory, ChatMemoryBuffer
 from llama_index.core.tools import ToolOutput
 
@@ -27,7 +26,7 @@ MEMORY_TOKENS = 8_000
 """Tokens of conversation that a memory of our own keeps."""
 
 
-class AgenticChatEngine(GuardedCallbacks, BaseChatEngine, DispatcherSpanMixin):
+class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
     """A LlamaIndex chat engine whose every answer is planned, searched, cited and accounted for.
 
     Works without a language model too; an answer is then the extracted data. A turn is stored in the memory once its

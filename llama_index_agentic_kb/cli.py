@@ -153,7 +153,7 @@ def _language_model(name: str | None, context_window: int) -> LLM | None:
         if name is not None:
             raise ConfigurationError("--model needs OPENAI_API_KEY, or OPENAI_BASE_URL for a server of your own")
         return None
-    from llama_index_agentic_kb.llm_openai import OpenAICompatible  # noqa: PLC0415 (loads the OpenAI client)
+    from llama_index_agentic_kb.llm.openai_compatible import OpenAICompatible  # noqa: PLC0415 (loads the OpenAI client)
 
     return OpenAICompatible(
         model=name or DEFAULT_MODEL, api_key=key or "none", api_base=url, context_window=context_window

@@ -82,7 +82,7 @@ class AgenticVectorStoreIndex(VectorStoreIndex):
         """Give LlamaIndex's own vector retriever."""
         return super().as_retriever(**kwargs)
 
-    def as_retriever(self, *, llm: LLM | None = None, **kwargs: Any) -> AgenticRetriever:  # type: ignore[override]
+    def as_retriever(self, *, llm: LLM | None = None, **kwargs: Any) -> AgenticRetriever:
         """Give an agentic retriever.
 
         Args:

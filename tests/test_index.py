@@ -7,7 +7,7 @@ import chromadb
 import pytest
 from llama_index.core import Document, Settings, StorageContext, VectorStoreIndex
 from llama_index.core.chat_engine import CondenseQuestionChatEngine, ContextChatEngine, SimpleChatEngine
-from llama_index.core.chat_engine.types import ChatMode
+from llama_index.core.chat_engine.types import BaseChatEngine, ChatMode
 from llama_index.core.indices.vector_store.retrievers import VectorIndexRetriever
 from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.postprocessor import SimilarityPostprocessor
@@ -119,7 +119,7 @@ def test_streaming_and_modes(index: AgenticVectorStoreIndex, server: LoopbackOpe
 
 def test_chat_modes(index: AgenticVectorStoreIndex, server: LoopbackOpenAI) -> None:
     """Every chat mode that LlamaIndex has works over the agentic retriever."""
-    kinds = {
+    kinds: dict[ChatMode, type[BaseChatEngine]] = {
         ChatMode.BEST: AgenticChatEngine,
         ChatMode.CONTEXT: ContextChatEngine,
         ChatMode.CONDENSE_QUESTION: CondenseQuestionChatEngine,

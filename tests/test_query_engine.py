@@ -25,6 +25,7 @@ from llama_index_agentic_kb import (
     RetrievalResponse,
     SynthesisError,
 )
+from llama_index_agentic_kb.schema import ModelAnswerSynthesisActivity, ModelQueryPlanningActivity
 from llama_index_agentic_kb.testing import ChatRequest, Fault, HashEmbedding, LoopbackOpenAI, MemoryRetriever, Reply
 
 QUESTION = "How tall was the rocket that launched Apollo 11?"
@@ -128,7 +129,7 @@ def test_tokens_are_what_the_server_billed(server: LoopbackOpenAI, *, streaming:
     billed = [
         (record.input_tokens or 0, record.output_tokens or 0)
         for record in account(response).activity or []
-        if record.type in ("modelQueryPlanning", "modelAnswerSynthesis")
+        if isinstance(record, (ModelQueryPlanningActivity, ModelAnswerSynthesisActivity))
     ]
     assert sum(given for given, _ in billed) == server.billed.prompt_tokens == counter.prompt_llm_token_count
     assert (

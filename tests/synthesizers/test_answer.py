@@ -16,7 +16,7 @@ from pydantic import BaseModel
 from llama_index_agentic_kb._flow import arun, deadline_after, iterate, run
 from llama_index_agentic_kb.errors import DeadlineExceededError, LLMError, SynthesisError
 from llama_index_agentic_kb.llm import count_tokens
-from llama_index_agentic_kb.llm_openai import OpenAICompatible
+from llama_index_agentic_kb.llm.openai_compatible import OpenAICompatible
 from llama_index_agentic_kb.sources import KnowledgeSource
 from llama_index_agentic_kb.synthesizers import AnswerSynthesis
 from llama_index_agentic_kb.testing import Fault, LoopbackOpenAI, Reply, ScriptedLLM, ScriptedReply

@@ -1,6 +1,6 @@
 """OpenAI's client for other people's servers: any model name, a context window of your own.
 
-A module apart from ``llm``, because it imports the OpenAI client.
+Not imported by its package, because it imports the OpenAI client.
 """
 
 from __future__ import annotations

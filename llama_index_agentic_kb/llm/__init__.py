@@ -1,0 +1,31 @@
+"""The one way in which this library calls a language model: as a flow, with a deadline, and with its bill.
+
+Nothing here decides what a failure means: a reply that can't be used raises ``LLMError``, what the model's client
+raises goes through, and planner and synthesizers each do what is right for them. ``openai_compatible`` is not
+imported here: it loads the OpenAI client.
+"""
+
+from llama_index_agentic_kb.llm.capabilities import (
+    count_tokens,
+    is_function_calling,
+    model_name,
+    resolve_llm,
+    structured_output,
+    warm_up_llm,
+)
+from llama_index_agentic_kb.llm.model import FALLBACK_CONTEXT_WINDOW, LanguageModel
+from llama_index_agentic_kb.llm.replies import CUT_SHORT, Reply, Usage
+
+__all__ = [
+    "CUT_SHORT",
+    "FALLBACK_CONTEXT_WINDOW",
+    "LanguageModel",
+    "Reply",
+    "Usage",
+    "count_tokens",
+    "is_function_calling",
+    "model_name",
+    "resolve_llm",
+    "structured_output",
+    "warm_up_llm",
+]

@@ -1,0 +1,124 @@
+"""Which language model to use, and what it can do. LlamaIndex's OpenAI is recognised without being imported."""
+
+from __future__ import annotations
+
+import inspect
+import os
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from llama_index.core.base.llms.types import ChatMessage, MessageRole
+from llama_index.core.llms import LLM, CustomLLM, MockLLM
+from llama_index.core.settings import Settings
+from llama_index.core.utils import get_tokenizer
+
+__all__ = [
+    "chats",
+    "count_tokens",
+    "has_native_async",
+    "is_function_calling",
+    "is_openai",
+    "model_name",
+    "prompt_of",
+    "resolve_llm",
+    "stream_kwargs",
+    "structured_output",
+    "warm_up_llm",
+]
+
+
+def resolve_llm(llm: LLM | None) -> LLM | None:
+    """Give the LLM to use: the given one, else ``Settings.llm``, else None.
+
+    ``Settings.llm`` raises where no OpenAI key is set, so it is only asked when somebody set it or a key is there;
+    a disabled one (``Settings.llm = None`` gives core's ``MockLLM``) counts as none.
+    """
+    if llm is not None:
+        return llm
+    if Settings._llm is None and not os.environ.get("OPENAI_API_KEY"):  # noqa: SLF001 (the getter would raise)
+        return None
+    default: LLM = Settings.llm
+    return None if isinstance(default, MockLLM) else default
+
+
+def warm_up_llm(llm: LLM) -> None:
+    """Load tokenizer and client before the first call; nothing is sent.
+
+    llama_index's OpenAI makes its clients on first use (0.1 s each), and they load their resources on first use
+    (0.6 s): in an async query both would hold up the event loop.
+    """
+    count_tokens("warm up")
+    if not is_openai(llm):
+        return
+    structured_output(llm, "warm_up", {})
+    for make in ("_get_client", "_get_aclient"):
+        client = getattr(llm, make, None)
+        if client is not None:
+            _ = client().chat.completions
+
+
+def count_tokens(text: str) -> int:
+    """Count tokens with LlamaIndex's global tokenizer."""
+    return len(get_tokenizer()(text))
+
+
+def model_name(llm: LLM) -> str | None:
+    """Give a model's name, or None where it says none."""
+    name = getattr(llm, "model", None) or getattr(llm, "model_name", None)
+    if isinstance(name, str):
+        return name
+    try:
+        return llm.metadata.model_name
+    except ValueError:
+        return None
+
+
+def structured_output(llm: LLM, name: str, schema: dict[str, Any]) -> dict[str, Any] | None:
+    """Give the call arguments that make an OpenAI model reply in a JSON schema; None where it can't."""
+    utils = sys.modules.get("llama_index.llms.openai.utils")
+    if utils is None or not is_openai(llm) or not utils.is_json_schema_supported(llm.model):  # type: ignore[attr-defined]
+        return None
+    return {"response_format": {"type": "json_schema", "json_schema": {"name": name, "schema": schema, "strict": True}}}
+
+
+def is_function_calling(llm: LLM) -> bool:
+    """Tell whether a model can be made to call a tool."""
+    try:
+        return bool(llm.metadata.is_function_calling_model) and hasattr(llm, "chat_with_tools")
+    except ValueError:
+        return False
+
+
+def chats(llm: LLM) -> bool:
+    """Tell whether a model takes messages; else it takes a prompt to complete."""
+    try:
+        return bool(llm.metadata.is_chat_model)
+    except ValueError:  # llama_index's OpenAI raises for names that it doesn't know
+        return True
+
+
+def prompt_of(llm: LLM, messages: Sequence[ChatMessage]) -> str:
+    """Give messages as the one prompt that core gives a model which only completes."""
+    if len(messages) == 1 and messages[0].role is MessageRole.USER:
+        return llm.completion_to_prompt(messages[0].content or "")  # type: ignore[misc]  # core's validators set both
+    return llm.messages_to_prompt(messages)  # type: ignore[misc]
+
+
+def is_openai(llm: LLM) -> bool:
+    """Whether it is llama_index's OpenAI, without importing it: if it was never imported, it is not."""
+    module = sys.modules.get("llama_index.llms.openai.base")
+    return module is not None and isinstance(llm, module.OpenAI)
+
+
+def stream_kwargs(llm: LLM) -> dict[str, Any]:
+    """Ask for the bill at the end of a stream; else streams have none."""
+    return {"stream_options": {"include_usage": True}} if is_openai(llm) else {}
+
+
+def has_native_async(llm: LLM, method: str = "achat") -> bool:
+    """Whether an async method really awaits: core's ``CustomLLM`` runs the sync call on the loop."""
+    if not isinstance(llm, CustomLLM):
+        return True
+    own, core = (inspect.unwrap(getattr(kind, method)) for kind in (type(llm), CustomLLM))  # core's spans wrap methods
+    return own is not core

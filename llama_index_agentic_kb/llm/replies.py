@@ -1,0 +1,102 @@
+"""What a language model said, what it billed, and whether it can be used."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from llama_index.core.base.llms.types import ChatResponse, CompletionResponse
+from llama_index.core.callbacks.token_counting import get_tokens_from_response
+
+from llama_index_agentic_kb.errors import LLMError
+
+__all__ = ["CUT_SHORT", "Reply", "Usage", "check", "finish_reason_of", "latest", "refusal_of", "text_of", "usage_of"]
+
+CUT_SHORT: Final = "the model stopped before it was done"
+
+
+@dataclass(slots=True)
+class Usage:
+    """What language model calls billed; None where a reply did not say."""
+
+    input_tokens: int | None = None
+    output_tokens: int | None = None
+    calls: int = 0
+
+    def add(self, other: Usage) -> None:
+        """Add another bill to this one."""
+        self.input_tokens = _sum(self.input_tokens, other.input_tokens)
+        self.output_tokens = _sum(self.output_tokens, other.output_tokens)
+        self.calls += other.calls
+
+
+@dataclass(slots=True)
+class Reply:
+    """What a model said."""
+
+    text: str
+    usage: Usage = field(default_factory=Usage)
+    finish_reason: str | None = None
+    tool_arguments: dict[str, Any] | None = None
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether the model ran out of tokens."""
+        return self.finish_reason in ("length", "max_tokens")
+
+
+def text_of(response: ChatResponse | CompletionResponse) -> str:
+    """Give a response's text."""
+    return response.text if isinstance(response, CompletionResponse) else response.message.content or ""
+
+
+def usage_of(response: ChatResponse | CompletionResponse) -> Usage:
+    """Give what a response says that it billed."""
+    try:
+        given, written = get_tokens_from_response(response)
+    except (TypeError, ValueError, AttributeError):  # a raw reply of a shape that core doesn't know
+        given, written = 0, 0
+    counted = bool(given or written)
+    return Usage(given if counted else None, written if counted else None, calls=1)
+
+
+def latest(seen: Usage, new: Usage) -> Usage:
+    """A stream bills once, in its last chunks; some servers repeat a running total."""
+    return Usage(
+        new.input_tokens if new.input_tokens is not None else seen.input_tokens,
+        new.output_tokens if new.output_tokens is not None else seen.output_tokens,
+        calls=1,
+    )
+
+
+def finish_reason_of(raw: Any) -> str | None:
+    """Give why a model stopped, where its raw response says so."""
+    choices = _get(raw, "choices")
+    reason = _get(choices[0], "finish_reason") if choices else None
+    return reason if isinstance(reason, str) else None
+
+
+def refusal_of(raw: Any) -> str:
+    """Give the words of a refusal; a stream tells them in pieces."""
+    choices = _get(raw, "choices")
+    said = (_get(choices[0], "message") or _get(choices[0], "delta")) if choices else None
+    return _get(said, "refusal") or ""
+
+
+def check(reply: Reply, refusal: str) -> None:
+    """Refuse a reply that is none."""
+    if refusal:
+        raise LLMError(f"the model refused: {refusal}", usage=reply.usage)
+    if reply.finish_reason == "content_filter":
+        raise LLMError("the model's reply was stopped by a content filter", usage=reply.usage)
+    if not reply.text.strip():
+        why = f": {CUT_SHORT}" if reply.cut_short else ""
+        raise LLMError(f"the model's reply is empty{why}", empty=True, usage=reply.usage)
+
+
+def _sum(one: int | None, other: int | None) -> int | None:
+    return other if one is None else one if other is None else one + other
+
+
+def _get(thing: Any, name: str) -> Any:
+    return thing.get(name) if isinstance(thing, dict) else getattr(thing, name, None)
