@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import functools
+import re
 import unicodedata
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Final
 
-__all__ = ["cut_to_fit", "normalize", "one_line", "printable", "sentence_spans"]
+__all__ = ["cut_to_fit", "normalize", "one_line", "printable", "redacted", "sentence_spans"]
 
 WINDOW = 2_000
 """How many characters before a cut are searched for a sentence end; the segmenter is slow on long text."""
@@ -30,6 +31,21 @@ def printable(text: str) -> str:
     Line breaks and tabs stay.
     """
     return "".join(char for char in text if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cf", "Cs"))
+
+
+_SECRETS: Final = (
+    (re.compile(r"(://)[^/\s:@]{1,100}:[^/\s@]{1,200}@"), r"\1***@"),  # user and password in a URL
+    (re.compile(r"\b(Bearer|Basic)\s+[\w.~+/=-]{6,}", re.IGNORECASE), r"\1 ***"),
+    (re.compile(r"\b(sk|pk|key|ghp|xox[abp])[-_][\w-]{8,}"), r"\1-***"),
+    (re.compile(r"(?i)\b(api[-_]?key|password|passwd|secret|token)(\s*[=:]\s*)[^\s,;&'\"]{4,}"), r"\1\2***"),
+)
+
+
+def redacted(text: str) -> str:
+    """Give a text without what looks like a password or a key, for accounts and errors that others read."""
+    for pattern, replacement in _SECRETS:
+        text = pattern.sub(replacement, text)
+    return text
 
 
 def sentence_spans(text: str) -> list[tuple[int, int]]:

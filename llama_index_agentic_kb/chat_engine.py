@@ -115,7 +115,8 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         if chat_history is not None:
             history = list(chat_history)
             yield Call(sync=partial(self.memory.set, history), native=partial(self.memory.aset, history), what="memory")
-        said = yield Call(sync=self.memory.get, native=self.memory.aget, what="memory")
+        read, aread = partial(self.memory.get, input=message), partial(self.memory.aget, input=message)
+        said = yield Call(sync=read, native=aread, what="memory")
         return conversation_request([*said, ChatMessage(role=MessageRole.USER, content=message)])
 
     def _remember(self, message: str, answer: str) -> Flow[None]:

@@ -45,6 +45,12 @@ STORE_ARGUMENTS = frozenset(
 """Keyword arguments that mean LlamaIndex's own vector retriever underneath."""
 
 
+CONDENSE_ARGUMENTS = frozenset(
+    {"chat_history", "condense_question_prompt", "llm", "memory", "prefix_messages", "system_prompt", "verbose"}
+)
+"""Keyword arguments that mean LlamaIndex's condense-question engine; others mean the query engine inside it."""
+
+
 class AgenticVectorStoreIndex(VectorStoreIndex):
     """A ``VectorStoreIndex`` in every other respect: build it, insert into it and persist it as usual.
 
@@ -133,11 +139,15 @@ class AgenticVectorStoreIndex(VectorStoreIndex):
             llm: Plans and answers; None is ``Settings.llm`` where there is one.
             kwargs: Those of ``as_query_engine``; ``memory`` and, for other modes, those of LlamaIndex's engine.
         """
-        resolved = _resolve(llm)
+        resolved, chat_mode = _resolve(llm), ChatMode(chat_mode)
         if chat_mode is ChatMode.BEST:
             memory = kwargs.pop("memory", None)  # the chat engine hands the conversation on itself
             return AgenticChatEngine(self._query_engine(resolved, **kwargs), memory=memory)
-        return as_chat_engine(self.as_retriever(llm=resolved, **kwargs), chat_mode, **split_kwargs(kwargs)[1])
+        rest = split_kwargs(kwargs)[1]
+        used = {"node_postprocessors", *STORE_ARGUMENTS}  # the retriever has them
+        rest = {key: value for key, value in rest.items() if key not in used}
+        memory = kwargs.get("memory")
+        return as_chat_engine(self.as_retriever(llm=resolved, **kwargs), chat_mode, memory=memory, **rest)
 
 
 def as_chat_engine(
@@ -169,7 +179,8 @@ def as_chat_engine(
     if chat_mode is ChatMode.CONDENSE_PLUS_CONTEXT:
         return CondensePlusContextChatEngine.from_defaults(retriever=retriever, **kwargs)
     if chat_mode is ChatMode.CONDENSE_QUESTION:
-        return CondenseQuestionChatEngine.from_defaults(query_engine=AgenticQueryEngine(retriever), **kwargs)
+        engine = {key: kwargs.pop(key) for key in kwargs.keys() - CONDENSE_ARGUMENTS}
+        return CondenseQuestionChatEngine.from_defaults(query_engine=AgenticQueryEngine(retriever, **engine), **kwargs)
     if chat_mode is ChatMode.SIMPLE:
         return SimpleChatEngine.from_defaults(**kwargs)
     raise ConfigurationError(

@@ -15,7 +15,7 @@ from llama_index.core.tools import QueryEngineTool, RetrieverTool
 
 from llama_index_agentic_kb._flow import Flow, arun, gather, run
 from llama_index_agentic_kb.chat_engine import AgenticChatEngine, conversation_request
-from llama_index_agentic_kb.errors import InvalidRequestError
+from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError
 from llama_index_agentic_kb.index import as_chat_engine, split_kwargs
 from llama_index_agentic_kb.llm import warm_up_llm
 from llama_index_agentic_kb.query_engine import AgenticQueryEngine, default_mode
@@ -32,7 +32,7 @@ from llama_index_agentic_kb.sources import KnowledgeSource
 
 __all__ = ["KnowledgeBase", "Question"]
 
-Question: TypeAlias = str | Sequence[ChatMessage | Message] | RetrievalRequest | Mapping[str, Any]
+Question: TypeAlias = str | Sequence[ChatMessage | Message | Mapping[str, Any]] | RetrievalRequest | Mapping[str, Any]
 """What can be asked: a question, a conversation whose last message is the question, or a request (typed or wire)."""
 
 Observer: TypeAlias = Callable[[ActivityRecord], None]
@@ -89,7 +89,10 @@ class KnowledgeBase:
         self.retriever = self.as_retriever()
         self.output_mode = OutputMode(output_mode or default_mode(self.retriever))
         self._engines: dict[OutputMode, AgenticQueryEngine] = {}
-        self._engine(self.output_mode)
+        try:
+            self._engine(self.output_mode)
+        except InvalidRequestError as error:
+            raise ConfigurationError(str(error)) from error
 
     @classmethod
     def from_store(cls, path: str | Path, *, embed_model: Any = None, **kwargs: Any) -> Self:
@@ -204,11 +207,21 @@ class KnowledgeBase:
             streaming: Whether to stream token deltas.
             kwargs: Arguments of ``AgenticRetriever`` and ``AgenticQueryEngine``.
         """
+        own, rest = self._split(kwargs)
+        if self.max_output_size_in_tokens is not None and "response_synthesizer" not in rest:
+            rest.setdefault("max_output_tokens", self.max_output_size_in_tokens)
+        mode = response_mode or self.output_mode.value
+        return AgenticQueryEngine(self.as_retriever(**own), response_mode=mode, streaming=streaming, **rest)
+
+    @staticmethod
+    def _split(kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Tell the retriever's arguments from an engine's; the model serves both, postprocessors the retriever."""
         own, rest = split_kwargs(kwargs)
         if "llm" in rest:
             own["llm"] = rest["llm"]
-        mode = response_mode or self.output_mode.value
-        return AgenticQueryEngine(self.as_retriever(**own), response_mode=mode, streaming=streaming, **rest)
+        if "node_postprocessors" in rest:
+            own["node_postprocessors"] = rest.pop("node_postprocessors")
+        return own, rest
 
     def as_chat_engine(
         self, chat_mode: ChatMode = ChatMode.BEST, *, memory: BaseMemory | None = None, **kwargs: Any
@@ -220,9 +233,10 @@ class KnowledgeBase:
             memory: The conversation; None makes one.
             kwargs: Those of ``as_query_engine``, or of LlamaIndex's engine for the other modes.
         """
+        chat_mode = ChatMode(chat_mode)
         if chat_mode is ChatMode.BEST:
             return AgenticChatEngine(self.as_query_engine(**kwargs), memory=memory)
-        own, rest = split_kwargs(kwargs)
+        own, rest = self._split(kwargs)
         return as_chat_engine(self.as_retriever(memory=memory, **own), chat_mode, memory=memory, **rest)
 
     def as_tool(self, name: str | None = None, description: str | None = None, **kwargs: Any) -> QueryEngineTool:
@@ -269,7 +283,7 @@ class KnowledgeBase:
         yield from gather([source.warm_up() for source in self.sources.values()])
 
 
-def _messages(question: str | Sequence[ChatMessage | Message]) -> list[Message]:
+def _messages(question: str | Sequence[ChatMessage | Message | Mapping[str, Any]]) -> list[Message]:
     if isinstance(question, str):
         if not question.strip():
             raise InvalidRequestError("question: the question is empty")
@@ -279,6 +293,8 @@ def _messages(question: str | Sequence[ChatMessage | Message]) -> list[Message]:
     own = [message for message in question if isinstance(message, Message)]
     if len(own) == len(question):
         return own
+    if question and all(isinstance(message, Mapping) for message in question):
+        return [Message.parse(message) for message in question]
     if not all(isinstance(message, ChatMessage) for message in question):
-        raise InvalidRequestError("question: messages must all be ChatMessage, or all Message")
+        raise InvalidRequestError("question: messages must all be ChatMessage, all Message, or all mappings")
     return conversation_request([message for message in question if isinstance(message, ChatMessage)]).messages or []

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextvars
 from collections.abc import AsyncGenerator, Callable, Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -24,7 +24,19 @@ from llama_index.core.prompts.mixin import PromptMixinType
 from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
-from llama_index_agentic_kb._flow import Call, Emit, Flow, aiterate, arun, iterate, run
+from llama_index_agentic_kb._flow import (
+    END,
+    Call,
+    Emit,
+    Flow,
+    Next,
+    Open,
+    aiterate,
+    arun,
+    deadline_after,
+    iterate,
+    run,
+)
 from llama_index_agentic_kb.account import GuardedCallbacks
 from llama_index_agentic_kb.prompts import format_question
 from llama_index_agentic_kb.retriever import AgenticRetriever, Retrieval
@@ -195,24 +207,28 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
         share = 0.4 if getattr(self.synthesizer, "needs_llm", True) else 0.05
         retrieval = yield from self.retriever.retrieval(request, bundle=bundle, answer_share=share, observer=observer)
         query = bundle or QueryBundle(retrieval.scope.question)
+        found = len(retrieval.nodes)
         for postprocessor in self.node_postprocessors:
             retrieval.nodes = yield Call(
                 sync=partial(postprocessor.postprocess_nodes, retrieval.nodes, query_bundle=query),
                 deadline=retrieval.budget.deadline,
                 what=f"node postprocessor {type(postprocessor).__name__}",
             )
+        reasoning = retrieval.log.last(AgenticReasoningActivity)
+        if self.node_postprocessors and reasoning is not None:
+            dropped = (reasoning.dropped_by_postprocessors or 0) + max(0, found - len(retrieval.nodes))
+            retrieval.log.amend(reasoning, kept=len(retrieval.nodes), dropped_by_postprocessors=dropped)
         if not retrieval.nodes:
-            nothing = MissingPart(what="evidence", outcome=Outcome.EMPTY, reason="no source returned anything")
-            retrieval.missing.append(nothing)
+            candidates = reasoning.candidates if reasoning is not None else 0
+            reason = f"none of {candidates} candidates was kept" if candidates else "no source returned anything"
+            retrieval.missing.append(MissingPart(what="evidence", outcome=Outcome.EMPTY, reason=reason))
         return retrieval
 
     def _synthesis(self, retrieval: Retrieval, *, streaming: bool = False) -> Flow[Synthesis]:
         """Make the answer, with its record; what needs no model adds to the agent's record instead."""
         synthesizer = self.synthesizer
         if not isinstance(synthesizer, AgenticSynthesizer):
-            synthesis = yield from self._foreign(synthesizer, retrieval)
-            yield Emit(synthesis.text)
-            return synthesis
+            return (yield from self._foreign(synthesizer, retrieval))
         query = QueryBundle(format_question(retrieval.scope.question, retrieval.scope.history))
         budget, log = retrieval.budget, retrieval.log
         body = synthesizer.synthesis(
@@ -230,6 +246,9 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
                 log.amend(reasoning, dropped_by_budget=(reasoning.dropped_by_budget or 0) + synthesis.dropped)
             if synthesis.warnings and reasoning is not None:
                 log.amend(reasoning, warning="; ".join(synthesis.warnings))
+            if synthesis.dropped:
+                told = f"{synthesis.dropped} passages did not fit into the output's budget"
+                retrieval.missing.append(MissingPart(what="extracts", outcome=Outcome.SKIPPED, reason=told))
             return synthesis
         name = synthesizer.model.name
         record = log.open(
@@ -241,6 +260,9 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
         )
         try:
             synthesis = yield from body
+        except GeneratorExit:
+            log.cancel(record)
+            raise
         except Exception as error:
             log.fail(record, error, name)
             raise
@@ -257,7 +279,7 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
         return synthesis
 
     def _foreign(self, synthesizer: BaseSynthesizer, retrieval: Retrieval) -> Flow[Synthesis]:
-        """Let a synthesizer of LlamaIndex's answer; it keeps no account and can't stream through a flow."""
+        """Let a synthesizer of LlamaIndex's answer; it keeps no account."""
         query = QueryBundle(retrieval.scope.question)
         response = yield Call(
             sync=partial(synthesizer.synthesize, query, retrieval.nodes),
@@ -265,14 +287,18 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
             deadline=retrieval.budget.deadline,
             what=f"synthesizer {type(synthesizer).__name__}",
         )
+        if isinstance(response, (StreamingResponse, AsyncStreamingResponse)):
+            return Synthesis(text=(yield from _tokens(response, retrieval.budget.deadline)))
         output = response.response if isinstance(response, PydanticResponse) else None
-        return Synthesis(text=str(response), output=output)
+        text = str(response)
+        yield Emit(text)
+        return Synthesis(text=text, output=output)
 
     # -- streaming -------------------------------------------------------------------------------------------------
 
     @property
     def _streams(self) -> bool:
-        return isinstance(self.synthesizer, AgenticSynthesizer) and self.synthesizer.streaming
+        return bool(getattr(self.synthesizer, "_streaming", False))  # core's name; ours has it too
 
     def stream(self, request: RetrievalRequest, bundle: QueryBundle | None = None) -> StreamingResponse:
         """Retrieve, and give a LlamaIndex response whose tokens come as they are read."""
@@ -298,9 +324,39 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
         return AsyncStreamingResponse(tokens(), source_nodes=retrieval.nodes, metadata=metadata)
 
     def _streamed(self, retrieval: Retrieval, metadata: dict[str, Any]) -> Flow[None]:
-        """Synthesize, then complete the metadata that the response already holds."""
-        synthesis = yield from self._synthesis(retrieval, streaming=True)
-        metadata.update(_metadata(Answered(retrieval, synthesis)))
+        """Give the flow that synthesizes, then completes the metadata that the response already holds.
+
+        It begins when somebody reads: the time until then is the reader's, and not taken off the budget.
+        """
+        left = retrieval.budget.left
+
+        def flow() -> Flow[None]:
+            retrieval.budget = replace(retrieval.budget, deadline=deadline_after(left))
+            synthesis = Synthesis(text="")
+            try:
+                synthesis = yield from self._synthesis(retrieval, streaming=True)
+            finally:
+                metadata.update(_metadata(Answered(retrieval, synthesis)))
+
+        return flow()
+
+
+def _tokens(response: StreamingResponse | AsyncStreamingResponse, deadline: float | None) -> Flow[str]:
+    """Pass a stream of LlamaIndex's on, token by token, and give its text."""
+    if isinstance(response, StreamingResponse):
+        opened = Open(sync=partial(iter, response.response_gen), what="synthesizer's stream")
+    else:
+        tokens = response
+
+        async def read() -> AsyncGenerator[str, None]:
+            return tokens.async_response_gen()
+
+        opened = Open(native=read, what="synthesizer's stream")
+    stream, text = (yield opened), ""
+    while (token := (yield Next(stream, deadline=deadline))) is not END:
+        text += token
+        yield Emit(token)
+    return text
 
 
 def default_mode(retriever: AgenticRetriever) -> str:

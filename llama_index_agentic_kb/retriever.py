@@ -119,12 +119,12 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         verbose: bool = False,
     ) -> None:
         self.sources = by_name(sources)
-        self.effort = ReasoningEffort(effort)
-        self.similarity_top_k = _positive("similarity_top_k", similarity_top_k)
+        self.effort = _effort(effort)
+        self.similarity_top_k = _positive("similarity_top_k", similarity_top_k, int)
         self.filters = to_tree(filters)
         self.node_postprocessors = list(node_postprocessors)
         self.memory = memory
-        self.limits = {**DEFAULT_LIMITS, **(limits or {})}
+        self.limits = _limits(limits)
         self.fusion = fusion
         self.max_runtime_in_seconds = _positive("max_runtime_in_seconds", max_runtime_in_seconds)
         self.observer = observer
@@ -222,7 +222,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             selected,
             log,
             budget,
-            top_k=max(limits.documents_per_search, self.similarity_top_k or 0),
+            top_k=max(limits.documents_per_search, self.similarity_top_k or 0, *_asked_documents(request)),
             search_seconds=limits.search_seconds,
             bundle=bundle,
         )
@@ -274,6 +274,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
     ) -> Flow[None]:
         """Make one list of evidence out of the lanes, and count what became of every candidate."""
         log, budget = retrieval.log, retrieval.budget
+        wanted = budget.output_documents or self.similarity_top_k or limits.documents
         planned = any(isinstance(record, ModelQueryPlanningActivity) for record in log.records)
         record = log.open(
             AgenticReasoningActivity,
@@ -288,10 +289,13 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
                 fusion=self.fusion,
                 postprocessors=self.node_postprocessors,
                 bundle=bundle,
-                ranked=limits.documents_ranked,
-                wanted=budget.output_documents or self.similarity_top_k or limits.documents,
+                ranked=max(limits.documents_ranked, wanted),
+                wanted=wanted,
                 deadline=budget.deadline,
             )
+        except GeneratorExit:
+            log.cancel(record)
+            raise
         except Exception as error:
             log.fail(record, error)
             raise
@@ -299,7 +303,27 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         log.close(record, outcome=outcome, reasoning_tokens=0, **counts.as_fields())
 
 
-def _positive(field_name: str, value: Any) -> Any:
-    if value is not None and value <= 0:
-        raise ConfigurationError(f"{field_name} must be above 0, got {value}")
+def _asked_documents(request: RetrievalRequest) -> list[int]:
+    """Give the numbers of documents that a request asks for, in all and of single sources."""
+    asked = [request.max_output_documents, *(p.max_output_documents for p in request.knowledge_source_params)]
+    return [number for number in asked if number is not None]
+
+
+def _positive(field_name: str, value: Any, kinds: Any = (int, float)) -> Any:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, kinds) or value <= 0):
+        raise ConfigurationError(f"{field_name} must be a number above 0, got {value!r}")
     return value
+
+
+def _effort(value: ReasoningEffort | str) -> ReasoningEffort:
+    try:
+        return ReasoningEffort(value)
+    except ValueError:
+        known = ", ".join(effort.value for effort in ReasoningEffort)
+        raise ConfigurationError(f"effort: {value!r} is unknown; known are {known}") from None
+
+
+def _limits(given: Mapping[ReasoningEffort, EffortLimits] | None) -> dict[ReasoningEffort, EffortLimits]:
+    if given is not None and not isinstance(given, Mapping):
+        raise ConfigurationError("limits: give a mapping from efforts to EffortLimits, {'low': EffortLimits(...)}")
+    return {**DEFAULT_LIMITS, **{_effort(effort): limits for effort, limits in (given or {}).items()}}

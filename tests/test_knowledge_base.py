@@ -13,10 +13,13 @@ import pytest
 from llama_index.core import Settings
 from llama_index.core.agent.workflow import FunctionAgent
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
+from llama_index.core.callbacks import CallbackManager
 from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextChatEngine
 from llama_index.core.chat_engine.types import ChatMode
+from llama_index.core.postprocessor import SimilarityPostprocessor
 
 from llama_index_agentic_kb import (
+    ActivityCallbackHandler,
     AgenticChatEngine,
     ConfigurationError,
     InvalidRequestError,
@@ -24,6 +27,7 @@ from llama_index_agentic_kb import (
     KnowledgeSource,
     RetrievalError,
     RetrievalRequest,
+    RetrievalResponse,
 )
 from llama_index_agentic_kb.schema import ActivityRecord, Message
 from llama_index_agentic_kb.store import KnowledgeStore, ingest
@@ -137,7 +141,7 @@ def test_configuration_is_checked() -> None:
         KnowledgeBase([])
     with pytest.raises(ConfigurationError, match="rockets"):
         KnowledgeBase([sources()[0], sources()[0]])
-    with pytest.raises(InvalidRequestError, match="language model"):
+    with pytest.raises(ConfigurationError, match="language model"):
         KnowledgeBase(sources(), output_mode="answerSynthesis")
 
 
@@ -292,3 +296,90 @@ async def test_cancelling_the_caller_cancels_the_search() -> None:
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
+
+
+def test_asked_numbers_of_documents_are_given() -> None:
+    """``maxOutputDocuments`` of a request, or of a source, is not cut by the effort's own numbers."""
+    many = [f"rain in town {number}" for number in range(80)]
+    kb = KnowledgeBase([KnowledgeSource("towns", retriever=MemoryRetriever(many, similarity_top_k=80))])
+    asked = {"max_output_documents": 60, "max_output_size_in_tokens": 20_000}
+    assert len(kb.retrieve("rain in town", **asked).references) == 60
+    capped = [{"knowledgeSourceName": "towns", "maxOutputDocuments": 3}]
+    assert len(kb.retrieve("rain in town", **asked, knowledge_source_params=capped).references) == 3
+
+
+def test_extracts_that_do_not_fit_are_told() -> None:
+    """What the output's budget left out stands in ``missing``, in the account and nowhere as an error."""
+    response = KnowledgeBase(sources()).retrieve(QUESTION, max_output_size_in_tokens=5)
+    assert response.text == "[]"
+    assert response.status_code == 200
+    assert [(part.what, part.outcome) for part in response.missing] == [("extracts", "skipped")]
+
+
+def test_answers_over_their_budget_are_told(server: LoopbackOpenAI) -> None:
+    """An answer that a model wrote beyond its budget is kept, with a warning."""
+    response = KnowledgeBase(sources(), llm=server.llm()).retrieve(QUESTION, max_output_size_in_tokens=2)
+    assert response.text == ANSWER
+    assert "over the budget of 2" in str((response.activity or [])[-1].warning)
+
+
+def test_defaults_reach_engines(server: LoopbackOpenAI) -> None:
+    """A knowledge base's token budget and a model that is passed in hold for the engines made of it."""
+    keyless = KnowledgeBase(sources(), max_output_size_in_tokens=5)
+    assert str(keyless.as_query_engine().query(QUESTION)) == "[]"
+    chat = keyless.as_chat_engine("context", llm=server.llm())  # type: ignore[arg-type]  # a string, as core takes it
+    assert isinstance(chat, ContextChatEngine)
+    assert any("You plan searches" in request.text for request in server.chats) is False
+    chat.chat(QUESTION)
+    assert any("You plan searches" in request.text for request in server.chats)
+
+
+def test_postprocessors_of_an_engine_are_in_the_account() -> None:
+    """What an engine's postprocessors drop is counted, and said where nothing is left."""
+    engine = KnowledgeBase(sources()).as_query_engine(
+        node_postprocessors=[SimilarityPostprocessor(similarity_cutoff=9)]
+    )
+    told = RetrievalResponse.parse(engine.query(QUESTION).metadata["agentic_kb"])
+    assert [(part.what, part.reason) for part in told.missing] == [("evidence", "none of 3 candidates was kept")]
+
+
+def test_secrets_of_a_failing_source_are_not_told() -> None:
+    """Passwords and keys in a source's error reach neither response nor error message."""
+    secret = RuntimeError("connect postgresql://u:hunter2@db failed, api_key=abcdef123, Bearer abcdef123456")
+    broken = KnowledgeSource("broken", retriever=MemoryRetriever(["x"], fault=secret))
+    told = KnowledgeBase([*sources(), broken]).retrieve(QUESTION).to_json()
+    with pytest.raises(RetrievalError) as raised:
+        KnowledgeBase([broken]).retrieve(QUESTION)
+    for word in ("hunter2", "abcdef123"):
+        assert word not in told
+        assert word not in str(raised.value)
+    assert "postgresql://***@db" in told
+
+
+async def test_a_cancelled_request_closes_its_records() -> None:
+    """Stages under way when a request is cancelled end in the account as skipped."""
+    ended: list[ActivityRecord] = []
+
+    def hear(record: ActivityRecord) -> None:
+        if record.completed_at is not None:
+            ended.append(record)
+
+    with MemoryRetriever(["x"], fault="hang", mode="async") as hung:
+        kb = KnowledgeBase([KnowledgeSource("hung", retriever=hung)])
+        task = asyncio.create_task(kb.aretrieve(QUESTION, on_activity=hear))
+        await asyncio.sleep(0.1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        await asyncio.sleep(0.1)
+    assert [(record.type, record.outcome) for record in ended] == [("searchIndex", "skipped")]
+
+
+def test_handlers_that_are_added_later_are_told() -> None:
+    """A handler that joins a callback manager after the knowledge base was made hears of the next query."""
+    manager = CallbackManager([])
+    kb = KnowledgeBase(sources(), callback_manager=manager)
+    handler = ActivityCallbackHandler(log=False)
+    manager.add_handler(handler)
+    kb.retrieve(QUESTION)
+    assert [record.type for record in handler.records] == ["searchIndex", "searchIndex", "agenticReasoning"]

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -271,3 +272,39 @@ def test_router_takes_the_engine(server: LoopbackOpenAI) -> None:
         )
         router = RouterQueryEngine(LLMSingleSelector.from_defaults(llm=llm), [tool], llm=llm)
         assert str(router.query(QUESTION)) == ANSWER
+
+
+async def test_streams_of_llama_index_s_synthesizers_pass_through(server: LoopbackOpenAI) -> None:
+    """A streaming synthesizer of LlamaIndex's own streams token by token, sync and async."""
+    synthesizer = core_synthesizer(llm=server.llm(), response_mode=ResponseMode.COMPACT, streaming=True)
+    engine = AgenticQueryEngine(AgenticRetriever(sources()), synthesizer)
+    response = await asyncio.to_thread(engine.query, QUESTION)
+    assert isinstance(response, StreamingResponse)
+    assert "".join(response.response_gen) == ANSWER
+    again = await engine.aquery(QUESTION)
+    assert isinstance(again, AsyncStreamingResponse)
+    deltas = [delta async for delta in again.async_response_gen()]
+    assert "".join(deltas) == ANSWER
+    assert len(deltas) > 3
+
+
+def test_a_stream_that_is_read_late_keeps_its_time(server: LoopbackOpenAI) -> None:
+    """The time that a reader takes before the first token is not taken off the answer's."""
+    retriever = AgenticRetriever(sources(), llm=server.llm(), max_runtime_in_seconds=3)
+    response = AgenticQueryEngine(retriever, streaming=True).query(QUESTION)
+    time.sleep(3.2)
+    assert str(response) == ANSWER
+
+
+def test_a_broken_stream_is_in_the_account() -> None:
+    """The synthesis that failed while it streamed stands in the response's activity."""
+
+    def broken(request: ChatRequest) -> str | Fault:
+        return Fault.stream_cut(ANSWER) if request.stream else '{"sub_queries": []}'
+
+    with LoopbackOpenAI(broken) as server:
+        response = AgenticQueryEngine(AgenticRetriever(sources(), llm=server.llm()), streaming=True).query(QUESTION)
+        with pytest.raises(SynthesisError):
+            str(response)
+    last = (account(response).activity or [])[-1]
+    assert (last.type, last.outcome) == ("modelAnswerSynthesis", "error")

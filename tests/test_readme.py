@@ -45,8 +45,7 @@ def test_python_blocks_run_in_order(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
     assert "Saturn V was 110.6 m tall" in done.stdout
     whole = tmp_path / "whole.py"
-    keyless_first = blocks[0].replace("kb = KnowledgeBase(", "kb = KnowledgeBase(llm=None, effort='minimal', sources=")
-    whole.write_text("\n".join([keyless_first, *blocks[1:]]), encoding="utf-8")
+    whole.write_text("\n".join(blocks), encoding="utf-8")
     with LoopbackOpenAI(reply) as server:
         done = subprocess.run(
             [sys.executable, whole], env=environment(server), cwd=tmp_path, capture_output=True, text=True, check=False

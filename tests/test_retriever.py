@@ -250,9 +250,9 @@ def test_from_defaults_takes_what_can_be_searched() -> None:
     ("fields", "message"),
     [
         ({"sources": []}, "give at least one"),
-        ({"similarity_top_k": 0}, "similarity_top_k must be above 0, got 0"),
-        ({"max_runtime_in_seconds": -1}, "max_runtime_in_seconds must be above 0"),
-        ({"effort": "huge"}, "'huge' is not a valid ReasoningEffort"),
+        ({"similarity_top_k": 0}, "similarity_top_k must be a number above 0, got 0"),
+        ({"max_runtime_in_seconds": -1}, "max_runtime_in_seconds must be a number above 0"),
+        ({"effort": "huge"}, "effort: 'huge' is unknown"),
     ],
 )
 def test_unusable_arguments_are_refused(fields: dict[str, Any], message: str) -> None:

@@ -69,7 +69,7 @@ class AsyncOnlyTimed(AsyncTimed):
 @pytest.mark.parametrize("way", ["sync", "async", "sync in a loop"])
 async def test_all_searches_run_side_by_side(kind: type[Timed], way: str) -> None:
     """Four sub-queries at four sources are sixteen searches that are all under way at one moment."""
-    timed = [kind(TEXTS, latency=0.5) for _ in NAMES]
+    timed = [kind(TEXTS, latency=1.5) for _ in NAMES]
     sources = [KnowledgeSource(name, retriever=one) for name, one in zip(NAMES, timed, strict=True)]
     retriever = AgenticRetriever(sources, llm=ScriptedLLM(PLAN))
     if way == "async":

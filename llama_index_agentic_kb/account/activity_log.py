@@ -13,6 +13,7 @@ from llama_index.core.callbacks.schema import CBEventType
 from llama_index_instrumentation import get_dispatcher
 from llama_index_instrumentation.event_handlers import NullEventHandler
 
+from llama_index_agentic_kb._text import redacted
 from llama_index_agentic_kb.account.callbacks import ACTIVITY_KEY, ActivityEndEvent, ActivityStartEvent, logger
 from llama_index_agentic_kb.errors import AgenticKBError
 from llama_index_agentic_kb.schema import ActivityError, ActivityRecord, Outcome
@@ -82,6 +83,11 @@ class ActivityLog:
         """End a stage that failed."""
         self.close(record, error=describe_error(error, target), **{"outcome": Outcome.ERROR, **fields})
 
+    def cancel(self, record: ActivityRecord) -> None:
+        """End a stage whose request was cancelled."""
+        error = ActivityError(code="cancelled", message="the request was cancelled before the stage was done")
+        self.close(record, outcome=Outcome.SKIPPED, error=error)
+
     def amend(self, record: ActivityRecord, **fields: Any) -> None:
         """Correct a closed record: a later stage knows more. The observer is told again, handlers are not."""
         for name, value in fields.items():
@@ -114,4 +120,4 @@ def _dispatch(kind: type[ActivityStartEvent | ActivityEndEvent], record: Activit
 def describe_error(error: BaseException, target: str | None = None) -> ActivityError:
     """Give an error as data: our own by their code, others by their class."""
     code = error.code if isinstance(error, AgenticKBError) else type(error).__name__
-    return ActivityError(code=code, message=str(error) or type(error).__name__, target=target)
+    return ActivityError(code=code, message=redacted(str(error)) or type(error).__name__, target=target)

@@ -43,6 +43,11 @@ class Budget:
         return cls(now, deadline, answer_share, output_tokens, output_documents)
 
     @property
+    def left(self) -> float | None:
+        """Seconds until the deadline, at least 0; None is no limit."""
+        return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
+
+    @property
     def retrieval_deadline(self) -> float | None:
         """``time.monotonic()`` at which searching ends, so that the answer keeps its share."""
         if self.deadline is None:

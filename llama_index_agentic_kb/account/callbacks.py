@@ -153,17 +153,35 @@ class _GuardedHandler(BaseCallbackHandler):
             logger.warning("a callback handler failed: %s", type(self.handler).__name__, exc_info=True)
 
 
+def _guard(handler: BaseCallbackHandler) -> _GuardedHandler:
+    return handler if isinstance(handler, _GuardedHandler) else _GuardedHandler(handler)
+
+
 class GuardedCallbackManager(CallbackManager):
     """A manager whose handlers can't break what they watch.
 
     Args:
-        handlers: They are wrapped, not changed. Those wrapped already are taken as they are.
+        handlers: They are wrapped, not changed. Those wrapped already are taken as they are. A manager stands for
+            the handlers that it has at any time.
     """
 
-    def __init__(self, handlers: Sequence[BaseCallbackHandler]) -> None:
+    def __init__(self, handlers: Sequence[BaseCallbackHandler] | CallbackManager) -> None:
         # Not super().__init__: it would add the global handler a second time.
-        self.handlers = [h if isinstance(h, _GuardedHandler) else _GuardedHandler(h) for h in handlers]
+        self._source = handlers if isinstance(handlers, CallbackManager) else None
+        self._own = [] if isinstance(handlers, CallbackManager) else [_guard(handler) for handler in handlers]
+        self._wrapped: dict[int, _GuardedHandler] = {}
         self._trace_map: dict[str, list[str]] = defaultdict(list)
+
+    @property
+    def handlers(self) -> list[BaseCallbackHandler]:
+        """The handlers, guarded; each one's guard is made once."""
+        given = self._source.handlers if self._source is not None else []
+        live = [self._wrapped.setdefault(id(handler), _guard(handler)) for handler in given]
+        return [*live, *self._own]
+
+    @handlers.setter
+    def handlers(self, handlers: Sequence[BaseCallbackHandler]) -> None:
+        self._source, self._own = None, [_guard(handler) for handler in handlers]
 
     def on_event_start(self, *args: Any, **kwargs: Any) -> str:
         """Tell the handlers; forget the trace map where nobody ends the trace that would reset it."""
@@ -173,18 +191,20 @@ class GuardedCallbackManager(CallbackManager):
 
     def add_handler(self, handler: BaseCallbackHandler) -> None:
         """Add a handler, guarded."""
-        self.handlers.append(_GuardedHandler(handler))
+        self._own.append(_guard(handler))
 
     def remove_handler(self, handler: BaseCallbackHandler) -> None:
         """Remove a handler, guarded or not."""
-        self.handlers = [h for h in self.handlers if h is not handler and getattr(h, "handler", h) is not handler]
+        self._own = [guard for guard in self._own if handler not in (guard, guard.handler)]
+        if self._source is not None and handler in self._source.handlers:
+            self._source.remove_handler(handler)
 
 
 def guarded(manager: CallbackManager | None) -> GuardedCallbackManager:
     """Give a manager with the same handlers, guarded; None stands for ``Settings.callback_manager``."""
     if isinstance(manager, GuardedCallbackManager):
         return manager
-    return GuardedCallbackManager((manager or Settings.callback_manager).handlers)
+    return GuardedCallbackManager(manager or Settings.callback_manager)
 
 
 class GuardedCallbacks:

@@ -109,7 +109,11 @@ class Planner:
             CBEventType.AGENT_STEP,
             model=None if name is None else ModelInfo(model_name=name),
         )
-        planning = yield from self.plan(scope, sources, limits, deadline=deadline)
+        try:
+            planning = yield from self.plan(scope, sources, limits, deadline=deadline)
+        except GeneratorExit:
+            log.cancel(record)
+            raise
         log.close(
             record,
             outcome=Outcome.OK if planning.error is None else Outcome.ERROR,

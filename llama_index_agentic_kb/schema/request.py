@@ -123,7 +123,7 @@ class SourceParams(Model):
     never_query_source: bool = False
     fail_on_error: bool = False
     reranker_threshold: float | None = Field(default=None, ge=0)
-    """Drops nodes that a reranker scored lower, on its own scale; nodes without a reranker score stay."""
+    """Not acted on yet: no reranker scores a source, and the source's activity says that it was ignored."""
     max_output_documents: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")

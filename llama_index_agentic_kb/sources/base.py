@@ -10,12 +10,12 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.indices.base import BaseIndex
-from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
+from llama_index.core.schema import IndexNode, MetadataMode, NodeWithScore, QueryBundle
 from llama_index.core.vector_stores.types import MetadataFilters
 from pydantic_core import to_jsonable_python
 
@@ -34,6 +34,9 @@ from llama_index_agentic_kb.sources.index import (
 from llama_index_agentic_kb.sources.recursion import own_recursion, resolve_index_nodes
 
 __all__ = ["KnowledgeSource", "PreparedSource", "SearchResult"]
+
+MANY: Final = 200
+"""Nodes that are looked through on the event loop at a time: about 2 ms."""
 
 RetrieverFactory = Callable[[MetadataFilters | None], BaseRetriever]
 
@@ -203,10 +206,19 @@ class KnowledgeSource:
         """
         retriever = guard_component(prepared.retriever)
         found = yield from self._retrieve(retriever, bundle, deadline)
-        nodes = _scored(found, self.name)
+        limit = self.similarity_top_k or top_k
+        if prepared.filters is None and isinstance(found, list) and not any(_stands_for_more(n) for n in found[:limit]):
+            return SearchResult(_scored(found[:limit], self.name), len(found))
+        nodes = yield from self._at_leisure(partial(_scored, found, self.name), found, deadline)
         nodes = yield from resolve_index_nodes(retriever, nodes, bundle, deadline=deadline, pool=self._pool)
-        kept = nodes if prepared.filters is None else [n for n in nodes if matches(prepared.filters, n.node.metadata)]
-        return SearchResult(kept[: self.similarity_top_k or top_k], len(nodes), len(nodes) - len(kept))
+        kept = yield from self._at_leisure(partial(_passing, nodes, prepared.filters), nodes, deadline)
+        return SearchResult(kept[:limit], len(nodes), len(nodes) - len(kept))
+
+    def _at_leisure(self, work: Callable[[], Any], over: Any, deadline: float | None) -> Flow[Any]:
+        """Do work over nodes; over very many of them off the event loop, which it would hold up."""
+        if not isinstance(over, Sequence) or len(over) <= MANY:
+            return work()
+        return (yield Call(sync=work, deadline=deadline, pool=self._pool, what=f"checking source {self.name!r}"))
 
     def _retrieve(self, retriever: BaseRetriever, bundle: QueryBundle, deadline: float | None) -> Flow[Any]:
         native = has_native_async(retriever) if self._native_async is None else self._native_async
@@ -280,6 +292,14 @@ def _plain(value: Any) -> Any:
         return to_jsonable_python(value, fallback=str, inf_nan_mode="null")
     except ValueError:  # it holds itself, or bytes that are no text
         return str(value)
+
+
+def _stands_for_more(node: Any) -> bool:
+    return isinstance(getattr(node, "node", None), IndexNode)
+
+
+def _passing(nodes: list[NodeWithScore], filters: FilterNode | None) -> list[NodeWithScore]:
+    return nodes if filters is None else [node for node in nodes if matches(filters, node.node.metadata)]
 
 
 def _scored(found: Any, source: str) -> list[NodeWithScore]:

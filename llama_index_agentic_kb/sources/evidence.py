@@ -143,7 +143,7 @@ def _fuse_sub_query(lanes: Sequence[Lane], fusion: Fusion) -> list[NodeKey]:
 
 
 def _one_scale(lanes: Sequence[Lane]) -> Ranked[NodeKey]:
-    weight = max(lane.source.weight for lane in lanes)
+    weight = max((lane.source.weight for lane in lanes if lane.nodes), default=1.0)
     if len(lanes) == 1:
         return Ranked([_key(node.node) for node in lanes[0].nodes], weight)
     scored = [[(_key(node.node), node.score or 0.0) for node in lane.nodes] for lane in lanes]

@@ -13,6 +13,7 @@ from llama_index.core.question_gen.types import SubQuestion
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from llama_index_agentic_kb._flow import Flow, Job, Start, Wait, deadline_after, earliest, gather
+from llama_index_agentic_kb._text import redacted
 from llama_index_agentic_kb.account import ActivityLog, Budget
 from llama_index_agentic_kb.account.activity_log import describe_error
 from llama_index_agentic_kb.errors import DeadlineExceededError, DeniedError, RetrievalError
@@ -123,6 +124,9 @@ class FanOut:
         lane = Lane(sub_query, chosen.source, record, must_answer=chosen.params.fail_on_error)
         try:
             result = yield from self._search(lane, deadline)
+        except GeneratorExit:
+            self._log.cancel(record)
+            raise
         except Exception as error:  # noqa: BLE001 (one search's failure is its own; it is kept and told)
             lane.error = error
             self._log.close(record, outcome=_outcome(error), count=0, error=describe_error(error, name))
@@ -154,6 +158,7 @@ class FanOut:
             bundle.embedding = None if given.embedding is None else list(given.embedding)
             strings = given.custom_embedding_strs
             bundle.custom_embedding_strs = None if strings is None else list(strings)
+            bundle.image_path = given.image_path
         elif prepared.embed_model is not None:
             bundle.embedding = yield from self._embeddings.get(prepared.embed_model, sub_query.query, deadline=deadline)
         return bundle
@@ -194,7 +199,7 @@ def _outcome(error: Exception) -> Outcome:
 
 def _told(lane: Lane) -> str:
     """Give a failed lane's error in words; some errors have none of their own."""
-    return str(lane.error) or type(lane.error).__name__
+    return redacted(str(lane.error)) or type(lane.error).__name__
 
 
 def raise_if_lost(lanes: Sequence[Lane]) -> None:

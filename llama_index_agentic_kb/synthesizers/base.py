@@ -18,7 +18,7 @@ from pydantic import BaseModel
 
 from llama_index_agentic_kb._flow import Emit, Flow
 from llama_index_agentic_kb.errors import ConfigurationError
-from llama_index_agentic_kb.llm import LanguageModel
+from llama_index_agentic_kb.llm import LanguageModel, count_tokens
 from llama_index_agentic_kb.sources.base import KnowledgeSource
 from llama_index_agentic_kb.synthesizers.draft import Draft, Window
 from llama_index_agentic_kb.synthesizers.passages import passages
@@ -181,6 +181,8 @@ class AgenticSynthesizer(FlowSynthesizer):
             text = self._nothing()
         if draft.streaming and (rest := text[len(draft.told) :]):
             yield Emit(rest)
+        if self.needs_llm and limit is not None and (written := count_tokens(text)) > limit:
+            draft.warnings.append(f"the answer has {written} tokens, over the budget of {limit}")
         if self._verbose:
             logger.info("%s: %d passages, %d calls", self.mode, len(draft.passages), draft.usage.calls)
         return Synthesis(text, draft.output, draft.usage, draft.dropped, draft.warnings)

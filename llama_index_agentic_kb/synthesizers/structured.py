@@ -23,6 +23,9 @@ __all__ = ["ObjectAsker", "read_object", "strict_schema"]
 BAD_REQUEST: Final = (400, 404, 415, 422, 501)
 """HTTP statuses with which servers refuse a request form that they don't know."""
 
+MAX_MENDED: Final = 8_000
+"""Characters of a broken reply that are mended: mending takes quadratic time."""
+
 _FENCE: Final = re.compile(r"```(?:json)?\s*(.*?)```", re.DOTALL | re.IGNORECASE)
 _KEYWORDS: Final = ("default", "title", "examples")
 """Keywords of a JSON schema that OpenAI's strict mode does not take, or that only cost tokens."""
@@ -193,6 +196,6 @@ def _mended(text: str) -> Any:
     if start < 0:
         return None
     try:
-        return json_repair.loads(text[start:])
+        return json_repair.loads(text[start : start + MAX_MENDED])
     except (ValueError, RecursionError):
         return None

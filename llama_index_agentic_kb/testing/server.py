@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from types import TracebackType
     from typing import Self
 
+    import httpx
     from llama_index.llms.openai import OpenAI
 
 __all__ = ["Answer", "LoopbackOpenAI", "RecordedRequest"]
@@ -85,6 +86,7 @@ class LoopbackOpenAI:
         self.dimensions = dimensions
         self._script: Script[ChatRequest, Answer] = Script(reply)
         self._ledger = Ledger()
+        self._clients: list[httpx.Client] = []
         self._lock = threading.Lock()
         self._requests: list[RecordedRequest] = []
         self._errors: list[Exception] = []
@@ -118,8 +120,10 @@ class LoopbackOpenAI:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        """Stop."""
+        """Stop, for good: the clients that ``llm`` made are closed too."""
         self.stop()
+        for client in self._clients:  # else the garbage collector closes their sockets, with a warning
+            client.close()
 
     @property
     def base_url(self) -> str:
@@ -165,9 +169,12 @@ class LoopbackOpenAI:
             model: Any name; LlamaIndex itself raises for the ``metadata`` of one it does not know.
             **kwargs: For the constructor, such as ``max_retries=0``; LlamaIndex's own default is 3.
         """
-        from llama_index.llms.openai import OpenAI  # noqa: PLC0415 - only this method needs the client
+        import httpx  # noqa: PLC0415 - only this method needs the client
+        from llama_index.llms.openai import OpenAI  # noqa: PLC0415
 
-        return OpenAI(**{"model": model, "api_base": self.base_url, "api_key": _KEY, **kwargs})
+        client = httpx.Client(verify=False)  # noqa: S501 - loopback over http: certificates would take 0.1 s to load
+        self._clients.append(client)
+        return OpenAI(**{"model": model, "api_base": self.base_url, "api_key": _KEY, "http_client": client, **kwargs})
 
     def answer(self, handler: HttpHandler, path: str, body: dict[str, Any] | None) -> None:
         """Answer one request; for the handler of a connection."""

@@ -19,7 +19,7 @@ Rows = list[dict[str, Any]]
 def rows(tmp_path_factory: pytest.TempPathFactory) -> Rows:
     out = tmp_path_factory.mktemp("bench") / "bench.json"
     command = [sys.executable, "-m", "tests.benchmarks", "--quick", "--out", str(out)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stderr
     assert "ratio = ours / peer" in done.stdout
     loaded: Rows = json.loads(out.read_text(encoding="utf-8"))

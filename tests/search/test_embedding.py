@@ -187,7 +187,7 @@ async def test_local_models_compute_on_threads() -> None:
 
     class Slow(MockEmbedding):
         def _get_query_embedding(self, query: str) -> list[float]:
-            time.sleep(0.2)
+            time.sleep(1.0)
             return super()._get_query_embedding(query)
 
     ticks = 0
