@@ -21,13 +21,13 @@ from llama_index.core.postprocessor import SimilarityPostprocessor
 from llama_index_agentic_kb import (
     ActivityCallbackHandler,
     AgenticChatEngine,
+    AgenticResponse,
     ConfigurationError,
     InvalidRequestError,
     KnowledgeBase,
     KnowledgeSource,
     RetrievalError,
     RetrievalRequest,
-    RetrievalResponse,
 )
 from llama_index_agentic_kb.schema import ActivityRecord, Message
 from llama_index_agentic_kb.store import KnowledgeStore, ingest
@@ -302,7 +302,7 @@ def test_asked_numbers_of_documents_are_given() -> None:
     """``maxOutputDocuments`` of a request, or of a source, is not cut by the effort's own numbers."""
     many = [f"rain in town {number}" for number in range(80)]
     kb = KnowledgeBase([KnowledgeSource("towns", retriever=MemoryRetriever(many, similarity_top_k=80))])
-    asked = {"max_output_documents": 60, "max_output_size_in_tokens": 20_000}
+    asked: dict[str, Any] = {"max_output_documents": 60, "max_output_size_in_tokens": 20_000}
     assert len(kb.retrieve("rain in town", **asked).references) == 60
     capped = [{"knowledgeSourceName": "towns", "maxOutputDocuments": 3}]
     assert len(kb.retrieve("rain in town", **asked, knowledge_source_params=capped).references) == 3
@@ -339,7 +339,9 @@ def test_postprocessors_of_an_engine_are_in_the_account() -> None:
     engine = KnowledgeBase(sources()).as_query_engine(
         node_postprocessors=[SimilarityPostprocessor(similarity_cutoff=9)]
     )
-    told = RetrievalResponse.parse(engine.query(QUESTION).metadata["agentic_kb"])
+    response = engine.query(QUESTION)
+    assert isinstance(response, AgenticResponse)
+    told = response.account
     assert [(part.what, part.reason) for part in told.missing] == [("evidence", "none of 3 candidates was kept")]
 
 
