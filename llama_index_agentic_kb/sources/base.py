@@ -1,7 +1,7 @@
 """A knowledge source: one thing that can be searched, its fields, its filters and its bulkhead.
 
-This is the one place where the effective filter of a search is computed (mandatory AND caller AND planner) and
-where each returned node is checked against it again.
+This is the one place where the effective filter of a search is computed (mandatory AND caller AND planner; no plan
+makes filters yet) and where each returned node is checked against it again.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ class KnowledgeSource:
         max_concurrency: Searches of this source that run on threads at once; more wait their turn. Native async
             searches hold no thread and are not counted. Default 8.
         native_async: Whether ``aretrieve`` really awaits; None finds out as far as it can. A source that blocks the
-            event loop in its async method should be given False.
+            event loop in its async method should be given False. An async-only retriever raises NotImplementedError
+            from ``_retrieve``: sync calls then take its async way.
 
     Raises:
         ConfigurationError: Not exactly one of index, retriever and retriever_factory is given, or a field is unusable.
