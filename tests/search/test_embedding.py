@@ -124,6 +124,7 @@ def test_the_real_model_embeds_a_request_in_one_batch(embed_model: BaseEmbedding
     """Four queries of one model are one EMBEDDING event, to the manager and to the dispatcher."""
     debug, recorder = LlamaDebugHandler(print_trace_on_end=False), Recorder()
     dispatcher = get_dispatcher()
+    own = list(embed_model.callback_manager.handlers)
     dispatcher.add_event_handler(recorder)
     try:
         run(wanted(embeddings(debug), [(embed_model, query) for query in QUERIES]))
@@ -131,7 +132,7 @@ def test_the_real_model_embeds_a_request_in_one_batch(embed_model: BaseEmbedding
         dispatcher.event_handlers.remove(recorder)
     assert len(debug.get_event_pairs(CBEventType.EMBEDDING)) == 1
     assert recorder._chunks == [QUERIES]
-    assert embed_model.callback_manager.handlers == []
+    assert embed_model.callback_manager.handlers == own
 
 
 def test_the_models_own_handlers_are_told_too() -> None:
