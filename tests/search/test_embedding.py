@@ -179,7 +179,7 @@ async def test_callers_wait_no_longer_than_they_may() -> None:
 def test_all_embedding_ends_at_the_requests_deadline() -> None:
     """A model that is too slow for the request ends in an error that names it."""
     shared = QueryEmbeddings(CallbackManager(), deadline=time.monotonic() + 0.05)
-    with pytest.raises(DeadlineExceededError, match="embedding model hash was (still running|not begun)"):
+    with pytest.raises(DeadlineExceededError, match=r"embedding model hash was (still running|not begun)"):
         run(shared.get(HashEmbedding(latency=0.5), "a"))
 
 
