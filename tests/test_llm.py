@@ -28,6 +28,7 @@ from llama_index_agentic_kb.llm import (
     model_name,
     resolve_llm,
     structured_output,
+    unfenced,
     warm_up_llm,
 )
 from llama_index_agentic_kb.testing import Fault, LoopbackOpenAI, ScriptedLLM, ScriptedReply
@@ -479,3 +480,10 @@ def test_a_compatible_server_may_want_no_key() -> None:
         assert server.requests[0].headers["authorization"] == "Bearer no-key"
     with pytest.raises(Exception, match="OPENAI_API_KEY"):
         OpenAICompatible(model="my-model", max_retries=0).complete("Who?")
+
+
+def test_hostile_fences_are_read_in_linear_time() -> None:
+    """A fence that never closes, before very much white space, ends at once (a lazy pattern took minutes)."""
+    hostile = "```json" + "\n" * 200_000
+    assert unfenced(hostile) == hostile
+    assert unfenced('Here:\n```json\n{"a": 1}\n```') == '\n{"a": 1}\n'

@@ -14,7 +14,7 @@ from llama_index_agentic_kb.llm.capabilities import (
     warm_up_llm,
 )
 from llama_index_agentic_kb.llm.model import FALLBACK_CONTEXT_WINDOW, LanguageModel
-from llama_index_agentic_kb.llm.replies import CUT_SHORT, Reply, Usage
+from llama_index_agentic_kb.llm.replies import CUT_SHORT, Reply, Usage, mended_json, refuses_form, unfenced
 
 __all__ = [
     "CUT_SHORT",
@@ -24,8 +24,11 @@ __all__ = [
     "Usage",
     "count_tokens",
     "is_function_calling",
+    "mended_json",
     "model_name",
+    "refuses_form",
     "resolve_llm",
     "structured_output",
+    "unfenced",
     "warm_up_llm",
 ]

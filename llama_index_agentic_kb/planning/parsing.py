@@ -8,18 +8,14 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-import json_repair
-
 from llama_index_agentic_kb._text import normalize, one_line
 from llama_index_agentic_kb.errors import PlanningError
+from llama_index_agentic_kb.llm import mended_json, unfenced
 
 __all__ = ["Proposal", "plan_schema", "read_proposals"]
 
 MAX_REPLY: Final = 100_000
 """Characters of a reply that are read; a plan is never that long."""
-
-MAX_MENDED: Final = 8_000
-"""Characters of a broken reply that are mended: mending takes quadratic time (20,000 brackets: 7 s, measured)."""
 
 MAX_QUERY: Final = 1_000
 """Characters of one sub-query; longer ones are cut."""
@@ -31,7 +27,6 @@ _DEPENDS: Final = ("depends_on", "dependson", "dependencies", "parents")
 # In both, no two repetitions can match the same text: a hostile reply takes linear time.
 _NUMBERED: Final = re.compile(r"^[ \t]*(?:\(?(\d{1,4})[.):]|[-*•])[ \t]+(\S.*)$", re.MULTILINE)
 _FOLLOWING: Final = re.compile(r"[\s,]*[{\[]")
-_FENCE: Final = re.compile(r"```(?:json)?(.*?)```", re.DOTALL | re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,11 +82,10 @@ def read_proposals(reply: str | dict[str, Any]) -> list[Proposal]:
 
 def _items_of_text(text: str) -> list[Any] | None:
     """Find the list of sub-queries in a text: as JSON, as JSON that can be mended, or as a numbered list."""
-    fence = _FENCE.search(text)
-    body = fence.group(1) if fence else text
+    body = unfenced(text)
     start = min((at for at in (body.find("{"), body.find("[")) if at >= 0), default=-1)
     if start >= 0:
-        for read in (_whole_values, _mended):
+        for read in (_whole_values, mended_json):
             try:
                 items = _items(read(body[start:]))
             except (ValueError, RecursionError):
@@ -113,10 +107,6 @@ def _whole_values(text: str) -> Any:
             break
         values.append(value)
     return values[0] if len(values) == 1 else values
-
-
-def _mended(text: str) -> Any:
-    return json_repair.loads(text[:MAX_MENDED])
 
 
 def _items(value: Any) -> list[Any] | None:

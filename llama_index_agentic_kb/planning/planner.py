@@ -21,7 +21,7 @@ from llama_index_agentic_kb._text import normalize, one_line
 from llama_index_agentic_kb.account import ActivityLog
 from llama_index_agentic_kb.account.activity_log import describe_error
 from llama_index_agentic_kb.errors import AgenticKBError, LLMError
-from llama_index_agentic_kb.llm import LanguageModel, Reply, Usage, is_function_calling, structured_output
+from llama_index_agentic_kb.llm import LanguageModel, Reply, Usage, is_function_calling, refuses_form, structured_output
 from llama_index_agentic_kb.planning.effort import EffortLimits
 from llama_index_agentic_kb.planning.parsing import Proposal, plan_schema, read_proposals
 from llama_index_agentic_kb.planning.scope import Scope
@@ -36,9 +36,6 @@ from llama_index_agentic_kb.schema import (
 )
 
 __all__ = ["Candidate", "Planner", "Planning", "plain_plan"]
-
-BAD_REQUEST = (400, 404, 415, 422, 501)
-"""HTTP statuses with which servers refuse a request form that they don't know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,7 +161,7 @@ class Planner:
         try:
             return (yield from self._ask_structured(messages, sources, deadline))
         except Exception as error:
-            if getattr(error, "status_code", None) not in BAD_REQUEST:
+            if not refuses_form(error):
                 raise
         reply = yield from self.model.chat(messages, deadline=deadline)
         self._structured = False

@@ -7,7 +7,6 @@ import re
 from collections.abc import Collection, Iterator, Sequence
 from typing import Any, Final, TypeVar
 
-import json_repair
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.tools import FunctionTool
 from pydantic import BaseModel, ValidationError
@@ -16,17 +15,18 @@ from llama_index_agentic_kb._flow import Flow
 from llama_index_agentic_kb._text import one_line
 from llama_index_agentic_kb.errors import LLMError
 from llama_index_agentic_kb.grounding.citations import clean_markers
-from llama_index_agentic_kb.llm import LanguageModel, Reply, is_function_calling, structured_output
+from llama_index_agentic_kb.llm import (
+    LanguageModel,
+    Reply,
+    is_function_calling,
+    mended_json,
+    refuses_form,
+    structured_output,
+    unfenced,
+)
 
 __all__ = ["ObjectAsker", "read_object", "strict_schema"]
 
-BAD_REQUEST: Final = (400, 404, 415, 422, 501)
-"""HTTP statuses with which servers refuse a request form that they don't know."""
-
-MAX_MENDED: Final = 8_000
-"""Characters of a broken reply that are mended: mending takes quadratic time."""
-
-_FENCE: Final = re.compile(r"```(?:json)?\s*(.*?)```", re.DOTALL | re.IGNORECASE)
 _KEYWORDS: Final = ("default", "title", "examples")
 """Keywords of a JSON schema that OpenAI's strict mode does not take, or that only cost tokens."""
 
@@ -72,7 +72,7 @@ class ObjectAsker:
                     asked = messages if extra else in_words(messages, output_cls)
                     reply = yield from model.chat(asked, deadline=deadline, **extra, **kwargs)
             except Exception as error:
-                if kind == "words" or getattr(error, "status_code", None) not in BAD_REQUEST:
+                if kind == "words" or not refuses_form(error):
                     raise
                 refused.add(form)
                 continue
@@ -179,8 +179,7 @@ def read_object(reply: Reply, output_cls: type[M], valid: Collection[int]) -> tu
 
 def _values(text: str) -> Iterator[dict[str, Any]]:
     """Give the JSON objects in a text, likeliest first: the text itself, then what stands in it, then within that."""
-    fence = _FENCE.search(text)
-    body = fence.group(1) if fence else text
+    body = unfenced(text)
     try:
         value = json.loads(body)
     except ValueError:
@@ -196,6 +195,6 @@ def _mended(text: str) -> Any:
     if start < 0:
         return None
     try:
-        return json_repair.loads(text[start : start + MAX_MENDED])
+        return mended_json(text[start:])
     except (ValueError, RecursionError):
         return None
