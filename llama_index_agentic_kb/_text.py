@@ -6,6 +6,7 @@ import functools
 import re
 import unicodedata
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any, Final
 
 __all__ = ["cut_to_fit", "normalize", "one_line", "printable", "redacted", "sentence_spans"]
@@ -49,21 +50,25 @@ def redacted(text: str) -> str:
 
 
 def sentence_spans(text: str) -> list[tuple[int, int]]:
-    """Give the (start, end) character spans of the sentences of a text, spaces after them included.
+    """Give the (start, end) character spans of the sentences of a text; they follow each other without a gap.
 
-    Segmented by pySBD (Sadvilkar and Neumann 2020), the rule-based segmenter of the Golden Rule Set.
+    Segmented by pySBD (Sadvilkar and Neumann 2020), the rule-based segmenter of the Golden Rule Set. What it leaves
+    out (it drops a lone ``??`` at the start of a line) belongs to the sentence after it.
     """
-    spans: list[tuple[int, int]] = []
-    position = 0
+    ends: list[int] = []
     for sentence in _segmenter().segment(text):
-        start = text.find(sentence, position)
-        if start < 0:  # it changed the text: what is left is one sentence
+        end = _end_of(sentence, text, ends[-1] if ends else 0)
+        if end is None:  # it changed the text: what is left is one sentence
             break
-        position = start + len(sentence)
-        spans.append((start, position))
-    if not spans or spans[-1][1] < len(text.rstrip()):
-        spans.append((position, len(text)))
-    return spans
+        ends.append(end)
+    if not ends or text[ends[-1] :].strip():
+        ends.append(len(text))
+    return list(pairwise([0, *ends]))
+
+
+def _end_of(part: str, text: str, position: int) -> int | None:
+    start = text.find(part, position)
+    return None if start < 0 else start + len(part)
 
 
 @functools.cache

@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from llama_index_agentic_kb._text import cut_to_fit, normalize, one_line, sentence_spans
@@ -36,13 +36,12 @@ def test_one_line(text: str, limit: int) -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(TEXTS)
+@example(" ??\na")
 def test_spans_cover_the_text(text: str) -> None:
-    """Spans are in order and don't overlap, and leave out nothing but white space."""
-    spans = sentence_spans(text)
+    """Spans follow each other, and leave out nothing but white space at the end."""
     position = 0
-    for start, end in spans:
-        assert not text[position:start].strip()
-        assert position <= start <= end
+    for start, end in sentence_spans(text):
+        assert start == position <= end
         position = end
     assert not text[position:].strip()
 
