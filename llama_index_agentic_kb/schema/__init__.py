@@ -14,6 +14,7 @@ from llama_index_agentic_kb.schema.activity import (
     ModelQueryPlanningActivity,
     Outcome,
     SearchArguments,
+    SearchLane,
     SourceActivity,
 )
 from llama_index_agentic_kb.schema.filters import (
@@ -65,6 +66,7 @@ __all__ = [
     "RetrievalRequest",
     "RetrievalResponse",
     "SearchArguments",
+    "SearchLane",
     "SourceActivity",
     "SourceData",
     "SourceParams",

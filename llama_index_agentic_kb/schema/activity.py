@@ -22,6 +22,7 @@ __all__ = [
     "ModelQueryPlanningActivity",
     "Outcome",
     "SearchArguments",
+    "SearchLane",
     "SourceActivity",
 ]
 
@@ -105,6 +106,20 @@ class SearchArguments(Model):
         return data
 
 
+class SearchLane(Model):
+    """One way in which a search asked its source."""
+
+    kind: str
+    """"dense", "lexical", "hybrid" (the store's own), or "retriever"."""
+    count: int = Field(ge=0)
+    """Documents that passed every check."""
+    candidates: int = Field(ge=0)
+    """Documents that came back."""
+    elapsed_ms: int | None = Field(default=None, ge=0)
+    error: ActivityError | None = None
+    note: str | None = None
+
+
 class SourceActivity(ActivityRecord):
     """One search: a sub-query at a source. Its ``type`` is the source's kind."""
 
@@ -119,6 +134,8 @@ class SourceActivity(ActivityRecord):
     dropped_by_filter: int | None = Field(default=None, ge=0)
     """Documents that the source returned against its filter, dropped here."""
     dropped_by_threshold: int | None = Field(default=None, ge=0)
+    lanes: list[SearchLane] | None = None
+    """The ways in which the source was asked side by side."""
     arguments: SearchArguments | None = None
 
     @model_serializer(mode="wrap")

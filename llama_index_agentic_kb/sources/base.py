@@ -10,12 +10,12 @@ import math
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.indices.base import BaseIndex
-from llama_index.core.schema import IndexNode, MetadataMode, NodeWithScore, QueryBundle
+from llama_index.core.schema import BaseNode, IndexNode, MetadataMode, NodeWithScore, QueryBundle
 from llama_index.core.vector_stores.types import MetadataFilters
 from pydantic_core import to_jsonable_python
 
@@ -29,31 +29,88 @@ from llama_index_agentic_kb.sources.index import (
     index_retriever,
     query_embedding_model,
     score_scale,
+    search_kind,
     takes_filters,
 )
 from llama_index_agentic_kb.sources.recursion import own_recursion, resolve_index_nodes
 
-__all__ = ["KnowledgeSource", "PreparedSource", "SearchResult"]
+__all__ = [
+    "KnowledgeSource",
+    "NodeKey",
+    "NodeList",
+    "PreparedSource",
+    "SearchResult",
+    "distinct_nodes",
+    "node_key",
+]
 
 MANY: Final = 200
 """Nodes that are looked through on the event loop at a time: about 2 ms."""
+
+NodeKey: TypeAlias = tuple[str, str]
+"""A node's id and text."""
 
 RetrieverFactory = Callable[[MetadataFilters | None], BaseRetriever]
 
 
 @dataclass(frozen=True, slots=True)
-class SearchResult:
-    """What one search gave.
+class NodeList:
+    """One ranked list of a search: a source may search in several ways at once.
 
     Args:
+        kind: "dense", "lexical", "hybrid" (the store's own), or "retriever" (its way is its own).
         nodes: Best first, every one checked against the effective filter; wrappers of our own.
+        scale: Lists of one scale have scores that can be compared; None is a scale of its own.
+        weight: How much it counts beside the search's other lists.
         candidates: How many the source returned.
         dropped_by_filter: How many of these broke the filter.
+        elapsed_ms: How long it took; None where it was not taken apart from the search.
+        error: Why it has no nodes, where it failed; the search goes on with the others.
+        note: What else should be known of it: that it was searched exactly, or again with more candidates.
     """
 
+    kind: str
     nodes: list[NodeWithScore]
-    candidates: int
+    scale: Hashable | None = None
+    weight: float = 1.0
+    candidates: int = 0
     dropped_by_filter: int = 0
+    elapsed_ms: int | None = None
+    error: Exception | None = None
+    note: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SearchResult:
+    """What one search gave: its ranked lists, not fused yet."""
+
+    lists: tuple[NodeList, ...]
+
+    @property
+    def nodes(self) -> list[NodeWithScore]:
+        """The nodes of all lists, each once, in the lists' order."""
+        return distinct_nodes(self.lists)
+
+    @property
+    def candidates(self) -> int:
+        """How many nodes the source returned, in all lists."""
+        return sum(ranked.candidates for ranked in self.lists)
+
+    @property
+    def dropped_by_filter(self) -> int:
+        """How many of these broke the filter."""
+        return sum(ranked.dropped_by_filter for ranked in self.lists)
+
+
+def distinct_nodes(lists: Sequence[NodeList]) -> list[NodeWithScore]:
+    """Give the nodes of several lists, each once (by id and text), where it comes first."""
+    nodes = {node_key(node.node): node for ranked in reversed(lists) for node in reversed(ranked.nodes)}
+    return list(reversed(nodes.values()))
+
+
+def node_key(node: BaseNode) -> NodeKey:
+    """Give what tells nodes apart: the same text under two ids stays two, and one id with two texts as well."""
+    return node.node_id, node.get_content(metadata_mode=MetadataMode.NONE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +122,12 @@ class PreparedSource:
     embed_model: BaseEmbedding | None
     scale: Hashable | None
     """Searches of one scale have scores that can be compared."""
+    kind: str = "retriever"
+    """What its list is called; see ``NodeList``."""
+
+    def result(self, nodes: list[NodeWithScore], candidates: int, dropped: int = 0) -> SearchResult:
+        """Give the result of a search that gave one list."""
+        return SearchResult((NodeList(self.kind, nodes, self.scale, 1.0, candidates, dropped),))
 
 
 class KnowledgeSource:
@@ -188,7 +251,8 @@ class KnowledgeSource:
         else:
             assert self._retriever is not None
             retriever = self._retriever
-        return PreparedSource(retriever, filters, query_embedding_model(retriever), score_scale(retriever))
+        model, scale, kind = query_embedding_model(retriever), score_scale(retriever), search_kind(retriever)
+        return PreparedSource(retriever, filters, model, scale, kind)
 
     def search(
         self, prepared: PreparedSource, bundle: QueryBundle, *, top_k: int, deadline: float | None
@@ -209,11 +273,11 @@ class KnowledgeSource:
         found = yield from self._retrieve(retriever, bundle, deadline)
         limit = self.similarity_top_k or top_k
         if prepared.filters is None and isinstance(found, list) and not any(_stands_for_more(n) for n in found[:limit]):
-            return SearchResult(_scored(found[:limit], self.name), len(found))
+            return prepared.result(_scored(found[:limit], self.name), len(found))
         nodes = yield from self._at_leisure(partial(_scored, found, self.name), found, deadline)
         nodes = yield from resolve_index_nodes(retriever, nodes, bundle, deadline=deadline, pool=self._pool)
         kept = yield from self._at_leisure(partial(_passing, nodes, prepared.filters), nodes, deadline)
-        return SearchResult(kept[:limit], len(nodes), len(nodes) - len(kept))
+        return prepared.result(kept[:limit], len(nodes), len(nodes) - len(kept))
 
     def _at_leisure(self, work: Callable[[], Any], over: Any, deadline: float | None) -> Flow[Any]:
         """Do work over nodes; over very many of them off the event loop, which it would hold up."""

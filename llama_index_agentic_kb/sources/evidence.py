@@ -13,12 +13,12 @@ from functools import partial
 from typing import Any, Final, TypeAlias
 
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
-from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle
+from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from llama_index_agentic_kb._flow import Call, Flow
 from llama_index_agentic_kb.schema import Reference
 from llama_index_agentic_kb.search.fusion import Fused, Ranked, merge_by_score
-from llama_index_agentic_kb.sources.base import KnowledgeSource
+from llama_index_agentic_kb.sources.base import KnowledgeSource, NodeKey, NodeList, node_key
 from llama_index_agentic_kb.sources.fan_out import Lane
 from llama_index_agentic_kb.sources.selection import SelectedSource
 
@@ -36,8 +36,7 @@ __all__ = [
 PROVENANCE_KEY: Final = "agentic_kb"
 """Metadata key of a node's provenance: ``{"source": ..., "activity": ..., "searches": [...]}``."""
 
-NodeKey: TypeAlias = tuple[str, str]
-"""A node's id and text: the same text under two ids stays two, and one id with two texts as well."""
+_WeightedList: TypeAlias = tuple[NodeList, float]
 
 Fusion: TypeAlias = Callable[[Sequence[Ranked[NodeKey]]], list[Fused[NodeKey]]]
 """Fuses ranked lists: ``interleave``, ``reciprocal_rank_fusion``, or your own."""
@@ -102,7 +101,7 @@ def gather_evidence(
             what=f"node postprocessor {type(postprocessor).__name__}",
         )
     kept = cap_per_source(nodes, selected)[:wanted]
-    found = sum(len(lane.nodes) for lane in lanes)
+    found = sum(len(ranked.nodes) for lane in lanes for ranked in lane.lists)
     return kept, Counts(
         candidates=found,
         merged=found - len(fused),
@@ -134,43 +133,42 @@ def fuse_lanes(lanes: Sequence[Lane], fusion: Fusion) -> list[NodeWithScore]:
 
 
 def _fuse_sub_query(lanes: Sequence[Lane], fusion: Fusion) -> list[NodeKey]:
-    scales: dict[Any, list[Lane]] = {}
-    for position, lane in enumerate(lanes):
-        comparable = lane.scale is not None and all(node.score is not None for node in lane.nodes)
-        scales.setdefault(lane.scale if comparable else (position,), []).append(lane)
+    scales: dict[Any, list[_WeightedList]] = {}
+    for lane in lanes:
+        for ranked in lane.lists:
+            comparable = ranked.scale is not None and all(node.score is not None for node in ranked.nodes)
+            key = ranked.scale if comparable else (lane.record.id, ranked.kind)
+            scales.setdefault(key, []).append((ranked, lane.source.weight * ranked.weight))
     lists = [_one_scale(group) for group in scales.values()]
     return list(lists[0].keys) if len(lists) == 1 else [fused.key for fused in fusion(lists)]
 
 
-def _one_scale(lanes: Sequence[Lane]) -> Ranked[NodeKey]:
-    weight = max((lane.source.weight for lane in lanes if lane.nodes), default=1.0)
-    if len(lanes) == 1:
-        return Ranked([_key(node.node) for node in lanes[0].nodes], weight)
-    scored = [[(_key(node.node), node.score or 0.0) for node in lane.nodes] for lane in lanes]
-    return Ranked(merge_by_score(scored, [lane.source.weight for lane in lanes]), weight)
+def _one_scale(group: Sequence[_WeightedList]) -> Ranked[NodeKey]:
+    weight = max((weight for ranked, weight in group if ranked.nodes), default=1.0)
+    if len(group) == 1:
+        return Ranked([node_key(node.node) for node in group[0][0].nodes], weight)
+    scored = [[(node_key(node.node), node.score or 0.0) for node in ranked.nodes] for ranked, _ in group]
+    return Ranked(merge_by_score(scored, [weight for _, weight in group]), weight)
 
 
 def _collect(lanes: Sequence[Lane]) -> dict[NodeKey, _Found]:
     found: dict[NodeKey, _Found] = {}
     for lane in lanes:
-        for rank, node in enumerate(lane.nodes):
+        for ranked, rank, node in ((one, *at) for one in lane.lists for at in enumerate(one.nodes)):
             search = {
                 "activity": lane.record.id,
                 "source": lane.source.name,
                 "sub_query": lane.sub_query.id,
                 "query": lane.sub_query.query,
+                "list": ranked.kind,
                 "rank": rank,
                 "score": node.score,
             }
-            known = found.setdefault(_key(node.node), _Found(node, lane, []))
+            known = found.setdefault(node_key(node.node), _Found(node, lane, []))
             known.searches.append(search)
             if node.score is not None and (known.node.score is None or node.score > known.node.score):
                 known.node = node
     return found
-
-
-def _key(node: BaseNode) -> NodeKey:
-    return node.node_id, node.get_content(metadata_mode=MetadataMode.NONE)
 
 
 def _evidence(found: _Found) -> NodeWithScore:

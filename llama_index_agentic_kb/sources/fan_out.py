@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
@@ -22,12 +22,19 @@ from llama_index_agentic_kb.schema import (
     Outcome,
     QueryPlan,
     SearchArguments,
+    SearchLane,
     SourceActivity,
     SubQuery,
     SubQueryOrigin,
 )
 from llama_index_agentic_kb.search.embedding import QueryEmbeddings
-from llama_index_agentic_kb.sources.base import KnowledgeSource, PreparedSource, SearchResult
+from llama_index_agentic_kb.sources.base import (
+    KnowledgeSource,
+    NodeList,
+    PreparedSource,
+    SearchResult,
+    distinct_nodes,
+)
 from llama_index_agentic_kb.sources.selection import SelectedSource
 
 __all__ = ["FanOut", "Lane", "missing_parts", "raise_if_lost"]
@@ -40,12 +47,16 @@ class Lane:
     sub_query: SubQuery
     source: KnowledgeSource
     record: SourceActivity
-    nodes: list[NodeWithScore] = field(default_factory=list)
-    scale: Hashable | None = None
-    """Lanes of one scale have scores that can be compared; None is a scale of its own."""
+    lists: tuple[NodeList, ...] = ()
+    """What it found, one ranked list for each way in which the source was searched."""
     error: Exception | None = None
     must_answer: bool = False
     """Whether its failure is the request's (``failOnError``)."""
+
+    @property
+    def nodes(self) -> list[NodeWithScore]:
+        """The nodes of all lists, each once, in the lists' order."""
+        return distinct_nodes(self.lists)
 
 
 class FanOut:
@@ -131,14 +142,16 @@ class FanOut:
             lane.error = error
             self._log.close(record, outcome=_outcome(error), count=0, error=describe_error(error, name))
             return lane
-        lane.nodes = result.nodes
+        lane.lists = result.lists
+        nodes = result.nodes
         self._log.close(
             record,
-            {EventPayload.NODES: result.nodes},
-            outcome=Outcome.OK if result.nodes else Outcome.EMPTY,
-            count=len(result.nodes),
+            {EventPayload.NODES: nodes},
+            outcome=Outcome.OK if nodes else Outcome.EMPTY,
+            count=len(nodes),
             candidates=result.candidates,
             dropped_by_filter=result.dropped_by_filter,
+            lanes=[_told_list(ranked, name) for ranked in result.lists],
         )
         return lane
 
@@ -147,7 +160,6 @@ class FanOut:
         yield Wait([job], deadline=deadline)
         prepared = job.result()
         bundle = yield from self._bundle_for(lane.sub_query, prepared, deadline)
-        lane.scale = prepared.scale
         return (yield from lane.source.search(prepared, bundle, top_k=self._top_k, deadline=deadline))
 
     def _bundle_for(self, sub_query: SubQuery, prepared: PreparedSource, deadline: float | None) -> Flow[QueryBundle]:
@@ -185,6 +197,17 @@ def _prepare(chosen: SelectedSource, top_k: int) -> Flow[PreparedSource]:
             f"source {chosen.source.name!r} was not searched: filterAddOn is not supported yet; use filters instead"
         )
     return (yield from chosen.source.prepare(chosen.filters, top_k))
+
+
+def _told_list(ranked: NodeList, source: str) -> SearchLane:
+    return SearchLane(
+        kind=ranked.kind,
+        count=len(ranked.nodes),
+        candidates=ranked.candidates,
+        elapsed_ms=ranked.elapsed_ms,
+        error=None if ranked.error is None else describe_error(ranked.error, source),
+        note=ranked.note,
+    )
 
 
 def _model_of(job: Job[PreparedSource]) -> Any:

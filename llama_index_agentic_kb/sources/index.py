@@ -17,8 +17,21 @@ from llama_index.core.vector_stores.types import BasePydanticVectorStore, Vector
 from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, FilterOperator, all_of
 from llama_index_agentic_kb.sources.filters import flat, lower
 
-__all__ = ["has_native_async", "index_retriever", "query_embedding_model", "score_scale", "takes_filters"]
+__all__ = [
+    "has_native_async",
+    "index_retriever",
+    "query_embedding_model",
+    "score_scale",
+    "search_kind",
+    "takes_filters",
+]
 
+_KINDS: Final = {
+    VectorStoreQueryMode.SPARSE: "lexical",
+    VectorStoreQueryMode.TEXT_SEARCH: "lexical",
+    VectorStoreQueryMode.HYBRID: "hybrid",
+    VectorStoreQueryMode.SEMANTIC_HYBRID: "hybrid",
+}
 _SIMPLE: Final = (FilterOperator.EQ, FilterOperator.IN)
 
 
@@ -83,6 +96,13 @@ def score_scale(retriever: BaseRetriever) -> Hashable | None:
         return None
     mode = retriever._vector_store_query_mode  # noqa: SLF001 (no public name)
     return (id(model), type(retriever._vector_store)) if mode is VectorStoreQueryMode.DEFAULT else None  # noqa: SLF001
+
+
+def search_kind(retriever: BaseRetriever) -> str:
+    """Name the way in which a retriever searches: "dense", "lexical" or "hybrid" in a store, else "retriever"."""
+    if not isinstance(retriever, VectorIndexRetriever):
+        return "retriever"
+    return _KINDS.get(retriever._vector_store_query_mode, "dense")  # noqa: SLF001 (no public name)
 
 
 def has_native_async(retriever: BaseRetriever) -> bool:

@@ -13,6 +13,7 @@ from llama_index_agentic_kb import KnowledgeSource, RetrievalRequest, interleave
 from llama_index_agentic_kb._flow import run
 from llama_index_agentic_kb.errors import DeadlineExceededError
 from llama_index_agentic_kb.schema import SourceActivity, SubQuery
+from llama_index_agentic_kb.sources.base import NodeList
 from llama_index_agentic_kb.sources.evidence import (
     PROVENANCE_KEY,
     Counts,
@@ -43,7 +44,8 @@ def lane(
     over = over or source()
     record = SourceActivity(id=number, knowledge_source_name=over.name, sub_query_id=query)
     sub_query = SubQuery(id=query, query=f"query {query}", sources=[over.name])
-    return Lane(sub_query, over, record, [node(name, score) for name, score in found], scale=scale)
+    nodes = [node(name, score) for name, score in found]
+    return Lane(sub_query, over, record, (NodeList("dense", nodes, scale),))
 
 
 def ids(nodes: Sequence[NodeWithScore]) -> list[str]:
@@ -148,7 +150,7 @@ def test_provenance_is_shown_to_no_model() -> None:
 def test_the_same_text_under_two_ids_stays_two() -> None:
     """Two documents may say the same; one id with two texts is two passages."""
     lanes = [lane(0, [])]
-    lanes[0].nodes = [node("a", 0.9, "same"), node("b", 0.8, "same"), node("a", 0.7, "other")]
+    lanes[0].lists = (NodeList("dense", [node("a", 0.9, "same"), node("b", 0.8, "same"), node("a", 0.7, "other")]),)
     assert [(n.node_id, n.text) for n in fuse_lanes(lanes, interleave)] == [
         ("a", "same"),
         ("b", "same"),

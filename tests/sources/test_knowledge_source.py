@@ -488,6 +488,7 @@ def test_an_empty_index_gives_nothing() -> None:
     """No documents are no error."""
     context = StorageContext.from_defaults()
     index = VectorStoreIndex([], storage_context=context, embed_model=HashEmbedding())
-    assert search(KnowledgeSource("docs", index=index)) == SearchResult([], 0)
+    found = search(KnowledgeSource("docs", index=index))
+    assert (found.nodes, found.candidates) == ([], 0)
     filtered = KnowledgeSource("docs", index=index, filters=Condition(key="a", operator=FilterOperator.LT, value=1))
-    assert search(filtered) == SearchResult([], 0)
+    assert search(filtered).nodes == []
