@@ -9,6 +9,7 @@ from llama_index_agentic_kb.schema.activity import (
     ActivityRecord,
     AgenticReasoningActivity,
     AnyActivity,
+    EffortUse,
     ModelAnswerSynthesisActivity,
     ModelInfo,
     ModelQueryPlanningActivity,
@@ -27,13 +28,15 @@ from llama_index_agentic_kb.schema.filters import (
     any_of,
     matches,
 )
-from llama_index_agentic_kb.schema.plan import QueryPlan, SubQuery, SubQueryOrigin
+from llama_index_agentic_kb.schema.odata import parse_odata, to_odata
+from llama_index_agentic_kb.schema.plan import Confidence, Finding, QueryPlan, SubQuery, SubQueryOrigin
 from llama_index_agentic_kb.schema.request import (
     ImageContent,
     Intent,
     Message,
     OutputMode,
     ReasoningEffort,
+    ResultsProcessing,
     RetrievalRequest,
     SourceParams,
     TextContent,
@@ -46,11 +49,14 @@ __all__ = [
     "AgenticReasoningActivity",
     "AnyActivity",
     "Condition",
+    "Confidence",
+    "EffortUse",
     "Extract",
     "FilterGroup",
     "FilterLogic",
     "FilterNode",
     "FilterOperator",
+    "Finding",
     "ImageContent",
     "Intent",
     "Message",
@@ -63,6 +69,7 @@ __all__ = [
     "QueryPlan",
     "ReasoningEffort",
     "Reference",
+    "ResultsProcessing",
     "RetrievalRequest",
     "RetrievalResponse",
     "SearchArguments",
@@ -76,4 +83,6 @@ __all__ = [
     "all_of",
     "any_of",
     "matches",
+    "parse_odata",
+    "to_odata",
 ]

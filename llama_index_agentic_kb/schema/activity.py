@@ -9,7 +9,9 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Discriminator, Field, SerializerFunctionWrapHandler, Tag, model_serializer, model_validator
 
 from llama_index_agentic_kb.schema._model import Model
-from llama_index_agentic_kb.schema.filters import FilterNode, to_odata
+from llama_index_agentic_kb.schema.filters import FilterNode
+from llama_index_agentic_kb.schema.odata import to_odata
+from llama_index_agentic_kb.schema.plan import Finding
 from llama_index_agentic_kb.schema.request import EffortField
 
 __all__ = [
@@ -17,6 +19,7 @@ __all__ = [
     "ActivityRecord",
     "AgenticReasoningActivity",
     "AnyActivity",
+    "EffortUse",
     "ModelAnswerSynthesisActivity",
     "ModelInfo",
     "ModelQueryPlanningActivity",
@@ -72,14 +75,16 @@ class ActivityRecord(Model):
 
 
 class ModelQueryPlanningActivity(ActivityRecord):
-    """The planning call."""
+    """A call of the language model that decides what is searched."""
 
     type: Literal["modelQueryPlanning"] = "modelQueryPlanning"
     input_tokens: int | None = Field(default=None, ge=0)
     output_tokens: int | None = Field(default=None, ge=0)
     model: ModelInfo | None = None
+    purpose: Literal["plan", "findings", "revision"] = "plan"
+    """Whether it planned, read what a wave of searches had found, or looked for gaps at the end."""
     sub_queries: list[str] | None = None
-    """The plan's queries, the original question included."""
+    """The plan's queries, the original question included; a revision's new ones."""
 
 
 class SearchArguments(Model):
@@ -134,6 +139,7 @@ class SourceActivity(ActivityRecord):
     dropped_by_filter: int | None = Field(default=None, ge=0)
     """Documents that the source returned against its filter, dropped here."""
     dropped_by_threshold: int | None = Field(default=None, ge=0)
+    """Documents below the reranker's threshold for every sub-query that found them; not counted in ``count``."""
     lanes: list[SearchLane] | None = None
     """The ways in which the source was asked side by side."""
     arguments: SearchArguments | None = None
@@ -154,6 +160,21 @@ class SourceActivity(ActivityRecord):
         return data
 
 
+class EffortUse(Model):
+    """What an effort may spend, or what was spent."""
+
+    sub_queries: int = Field(ge=0)
+    """Distinct queries that were searched, the question's own not counted."""
+    sources: int = Field(ge=0)
+    """Sources that one sub-query went to."""
+    waves: int = Field(ge=0)
+    revisions: int = Field(ge=0)
+    tokens: int = Field(ge=0)
+    """Tokens that the planning model read and wrote, as far as it said."""
+    seconds: float = Field(ge=0)
+    documents_ranked: int = Field(ge=0)
+
+
 class AgenticReasoningActivity(ActivityRecord):
     """What was asked of the agent, what it did, and what became of the candidates."""
 
@@ -168,9 +189,29 @@ class AgenticReasoningActivity(ActivityRecord):
     kept: int | None = Field(default=None, ge=0)
     merged: int | None = Field(default=None, ge=0)
     """Candidates that several searches found, counted once less than found."""
+    joined: int | None = Field(default=None, ge=0)
+    """Candidates that became part of a neighbouring chunk's reference."""
+    reranked: int | None = Field(default=None, ge=0)
+    """Pairs of a sub-query and a candidate that the reranker read."""
     dropped_by_threshold: int | None = Field(default=None, ge=0)
+    """Candidates below the reranker's threshold."""
     dropped_by_budget: int | None = Field(default=None, ge=0)
+    """Candidates beyond what was wanted, or what is ranked."""
     dropped_by_postprocessors: int | None = Field(default=None, ge=0)
+    """Candidates that node postprocessors dropped, or the reranker left out."""
+    dropped_by_cap: int | None = Field(default=None, ge=0)
+    """Candidates beyond their source's ``maxOutputDocuments``."""
+    added_by_postprocessors: int | None = Field(default=None, ge=0)
+    """Nodes that node postprocessors brought."""
+    planned: EffortUse | None = None
+    """The limits of the effort."""
+    spent: EffortUse | None = None
+    findings: list[Finding] | None = None
+    """What sub-queries found on the way, each with the passage that says it."""
+    signals: dict[str, float] | None = None
+    """How strong the question's own evidence was (0 to 1), where it decided about planning."""
+    decision: str | None = None
+    """Why it planned or did not, and why it stopped."""
 
 
 class ModelAnswerSynthesisActivity(ActivityRecord):

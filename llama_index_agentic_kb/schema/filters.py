@@ -2,13 +2,15 @@
 
 A tree is a ``Condition`` (key, operator, value) or a ``FilterGroup`` (and, or, not over trees). The same tree is
 lowered to a store's own filters (``sources.filters``) and evaluated here on each node that comes back: a store is
-never trusted alone. Evaluation fails closed: a condition on an absent key is false, whatever the operator.
+never trusted alone. Evaluation fails closed: a condition on an absent key is false, whatever the operator. As text a
+tree is OData (``schema.odata``).
 """
 
 from __future__ import annotations
 
+import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
@@ -25,7 +27,6 @@ __all__ = [
     "all_of",
     "any_of",
     "matches",
-    "to_odata",
 ]
 
 Scalar: TypeAlias = bool | int | float | str
@@ -42,6 +43,10 @@ class FilterOperator(StrEnum):
     LE = "le"
     IN = "in"
     NIN = "nin"
+    ANY = "any"
+    """One of the items of a list-valued key is one of the values."""
+    EXISTS = "exists"
+    """The key is there, with a value that is no empty list; its own value is always true."""
 
 
 class FilterLogic(StrEnum):
@@ -50,6 +55,9 @@ class FilterLogic(StrEnum):
     AND = "and"
     OR = "or"
     NOT = "not"
+
+
+_LISTS: Final = frozenset({FilterOperator.IN, FilterOperator.NIN, FilterOperator.ANY})
 
 
 class Condition(Model):
@@ -62,14 +70,23 @@ class Condition(Model):
 
     @model_validator(mode="after")
     def _value_fits_operator(self) -> Self:
-        wants_list = self.operator in (FilterOperator.IN, FilterOperator.NIN)
+        wants_list = self.operator in _LISTS
         if wants_list != isinstance(self.value, list):
             raise ValueError(
                 f"filter on {self.key!r}: {self.operator.value} takes a {'list' if wants_list else 'scalar'}"
             )
         if wants_list and not self.value:
             raise ValueError(f"filter on {self.key!r}: {self.operator.value} takes at least one value")
+        if self.operator is FilterOperator.EXISTS and self.value is not True:
+            raise ValueError(f"filter on {self.key!r}: exists takes true; what is unknown can't be asked for")
+        if any(isinstance(one, float) and not math.isfinite(one) for one in self.values):
+            raise ValueError(f"filter on {self.key!r}: a number must be finite")
         return self
+
+    @property
+    def values(self) -> list[Scalar]:
+        """The value, or those of the list."""
+        return self.value if isinstance(self.value, list) else [self.value]
 
 
 class FilterGroup(Model):
@@ -136,19 +153,32 @@ def _compare(condition: Condition, value: Any) -> bool | None:
     """Compare a value; None where it is absent or of another kind than what it is compared with."""
     if value is None:
         return None
+    if condition.operator is FilterOperator.EXISTS:
+        return not (isinstance(value, _COLLECTIONS) and len(value) == 0)
+    if condition.operator is FilterOperator.ANY:
+        return _any_item(value, condition.values) if isinstance(value, _COLLECTIONS) else None
+    return _compare_scalar(condition, value) if isinstance(value, (str, int, float)) else None
+
+
+def _compare_scalar(condition: Condition, value: str | float) -> bool | None:
     wanted: Any = condition.value
     if condition.operator in _EQUALITIES:
         return _EQUALITIES[condition.operator](value, wanted)
-    if isinstance(value, str) != isinstance(wanted, str) or not isinstance(value, (str, int, float)):
+    if isinstance(value, str) != isinstance(wanted, str):
         return None
     return bool(_ORDERS[condition.operator](value, wanted))
 
 
+def _any_item(items: Iterable[Any], wanted: list[Scalar]) -> bool:
+    return any(_equal(item, one) for item in items for one in wanted)
+
+
 def _equal(value: Any, wanted: Scalar) -> bool:
     """Equality without Python's ``True == 1``."""
-    return isinstance(value, bool) == isinstance(wanted, bool) and value == wanted
+    return isinstance(value, bool) == isinstance(wanted, bool) and bool(value == wanted)
 
 
+_COLLECTIONS: Final = (list, tuple, set, frozenset)
 _EQUALITIES: Final[Mapping[FilterOperator, Callable[[Any, Any], bool]]] = {
     FilterOperator.EQ: _equal,
     FilterOperator.NE: lambda value, wanted: not _equal(value, wanted),
@@ -161,21 +191,3 @@ _ORDERS: Final[Mapping[FilterOperator, Callable[[Any, Any], bool]]] = {
     FilterOperator.LT: operator.lt,
     FilterOperator.LE: operator.le,
 }
-
-
-def to_odata(tree: FilterNode) -> str:
-    """Write a filter as OData text, for accounts and contracts. Searches never rest on it."""
-    if isinstance(tree, FilterGroup):
-        parts = [to_odata(child) for child in tree.filters]
-        joined = (" and " if tree.logic is FilterLogic.AND else " or ").join(parts)
-        return f"not ({joined})" if tree.logic is FilterLogic.NOT else joined if len(parts) == 1 else f"({joined})"
-    if isinstance(tree.value, list):
-        equal = f"({' or '.join(f'{tree.key} eq {_literal(value)}' for value in tree.value)})"
-        return f"not {equal}" if tree.operator is FilterOperator.NIN else equal
-    return f"{tree.key} {tree.operator.value} {_literal(tree.value)}"
-
-
-def _literal(value: Scalar) -> str:
-    if isinstance(value, str):
-        return "'" + value.replace("'", "''") + "'"
-    return str(value).lower() if isinstance(value, bool) else str(value)

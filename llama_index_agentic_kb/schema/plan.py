@@ -7,8 +7,9 @@ from enum import StrEnum
 from pydantic import Field
 
 from llama_index_agentic_kb.schema._model import Model
+from llama_index_agentic_kb.schema.filters import FilterNode
 
-__all__ = ["QueryPlan", "SubQuery", "SubQueryOrigin"]
+__all__ = ["Confidence", "Finding", "QueryPlan", "SubQuery", "SubQueryOrigin"]
 
 
 class SubQueryOrigin(StrEnum):
@@ -20,6 +21,8 @@ class SubQueryOrigin(StrEnum):
     """An intent of the request."""
     PLANNER = "planner"
     """The language model."""
+    REVISION = "revision"
+    """The language model, after it had read what the plan found."""
 
 
 class SubQuery(Model):
@@ -32,6 +35,38 @@ class SubQuery(Model):
     depends_on: list[str] = Field(default_factory=list)
     """Ids of the sub-queries whose findings it builds on."""
     origin: SubQueryOrigin = SubQueryOrigin.PLANNER
+    filters: dict[str, FilterNode] = Field(default_factory=dict)
+    """The planner's filter, by the name of each source that declares its fields; it joins the effective filter."""
+    finds: str | None = None
+    """What its answer is, in the question's own words: "the director of Titanic"."""
+    template: str | None = None
+    """The query as it was planned, ``#q1`` standing for what q1 finds; None where it depends on nothing."""
+    part_of: str | None = None
+    """The planned sub-query of which this is one branch: one of several answers was put in."""
+    wave: int = Field(default=1, ge=1)
+    """The round of searches that it belongs to."""
+
+
+class Confidence(StrEnum):
+    """How sure a finding is."""
+
+    STATED = "stated"
+    """A passage says it in so many words."""
+    IMPLIED = "implied"
+    """It follows from the passages, or was not found in the passage that was named for it."""
+
+
+class Finding(Model):
+    """What a sub-query found, as the model read it in the passages."""
+
+    sub_query_id: str
+    value: str = Field(min_length=1)
+    """The answer, qualified as a page's title would have it."""
+    confidence: Confidence = Confidence.STATED
+    node_id: str | None = None
+    """The passage that says it; None where none could be told."""
+    title: str | None = None
+    """The title of its document."""
 
 
 class QueryPlan(Model):

@@ -17,6 +17,7 @@ __all__ = [
     "Message",
     "OutputMode",
     "ReasoningEffort",
+    "ResultsProcessing",
     "RetrievalRequest",
     "SourceParams",
     "TextContent",
@@ -43,6 +44,15 @@ class OutputMode(StrEnum):
     """The passages themselves, as a JSON array."""
     ANSWER_SYNTHESIS = "answerSynthesis"
     """One answer with ``[ref_id:N]`` markers."""
+
+
+class ResultsProcessing(StrEnum):
+    """What becomes of what the searches found (Azure: ``resultsProcessing``)."""
+
+    RERANK = "rerank"
+    """Fused, reranked where there is a reranker, neighbours joined."""
+    NONE = "none"
+    """Left as the sources ranked it; the searches take turns."""
 
 
 def _unwrap_kind(value: Any) -> Any:
@@ -116,14 +126,17 @@ class SourceParams(Model):
     filters: FilterNode | None = None
     """Narrows what the source returns, together with its mandatory filter; never widens it."""
     filter_add_on: str | None = None
-    """An OData filter. Not parsed yet: a source that gets one is denied, never searched without it."""
+    """An OData filter (see ``schema.odata``); narrows as ``filters`` does."""
     include_references: bool = True
     include_reference_source_data: bool | None = None
     always_query_source: bool = False
     never_query_source: bool = False
     fail_on_error: bool = False
-    reranker_threshold: float | None = Field(default=None, ge=0)
-    """Not acted on yet: no reranker scores a source, and the source's activity says that it was ignored."""
+    reranker_threshold: float | None = Field(default=None, ge=0, le=4)
+    """Documents whose reranker score is below it are dropped, on the scale of 0 to 4. Needs a calibrated reranker; the
+    source's activity says where there is none."""
+    results_processing: ResultsProcessing | None = None
+    """None is the request's, then the retriever's own."""
     max_output_documents: int | None = Field(default=None, ge=1)
 
     @model_validator(mode="after")
@@ -136,6 +149,8 @@ class SourceParams(Model):
             raise ValueError(
                 f"includeReferenceSourceData needs includeReferences to be true ({self.knowledge_source_name})"
             )
+        if self.results_processing is ResultsProcessing.NONE and self.reranker_threshold is not None:
+            raise ValueError(f"rerankerThreshold needs resultsProcessing to be 'rerank' ({self.knowledge_source_name})")
         return self
 
     @property
@@ -167,6 +182,8 @@ class RetrievalRequest(Model):
     )
     """The budget of the extracted data, or of the answer, in tokens."""
     max_output_documents: int | None = Field(default=None, ge=1)
+    results_processing: ResultsProcessing | None = None
+    """For every source whose parameters say nothing else; None is the retriever's own."""
     knowledge_source_params: list[SourceParams] = Field(default_factory=list)
 
     @model_validator(mode="before")
@@ -187,7 +204,14 @@ class RetrievalRequest(Model):
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"knowledgeSourceParams: {', '.join(twice)} is given twice")
+        for params in self.knowledge_source_params:
+            if params.reranker_threshold is not None and params.results_processing is None:
+                self._check_processed(params.knowledge_source_name)
         return self
+
+    def _check_processed(self, source: str) -> None:
+        if self.results_processing is ResultsProcessing.NONE:
+            raise ValueError(f"rerankerThreshold needs resultsProcessing to be 'rerank' ({source})")
 
     @property
     def question(self) -> str:

@@ -45,7 +45,7 @@ class Reference(Model):
     score: float | None = None
     """The source's own score; scales differ between sources."""
     reranker_score: float | None = None
-    """Set only where a reranker scored it."""
+    """From 0 to 4. Set only where a calibrated reranker scored it."""
     source_data: SourceData | None = None
 
 

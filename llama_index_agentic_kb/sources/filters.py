@@ -1,10 +1,12 @@
-"""Turns our filter trees into LlamaIndex's ``MetadataFilters`` and back."""
+"""Turns our filter trees into LlamaIndex's ``MetadataFilters`` and back, and tells which stores can't apply them."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any, Final, TypeAlias
 
 from llama_index.core.vector_stores.types import (
+    BasePydanticVectorStore,
     FilterCondition,
     MetadataFilter,
     MetadataFilters,
@@ -13,11 +15,12 @@ from llama_index.core.vector_stores.types import FilterOperator as StoreOperator
 
 from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, FilterOperator
+from llama_index_agentic_kb.schema.odata import parse_odata
 
-__all__ = ["FilterLike", "flat", "lower", "to_tree"]
+__all__ = ["FilterLike", "conditions", "flat", "lower", "store_refusal", "to_tree"]
 
-FilterLike: TypeAlias = "Condition | FilterGroup | MetadataFilters | MetadataFilter | None"
-"""What callers may pass as a filter."""
+FilterLike: TypeAlias = "Condition | FilterGroup | MetadataFilters | MetadataFilter | str | None"
+"""What callers may pass as a filter; a string is OData text."""
 
 _LOWERED: Final = {
     FilterOperator.EQ: StoreOperator.EQ,
@@ -28,8 +31,11 @@ _LOWERED: Final = {
     FilterOperator.LE: StoreOperator.LTE,
     FilterOperator.IN: StoreOperator.IN,
     FilterOperator.NIN: StoreOperator.NIN,
+    FilterOperator.ANY: StoreOperator.ANY,
 }
 _RAISED: Final = {store: ours for ours, store in _LOWERED.items()}
+_NO_OPPOSITE: Final = (FilterOperator.ANY, FilterOperator.EXISTS)
+_ORDERS: Final = (FilterOperator.GT, FilterOperator.GE, FilterOperator.LT, FilterOperator.LE)
 _NEGATED: Final = {
     FilterOperator.EQ: FilterOperator.NE,
     FilterOperator.NE: FilterOperator.EQ,
@@ -43,18 +49,32 @@ _NEGATED: Final = {
 
 
 def lower(tree: FilterNode) -> MetadataFilters:
-    """Give the store's form of a filter. Negations are pushed down to the conditions: few stores know ``not``."""
+    """Give the store's form of a filter. Negations are pushed down to the conditions: few stores know ``not``.
+
+    ``any`` has no opposite and ``exists`` no operator of its own: their negations, and "is not empty", are the only
+    groups that come out under ``not``.
+    """
     lowered = _lower(flat(tree))
     return lowered if isinstance(lowered, MetadataFilters) else MetadataFilters(filters=[lowered])
 
 
 def _lower(tree: FilterNode) -> MetadataFilter | MetadataFilters:
     if isinstance(tree, Condition):
-        # Not validated: LlamaIndex's model refuses booleans, which stores take.
-        value = _of_one_type(tree.value) if isinstance(tree.value, list) else tree.value
-        return MetadataFilter.model_construct(key=tree.key, value=value, operator=_LOWERED[tree.operator])
-    condition = FilterCondition.OR if tree.logic is FilterLogic.OR else FilterCondition.AND
+        return _lower_condition(tree)
+    condition = FilterCondition(tree.logic.value)
     return MetadataFilters(filters=[_lower(child) for child in tree.filters], condition=condition)
+
+
+def _lower_condition(one: Condition) -> MetadataFilter | MetadataFilters:
+    # Not validated: LlamaIndex's model refuses booleans, which stores take.
+    make = MetadataFilter.model_construct
+    if one.operator is FilterOperator.EXISTS:
+        empty = make(key=one.key, value=None, operator=StoreOperator.IS_EMPTY)
+        return MetadataFilters(filters=[empty], condition=FilterCondition.NOT)
+    if one.operator is FilterOperator.ANY and len(one.values) == 1:
+        return make(key=one.key, value=one.values[0], operator=StoreOperator.CONTAINS)
+    value = _of_one_type(one.value) if isinstance(one.value, list) else one.value
+    return make(key=one.key, value=value, operator=_LOWERED[one.operator])
 
 
 def _of_one_type(values: list[Any]) -> list[Any]:
@@ -62,13 +82,54 @@ def _of_one_type(values: list[Any]) -> list[Any]:
     return [float(value) for value in values] if {type(value) for value in values} == {int, float} else values
 
 
+def store_refusal(store: BasePydanticVectorStore, tree: FilterNode) -> str | None:
+    """Tell why a vector store can't apply a filter; None where it can, or where only the store itself can tell.
+
+    A store that can't must not be asked: it would raise, or ignore the condition and fill its result with what the
+    check of each returned node then drops.
+    """
+    simple = flat(tree)
+    if any(one.operator is FilterOperator.EXISTS for one in conditions(simple)) or _negates(simple):
+        return "vector stores have no operator for 'exists', nor for the opposite of 'any'; compare with values instead"
+    if all(base.__name__ != "ChromaVectorStore" for base in type(store).__mro__):
+        return None
+    for one in conditions(simple):
+        if one.operator is FilterOperator.ANY:
+            return f"Chroma can't filter on items of lists, as 'any' on {one.key!r} does; keep a key for each item"
+        if one.operator in _ORDERS and isinstance(one.value, str):
+            return (
+                f"Chroma orders numbers only, not text or dates, as {one.operator.value!r} on {one.key!r} does; "
+                "keep a number such as 20240131"
+            )
+    return None
+
+
+def conditions(tree: FilterNode) -> Iterator[Condition]:
+    """Give every condition of a tree."""
+    if isinstance(tree, Condition):
+        yield tree
+        return
+    for child in tree.filters:
+        yield from conditions(child)
+
+
+def _negates(tree: FilterNode) -> bool:
+    if isinstance(tree, Condition):
+        return False
+    return tree.logic is FilterLogic.NOT or any(map(_negates, tree.filters))
+
+
 def flat(tree: FilterNode) -> FilterNode:
-    """Give an equal tree without negations, and without groups inside groups of the same logic."""
+    """Give an equal tree without groups inside groups of the same logic, and with few negations.
+
+    They are pushed down to the conditions; only those that have no opposite, ``any`` and ``exists``, stay under a
+    ``not`` of their own.
+    """
     return _flatten(_without_not(tree))
 
 
 def _flatten(tree: FilterNode) -> FilterNode:
-    if isinstance(tree, Condition):
+    if isinstance(tree, Condition) or tree.logic is FilterLogic.NOT:
         return tree
     filters: list[FilterNode] = []
     for child in map(_flatten, tree.filters):
@@ -80,6 +141,8 @@ def _flatten(tree: FilterNode) -> FilterNode:
 def _without_not(tree: FilterNode, *, negate: bool = False) -> FilterNode:
     """De Morgan."""
     if isinstance(tree, Condition):
+        if negate and tree.operator in _NO_OPPOSITE:
+            return FilterGroup(logic=FilterLogic.NOT, filters=[tree])
         return tree if not negate else tree.model_copy(update={"operator": _NEGATED[tree.operator]})
     if tree.logic is FilterLogic.NOT:
         inner = FilterLogic.OR if negate else FilterLogic.AND
@@ -94,15 +157,19 @@ def to_tree(filters: FilterLike) -> FilterNode | None:
     """Give our form of what a caller passed; None for None.
 
     Raises:
-        InvalidRequestError: It is empty (which would mean "everything"), or has an operator that can't be checked on
-            returned nodes.
+        InvalidRequestError: It is empty (which would mean "everything"), is text that is no OData filter, or has an
+            operator that can't be checked on returned nodes.
     """
     if filters is None or isinstance(filters, (Condition, FilterGroup)):
         return filters
+    if isinstance(filters, str):
+        return parse_odata(filters)
     if isinstance(filters, MetadataFilter):
         return _condition(filters)
     if not isinstance(filters, MetadataFilters):
-        raise InvalidRequestError(f"filters: expected MetadataFilters or a filter tree, got {type(filters).__name__}")
+        raise InvalidRequestError(
+            f"filters: expected MetadataFilters, OData text or a filter tree, got {type(filters).__name__}"
+        )
     if not filters.filters:
         raise InvalidRequestError("filters: MetadataFilters(filters=[]) is no filter; pass None to search everything")
     children = [child for one in filters.filters if (child := to_tree(one)) is not None]
@@ -110,14 +177,24 @@ def to_tree(filters: FilterLike) -> FilterNode | None:
     return FilterGroup(logic=logic, filters=children)
 
 
-def _condition(one: MetadataFilter) -> Condition:
+def _condition(one: MetadataFilter) -> FilterNode:
+    if one.operator is StoreOperator.CONTAINS:
+        return _checked(one.key, FilterOperator.ANY, [one.value])
+    if one.operator is StoreOperator.ALL:
+        each = _checked(one.key, FilterOperator.ANY, one.value).values
+        return FilterGroup(filters=[_checked(one.key, FilterOperator.ANY, [value]) for value in each])
     operator = _RAISED.get(one.operator)
     if operator is None:
+        known = (*_RAISED, StoreOperator.CONTAINS, StoreOperator.ALL)
         raise InvalidRequestError(
             f"filters: operator {one.operator.value!r} on {one.key!r} is not supported; use one of "
-            + ", ".join(store.value for store in _RAISED)
+            + ", ".join(store.value for store in known)
         )
+    return _checked(one.key, operator, one.value)
+
+
+def _checked(key: str, operator: FilterOperator, value: Any) -> Condition:
     try:
-        return Condition.model_validate({"key": one.key, "operator": operator, "value": one.value})
+        return Condition.model_validate({"key": key, "operator": operator, "value": value})
     except ValueError as error:
-        raise InvalidRequestError(f"filters: {one.key!r}: {error}") from error
+        raise InvalidRequestError(f"filters: {key!r}: {error}") from error

@@ -10,7 +10,7 @@ from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.indices.base import BaseIndex
 
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError
-from llama_index_agentic_kb.schema import FilterNode, RetrievalRequest, SourceParams, all_of
+from llama_index_agentic_kb.schema import FilterNode, RetrievalRequest, SourceParams, all_of, parse_odata
 from llama_index_agentic_kb.sources.base import KnowledgeSource
 
 __all__ = ["SelectedSource", "as_source", "by_name", "select"]
@@ -23,24 +23,36 @@ class SelectedSource:
     source: KnowledgeSource
     params: SourceParams
     filters: FilterNode | None
-    """The effective filter."""
+    """The effective filter, before any planner's."""
+    calibrated: bool = False
+    """Whether a calibrated reranker scores its documents."""
+    caller: FilterNode | None = None
+    """What the caller and the request add to the source's mandatory filter."""
 
     @property
     def always(self) -> bool:
         """Whether each sub-query goes to it, whatever the planner chose."""
         return self.source.always_query or self.params.always_query_source
 
+    def filters_for(self, planner: FilterNode | None) -> FilterNode | None:
+        """Give the effective filter of a sub-query: mandatory AND caller AND planner."""
+        return self.filters if planner is None else self.source.effective_filter(self.caller, planner)
+
     @property
     def warning(self) -> str | None:
         """Which of its parameters are not acted on."""
         ignored = [*self.params.ignored]
-        if self.params.reranker_threshold is not None:
-            ignored.append("rerankerThreshold (no reranker scores this source)")
+        if self.params.reranker_threshold is not None and not self.calibrated:
+            ignored.append("rerankerThreshold (no calibrated reranker scores this source)")
         return f"ignored parameters: {', '.join(ignored)}" if ignored else None
 
 
 def select(
-    sources: Mapping[str, KnowledgeSource], request: RetrievalRequest, filters: FilterNode | None
+    sources: Mapping[str, KnowledgeSource],
+    request: RetrievalRequest,
+    filters: FilterNode | None,
+    *,
+    calibrated: bool = False,
 ) -> dict[str, SelectedSource]:
     """Give the sources that a request allows, by name, with the effective filter of each.
 
@@ -48,20 +60,33 @@ def select(
         sources: All sources, in declaration order.
         request: Its ``knowledgeSourceParams`` configure sources and may rule them out.
         filters: A caller's filter for every source.
+        calibrated: Whether a calibrated reranker scores what they find.
 
     Raises:
-        InvalidRequestError: A parameter names no source, or the wrong kind, or no source is left.
+        InvalidRequestError: A parameter names no source, or the wrong kind, or has a ``filterAddOn`` that is no OData
+            filter, or no source is left.
     """
     for params in request.knowledge_source_params:
         _check(params, sources)
     selected = {}
     for name, source in sources.items():
         params = request.params_for(name)
+        caller = all_of(filters, params.filters, _filter_add_on(params))
         if not params.never_query_source:
-            selected[name] = SelectedSource(source, params, source.effective_filter(all_of(filters, params.filters)))
+            selected[name] = SelectedSource(source, params, source.effective_filter(caller), calibrated, caller)
     if not selected:
         raise InvalidRequestError("knowledgeSourceParams: neverQuerySource leaves no source to search")
     return selected
+
+
+def _filter_add_on(params: SourceParams) -> FilterNode | None:
+    if params.filter_add_on is None:
+        return None
+    try:
+        return parse_odata(params.filter_add_on)
+    except InvalidRequestError as error:
+        where = f"knowledgeSourceParams[{params.knowledge_source_name}].filterAddOn"
+        raise InvalidRequestError(f"{where}: {error}") from error
 
 
 def _check(params: SourceParams, sources: Mapping[str, KnowledgeSource]) -> None:

@@ -29,6 +29,7 @@ from llama_index_agentic_kb.schema import (
     OutputMode,
     ReasoningEffort,
     Reference,
+    ResultsProcessing,
     RetrievalRequest,
     RetrievalResponse,
     SearchArguments,
@@ -156,7 +157,8 @@ def test_a_request_of_the_sdk_loads_as_ours(form: str) -> None:
     index, web = ours.knowledge_source_params
     assert (index.kind, index.filter_add_on, index.reranker_threshold) == ("searchIndex", "State eq 'WA'", 2.5)
     assert (index.always_query_source, index.fail_on_error, index.include_reference_source_data) == (True, True, True)
-    assert index.ignored == ("enableImageServing", "resultsProcessing")
+    assert index.results_processing is ResultsProcessing.RERANK
+    assert index.ignored == ("enableImageServing",)
     assert (web.kind, web.never_query_source, web.ignored) == ("web", True, ("count", "market"))
 
 

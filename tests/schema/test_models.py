@@ -43,6 +43,7 @@ REQUESTS = st.fixed_dictionaries(
         "max_runtime_in_seconds": st.floats(0.1, 1e6),
         "max_output_size_in_tokens": st.integers(1, 10**6),
         "max_output_documents": st.integers(1, 10**3),
+        "results_processing": st.sampled_from(["rerank", "none"]),
         "knowledge_source_params": st.lists(
             st.builds(
                 SourceParams,
@@ -50,6 +51,7 @@ REQUESTS = st.fixed_dictionaries(
                 filters=st.one_of(st.none(), st.builds(Condition, key=WORDS, value=WORDS)),
                 fail_on_error=st.booleans(),
                 reranker_threshold=st.one_of(st.none(), st.floats(0, 4)),
+                results_processing=st.just("rerank"),
             ),
             max_size=3,
             unique_by=lambda params: params.knowledge_source_name,
@@ -163,6 +165,28 @@ def test_a_response_survives_the_wire(records: list[SourceActivity]) -> None:
             {**USER, "knowledgeSourceParams": [{"knowledgeSourceName": "a", "rerankerThreshold": -1}]},
             "rerankerThreshold",
         ),
+        (
+            {**USER, "knowledgeSourceParams": [{"knowledgeSourceName": "a", "rerankerThreshold": 4.1}]},
+            "rerankerThreshold",
+        ),
+        (
+            {
+                **USER,
+                "knowledgeSourceParams": [
+                    {"knowledgeSourceName": "a", "rerankerThreshold": 2, "resultsProcessing": "none"}
+                ],
+            },
+            r"rerankerThreshold needs resultsProcessing to be 'rerank' \(a\)",
+        ),
+        (
+            {
+                **USER,
+                "resultsProcessing": "none",
+                "knowledgeSourceParams": [{"knowledgeSourceName": "a", "rerankerThreshold": 2}],
+            },
+            r"rerankerThreshold needs resultsProcessing to be 'rerank' \(a\)",
+        ),
+        ({**USER, "resultsProcessing": "some"}, "resultsProcessing: .*'rerank' or 'none'"),
         ([], "request: "),
         ("{", "request: "),
         (None, "request: "),

@@ -9,8 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llama_index_agentic_kb.errors import InvalidRequestError
-from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, all_of, any_of, matches
-from llama_index_agentic_kb.schema.filters import to_odata
+from llama_index_agentic_kb.schema import (
+    Condition,
+    FilterGroup,
+    FilterLogic,
+    FilterNode,
+    all_of,
+    any_of,
+    matches,
+    to_odata,
+)
 
 KEYS = st.sampled_from(["a", "b", "c"])
 SCALARS = st.one_of(
@@ -19,8 +27,12 @@ SCALARS = st.one_of(
 CONDITIONS = st.one_of(
     st.builds(Condition, key=KEYS, operator=st.sampled_from(["eq", "ne", "gt", "ge", "lt", "le"]), value=SCALARS),
     st.builds(
-        Condition, key=KEYS, operator=st.sampled_from(["in", "nin"]), value=st.lists(SCALARS, min_size=1, max_size=3)
+        Condition,
+        key=KEYS,
+        operator=st.sampled_from(["in", "nin", "any"]),
+        value=st.lists(SCALARS, min_size=1, max_size=3),
     ),
+    st.builds(Condition, key=KEYS, operator=st.just("exists"), value=st.just(value=True)),
 )
 TREES: st.SearchStrategy[FilterNode] = st.recursive(
     CONDITIONS,
@@ -29,7 +41,7 @@ TREES: st.SearchStrategy[FilterNode] = st.recursive(
     ),
     max_leaves=6,
 )
-METADATA = st.dictionaries(KEYS, st.one_of(SCALARS, st.none(), st.just(["x"])))
+METADATA = st.dictionaries(KEYS, st.one_of(SCALARS, st.none(), st.lists(SCALARS, max_size=2)))
 
 
 def group(logic: str, *filters: FilterNode) -> FilterGroup:
@@ -106,6 +118,20 @@ def test_all_of_nothing_is_no_filter() -> None:
         ("gt", 1, ["x"], False),
         ("lt", 1, float("nan"), False),
         ("ge", 1, float("nan"), False),
+        ("any", ["x", 1], ["y", "x"], True),
+        ("any", ["x"], ("x",), True),
+        ("any", [1], [True], False),
+        ("any", ["x"], [], False),
+        ("any", ["x"], "x", False),
+        ("any", ["x"], {"x": 1}, False),
+        ("any", ["x"], None, False),
+        ("exists", True, "", True),
+        ("exists", True, False, True),
+        ("exists", True, ["x"], True),
+        ("exists", True, [], False),
+        ("exists", True, None, False),
+        ("ne", "x", ["x"], False),
+        ("nin", ["x"], ["x"], False),
     ],
 )
 def test_comparisons(operator: str, value: Any, actual: Any, holds: bool) -> None:
@@ -114,11 +140,37 @@ def test_comparisons(operator: str, value: Any, actual: Any, holds: bool) -> Non
 
 
 @pytest.mark.parametrize(
+    ("operator", "value", "actual", "holds"),
+    [
+        ("any", ["x"], ["y"], True),
+        ("any", ["x"], [], True),
+        ("any", ["x"], ["x"], False),
+        ("any", ["x"], "y", False),
+        ("any", ["x"], None, False),
+        ("exists", True, [], True),
+        ("exists", True, "x", False),
+        ("exists", True, None, False),
+        ("eq", "x", ["y"], False),
+        ("in", ["x"], ["y"], False),
+    ],
+)
+def test_negations_of_what_is_unknown_stay_unknown(operator: str, value: Any, actual: Any, holds: bool) -> None:
+    """A list is known not to hold an item; a value that is no list, or is absent, is known for nothing."""
+    negated = group("not", Condition.parse({"key": "a", "operator": operator, "value": value}))
+    assert matches(negated, {"a": actual}) is holds
+
+
+@pytest.mark.parametrize(
     ("data", "message"),
     [
         ({"key": "a", "operator": "in", "value": "x"}, "filter on 'a': in takes a list"),
         ({"key": "a", "operator": "eq", "value": ["x"]}, "filter on 'a': eq takes a scalar"),
         ({"key": "a", "operator": "in", "value": []}, "filter on 'a': in takes at least one value"),
+        ({"key": "a", "operator": "any", "value": "x"}, "filter on 'a': any takes a list"),
+        ({"key": "a", "operator": "any", "value": []}, "filter on 'a': any takes at least one value"),
+        ({"key": "a", "operator": "exists", "value": False}, "filter on 'a': exists takes true"),
+        ({"key": "a", "value": float("inf")}, "filter on 'a': a number must be finite"),
+        ({"key": "a", "operator": "in", "value": [1, float("nan")]}, "filter on 'a': a number must be finite"),
         ({"key": "", "value": 1}, "key: "),
         ({"key": "a", "operator": "like", "value": 1}, "operator: "),
         ({"key": "a"}, "value"),
@@ -144,7 +196,10 @@ def test_as_odata() -> None:
         Condition(key="b", operator="in", value=[1, True]),
         group("not", Condition(key="c", operator="nin", value=[2.5]), Condition(key="d", value=False)),
         group("or", Condition(key="e", operator="lt", value=3)),
+        Condition(key="f", operator="any", value=["x", 2]),
+        Condition(key="g h", operator="exists", value=True),
     )
     assert to_odata(tree) == (
-        "(a eq 'it''s' and (b eq 1 or b eq true) and not (not (c eq 2.5) or d eq false) and e lt 3)"
+        "(a eq 'it''s' and (b eq 1 or b eq true) and not (not (c eq 2.5) or d eq false) and e lt 3"
+        " and f/any(x: x eq 'x' or x eq 2) and [g h] ne null)"
     )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -11,15 +12,16 @@ from llama_index.core.vector_stores import FilterCondition, FilterOperator, Meta
 
 from llama_index_agentic_kb import KnowledgeSource
 from llama_index_agentic_kb._flow import Flow, run
-from llama_index_agentic_kb.errors import InvalidRequestError
+from llama_index_agentic_kb.errors import DeniedError, InvalidRequestError
 from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, matches
 from llama_index_agentic_kb.schema import FilterOperator as Operator
 from llama_index_agentic_kb.sources import SearchResult
 from llama_index_agentic_kb.sources.filters import FilterLike, flat, lower, to_tree
-from llama_index_agentic_kb.testing import HashEmbedding
+from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever
 from tests.sources.conftest import MakeIndex
 
 TEXTS, NUMBERS, FLAGS = ["a", "b", "it's", "ü"], [0, 1, 2], [True, False]
+TAGS: list[list[str]] = [["a"], ["a", "b"], []]
 ROWS: list[dict[str, Any]] = [
     {**({"text": text} if text else {}), **({"number": number} if number is not None else {}), "flag": flag}
     for text in [*TEXTS[:3], None]
@@ -55,8 +57,29 @@ TREES: st.SearchStrategy[FilterNode] = st.recursive(
 )
 
 
-def rows() -> list[TextNode]:
-    return [TextNode(id_=str(n), text="row", metadata=row) for n, row in enumerate(ROWS)]
+TAGGED = [*ROWS, *({"text": "a", "tags": tags} for tags in TAGS), {"tags": "a"}]
+ITEMS = st.builds(
+    Condition,
+    key=st.just("tags"),
+    operator=st.just(Operator.ANY),
+    value=st.lists(st.sampled_from(TEXTS), min_size=1, max_size=2),
+) | st.builds(
+    Condition,
+    key=st.sampled_from(["tags", "text", "absent"]),
+    operator=st.just(Operator.EXISTS),
+    value=st.just(value=True),
+)
+TAGGED_TREES: st.SearchStrategy[FilterNode] = st.recursive(
+    CONDITIONS | ITEMS,
+    lambda inner: st.builds(
+        FilterGroup, logic=st.sampled_from(FilterLogic), filters=st.lists(inner, min_size=1, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+def rows(metadata: list[dict[str, Any]] = ROWS) -> list[TextNode]:
+    return [TextNode(id_=str(n), text="row", metadata=row) for n, row in enumerate(metadata)]
 
 
 def found(source: KnowledgeSource, tree: FilterNode) -> SearchResult:
@@ -69,23 +92,24 @@ def found(source: KnowledgeSource, tree: FilterNode) -> SearchResult:
 
 @pytest.fixture(scope="module")
 def simple_source() -> KnowledgeSource:
-    return KnowledgeSource("simple", index=VectorStoreIndex(rows(), embed_model=HashEmbedding(dimensions=4)))
+    index = VectorStoreIndex(rows(TAGGED), embed_model=HashEmbedding(dimensions=4))
+    return KnowledgeSource("simple", index=index, hybrid=False)
 
 
-def expected(tree: FilterNode) -> set[str]:
-    return {str(n) for n, row in enumerate(ROWS) if matches(tree, row)}
+def expected(tree: FilterNode, metadata: list[dict[str, Any]] = ROWS) -> set[str]:
+    return {str(n) for n, row in enumerate(metadata) if matches(tree, row)}
 
 
 @settings(max_examples=50, deadline=None)
-@given(TREES)
+@given(TAGGED_TREES)
 def test_llamaindexs_own_store_finds_exactly_what_matches(simple_source: KnowledgeSource, tree: FilterNode) -> None:
     """Any tree, negations included, selects the rows for which it holds: none leaks and none is lost."""
-    assert {node.node_id for node in found(simple_source, tree).nodes} == expected(tree)
+    assert {node.node_id for node in found(simple_source, tree).nodes} == expected(tree, TAGGED)
 
 
 def test_chroma_finds_exactly_what_matches(chroma_index: MakeIndex) -> None:
     """The same holds for real Chroma, where the whole tree is pushed down."""
-    source = KnowledgeSource("chroma", index=chroma_index(rows(), HashEmbedding(dimensions=4)))
+    source = KnowledgeSource("chroma", index=chroma_index(rows(), HashEmbedding(dimensions=4)), hybrid=False)
 
     @settings(max_examples=50, deadline=None)
     @given(TREES)
@@ -95,15 +119,49 @@ def test_chroma_finds_exactly_what_matches(chroma_index: MakeIndex) -> None:
     check()
 
 
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("tags/any(t: t eq 'a')", "Chroma can't filter on items of lists, as 'any' on 'tags' does"),
+        ("number eq 1 or (flag and tags/any(t: t eq 'a'))", "Chroma can't filter on items of lists"),
+        ("text gt 'a'", "Chroma orders numbers only, not text or dates, as 'gt' on 'text' does"),
+        ("text ge 2024-01-31", "keep a number such as 20240131"),
+        ("not (text lt 'a')", "as 'ge' on 'text' does"),
+        ("text ne null", "no operator for 'exists'"),
+        ("not (tags/any(t: t eq 'a'))", "nor for the opposite of 'any'"),
+    ],
+)
+def test_what_chroma_can_not_apply_is_denied(chroma_index: MakeIndex, text: str, why: str) -> None:
+    """The search is refused with the reason, whoever asks for the filter; nothing wider is searched, or warmed up."""
+    index = chroma_index(rows(), HashEmbedding(dimensions=4))
+    tree = to_tree(text)
+    assert tree is not None
+    with pytest.raises(DeniedError, match=re.escape(why)):
+        found(KnowledgeSource("chroma", index=index, hybrid=False), tree)
+    mandatory = KnowledgeSource("chroma", index=index, filters=text, hybrid=False)
+    with pytest.raises(DeniedError, match=re.escape(why)):
+        found(mandatory, Condition(key="number", value=1))
+    run(mandatory.warm_up())
+
+
+def test_stores_of_others_are_asked_for_items(deaf_index: MakeIndex) -> None:
+    """A store that is not known gets ``any``, what it returns is checked; what no store can is denied here too."""
+    source = KnowledgeSource("other", index=deaf_index(rows(TAGGED), HashEmbedding(dimensions=4)), hybrid=False)
+    tree = Condition(key="tags", operator=Operator.ANY, value=["b"])
+    assert {node.node_id for node in found(source, tree).nodes} == expected(tree, TAGGED) != set()
+    with pytest.raises(DeniedError, match="opposite of 'any'"):
+        found(source, FilterGroup(logic=FilterLogic.NOT, filters=[tree]))
+
+
 @settings(max_examples=100, deadline=None)
-@given(TREES, st.sampled_from(ROWS))
+@given(TAGGED_TREES, st.sampled_from(TAGGED))
 def test_flat_trees_mean_the_same(tree: FilterNode, row: dict[str, Any]) -> None:
     """Without negations a tree lets through what it let through; where all keys are known, nothing else."""
     simple = flat(tree)
     _assert_flat(simple)
     if matches(tree, row):
         assert matches(simple, row) or any(key not in row for key in _keys(tree))
-    known = {"text": "a", "number": 1, "flag": True, "absent": "b", **row}
+    known = {"text": "a", "number": 1, "flag": True, "absent": "b", "tags": ["a"], **row}
     assert matches(simple, known) == matches(tree, known)
 
 
@@ -116,7 +174,11 @@ def _keys(tree: FilterNode) -> set[str]:
 def _assert_flat(tree: FilterNode) -> None:
     if isinstance(tree, Condition):
         return
-    assert tree.logic is not FilterLogic.NOT
+    if tree.logic is FilterLogic.NOT:
+        (only,) = tree.filters
+        assert isinstance(only, Condition)
+        assert only.operator in (Operator.ANY, Operator.EXISTS)
+        return
     assert len(tree.filters) > 1
     for child in tree.filters:
         assert not (isinstance(child, FilterGroup) and child.logic is tree.logic)
@@ -144,6 +206,44 @@ def test_negations_are_pushed_down() -> None:
             ),
             MetadataFilter(key="c", value=["x"], operator=FilterOperator.NIN),
         ],
+    )
+
+
+def test_items_of_lists_are_lowered() -> None:
+    """One value is ``contains``, several ``any``; their negations, and "not empty", stand under a ``not``."""
+    one = Condition(key="tags", operator=Operator.ANY, value=["x"])
+    contains = MetadataFilter(key="tags", value="x", operator=FilterOperator.CONTAINS)
+    assert lower(one) == MetadataFilters(filters=[contains])
+    assert lower(Condition(key="tags", operator=Operator.ANY, value=["x", "y"])) == MetadataFilters(
+        filters=[MetadataFilter(key="tags", value=["x", "y"], operator=FilterOperator.ANY)]
+    )
+    assert lower(FilterGroup(logic=FilterLogic.NOT, filters=[one])) == MetadataFilters(
+        filters=[contains], condition=FilterCondition.NOT
+    )
+    empty = MetadataFilter(key="tags", value=None, operator=FilterOperator.IS_EMPTY)
+    assert lower(Condition(key="tags", operator=Operator.EXISTS, value=True)) == MetadataFilters(
+        filters=[empty], condition=FilterCondition.NOT
+    )
+
+
+def test_llamaindexs_filters_on_lists_are_read() -> None:
+    """``contains`` and ``any`` are ours; ``all`` is one for each value."""
+    assert to_tree(MetadataFilter(key="t", value="x", operator=FilterOperator.CONTAINS)) == Condition(
+        key="t", operator=Operator.ANY, value=["x"]
+    )
+    assert to_tree(MetadataFilter(key="t", value=["x", "y"], operator=FilterOperator.ANY)) == Condition(
+        key="t", operator=Operator.ANY, value=["x", "y"]
+    )
+    assert to_tree(MetadataFilter(key="t", value=["x", "y"], operator=FilterOperator.ALL)) == FilterGroup(
+        filters=[Condition(key="t", operator=Operator.ANY, value=[value]) for value in ("x", "y")]
+    )
+
+
+def test_text_is_odata() -> None:
+    """A string is a filter too, wherever one is taken."""
+    assert to_tree("a eq 1") == Condition(key="a", value=1)
+    assert KnowledgeSource("s", retriever=MemoryRetriever([]), filters="a eq 'x'").mandatory == Condition(
+        key="a", value="x"
     )
 
 
@@ -195,13 +295,17 @@ def test_llamaindexs_filters_are_read() -> None:
     [
         (MetadataFilters(filters=[]), r"filters=\[\]\) is no filter; pass None"),
         (MetadataFilters(filters=[MetadataFilters(filters=[])]), "is no filter"),
-        (MetadataFilter(key="a", value="x", operator=FilterOperator.CONTAINS), "operator 'contains' on 'a' is not"),
+        (MetadataFilter(key="a", value="x", operator=FilterOperator.TEXT_MATCH), "operator 'text_match' on 'a' is not"),
+        (MetadataFilter(key="a", value=None, operator=FilterOperator.CONTAINS), "'a'"),
+        (MetadataFilter(key="a", value=[], operator=FilterOperator.ALL), "at least one value"),
+        ("a eq", "OData filter, character 5"),
+        ("", "OData filter: it is empty"),
         (MetadataFilter(key="a", value=None, operator=FilterOperator.IS_EMPTY), "operator 'is_empty'"),
         (MetadataFilter(key="a", value=[], operator=FilterOperator.IN), "at least one value"),
         (MetadataFilter(key="a", value="x", operator=FilterOperator.IN), "takes a list"),
         (MetadataFilter(key="a", value=["x"], operator=FilterOperator.EQ), "takes a scalar"),
         (MetadataFilter(key="", value="x"), "key"),
-        ({"a": 1}, "expected MetadataFilters or a filter tree, got dict"),
+        ({"a": 1}, "expected MetadataFilters, OData text or a filter tree, got dict"),
     ],
     ids=str,
 )

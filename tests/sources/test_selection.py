@@ -4,12 +4,14 @@ from typing import Any
 
 import pytest
 from llama_index.core import SummaryIndex
+from llama_index.core.schema import TextNode
 
-from llama_index_agentic_kb import KnowledgeSource, RetrievalRequest
-from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError
-from llama_index_agentic_kb.schema import Condition, all_of
+from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, RetrievalRequest
+from llama_index_agentic_kb.errors import ConfigurationError, DeniedError, InvalidRequestError
+from llama_index_agentic_kb.schema import Condition, SourceActivity, all_of, parse_odata
 from llama_index_agentic_kb.sources.selection import SelectedSource, as_source, by_name, select
-from llama_index_agentic_kb.testing import MemoryRetriever
+from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever
+from tests.sources.conftest import MakeIndex
 
 A, B, C = (Condition(key=key, value=1) for key in "abc")
 
@@ -39,6 +41,51 @@ def test_the_effective_filter_is_the_conjunction() -> None:
     assert selected()["wiki"].filters is None
 
 
+def test_odata_narrows_with_the_rest() -> None:
+    """``filterAddOn`` joins the caller's filter and the request's; what is wrong with it is told by its field."""
+    params = {"knowledgeSourceName": "docs", "filters": C.to_dict(), "filterAddOn": "d eq 1"}
+    chosen = selected(params, filters=B)
+    d = Condition(key="d", value=1)
+    assert chosen["docs"].caller == all_of(B, C, d)
+    assert chosen["docs"].filters == all_of(A, all_of(B, C, d))
+    assert chosen["wiki"].filters == B
+    where = (
+        r"^knowledgeSourceParams\[docs\]\.filterAddOn: OData filter, character 5: the filter ends, expected: a value"
+    )
+    for never in (False, True):
+        with pytest.raises(InvalidRequestError, match=where):
+            selected({"knowledgeSourceName": "docs", "filterAddOn": "d eq", "neverQuerySource": never})
+
+
+def test_odata_reaches_the_store(chroma_index: MakeIndex) -> None:
+    """A request's ``filterAddOn`` is pushed down beside the mandatory filter; the account tells the whole filter."""
+    rows = [("acme", 1969), ("acme", 1972), ("rival", 1972)]
+    nodes = [
+        TextNode(text=f"moon {n}", metadata={"tenant": tenant, "year": year}) for n, (tenant, year) in enumerate(rows)
+    ]
+    index = chroma_index(nodes, HashEmbedding(dimensions=4))
+    kb = KnowledgeBase([KnowledgeSource("docs", index=index, filters="tenant eq 'acme'", hybrid=False)], llm=None)
+    for add_on, found in (("year gt 1970", ["moon 1"]), ("year gt 1970 or tenant eq 'rival'", ["moon 1"])):
+        params = [{"knowledgeSourceName": "docs", "filterAddOn": add_on, "includeReferenceSourceData": True}]
+        response = kb.retrieve("moon", knowledge_source_params=params)
+        assert [one.source_data.content for one in response.references if one.source_data] == found
+        (search,) = [record for record in response.activity or [] if isinstance(record, SourceActivity)]
+        assert search.arguments is not None
+        assert search.arguments.filter == all_of(parse_odata("tenant eq 'acme'"), parse_odata(add_on))
+        written = search.to_dict()["searchIndexArguments"]["filter"]
+        assert parse_odata(written) == search.arguments.filter
+    with pytest.raises(DeniedError, match="Chroma can't filter on items of lists"):
+        kb.retrieve("moon", knowledge_source_params=[{**params[0], "filterAddOn": "tags/any(t: t eq 'x')"}])
+
+
+def test_a_planners_filter_comes_last() -> None:
+    """A sub-query's filter is mandatory AND caller AND planner; without a planner's it is the source's own."""
+    chosen = selected(filters=B)
+    assert chosen["docs"].filters_for(C) == all_of(A, B, C)
+    assert chosen["docs"].filters_for(None) is chosen["docs"].filters
+    assert chosen["wiki"].filters_for(C) == all_of(B, C)
+
+
 def test_always_is_the_sources_or_the_requests_word() -> None:
     """Either of them is enough."""
     assert [one.always for one in selected().values()] == [False, True]
@@ -49,7 +96,7 @@ def test_parameters_that_are_not_acted_on_are_told() -> None:
     """Unknown fields, and a threshold that nothing can be compared with, are named."""
     params = {"knowledgeSourceName": "docs", "rerankerThreshold": 2.0, "newField": 1}
     assert selected(params)["docs"].warning == (
-        "ignored parameters: newField, rerankerThreshold (no reranker scores this source)"
+        "ignored parameters: newField, rerankerThreshold (no calibrated reranker scores this source)"
     )
     assert selected()["docs"].warning is None
 

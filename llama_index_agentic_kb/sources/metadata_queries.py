@@ -1,0 +1,214 @@
+"""What can be asked of a source's metadata without a question: facets, counts, groups and lists of documents."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
+from typing import Any, TypeVar, get_args
+
+from llama_index_agentic_kb._flow import Flow, arun, deadline_after, run
+from llama_index_agentic_kb.errors import InvalidRequestError
+from llama_index_agentic_kb.schema import FilterNode, all_of
+from llama_index_agentic_kb.sources.base import KnowledgeSource
+from llama_index_agentic_kb.sources.documents import (
+    OrderBy,
+    SourceDocument,
+    ValueGroup,
+    list_documents,
+    sort_key,
+    value_groups,
+)
+from llama_index_agentic_kb.sources.facets import Facet, FacetBucket, count_units, facet_buckets
+from llama_index_agentic_kb.sources.filters import FilterLike, to_tree
+from llama_index_agentic_kb.sources.metadata import MetadataRow, Per, over_metadata
+
+__all__ = ["MetadataQueries"]
+
+T = TypeVar("T")
+
+
+class MetadataQueries:
+    """Facets, counts, groups and lists over the metadata of index sources; a part of ``KnowledgeBase``.
+
+    Every method reads all rows that pass the source's mandatory filter, the knowledge base's own and the caller's:
+    what they hide is neither listed nor counted. Time is linear in the number of chunks; memory is bounded by what is
+    returned and by the number of different values.
+
+    Every method raises:
+        InvalidRequestError: There is no such source, it can't list what it holds, or an argument can't be used.
+        RetrievalError: Reading failed.
+        DeadlineExceededError: It took longer than the knowledge base's ``max_runtime_in_seconds``.
+    """
+
+    @property
+    def sources(self) -> Mapping[str, KnowledgeSource]:
+        """The sources by name."""
+        raise NotImplementedError
+
+    def _standing(self) -> tuple[FilterNode | None, float | None]:
+        """Give the filter that stands beside every caller's, and the seconds that a query may take."""
+        raise NotImplementedError
+
+    def facets(
+        self,
+        source: str,
+        fields: str | Facet | Sequence[str | Facet],
+        *,
+        filters: FilterLike = None,
+        limit: int = 10,
+        per: Per = "document",
+    ) -> dict[str, list[FacetBucket]]:
+        """Count the values of fields, or how many fall into ranges; see the class for what is raised.
+
+            kb.facets("films", ["genre", Facet("year", interval=10)], filters="country eq 'IT'")
+
+        Args:
+            source: The source's name.
+            fields: Metadata keys, or a ``Facet`` for ranges; each once.
+            filters: What is counted; a filter, or OData text.
+            limit: Values of each field. Default 10.
+            per: Whether documents or chunks are counted. Default "document".
+
+        Returns:
+            The buckets of each field: values by count, the smaller first among equals; ranges ascending.
+        """
+        return run(self._facets(source, fields, filters, limit, per))
+
+    async def afacets(
+        self,
+        source: str,
+        fields: str | Facet | Sequence[str | Facet],
+        *,
+        filters: FilterLike = None,
+        limit: int = 10,
+        per: Per = "document",
+    ) -> dict[str, list[FacetBucket]]:
+        """Count the values of fields; see ``facets``."""
+        return await arun(self._facets(source, fields, filters, limit, per))
+
+    def _facets(
+        self, source: str, fields: Any, filters: FilterLike, limit: int, per: Per
+    ) -> Flow[dict[str, list[FacetBucket]]]:
+        _check(limit=limit, per=per)
+        given = [fields] if isinstance(fields, (str, Facet)) else list(fields)
+        facets = [Facet(one) if isinstance(one, str) else one for one in given]
+        if not facets or not all(isinstance(one, Facet) and one.field for one in facets):
+            raise InvalidRequestError(f"fields: expected metadata keys or Facet, got {fields!r}")
+        if len({one.field for one in facets}) < len(facets):
+            raise InvalidRequestError("fields: a field is given twice; ask for its other facet in a second call")
+        return (yield from self._over(source, partial(facet_buckets, facets=facets, limit=limit, per=per), filters))
+
+    def count(self, source: str, *, filters: FilterLike = None, per: Per = "document") -> int:
+        """Count the documents or chunks that pass a filter; see ``facets`` for the arguments."""
+        return run(self._count(source, filters, per))
+
+    async def acount(self, source: str, *, filters: FilterLike = None, per: Per = "document") -> int:
+        """Count the documents or chunks that pass a filter; see ``facets`` for the arguments."""
+        return await arun(self._count(source, filters, per))
+
+    def _count(self, source: str, filters: FilterLike, per: Per) -> Flow[int]:
+        _check(per=per)
+        counted: int = yield from self._over(source, partial(count_units, per=per), filters)
+        return counted
+
+    def group_by(
+        self,
+        source: str,
+        field: str,
+        *,
+        filters: FilterLike = None,
+        limit: int = 10,
+        per: Per = "document",
+        hits: int = 3,
+        order_by: OrderBy = (),
+    ) -> list[ValueGroup]:
+        """Group documents by the values of a field: the most frequent values, each with its first documents.
+
+        Args:
+            source: The source's name.
+            field: The metadata key; a document stands in the group of each item of a list.
+            filters: What is grouped; a filter, or OData text.
+            limit: Values to give, the most frequent first. Default 10.
+            per: Whether documents or chunks are counted. Default "document".
+            hits: Documents to give of each value. Default 3; 0 only counts.
+            order_by: The documents' order; see ``documents``.
+        """
+        return run(self._group_by(source, field, filters, limit, per, hits, order_by))
+
+    async def agroup_by(
+        self,
+        source: str,
+        field: str,
+        *,
+        filters: FilterLike = None,
+        limit: int = 10,
+        per: Per = "document",
+        hits: int = 3,
+        order_by: OrderBy = (),
+    ) -> list[ValueGroup]:
+        """Group documents by the values of a field; see ``group_by``."""
+        return await arun(self._group_by(source, field, filters, limit, per, hits, order_by))
+
+    def _group_by(
+        self, source: str, field: str, filters: FilterLike, limit: int, per: Per, hits: int, order_by: OrderBy
+    ) -> Flow[list[ValueGroup]]:
+        _check(limit=limit, per=per, hits=hits)
+        order = sort_key(order_by)
+        work = partial(value_groups, field=field, limit=limit, per=per, hits=hits, order=order)
+        return (yield from self._over(source, work, filters))
+
+    def documents(
+        self,
+        source: str,
+        *,
+        filters: FilterLike = None,
+        order_by: OrderBy = (),
+        limit: int = 100,
+        offset: int = 0,
+    ) -> list[SourceDocument]:
+        """List documents, a page at a time.
+
+        Args:
+            source: The source's name.
+            filters: Which documents; a filter, or OData text.
+            order_by: Fields, the first first: "year", "year desc", or ("year", "desc"). Truths come before numbers,
+                numbers before text, documents without the field last. Ties, and no order, are by id.
+            limit: Documents to give. Default 100.
+            offset: Documents to leave out before.
+        """
+        return run(self._documents(source, filters, order_by, limit, offset))
+
+    async def adocuments(
+        self,
+        source: str,
+        *,
+        filters: FilterLike = None,
+        order_by: OrderBy = (),
+        limit: int = 100,
+        offset: int = 0,
+    ) -> list[SourceDocument]:
+        """List documents, a page at a time; see ``documents``."""
+        return await arun(self._documents(source, filters, order_by, limit, offset))
+
+    def _documents(
+        self, source: str, filters: FilterLike, order_by: OrderBy, limit: int, offset: int
+    ) -> Flow[list[SourceDocument]]:
+        _check(limit=limit, offset=offset)
+        work = partial(list_documents, order=sort_key(order_by), limit=limit, offset=offset)
+        return (yield from self._over(source, work, filters))
+
+    def _over(self, source: str, work: Callable[[Iterator[MetadataRow]], T], filters: FilterLike) -> Flow[T]:
+        if source not in self.sources:
+            raise InvalidRequestError(f"no source is named {source!r}; there are: {', '.join(self.sources)}")
+        standing, seconds = self._standing()
+        caller = all_of(standing, to_tree(filters))
+        return (yield from over_metadata(self.sources[source], work, caller, deadline=deadline_after(seconds)))
+
+
+def _check(*, limit: int = 1, offset: int = 0, hits: int = 0, per: str = "document") -> None:
+    numbers: tuple[tuple[str, Any, int], ...] = (("limit", limit, 1), ("offset", offset, 0), ("hits", hits, 0))
+    for name, value, least in numbers:
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise InvalidRequestError(f"{name} must be a whole number of at least {least}, got {value!r}")
+    if per not in get_args(Per):
+        raise InvalidRequestError(f"per must be one of {', '.join(get_args(Per))}, got {per!r}")

@@ -1,0 +1,330 @@
+"""OData text: what is read, what is refused with what words, and that what is written is read back."""
+
+from __future__ import annotations
+
+import random
+import re
+import subprocess
+import sys
+import threading
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llama_index_agentic_kb.errors import InvalidRequestError
+from llama_index_agentic_kb.schema import (
+    Condition,
+    FilterGroup,
+    FilterLogic,
+    FilterNode,
+    FilterOperator,
+    all_of,
+    any_of,
+    parse_odata,
+    to_odata,
+)
+from llama_index_agentic_kb.schema.filters import _holds
+from llama_index_agentic_kb.schema.odata import MAX_DEPTH, MAX_LENGTH, MAX_TERMS, MAX_VALUES
+
+PLAIN_KEYS = ["a", "b", "größe", "address/city", "file name", "not", "a]b", "2024", "in/x", "a/any", "search.in"]
+KEYS = st.sampled_from(PLAIN_KEYS) | st.text(min_size=1, max_size=5)
+SCALARS = st.one_of(
+    st.booleans(),
+    st.integers(-(2**63), 2**63 - 1),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text(max_size=5),
+    st.sampled_from(["it's", "''", "a,b", "2024-01-31", "null", "x\ny", "\\"]),
+)
+CONDITIONS = st.one_of(
+    st.builds(Condition, key=KEYS, operator=st.sampled_from(["eq", "ne", "gt", "ge", "lt", "le"]), value=SCALARS),
+    st.builds(
+        Condition,
+        key=KEYS,
+        operator=st.sampled_from(["in", "nin", "any"]),
+        value=st.lists(SCALARS, min_size=1, max_size=3),
+    ),
+    st.builds(Condition, key=KEYS, operator=st.just("exists"), value=st.just(value=True)),
+)
+TREES: st.SearchStrategy[FilterNode] = st.recursive(
+    CONDITIONS,
+    lambda trees: st.builds(
+        FilterGroup, logic=st.sampled_from(FilterLogic), filters=st.lists(trees, min_size=1, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+def condition(key: str, operator: str, value: Any) -> Condition:
+    return Condition(key=key, operator=FilterOperator(operator), value=value)
+
+
+def exists(key: str) -> Condition:
+    return Condition(key=key, operator=FilterOperator.EXISTS, value=True)
+
+
+def negated(tree: FilterNode) -> FilterGroup:
+    return FilterGroup(logic=FilterLogic.NOT, filters=[tree])
+
+
+YES = Condition(key="a", value=True)
+A, B, C = (condition(key, "eq", 1) for key in "abc")
+
+
+@pytest.mark.parametrize(
+    ("text", "tree"),
+    [
+        ("a eq 'it''s'", condition("a", "eq", "it's")),
+        ("a ne ''", condition("a", "ne", "")),
+        ("a gt -5", condition("a", "gt", -5)),
+        ("a ge +1.5", condition("a", "ge", 1.5)),
+        ("a lt 2.5e-3", condition("a", "lt", 0.0025)),
+        ("a le 1E2", condition("a", "le", 100.0)),
+        ("a eq true", YES),
+        ("a eq false", Condition(key="a", value=False)),
+        ("a", YES),
+        ("1 eq a", A),
+        ("5 lt a", condition("a", "gt", 5)),
+        ("5 ge a", condition("a", "le", 5)),
+        ("'x' ne a", condition("a", "ne", "x")),
+        ("a ge 2024-01-31", condition("a", "ge", "2024-01-31")),
+        ("a lt 2024-01-31T12:30:00.5+02:00", condition("a", "lt", "2024-01-31T12:30:00.5+02:00")),
+        ("a eq 2024-01-31T12:30Z", condition("a", "eq", "2024-01-31T12:30Z")),
+        ("a ne null", exists("a")),
+        ("a in (1, 'x',2.5)", condition("a", "in", [1, "x", 2.5])),
+        ("search.in(a, 'x,y z')", condition("a", "in", ["x", "y", "z"])),
+        ("search.in(a, 'x y,,z', ',')", condition("a", "in", ["x y", "z"])),
+        ("search.in (a, 'x|y]z^', '|]')", condition("a", "in", ["x", "y", "z^"])),
+        ("search.in(a, 'x y', '')", condition("a", "in", ["x y"])),
+        ("t/any()", exists("t")),
+        ("t/any(x: x eq 'v')", condition("t", "any", ["v"])),
+        ("t/any( x : x eq 1 or x in (2, 3) or (search.in(x, 'p q')))", condition("t", "any", [1, 2, 3, "p", "q"])),
+        ("a/b/t/any(x: x eq 'v')", condition("a/b/t", "any", ["v"])),
+        ("address/city eq 1", condition("address/city", "eq", 1)),
+        ("[file name] eq 1", condition("file name", "eq", 1)),
+        ("[a]]b] eq 1", condition("a]b", "eq", 1)),
+        ("[not] eq 1", condition("not", "eq", 1)),
+        ("android eq 1", condition("android", "eq", 1)),
+        ("größe eq 1", condition("größe", "eq", 1)),
+        ("a eq 1 and b eq 1 or c eq 1", any_of(all_of(A, B) or A, C)),
+        ("a eq 1 or b eq 1 and c eq 1", any_of(A, all_of(B, C) or B)),
+        ("(a eq 1 or b eq 1) and c eq 1", all_of(any_of(A, B), C)),
+        ("not a eq 1 and b eq 1", all_of(negated(A), B)),
+        ("not (a eq 1 and b eq 1)", negated(all_of(A, B) or A)),
+        ("not b", negated(Condition(key="b", value=True))),
+        (" \n(((a eq 1)))\t", A),
+    ],
+)
+def test_what_is_read(text: str, tree: FilterNode) -> None:
+    """Every form of the subset is the tree that it means."""
+    assert parse_odata(text) == tree
+
+
+@pytest.mark.parametrize(
+    ("text", "place", "message"),
+    [
+        ("a eq", 5, "the filter ends, expected: a value"),
+        ("(a eq 1", 8, 'the filter ends, expected: ")"'),
+        ("a eq 1)", 7, "found ')', expected: the end"),
+        ("a eq 1 or", 10, "the filter ends, expected: a field"),
+        ("a eq acme", 6, "found 'acme' where a value is expected; text stands in single quotes: 'acme'"),
+        ('a eq "acme"', 6, "text stands in single quotes: 'acme'"),
+        ("a eq ‘acme’", 6, "text stands in single quotes: 'acme'"),  # noqa: RUF001 (what word processors make of them)
+        ("a eq 'it's'", 10, "a quote inside it is doubled: 'it''s'"),
+        ("a eq 'x", 6, "a string is closed by a single quote"),
+        ("a = 1", 3, "operators are words: eq, ne"),
+        ("a == 1 && b", 3, "operators are words"),
+        ("t/all(x: x ne 1)", 2, "write not field/any(...)"),
+        ("startswith(a,'x')", 11, "search.in and any are the only functions"),
+        ("geo.distance(a, b) lt 5", 4, "search.in and any are the only functions"),
+        ("search.ismatch('x')", 7, "search.in and any are the only functions"),
+        ("a eq 1 andb eq 2", 8, "found 'andb', expected: and, or, the end"),
+        ("a eq 1and b eq 2", 6, "found '1and', expected: a value"),
+        (
+            "a eq null",
+            6,
+            "eq null can't be asked: a filter lets nothing through for what is not known of it; a ne null",
+        ),
+        ("a gt null", 6, "gt null can't be asked"),
+        ("a eq 1e999", 6, "'1e999' is too large"),
+        ("a eq 9223372036854775808", 6, "is too large"),
+        ("a eq " + "1" * 5_000, 6, "is too large or too long a number"),
+        ("a eq 0." + "1" * 5_000, 6, "is too large or too long a number"),
+        ("a eq INF", 6, "found 'INF' where a value is expected"),
+        ("a eq .5", 6, "a number has a digit before its point"),
+        ("a eq ٣", 6, "found '٣', expected: a value"),
+        ("a eq 2024-13-01", 6, "'2024-13-01' is no date"),
+        ("a eq 2024-01-31T99:00Z", 6, "is no date"),
+        ("a in ()", 7, "found ')', expected: a value"),
+        ("a not in (1)", 3, "found 'not', expected: a comparison"),
+        ("search.in(a, '')", 14, "search.in takes 1 to 5000 values"),
+        ("search.in(a, ',,')", 14, "search.in takes 1 to 5000 values"),
+        ("search.in(a, 1)", 14, "found '1', expected: a value"),
+        ("t/any(x: y eq 1)", 10, "found 'y'; inside any only its variable, 'x', is compared"),
+        ("t/any(x: x/y eq 1)", 10, "found 'x/y'; inside any only its variable"),
+        ("t/any(x: search.in(t, 'a'))", 20, "found 't'; inside any only its variable"),
+        ("t/any(x: x gt 1)", 12, "inside any only eq, in and search.in are known"),
+        ("t/any(x: x eq 1 and x eq 2)", 17, "found 'and', expected: or, \")\""),
+        ("t/any(x: not x eq 1)", 10, "found 'not', expected: a field"),
+        ("not not a", 5, "found 'not', expected: a field"),
+        ("eq eq 1", 1, "a field of this name stands in brackets: [eq]"),
+        ("true", 5, "the filter ends, expected: a comparison"),
+        ("1 eq 2", 6, "found '2', expected: a field"),
+        ("a b", 3, "found 'b', expected: a comparison"),
+        ("a eq 1; drop", 7, "found ';', expected: and, or, the end"),
+        ("[] eq 1", 1, "found '[', expected: a field"),
+        ("[a eq 1", 1, "found '[', expected: a field"),
+        ("\x00", 1, "expected: a field"),
+    ],
+)
+def test_what_is_refused(text: str, place: int, message: str) -> None:
+    """An error tells the place, what stands there, what could, and what was probably meant."""
+    with pytest.raises(InvalidRequestError, match=re.escape(message)) as raised:
+        parse_odata(text)
+    assert str(raised.value).startswith(f"OData filter, character {place}: ")
+    assert len(str(raised.value)) < 400
+
+
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_nothing_is_no_filter(text: str) -> None:
+    """An empty text is not "everything"."""
+    with pytest.raises(InvalidRequestError, match="it is empty; leave it out to search everything"):
+        parse_odata(text)
+
+
+@pytest.mark.parametrize(
+    ("good", "bad", "message"),
+    [
+        ("(" * MAX_DEPTH + "a" + ")" * MAX_DEPTH, "(" * 50_000, "at most 32 parentheses"),
+        (" and ".join(["a"] * MAX_TERMS), " and ".join(["a"] * 10_000), "at most 1000 terms"),
+        (f"a in ({','.join(['1'] * (MAX_TERMS - 1))})", f"a in ({','.join(['1'] * 9_000)})", "use search.in for lists"),
+        (f"search.in(a, '{'x,' * MAX_VALUES}')", f"search.in(a, '{'x,' * (MAX_VALUES + 1)}')", "1 to 5000 values"),
+        (f"a eq '{'x' * (MAX_LENGTH - 7)}'", f"a eq '{'x' * MAX_LENGTH}'", "characters; at most 65536 are read"),
+        ("not (" * MAX_DEPTH + "a" + ")" * MAX_DEPTH, "not (" * 9_000, "at most 32 parentheses"),
+        ("a eq '" + "''" * 30_000 + "'", "a eq '" + "''" * 30_000, "character 6"),
+    ],
+    ids=["parentheses", "terms", "list", "search.in", "length", "not", "quotes"],
+)
+def test_limits(good: str, bad: str, message: str) -> None:
+    """Up to each limit a filter is read, and survives being written; beyond it is refused, in little time."""
+    tree = parse_odata(good)
+    assert isinstance(to_odata(tree), str)
+    started = time.perf_counter()
+    with pytest.raises(InvalidRequestError, match=message):
+        parse_odata(bad)
+    assert time.perf_counter() - started < 1
+
+
+LONG = 60_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        f"a eq {'1' * LONG}x",
+        f"a eq 1.{'1' * LONG}x",
+        f"a eq 2024-01-31T{'1:' * (LONG // 2)}+{'1' * 100}x",
+        f"a/any{' ' * LONG}x",
+        f"{'a/' * (LONG // 2)}(",
+        f"[{']]' * (LONG // 2)}",
+        f"a eq '{chr(39) * LONG}",
+        f"a eq 1{' ' * LONG};",
+        "a/any(x: " + "(" * LONG,
+        "'" * LONG,
+    ],
+    ids=lambda text: text[:12],
+)
+def test_hostile_text_is_refused_in_linear_time(text: str) -> None:
+    """No text makes the lexer go back and forth: near the greatest length each is refused at once."""
+    started = time.process_time()
+    with pytest.raises(InvalidRequestError):
+        parse_odata(text)
+    assert time.process_time() - started < 0.5
+
+
+@settings(max_examples=150, deadline=None)
+@given(TREES, st.data())
+def test_what_is_written_is_read_back(tree: FilterNode, data: st.DataObject) -> None:
+    """The tree that is read means the same as the one written, unknowns included, and is written as the same text."""
+    text = to_odata(tree)
+    again = parse_odata(text)
+    assert to_odata(again) == text
+    values = st.one_of(SCALARS, st.none(), st.lists(SCALARS, max_size=2), *map(st.just, _values(tree)))
+    metadata = data.draw(st.fixed_dictionaries({}, optional=dict.fromkeys(_keys(tree), values)))
+    assert _holds(again, metadata) is _holds(tree, metadata)
+
+
+def _keys(tree: FilterNode) -> set[str]:
+    return {tree.key} if isinstance(tree, Condition) else {key for child in tree.filters for key in _keys(child)}
+
+
+def _values(tree: FilterNode) -> list[Any]:
+    if isinstance(tree, Condition):
+        return [*tree.values, tree.values]
+    return [value for child in tree.filters for value in _values(child)]
+
+
+PIECES = [
+    *("a", "b/c", "[x y]", "eq", "gt", "and", "or", "not", "in", "any", "/any(", "/all(", "x:", "search.in", "(", ")"),
+    *(",", "'s'", "''", "'", "1", "-2.5", "1e9", "true", "null", "2024-01-31", "2024-99-99", " ", "\n", '"', "é", ";"),
+    *(":", "/", "[", "]", ".", "\x00", "\ud800"),
+]
+
+
+def test_any_text_is_read_or_refused() -> None:
+    """Text of random pieces never raises anything but the one error, and what is read survives being written."""
+    pick = random.Random(8)
+    read = 0
+    for _ in range(2_000):
+        text = pick.choice(["", " "]).join(pick.choices(PIECES, k=pick.randrange(1, 12)))
+        try:
+            tree = parse_odata(text)
+        except InvalidRequestError as error:
+            assert str(error).startswith("OData filter")  # noqa: PT017 (most texts raise)
+            continue
+        read += 1
+        assert to_odata(parse_odata(to_odata(tree))) == to_odata(tree)
+    assert read > 20
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.text(max_size=40))
+def test_any_characters_are_read_or_refused(text: str) -> None:
+    """The same holds for any text at all."""
+    try:
+        tree = parse_odata(text)
+    except InvalidRequestError:
+        return
+    assert parse_odata(to_odata(tree)) == tree
+
+
+def test_many_threads_may_read() -> None:
+    """The one parser keeps nothing between texts."""
+    trees: dict[int, FilterNode] = {}
+
+    def read(number: int) -> None:
+        for _ in range(20):
+            trees[number] = parse_odata(f"(a eq {number} or b eq 'x{number}') and t/any(x: x eq {number})")
+
+    threads = [threading.Thread(target=read, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [to_odata(trees[n]) for n in range(8)] == [
+        f"((a eq {n} or b eq 'x{n}') and t/any(x: x eq {n}))" for n in range(8)
+    ]
+
+
+def test_the_parser_is_loaded_by_those_who_need_it() -> None:
+    """Neither the schema nor writing loads lark; reading does."""
+    code = (
+        "import sys\n"
+        "from llama_index_agentic_kb.schema import Condition, parse_odata, to_odata\n"
+        "text = to_odata(Condition(key='a', value=1)); before = 'lark' in sys.modules\n"
+        "parse_odata(text); print(before, 'lark' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["False", "True"]

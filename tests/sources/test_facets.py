@@ -1,0 +1,217 @@
+from __future__ import annotations
+
+import random
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llama_index_agentic_kb.errors import InvalidRequestError
+from llama_index_agentic_kb.sources.documents import SourceDocument, list_documents, sort_key, value_groups
+from llama_index_agentic_kb.sources.facets import Facet, FacetBucket, count_units, facet_buckets
+from llama_index_agentic_kb.sources.metadata import MetadataRow, Per
+
+ROWS = [
+    MetadataRow("d1", {"genre": "drama", "year": 1969, "tags": ["war", "sea"], "page": 1}),
+    MetadataRow("d1", {"genre": "drama", "year": 1969, "tags": ["war"], "page": 2}),
+    MetadataRow("d2", {"genre": "comedy", "year": 1972, "page": 1, "_secret": 1}),
+    MetadataRow("d3", {"genre": "drama", "year": 1985.5, "tags": [], "page": 1}),
+    MetadataRow("d4", {"genre": None, "page": 1, "odd": {"x": 1}}),
+]
+
+
+def facet(asked: str | Facet, rows: list[MetadataRow] = ROWS, *, limit: int = 10, per: Per = "document") -> list[Any]:
+    one = Facet(asked) if isinstance(asked, str) else asked
+    return facet_buckets(iter(rows), facets=[one], limit=limit, per=per)[one.field]
+
+
+def valued(*pairs: tuple[Any, int]) -> list[FacetBucket]:
+    return [FacetBucket(count, value=value) for value, count in pairs]
+
+
+def ranged(*triples: tuple[Any, Any, int]) -> list[FacetBucket]:
+    return [FacetBucket(count, start=start, end=end) for start, end, count in triples]
+
+
+def test_values_are_counted_per_document_or_chunk() -> None:
+    """A document counts once for a value that several of its chunks have."""
+    assert facet("genre") == valued(("drama", 2), ("comedy", 1))
+    assert facet("genre", per="chunk") == valued(("drama", 3), ("comedy", 1))
+    assert facet("nothing") == []
+    assert count_units(iter(ROWS), per="document") == 4
+    assert count_units(iter(ROWS), per="chunk") == 5
+
+
+def test_items_of_lists_are_values() -> None:
+    """Each item counts; an empty list and what is no value count for nothing."""
+    assert facet("tags") == valued(("sea", 1), ("war", 1))
+    assert facet("tags", per="chunk") == valued(("war", 2), ("sea", 1))
+    assert facet("odd") == []
+
+
+def test_the_most_frequent_come_first_and_smaller_values_among_equals() -> None:
+    """Numbers stand before text, truths before numbers, and True is not 1; a facet's own limit goes first."""
+    values = [2, 1, True, 1.0, "b", "a", "a", float("nan"), "10", 10]
+    rows = [MetadataRow(f"d{n}", {"v": value}) for n, value in enumerate(values)]
+    everything = [(1, 2), ("a", 2), (True, 1), (2, 1), (10, 1), ("10", 1), ("b", 1)]
+    assert facet("v", rows) == valued(*everything)
+    assert facet("v", rows, limit=3) == valued(*everything[:3])
+    assert facet(Facet("v", limit=1), rows, limit=3) == valued(*everything[:1])
+
+
+def test_ranges() -> None:
+    """A boundary belongs to the range that it starts; empty ranges are given; other kinds of values are left out."""
+    assert facet(Facet("year", ranges=[1970, 1985.5])) == ranged((None, 1970, 1), (1970, 1985.5, 1), (1985.5, None, 1))
+    assert facet(Facet("year", ranges=[2000])) == ranged((None, 2000, 3), (2000, None, 0))
+    assert facet(Facet("genre", ranges=["d"])) == ranged((None, "d", 1), ("d", None, 2))
+    assert facet(Facet("genre", ranges=[1])) == ranged((None, 1, 0), (1, None, 0))
+
+
+def test_intervals_of_numbers() -> None:
+    """Ranges of one width counted from 0, only those that hold something, without the noise of binary fractions."""
+    assert facet(Facet("year", interval=10)) == ranged((1960, 1970, 1), (1970, 1980, 1), (1980, 1990, 1))
+    rows = [MetadataRow(str(n), {"v": value}) for n, value in enumerate([0.3, 0.35, -0.05, True, "x", 10**400])]
+    assert facet(Facet("v", interval=0.1), rows) == ranged((-0.1, 0.0, 1), (0.3, 0.4, 2))
+
+
+@pytest.mark.parametrize(
+    ("unit", "buckets"),
+    [
+        ("year", [("2023-01-01", "2024-01-01", 1), ("2024-01-01", "2025-01-01", 3), ("9999-01-01", None, 1)]),
+        (
+            "month",
+            [
+                ("2023-12-01", "2024-01-01", 1),
+                ("2024-02-01", "2024-03-01", 2),
+                ("2024-12-01", "2025-01-01", 1),
+                ("9999-12-01", None, 1),
+            ],
+        ),
+        (
+            "day",
+            [
+                ("2023-12-31", "2024-01-01", 1),
+                ("2024-02-29", "2024-03-01", 2),
+                ("2024-12-01", "2024-12-02", 1),
+                ("9999-12-31", None, 1),
+            ],
+        ),
+    ],
+)
+def test_intervals_of_dates(unit: str, buckets: list[tuple[str, str | None, int]]) -> None:
+    """Years, months and days of ISO dates and date-times; their edges are dates that a filter can compare with."""
+    dates = ["2023-12-31", "2024-02-29", "2024-02-29T23:00:00Z", "2024-12-01", "9999-12-31", "soon", 2024]
+    rows = [MetadataRow(str(n), {"day": value}) for n, value in enumerate(dates)]
+    assert facet(Facet("day", interval=unit), rows) == ranged(*buckets)
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"ranges": [1], "interval": 2}, "give ranges or an interval, not both"),
+        ({"ranges": []}, "ranges must be ascending boundaries"),
+        ({"ranges": [2, 1]}, "ranges must be ascending"),
+        ({"ranges": [1, 1]}, "ranges must be ascending"),
+        ({"ranges": [1, "2"]}, "ranges must be ascending boundaries, all numbers or all text"),
+        ({"ranges": "abc"}, "ranges must be ascending"),
+        ({"ranges": [True]}, "ranges must be ascending"),
+        ({"ranges": [float("nan")]}, "ranges must be ascending"),
+        ({"interval": 0}, "interval must be a number above 0, or one of year, month, day, got 0"),
+        ({"interval": "week"}, "interval must be"),
+        ({"interval": float("inf")}, "interval must be"),
+        ({"limit": 0}, "limit must be above 0"),
+    ],
+)
+def test_facets_that_make_no_sense(fields: dict[str, Any], message: str) -> None:
+    """The error names the facet and what it takes."""
+    with pytest.raises(InvalidRequestError, match=f"facet 'year': {message}"):
+        Facet("year", **fields)
+
+
+VALUES = st.one_of(st.integers(-3, 3), st.booleans(), st.sampled_from(["a", "b"]), st.none())
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.sampled_from("wxyz"), VALUES | st.lists(VALUES, max_size=2))))
+def test_counts_are_what_counting_by_hand_gives(given_rows: list[tuple[str, Any]]) -> None:
+    """Values and intervals agree with a plain count over sets."""
+    rows = [MetadataRow(document, {"v": value}) for document, value in sorted(given_rows, key=lambda row: row[0])]
+    having = {
+        (document, isinstance(item, bool), item)
+        for document, value in given_rows
+        for item in (value if isinstance(value, list) else [value])
+        if item is not None
+    }
+    assert {(isinstance(b.value, bool), b.value): b.count for b in facet("v", rows)} == Counter(
+        (kind, item) for _, kind, item in having
+    )
+    floors = {(document, item // 2) for document, kind, item in having if isinstance(item, int) and not kind}
+    assert {b.start: b.count for b in facet(Facet("v", interval=2), rows)} == Counter(2 * n for _, n in floors)
+
+
+# -- documents -----------------------------------------------------------------------------------------------------
+
+
+def listed(*order_by: Any, limit: int = 10, offset: int = 0, rows: list[MetadataRow] = ROWS) -> list[str]:
+    found = list_documents(iter(rows), order=sort_key(order_by), limit=limit, offset=offset)
+    return [document.document_id for document in found]
+
+
+def test_documents_hold_what_their_chunks_agree_in() -> None:
+    """What differs between chunks is none of the document's, and hidden fields stay hidden."""
+    first, second, *_ = list_documents(iter(ROWS), order=sort_key(()), limit=10, offset=0)
+    assert first == SourceDocument("d1", 2, {"genre": "drama", "year": 1969})
+    assert second == SourceDocument("d2", 1, {"genre": "comedy", "year": 1972, "page": 1})
+
+
+def test_documents_are_sorted() -> None:
+    """By several fields, either way; what has no value comes last, ties are by id."""
+    assert listed() == ["d1", "d2", "d3", "d4"]
+    assert listed("year") == ["d1", "d2", "d3", "d4"]
+    assert listed("year desc") == listed(("year", "desc")) == ["d3", "d2", "d1", "d4"]
+    assert listed("genre desc", "year desc") == ["d3", "d1", "d2", "d4"]
+    assert listed("genre", ("year", "asc")) == ["d2", "d1", "d3", "d4"]
+    assert listed("year desc", limit=2, offset=1) == ["d2", "d1"]
+    assert listed("no field") == ["d1", "d2", "d3", "d4"]
+
+
+def test_values_of_all_kinds_are_sorted() -> None:
+    """Truths, numbers, text; lists are no value to sort by."""
+    values = ["b", 2, False, ["z"], "a", 1.5, None, True]
+    rows = [MetadataRow(f"d{n}", {"v": value}) for n, value in enumerate(values)]
+    assert listed("v", rows=rows) == ["d2", "d7", "d5", "d1", "d4", "d0", "d3", "d6"]
+    assert listed("v desc", rows=rows) == ["d0", "d4", "d1", "d5", "d7", "d2", "d3", "d6"]
+
+
+def test_pages_of_many_documents_are_those_of_the_whole_order() -> None:
+    """What is kept while reading is bounded, and still the right page comes out."""
+    values = list(range(1_000))
+    random.Random(8).shuffle(values)
+    rows = [MetadataRow(f"{n:04}", {"v": value}) for n, value in enumerate(values)]
+    by_value = [row.document for row in sorted(rows, key=lambda row: -row.metadata["v"])]
+    assert listed("v desc", limit=5, offset=7, rows=rows) == by_value[7:12]
+    assert listed("v desc", limit=50, offset=990, rows=rows) == by_value[990:]
+
+
+@pytest.mark.parametrize("bad", [("year", "down"), ("", "asc"), ("year",), "", ("a", "b", "c")])
+def test_orders_that_make_no_sense(bad: Any) -> None:
+    """The error shows what was given and the forms there are."""
+    with pytest.raises(InvalidRequestError, match=r"order_by: .* is none of 'field', 'field desc'"):
+        sort_key([bad])
+
+
+def test_groups() -> None:
+    """The most frequent values with their count and first documents; an item of a list is a group of its own."""
+    order = sort_key(["year desc"])
+    groups = value_groups(iter(ROWS), field="genre", limit=1, per="document", hits=1, order=order)
+    (drama,) = groups
+    assert (drama.value, drama.count, [one.document_id for one in drama.documents]) == ("drama", 2, ["d3"])
+    tags = value_groups(iter(ROWS), field="tags", limit=5, per="chunk", hits=3, order=order)
+    assert [(one.value, one.count, [d.document_id for d in one.documents]) for one in tags] == [
+        ("war", 2, ["d1"]),
+        ("sea", 1, ["d1"]),
+    ]
+    counted = value_groups(iter(ROWS), field="genre", limit=5, per="document", hits=0, order=order)
+    assert [(one.value, one.count, one.documents) for one in counted] == [("drama", 2, []), ("comedy", 1, [])]

@@ -1,0 +1,322 @@
+"""Facets, counts, groups and lists of a knowledge base, over every kind of source that can give them."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llama_index.core import StorageContext, SummaryIndex, VectorStoreIndex
+from llama_index.core.bridge.pydantic import Field
+from llama_index.core.schema import BaseNode, NodeRelationship, RelatedNodeInfo, TextNode
+from llama_index.core.vector_stores.types import (
+    BasePydanticVectorStore,
+    MetadataFilters,
+    VectorStoreQuery,
+    VectorStoreQueryResult,
+)
+
+from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource
+from llama_index_agentic_kb.errors import (
+    ConfigurationError,
+    DeadlineExceededError,
+    InvalidRequestError,
+    RetrievalError,
+)
+from llama_index_agentic_kb.schema import parse_odata
+from llama_index_agentic_kb.sources import Facet, FacetBucket
+from llama_index_agentic_kb.sources.filters import lower
+from llama_index_agentic_kb.sources.metadata_queries import MetadataQueries
+from llama_index_agentic_kb.store import KnowledgeStore, ingest
+from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever
+from tests.sources.conftest import MakeIndex
+
+FILMS: list[tuple[str, dict[str, Any]]] = [
+    ("alien", {"genre": "horror", "year": 1979, "tenant": "acme"}),
+    ("brazil", {"genre": "comedy", "year": 1985, "tenant": "acme"}),
+    ("brazil", {"genre": "comedy", "year": 1985, "tenant": "acme"}),
+    ("casablanca", {"genre": "drama", "year": 1942, "tenant": "acme"}),
+    ("dune", {"genre": "drama", "year": 1984, "tenant": "rival"}),
+    ("eraserhead", {"genre": "horror", "year": 1977, "tenant": "acme"}),
+]
+MODEL = HashEmbedding(dimensions=4)
+ACME = "tenant eq 'acme'"
+
+
+def nodes() -> list[BaseNode]:
+    made: list[BaseNode] = [
+        TextNode(
+            id_=f"{name}-{number}",
+            text=name,
+            metadata=metadata,
+            relationships={NodeRelationship.SOURCE: RelatedNodeInfo(node_id=name)},
+        )
+        for number, (name, metadata) in enumerate(FILMS)
+    ]
+    return made[::-1]
+
+
+def source(**fields: Any) -> KnowledgeSource:
+    return KnowledgeSource(
+        "films", **{"index": VectorStoreIndex(nodes(), embed_model=MODEL), "hybrid": False, **fields}
+    )
+
+
+def read(**fields: Any) -> KnowledgeBase:
+    return KnowledgeBase([KnowledgeSource("films", retriever=MemoryRetriever([]), **fields)])
+
+
+def counts(buckets: list[FacetBucket]) -> dict[Any, int]:
+    return {bucket.value: bucket.count for bucket in buckets}
+
+
+@pytest.fixture(params=["in memory", "chroma", "reader"])
+def make(request: pytest.FixtureRequest, chroma_index: MakeIndex) -> Callable[..., KnowledgeSource]:
+    """A function that makes the same source over each thing that can list what it holds."""
+    if request.param == "chroma":
+        return lambda **fields: source(index=chroma_index(nodes(), MODEL), **fields)
+    if request.param == "reader":
+        return lambda **fields: KnowledgeSource(
+            "films", retriever=MemoryRetriever([]), metadata_reader=lambda: iter(FILMS), **fields
+        )
+    return source
+
+
+def test_every_source_that_keeps_its_nodes_can_be_asked(make: Callable[..., KnowledgeSource]) -> None:
+    """Counts, facets, groups and pages are the same over each kind of store."""
+    kb = KnowledgeBase([make()])
+    assert kb.count("films") == 5
+    assert kb.count("films", per="chunk") == 6
+    assert kb.count("films", filters="year lt 1980") == 3
+    found = kb.facets("films", ["genre", Facet("year", interval=10)], limit=2)
+    assert counts(found["genre"]) == {"drama": 2, "horror": 2}
+    assert [(bucket.start, bucket.count) for bucket in found["year"]] == [(1940, 1), (1970, 2), (1980, 2)]
+    first = kb.documents("films", order_by=[("year", "desc")], limit=2)
+    assert [(one.document_id, one.chunks) for one in first] == [("brazil", 2), ("dune", 1)]
+    (group,) = kb.group_by("films", "genre", limit=1, hits=1, order_by="year")
+    assert (group.value, group.count, group.documents[0].document_id) == ("drama", 2, "casablanca")
+
+
+def test_what_the_mandatory_filter_hides_is_not_counted(make: Callable[..., KnowledgeSource]) -> None:
+    """The source's filter and the knowledge base's own always apply; a caller's only takes away more."""
+    mandatory = KnowledgeBase([make(filters=ACME)])
+    own = KnowledgeBase([make()], filters=parse_odata(ACME))
+    for kb in (mandatory, own):
+        for attempt in (None, "tenant eq 'rival' or tenant eq 'acme'", "tenant ne null"):
+            assert kb.count("films", filters=attempt) == 4
+            assert counts(kb.facets("films", "tenant", filters=attempt)["tenant"]) == {"acme": 4}
+            assert "dune" not in [one.document_id for one in kb.documents("films", filters=attempt)]
+            assert {one.value: one.count for one in kb.group_by("films", "genre", filters=attempt)} == {
+                "horror": 2,
+                "comedy": 1,
+                "drama": 1,
+            }
+        assert kb.count("films", filters="tenant eq 'rival'") == 0
+        assert kb.facets("films", ["genre"], filters="tenant eq 'rival'") == {"genre": []}
+
+
+async def test_async_gives_the_same_and_never_holds_the_loop() -> None:
+    """Each question has its async twin with the same arguments; a slow reading leaves the loop free."""
+    kb = KnowledgeBase([source()])
+    assert await kb.acount("films") == kb.count("films")
+    assert await kb.afacets("films", "genre") == kb.facets("films", "genre")
+    assert await kb.agroup_by("films", "genre") == kb.group_by("films", "genre")
+    assert await kb.adocuments("films", order_by=["year"]) == kb.documents("films", order_by=["year"])
+    for name in ("count", "facets", "group_by", "documents"):
+        plain, twin = (getattr(MetadataQueries, prefix + name) for prefix in ("", "a"))
+        assert inspect.signature(plain).parameters == inspect.signature(twin).parameters
+
+    go = threading.Event()
+
+    def slow() -> Iterator[tuple[str, dict[str, Any]]]:
+        go.wait(20)
+        yield from FILMS
+
+    counting = asyncio.ensure_future(read(metadata_reader=slow).acount("films"))
+    await asyncio.sleep(0.05)
+    assert not counting.done()
+    go.set()
+    assert await counting == 5
+
+
+def test_filters_that_a_store_can_not_apply_are_checked_here(chroma_index: MakeIndex) -> None:
+    """Nothing is ranked here, so that what Chroma can't filter by is read and checked."""
+    kb = KnowledgeBase([source(index=chroma_index(nodes(), MODEL))])
+    assert kb.count("films", filters="genre ge 'd' and genre lt 'e'") == 2
+    assert kb.count("films", filters="genre ne null") == 5
+    many = ",".join(map(str, range(1_900, 1_980)))
+    assert kb.count("films", filters=f"year in ({many}) or year in ({many})") == 3
+
+
+def test_a_deleted_document_is_gone() -> None:
+    """LlamaIndex's docstore keeps what was deleted from the index, and may be shared; the vectors tell."""
+    context = StorageContext.from_defaults()
+    index = VectorStoreIndex(nodes(), embed_model=MODEL, storage_context=context)
+    context.docstore.add_documents([TextNode(id_="other", text="of another index", metadata={"year": 1})])
+    index.delete_ref_doc("alien")
+    kb = KnowledgeBase([source(index=index)])
+    assert [one.document_id for one in kb.documents("films")] == ["brazil", "casablanca", "dune", "eraserhead"]
+
+
+class Mute(BasePydanticVectorStore):
+    """A store that keeps what it is given, and offers no way to list it."""
+
+    stores_text: bool = True
+
+    @property
+    def client(self) -> None:
+        return None
+
+    def add(self, nodes: Sequence[BaseNode], **_: Any) -> list[str]:
+        return [node.node_id for node in nodes]
+
+    def delete(self, ref_doc_id: str, **_: Any) -> None:
+        raise NotImplementedError
+
+    def query(self, query: VectorStoreQuery, **_: Any) -> VectorStoreQueryResult:
+        raise NotImplementedError
+
+
+class Textless(Mute):
+    """A store that keeps vectors alone: the nodes are in the index's docstore."""
+
+    stores_text: bool = False
+
+
+class Lister(Mute):
+    """A store that lists its nodes, and notes which filters it was asked to apply."""
+
+    asked: list[Any] = Field(default_factory=list)
+    fault: Any = None
+
+    def get_nodes(self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None) -> list[BaseNode]:
+        self.asked.append(filters)
+        if self.fault is not None:
+            raise self.fault
+        return nodes()
+
+
+def over(store: BasePydanticVectorStore) -> KnowledgeBase:
+    context = StorageContext.from_defaults(vector_store=store)
+    return KnowledgeBase([source(index=VectorStoreIndex(nodes(), storage_context=context, embed_model=MODEL))])
+
+
+def test_stores_of_others_are_read_where_the_nodes_are() -> None:
+    """In the docstore where the store keeps vectors alone, else through ``get_nodes``; each row is checked here."""
+    assert over(Textless()).count("films", filters=ACME) == 4
+    store = Lister()
+    assert over(store).count("films", filters=ACME) == 4
+    assert over(store).count("films", filters="not (tags/any(t: t eq 'x'))") == 0
+    assert store.asked == [lower(parse_odata(ACME)), None]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [
+        lambda: KnowledgeSource("films", retriever=MemoryRetriever([])),
+        lambda: KnowledgeSource("films", index=SummaryIndex(nodes()), hybrid=False),
+        lambda: source(index=VectorStoreIndex.from_vector_store(Mute(), embed_model=MODEL)),
+        lambda: KnowledgeSource("films", retriever_factory=lambda _: MemoryRetriever([])),
+    ],
+)
+def test_sources_that_can_not_list_say_so(bad: Callable[[], KnowledgeSource]) -> None:
+    """The error names the source and what it takes; there is no wrong count."""
+    with pytest.raises(InvalidRequestError, match=r"source 'films' can't list what it holds: .*metadata_reader="):
+        KnowledgeBase([bad()]).count("films")
+
+
+def test_what_fails_while_reading_is_told() -> None:
+    """A reader's own error, and a row that is none, become one error with the source's name."""
+
+    def down() -> Iterator[tuple[str, dict[str, Any]]]:
+        yield FILMS[0]
+        raise ConnectionError("connection refused")
+
+    broken = over(Lister(fault=ConnectionError("connection refused")))
+    readers: list[Any] = [down, lambda: [("alien",)], lambda: None]
+    for kb in (broken, *(read(metadata_reader=reader) for reader in readers)):
+        with pytest.raises(RetrievalError, match="the metadata of source 'films' could not be read: "):
+            kb.count("films")
+
+
+def test_reading_ends_at_the_deadline() -> None:
+    """A reader without an end is left after the knowledge base's time, and stops by itself."""
+    stopped = threading.Event()
+
+    def endless() -> Iterator[tuple[str, dict[str, Any]]]:
+        try:
+            number = 0
+            while True:
+                number += 1
+                yield f"d{number}", {"n": number}
+        finally:
+            stopped.set()
+
+    kb = KnowledgeBase(
+        [KnowledgeSource("films", retriever=MemoryRetriever([]), metadata_reader=endless)], max_runtime_in_seconds=0.1
+    )
+    started = time.monotonic()
+    with pytest.raises(DeadlineExceededError):
+        kb.count("films")
+    assert time.monotonic() - started < 5
+    assert stopped.wait(5)
+
+
+@pytest.mark.parametrize(
+    ("ask", "message"),
+    [
+        (lambda kb: kb.count("books"), "no source is named 'books'; there are: films"),
+        (lambda kb: kb.count("films", filters="year ="), "OData filter, character 6"),
+        (lambda kb: kb.count("films", per="page"), "per must be one of document, chunk, got 'page'"),
+        (lambda kb: kb.facets("films", []), "fields: expected metadata keys or Facet"),
+        (lambda kb: kb.facets("films", [1]), "fields: expected metadata keys or Facet"),
+        (lambda kb: kb.facets("films", [""]), "fields: expected metadata keys or Facet"),
+        (lambda kb: kb.facets("films", ["year", Facet("year", interval=1)]), "a field is given twice"),
+        (lambda kb: kb.facets("films", "year", limit=0), "limit must be a whole number of at least 1, got 0"),
+        (lambda kb: kb.group_by("films", "year", hits=-1), "hits must be a whole number of at least 0"),
+        (lambda kb: kb.documents("films", offset=1.5), "offset must be a whole number of at least 0, got 1.5"),
+        (lambda kb: kb.documents("films", limit=True), "limit must be a whole number"),
+        (lambda kb: kb.documents("films", order_by=[("year", "down")]), "order_by: "),
+    ],
+)
+def test_questions_that_make_no_sense(ask: Callable[[KnowledgeBase], Any], message: str) -> None:
+    """The error names the argument and what it takes."""
+    with pytest.raises(InvalidRequestError, match=message):
+        ask(read(metadata_reader=lambda: FILMS))
+
+
+@pytest.mark.slow
+def test_a_store_answers_from_its_record(tmp_path: Path) -> None:
+    """A store on disk is read from SQLite, while others write into it, and without its vectors."""
+    folder = tmp_path / "films"
+    folder.mkdir()
+    for name, genre in (("alien", "horror"), ("brazil", "comedy"), ("carrie", "horror")):
+        text = f"---\ngenre: {genre}\n---\n# {name}\n\n{name} is a film. " + f"It is a {genre} film. " * 60
+        (folder / f"{name}.md").write_text(text)
+    path = tmp_path / "store"
+    with KnowledgeStore.open(path, embed_model=MODEL, create=True) as store:
+        ingest(folder, store)
+    kb = KnowledgeBase.from_store(path, embed_model=MODEL)
+    (name,) = kb.sources
+    assert counts(kb.facets(name, "genre")["genre"]) == {"horror": 2, "comedy": 1}
+    assert kb.count(name, per="chunk") > kb.count(name) == 3
+    listed = kb.documents(name, filters="genre eq 'horror'", order_by=["title desc"])
+    assert [one.metadata["title"] for one in listed] == ["carrie", "alien"]
+    assert listed[0].document_id == f"{name}/carrie.md"
+    searched = {node.node.ref_doc_id for node in kb.as_retriever(llm=None).retrieve("film")}
+    assert searched <= {one.document_id for one in kb.documents(name)}
+
+    with KnowledgeStore.open(path, embed_model=MODEL) as store:
+        rows = store.metadata(name)
+        first = next(rows)
+        store.documents.delete_document(name, "brazil.md")
+        documents = {first[0], *(document for document, _ in rows)}
+        assert documents == {f"{name}/{film}.md" for film in ("alien", "brazil", "carrie")}
+        assert {document for document, _ in store.metadata(name)} == documents - {f"{name}/brazil.md"}
+        with pytest.raises(ConfigurationError, match="has no source 'books'"):
+            store.metadata("books")
