@@ -1,17 +1,43 @@
 """Fuses ranked lists into one, as pure functions: nothing that is passed in is changed.
 
+    interleave                              by turns; weights are quotas
+    reciprocal_rank_fusion                  by summed reciprocal ranks
+    relative_score_fusion                   by summed scores, each list's scaled from its lowest to its highest
+    distribution_based_score_fusion         by summed scores, each list's scaled by its mean and deviation
+    merge_by_score                          by scores that are on one scale already
+
+Each gives every key once, tells where it was found, and decides ties by weight, list and rank, never by chance.
+``with_coverage`` puts a guarantee on the result of any of them.
+
+Measured on 500 questions each of 2WikiMultiHopQA and StrategyQA's facts, with sub-queries from the gold decomposition,
+as the share of questions with all evidence in the top ten:
+
 For sub-queries of one question, interleaving is the default: reciprocal rank fusion over whole lists rewards documents
-that are mediocre everywhere, and loses to the single query (measured on multi-hop sets; RRF there found all evidence
-in the top ten for 37.6 % of 2WikiMultiHopQA's questions, the single query for 41.0 %, interleaving for 41.4 %).
+that are mediocre everywhere. With gold answers put into 2Wiki's dependent sub-queries and lists 50 deep it finds
+43.8 %, interleaving 95.2 %; ``with_coverage`` alone lifts it to 90.2 %.
+
+For two ways of searching one corpus with one query (dense and lexical), to be found twice means something, and
+reciprocal rank fusion with k = 60 is the default: it needs no scores. With lists ten deep no fusion by score differs
+from it significantly (paired bootstrap, 95 %); with lists 50 deep relative scores gain 0 to 3 points.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-__all__ = ["Fused", "Ranked", "interleave", "merge_by_score", "reciprocal_rank_fusion"]
+__all__ = [
+    "Fused",
+    "Ranked",
+    "distribution_based_score_fusion",
+    "interleave",
+    "merge_by_score",
+    "reciprocal_rank_fusion",
+    "relative_score_fusion",
+    "with_coverage",
+]
 
 K = TypeVar("K", bound=Hashable)
 
@@ -23,10 +49,21 @@ class Ranked(Generic[K]):
     Args:
         keys: What was found, best first. A key that comes twice counts where it comes first.
         weight: How much the list counts beside others. Above 0; a list of weight 0 is left out.
+        scores: One a key, higher is better; None where the list has none. Only fusions by score read them. One that
+            is no finite number counts as the list's lowest.
+
+    Raises:
+        ValueError: There are not as many scores as keys.
     """
 
     keys: Sequence[K]
     weight: float = 1.0
+    scores: Sequence[float] | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse scores that do not belong to the keys."""
+        if self.scores is not None and len(self.scores) != len(self.keys):
+            raise ValueError(f"scores: there are {len(self.scores)} for {len(self.keys)} keys; give one a key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,9 +74,14 @@ class Fused(Generic[K]):
     score: float
     found: tuple[tuple[int, int], ...]
 
+    @property
+    def best_rank(self) -> int:
+        """The best of its ranks, 0-based."""
+        return min(rank for _, rank in self.found)
+
 
 def interleave(lists: Sequence[Ranked[K]]) -> list[Fused[K]]:
-    """Take from the lists in turn; a list of weight 2 has two turns where one of weight 1 has one.
+    """Take from the lists in turn; weights are quotas: weight 2 has two turns where weight 1 has one.
 
     A key at 0-based rank r of a list of weight w stands at (r + 1) / w; each key stands at its best place. Ties go to
     the heavier list, then to the earlier. With equal weights this is round robin.
@@ -47,7 +89,7 @@ def interleave(lists: Sequence[Ranked[K]]) -> list[Fused[K]]:
     Returns:
         Each key once, best first. The score is w / (r + 1) of its best place.
     """
-    return _fuse(lists, max, lambda weight, rank: weight / (rank + 1))
+    return _fuse(lists, max, lambda position, rank: lists[position].weight / (rank + 1))
 
 
 def reciprocal_rank_fusion(lists: Sequence[Ranked[K]], *, k: int = 60, cut: int | None = None) -> list[Fused[K]]:
@@ -62,7 +104,39 @@ def reciprocal_rank_fusion(lists: Sequence[Ranked[K]], *, k: int = 60, cut: int 
         Each key once, best first. Ties go to the heavier list, then to the earlier.
     """
     shortened = [Ranked(ranked.keys[:cut], ranked.weight) for ranked in lists]
-    return _fuse(shortened, sum, lambda weight, rank: weight / (k + rank + 1))
+    return _fuse(shortened, sum, lambda position, rank: lists[position].weight / (k + rank + 1))
+
+
+def relative_score_fusion(lists: Sequence[Ranked[K]]) -> list[Fused[K]]:
+    """Sum weighted scores, each list's scaled so that its lowest is 0 and its highest 1 (Weaviate).
+
+    A list whose scores are all one, as a single result's are, counts 1 for each key, as in Weaviate. A list without
+    scores counts by rank: of n keys the one at 0-based rank r counts (n - r) / n.
+
+    Args:
+        lists: Ranked lists with weights and scores.
+
+    Returns:
+        Each key once, best first. Ties go to the heavier list, then to the earlier, then to the better rank.
+    """
+    return _fuse_scaled(lists, _relative)
+
+
+def distribution_based_score_fusion(lists: Sequence[Ranked[K]]) -> list[Fused[K]]:
+    """Sum weighted scores, each list's scaled so that mean - 3 sd is 0 and mean + 3 sd is 1 (DBSF; Mazzeschi 2023).
+
+    One outlier does not press all others together, as it does with the lowest and the highest score. The deviation
+    is the population's; what lies beyond three of them counts 0 or 1, so that to be found once more never hurts. A
+    list whose scores are all one counts 0.5 for each key: the mean's place. A list without scores
+    counts by rank: of n keys the one at 0-based rank r counts (n - r) / n.
+
+    Args:
+        lists: Ranked lists with weights and scores.
+
+    Returns:
+        Each key once, best first. Ties go to the heavier list, then to the earlier, then to the better rank.
+    """
+    return _fuse_scaled(lists, _by_deviation)
 
 
 def merge_by_score(lists: Sequence[Sequence[tuple[K, float]]], weights: Sequence[float]) -> list[K]:
@@ -83,18 +157,102 @@ def merge_by_score(lists: Sequence[Sequence[tuple[K, float]]], weights: Sequence
     return list(dict.fromkeys(key for *_, key in sorted(placed, key=lambda item: item[:3])))
 
 
-def _fuse(
-    lists: Sequence[Ranked[K]], combine: Callable[[Iterable[float]], float], score: Callable[[float, int], float]
+def with_coverage(
+    fused: Sequence[Fused[K]], lists: Sequence[Ranked[K]], *, depth: int = 10, places: int | None = None
 ) -> list[Fused[K]]:
-    """Score each key by all its places and sort; the sort's last words are list and rank, so ties are decided."""
+    """Guarantee that each list's best key has a place before any list's tenth; all else keeps its order.
+
+    The exact rule: the *bests* are the first keys of the lists that have any and whose weight is above 0. A key is
+    *deep* if its best rank over all lists is ``depth`` or worse, counted from 1, and it is no best. In the result every
+    best stands before every deep key. With ``places``, moreover, every best is among the first ``places`` keys, unless
+    there are more bests than places, which then hold nothing else. The fewest keys that do it are moved: bests up,
+    and, for ``places``, the last of those before them down.
+
+    Args:
+        fused: What a fusion of ``lists`` gave. A key that it left out stays out.
+        lists: The lists that were fused.
+        depth: From which rank on a key is deep. At least 2. Default 10.
+        places: How many places the guarantee is for: the number of keys that will be kept. None sets no number.
+
+    Raises:
+        ValueError: ``depth`` is below 2, or ``places`` below 1.
+    """
+    if depth < 2 or (places is not None and places < 1):  # noqa: PLR2004 (the best itself is at depth 1)
+        raise ValueError(f"depth must be at least 2 and places at least 1, got {depth} and {places}")
+    bests = {ranked.keys[0] for ranked in lists if ranked.keys and ranked.weight > 0}
+    first_deep = next(
+        (at for at, item in enumerate(fused) if item.best_rank >= depth - 1 and item.key not in bests), len(fused)
+    )
+    room = len(fused) if places is None else places
+    head, tail = fused[: min(first_deep, room)], fused[min(first_deep, room) :]
+    late = [item for item in tail if item.key in bests]
+    down = _last(head, len(head) + len(late) - room, bests)
+    return [
+        *(item for item in head if item.key not in down),
+        *late,
+        *(item for item in head if item.key in down),
+        *(item for item in tail if item.key not in bests),
+    ]
+
+
+def _last(items: Sequence[Fused[K]], number: int, bests: set[K]) -> set[K]:
+    """Give the keys of the last ``number`` items that are no bests."""
+    others = [item.key for item in items if item.key not in bests]
+    return set(others[-number:]) if number > 0 else set()
+
+
+def _fuse_scaled(lists: Sequence[Ranked[K]], scale: Callable[[Sequence[float]], list[float]]) -> list[Fused[K]]:
+    scaled = [_scaled(ranked, scale) for ranked in lists]
+    return _fuse(lists, sum, lambda position, rank: lists[position].weight * scaled[position][rank])
+
+
+def _scaled(ranked: Ranked[K], scale: Callable[[Sequence[float]], list[float]]) -> list[float]:
+    """Give the scaled scores of a list's distinct keys, in order."""
+    if ranked.scores is None:
+        count = len(dict.fromkeys(ranked.keys))
+        return [(count - rank) / count for rank in range(count)]
+    first: dict[K, float] = {}
+    for key, score in zip(ranked.keys, ranked.scores, strict=True):
+        first.setdefault(key, score)
+    finite = [score for score in first.values() if math.isfinite(score)]
+    lowest = min(finite, default=0.0)
+    return scale([score if math.isfinite(score) else lowest for score in first.values()])
+
+
+def _relative(scores: Sequence[float]) -> list[float]:
+    lowest, highest = min(scores, default=0.0), max(scores, default=0.0)
+    span = highest - lowest
+    if span == 0 or not math.isfinite(span):
+        return [1.0] * len(scores)
+    return [(score - lowest) / span for score in scores]
+
+
+def _by_deviation(scores: Sequence[float]) -> list[float]:
+    if not scores:
+        return []
+    mean = math.fsum(score / len(scores) for score in scores)
+    deviation = math.hypot(*(score - mean for score in scores)) / math.sqrt(len(scores))
+    if deviation == 0 or not math.isfinite(deviation) or max(scores) == min(scores):
+        return [0.5] * len(scores)
+    return [min(1.0, max(0.0, 0.5 + (score - mean) / deviation / 6)) for score in scores]
+
+
+def _fuse(
+    lists: Sequence[Ranked[K]], combine: Callable[[Iterable[float]], float], score: Callable[[int, int], float]
+) -> list[Fused[K]]:
+    """Score each key by all its places and sort.
+
+    Ties go by weight, list and rank of the place that counts most for each key, so that all are decided.
+    """
     places: dict[K, list[tuple[int, int]]] = {}
     for position, ranked in enumerate(lists):
         if ranked.weight <= 0:
             continue
         for rank, key in enumerate(dict.fromkeys(ranked.keys)):
             places.setdefault(key, []).append((position, rank))
-    fused = [
-        Fused(key, combine(score(lists[position].weight, rank) for position, rank in found), tuple(found))
-        for key, found in places.items()
-    ]
-    return sorted(fused, key=lambda item: (-item.score, *min((-lists[p].weight, p, r) for p, r in item.found)))
+    fused = []
+    for key, found in places.items():
+        shares = [score(position, rank) for position, rank in found]
+        first = min((-share, -lists[p].weight, p, r) for share, (p, r) in zip(shares, found, strict=True))
+        fused.append((first[1:], Fused(key, combine(shares), tuple(found))))
+    return [item for _, item in sorted(fused, key=lambda pair: (-pair[1].score, pair[0]))]

@@ -4,6 +4,7 @@
     llms         ScriptedLLM       a language model in the same process
     sources      MemoryRetriever   a retriever that can be slow, fail or hang
     embeddings   HashEmbedding     vectors without weights
+    rerankers    OverlapReranker   a node postprocessor that reranks, without weights
 
 All are deterministic, may be used from many threads, and record what they were asked. No other module of the package
 imports this one.
@@ -17,6 +18,7 @@ from llama_index_agentic_kb.testing._script import ScriptExhaustedError
 from llama_index_agentic_kb.testing._text import count_tokens, hash_vector
 from llama_index_agentic_kb.testing.embeddings import HashEmbedding
 from llama_index_agentic_kb.testing.llms import ScriptedLLM, ScriptedReply
+from llama_index_agentic_kb.testing.rerankers import OverlapReranker
 from llama_index_agentic_kb.testing.server import LoopbackOpenAI, RecordedRequest
 from llama_index_agentic_kb.testing.sources import MemoryRetriever, RecordedQuery, Verbatim
 
@@ -27,6 +29,7 @@ __all__ = [
     "HashEmbedding",
     "LoopbackOpenAI",
     "MemoryRetriever",
+    "OverlapReranker",
     "RecordedQuery",
     "RecordedRequest",
     "Reply",

@@ -1,21 +1,42 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Sequence
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llama_index_agentic_kb import interleave, reciprocal_rank_fusion
-from llama_index_agentic_kb.search.fusion import Fused, Ranked, merge_by_score
+from llama_index_agentic_kb.search.fusion import (
+    Fused,
+    Ranked,
+    distribution_based_score_fusion,
+    merge_by_score,
+    relative_score_fusion,
+    with_coverage,
+)
 
 Fuse = Callable[[Sequence[Ranked[str]]], list[Fused[str]]]
 
-FUSIONS: list[Fuse] = [interleave, reciprocal_rank_fusion]
+BY_SCORE: list[Fuse] = [relative_score_fusion, distribution_based_score_fusion]
+FUSIONS: list[Fuse] = [interleave, reciprocal_rank_fusion, *BY_SCORE]
 KEYS = st.sampled_from("abcdefgh")
 WEIGHTS = st.floats(0.1, 10)
-LISTS = st.lists(st.builds(Ranked, st.lists(KEYS, max_size=6), WEIGHTS), max_size=5)
+SCORES = st.one_of(st.floats(-50, 50), st.just(math.nan), st.just(math.inf))
+
+
+@st.composite
+def ranked_lists(draw: st.DrawFn, keys: st.SearchStrategy[str] = KEYS, most: int = 6) -> Ranked[str]:
+    """Draw a list with or without scores; its keys stand as they stand, whatever its scores say."""
+    drawn = draw(st.lists(keys, max_size=most))
+    scores = draw(st.one_of(st.none(), st.lists(SCORES, min_size=len(drawn), max_size=len(drawn))))
+    return Ranked(drawn, draw(WEIGHTS), scores)
+
+
+LISTS = st.lists(ranked_lists(), max_size=5)
 
 
 def keys(fused: Sequence[Fused[str]]) -> list[str]:
@@ -43,7 +64,7 @@ def test_fusion_is_deterministic_and_changes_nothing(fuse: Fuse, lists: list[Ran
     """The same lists give the same result, and are as they were."""
     before = copy.deepcopy(lists)
     assert fuse(lists) == fuse(lists)
-    assert lists == before
+    assert repr(lists) == repr(before)  # nan is not equal to itself
 
 
 @pytest.mark.parametrize("fuse", FUSIONS)
@@ -95,6 +116,7 @@ def test_interleaving_with_equal_weights_is_round_robin() -> None:
     """The lists take turns, the first one first; a key that was taken is passed over."""
     assert keys(interleave(ranked("abc", "xyz"))) == list("axbycz")
     assert keys(interleave(ranked("abc", "bad", "c"))) == list("abcd")
+    assert keys(interleave(ranked("abc", "xy", "b"))) == list("axbyc")
 
 
 def test_a_list_of_weight_two_has_two_turns() -> None:
@@ -125,6 +147,147 @@ def test_lists_without_weight_and_repeated_keys() -> None:
         assert keys(fuse(ranked("ab", "xy", weights=[1, 0]))) == ["a", "b"]
         assert fuse(ranked("aab")) == fuse(ranked("ab"))
         assert fuse([]) == fuse(ranked("", "")) == []
+    for fuse in BY_SCORE:
+        assert fuse([Ranked("aab", scores=[3.0, 1.0, 2.0])]) == fuse([Ranked("ab", scores=[3.0, 2.0])])
+
+
+def test_weights_are_quotas() -> None:
+    """In every start of an interleaved list, each list has its share of the places, to within one turn."""
+    fused = keys(interleave(ranked("abcdefgh", "ABCDEFGH", weights=[3, 1])))
+    for end in range(1, 11):
+        light = sum(key.isupper() for key in fused[:end])
+        assert abs(light - end / 4) < 1
+
+
+# -- by score -------------------------------------------------------------------------------------------------------
+
+
+def scored(**lists: dict[str, float]) -> list[Ranked[str]]:
+    return [Ranked(list(one), scores=list(one.values())) for one in lists.values()]
+
+
+def test_relative_scores_go_from_lowest_to_highest() -> None:
+    """A list's best counts 1, its worst 0, what lies between by its distance; BM25's size does not matter."""
+    fused = relative_score_fusion(scored(dense={"a": 0.9, "b": 0.8, "c": 0.5}, lexical={"b": 30.0, "d": 10.0}))
+    assert keys(fused) == ["b", "a", "c", "d"]
+    assert {item.key: round(item.score, 9) for item in fused} == {"b": 1.75, "a": 1.0, "c": 0.0, "d": 0.0}
+
+
+def test_one_outlier_does_not_press_the_others_together() -> None:
+    """By deviation the list's mean counts a half, and an outlier leaves the others a difference."""
+    outlier = {"a": 100.0, "b": 2.0, "c": 1.0}
+    relative, by_deviation = (
+        relative_score_fusion(scored(one=outlier)),
+        distribution_based_score_fusion(scored(one=outlier)),
+    )
+    assert keys(relative) == keys(by_deviation) == ["a", "b", "c"]
+    assert [round(item.score, 3) for item in relative] == [1.0, 0.01, 0.0]
+    assert [round(item.score, 3) for item in by_deviation] == [0.736, 0.384, 0.38]
+    assert sum(item.score for item in by_deviation) / 3 == pytest.approx(0.5)
+
+
+def test_scores_far_out_count_0_or_1() -> None:
+    """More than three deviations from the mean is as far as it goes."""
+    many = {"a": 1000.0, **{f"{n}": 0.0 for n in range(20)}}
+    fused = distribution_based_score_fusion(scored(one=many))
+    assert (fused[0].key, fused[0].score) == ("a", 1.0)
+    fused = distribution_based_score_fusion(scored(one={key: -score for key, score in many.items()}))
+    assert (fused[-1].key, fused[-1].score) == ("a", 0.0)
+
+
+@pytest.mark.parametrize(("fuse", "constant"), [(relative_score_fusion, 1.0), (distribution_based_score_fusion, 0.5)])
+def test_lists_that_say_nothing_by_their_scores(fuse: Fuse, constant: float) -> None:
+    """One result, equal scores and scores that are no numbers all count the same; ranks decide, then lists."""
+    for one in ({"a": 7.0}, {"a": 7.0, "b": 7.0}, {"a": math.nan, "b": math.inf}, {"a": 1e308, "b": 1e308}):
+        assert [(item.key, item.score) for item in fuse(scored(one=one))] == [(key, constant) for key in one]
+    two = fuse(scored(one={"a": 3.0}, two={"b": 9.0}))
+    assert keys(two) == ["a", "b"]
+
+
+@pytest.mark.parametrize("fuse", BY_SCORE)
+def test_a_score_that_is_no_number_is_the_lowest(fuse: Fuse) -> None:
+    """It stands with its list's lowest, and spoils no other's."""
+    fused = fuse(scored(one={"a": 3.0, "b": math.nan, "c": 1.0}))
+    found = {item.key: item.score for item in fused}
+    assert all(math.isfinite(score) for score in found.values())
+    assert found["a"] > found["b"] == found["c"]
+
+
+@pytest.mark.parametrize("fuse", BY_SCORE)
+def test_a_list_without_scores_counts_by_rank(fuse: Fuse) -> None:
+    """Of n keys the first counts 1, the last 1 / n."""
+    assert [item.score for item in fuse(ranked("abcd"))] == [1.0, 0.75, 0.5, 0.25]
+
+
+@pytest.mark.parametrize("fuse", BY_SCORE)
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=6), st.floats(-1e3, 1e3), st.floats(0.01, 1e3))
+def test_the_scale_of_scores_does_not_matter(fuse: Fuse, scores: list[float], shift: float, factor: float) -> None:
+    """Shifted and stretched scores fuse alike, and every one counts from 0 to the list's weight."""
+    one = Ranked("abcdef"[: len(scores)], 2.0, scores)
+    moved = Ranked(one.keys, 2.0, [score * factor + shift for score in scores])
+    fused, again = fuse([one]), fuse([moved])
+    assert all(0 <= item.score <= 2 for item in fused)
+    if max(scores) - min(scores) > 1e-3:
+        assert {item.key: item.score for item in again} == pytest.approx({i.key: i.score for i in fused}, abs=1e-3)
+
+
+def test_scores_belong_to_keys() -> None:
+    """As many scores as keys, or none."""
+    with pytest.raises(ValueError, match="there are 1 for 2 keys"):
+        Ranked("ab", scores=[1.0])
+
+
+# -- coverage -------------------------------------------------------------------------------------------------------
+
+
+LONG = st.lists(ranked_lists(st.sampled_from("abcdefghijklmnopqrstuvwxyz"), most=14), max_size=5)
+
+
+@pytest.mark.parametrize("fuse", [*FUSIONS, partial(reciprocal_rank_fusion, k=0)])
+@settings(max_examples=60, deadline=None)
+@given(LONG, st.integers(2, 11), st.one_of(st.none(), st.integers(1, 12)))
+def test_each_lists_best_comes_before_any_lists_tenth(
+    fuse: Fuse, lists: list[Ranked[str]], depth: int, places: int | None
+) -> None:
+    """Whatever fused: bests before what is deep in every list, and among the first places; nothing is lost."""
+    fused = fuse(lists)
+    covered = with_coverage(fused, lists, depth=depth, places=places)
+    assert sorted(keys(covered)) == sorted(keys(fused))
+    bests = {one.keys[0] for one in lists if one.keys}
+    deep = [key for item in covered if (key := item.key) not in bests and item.best_rank + 1 >= depth]
+    at = {item.key: position for position, item in enumerate(covered)}
+    assert all(at[best] < at[key] for best in bests for key in deep)
+    if places is not None:
+        assert sum(at[best] < places for best in bests) == min(places, len(bests))
+    others = [key for key in keys(fused) if key not in bests]
+    if places is None:
+        assert [key for key in keys(covered) if key not in bests] == others
+
+
+def test_coverage_changes_nothing_that_has_it() -> None:
+    """Round robin has it; so has every list alone."""
+    lists = ranked("abcdefghijklm", "ABCDEFGHIJKLM")
+    for places in (None, 2, 10):
+        assert with_coverage(interleave(lists), lists, places=places) == interleave(lists)
+
+
+def test_a_heavy_list_leaves_room_for_a_light_ones_best() -> None:
+    """Weights of 100 to 1 would put a hundred before it; it comes before the tenth, or in the last of the places."""
+    lists = ranked("abcdefghijklm", "XYZ", weights=[100, 1])
+    assert keys(with_coverage(interleave(lists), lists)) == list("abcdefghiXjklmYZ")
+    assert keys(with_coverage(interleave(lists), lists, places=4)) == list("abcXdefghijklmYZ")
+    assert keys(with_coverage(interleave(lists), lists, places=1))[0] == "a"
+    assert keys(with_coverage(interleave(lists), lists, depth=2)) == list("aXbcdefghijklmYZ")
+
+
+def test_what_a_fusion_left_out_stays_out() -> None:
+    """Coverage orders; it brings nothing back, and lists without weight have no best."""
+    lists = ranked("ab", "xy", weights=[1, 0])
+    assert keys(with_coverage(interleave(lists), lists, places=1)) == ["a", "b"]
+    for bad in ({"depth": 1}, {"places": 0}):
+        with pytest.raises(ValueError, match="depth must be at least 2 and places at least 1"):
+            with_coverage([], [], **bad)
 
 
 SCORED = st.lists(st.lists(st.tuples(KEYS, st.floats(-1, 1)), max_size=5), max_size=4)

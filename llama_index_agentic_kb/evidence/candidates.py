@@ -1,0 +1,237 @@
+"""From the lanes of a fan-out to candidates, and to one ranked list of them for each sub-query.
+
+Nodes that sources gave are never changed: evidence is made of copies, whose metadata tells under ``PROVENANCE_KEY``
+which searches found them. That key is shown to neither language model nor embedding model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, TypeAlias
+
+from llama_index.core.schema import NodeWithScore
+
+from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY
+from llama_index_agentic_kb.schema import SubQuery
+from llama_index_agentic_kb.search.fusion import Fused, Ranked, interleave, merge_by_score
+from llama_index_agentic_kb.sources.base import NodeKey, NodeList, node_key
+from llama_index_agentic_kb.sources.fan_out import Lane
+
+__all__ = ["Candidate", "CandidateList", "Fusion", "collect", "lists_by_lane", "lists_by_sub_query"]
+
+LEXICAL: Final = "lexical"
+
+Fusion: TypeAlias = Callable[[Sequence[Ranked[NodeKey]]], list[Fused[NodeKey]]]
+"""Fuses ranked lists: ``interleave``, ``reciprocal_rank_fusion``, or your own."""
+
+_Weighted: TypeAlias = tuple[NodeList, float]
+
+
+@dataclass(slots=True)
+class Candidate:
+    """Everything that is known of one node.
+
+    Args:
+        node: As a source gave it.
+        lane: The search that found it first.
+        score: The best score that a source gave it; None where none compares with others.
+        searches: Every search that found it.
+        best_for: Sub-queries whose best evidence it is.
+        reranked: What stands for its score where a reranker spoke: the score of 0 to 4, else the reranker's own.
+        reranker_score: The score of 0 to 4, where the reranker is calibrated.
+        unjudged: Whether others were judged by a reranker that failed over this one.
+    """
+
+    node: NodeWithScore
+    lane: Lane
+    score: float | None = None
+    searches: list[dict[str, Any]] = field(default_factory=list)
+    best_for: list[str] = field(default_factory=list)
+    reranked: float | None = None
+    reranker_score: float | None = None
+    unjudged: bool = False
+
+    def evidence(self) -> NodeWithScore:
+        """Give a copy with its provenance; the score is the reranker's where one spoke, else the source's."""
+        node = self.node.node
+        mark: dict[str, Any] = {
+            "source": self.lane.source.name,
+            "activity": self.lane.record.id,
+            "searches": self.searches,
+        }
+        if self.best_for:
+            mark["best_for"] = self.best_for
+        if self.reranker_score is not None:
+            mark["reranker_score"] = self.reranker_score
+        judged = self.reranked is not None or self.unjudged
+        if judged:
+            mark["source_score"] = self.score
+        copy = node.model_copy(
+            update={
+                "metadata": {**node.metadata, PROVENANCE_KEY: mark},
+                "excluded_llm_metadata_keys": [*node.excluded_llm_metadata_keys, PROVENANCE_KEY],
+                "excluded_embed_metadata_keys": [*node.excluded_embed_metadata_keys, PROVENANCE_KEY],
+            }
+        )
+        return NodeWithScore(node=copy, score=self.reranked if judged else self.score)
+
+
+@dataclass(frozen=True, slots=True)
+class CandidateList:
+    """Candidates of one sub-query, or of one of its searches, best first.
+
+    Args:
+        sub_query: What they were found for.
+        lanes: The searches that found them.
+        ranked: Their keys.
+        processed: Whether they are reranked; False where their source's results are left as they are.
+        judged: Whether a reranker has put them in order.
+    """
+
+    sub_query: SubQuery
+    lanes: tuple[Lane, ...]
+    ranked: Ranked[NodeKey]
+    processed: bool = True
+    judged: bool = False
+
+
+def collect(lanes: Sequence[Lane]) -> dict[NodeKey, Candidate]:
+    """Give every node that was found, each once (by id and text), with all that found it.
+
+    Its score is the best that a source gave it, not changed by fusion. None is invented: where a source was searched
+    in several ways its scores are those of the first that is not lexical, a similarity; a node that BM25 alone found
+    beside a dense search has None, for a BM25 score says nothing beside similarities. (``SimilarityPostprocessor``
+    drops such a node: it has no similarity.) A source that is searched in one way keeps that way's scores. All scores
+    of all lists stand in ``searches``.
+    """
+    found: dict[NodeKey, Candidate] = {}
+    for lane in lanes:
+        for ranked, rank, node in _places(lane):
+            known = found.setdefault(node_key(node.node), Candidate(node, lane))
+            known.searches.append(
+                {
+                    "activity": lane.record.id,
+                    "source": lane.source.name,
+                    "sub_query": lane.sub_query.id,
+                    "query": lane.sub_query.query,
+                    "list": ranked.kind,
+                    "rank": rank,
+                    "score": node.score,
+                }
+            )
+            score = node.score if ranked.kind != LEXICAL or len(lane.lists) == 1 else None
+            if score is not None and (known.score is None or score > known.score):
+                known.node, known.score = node, score
+    return found
+
+
+def _places(lane: Lane) -> Iterator[tuple[NodeList, int, NodeWithScore]]:
+    for ranked in lane.lists:
+        for rank, node in enumerate(ranked.nodes):
+            yield ranked, rank, node
+
+
+def lists_by_sub_query(
+    lanes: Sequence[Lane], fusion: Fusion, lane_fusion: Fusion, lane_weights: Mapping[str, float]
+) -> list[CandidateList]:
+    """Give one list a sub-query, in the plan's order.
+
+    Searches whose dense scores can be compared (one embedding model and kind of store) make one group. In a group,
+    dense lists are merged by score times their source's weight. Lexical lists of several sources take turns by
+    weight: a BM25 score counts words by how rare they are in its own index, so those of two indexes don't compare.
+    Then the group's dense and lexical lists, which rank one corpus for one query, are fused by ``lane_fusion``.
+    Groups hold different documents, scored differently, and are fused by ``fusion``.
+
+    Args:
+        lanes: In the plan's order.
+        fusion: How groups are fused.
+        lane_fusion: How the ways of searching one corpus are fused.
+        lane_weights: Weights of these ways by kind ("dense", "lexical", ...), beside the lists' own. Default 1.
+    """
+    by_sub_query: dict[str, list[Lane]] = {}
+    for lane in lanes:
+        by_sub_query.setdefault(lane.sub_query.id, []).append(lane)
+    made = []
+    for group in by_sub_query.values():
+        ranked = _fuse_sub_query(group, fusion, lane_fusion, lane_weights)
+        made.append(CandidateList(group[0].sub_query, tuple(group), ranked))
+    return made
+
+
+def lists_by_lane(
+    lanes: Sequence[Lane], lane_fusion: Fusion, lane_weights: Mapping[str, float], processed: Callable[[str], bool]
+) -> list[CandidateList]:
+    """Give one list a search, for results that are to be left as they are.
+
+    Args:
+        lanes: In the order in which they take turns.
+        lane_fusion: How the ways of one search are fused.
+        lane_weights: Weights of these ways by kind.
+        processed: Tells by a source's name whether its results are processed all the same.
+    """
+    return [
+        CandidateList(
+            lane.sub_query,
+            (lane,),
+            Ranked(_fuse_group([lane], lane_fusion, lane_weights).keys),
+            processed(lane.source.name),
+        )
+        for lane in lanes
+    ]
+
+
+def _fuse_sub_query(
+    lanes: Sequence[Lane], fusion: Fusion, lane_fusion: Fusion, lane_weights: Mapping[str, float]
+) -> Ranked[NodeKey]:
+    groups: dict[Hashable, list[Lane]] = {}
+    for lane in lanes:
+        scale = next((one.scale for one in lane.lists if _comparable(one)), None)
+        groups.setdefault(("lane", lane.record.id) if scale is None else ("scale", scale), []).append(lane)
+    lists = [_fuse_group(group, lane_fusion, lane_weights) for group in groups.values()]
+    return Ranked(lists[0].keys, scores=lists[0].scores) if len(lists) == 1 else _as_list(fusion(lists))
+
+
+def _fuse_group(lanes: Sequence[Lane], lane_fusion: Fusion, lane_weights: Mapping[str, float]) -> Ranked[NodeKey]:
+    """Fuse the ways of searching one corpus; the result weighs as much as its heaviest source that found anything."""
+    kinds: dict[Hashable, list[_Weighted]] = {}
+    for lane in lanes:
+        for position, ranked in enumerate(lane.lists):
+            joins = ranked.kind == LEXICAL or _comparable(ranked)
+            kinds.setdefault(ranked.kind if joins else (lane.record.id, position), []).append(
+                (ranked, lane.source.weight)
+            )
+    lists = [_one_kind(group, lane_weights.get(group[0][0].kind, 1.0)) for group in kinds.values()]
+    weight = max((lane.source.weight for lane in lanes if lane.nodes), default=1.0)
+    fused = lists[0] if len(lists) == 1 else _as_list(lane_fusion(lists))
+    return Ranked(fused.keys, weight, fused.scores)
+
+
+def _one_kind(group: Sequence[_Weighted], weight: float) -> Ranked[NodeKey]:
+    """Join lists of one kind: by score where their scores compare, else by turns."""
+    weight *= max(ranked.weight for ranked, _ in group)
+    if len(group) == 1:
+        return _ranked(group[0][0], weight)
+    if not all(_comparable(ranked) for ranked, _ in group):
+        turns = interleave([_ranked(ranked, of_source) for ranked, of_source in group])
+        return Ranked([fused.key for fused in turns], weight)
+    scored = [[(node_key(node.node), node.score or 0.0) for node in ranked.nodes] for ranked, _ in group]
+    best: dict[NodeKey, float] = {}
+    for key, score in (pair for pairs in scored for pair in pairs):
+        best[key] = max(score, best.get(key, score))
+    keys = merge_by_score(scored, [of_source for _, of_source in group])
+    return Ranked(keys, weight, [best[key] for key in keys])
+
+
+def _ranked(found: NodeList, weight: float) -> Ranked[NodeKey]:
+    scores = [node.score for node in found.nodes if node.score is not None]
+    complete = len(scores) == len(found.nodes)
+    return Ranked([node_key(node.node) for node in found.nodes], weight, scores if complete else None)
+
+
+def _as_list(fused: Sequence[Fused[NodeKey]]) -> Ranked[NodeKey]:
+    return Ranked([one.key for one in fused], scores=[one.score for one in fused])
+
+
+def _comparable(ranked: NodeList) -> bool:
+    return ranked.scale is not None and all(node.score is not None for node in ranked.nodes)

@@ -1,0 +1,68 @@
+"""What a piece of evidence tells of itself: which searches found it, how it was scored, and its reference."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from llama_index.core.schema import NodeWithScore
+
+from llama_index_agentic_kb.schema import Reference
+from llama_index_agentic_kb.sources.base import KnowledgeSource
+from llama_index_agentic_kb.sources.selection import SelectedSource
+
+__all__ = ["PROVENANCE_KEY", "provenance", "references"]
+
+PROVENANCE_KEY: Final = "agentic_kb"
+"""Metadata key of a node's provenance, a dictionary.
+
+    source            the source that found it (first, if several did)
+    activity          the id of that search's record
+    searches          every search that found it: activity, source, sub_query, query, list, rank, score
+    best_for          sub-queries whose best evidence it is
+    reranker_score    0 to 4, where a calibrated reranker scored it
+    source_score      the source's score, where a reranker's stands in the node's ``score``
+    parts             of a node made of neighbouring chunks: node_id, start, end (characters of its text), score
+"""
+
+
+def provenance(node: NodeWithScore) -> dict[str, Any] | None:
+    """Give the provenance of a piece of evidence; None for a node that was not found by a fan-out."""
+    mark = node.node.metadata.get(PROVENANCE_KEY)
+    return mark if isinstance(mark, dict) else None
+
+
+def references(nodes: Sequence[NodeWithScore], selected: Mapping[str, SelectedSource]) -> list[Reference]:
+    """Give the references of the evidence: the N-th node is reference N.
+
+    A source whose parameters say ``includeReferences: false`` has none; numbers stay as they are in the text.
+    """
+    made = []
+    for position, node in enumerate(nodes):
+        mark = provenance(node)
+        chosen = selected.get(mark["source"]) if mark else None
+        if mark is None or chosen is None or not chosen.params.include_references:
+            continue
+        made.append(_reference(position, node, mark, chosen.source, chosen.params.include_reference_source_data))
+    return made
+
+
+def _reference(
+    position: int, node: NodeWithScore, mark: dict[str, Any], source: KnowledgeSource, with_data: bool | None
+) -> Reference:
+    data = source.source_data(node)
+    data.metadata.pop(PROVENANCE_KEY, None)
+    return Reference(
+        type=source.kind,
+        id=str(position),
+        activity_source=mark["activity"],
+        knowledge_source_name=source.name,
+        doc_key=data.doc_key,
+        title=data.title,
+        url=data.url,
+        citation_url=data.url,
+        node_id=node.node.node_id,
+        score=mark.get("source_score", node.score),
+        reranker_score=mark.get("reranker_score"),
+        source_data=data if with_data is not False else None,
+    )

@@ -1,0 +1,73 @@
+"""What the evidence's tests share: searches that have found what they are told."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import pytest
+from llama_index.core.schema import NodeWithScore, TextNode
+
+from llama_index_agentic_kb import KnowledgeSource
+from llama_index_agentic_kb.schema import SourceActivity, SubQuery
+from llama_index_agentic_kb.sources.base import NodeList
+from llama_index_agentic_kb.sources.fan_out import Lane
+from llama_index_agentic_kb.testing import MemoryRetriever
+
+Found = Sequence["tuple[str, float | None] | NodeWithScore"]
+
+
+class MakeLane(Protocol):
+    """Makes a search that has found nodes: (name, score) pairs, or nodes."""
+
+    def __call__(
+        self,
+        number: int,
+        found: Found,
+        *,
+        over: KnowledgeSource | None = None,
+        query: str = "q0",
+        scale: Any = None,
+        lexical: Found | None = None,
+    ) -> Lane:
+        """Make it.
+
+        Args:
+            number: The id of its activity record.
+            found: Its dense list.
+            over: Its source; None is one named "docs".
+            query: The id of its sub-query, whose text is "query " and the id.
+            scale: The scale of its dense list's scores.
+            lexical: Its lexical list, if it has one.
+        """
+
+
+@pytest.fixture(scope="session")
+def make_lane() -> MakeLane:
+    """A function that makes a search that has found nodes."""
+
+    def made(found: Found) -> list[NodeWithScore]:
+        return [one if isinstance(one, NodeWithScore) else _node(*one) for one in found]
+
+    def lane(
+        number: int,
+        found: Found,
+        *,
+        over: KnowledgeSource | None = None,
+        query: str = "q0",
+        scale: Any = None,
+        lexical: Found | None = None,
+    ) -> Lane:
+        over = over or KnowledgeSource("docs", retriever=MemoryRetriever([]))
+        lists = [NodeList("dense", made(found), scale)]
+        if lexical is not None:
+            lists.append(NodeList("lexical", made(lexical)))
+        record = SourceActivity(id=number, knowledge_source_name=over.name, sub_query_id=query)
+        sub_query = SubQuery(id=query, query=f"query {query}", sources=[over.name])
+        return Lane(sub_query, over, record, tuple(lists))
+
+    return lane
+
+
+def _node(name: str, score: float | None) -> NodeWithScore:
+    return NodeWithScore(node=TextNode(id_=name, text=f"text of {name}", metadata={"title": name}), score=score)

@@ -1,0 +1,504 @@
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llama_index.core.postprocessor import SimilarityPostprocessor
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
+from llama_index.core.schema import NodeRelationship, NodeWithScore, QueryBundle, RelatedNodeInfo, TextNode
+
+from llama_index_agentic_kb import KnowledgeSource, RetrievalRequest, interleave, reciprocal_rank_fusion
+from llama_index_agentic_kb._flow import run
+from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError
+from llama_index_agentic_kb.evidence.gathering import (
+    Counts,
+    EvidenceOptions,
+    Gathered,
+    cap_per_source,
+    gather_evidence,
+    provenance,
+    references,
+)
+from llama_index_agentic_kb.evidence.options import as_processing
+from llama_index_agentic_kb.schema import ResultsProcessing
+from llama_index_agentic_kb.search.calibration import Calibration
+from llama_index_agentic_kb.search.rerank import Reranker
+from llama_index_agentic_kb.sources.fan_out import Lane
+from llama_index_agentic_kb.sources.selection import SelectedSource, select
+from llama_index_agentic_kb.testing import MemoryRetriever, OverlapReranker
+
+if TYPE_CHECKING:
+    from tests.evidence.conftest import MakeLane
+
+SHARE = Calibration.piecewise([(0.0, 0.0), (1.0, 4.0)])
+
+
+def source(name: str = "docs", **fields: Any) -> KnowledgeSource:
+    return KnowledgeSource(name, retriever=MemoryRetriever([]), **fields)
+
+
+def node(name: str, score: float | None = None, text: str | None = None, **metadata: Any) -> NodeWithScore:
+    inner = TextNode(id_=name, text=text or f"text of {name}", metadata={"title": name, **metadata})
+    return NodeWithScore(node=inner, score=score)
+
+
+def ids(nodes: Sequence[NodeWithScore]) -> list[str]:
+    return [one.node_id for one in nodes]
+
+
+def selected(*sources: KnowledgeSource, params: Sequence[dict[str, Any]] = ()) -> dict[str, SelectedSource]:
+    request = RetrievalRequest.parse({"messages": [{"content": "q"}], "knowledgeSourceParams": list(params)})
+    return select({one.name: one for one in sources}, request, None, calibrated=True)
+
+
+class Change(BaseNodePostprocessor):
+    """Does to the nodes what it is told."""
+
+    adds: int = 0
+    latency: float = 0.0
+
+    def _postprocess_nodes(
+        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
+    ) -> list[NodeWithScore]:
+        time.sleep(self.latency)
+        for one in nodes:
+            one.score = 9.0
+            one.node.metadata["changed"] = query_bundle.query_str if query_bundle else None
+            one.node.set_content("changed")
+        return [*nodes, *(node(f"added {n}") for n in range(self.adds))]
+
+
+def gathered(
+    lanes: Sequence[Lane],
+    *postprocessors: BaseNodePostprocessor,
+    chosen: dict[str, SelectedSource] | None = None,
+    ranked: int = 10,
+    wanted: int = 10,
+    seconds: float = 10,
+    **options: Any,
+) -> Gathered:
+    return run(
+        gather_evidence(
+            lanes,
+            chosen or {},
+            EvidenceOptions(postprocessors=postprocessors, **options),
+            bundle=QueryBundle("the question"),
+            ranked=ranked,
+            wanted=wanted,
+            deadline=time.monotonic() + seconds,
+        )
+    )
+
+
+def balance(counts: Counts) -> int:
+    """Give what went in less what came out: 0."""
+    fields = counts.as_fields()
+    came = fields.pop("candidates") + fields.pop("added_by_postprocessors")
+    fields.pop("reranked")
+    return came - sum(fields.values())  # type: ignore[no-any-return]
+
+
+# -- fused ----------------------------------------------------------------------------------------------------------
+
+
+def test_sub_queries_are_interleaved_the_question_first(make_lane: MakeLane) -> None:
+    """Each sub-query's best comes before any one's second, and says whose best it is."""
+    lanes = [
+        make_lane(0, [("a", 0.9), ("b", 0.8)]),
+        make_lane(1, [("x", 0.2), ("y", 0.1)], query="q1"),
+        make_lane(2, [("a", 0.2)], query="q2"),
+    ]
+    nodes = gathered(lanes).nodes
+    assert ids(nodes) == ["a", "x", "b", "y"]
+    assert [(provenance(one) or {}).get("best_for") for one in nodes] == [["q0", "q2"], ["q1"], None, None]
+
+
+def test_every_fusion_covers_each_sub_query(make_lane: MakeLane) -> None:
+    """What all other lists agree on does not push a sub-query's best out of what is kept."""
+    shared = [(name, 0.5) for name in "abcdefghij"]
+    lanes = [make_lane(n, shared, query=f"q{n}") for n in range(3)]
+    lanes.append(make_lane(3, [("x", 0.1), ("y", 0.1)], query="q3"))
+    nodes = gathered(lanes, fusion=reciprocal_rank_fusion, wanted=5).nodes
+    assert ids(nodes) == ["a", "b", "c", "d", "x"]
+    assert ids(gathered(lanes, fusion=reciprocal_rank_fusion, ranked=50, wanted=15).nodes) == list("abcdefghixjy")
+    assert ids(gathered(lanes, fusion=reciprocal_rank_fusion, ranked=50, wanted=15, coverage_depth=4).nodes) == list(
+        "abcxdefghijy"
+    )
+
+
+def test_what_sources_gave_is_never_changed(make_lane: MakeLane) -> None:
+    """Postprocessors and rerankers write into copies: nodes, scores and metadata of the source stay."""
+    lanes = [make_lane(0, [("a", 0.5), ("b", 0.4)])]
+    before = [one.model_dump() for one in lanes[0].nodes]
+    nodes = gathered(lanes, Change(), reranker=Reranker(OverlapReranker())).nodes
+    assert [one.model_dump() for one in lanes[0].nodes] == before
+    assert [(one.text, one.score, one.metadata["changed"]) for one in nodes] == [("changed", 9.0, "the question")] * 2
+    assert "retrieval_score" not in nodes[0].metadata
+
+
+def test_no_lanes_give_no_evidence() -> None:
+    """Nothing found is counted as nothing."""
+    for options in ({}, {"reranker": Reranker(OverlapReranker())}, {"results_processing": ResultsProcessing.NONE}):
+        assert gathered([], **options) == Gathered([], Counts())
+
+
+# -- counts ---------------------------------------------------------------------------------------------------------
+
+
+def test_every_candidate_is_counted(make_lane: MakeLane) -> None:
+    """Found is merged and dropped and kept together, whatever drops."""
+    lanes = [
+        make_lane(0, [("a", 0.9), ("b", 0.8), ("c", 0.3), ("d", 0.2)]),
+        make_lane(1, [("b", 0.7), ("e", 0.6)], query="q1"),
+    ]
+    made = gathered(lanes, SimilarityPostprocessor(similarity_cutoff=0.5), ranked=4, wanted=2)
+    assert ids(made.nodes) == ["a", "b"]
+    assert made.counts == Counts(candidates=6, merged=1, kept=2, dropped_by_postprocessors=1, dropped_by_budget=2)
+
+
+def test_a_postprocessor_may_add_nodes(make_lane: MakeLane) -> None:
+    """What it brings is counted apart; no count falls below zero because of it."""
+    made = gathered([make_lane(0, [("a", 0.9)])], Change(adds=3), wanted=2)
+    assert len(made.nodes) == 2
+    assert made.counts == Counts(candidates=1, kept=2, dropped_by_budget=2, added_by_postprocessors=3)
+
+
+def test_a_postprocessor_that_hangs_is_an_error(make_lane: MakeLane) -> None:
+    """It is never skipped, for it may be what keeps a document from the answer."""
+    with pytest.raises(DeadlineExceededError, match="node postprocessor Change was still running"):
+        gathered([make_lane(0, [("a", 0.9)])], Change(latency=1.0), seconds=0.05)
+
+
+NAMES = [f"{letter}{number}" for letter in "ab" for number in range(6)]
+
+
+def chunk(name: str, score: float) -> NodeWithScore:
+    made = node(name, score, text=f"query {name}" if int(name[1:]) % 2 else name, chunk_index=int(name[1:]))
+    made.node.metadata["title"] = name[0]
+    made.node.relationships[NodeRelationship.SOURCE] = RelatedNodeInfo(node_id=name[0])
+    return made
+
+
+@settings(max_examples=80, deadline=None)
+@given(st.data())
+def test_counts_always_add_up(make_lane: MakeLane, data: st.DataObject) -> None:
+    """Whatever is found, reranked, capped, dropped, added, joined and cut; and per search as well."""
+    docs, wiki = source("docs"), source("wiki")
+    found = st.lists(st.tuples(st.sampled_from(NAMES), st.floats(0, 1)), max_size=8, unique_by=lambda pair: pair[0])
+    lanes = []
+    for number in range(data.draw(st.integers(1, 4))):
+        dense, lexical = data.draw(found), data.draw(st.one_of(st.none(), found))
+        lanes.append(
+            make_lane(
+                number,
+                [chunk(*one) for one in dense],
+                over=data.draw(st.sampled_from([docs, wiki])),
+                query=f"q{data.draw(st.integers(0, 2))}",
+                scale=data.draw(st.sampled_from([None, 1])),
+                lexical=lexical and [chunk(*one) for one in lexical],
+            )
+        )
+    for lane in lanes:
+        lane.record.count = len(lane.nodes)
+    overlap = OverlapReranker(fault=data.draw(st.sampled_from([None, "empty", OSError()])), fails_on="q1")
+    top_n, threshold = data.draw(st.sampled_from([None, 1, 3])), data.draw(st.sampled_from([None, 0.0, 2.0, 4.0]))
+    calibrated = Reranker(overlap, calibration=SHARE, top_n=top_n, threshold=threshold)
+    params = {"maxOutputDocuments": 2} if data.draw(st.booleans()) else {"rerankerThreshold": 1.0}
+    untouched = data.draw(st.booleans()) and "rerankerThreshold" not in params
+    made = gathered(
+        lanes,
+        *data.draw(st.sampled_from([(), (SimilarityPostprocessor(similarity_cutoff=0.5),), (Change(adds=2),)])),
+        chosen=selected(
+            docs,
+            wiki,
+            params=[{"knowledgeSourceName": "docs", **params, **({"resultsProcessing": "none"} if untouched else {})}],
+        ),
+        ranked=data.draw(st.integers(1, 10)),
+        wanted=data.draw(st.integers(1, 10)),
+        fusion=data.draw(st.sampled_from([interleave, reciprocal_rank_fusion, lambda given: interleave(given)[:5]])),
+        reranker=data.draw(st.sampled_from([None, Reranker(overlap), calibrated])),
+    )  # fmt: skip
+    counts = made.counts
+    assert balance(counts) == 0
+    assert all(value >= 0 for value in counts.as_fields().values())
+    assert counts.candidates == sum(len(one.nodes) for lane in lanes for one in lane.lists)
+    assert counts.kept == len(made.nodes)
+    for record, fields in made.searches:
+        assert fields["count"] + fields["dropped_by_threshold"] == record.count
+
+
+# -- reranked -------------------------------------------------------------------------------------------------------
+
+
+def reranked_lanes(make_lane: MakeLane, **fields: Any) -> list[Lane]:
+    """Two sub-queries whose texts are "query q0" and "query q1"; what holds more of their words is better."""
+    texts = {"low": "nothing", "half": "the query of somebody", "zero": "query q0", "one": "query q1"}
+    return [
+        make_lane(0, [node(name, 0.5, texts[name]) for name in ("low", "half", "zero", "one")], **fields),
+        make_lane(1, [node(name, 0.5, texts[name]) for name in ("half", "one")], query="q1", **fields),
+    ]
+
+
+def test_candidates_are_reranked_for_each_sub_query(make_lane: MakeLane) -> None:
+    """One call a sub-query; a node keeps its best score, in its score, its provenance and its reference."""
+    overlap = OverlapReranker()
+    docs = source()
+    made = gathered(
+        reranked_lanes(make_lane, over=docs), reranker=Reranker(overlap, calibration=SHARE), chosen=selected(docs)
+    )
+    assert overlap.calls == [("query q0", ["low", "half", "zero", "one"]), ("query q1", ["half", "one"])]
+    assert [(one.node_id, one.score) for one in made.nodes] == [("zero", 4.0), ("one", 4.0)]
+    assert made.counts == Counts(candidates=6, merged=2, kept=2, dropped_by_threshold=2, reranked=6)
+    assert [(ref.reranker_score, ref.score) for ref in references(made.nodes, selected(docs))] == [(4.0, 0.5)] * 2
+    assert [(record.id, fields) for record, fields in made.searches] == [
+        (0, {"count": 2, "dropped_by_threshold": 2}),
+        (1, {"count": 1, "dropped_by_threshold": 1}),
+    ]
+
+
+def test_thresholds_of_sources_go_before_the_rerankers_own(make_lane: MakeLane) -> None:
+    """``rerankerThreshold`` of a source counts for its documents; 0 drops nothing, and scores order what is left."""
+    docs = source()
+    reranker = Reranker(OverlapReranker(), calibration=SHARE, threshold=0)
+    nodes = gathered(reranked_lanes(make_lane, over=docs), reranker=reranker, chosen=selected(docs)).nodes
+    assert [(one.node_id, one.score) for one in nodes] == [("zero", 4.0), ("one", 4.0), ("half", 2.0), ("low", 0.0)]
+    chosen = selected(docs, params=[{"knowledgeSourceName": "docs", "rerankerThreshold": 2.0}])
+    assert ids(gathered(reranked_lanes(make_lane, over=docs), reranker=reranker, chosen=chosen).nodes) == [
+        "zero",
+        "one",
+        "half",
+    ]
+
+
+def test_scores_compare_between_sub_queries_and_coverage_holds(make_lane: MakeLane) -> None:
+    """The best scores come first, but a sub-query whose best is worse than all of another's has a place."""
+    lanes = [
+        make_lane(0, [node(f"a{n}", text="query q0") for n in range(5)]),
+        make_lane(1, [node("x", text="query"), node("y", text="nothing")], query="q1"),
+    ]
+    reranker = Reranker(OverlapReranker(), calibration=SHARE, threshold=0)
+    assert ids(gathered(lanes, reranker=reranker).nodes) == ["a0", "a1", "a2", "a3", "a4", "x", "y"]
+    assert ids(gathered(lanes, reranker=reranker, wanted=3).nodes) == ["a0", "a1", "x"]
+
+
+def test_an_uncalibrated_reranker_orders_and_drops_nothing(make_lane: MakeLane) -> None:
+    """Its scores are not compared between sub-queries, and none is on the scale."""
+    docs = source()
+    chosen = selected(docs, params=[{"knowledgeSourceName": "docs", "rerankerThreshold": 4.0}])
+    made = gathered(reranked_lanes(make_lane, over=docs), reranker=Reranker(OverlapReranker()), chosen=chosen)
+    assert [(one.node_id, one.score) for one in made.nodes] == [
+        ("zero", 1.0),
+        ("one", 1.0),
+        ("half", 0.5),
+        ("low", 0.0),
+    ]
+    assert [ref.reranker_score for ref in references(made.nodes, chosen)] == [None] * 4
+    assert (made.counts.dropped_by_threshold, made.searches) == (0, [])
+    in_order = gathered(reranked_lanes(make_lane), reranker=Reranker(OverlapReranker(fault="none")))
+    assert [(one.node_id, one.score) for one in in_order.nodes] == [
+        (name, 0.5) for name in ("low", "half", "one", "zero")
+    ]
+
+
+@pytest.mark.parametrize("latency", [0.0, 0.5])
+def test_a_reranker_that_fails_leaves_the_fused_order(make_lane: MakeLane, latency: float) -> None:
+    """Whether it raises or is late: nothing is raised or dropped, and the account says so, without secrets."""
+    overlap = OverlapReranker(latency=latency, fault=None if latency else OSError("no way to http://me:pw123456@host"))
+    begun = time.monotonic()
+    made = gathered(
+        reranked_lanes(make_lane),
+        reranker=Reranker(overlap, calibration=SHARE, timeout=0.1),
+    )
+    assert time.monotonic() - begun < 0.4
+    assert [(one.node_id, one.score) for one in made.nodes] == [(name, 0.5) for name in ("low", "half", "one", "zero")]
+    assert made.counts == Counts(candidates=6, merged=2, kept=4, reranked=6)
+    reason = "reranker OverlapReranker was" if latency else r"no way to http://***@host"
+    assert made.warning is not None
+    assert "reranking failed for q0" in made.warning
+    assert "whose fused order stays: " in made.warning
+    assert reason in made.warning
+
+
+def test_one_sub_query_that_could_not_be_reranked(make_lane: MakeLane) -> None:
+    """The others are; the sub-queries take turns, and what was not judged shows no score beside those that were."""
+    overlap = OverlapReranker(fault=OSError("down"), fails_on="q1")
+    docs = source()
+    made = gathered(reranked_lanes(make_lane, over=docs), reranker=Reranker(overlap, calibration=SHARE))
+    assert made.warning == "reranking failed for q1, whose fused order stays: down"
+    assert [(one.node_id, one.score) for one in made.nodes] == [("zero", 4.0), ("half", 2.0), ("one", 2.0)]
+    lanes = [make_lane(0, [node("a", 0.5, "query q0")]), make_lane(1, [node("b", 0.7)], query="q1")]
+    made = gathered(lanes, reranker=Reranker(overlap, calibration=SHARE))
+    assert [(one.node_id, one.score) for one in made.nodes] == [("a", 4.0), ("b", None)]
+    assert (provenance(made.nodes[1]) or {})["source_score"] == 0.7
+
+
+def test_only_so_many_candidates_are_read(make_lane: MakeLane) -> None:
+    """``ranked`` of each sub-query; those beyond are dropped by the budget, those beyond ``top_n`` by the reranker."""
+    overlap = OverlapReranker()
+    lanes = [make_lane(0, [(name, 0.5) for name in "abcdef"])]
+    made = gathered(lanes, ranked=4, reranker=Reranker(overlap, top_n=3))
+    assert overlap.calls == [("query q0", list("abcd"))]
+    assert ids(made.nodes) == ["a", "b", "c"]
+    assert made.counts == Counts(candidates=6, kept=3, dropped_by_postprocessors=1, dropped_by_budget=2, reranked=4)
+
+
+def test_sub_queries_are_reranked_side_by_side(make_lane: MakeLane) -> None:
+    """With as many threads as sub-queries it takes the time of one."""
+    lanes = [make_lane(n, [("a", 0.5)], query=f"q{n}") for n in range(4)]
+    reranker = Reranker(OverlapReranker(latency=0.1), max_concurrency=4)
+    begun = time.monotonic()
+    assert gathered(lanes, reranker=reranker).counts.reranked == 4
+    assert time.monotonic() - begun < 0.3
+
+
+# -- left as it is --------------------------------------------------------------------------------------------------
+
+
+def test_searches_take_turns_where_nothing_is_processed(make_lane: MakeLane) -> None:
+    """No reranker, no merging by score, no joining, no document put behind; each node once all the same."""
+    docs, wiki = source("docs", weight=9.0), source("wiki")
+    lanes = [
+        make_lane(0, [chunk("a1", 0.9), chunk("a2", 0.8), chunk("a3", 0.7)], over=docs, scale=1),
+        make_lane(1, [("x", 0.99), ("y", 0.95)], over=wiki, scale=1),
+        make_lane(2, [chunk("a2", 0.5), chunk("a5", 0.4)], over=docs, query="q1"),
+    ]
+    overlap = OverlapReranker()
+    made = gathered(
+        lanes,
+        results_processing=ResultsProcessing.NONE,
+        reranker=Reranker(overlap, calibration=SHARE),
+        max_per_document=1,
+    )
+    assert ids(made.nodes) == ["a1", "x", "a2", "y", "a5", "a3"]
+    assert [one.score for one in made.nodes] == [0.9, 0.99, 0.8, 0.95, 0.4, 0.7]
+    assert overlap.calls == []
+    assert balance(made.counts) == 0
+
+
+def test_one_source_may_be_left_as_it_is(make_lane: MakeLane) -> None:
+    """Its searches and the others' take turns; the others' are reranked, in one call a sub-query."""
+    docs, wiki = source("docs"), source("wiki")
+    chosen = selected(docs, wiki, params=[{"knowledgeSourceName": "wiki", "resultsProcessing": "none"}])
+    lanes = [
+        make_lane(0, [node("a", 0.9, "nothing"), node("b", 0.8, "query q0")], over=docs),
+        make_lane(1, [node("x", 0.7, "nothing"), node("y", 0.6, "query q0")], over=wiki),
+    ]
+    overlap = OverlapReranker()
+    reranker = Reranker(overlap, calibration=SHARE, threshold=0)
+    made = gathered(lanes, chosen=chosen, reranker=reranker)
+    assert overlap.calls == [("query q0", ["a", "b"])]
+    assert [(one.node_id, one.score) for one in made.nodes] == [("b", 4.0), ("x", 0.7), ("a", 0.0), ("y", 0.6)]
+    strict = gathered(lanes, chosen=chosen, reranker=Reranker(overlap, calibration=SHARE))
+    assert ids(strict.nodes) == ["b", "x", "y"]
+    assert [record.id for record, _ in strict.searches] == [0]
+
+
+# -- neighbours and documents ---------------------------------------------------------------------------------------
+
+
+def test_neighbours_are_joined_after_the_postprocessors(make_lane: MakeLane) -> None:
+    """What a postprocessor drops is in no joined node; what is joined is counted."""
+    lanes = [make_lane(0, [chunk("a1", 0.9), chunk("a2", 0.2), chunk("a3", 0.8), chunk("b1", 0.7)])]
+    made = gathered(lanes)
+    assert [one.text for one in made.nodes] == ["query a1\na2\nquery a3", "query b1"]
+    assert made.counts == Counts(candidates=4, joined=2, kept=2)
+    assert ids(gathered(lanes, join_neighbours=False).nodes) == ["a1", "a2", "a3", "b1"]
+    strict = gathered(lanes, SimilarityPostprocessor(similarity_cutoff=0.5))
+    assert [one.text for one in strict.nodes] == ["query a1", "query a3", "query b1"]
+    assert ids(gathered(lanes, neighbour_characters=12).nodes) == ["a1", "a3", "b1"]
+
+
+def test_references_of_joined_nodes(make_lane: MakeLane) -> None:
+    """One reference, by the best part's id and document, with all of the text and the parts in its metadata."""
+    docs = source()
+    made = gathered([make_lane(0, [chunk("a2", 0.9), chunk("a1", 0.8)], over=docs)])
+    (reference,) = references(made.nodes, selected(docs))
+    assert (reference.node_id, reference.doc_key, reference.title, reference.score) == ("a2", "a", "a", 0.9)
+    assert reference.source_data is not None
+    assert reference.source_data.content == "query a1\na2"
+
+
+def test_long_documents_do_not_bury_short_ones(make_lane: MakeLane) -> None:
+    """By default a document has a third of the places, and at least three, before others."""
+    long = [chunk(f"a{number}", 0.9) for number in range(0, 20, 2)]
+    lanes = [make_lane(0, [*long, chunk("b1", 0.1)])]
+    assert ids(gathered(lanes, ranked=50, wanted=6).nodes) == ["a0", "a2", "a4", "b1", "a6", "a8"]
+    assert ids(gathered(lanes, ranked=50, wanted=6, max_per_document=1).nodes) == ["a0", "b1", "a2", "a4", "a6", "a8"]
+    assert ids(gathered(lanes, ranked=50, wanted=6, max_per_document=None).nodes) == [
+        "a0",
+        "a2",
+        "a4",
+        "a6",
+        "a8",
+        "a10",
+    ]
+
+
+def test_sources_may_be_capped(make_lane: MakeLane) -> None:
+    """``maxOutputDocuments`` of a source keeps its best, and counts the rest; other sources and strange nodes stay."""
+    docs, wiki = source("docs"), source("wiki")
+    chosen = selected(docs, wiki, params=[{"knowledgeSourceName": "docs", "maxOutputDocuments": 1}])
+    lanes = [make_lane(0, [("a", 0.9), ("b", 0.8)], over=docs), make_lane(1, [("x", 0.7), ("y", 0.6)], over=wiki)]
+    made = gathered(lanes, chosen=chosen)
+    assert ids(made.nodes) == ["a", "x", "y"]
+    assert made.counts == Counts(candidates=4, kept=3, dropped_by_cap=1)
+    assert ids(cap_per_source([*made.nodes, node("strange")], chosen)) == ["a", "x", "y", "strange"]
+
+
+# -- references and options -----------------------------------------------------------------------------------------
+
+
+def test_references_number_the_evidence(make_lane: MakeLane) -> None:
+    """The N-th node is reference N; a source may have none, or none of its data."""
+    docs, wiki, bare = source("docs", kind="web"), source("wiki"), source("bare")
+    chosen = selected(
+        docs,
+        wiki,
+        bare,
+        params=[
+            {"knowledgeSourceName": "wiki", "includeReferences": False},
+            {"knowledgeSourceName": "bare", "includeReferenceSourceData": False},
+        ],
+    )
+    lanes = [make_lane(n, [(one.name, 0.5)], over=one) for n, one in enumerate((docs, wiki, bare))]
+    made = references(gathered(lanes, chosen=chosen).nodes, chosen)
+    assert [(ref.id, ref.type, ref.activity_source, ref.knowledge_source_name, ref.node_id) for ref in made] == [
+        ("0", "web", 0, "docs", "docs"),
+        ("2", "searchIndex", 2, "bare", "bare"),
+    ]
+    assert made[0].source_data is not None
+    assert made[0].source_data.metadata == {"title": "docs"}
+    assert made[1].source_data is None
+    assert references([node("strange", 1.0)], chosen) == []
+    assert provenance(node("strange", 1.0)) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"reranker": OverlapReranker()}, "reranker: expected a Reranker, got OverlapReranker"),
+        ({"lane_weights": {"lexical": 0}}, "the weight of 'lexical' must be above 0, got 0"),
+        ({"lane_weights": {"dense": float("nan")}}, "the weight of 'dense' must be above 0"),
+        ({"max_per_document": 0}, "max_per_document must be at least 1, 'auto' or None, got 0"),
+        ({"max_per_document": "many"}, "max_per_document must be at least 1, 'auto' or None, got 'many'"),
+        ({"max_per_document": True}, "max_per_document must be"),
+        ({"neighbour_characters": 0}, "neighbour_characters must be above 0"),
+        ({"coverage_depth": 1}, "coverage_depth must be at least 2"),
+    ],
+)
+def test_options_at_fault_are_refused(fields: dict[str, Any], message: str) -> None:
+    """The error names the option and the remedy."""
+    with pytest.raises(ConfigurationError, match=message):
+        EvidenceOptions(**fields)
+
+
+def test_processing_by_name() -> None:
+    """Both names, and nothing else."""
+    assert as_processing("none") is ResultsProcessing.NONE
+    assert as_processing(ResultsProcessing.RERANK) is ResultsProcessing.RERANK
+    with pytest.raises(ConfigurationError, match="results_processing: 'some' is unknown; known are rerank, none"):
+        as_processing("some")

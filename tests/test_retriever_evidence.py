@@ -1,0 +1,269 @@
+"""Reranking, neighbours and long documents through the whole way of a query."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from llama_index.core import Document, StorageContext, VectorStoreIndex
+from llama_index.core.chat_engine import ContextChatEngine
+from llama_index.core.memory import ChatMemoryBuffer
+from llama_index.core.node_parser import HierarchicalNodeParser, SentenceSplitter, get_leaf_nodes
+from llama_index.core.retrievers import AutoMergingRetriever
+from llama_index.core.schema import NodeRelationship
+from llama_index.core.vector_stores import MetadataFilter, MetadataFilters
+
+from llama_index_agentic_kb import (
+    AgenticRetriever,
+    AgenticVectorStoreIndex,
+    KnowledgeBase,
+    KnowledgeSource,
+    RetrievalRequest,
+)
+from llama_index_agentic_kb._flow import run
+from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError
+from llama_index_agentic_kb.evidence.provenance import provenance
+from llama_index_agentic_kb.retriever import Retrieval
+from llama_index_agentic_kb.schema import AgenticReasoningActivity, SourceActivity
+from llama_index_agentic_kb.search.calibration import Calibration
+from llama_index_agentic_kb.search.rerank import Reranker
+from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever, OverlapReranker, ScriptedLLM
+
+SHARE = Calibration.piecewise([(0.0, 0.0), (1.0, 4.0)])
+QUESTION = "saturn rocket height"
+ROCKETS = ["saturn saturn", "height of the saturn rocket", "rocket height", "a probe"]
+LONG = " ".join(f"Sentence {number} tells of the rover on day {number}." for number in range(40))
+
+
+def retriever(**options: Any) -> AgenticRetriever:
+    sources = [
+        KnowledgeSource("rockets", retriever=MemoryRetriever(ROCKETS, similarity_top_k=9)),
+        KnowledgeSource("notes", retriever=MemoryRetriever(["saturn note", "height note"], similarity_top_k=9)),
+    ]
+    return AgenticRetriever(sources, effort="minimal", **options)
+
+
+def calibrated(**options: Any) -> Reranker:
+    return Reranker(OverlapReranker(), calibration=SHARE, **options)
+
+
+def retrieval(over: AgenticRetriever, **request: Any) -> Retrieval:
+    return run(over.retrieval(RetrievalRequest.parse({"intents": [{"search": QUESTION}], **request})))
+
+
+def reasoning(made: Retrieval) -> AgenticReasoningActivity:
+    record = made.log.last(AgenticReasoningActivity)
+    assert record is not None
+    return record
+
+
+def texts(made: Retrieval) -> list[str]:
+    return [node.text for node in made.nodes]
+
+
+# -- reranking ------------------------------------------------------------------------------------------------------
+
+
+def test_a_reranker_scores_drops_and_is_accounted_for() -> None:
+    """References have scores of 0 to 4; each search and the whole tell what the threshold dropped."""
+    made = retrieval(retriever(reranker=calibrated()))
+    assert texts(made) == ["height of the saturn rocket", "rocket height"]
+    assert [ref.reranker_score for ref in made.references] == [4.0, pytest.approx(8 / 3)]
+    assert [ref.score for ref in made.references] == [1.0, pytest.approx(2 / 3)]
+    searches = [record for record in made.log.records if isinstance(record, SourceActivity)]
+    assert [(one.knowledge_source_name, one.count, one.dropped_by_threshold) for one in searches] == [
+        ("rockets", 2, 1),
+        ("notes", 0, 2),
+    ]
+    record = reasoning(made)
+    assert (record.candidates, record.kept, record.dropped_by_threshold, record.reranked) == (5, 2, 3, 5)
+    assert record.warning is None
+
+
+def test_thresholds_come_from_the_request_or_the_retriever() -> None:
+    """A source's own word goes first; where no calibrated reranker is, the source's record says that it was ignored."""
+    params = [{"knowledgeSourceName": "notes", "rerankerThreshold": 1.0}]
+    strict = retrieval(retriever(reranker=calibrated(threshold=4.0)), knowledgeSourceParams=params)
+    assert texts(strict) == ["height of the saturn rocket", "saturn note", "height note"]
+    for options in ({}, {"reranker": OverlapReranker()}):
+        searches = [
+            one
+            for one in retrieval(retriever(**options), knowledgeSourceParams=params).log.records
+            if isinstance(one, SourceActivity)
+        ]
+        assert [one.warning for one in searches] == [
+            None,
+            "ignored parameters: rerankerThreshold (no calibrated reranker scores this source)",
+        ]
+
+
+def test_a_reranker_that_fails_is_told_of() -> None:
+    """The evidence is as without it, and the agent's record has the warning."""
+    broken = Reranker(OverlapReranker(fault=OSError("down")), calibration=SHARE)
+    made = retrieval(retriever(reranker=broken))
+    assert texts(made) == texts(retrieval(retriever()))
+    assert reasoning(made).warning == "reranking failed for q0, whose fused order stays: down"
+    assert [ref.reranker_score for ref in made.references] == [None] * 5
+
+
+def test_results_may_be_left_as_they_are() -> None:
+    """By the retriever, the request, or a source's parameters: no reranker's score, and the searches take turns."""
+    turns = [
+        "height of the saturn rocket",
+        "saturn note",
+        "rocket height",
+        "height note",
+        "saturn saturn",
+    ]
+    none = "none"
+    params = [{"knowledgeSourceName": name, "resultsProcessing": none} for name in ("rockets", "notes")]
+    for options, request in (
+        ({"results_processing": none}, {}),
+        ({}, {"resultsProcessing": none}),
+        ({}, {"knowledgeSourceParams": params}),
+    ):
+        made = retrieval(retriever(reranker=calibrated(), **options), **request)
+        assert texts(made) == turns
+        assert {ref.reranker_score for ref in made.references} == {None}
+    again = retrieval(retriever(reranker=calibrated(), results_processing="none"), resultsProcessing="rerank")
+    assert texts(again) == ["height of the saturn rocket", "rocket height"]
+    with pytest.raises(InvalidRequestError, match="rerankerThreshold needs resultsProcessing to be 'rerank'"):
+        retrieval(
+            retriever(),
+            resultsProcessing="none",
+            knowledgeSourceParams=[{"knowledgeSourceName": "notes", "rerankerThreshold": 1}],
+        )
+
+
+async def test_sync_and_async_agree() -> None:
+    """The same nodes with the same scores."""
+    over = retriever(reranker=calibrated(threshold=0))
+    found = over.retrieve(QUESTION)
+    assert [(node.node_id, node.score) for node in await over.aretrieve(QUESTION)] == [
+        (node.node_id, node.score) for node in found
+    ]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"reranker": "bge"}, "reranker: expected a LlamaIndex node postprocessor, got str"),
+        ({"results_processing": "some"}, "results_processing: 'some' is unknown"),
+        ({"max_per_document": 0}, "max_per_document must be at least 1"),
+        ({"lane_weights": {"lexical": -1}}, "lane_weights: the weight of 'lexical' must be above 0"),
+    ],
+)
+def test_arguments_at_fault_are_refused(options: dict[str, Any], message: str) -> None:
+    """When the retriever is made, with the argument's name."""
+    with pytest.raises(ConfigurationError, match=message):
+        retriever(**options)
+
+
+# -- neighbours and long documents ----------------------------------------------------------------------------------
+
+
+def chunked(*documents: Document, cls: type[VectorStoreIndex] = VectorStoreIndex) -> VectorStoreIndex:
+    splitter = SentenceSplitter(chunk_size=60, chunk_overlap=12, tokenizer=str.split)
+    return cls.from_documents(list(documents), transformations=[splitter], embed_model=HashEmbedding())
+
+
+def rover(**metadata: Any) -> Document:
+    return Document(id_="rover", text=LONG, metadata={"title": "Rover", **metadata})
+
+
+def test_neighbours_are_one_citation() -> None:
+    """Extracts and references of joined chunks: one number, one id, the text once, the parts in the metadata."""
+    source = KnowledgeSource("docs", index=chunked(rover()))
+    request: dict[str, Any] = {"output_mode": "extractiveData", "max_output_documents": 9}
+    response = KnowledgeBase([source]).retrieve("What did the rover do on day 7?", **request)
+    ((extract,), (reference,)) = response.extracts, response.references
+    assert extract.content == LONG
+    assert (extract.title, reference.doc_key, reference.id) == ("Rover", "rover", "0")
+    assert reference.source_data is not None
+    assert "agentic_kb" not in reference.source_data.metadata
+    apart = KnowledgeBase([source], join_neighbours=False).retrieve("What did the rover do on day 7?", **request)
+    assert len(apart.extracts) == len(apart.references) > 3
+    assert reference.node_id == apart.references[0].node_id
+
+
+def test_answers_cite_joined_chunks() -> None:
+    """A marker leads to the joined node, in a query engine and in LlamaIndex's chat engine over the retriever."""
+    index = AgenticVectorStoreIndex.from_index(chunked(rover()))
+    llm = ScriptedLLM("It drove [ref_id:0].", model_name="m")
+    engine = index.as_query_engine(llm=llm, effort="minimal", response_mode="answerSynthesis")
+    response = engine.query("What did the rover do on day 7?")
+    assert str(response) == "It drove [ref_id:0]."
+    assert [node.text for node in response.source_nodes] == [LONG]
+    apart = index.as_query_engine(llm=llm, effort="minimal", join_neighbours=False)
+    assert len(apart.query("rover day 7").source_nodes) > 3
+    chat = ContextChatEngine.from_defaults(
+        retriever=index.as_retriever(llm=llm, effort="minimal"), llm=llm, memory=ChatMemoryBuffer.from_defaults(llm=llm)
+    )
+    assert [node.text for node in chat.chat("rover day 7").source_nodes] == [LONG]
+    assert "tells of the rover on day 39" in str(llm.calls[-1])
+
+
+def test_as_query_engine_takes_a_reranker() -> None:
+    """The index hands the retriever's arguments on."""
+    index = AgenticVectorStoreIndex.from_index(chunked(rover(), Document(id_="moon", text="The moon is far.")))
+    engine = index.as_query_engine(
+        effort="minimal", reranker=calibrated(), max_per_document=1, lane_weights={"lexical": 1.0},
+        results_processing="rerank", join_neighbours=False,
+    )  # fmt: skip
+    nodes = engine.query("the moon is far").source_nodes
+    assert [(node.text, node.score) for node in nodes] == [("The moon is far.", 4.0)]
+
+
+def test_joined_chunks_share_all_of_their_metadata() -> None:
+    """Two audiences of one document are two references, for the mandatory filter let both through."""
+    nodes = SentenceSplitter(chunk_size=60, chunk_overlap=0, tokenizer=str.split).get_nodes_from_documents([rover()])
+    for number, node in enumerate(nodes):
+        node.metadata["audience"] = "staff" if number == 1 else "public"
+    index = VectorStoreIndex(nodes, embed_model=HashEmbedding())
+    over = AgenticRetriever.from_defaults(index, effort="minimal", similarity_top_k=9)
+    found = over.retrieve("rover day 7")
+    assert {node.metadata["audience"] for node in found} == {"public", "staff"}
+    audiences = {one.node_id: one.metadata["audience"] for one in nodes}
+    for one in found:
+        parts = (provenance(one) or {}).get("parts", [{"node_id": one.node_id}])
+        assert {audiences[part["node_id"]] for part in parts} == {one.metadata["audience"]}
+
+
+# -- LlamaIndex's own parents ----------------------------------------------------------------------------------------
+
+
+def hierarchy(*documents: Document) -> tuple[VectorStoreIndex, StorageContext]:
+    parser = HierarchicalNodeParser.from_defaults(chunk_sizes=[512, 128, 32], chunk_overlap=0)
+    nodes = parser.get_nodes_from_documents(list(documents))
+    context = StorageContext.from_defaults()
+    context.docstore.add_documents(nodes)
+    return VectorStoreIndex(get_leaf_nodes(nodes), storage_context=context, embed_model=HashEmbedding()), context
+
+
+def test_auto_merging_retrieval_is_a_source() -> None:
+    """Parents that LlamaIndex puts in the place of their children are cited like any other node."""
+    index, context = hierarchy(rover(), Document(text="The moon is far.", metadata={"title": "Moon"}))
+    leaves: Any = index.as_retriever(similarity_top_k=12)
+    merging = AutoMergingRetriever(leaves, context, simple_ratio_thresh=0.3)
+    over = AgenticRetriever([KnowledgeSource("docs", retriever=merging)], effort="minimal", similarity_top_k=9)
+    made = retrieval(over, intents=[{"search": "Sentence tells of the rover on day"}])
+    merged = [node for node in made.nodes if NodeRelationship.CHILD in node.node.relationships]
+    assert merged
+    assert len(merged[0].text) > 200
+    assert made.references[0].title == "Rover"
+    assert made.references[0].knowledge_source_name == "docs"
+
+
+def test_auto_merging_retrieval_under_a_filter() -> None:
+    """A factory passes the filter on; what merging fetches from the docstore is checked against it again."""
+    index, context = hierarchy(rover(audience="public"), Document(text=LONG, metadata={"audience": "staff"}))
+
+    def merging(filters: MetadataFilters | None) -> AutoMergingRetriever:
+        leaves: Any = index.as_retriever(similarity_top_k=8, filters=filters)
+        return AutoMergingRetriever(leaves, context)
+
+    public = MetadataFilters(filters=[MetadataFilter(key="audience", value="public")])
+    source = KnowledgeSource("docs", retriever_factory=merging, filters=public)
+    found = AgenticRetriever([source], effort="minimal").retrieve("the rover on day 7")
+    assert found
+    assert {node.metadata["audience"] for node in found} == {"public"}
