@@ -9,10 +9,14 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, Final
 
-__all__ = ["cut_to_fit", "normalize", "one_line", "printable", "redacted", "sentence_spans"]
+__all__ = ["cut_to_fit", "excerpt", "normalize", "one_line", "printable", "redacted", "sentence_spans"]
 
 WINDOW = 2_000
 """How many characters before a cut are searched for a sentence end; the segmenter is slow on long text."""
+
+
+_WORD: Final = re.compile(r"\S{1,16}")  # scripts without spaces are cut too
+_MARKS: Final = ".,;:!?\"'()[]"
 
 
 def normalize(text: str) -> str:
@@ -121,3 +125,44 @@ def _longest(text: str, limit: int, count: Callable[[str], int]) -> int:
         else:
             high = middle - 1
     return low
+
+
+def excerpt(text: str, around: str, words: int) -> str:
+    """Give the part of a text, at most so many words long, that holds most of the words of another.
+
+    Args:
+        text: What to cut.
+        around: Whose words are looked for; those of one or two letters don't count.
+        words: The most words of the excerpt.
+
+    Returns:
+        The text itself where it is short enough; else the best part, the earliest of several, with what stands before
+        and after the words, and with ellipses.
+    """
+    spans = [match.span() for match in _WORD.finditer(text)]
+    if len(spans) <= words:
+        return text
+    wanted = {word for word in _plain_words(around) if len(word) > 2}  # noqa: PLR2004 (of, in, is)
+    found = [_plain(text[start:end]) for start, end in spans] if wanted else []
+    starts = [*range(0, len(spans) - words, max(1, words // 8)), len(spans) - words]
+    first = starts[_middle_of_best([len(wanted.intersection(found[at : at + words])) for at in starts])]
+    start, end = spans[first][0], spans[first + words - 1][1]
+    return ("… " if first else "") + text[start:end] + (" …" if end < len(text.rstrip()) else "")
+
+
+def _middle_of_best(counts: list[int]) -> int:
+    """Give the middle of the first run of the greatest counts; the start where there are none."""
+    best = max(counts)
+    first = counts.index(best)
+    if best == 0:
+        return 0
+    run = next((at for at in range(first, len(counts)) if counts[at] < best), len(counts)) - first
+    return first + run // 2
+
+
+def _plain_words(text: str) -> set[str]:
+    return {word.strip(_MARKS) for word in normalize(text).split()}
+
+
+def _plain(word: str) -> str:
+    return (word.lower() if word.isascii() else normalize(word)).strip(_MARKS)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Self
+from typing import Any, Literal, Self
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.callbacks import CallbackManager
@@ -18,28 +18,36 @@ from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.prompts.mixin import PromptDictType
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
-from llama_index_agentic_kb._flow import Call, Flow, Start, Wait, arun, run
+from llama_index_agentic_kb._flow import Call, Flow, arun, run
 from llama_index_agentic_kb.account import ActivityLog, Budget, GuardedCallbacks
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError
+from llama_index_agentic_kb.evidence.gathering import Fusion, gather_evidence, references
+from llama_index_agentic_kb.evidence.options import EvidenceOptions, as_processing
 from llama_index_agentic_kb.llm import LanguageModel, resolve_llm
-from llama_index_agentic_kb.planning import DEFAULT_LIMITS, EffortLimits, Planner, Scope
-from llama_index_agentic_kb.planning.planner import Candidate, plain_plan
+from llama_index_agentic_kb.planning import EffortLimits, Planner, Scope
+from llama_index_agentic_kb.planning.effort import as_effort, as_limits, planned_use
+from llama_index_agentic_kb.planning.findings import FindingsReader
+from llama_index_agentic_kb.planning.revision import Reviser
+from llama_index_agentic_kb.planning.searched import Agents, Searched, spent_use
+from llama_index_agentic_kb.planning.strategy import Strategy
 from llama_index_agentic_kb.schema import (
     ActivityRecord,
     AgenticReasoningActivity,
+    Finding,
     Message,
     MissingPart,
-    ModelQueryPlanningActivity,
     Outcome,
     QueryPlan,
     ReasoningEffort,
     Reference,
+    ResultsProcessing,
     RetrievalRequest,
 )
-from llama_index_agentic_kb.search.fusion import interleave
+from llama_index_agentic_kb.search.embedding_cache import SHARED_CACHE, EmbeddingCache
+from llama_index_agentic_kb.search.fusion import interleave, relative_score_fusion
+from llama_index_agentic_kb.search.rerank import Reranker, as_reranker
 from llama_index_agentic_kb.sources import KnowledgeSource
-from llama_index_agentic_kb.sources.evidence import Fusion, gather_evidence, references
-from llama_index_agentic_kb.sources.fan_out import FanOut, Lane, missing_parts, raise_if_lost
+from llama_index_agentic_kb.sources.fan_out import FanOut, missing_parts, raise_if_lost
 from llama_index_agentic_kb.sources.filters import FilterLike, to_tree
 from llama_index_agentic_kb.sources.selection import SelectedSource, as_source, by_name, select
 
@@ -58,6 +66,7 @@ class Retrieval:
         missing: What was wanted and could not be had.
         selected: The sources that were allowed, by name.
         scope: The question and its conversation.
+        findings: What sub-queries found on the way.
     """
 
     nodes: list[NodeWithScore]
@@ -67,6 +76,7 @@ class Retrieval:
     missing: list[MissingPart] = field(default_factory=list)
     selected: Mapping[str, SelectedSource] = field(default_factory=dict)
     scope: Scope = field(default_factory=lambda: Scope(""))
+    findings: list[Finding] = field(default_factory=list)
 
     @property
     def references(self) -> list[Reference]:
@@ -89,7 +99,18 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         node_postprocessors: Applied to the fused nodes before they are cut to their number.
         memory: A memory shared with a chat engine: the conversation that a question belongs to.
         limits: Limits by effort, in place of ``DEFAULT_LIMITS``.
-        fusion: How ranked lists are fused. Default ``interleave``.
+        fusion: How the sub-queries' ranked lists are fused. Default ``interleave``.
+        lane_fusion: How the ways of searching one corpus (dense and lexical) are fused for a sub-query. Default
+            ``relative_score_fusion``.
+        lane_weights: Weights of these ways by kind, ``{"lexical": 0.5}``; one that is not named has 1.
+        reranker: Reranks the candidates of each sub-query; a node postprocessor stands for ``Reranker`` with defaults.
+            If it is calibrated, what is below its threshold (2.5 of 4 unless it says) is dropped, and counted.
+        join_neighbours: Whether adjacent chunks of one document become one reference. Default True.
+        max_per_document: References of one document before others get a place: a number, None for no limit, or
+            "auto" (default), a third of what is wanted and at least 3.
+        results_processing: "none" leaves what the searches found as they ranked it, in turns, unless a request says.
+        embedding_cache: Query vectors of earlier requests. Default ``SHARED_CACHE``, one for the process; None does
+            without.
         max_runtime_in_seconds: Deadline of a retrieval unless a request says. Default 90; None is no limit.
         planner_prompt: In place of the planner's template (also through ``update_prompts``).
         observer: Called with each activity record when it is opened and when it is closed.
@@ -112,6 +133,13 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         memory: BaseMemory | None = None,
         limits: Mapping[ReasoningEffort, EffortLimits] | None = None,
         fusion: Fusion = interleave,
+        lane_fusion: Fusion = relative_score_fusion,
+        lane_weights: Mapping[str, float] | None = None,
+        reranker: Reranker | BaseNodePostprocessor | None = None,
+        join_neighbours: bool = True,
+        max_per_document: int | Literal["auto"] | None = "auto",
+        results_processing: ResultsProcessing | str = ResultsProcessing.RERANK,
+        embedding_cache: EmbeddingCache | None = SHARED_CACHE,
         max_runtime_in_seconds: float | None = 90.0,
         planner_prompt: BasePromptTemplate | None = None,
         observer: Callable[[ActivityRecord], None] | None = None,
@@ -119,21 +147,31 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         verbose: bool = False,
     ) -> None:
         self.sources = by_name(sources)
-        self.effort = _effort(effort)
+        self.effort = as_effort(effort)
         self.similarity_top_k = _positive("similarity_top_k", similarity_top_k, int)
         self.filters = to_tree(filters)
-        self.node_postprocessors = list(node_postprocessors)
         self.memory = memory
-        self.limits = _limits(limits)
-        self.fusion = fusion
+        self.limits = as_limits(limits)
+        self.evidence = EvidenceOptions(
+            fusion=fusion,
+            lane_fusion=lane_fusion,
+            lane_weights=lane_weights or {},
+            postprocessors=tuple(node_postprocessors),
+            reranker=as_reranker(reranker),
+            join_neighbours=join_neighbours,
+            max_per_document=max_per_document,
+            results_processing=as_processing(results_processing),
+        )
+        self.embedding_cache = embedding_cache
         self.max_runtime_in_seconds = _positive("max_runtime_in_seconds", max_runtime_in_seconds)
         self.observer = observer
         super().__init__(callback_manager=callback_manager, verbose=verbose)
         self.callback_manager = callback_manager
         self.llm = resolve_llm(llm)
-        self._planner: Planner | None = None
+        self._agents: Agents | None = None
         if self.llm is not None:
-            self._planner = Planner(LanguageModel(self.llm, lambda: self.callback_manager), planner_prompt)
+            model = LanguageModel(self.llm, lambda: self.callback_manager)
+            self._agents = Agents(Planner(model, planner_prompt), FindingsReader(model), Reviser(model))
 
     @classmethod
     def from_defaults(
@@ -171,11 +209,11 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         return nodes
 
     def _get_prompts(self) -> PromptDictType:
-        return {} if self._planner is None else {"planner_prompt": self._planner.template}
+        return {} if self._agents is None else self._agents.prompts
 
     def _update_prompts(self, prompts: PromptDictType) -> None:
-        if self._planner is not None and "planner_prompt" in prompts:
-            self._planner.template = prompts["planner_prompt"]
+        if self._agents is not None:
+            self._agents.update(prompts)
 
     def request_for(self, query: str | QueryBundle) -> RetrievalRequest:
         """Give the request that a plain question stands for."""
@@ -213,9 +251,13 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             answer_share=answer_share,
             output_tokens=request.max_output_size_in_tokens,
             output_documents=request.max_output_documents,
+            retrieval_seconds=limits.seconds,
         )
         log = ActivityLog(self.callback_manager, observer or self.observer)
-        selected = select(self.sources, request, self.filters)
+        options = self.evidence
+        if request.results_processing is not None:
+            options = replace(options, results_processing=request.results_processing)
+        selected = select(self.sources, request, self.filters, calibrated=options.calibrated)
         memory = yield from self._remember(request.question, budget.retrieval_stage(limits.planning_seconds))
         scope = Scope.of(request, memory)
         fan_out = FanOut(
@@ -225,11 +267,14 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             top_k=max(limits.documents_per_search, self.similarity_top_k or 0, *_asked_documents(request)),
             search_seconds=limits.search_seconds,
             bundle=bundle,
+            embedding_cache=self.embedding_cache,
         )
-        plan, lanes = yield from self._search(scope, fan_out, effort, limits, budget, log)
-        raise_if_lost(lanes)
-        retrieval = Retrieval([], plan, log, budget, missing_parts(lanes), selected, scope)
-        yield from self._reason(retrieval, lanes, limits, effort, bundle or QueryBundle(request.question))
+        strategy = Strategy(effort, limits, self._agents, options)
+        searched = yield from strategy.search(scope, fan_out, budget, log)
+        raise_if_lost(searched.lanes)
+        missing = missing_parts(searched.lanes)
+        retrieval = Retrieval([], searched.plan, log, budget, missing, selected, scope, searched.findings)
+        yield from self._reason(retrieval, searched, strategy, bundle or QueryBundle(request.question))
         return retrieval
 
     def _remember(self, question: str, deadline: float | None) -> Flow[list[Any]]:
@@ -239,59 +284,31 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         read, aread = partial(self.memory.get, input=question), partial(self.memory.aget, input=question)
         return list((yield Call(sync=read, native=aread, deadline=deadline, what="memory")))
 
-    def _search(
-        self,
-        scope: Scope,
-        fan_out: FanOut,
-        effort: ReasoningEffort,
-        limits: EffortLimits,
-        budget: Budget,
-        log: ActivityLog,
-    ) -> Flow[tuple[QueryPlan, list[Lane]]]:
-        """Plan and search; the question itself, which every plan holds, is searched while the model plans."""
-        candidates = [
-            Candidate(name, chosen.source.description, chosen.always) for name, chosen in fan_out.selected.items()
-        ]
-        plain = plain_plan(scope, candidates, limits)
-        if self._planner is None or effort is ReasoningEffort.MINIMAL or scope.intents:
-            return plain, (yield from fan_out.search(plain))
-        deadline = budget.retrieval_stage(limits.planning_seconds)
-        planning = yield Start(self._planner.recorded_plan(scope, candidates, limits, deadline=deadline, log=log))
-        question = yield Start(fan_out.search(plain))
-        yield Wait([planning])
-        plan: QueryPlan = planning.result().plan
-        added = yield from fan_out.search(QueryPlan(sub_queries=plan.sub_queries[1:]))
-        yield Wait([question])
-        return plan, [*question.result(), *added]
-
-    def _reason(
-        self,
-        retrieval: Retrieval,
-        lanes: list[Lane],
-        limits: EffortLimits,
-        effort: ReasoningEffort,
-        bundle: QueryBundle,
-    ) -> Flow[None]:
+    def _reason(self, retrieval: Retrieval, searched: Searched, strategy: Strategy, bundle: QueryBundle) -> Flow[None]:
         """Make one list of evidence out of the lanes, and count what became of every candidate."""
-        log, budget = retrieval.log, retrieval.budget
+        log, budget, limits = retrieval.log, retrieval.budget, strategy.limits
         wanted = budget.output_documents or self.similarity_top_k or limits.documents
-        planned = any(isinstance(record, ModelQueryPlanningActivity) for record in log.records)
+        ranked = max(limits.documents_ranked, wanted)
         record = log.open(
             AgenticReasoningActivity,
             CBEventType.AGENT_STEP,
-            logical_reasoning_effort=effort,
-            retrieval_reasoning_effort=effort if planned else ReasoningEffort.MINIMAL,
+            logical_reasoning_effort=strategy.effort,
+            retrieval_reasoning_effort=strategy.effort if searched.planned else ReasoningEffort.MINIMAL,
+            planned=planned_use(limits, searched.planned, budget),
+            findings=searched.findings or None,
+            signals=searched.signals,
+            decision=searched.decision or None,
         )
         try:
-            retrieval.nodes, counts = yield from gather_evidence(
-                lanes,
+            gathered = yield from gather_evidence(
+                searched.lanes,
                 retrieval.selected,
-                fusion=self.fusion,
-                postprocessors=self.node_postprocessors,
+                strategy.options,
                 bundle=bundle,
-                ranked=max(limits.documents_ranked, wanted),
+                ranked=ranked,
                 wanted=wanted,
                 deadline=budget.deadline,
+                rerank_deadline=budget.retrieval_deadline,
             )
         except GeneratorExit:
             log.cancel(record)
@@ -299,8 +316,17 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         except Exception as error:
             log.fail(record, error)
             raise
-        outcome = Outcome.OK if retrieval.nodes else Outcome.EMPTY
-        log.close(record, outcome=outcome, reasoning_tokens=0, **counts.as_fields())
+        for search, fields in gathered.searches:
+            log.amend(search, **fields)
+        retrieval.nodes, counts = gathered.nodes, gathered.counts
+        log.close(
+            record,
+            outcome=Outcome.OK if retrieval.nodes else Outcome.EMPTY,
+            reasoning_tokens=0,
+            warning=gathered.warning,
+            spent=spent_use(searched, budget, min(counts.candidates - counts.merged, ranked)),
+            **counts.as_fields(),
+        )
 
 
 def _asked_documents(request: RetrievalRequest) -> list[int]:
@@ -313,17 +339,3 @@ def _positive(field_name: str, value: Any, kinds: Any = (int, float)) -> Any:
     if value is not None and (isinstance(value, bool) or not isinstance(value, kinds) or value <= 0):
         raise ConfigurationError(f"{field_name} must be a number above 0, got {value!r}")
     return value
-
-
-def _effort(value: ReasoningEffort | str) -> ReasoningEffort:
-    try:
-        return ReasoningEffort(value)
-    except ValueError:
-        known = ", ".join(effort.value for effort in ReasoningEffort)
-        raise ConfigurationError(f"effort: {value!r} is unknown; known are {known}") from None
-
-
-def _limits(given: Mapping[ReasoningEffort, EffortLimits] | None) -> dict[ReasoningEffort, EffortLimits]:
-    if given is not None and not isinstance(given, Mapping):
-        raise ConfigurationError("limits: give a mapping from efforts to EffortLimits, {'low': EffortLimits(...)}")
-    return {**DEFAULT_LIMITS, **{_effort(effort): limits for effort, limits in (given or {}).items()}}

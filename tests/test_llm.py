@@ -16,7 +16,7 @@ from llama_index.core.utils import get_tokenizer, set_global_tokenizer
 from llama_index.llms.openai import OpenAI
 
 from llama_index_agentic_kb import OpenAICompatible
-from llama_index_agentic_kb._flow import Flow, aiterate, arun, deadline_after, iterate, run
+from llama_index_agentic_kb._flow import Call, Flow, aiterate, arun, deadline_after, iterate, run
 from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError, LLMError
 from llama_index_agentic_kb.llm import (
     FALLBACK_CONTEXT_WINDOW,
@@ -141,6 +141,54 @@ def test_a_stream_tells_its_pieces(is_async: bool) -> None:
     assert server.chats[0].include_usage
 
 
+def test_a_stream_is_acted_on_as_it_comes(perform: Perform) -> None:
+    """Each piece is handed on with all text so far, as it comes; the steps of what reads it are performed."""
+    seen: list[tuple[str, str]] = []
+
+    def each(delta: str, text: str) -> Flow[None]:
+        came = yield Call(sync=lambda: delta)
+        seen.append((came, text))
+
+    llm = ScriptedLLM(ScriptedReply(SAID, chunk_size=10))
+    reply = perform(language_model(llm).read(ASK, each, deadline=deadline_after(20)))
+    assert reply.text == "".join(delta for delta, _ in seen) == SAID
+    assert [text for _, text in seen] == [SAID[: i + 10] for i in range(0, len(SAID), 10)]
+
+
+def test_what_acts_on_a_stream_may_fail(perform: Perform) -> None:
+    """Its error is the reader's."""
+
+    def each(delta: str, text: str) -> Flow[None]:
+        yield Call(sync=lambda: open(f"/nowhere/{delta}{text}"))  # noqa: PTH123, SIM115
+
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        perform(language_model(ScriptedLLM(SAID)).read(ASK, each, deadline=deadline_after(20)))
+
+
+def test_a_stream_is_read_no_further_than_wanted(perform: Perform) -> None:
+    """A model that never stops is left: the reply is as long as wanted, is cut short, and bills no more."""
+    endless = "word " * 100_000
+    with LoopbackOpenAI(Sent(endless, chunk_size=50, chunk_delay=0.002)) as server:
+        started = time.monotonic()
+        flow = language_model(server.llm()).read(ASK, _nothing, deadline=deadline_after(60), at_most=500)
+        reply = perform(_and_rest(flow))
+        assert time.monotonic() - started < 10
+        assert server.billed.completion_tokens < 20_000
+    assert 500 < len(reply.text) < 1_000
+    assert reply.cut_short
+
+
+def _nothing(_: str, __: str) -> Flow[None]:
+    yield from ()
+
+
+def _and_rest(flow: Flow[Reply]) -> Flow[Reply]:
+    """Go on for a moment after a flow, as a request does."""
+    reply = yield from flow
+    yield Call(sync=lambda: time.sleep(0.6))
+    return reply
+
+
 # -- replies that are none -------------------------------------------------------------------------------------------
 
 UNUSABLE = {
@@ -237,11 +285,12 @@ def test_retries_of_the_client_end_at_the_deadline(perform: Perform) -> None:
         assert time.monotonic() - started < 3
 
 
-def test_a_deadline_that_has_passed_sends_nothing(perform: Perform) -> None:
+@pytest.mark.parametrize("way", ["chat", "stream"])
+def test_a_deadline_that_has_passed_sends_nothing(perform: Perform, way: str) -> None:
     """A call that is late before it begins is not billed."""
     with LoopbackOpenAI(SAID) as server:
         with pytest.raises(DeadlineExceededError):
-            perform(ask(language_model(server.llm()), "chat", seconds=-1))
+            perform(ask(language_model(server.llm()), way, seconds=-1))
         assert server.requests == []
 
 

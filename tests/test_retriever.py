@@ -47,11 +47,11 @@ def index(texts: list[str], model: HashEmbedding | None = None, **metadata: Any)
     return VectorStoreIndex(nodes, embed_model=model or HashEmbedding())
 
 
-def sources(model: HashEmbedding | None = None) -> list[KnowledgeSource]:
+def sources(model: HashEmbedding | None = None, *, hybrid: bool | None = None) -> list[KnowledgeSource]:
     model = model or HashEmbedding()
     return [
-        KnowledgeSource("missions", "space missions", index=index(MISSIONS, model)),
-        KnowledgeSource("rockets", "launch vehicles", index=index(ROCKETS, model)),
+        KnowledgeSource("missions", "space missions", index=index(MISSIONS, model), hybrid=hybrid),
+        KnowledgeSource("rockets", "launch vehicles", index=index(ROCKETS, model), hybrid=hybrid),
     ]
 
 
@@ -116,7 +116,7 @@ async def test_the_callers_vector_is_used() -> None:
     """A bundle's embedding serves the question's lanes, spaces around the question or not; nothing is embedded."""
     for question in (QUESTION, f"  {QUESTION}\n"):
         model = HashEmbedding()
-        retriever = AgenticRetriever(sources(model), similarity_top_k=1)
+        retriever = AgenticRetriever(sources(model, hybrid=False), similarity_top_k=1)
         model._record._calls.clear()
         bundle = QueryBundle(question, embedding=model._vectors(["The Ariane 5 was about 50 m tall."])[0])
         before = list(bundle.embedding or [])
@@ -129,7 +129,7 @@ async def test_the_callers_vector_is_used() -> None:
 async def test_the_callers_embedding_strings_are_used() -> None:
     """Custom strings are embedded in place of the question, which stays what is asked."""
     model = HashEmbedding()
-    retriever = AgenticRetriever(sources(model), similarity_top_k=1)
+    retriever = AgenticRetriever(sources(model, hybrid=False), similarity_top_k=1)
     bundle = QueryBundle(QUESTION, custom_embedding_strs=["Voyager 1 left in 1977."])
     assert texts(retriever.retrieve(bundle)) == texts(await retriever.aretrieve(bundle)) == [MISSIONS[1]]
     assert bundle.embedding is None
@@ -277,7 +277,7 @@ def test_the_planner_prompt_is_llamaindexs_kind_of_prompt() -> None:
     """``get_prompts`` shows it, ``update_prompts`` and the constructor change it."""
     llm = ScriptedLLM(PLAN)
     retriever = AgenticRetriever(sources(), llm=llm)
-    assert set(retriever.get_prompts()) == {"planner_prompt"}
+    assert set(retriever.get_prompts()) == {"planner_prompt", "findings_prompt", "revision_prompt"}
     retriever.update_prompts(
         {"planner_prompt": PromptTemplate("Split up: {query_str}"), "unknown": PromptTemplate("x")}
     )

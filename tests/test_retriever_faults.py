@@ -92,7 +92,8 @@ async def test_a_hanging_embedding_model_is_bounded_by_the_search(way: str) -> N
     index._embed_model = model
     limits = {ReasoningEffort.LOW: EffortLimits(search_seconds=0.2)}
     started = time.monotonic()
-    made = await retrieved(way, [KnowledgeSource("slow", index=index), source("well")], limits=limits)
+    slow = KnowledgeSource("slow", index=index, hybrid=False)
+    made = await retrieved(way, [slow, source("well")], limits=limits)
     assert time.monotonic() - started < 1.9
     assert outcomes(made) == {"slow": Outcome.TIMEOUT, "well": Outcome.OK}
     assert "embedding model hash" in made.missing[0].reason
@@ -147,10 +148,28 @@ async def test_a_failing_embedding_model_costs_only_its_sources(way: str) -> Non
     broken._embed_model = DownEmbedding()
     made = await retrieved(
         way,
-        [KnowledgeSource("bad", index=broken), KnowledgeSource("good", index=sound), source("plain")],
+        [KnowledgeSource("bad", index=broken, hybrid=False), KnowledgeSource("good", index=sound), source("plain")],
     )
     assert outcomes(made) == {"bad": Outcome.ERROR, "good": Outcome.OK, "plain": Outcome.OK}
     assert made.missing[0].reason == "embedding server down"
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("model", [DownEmbedding(), HashEmbedding(latency=2.0)], ids=["down", "slow"])
+async def test_without_its_embedding_model_a_source_is_searched_by_words(way: str, model: HashEmbedding) -> None:
+    """The lexical search does not wait for the query's vector, and stands when there is none; the account says why."""
+    index = VectorStoreIndex([TextNode(text="rain in Oslo")], embed_model=HashEmbedding())
+    index._embed_model = model
+    started = time.monotonic()
+    made = await retrieved(way, [KnowledgeSource("words", index=index, timeout=0.5)])
+    assert time.monotonic() - started < 1.9
+    assert [node.text for node in made.nodes] == ["rain in Oslo"]
+    (record,) = [record for record in made.log.records if isinstance(record, SourceActivity)]
+    assert record.lanes is not None
+    dense, lexical = record.lanes
+    assert (dense.kind, dense.count, lexical.kind, lexical.count, lexical.error) == ("dense", 0, "lexical", 1, None)
+    assert dense.error is not None
+    assert made.missing == []
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -189,13 +208,15 @@ async def test_a_source_that_can_not_keep_its_filter_is_denied() -> None:
     assert plain.queries == []
 
 
-async def test_an_odata_filter_is_denied_not_ignored() -> None:
-    """``filterAddOn`` is not parsed yet: its source is not searched without it."""
+async def test_an_odata_filter_is_never_ignored() -> None:
+    """A source that can't keep to ``filterAddOn`` is not searched without it; a bad one is the request's error."""
     params = [{"knowledgeSourceName": "a", "filterAddOn": "tenant eq 'acme'"}]
     made = await retrieved("sync", [source("a"), source("b")], params)
     assert outcomes(made) == {"a": Outcome.DENIED, "b": Outcome.OK}
-    with pytest.raises(DeniedError, match="filterAddOn is not supported yet"):
+    with pytest.raises(DeniedError, match="its filter can't be applied"):
         await retrieved("sync", [source("a")], params)
+    with pytest.raises(InvalidRequestError, match=r"knowledgeSourceParams\[a\].filterAddOn: OData filter, character 8"):
+        await retrieved("async", [source("a")], [{"knowledgeSourceName": "a", "filterAddOn": "tenant = 'acme'"}])
 
 
 async def test_denied_and_failed_sources_together_are_no_mere_denial() -> None:

@@ -1,10 +1,12 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from llama_index_agentic_kb._text import cut_to_fit, normalize, one_line, sentence_spans
+from llama_index_agentic_kb._text import cut_to_fit, excerpt, normalize, one_line, sentence_spans
 from llama_index_agentic_kb.testing import count_tokens
 
 TEXTS = st.text(st.sampled_from("abc .!?\n\tÄß…"), max_size=200)
@@ -93,3 +95,33 @@ def test_one_word_that_is_too_long() -> None:
     """A word without an end is cut in the middle."""
     assert cut_to_fit("a" * 100, 10, len) == "a" * 9 + "…"
     assert cut_to_fit("ab", 0, len) == ""
+
+
+def test_an_excerpt_is_the_part_around_the_words() -> None:
+    """Far from the start, the best part is shown, with ellipses where text was left out; the earliest of equal ones."""
+    text = "Rain fell. " * 100 + "Neil Armstrong was born in Wapakoneta, Ohio. " + "Snow fell. " * 100
+    cut = excerpt(text, "Where was Armstrong born?", 20)
+    assert "Armstrong was born in Wapakoneta" in cut
+    assert cut.startswith("… ")
+    assert cut.endswith(" …")
+    assert len(cut.split()) <= 22
+    assert excerpt(text, "nothing of it", 20).startswith("Rain fell.")
+    assert excerpt("short enough", "anything", 2) == "short enough"
+
+
+@settings(max_examples=50, deadline=None)
+@given(TEXTS, TEXTS, st.integers(1, 30))
+def test_any_excerpt_is_a_part(text: str, around: str, words: int) -> None:
+    """Whatever is looked for, an excerpt is a part of the text and no longer than asked."""
+    cut = excerpt(text, around, words)
+    part = cut.removeprefix("… ").removesuffix(" …")
+    assert part in text
+    assert cut == text or len(part.split()) <= words
+
+
+def test_an_excerpt_of_a_book_takes_a_moment() -> None:
+    """A text of two million characters, or one word of as many, is cut in a few seconds at most."""
+    started = time.monotonic()
+    assert "Wapakoneta" in excerpt("Rain fell. " * 100_000 + "Wapakoneta " + "Snow. " * 100_000, "Wapakoneta", 50)
+    assert len(excerpt("x" * 2_000_000, "Wapakoneta", 50)) < 1_000
+    assert time.monotonic() - started < 15

@@ -20,6 +20,7 @@ class Budget:
         answer_share: The part of the time, 0 to 1, that is kept for the answer.
         output_tokens: Tokens of the extracted data or the answer; None is no limit.
         output_documents: Documents in the response; None is no limit.
+        retrieval_seconds: Time that searching may take at most; None is no limit of its own.
     """
 
     started: float
@@ -27,6 +28,7 @@ class Budget:
     answer_share: float = 0.4
     output_tokens: int | None = None
     output_documents: int | None = None
+    retrieval_seconds: float | None = None
 
     @classmethod
     def start(
@@ -36,11 +38,12 @@ class Budget:
         answer_share: float = 0.4,
         output_tokens: int | None = None,
         output_documents: int | None = None,
+        retrieval_seconds: float | None = None,
     ) -> Budget:
         """Start the clock: the deadline is ``seconds`` from now, None is no deadline."""
         now = time.monotonic()
         deadline = None if seconds is None else now + seconds
-        return cls(now, deadline, answer_share, output_tokens, output_documents)
+        return cls(now, deadline, answer_share, output_tokens, output_documents, retrieval_seconds)
 
     @property
     def left(self) -> float | None:
@@ -50,9 +53,10 @@ class Budget:
     @property
     def retrieval_deadline(self) -> float | None:
         """``time.monotonic()`` at which searching ends, so that the answer keeps its share."""
+        longest = None if self.retrieval_seconds is None else self.started + self.retrieval_seconds
         if self.deadline is None:
-            return None
-        return self.deadline - self.answer_share * (self.deadline - self.started)
+            return longest
+        return earliest(longest, self.deadline - self.answer_share * (self.deadline - self.started))
 
     def retrieval_stage(self, seconds: float | None) -> float | None:
         """Give the deadline of a stage of the retrieval that may take ``seconds`` from now."""

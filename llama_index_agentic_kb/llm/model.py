@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from functools import partial
 from typing import Any, Final
 
@@ -12,7 +14,7 @@ from llama_index.core.llms import LLM
 
 from llama_index_agentic_kb._flow import END, Call, Emit, Flow, Next, Open, Stream
 from llama_index_agentic_kb.account.callbacks import with_handlers
-from llama_index_agentic_kb.errors import LLMError
+from llama_index_agentic_kb.errors import DeadlineExceededError, LLMError
 from llama_index_agentic_kb.llm.capabilities import (
     chats,
     has_native_async,
@@ -130,7 +132,39 @@ class LanguageModel:
             LLMError: The reply is empty, was refused or filtered, or the stream ended before the model did.
             DeadlineExceededError: It did not end in time.
         """
-        stream: Stream = yield Open(**self._ways("stream_chat", messages, {**stream_kwargs(self.llm), **kwargs}))
+
+        def emit(delta: str, _: str) -> Flow[None]:
+            if told := through(delta):
+                yield Emit(told)
+
+        return (yield from self.read(messages, emit, deadline=deadline, **kwargs))
+
+    def read(
+        self,
+        messages: Sequence[ChatMessage],
+        each: Callable[[str, str], Flow[None]],
+        *,
+        deadline: float | None,
+        at_most: int | None = None,
+        **kwargs: Any,
+    ) -> Flow[Reply]:
+        """Ask for a streamed reply and act on it as it comes.
+
+        Args:
+            messages: The prompt.
+            each: A flow that is given each piece of text, and the whole text so far.
+            deadline: ``time.monotonic()`` by which the stream must have ended; None waits.
+            at_most: Characters after which no more is read; None reads to the end.
+            kwargs: Further arguments of the model's ``stream_chat``.
+
+        Raises:
+            LLMError: The reply is empty, was refused or filtered, or the stream ended before the model did.
+            DeadlineExceededError: It did not end in time.
+        """
+        ways = self._ways("stream_chat", messages, {**stream_kwargs(self.llm), **kwargs})
+        if deadline is not None and time.monotonic() >= deadline:
+            raise DeadlineExceededError(f"{ways['what']} was not begun: its deadline had passed")
+        stream: Stream = yield Open(**ways)
         reply, refusal, usage = Reply(""), "", Usage()
         while (chunk := (yield Next(stream, deadline=deadline))) is not END:
             usage = latest(usage, usage_of(chunk))
@@ -138,8 +172,11 @@ class LanguageModel:
             refusal += refusal_of(chunk.raw)
             delta = chunk.delta or ""
             reply.text += delta
-            if told := through(delta):
-                yield Emit(told)
+            yield from each(delta, reply.text)
+            if at_most is not None and len(reply.text) > at_most:
+                reply.finish_reason = "length"
+                yield from _leave(stream)
+                break
         reply.usage = usage
         check(reply, refusal)
         if reply.finish_reason is None and is_openai(self.llm):
@@ -162,3 +199,9 @@ class LanguageModel:
             "native": native if has_native_async(llm, f"a{method}") else None,
             "what": f"language model {self.name or ''}".strip(),
         }
+
+
+def _leave(stream: Stream) -> Flow[None]:
+    """Stop a stream that is not read to its end; else the model would write on, and bill it."""
+    with suppress(DeadlineExceededError):
+        yield Next(stream, deadline=0.0)

@@ -8,14 +8,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
+from pydantic_core import from_json
+
 from llama_index_agentic_kb._text import normalize, one_line
 from llama_index_agentic_kb.errors import PlanningError
 from llama_index_agentic_kb.llm import mended_json, unfenced
 
-__all__ = ["Proposal", "plan_schema", "read_proposals"]
+__all__ = ["Proposal", "plan_schema", "read_begun", "read_proposals"]
 
 MAX_REPLY: Final = 100_000
 """Characters of a reply that are read; a plan is never that long."""
+
+MAX_BEGUN: Final = 20_000
+"""Characters of a reply that are read while it is written; what comes after them is read at its end."""
 
 MAX_QUERY: Final = 1_000
 """Characters of one sub-query; longer ones are cut."""
@@ -23,6 +28,8 @@ MAX_QUERY: Final = 1_000
 _LISTS: Final = ("sub_queries", "subqueries", "sub_questions", "subquestions", "queries", "questions", "plan", "items")
 _QUERIES: Final = ("query", "sub_query", "sub_question", "question", "search", "q", "text")
 _SOURCES: Final = ("sources", "source", "tool_name", "tools", "tool", "source_names", "knowledge_sources")
+_FINDS: Final = ("finds", "answer_is", "looks_for")
+_FILTERS: Final = ("filter", "filters")
 _DEPENDS: Final = ("depends_on", "dependson", "dependencies", "parents")
 # In both, no two repetitions can match the same text: a hostile reply takes linear time.
 _NUMBERED: Final = re.compile(r"^[ \t]*(?:\(?(\d{1,4})[.):]|[-*•])[ \t]+(\S.*)$", re.MULTILINE)
@@ -37,10 +44,17 @@ class Proposal:
     query: str
     sources: tuple[str, ...] = ()
     depends_on: tuple[str, ...] = ()
+    finds: str = ""
+    filter: str = ""
 
 
-def plan_schema(sources: Sequence[str]) -> dict[str, Any]:
-    """Give the JSON schema of a plan over these sources, strict enough for OpenAI's structured outputs."""
+def plan_schema(sources: Sequence[str], *, filters: bool = False) -> dict[str, Any]:
+    """Give the JSON schema of a plan over these sources, strict enough for OpenAI's structured outputs.
+
+    Args:
+        sources: Their names.
+        filters: Whether a sub-query has a filter.
+    """
     names = {"type": "array", "items": {"type": "string", "enum": list(sources)}}
     sub_query = {
         "type": "object",
@@ -49,8 +63,10 @@ def plan_schema(sources: Sequence[str]) -> dict[str, Any]:
             "query": {"type": "string"},
             "sources": names,
             "depends_on": {"type": "array", "items": {"type": "string"}},
+            **({"filter": {"type": "string"}} if filters else {}),
+            "finds": {"type": "string"},
         },
-        "required": ["id", "query", "sources", "depends_on"],
+        "required": ["id", "query", "sources", "depends_on", *(["filter"] if filters else []), "finds"],
         "additionalProperties": False,
     }
     return {
@@ -78,6 +94,46 @@ def read_proposals(reply: str | dict[str, Any]) -> list[Proposal]:
         raise PlanningError(f"the model's reply holds no plan: {one_line(str(reply)[:400], 80)!r}")
     proposals = [_proposal(item, position) for position, item in enumerate(items, start=1)]
     return [proposal for proposal in proposals if proposal is not None]
+
+
+def read_begun(text: str) -> list[Proposal]:
+    """Read the proposals of a reply that is still being written, as far as they can be searched.
+
+    The last one counts when its object ends, or as soon as its last key (``finds``, which no search needs) begins.
+    Nothing is mended: what can't be read yet is read at the end.
+
+    Args:
+        text: The reply so far.
+    """
+    start = min((at for at in (text.find("{"), text.find("[")) if at >= 0), default=-1)
+    if start < 0 or len(text) > MAX_BEGUN:
+        return []
+    try:
+        value = from_json(text[start:], allow_partial="trailing-strings")
+    except ValueError:
+        return []
+    items = _items(value)
+    if not items or (isinstance(value, dict) and _listed(value) is None):  # one object alone: more keys may come
+        return []
+    if not text.rstrip().endswith(("}", "]")):
+        last = items.pop()
+        if isinstance(last, dict) and "depends_on" in last and [*last][-1] == "finds":
+            items.append({**last, "finds": ""})
+    elif not _ends_with_item(text[start:]):
+        items.pop()
+    proposals = [_proposal(item, at) for at, item in enumerate(items, start=1)]
+    return [proposal for proposal in proposals if proposal is not None]
+
+
+def _ends_with_item(text: str) -> bool:
+    """Whether what may still come are further items or closing brackets: the last item is whole."""
+    for rest in ("", "]", "}", "]}"):
+        try:
+            from_json(text + rest)
+        except ValueError:
+            continue
+        return True
+    return False
 
 
 def _items_of_text(text: str) -> list[Any] | None:
@@ -145,7 +201,8 @@ def _proposal(item: Any, position: int) -> Proposal | None:
     if not query:
         return None
     name = _text(item, ("id",)) or f"q{position}"
-    return Proposal(name, query, _names(item, _SOURCES), _names(item, _DEPENDS))
+    finds = one_line(_text(item, _FINDS), MAX_QUERY)
+    return Proposal(name, query, _names(item, _SOURCES), _names(item, _DEPENDS), finds, _text(item, _FILTERS))
 
 
 def _clean(query: str, position: int) -> str:

@@ -28,3 +28,16 @@ def test_the_answer_keeps_its_share() -> None:
     stage = budget.retrieval_stage(1)
     assert stage is not None
     assert stage < budget.started + 2
+
+
+def test_searching_may_have_a_limit_of_its_own() -> None:
+    """The earlier of the request's share and the searches' own time is the end, with a deadline and without."""
+    assert Budget.start(10, answer_share=0.4, retrieval_seconds=2).retrieval_deadline == pytest.approx(
+        time.monotonic() + 2, abs=0.5
+    )
+    late = Budget.start(10, answer_share=0.4, retrieval_seconds=100)
+    assert late.retrieval_deadline == pytest.approx(late.started + 6)
+    alone = Budget.start(retrieval_seconds=3)
+    assert alone.deadline is None
+    assert alone.retrieval_deadline == pytest.approx(alone.started + 3)
+    assert alone.retrieval_stage(100) == alone.retrieval_deadline

@@ -24,14 +24,23 @@ ANSWER: Final = (
 )
 
 
+PIECE: Final = 4
+"""Characters of a streamed piece: about a token."""
+
+FINDINGS: Final = {"q1": "Hayabusa2", "q2": "Jupiter"}
+
+
 def reply_to(prompt: str) -> str:
     """Answer each engine's prompt as a good model would: a plan, queries, sub-questions, or an answer."""
     if "You plan searches" in prompt:
-        plan = [
-            {"id": f"q{number}", "query": query, "sources": list(SOURCES), "depends_on": []}
-            for number, query in enumerate(SUB_QUERIES, start=1)
-        ]
-        return json.dumps({"sub_queries": plan})
+        return json.dumps({"sub_queries": _plan(dependent="one after another" in prompt)})
+    if prompt.rstrip().endswith("Findings:"):
+        return "\n".join(
+            json.dumps({"step": step, "answers": [{"value": value, "ref": 1, "confidence": "stated"}]})
+            for step, value in FINDINGS.items()
+        )
+    if prompt.rstrip().endswith("Verdict:"):
+        return json.dumps({"sufficient": True, "gaps": [], "sub_queries": []})
     if "generates multiple search queries" in prompt:  # QueryFusionRetriever
         return "\n".join(SUB_QUERIES)
     if "output a list of relevant sub-questions" in prompt:  # SubQuestionQueryEngine: one question to one tool
@@ -40,15 +49,31 @@ def reply_to(prompt: str) -> str:
     return ANSWER
 
 
+def _plan(*, dependent: bool) -> list[dict[str, object]]:
+    """Four sub-queries; where they may depend on each other, the last two need what the first two find."""
+    queries = [*SUB_QUERIES[:2], "rocket that launched #q1", "size of #q2"] if dependent else SUB_QUERIES
+    return [
+        {
+            "id": f"q{number}",
+            "query": query,
+            "sources": list(SOURCES),
+            "depends_on": [f"q{number - 2}"] if "#" in query else [],
+            "finds": f"the answer of step {number}",
+        }
+        for number, query in enumerate(queries, start=1)
+    ]
+
+
 class ModelServer:
     """The server, from the outside.
 
     Args:
         latency: Seconds before each reply.
+        stream_seconds: Seconds that a streamed reply takes from its first piece to its last.
     """
 
-    def __init__(self, latency: float) -> None:
-        command = [sys.executable, "-m", __name__, str(latency)]
+    def __init__(self, latency: float, stream_seconds: float = 0.0) -> None:
+        command = [sys.executable, "-m", __name__, str(latency), str(stream_seconds)]
         self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         self._base_url = self._read()
 
@@ -82,9 +107,11 @@ class ModelServer:
         return line
 
 
-def _serve(latency: float) -> None:
+def _serve(latency: float, stream_seconds: float) -> None:
     def reply(request: ChatRequest) -> Reply:
-        return Reply(reply_to(request.text), latency=latency)
+        text = reply_to(request.text)
+        pieces = max(1, -(-len(text) // PIECE))
+        return Reply(text, latency=latency, chunk_size=PIECE, chunk_delay=stream_seconds / pieces)
 
     with LoopbackOpenAI(reply) as server:
         print(server.base_url, flush=True)
@@ -94,4 +121,4 @@ def _serve(latency: float) -> None:
 
 
 if __name__ == "__main__":
-    _serve(float(sys.argv[1]))
+    _serve(float(sys.argv[1]), float(sys.argv[2]))

@@ -10,7 +10,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from llama_index_agentic_kb.errors import PlanningError
-from llama_index_agentic_kb.planning.parsing import MAX_QUERY, Proposal, plan_schema, read_proposals
+from llama_index_agentic_kb.planning.parsing import MAX_QUERY, Proposal, plan_schema, read_begun, read_proposals
 
 PLAN = {
     "sub_queries": [
@@ -202,3 +202,37 @@ def test_the_schema_names_the_sources() -> None:
     assert item["properties"]["sources"]["items"] == {"type": "string", "enum": ["docs", "wiki"]}
     assert set(item["required"]) == set(item["properties"])
     assert item["additionalProperties"] is schema["additionalProperties"] is False
+
+
+@pytest.mark.parametrize(
+    ("written", "queries"),
+    [
+        ("", []),
+        ("Let me think", []),
+        ('{"sub_queries": [{"id": "a", "query": "rain', []),
+        ('{"sub_queries": [{"id": "a", "query": "rain", "sources": ["docs"]', []),
+        ('{"sub_queries": [{"id": "a", "query": "rain", "sources": ["docs"], "depends_on": []', []),
+        ('{"sub_queries": [{"id": "a", "query": "rain", "depends_on": [], "finds": "the', ["rain"]),
+        ('{"sub_queries": [{"id": "a", "query": "rain", "finds": "the rain", "depends_on": ["b"', []),
+        ('{"sub_queries": [{"id": "a", "query": "rain", "finds": "the', []),
+        ('{"sub_queries": [{"id": "a", "query": "rain"}', ["rain"]),
+        ('{"sub_queries": [{"id": "a", "query": "rain"}, {"id": "b", "query": "sn', ["rain"]),
+        ('{"sub_queries": [{"id": "a", "query": "rain"}, {"id": "b", "query": "snow"}]', ["rain", "snow"]),
+        ('Plan:\n```json\n[{"query": "rain"}, {"query": "snow"}', ["rain", "snow"]),
+        ('{"query": "rain", "sources": ["docs"]', []),
+        ('{"query": "rain", "sources": ["docs"]}', []),
+        ('{"id": "a", "query": "rain"}\n{"id": "b", "query": "snow"}', []),
+        ('{"a": [[{[', []),
+    ],
+)
+def test_what_is_still_written_is_read_as_far_as_it_can_be_searched(written: str, queries: list[str]) -> None:
+    """A sub-query counts when it is known what it builds on: at its end, or where its last key begins."""
+    assert [proposal.query for proposal in read_begun(written)] == queries
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, len(TEXT)))
+def test_nothing_is_begun_that_the_plan_does_not_hold(end: int) -> None:
+    """Wherever a stream stands, what was read of it is the start of the plan, dependencies and all."""
+    begun = read_begun(TEXT[:end])
+    assert begun == READ[: len(begun)]

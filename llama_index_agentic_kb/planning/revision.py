@@ -1,0 +1,137 @@
+"""Looks for gaps in what was found, once, and plans the searches that are missing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from llama_index.core.callbacks.schema import CBEventType
+from llama_index.core.prompts import BasePromptTemplate
+
+from llama_index_agentic_kb._flow import Call, Flow
+from llama_index_agentic_kb._text import one_line
+from llama_index_agentic_kb.account import ActivityLog
+from llama_index_agentic_kb.account.activity_log import describe_error
+from llama_index_agentic_kb.errors import LLMError, PlanningError
+from llama_index_agentic_kb.llm import LanguageModel, Usage, mended_json, unfenced
+from llama_index_agentic_kb.planning.graph import Candidate
+from llama_index_agentic_kb.planning.parsing import Proposal, read_proposals
+from llama_index_agentic_kb.planning.planner import describe_sources
+from llama_index_agentic_kb.planning.reading import Reading
+from llama_index_agentic_kb.prompts import REVISION_TEMPLATE, as_data
+from llama_index_agentic_kb.schema import ModelInfo, ModelQueryPlanningActivity, Outcome
+
+__all__ = ["Reviser", "Revision"]
+
+
+@dataclass(slots=True)
+class Revision:
+    """What a look for gaps gave.
+
+    Args:
+        sufficient: Whether nothing is missing, as the model judges; None where it could not tell.
+        gaps: What is missing, in words.
+        proposals: Searches for it.
+        usage: The bill.
+        error: Why there is no verdict.
+    """
+
+    sufficient: bool | None = None
+    gaps: list[str] = field(default_factory=list)
+    proposals: list[Proposal] = field(default_factory=list)
+    usage: Usage = field(default_factory=Usage)
+    error: Exception | None = None
+
+
+class Reviser:
+    """Judges with a language model whether the evidence is sufficient.
+
+    Args:
+        model: The language model.
+        template: The prompt; None is ``REVISION_TEMPLATE``.
+    """
+
+    def __init__(self, model: LanguageModel, template: BasePromptTemplate | None = None) -> None:
+        self.model = model
+        self.template = template or REVISION_TEMPLATE
+
+    def revise(
+        self,
+        question: str,
+        searches: str,
+        reading: Reading,
+        sources: Sequence[Candidate],
+        *,
+        most: int,
+        deadline: float | None,
+        log: ActivityLog,
+    ) -> Flow[Revision]:
+        """Ask once; a failure is told, never raised.
+
+        Args:
+            question: What the evidence is for.
+            searches: What was searched and found, one search a line.
+            reading: The passages.
+            sources: Those that may be searched.
+            most: Searches that may be proposed.
+            deadline: ``time.monotonic()`` at which it is given up.
+            log: The request's account; the call has a record in it.
+        """
+        name = self.model.name
+        record = log.open(
+            ModelQueryPlanningActivity,
+            CBEventType.AGENT_STEP,
+            model=None if name is None else ModelInfo(model_name=name),
+            purpose="revision",
+        )
+        messages = self.template.format_messages(
+            llm=self.model.llm,
+            max_sub_queries=str(most),
+            sources=as_data(describe_sources(sources)),
+            context_str=reading.as_prompt(),
+            searches=as_data(searches),
+            query_str=as_data(question),
+        )
+        revision = Revision()
+        try:
+            reply = yield from self.model.chat(messages, deadline=deadline)
+            revision.usage = reply.usage
+            yield Call(sync=partial(_read, revision, reply.text), deadline=deadline, what="reading the verdict")
+        except GeneratorExit:
+            log.cancel(record)
+            raise
+        except Exception as error:  # noqa: BLE001 (without a verdict, what was found is what there is)
+            revision.error = error
+            if isinstance(error, LLMError) and error.usage is not None:
+                revision.usage = error.usage
+        log.close(
+            record,
+            outcome=Outcome.OK if revision.error is None else Outcome.ERROR,
+            error=None if revision.error is None else describe_error(revision.error, name),
+            input_tokens=revision.usage.input_tokens,
+            output_tokens=revision.usage.output_tokens,
+            sub_queries=[proposal.query for proposal in revision.proposals],
+            warning="; ".join(revision.gaps) or None,
+        )
+        return revision
+
+
+def _read(revision: Revision, text: str) -> None:
+    """Read a verdict; what holds none is an error.
+
+    Raises:
+        PlanningError: There is no verdict in it.
+    """
+    body = unfenced(text)
+    start = body.find("{")
+    value: Any = mended_json(body[start:]) if start >= 0 else None
+    if not isinstance(value, dict) or not {"sufficient", "sub_queries", "gaps"} & value.keys():
+        raise PlanningError(f"the model's reply holds no verdict: {one_line(text[:400], 80)!r}")
+    gaps = value.get("gaps")
+    revision.gaps = [one_line(str(gap), 200) for gap in gaps[:10]] if isinstance(gaps, list) else []
+    sufficient = value.get("sufficient")
+    revision.sufficient = sufficient if isinstance(sufficient, bool) else None
+    if not revision.sufficient and isinstance(value.get("sub_queries"), list):
+        revision.proposals = read_proposals({"sub_queries": value["sub_queries"]})

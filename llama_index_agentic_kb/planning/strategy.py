@@ -1,0 +1,83 @@
+"""How a request is searched: as it is, planned at once, or planned only where its own evidence is weak."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llama_index_agentic_kb._flow import Flow, Start, Wait
+from llama_index_agentic_kb.account import ActivityLog, Budget
+from llama_index_agentic_kb.evidence.options import EvidenceOptions
+from llama_index_agentic_kb.planning.effort import EffortLimits
+from llama_index_agentic_kb.planning.graph import Candidate, plain_plan
+from llama_index_agentic_kb.planning.scope import Scope
+from llama_index_agentic_kb.planning.searched import Agents, Searched
+from llama_index_agentic_kb.planning.signals import evidence_strength, is_simple
+from llama_index_agentic_kb.planning.waves import WaveSearch
+from llama_index_agentic_kb.schema import QueryPlan, ReasoningEffort
+from llama_index_agentic_kb.sources.fan_out import FanOut
+
+__all__ = ["Strategy"]
+
+
+@dataclass(frozen=True, slots=True)
+class Strategy:
+    """How hard a request is thought about.
+
+    Args:
+        effort: The effort that is asked for.
+        limits: Its limits.
+        agents: What asks the language model; None where there is no model, and so no plan.
+        options: How ranked lists are fused for the model to read.
+    """
+
+    effort: ReasoningEffort
+    limits: EffortLimits
+    agents: Agents | None
+    options: EvidenceOptions
+
+    def search(self, scope: Scope, fan_out: FanOut, budget: Budget, log: ActivityLog) -> Flow[Searched]:
+        """Search the question as it is, or what a model plans; the question itself is searched while it plans.
+
+        Args:
+            scope: The question.
+            fan_out: Searches the selected sources.
+            budget: The request's.
+            log: The request's account.
+        """
+        candidates = [
+            Candidate(name, chosen.source.description, chosen.always, chosen.source.filterable)
+            for name, chosen in fan_out.selected.items()
+        ]
+        plain = plain_plan(scope, candidates, self.limits)
+        if self.agents is None or self.effort is ReasoningEffort.MINIMAL or scope.intents:
+            return Searched(plain, (yield from fan_out.search(plain)))
+        if self.limits.skip_simple and is_simple(scope):
+            decision = "not planned: a simple question"
+            return Searched(plain, (yield from fan_out.search(plain)), decision=decision)
+        auto = self.effort is ReasoningEffort.AUTO
+        waves = WaveSearch(
+            self.agents,
+            fan_out,
+            scope,
+            candidates,
+            self.limits,
+            budget,
+            log,
+            self.options,
+            stop_at_nothing_new=auto,
+        )
+        if not auto:
+            return (yield from waves.search(plain))
+        return (yield from self._search_first(waves, plain, scope, fan_out))
+
+    def _search_first(self, waves: WaveSearch, plain: QueryPlan, scope: Scope, fan_out: FanOut) -> Flow[Searched]:
+        """Search without planning, and plan only where what was found is weak."""
+        first = yield Start(fan_out.search(plain))
+        yield Wait([first])
+        strength = evidence_strength(scope, first.result(), self.options)
+        if strength.sufficient:
+            return Searched(plain, first.result(), signals=strength.signals, decision=strength.reason)
+        searched = yield from waves.search(plain, first)
+        searched.signals = strength.signals
+        searched.decision = "; ".join(part for part in (strength.reason, searched.decision) if part)
+        return searched

@@ -1,0 +1,156 @@
+"""A small world to search: texts, a model that plans and reads by a script, and a retriever over both."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import pytest
+from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.schema import TextNode
+
+from llama_index_agentic_kb import AgenticRetriever, EffortLimits, KnowledgeSource
+from llama_index_agentic_kb._flow import arun, run
+from llama_index_agentic_kb.planning.effort import DEFAULT_LIMITS, as_effort
+from llama_index_agentic_kb.retriever import Retrieval
+from llama_index_agentic_kb.schema import (
+    AgenticReasoningActivity,
+    ModelQueryPlanningActivity,
+    RetrievalRequest,
+    SourceActivity,
+)
+from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM, ScriptedReply
+
+Said: TypeAlias = "str | Exception | ScriptedReply"
+Says: TypeAlias = "Said | Callable[[str], Said] | list[Said | Callable[[str], Said]]"
+
+KINDS = {"You plan searches": "plan", "You read what": "findings", "You judge whether": "revision"}
+
+
+def steps(*proposals: dict[str, Any]) -> str:
+    """A plan, written as models write it."""
+    items = [
+        {"id": f"q{number}", "depends_on": [], "finds": "", **proposal}
+        for number, proposal in enumerate(proposals, start=1)
+    ]
+    return json.dumps({"sub_queries": items})
+
+
+def line(step: str, *answers: Any) -> str:
+    """One line of findings; an answer is a value alone, or (value, ref), or (value, ref, confidence)."""
+    told = []
+    for answer in answers:
+        value, ref, confidence = (*(answer if isinstance(answer, tuple) else (answer,)), None, None)[:3]
+        told.append({"value": value, "ref": ref, "confidence": confidence or "stated"})
+    return json.dumps({"step": step, "answers": told})
+
+
+def sufficient() -> str:
+    """A verdict that nothing is missing."""
+    return json.dumps({"sufficient": True, "gaps": [], "sub_queries": []})
+
+
+def refs(prompt: str) -> dict[str, int]:
+    """The ref_id of each passage of a prompt, by its title."""
+    found = {}
+    for part in prompt.split('<passage ref_id="')[1:]:
+        number, rest = part.split('" title="', 1)
+        found[rest.split('"', 1)[0]] = int(number)
+    return found
+
+
+@dataclass
+class World:
+    """What is searched, and what the model says.
+
+    Args:
+        pages: Texts by title.
+        plan: What the planner says.
+        findings: What is read; a list is used up call by call, a function is given the prompt.
+        revision: The verdict.
+    """
+
+    pages: dict[str, str]
+    plan: Says = ""
+    findings: Says = ""
+    revision: Says = field(default_factory=sufficient)
+    source: dict[str, Any] = field(default_factory=dict)
+    prompts: list[tuple[str, str]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Make the source, which notes what it was asked."""
+        nodes = [TextNode(id_=title, text=text, metadata={"title": title}) for title, text in self.pages.items()]
+        self.memory = MemoryRetriever(nodes, **self.source)
+        self.llm = ScriptedLLM(self._say)
+
+    def _say(self, messages: list[ChatMessage]) -> Said:
+        system, user = (str(message.content) for message in messages)
+        kind = next(name for start, name in KINDS.items() if system.startswith(start))
+        before = self.calls(kind)
+        self.prompts.append((kind, user))
+        says: Any = getattr(self, kind)
+        says = says[before] if isinstance(says, list) else says
+        return says(user) if callable(says) else says  # type: ignore[no-any-return]
+
+    def calls(self, kind: str) -> int:
+        """How often the model was asked for something."""
+        return sum(one == kind for one, _ in self.prompts)
+
+    @property
+    def asked(self) -> list[str]:
+        """What the source was asked, in order of arrival."""
+        return [query.query_str for query in self.memory.queries]
+
+    def search(
+        self,
+        question: str,
+        effort: str = "medium",
+        *,
+        native: bool = False,
+        sources: Sequence[KnowledgeSource] | None = None,
+        llm: Any = None,
+        limits: dict[str, Any] | None = None,
+        **fields: Any,
+    ) -> Retrieval:
+        """Search, with either driver."""
+        known = {name: getattr(DEFAULT_LIMITS[as_effort(effort)], name) for name in EffortLimits.__slots__}
+        retriever = AgenticRetriever(
+            sources or [KnowledgeSource("docs", "All there is.", retriever=self.memory)],
+            llm=llm or self.llm,
+            effort=effort,
+            limits={as_effort(effort): EffortLimits(**{**known, "skip_simple": False, **(limits or {})})},
+            **fields,
+        )
+        flow = retriever.retrieval(RetrievalRequest.parse({"messages": [{"content": question}]}))
+        return asyncio.run(arun(flow)) if native else run(flow)
+
+
+def planning_of(made: Retrieval, purpose: str) -> list[ModelQueryPlanningActivity]:
+    """The records of one kind of call."""
+    return [r for r in made.log.records if isinstance(r, ModelQueryPlanningActivity) and r.purpose == purpose]
+
+
+def searches_of(made: Retrieval) -> list[SourceActivity]:
+    """The records of searches."""
+    return [record for record in made.log.records if isinstance(record, SourceActivity)]
+
+
+def reasoning_of(made: Retrieval) -> AgenticReasoningActivity:
+    """The record of the evidence."""
+    record = made.log.last(AgenticReasoningActivity)
+    assert record is not None
+    return record
+
+
+def queries_of(made: Retrieval) -> dict[str, str]:
+    """What was searched, by id."""
+    return {one.id: one.query for one in made.plan.sub_queries}
+
+
+@pytest.fixture(params=[False, True], ids=["sync", "async"])
+def native(request: pytest.FixtureRequest) -> bool:
+    """Whether the async driver is used."""
+    return bool(request.param)

@@ -1,0 +1,195 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from llama_index_agentic_kb import EffortLimits
+from llama_index_agentic_kb.planning import Scope
+from llama_index_agentic_kb.planning.graph import Candidate, PlanGraph, described, filled, plain_plan, refers
+from llama_index_agentic_kb.planning.parsing import MAX_QUERY, Proposal
+from llama_index_agentic_kb.schema import SubQuery
+
+QUESTION = "Where was the director of Titanic born?"
+SOURCES = [Candidate("docs", ""), Candidate("wiki", "")]
+
+
+def graph(*proposals: Proposal, sub_queries: int = 10) -> tuple[PlanGraph, list[SubQuery]]:
+    made = PlanGraph(plain_plan(Scope(QUESTION), SOURCES), SOURCES, EffortLimits(sub_queries=sub_queries))
+    ready = made.add(proposals)
+    made.finish()
+    return made, ready
+
+
+def planned(*proposals: Proposal) -> list[SubQuery]:
+    return graph(*proposals)[0].plan.sub_queries[1:]
+
+
+def step(name: str, query: str, *parents: str, finds: str = "", sources: tuple[str, ...] = ()) -> Proposal:
+    return Proposal(name, query, sources, parents, finds)
+
+
+@pytest.mark.parametrize("written", ["#q1", "{q1}", "{{q1}}", "{#q1}", "<q1>", "<#q1>", "[q1]", "[#q1]", "#1"])
+def test_every_way_of_writing_a_reference_is_read(written: str) -> None:
+    """The template has our id, and the query the question's own words."""
+    _, child = planned(
+        step("q1", "Who directed Titanic?", finds="the director"), step("q2", f"age of {written}!", "q1")
+    )
+    assert child.template == "age of #q1!"
+    assert child.query == "age of the director!"
+    assert (child.depends_on, child.wave) == (["q1"], 2)
+
+
+@pytest.mark.parametrize("text", ["C# and F#", "#MeToo [sic]", "a {set} of <b>", "5 # 7", "q1 2020"])
+def test_what_looks_like_a_reference_stays(text: str) -> None:
+    """Signs that belong to a query are left as they are."""
+    ((one,), again) = planned(step("q1", text)), planned(step("q1", "x"), step("q2", text, "q1"))
+    assert one.query == text
+    assert again[1].template == text
+    assert not refers(text)
+
+
+def test_references_make_dependencies_that_were_not_named() -> None:
+    """A step that says #a builds on it, before or after it, whatever its list says."""
+    first, second, third = planned(step("b", "age of #a"), step("a", "who?"), step("c", "home of {b}"))
+    assert (first.depends_on, second.depends_on, third.depends_on) == (["q2"], [], ["q1"])
+    assert [first.wave, second.wave, third.wave] == [2, 1, 3]
+    assert third.query == "home of age of who"
+
+
+def test_ids_in_any_order_are_not_mixed_up() -> None:
+    """A model's q2 that is our q1, and its q1 that is our q2, keep what they mean."""
+    *_, last = planned(step("q2", "x"), step("q1", "y"), step("q3", "#q1 then #q2", "q1", "q2"))
+    assert last.template == "#q2 then #q1"
+    assert last.query == "y then x"
+
+
+def test_what_builds_on_the_question_has_its_words() -> None:
+    """A step that repeats the question is no step; what refers to it has the question in its place."""
+    (child,) = planned(step("q1", QUESTION.upper()), step("q2", "age of #q1", "q1"))
+    assert (child.query, child.depends_on) == ("age of the director of Titanic born", [])
+
+
+@pytest.mark.parametrize(
+    ("proposal", "query"),
+    [
+        (step("a", "capital of #q9", finds="the capital of France"), "the capital of France"),
+        (step("a", "capital of #q9"), "capital of"),
+        (step("a", "#q9"), QUESTION),
+        (step("a", "age of #a", "a", finds="the age of #a"), "age of"),
+        (step("a", "age of #q9", finds="age of #q9"), "age of"),
+    ],
+)
+def test_no_reference_is_left_without_its_step(proposal: Proposal, query: str) -> None:
+    """What refers to nothing is told by what it finds, or else by what is left of it, or by the question."""
+    (one,) = planned(proposal)
+    assert one.query == query
+    assert not refers(one.query)
+    assert not refers(one.finds or "")
+
+
+def test_what_a_step_finds_may_refer_too() -> None:
+    """The words for a grandchild name no step."""
+    *_, last = planned(
+        step("q1", "who?", finds="the director of Titanic"),
+        step("q2", "where was #q1 born?", "q1", finds="the birthplace of #q1"),
+        step("q3", "mayor of #q2", "q2"),
+    )
+    assert last.query == "mayor of the birthplace of the director of Titanic"
+
+
+def test_what_can_be_searched_is_given_once() -> None:
+    """Ready are steps that build on nothing, and later their further sources alone; each is a copy."""
+    made = PlanGraph(plain_plan(Scope(QUESTION), SOURCES), SOURCES, EffortLimits())
+    first = step("q1", "rain", sources=("wiki",))
+    (ready,) = made.add([first, step("q2", "of #q1", "q1"), step("q3", "on {q7}")])
+    assert (ready.id, ready.sources) == ("q1", ["wiki"])
+    (more,) = made.add([first, step("q4", "Rain", sources=("wiki", "docs"), finds="the rain")])
+    assert (more.id, more.sources) == ("q1", ["docs"])
+    assert ready.sources == ["wiki"]
+    assert made.plan.sub_queries[1].sources == ["docs", "wiki"]
+    assert made.plan.sub_queries[1].finds == "the rain"
+    assert made.add([step("q5", "of #q1", sources=("wiki",))]) == []
+
+
+def test_two_proposals_of_one_query_at_once_are_one_search() -> None:
+    """Each source is in what is ready once."""
+    _, ready = graph(step("a", "rain", sources=("docs",)), step("b", "RAIN", sources=("docs", "wiki")))
+    assert [(one.id, one.sources) for one in ready] == [("q1", ["docs", "wiki"])]
+
+
+def test_a_step_that_waits_is_not_begun_by_a_repetition() -> None:
+    """Further sources of a step that builds on others are searched when it is."""
+    _, ready = graph(step("a", "age of #b", sources=("docs",)), step("c", "age of #b", sources=("wiki",)))
+    assert ready == []
+
+
+def test_cycles_are_cut_at_their_first_step() -> None:
+    """A circle of three is searched as a chain; a step that depends on itself alone."""
+    made, _ = graph(step("a", "1", "c"), step("b", "2", "a"), step("c", "3", "b"), step("d", "4", "d"))
+    assert [one.depends_on for one in made.plan.sub_queries[1:]] == [[], ["q1"], ["q2"], []]
+    assert [one.wave for one in made.plan.sub_queries[1:]] == [1, 2, 3, 1]
+    assert len(made.plan.warnings) == 2
+
+
+@pytest.mark.slow
+def test_a_thousand_steps_are_settled_in_time() -> None:
+    """A chain of a thousand, and a thousand that build on all before them, take seconds, not minutes."""
+    started = time.monotonic()
+    made, _ = graph(*(step(f"s{n}", f"step {n} of #s{n - 1} #s{n - 2}") for n in range(1_000)), sub_queries=1_000)
+    assert made.plan.sub_queries[-1].wave > 900
+    assert max(len(one.query) for one in made.plan.sub_queries) <= MAX_QUERY
+    assert time.monotonic() - started < 30
+
+
+@pytest.mark.parametrize(
+    ("query", "finds", "words"),
+    [
+        ("Who is the director of Titanic?", None, "the director of Titanic"),
+        ("Who's the director of Titanic?", None, "the director of Titanic"),
+        ("Who directed Titanic?", "the director", "the director"),
+        ("Who directed Titanic?", None, "Who directed Titanic"),
+        ("What is it?", None, "What is it"),
+        ("?", None, "?"),
+    ],
+)
+def test_what_a_step_finds_is_told_in_words(query: str, finds: str | None, words: str) -> None:
+    """Its own words for it, or what its question asks for; never nothing."""
+    assert described(SubQuery(id="q1", query=query, sources=[], finds=finds)) == words
+
+
+@pytest.mark.parametrize(
+    ("template", "answers", "text"),
+    [
+        ("born #q1?", {"q1": "Ann"}, "born Ann?"),
+        ("born?", {"q1": "Ann"}, "born? Ann"),
+        ("when was ann born?", {"q1": "Ann"}, "when was ann born?"),
+        ("#q1 and #q2", {"q1": "#q2", "q2": "Bob"}, "#q2 and Bob"),
+        ("#q1 or #q10", {"q1": "A", "q10": "B"}, "A or B"),
+        ("#q1", {"q1": "two\nlines"}, "two lines"),
+        ("the #1 of #q1", {"q1": "A"}, "the #1 of A"),
+    ],
+)
+def test_answers_are_put_in_their_place(template: str, answers: dict[str, str], text: str) -> None:
+    """Each where it is referred to, once; one without a place is added."""
+    assert filled(template, answers) == text
+
+
+def test_a_filled_query_is_no_longer_than_a_query() -> None:
+    """References that multiply from step to step do not fill the memory."""
+    text = "x"
+    for _ in range(10):
+        text = filled("#q1 " * 250, {"q1": text})
+    assert len(text) <= MAX_QUERY
+
+
+def test_other_ids_may_begin_otherwise() -> None:
+    """A revision's searches are told from the plan's."""
+    known = plain_plan(Scope(QUESTION), SOURCES)
+    known.sub_queries.append(SubQuery(id="q1", query="rain", sources=["docs"]))
+    made = PlanGraph(known, SOURCES, EffortLimits(), prefix="r1.")
+    ready = made.add([step("q1", "snow"), step("q2", "RAIN"), step("q3", "of #q1")])
+    assert [(one.id, one.query, one.sources) for one in ready] == [
+        ("r1.1", "snow", ["docs", "wiki"]),
+        ("q1", "rain", ["wiki"]),
+    ]

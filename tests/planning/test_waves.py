@@ -1,0 +1,632 @@
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from itertools import product
+from typing import Any
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from llama_index.core.schema import QueryBundle, TextNode
+
+from llama_index_agentic_kb import KnowledgeSource
+from llama_index_agentic_kb._flow import arun
+from llama_index_agentic_kb.planning import DEFAULT_LIMITS, Scope
+from llama_index_agentic_kb.planning.graph import Candidate, PlanGraph, filled, plain_plan, refers
+from llama_index_agentic_kb.planning.parsing import read_proposals
+from llama_index_agentic_kb.retriever import Retrieval
+from llama_index_agentic_kb.schema import Confidence, Outcome, ReasoningEffort, RetrievalRequest, SubQuery
+from llama_index_agentic_kb.testing import LoopbackOpenAI, MemoryRetriever, Reply, ScriptedReply
+from tests.planning.conftest import (
+    World,
+    line,
+    planning_of,
+    queries_of,
+    reasoning_of,
+    refs,
+    searches_of,
+    steps,
+    sufficient,
+)
+
+QUESTION = "In which town was the director of Titanic born?"
+PAGES = {
+    "Titanic": "Titanic is a film directed by James Cameron.",
+    "James Cameron": "James Cameron, a Canadian, was born in Kapuskasing, Ontario.",
+    "Kapuskasing": "Kapuskasing is a town on the Kapuskasing River.",
+    "Rain": "Rain falls in Paris.",
+}
+DIRECTOR = {"query": "Who directed Titanic?", "finds": "the director of Titanic"}
+BIRTHPLACE = {"query": "Where was #q1 born?", "depends_on": ["q1"], "finds": "the birthplace of #q1"}
+BRIDGE = steps(DIRECTOR, BIRTHPLACE)
+
+
+def cameron(prompt: str) -> str:
+    return line("q1", ("James Cameron", refs(prompt)["Titanic"]))
+
+
+def world(**fields: Any) -> World:
+    return World(**{"pages": PAGES, "plan": BRIDGE, "findings": cameron, **fields})
+
+
+def asked_for(prompt: str) -> str:
+    """The steps that a call is to answer."""
+    return prompt.split("<steps>")[1].split("</steps>", maxsplit=1)[0]
+
+
+def titles(made: Retrieval) -> set[str]:
+    return {node.node_id for node in made.nodes}
+
+
+# -- dependent waves -------------------------------------------------------------------------------------------------
+
+
+def test_a_child_is_searched_with_its_parents_answer(native: bool) -> None:
+    """A bridge question takes two waves, and finds the page that the question's own words do not name."""
+    searched = world()
+    made = searched.search(QUESTION, native=native)
+    assert queries_of(made) == {"q0": QUESTION, "q1": "Who directed Titanic?", "q2": "Where was James Cameron born?"}
+    assert [one.wave for one in made.plan.sub_queries] == [1, 1, 2]
+    assert "James Cameron" in titles(made)
+    (finding,) = made.findings
+    assert (finding.sub_query_id, finding.value, finding.confidence) == ("q1", "James Cameron", Confidence.STATED)
+    assert (finding.node_id, finding.title) == ("Titanic", "Titanic")
+    assert made.plan.warnings == []
+    (read,) = planning_of(made, "findings")
+    assert read.outcome is Outcome.OK
+    assert read.input_tokens
+    assert read.output_tokens
+
+
+def test_what_was_spent_is_told_beside_what_was_planned() -> None:
+    """Waves, revisions, queries and every call's tokens stand in the account."""
+    made = world().search(QUESTION, limits={"sub_queries": 5, "waves": 3, "tokens": 9_000, "seconds": 30})
+    record = reasoning_of(made)
+    assert record.planned is not None
+    assert record.spent is not None
+    planned, spent = record.planned, record.spent
+    assert (planned.sub_queries, planned.waves, planned.revisions, planned.tokens) == (5, 3, 1, 9_000)
+    assert planned.seconds == 30
+    assert (spent.sub_queries, spent.waves, spent.revisions, spent.sources) == (2, 2, 1, 1)
+    calls = [one for kind in ("plan", "findings", "revision") for one in planning_of(made, kind)]
+    assert spent.tokens == sum((one.input_tokens or 0) + (one.output_tokens or 0) for one in calls) > 0
+    assert 0 < spent.seconds < 30
+    assert record.findings == made.findings
+    assert record.decision == "the evidence is sufficient"
+
+
+def test_low_effort_searches_everything_at_once(native: bool) -> None:
+    """One planning call and one wave: what would depend is searched in the question's own words."""
+    searched = world()
+    made = searched.search(QUESTION, "low", native=native)
+    assert queries_of(made)["q2"] == "Where was the director of Titanic born?"
+    assert {one.wave for one in made.plan.sub_queries} == {1}
+    assert [kind for kind, _ in searched.prompts] == ["plan"]
+    assert made.findings == []
+    assert reasoning_of(made).spent.waves == 1  # type: ignore[union-attr]
+
+
+def test_a_child_begins_while_the_findings_are_still_written(native: bool) -> None:
+    """A step's search starts as its answer stands in the stream, not when the stream ends."""
+    plan = steps(
+        DIRECTOR, BIRTHPLACE, {"query": "rain in Paris"}, {"query": "What falls in #q3?", "depends_on": ["q3"]}
+    )
+
+    def slow(prompt: str) -> ScriptedReply:
+        said = cameron(prompt) + "\n" + " " * 200 + line("q3", ("Paris", refs(prompt)["Rain"]))
+        return ScriptedReply(said, chunk_size=20, chunk_delay=0.05)
+
+    made = world(plan=plan, findings=slow).search(QUESTION, native=native)
+    (read,) = planning_of(made, "findings")
+    began = {one.sub_query_id: one.started_at for one in searches_of(made)}
+    assert read.completed_at is not None
+    assert began["q2"] is not None
+    assert began["q4"] is not None
+    assert began["q2"] < began["q4"]
+    assert (read.completed_at - began["q2"]).total_seconds() > 0.2
+
+
+def test_searches_begin_while_the_plan_is_still_written(native: bool) -> None:
+    """The question is searched before the planner answers, and a sub-query before the plan's last token."""
+    plan = ScriptedReply(steps(DIRECTOR, {"query": "x" * 300}), latency=0.3, chunk_size=20, chunk_delay=0.05)
+    made = world(plan=plan).search(QUESTION, native=native)
+    (planned,) = planning_of(made, "plan")
+    began = {one.sub_query_id: one for one in searches_of(made)}
+    assert planned.completed_at is not None
+    assert planned.started_at is not None
+    assert began["q1"].started_at is not None
+    assert (planned.completed_at - began["q1"].started_at).total_seconds() > 0.2
+    assert began["q0"].started_at is not None
+    assert (began["q0"].started_at - planned.started_at).total_seconds() < 0.25
+
+
+def test_the_real_client_plans_and_reads(native: bool) -> None:
+    """Over HTTP: three streamed or plain calls, and the bill of them all."""
+
+    def answer(request: Any) -> Reply:
+        if "You plan searches" in request.text:
+            return Reply(BRIDGE)
+        return Reply(cameron(request.last) if "You read what" in request.text else sufficient())
+
+    with LoopbackOpenAI(answer) as server:
+        made = world().search(QUESTION, native=native, llm=server.llm(max_retries=0))
+        assert queries_of(made)["q2"] == "Where was James Cameron born?"
+        assert [chat.stream for chat in server.chats] == [True, True, False]
+        spent = reasoning_of(made).spent
+        assert spent is not None
+        assert spent.tokens == server.billed.total_tokens
+
+
+# -- answers ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        line("q1"),
+        line("q1", ""),
+        line("q1", "unknown"),
+        '{"step": "q1", "answers": null}',
+        line("q1", ("x", 1, "none")),
+    ],
+)
+def test_a_parent_without_an_answer_leaves_the_questions_own_words(native: bool, said: str) -> None:
+    """Its child is never searched with a blank, and the account says why."""
+    made = world(findings=said).search(QUESTION, native=native)
+    assert queries_of(made)["q2"] == "Where was the director of Titanic born?"
+    assert "q1 found no answer; q2 was searched in the question's own words" in made.plan.warnings
+    (planned,) = planning_of(made, "plan")
+    assert planned.warning is not None
+    assert "q1 found no answer" in planned.warning
+    assert made.findings == []
+
+
+def test_without_finds_the_parents_question_stands_for_its_answer() -> None:
+    """What a parent asks for is told by its query where the model named nothing."""
+    plan = steps({"query": "Who is the director of Titanic?"}, {"query": "films by #q1", "depends_on": ["q1"]})
+    made = world(plan=plan, findings=line("q1")).search("Which films did the director of Titanic make?")
+    assert queries_of(made)["q2"] == "films by the director of Titanic"
+
+
+@pytest.mark.parametrize(("answers", "query"), [(["Ann"], "his birthplace Ann"), ([], "his birthplace")])
+def test_an_answer_without_a_place_is_added(answers: list[str], query: str) -> None:
+    """A step that names its parent but not the place of its answer has it at the end; words for it are not added."""
+    plan = steps(DIRECTOR, {"query": "his birthplace", "depends_on": ["q1"]})
+    assert queries_of(world(plan=plan, findings=line("q1", *answers)).search(QUESTION))["q2"] == query
+
+
+def test_several_answers_fan_out(native: bool) -> None:
+    """A list becomes a search an item, no more than there may be branches, each named after its step."""
+    said = line("q1", "Ann", "Bob", "ann", "Cid", "Dan")
+    made = world(findings=said).search(QUESTION, native=native, limits={"branches": 3})
+    queries = queries_of(made)
+    assert [queries[name] for name in ("q2.1", "q2.2", "q2.3")] == [
+        f"Where was {who} born?" for who in ("Ann", "Bob", "Cid")
+    ]
+    assert {one.part_of for one in made.plan.sub_queries if one.wave == 2} == {"q2"}
+    assert len(queries) == 5
+
+
+def test_branches_answer_for_their_step() -> None:
+    """What the branches of a step find is what its own child builds on."""
+    plan = steps(DIRECTOR, BIRTHPLACE, {"query": "river of #q2", "depends_on": ["q2"]})
+    findings = [line("q1", "Ann", "Bob"), line("q2.1", "Rome") + "\n" + line("q2.2", "Oslo")]
+    made = world(plan=plan, findings=findings).search(QUESTION)
+    assert {"river of Rome", "river of Oslo"} <= set(queries_of(made).values())
+
+
+def test_answers_that_no_passage_says_are_implied() -> None:
+    """A ref that is wrong, missing, or of a passage that does not say it states nothing; it is searched, though."""
+    answers: list[Any] = [("Ann", 99), "Bob", ("Cid", 1)]
+    made = world(findings=line("q1", *answers)).search(QUESTION)
+    assert [(one.confidence, one.node_id) for one in made.findings] == [(Confidence.IMPLIED, None)] * 3
+    assert "Where was Bob born?" in queries_of(made).values()
+
+
+def early(value: str, title: str, confidence: str = "stated") -> Any:
+    def said(prompt: str) -> str:
+        found = line("q2", (value, refs(prompt)[title], confidence))
+        return found + "\n" + cameron(prompt)
+
+    return said
+
+
+def test_a_step_that_is_answered_already_is_not_searched(native: bool) -> None:
+    """Where a passage says it, the search is left out, and the passage has its place in the evidence."""
+    pages = {**PAGES, "Titanic": "Titanic is a film by James Cameron, who was born in Kapuskasing."}
+    searched = world(pages=pages, findings=early("Kapuskasing", "Titanic"))
+    made = searched.search(QUESTION, native=native)
+    assert "q2" not in queries_of(made)
+    assert not any("James Cameron born" in query for query in searched.asked)
+    (told,) = [one for one in searches_of(made) if one.sub_query_id == "q2"]
+    assert told.lanes is not None
+    assert [(lane.kind, lane.count) for lane in told.lanes] == [("earlier", 1)]
+    assert "not searched" in (told.lanes[0].note or "")
+    (titanic,) = [node for node in made.nodes if node.node_id == "Titanic"]
+    assert "q2" in titanic.node.metadata["agentic_kb"]["best_for"]
+    assert [one.value for one in made.findings] == ["Kapuskasing", "James Cameron"]
+    assert reasoning_of(made).spent.sub_queries == 1  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize(
+    ("value", "confidence"), [("Kapuskasing", "stated"), ("James Cameron", "implied"), ("am", "stated")]
+)
+def test_an_early_answer_that_no_passage_says_is_searched(value: str, confidence: str) -> None:
+    """The model's word alone, or a part of a word, saves no search."""
+    made = world(findings=early(value, "Titanic", confidence)).search(QUESTION)
+    assert queries_of(made)["q2"] == "Where was James Cameron born?"
+
+
+def test_an_early_answer_serves_its_own_children() -> None:
+    """A grandchild is searched with an answer that needed no search."""
+    pages = {**PAGES, "Titanic": "Titanic is a film by James Cameron, who was born in Kapuskasing."}
+    plan = steps(DIRECTOR, BIRTHPLACE, {"query": "river of #q2", "depends_on": ["q2"]})
+    searched = world(pages=pages, plan=plan, findings=early("Kapuskasing", "Titanic"))
+    made = searched.search(QUESTION)
+    assert queries_of(made)["q3"] == "river of Kapuskasing"
+    assert searched.calls("findings") == 1
+
+
+def test_a_later_call_corrects_an_answer(native: bool) -> None:
+    """What was built on the wrong answer is searched with the right one too, and the account says so."""
+    plan = steps(DIRECTOR, BIRTHPLACE, {"query": "river of #q2", "depends_on": ["q2"]})
+
+    def second(prompt: str) -> str:
+        assert "q1: Ann" in prompt
+        return cameron(prompt) + "\n" + line("q2", "Rome")
+
+    made = world(plan=plan, findings=[line("q1", "Ann"), second]).search(QUESTION, native=native)
+    queries = list(queries_of(made).values())
+    assert "Where was Ann born?" in queries
+    assert "Where was James Cameron born?" in queries
+    assert [one.value for one in made.findings if one.sub_query_id == "q1"] == ["James Cameron"]
+    assert "q1 was read again: James Cameron, not Ann" in made.plan.warnings
+
+
+def test_what_a_passage_says_is_not_replaced_by_a_guess() -> None:
+    """A later call that only supposes changes nothing."""
+    plan = steps(DIRECTOR, BIRTHPLACE, {"query": "river of #q2", "depends_on": ["q2"]})
+    made = world(plan=plan, findings=[cameron, line("q1", "Ann") + line("q2", "Rome")]).search(QUESTION)
+    assert [one.value for one in made.findings] == ["James Cameron", "Rome"]
+    assert "Where was Ann born?" not in queries_of(made).values()
+
+
+def test_one_query_from_two_branches_is_searched_once(native: bool) -> None:
+    """Both steps get what it finds, and so do both their children."""
+    plan = steps(
+        DIRECTOR,
+        {"query": "Who wrote Titanic?"},
+        {"query": "birthplace of #q1", "depends_on": ["q1"]},
+        {"query": "Birthplace of #q2", "depends_on": ["q2"]},
+        {"query": "river of #q3", "depends_on": ["q3"]},
+        {"query": "mayor of #q4", "depends_on": ["q4"]},
+    )
+
+    def read(prompt: str) -> str:
+        if "q3:" in asked_for(prompt):
+            return line("q3", "Kapuskasing")
+        return "\n".join(line(step, ("James Cameron", refs(prompt)["Titanic"])) for step in ("q1", "q2"))
+
+    searched = world(plan=plan, findings=read)
+    made = searched.search(QUESTION, native=native)
+    assert sum(query.casefold() == "birthplace of james cameron" for query in searched.asked) == 1
+    assert queries_of(made)["q5"] == "river of Kapuskasing"
+    assert queries_of(made)["q6"] == "mayor of Kapuskasing"
+
+
+def test_a_child_that_asks_what_was_asked_shares_its_answer() -> None:
+    """A step whose query another step had searched before is not searched again."""
+    plan = steps(
+        DIRECTOR,
+        {"query": "birthplace of James Cameron"},
+        {"query": "birthplace of #q1", "depends_on": ["q1"]},
+        {"query": "river of #q3", "depends_on": ["q3"]},
+    )
+
+    def read(prompt: str) -> str:
+        found = line("q2", ("Kapuskasing", refs(prompt)["James Cameron"]))
+        return cameron(prompt) + (found if "q2:" in asked_for(prompt) else "")
+
+    searched = world(plan=plan, findings=read)
+    made = searched.search(QUESTION)
+    assert searched.asked.count("birthplace of James Cameron") == 1
+    assert queries_of(made)["q4"] == "river of Kapuskasing"
+
+
+def test_a_repeated_step_of_the_plan_goes_to_each_source_once(native: bool) -> None:
+    """Two proposals of one query at two sources make one search a source, whether the plan is streamed or not."""
+    for size in (5, 10_000):
+        one, other = MemoryRetriever(["rain one"]), MemoryRetriever(["rain other"])
+        plan = steps({"query": "rain", "sources": ["one"]}, {"query": "Rain", "sources": ["one", "other"]})
+        sources = [KnowledgeSource("one", retriever=one), KnowledgeSource("other", retriever=other)]
+        made = world(plan=ScriptedReply(plan, chunk_size=size)).search("snow", native=native, sources=sources)
+        assert sorted(query.query_str for query in one.queries) == ["rain", "snow"]
+        assert sorted(query.query_str for query in other.queries) == ["rain", "snow"]
+        assert [found.sources for found in made.plan.sub_queries] == [["one", "other"], ["one", "other"]]
+
+
+@pytest.mark.parametrize("value", ["Ann\nBob", "#q1", "x" * 10_000, "see #q2 and {q1}", '{"step": "q2"}'])
+def test_odd_answers_do_no_harm(value: str) -> None:
+    """A query stays one line of bounded length, without references."""
+    made = world(findings=line("q1", value)).search(QUESTION)
+    for query in queries_of(made).values():
+        assert "\n" not in query
+        assert "#q" not in query
+        assert len(query) <= 1_000
+
+
+# -- plans that models write -----------------------------------------------------------------------------------------
+
+
+def test_plans_deeper_than_the_effort_are_searched_to_their_end(native: bool) -> None:
+    """What lies deeper than the waves go is searched with what is known by then, and told."""
+    plan = steps(DIRECTOR, *({"query": f"step {n} of #q{n - 1}", "depends_on": [f"q{n - 1}"]} for n in range(2, 7)))
+    searched = world(plan=plan, findings=[cameron, line("q2", "Rome")])
+    made = searched.search(QUESTION, native=native, limits={"waves": 3})
+    queries = queries_of(made)
+    assert queries["q2"] == "step 2 of James Cameron"
+    assert queries["q3"] == "step 3 of Rome"
+    assert queries["q4"].startswith("step 4 of step 3 of")
+    assert set(queries) == {f"q{n}" for n in range(7)}
+    assert searched.calls("findings") == 2
+    assert any("EffortLimits.waves is 3" in warning for warning in made.plan.warnings)
+    assert max(one.wave for one in made.plan.sub_queries) == 3
+
+
+def test_a_thousand_steps_end(native: bool) -> None:
+    """A chain of a thousand is planned, cut to waves and searched in bounded time."""
+    plan = steps(DIRECTOR, *({"query": f"step {n} of #q{n - 1} #q{n - 1}", "depends_on": []} for n in range(2, 1_001)))
+    started = time.monotonic()
+    made = world(plan=plan).search(QUESTION, native=native)
+    assert len(made.plan.sub_queries) == 9
+    assert "992 sub-queries over the limit of 8 were left out" in made.plan.warnings
+    assert time.monotonic() - started < 20
+
+
+def test_circles_are_searched() -> None:
+    """Steps that wait for each other, or for themselves, or for nobody, do not wait for ever."""
+    plan = steps(
+        {"query": "a of #q2", "depends_on": ["q2"]},
+        {"query": "b of #q1", "depends_on": ["q1"]},
+        {"query": "c of #q3", "depends_on": ["q3"]},
+        {"query": "d of #q77", "depends_on": ["q77"], "finds": "the d"},
+        {"query": "e of #q6", "depends_on": ["q6"]},
+        {"query": "f"},
+    )
+    made = world(plan=plan, findings=lambda _: line("q6", "Six") + line("q2", "Two")).search(QUESTION)
+    queries = queries_of(made)
+    assert set(queries) == {f"q{n}" for n in range(7)}
+    assert queries["q4"] == "the d"
+    assert queries["q5"] == "e of Six"
+    assert not any(refers(query) for query in queries.values())
+
+
+# -- calls that fail -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        ConnectionError("gone"),
+        "",
+        ScriptedReply("", latency=20),
+        ScriptedReply('{"step": "q', chunk_delay=20, chunk_size=5),
+    ],
+    ids=["fails", "empty", "hangs", "hangs midway"],
+)
+def test_a_reading_that_fails_costs_only_itself(native: bool, said: Any) -> None:
+    """What waits is searched in the question's own words, and the account has the error."""
+    searched = world(findings=said)
+    started = time.monotonic()
+    made = searched.search(QUESTION, native=native, limits={"planning_seconds": 0.6})
+    assert time.monotonic() - started < 8
+    assert made.nodes
+    assert queries_of(made)["q2"] == "Where was the director of Titanic born?"
+    (read,) = planning_of(made, "findings")
+    assert read.outcome is Outcome.ERROR
+    assert read.error is not None
+    assert any("could not be read" in warning for warning in made.plan.warnings)
+
+
+def test_what_was_read_before_a_failure_is_kept(native: bool) -> None:
+    """A stream that breaks off leaves the searches that it had begun."""
+
+    def broken(prompt: str) -> ScriptedReply:
+        return ScriptedReply(cameron(prompt) + '\n{"step', error=ConnectionError("gone"))
+
+    made = world(findings=broken).search(QUESTION, native=native)
+    assert queries_of(made)["q2"] == "Where was James Cameron born?"
+    assert any("could not be read" in warning for warning in made.plan.warnings)
+
+
+@pytest.mark.parametrize("kind", ["plan", "findings"])
+def test_a_model_that_is_down_is_asked_once(kind: str) -> None:
+    """A model that did not answer is not asked again: each call would cost its whole time."""
+    searched = world(**{kind: ConnectionError("gone")})
+    made = searched.search(QUESTION)
+    assert searched.prompts[-1][0] == kind
+    assert searched.calls(kind) == 1
+    assert made.nodes
+    assert any("failed" in one or "could not be read" in one for one in made.plan.warnings)
+
+
+def test_a_plan_of_prose_may_still_be_revised() -> None:
+    """A model that answers, but no plan, is asked for what is missing."""
+    revision = json.dumps({"sufficient": False, "gaps": ["who"], "sub_queries": [{"query": "James Cameron"}]})
+    made = world(plan="I can't.", revision=revision).search(QUESTION)
+    assert queries_of(made) == {"q0": QUESTION, "r1.1": "James Cameron"}
+
+
+# -- limits ----------------------------------------------------------------------------------------------------------
+
+
+def test_when_the_tokens_are_spent_no_call_is_made(native: bool) -> None:
+    """The plan is searched to its end without reading, and it is told."""
+    searched = world()
+    made = searched.search(QUESTION, native=native, limits={"tokens": 10})
+    assert [kind for kind, _ in searched.prompts] == ["plan"]
+    assert any("EffortLimits.tokens" in warning for warning in made.plan.warnings)
+    assert made.nodes
+
+
+def test_when_the_time_is_over_no_call_is_made(native: bool) -> None:
+    """A source that takes all the time leaves none for reading; what was found by then is the evidence."""
+    slow = MemoryRetriever(["directed"], fault="hang")
+    with slow:
+        searched = world()
+        sources = [KnowledgeSource("docs", retriever=searched.memory), KnowledgeSource("slow", retriever=slow)]
+        started = time.monotonic()
+        made = searched.search(QUESTION, native=native, sources=sources, limits={"seconds": 0.8})
+        assert time.monotonic() - started < 8
+    assert [kind for kind, _ in searched.prompts] == ["plan"]
+    assert any("EffortLimits.seconds" in warning for warning in made.plan.warnings)
+    assert made.nodes
+    assert {"slow"} <= {missing.what for missing in made.missing}
+    assert {missing.sub_query_id for missing in made.missing if missing.what == "docs"} <= {"q2"}
+
+
+def test_a_source_that_hangs_does_not_hold_up_steps_that_do_not_use_it(native: bool) -> None:
+    """Steps wait for the searches of their parents, not for the question's own at a source that hangs."""
+    slow = MemoryRetriever(["directed"], fault="hang", mode="async")
+    with slow:
+        plan = steps({**DIRECTOR, "sources": ["docs"]}, {**BIRTHPLACE, "sources": ["docs"]})
+        searched = world(plan=plan)
+        sources = [
+            KnowledgeSource("docs", retriever=searched.memory),
+            KnowledgeSource("slow", retriever=slow, timeout=1.5),
+        ]
+        made = searched.search(QUESTION, native=native, sources=sources, limits={"revisions": 0})
+    began = {(one.sub_query_id, one.knowledge_source_name): one for one in searches_of(made)}
+    assert began["q0", "slow"].outcome is Outcome.TIMEOUT
+    child, hung = began["q2", "docs"].completed_at, began["q0", "slow"].completed_at
+    assert child is not None
+    assert hung is not None
+    assert child < hung
+
+
+async def test_a_cancelled_search_leaves_nothing_open() -> None:
+    """Cancelling a request while its findings are read ends every record of it."""
+    from llama_index_agentic_kb import AgenticRetriever  # noqa: PLC0415 (used here alone)
+
+    seen: dict[int, Any] = {}
+    searched = world(findings=ScriptedReply("", latency=30))
+    retriever = AgenticRetriever(
+        [KnowledgeSource("docs", retriever=searched.memory)],
+        llm=searched.llm,
+        effort="medium",
+        observer=lambda record: seen.__setitem__(record.id, record),
+    )
+    request = RetrievalRequest.parse({"messages": [{"content": QUESTION}]})
+    task = asyncio.create_task(arun(retriever.retrieval(request)))
+    while searched.calls("findings") == 0:  # noqa: ASYNC110 (the model is asked where no event is set)
+        await asyncio.sleep(0.01)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    read = next(one for one in seen.values() if getattr(one, "purpose", "") == "findings")
+    assert read.outcome is Outcome.SKIPPED
+    assert all(one.completed_at is not None for one in seen.values())
+
+
+# -- whatever a model writes -----------------------------------------------------------------------------------------
+
+WORDS = st.sampled_from(["a", "b of #q1", "#q2 #q1", "c of {q3}", "[q9]", "d #7", "#x of <y>", "Rain", QUESTION, "?"])
+IDS = st.sampled_from(["q1", "q2", "q3", "x", "y", "7", "q9", ""])
+PLANS = st.lists(
+    st.fixed_dictionaries(
+        {"query": WORDS},
+        optional={
+            "id": IDS,
+            "depends_on": st.lists(IDS, max_size=3),
+            "finds": WORDS,
+            "sources": st.just(["docs", "no"]),
+        },
+    ),
+    max_size=7,
+).map(lambda items: json.dumps({"sub_queries": items}))
+VALUES = st.sampled_from(
+    ["Ann", "Bob", "#q1", "", "unknown", "a\nb", "James Cameron", None, 7, True, {"value": "Z", "ref": 1}]
+)
+LINES = st.lists(
+    st.fixed_dictionaries(
+        {
+            "step": st.sampled_from(["q1", "q2", "q3", "q4", "q2.1", "q0", "1", "zz"]),
+            "answers": st.lists(VALUES, max_size=4) | VALUES,
+        }
+    ),
+    max_size=6,
+)
+READINGS = (
+    st.text(max_size=30)
+    | LINES.map(json.dumps)
+    | LINES.map(lambda lines: "\n".join(map(json.dumps, lines)))
+    | LINES.map(lambda lines: json.dumps({"findings": lines})[:-3])
+)
+VERDICTS = st.sampled_from(
+    [sufficient(), "", "no", '{"sub_queries": [{"query": "#q1"}, {"query": "Rain"}, {"query": "new"}]}']
+)
+
+
+@pytest.mark.slow
+@settings(max_examples=60, deadline=None)
+@given(PLANS, READINGS, VERDICTS)
+@example(steps({"query": "#q1"}, {"query": "#q1 #q2 #q3"}), line("q1", "#q2"), "")
+def test_any_plan_and_any_reading_end_in_a_finished_search(plan: str, reading: str, verdict: str) -> None:
+    """Every planned step was searched, answered early, or stands behind an equal query; none with a reference in it."""
+    searched = world(plan=plan, findings=reading, revision=verdict)
+    made = searched.search(QUESTION)
+    served = {one.part_of or one.id for one in made.plan.sub_queries}
+    served |= {one.sub_query_id for one in searches_of(made)}
+    asked = {" ".join(query.casefold().split()) for query in searched.asked}
+    assert len(asked) == len(searched.asked)
+    assert not any("#q" in query or refers(query) or not query.strip() for query in searched.asked)
+    assert asked == {" ".join(query.casefold().split()) for query in queries_of(made).values()}
+    assert all(one.completed_at is not None for one in made.log.records)
+    for step in planned_steps(plan):
+        assert step.id in served or asked & could_be(step, made), step
+    assert made.nodes
+
+
+def planned_steps(plan: str) -> list[SubQuery]:
+    """The steps that a reply is understood to plan."""
+    sources = [Candidate("docs", "")]
+    graph = PlanGraph(plain_plan(Scope(QUESTION), sources), sources, DEFAULT_LIMITS[ReasoningEffort.MEDIUM])
+    graph.add(read_proposals(plan))
+    graph.finish()
+    return graph.plan.sub_queries
+
+
+def could_be(step: SubQuery, made: Retrieval) -> set[str]:
+    """Every query that a step can become with what was found, in the form in which queries are told apart."""
+    values = [*(one.value for one in made.findings)]
+    chosen = product(values, repeat=len(step.depends_on))
+    queries = [filled(step.template or step.query, dict(zip(step.depends_on, one, strict=True))) for one in chosen]
+    return {" ".join(query.casefold().split()) for query in (step.query, *queries)}
+
+
+def test_both_drivers_find_the_same() -> None:
+    """Sync and async are one body."""
+    both = [world().search(QUESTION, native=native) for native in (False, True)]
+    assert queries_of(both[0]) == queries_of(both[1])
+    assert [node.node_id for node in both[0].nodes] == [node.node_id for node in both[1].nodes]
+
+
+def test_runs_inside_a_running_loop() -> None:
+    """The sync call works where a loop is running."""
+
+    async def inside() -> Retrieval:
+        return world().search(QUESTION)
+
+    assert queries_of(asyncio.run(inside()))["q2"] == "Where was James Cameron born?"
+
+
+def test_nodes_of_the_sources_are_left_as_they_are() -> None:
+    """Passages that answer early are copies: what the source gave is not written to."""
+    nodes = [TextNode(id_=title, text=text, metadata={"title": title}) for title, text in PAGES.items()]
+    before = [node.model_dump() for node in nodes]
+    shared = MemoryRetriever(nodes, shared_nodes=True)
+    world().search(QUESTION, sources=[KnowledgeSource("docs", retriever=shared)])
+    assert [node.model_dump() for node in nodes] == before
+    assert all("agentic_kb" not in found.node.metadata for found in shared.retrieve(QueryBundle("Titanic")))
