@@ -42,14 +42,24 @@ if TYPE_CHECKING:
     from llama_index_agentic_kb.query_engine import AgenticQueryEngine as AgenticQueryEngine
     from llama_index_agentic_kb.query_engine import AgenticResponse as AgenticResponse
     from llama_index_agentic_kb.retriever import AgenticRetriever as AgenticRetriever
+    from llama_index_agentic_kb.schema import Finding as Finding
     from llama_index_agentic_kb.schema import OutputMode as OutputMode
     from llama_index_agentic_kb.schema import QueryPlan as QueryPlan
     from llama_index_agentic_kb.schema import ReasoningEffort as ReasoningEffort
+    from llama_index_agentic_kb.schema import ResultsProcessing as ResultsProcessing
     from llama_index_agentic_kb.schema import RetrievalRequest as RetrievalRequest
     from llama_index_agentic_kb.schema import RetrievalResponse as RetrievalResponse
     from llama_index_agentic_kb.schema import SourceParams as SourceParams
+    from llama_index_agentic_kb.schema import parse_odata as parse_odata
+    from llama_index_agentic_kb.search.calibration import Calibration as Calibration
+    from llama_index_agentic_kb.search.embedding_cache import EmbeddingCache as EmbeddingCache
+    from llama_index_agentic_kb.search.fusion import distribution_based_score_fusion as distribution_based_score_fusion
     from llama_index_agentic_kb.search.fusion import interleave as interleave
     from llama_index_agentic_kb.search.fusion import reciprocal_rank_fusion as reciprocal_rank_fusion
+    from llama_index_agentic_kb.search.fusion import relative_score_fusion as relative_score_fusion
+    from llama_index_agentic_kb.search.rerank import Reranker as Reranker
+    from llama_index_agentic_kb.sources import Facet as Facet
+    from llama_index_agentic_kb.sources import FilterField as FilterField
     from llama_index_agentic_kb.sources import KnowledgeSource as KnowledgeSource
     from llama_index_agentic_kb.store import KnowledgeStore as KnowledgeStore
     from llama_index_agentic_kb.store import default_embed_model as default_embed_model
@@ -79,15 +89,26 @@ _HOMES = {
     "query_engine": ("AgenticQueryEngine", "AgenticResponse"),
     "retriever": ("AgenticRetriever",),
     "schema": (
+        "Finding",
         "OutputMode",
         "QueryPlan",
         "ReasoningEffort",
         "RetrievalRequest",
+        "ResultsProcessing",
         "RetrievalResponse",
         "SourceParams",
+        "parse_odata",
     ),
-    "search.fusion": ("interleave", "reciprocal_rank_fusion"),
-    "sources": ("KnowledgeSource",),
+    "search.calibration": ("Calibration",),
+    "search.embedding_cache": ("EmbeddingCache",),
+    "search.fusion": (
+        "distribution_based_score_fusion",
+        "interleave",
+        "reciprocal_rank_fusion",
+        "relative_score_fusion",
+    ),
+    "search.rerank": ("Reranker",),
+    "sources": ("Facet", "FilterField", "KnowledgeSource"),
     "store": ("KnowledgeStore", "default_embed_model", "ingest"),
     "synthesizers": ("get_response_synthesizer",),
 }

@@ -1,4 +1,4 @@
-"""The command line: ``agentic-kb ingest``, ``ask`` and ``demo``."""
+"""The command line: ``agentic-kb ingest``, ``ask``, ``demo`` and ``bench``."""
 
 from __future__ import annotations
 
@@ -118,6 +118,67 @@ def demo(
         _replay(where)
 
 
+@app.command("bench")
+def bench_command(  # noqa: PLR0917 (typer makes options of them)
+    folder: Annotated[Path | None, typer.Argument(help="A BEIR-form folder: corpus, queries, qrels.")] = None,
+    systems: Annotated[
+        str, typer.Option(help="Comma-separated: dense, bm25, hybrid, query_fusion, minimal, low, medium, auto.")
+    ] = "dense,bm25,hybrid,minimal,low,medium",
+    plans: Annotated[
+        str, typer.Option(help="Where plans come from: oracle (gold fields), recorded:FILE, llm, none.")
+    ] = "oracle",
+    k: Annotated[str, typer.Option(help="The k of each metric, comma-separated.")] = "5,10",
+    limit: Annotated[int | None, typer.Option(help="So many questions, drawn at random.", min=1)] = None,
+    seed: Annotated[int, typer.Option(help="Of the draw.")] = 0,
+    source_field: Annotated[str | None, typer.Option(help="Metadata key that tells the source.")] = None,
+    split: Annotated[str, typer.Option(help="Which of qrels/, where there is no qrels.tsv.")] = "test",
+    concurrency: Annotated[int, typer.Option(help="Questions asked side by side.", min=1)] = 4,
+    cache: Annotated[Path | None, typer.Option(help="Where vectors are kept.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Keep the run as JSON.")] = None,
+    record: Annotated[Path | None, typer.Option(help="Keep every retrieval here, to be replayed.")] = None,
+    diff: Annotated[
+        tuple[Path, Path] | None, typer.Option(help="Instead: what changed between two runs that --out kept.")
+    ] = None,
+    model: ModelOption = None,
+    context_window: WindowOption = 8_192,
+) -> None:
+    """Measure retrieval on an evaluation set, systems side by side."""
+    from llama_index_agentic_kb.evaluation import command  # noqa: PLC0415 (loads LlamaIndex)
+
+    if diff is not None:
+        command.diff(*diff, console)
+        return
+    if folder is None:
+        raise ConfigurationError("bench: give a folder with corpus.jsonl, queries.jsonl and qrels.tsv")
+    command.bench(
+        folder,
+        systems=_listed(systems),
+        plans=plans,
+        llm=_language_model(model, context_window) if plans == "llm" else None,
+        cache=cache or _cache() / "bench",
+        console=console,
+        cutoffs=_numbers(k),
+        limit=limit,
+        seed=seed,
+        source_field=source_field,
+        split=split,
+        concurrency=concurrency,
+        out=out,
+        record=record,
+    )
+
+
+def _listed(text: str) -> list[str]:
+    return [part.strip() for part in text.split(",") if part.strip()]
+
+
+def _numbers(text: str) -> list[int]:
+    parts = _listed(text)
+    if not parts or not all(part.isdigit() and int(part) for part in parts):
+        raise ConfigurationError(f"--k: expected numbers above 0, comma-separated, got {text!r}")
+    return [int(part) for part in parts]
+
+
 def _ask_aloud(base: KnowledgeBase, question: str) -> None:
     console.rule(Text(one_line(printable(question), 120), "bold"))
     show_response(console, base.retrieve(question))
@@ -161,9 +222,13 @@ def _language_model(name: str | None, context_window: int) -> LLM | None:
 
 
 def _demo_store() -> Path:
-    from platformdirs import user_cache_path  # noqa: PLC0415 (only the demo asks)
+    return _cache() / "demo"
 
-    return user_cache_path("agentic-kb") / "demo"
+
+def _cache() -> Path:
+    from platformdirs import user_cache_path  # noqa: PLC0415 (only demo and bench ask)
+
+    return Path(user_cache_path("agentic-kb"))
 
 
 def _ingest(paths: list[Path], store: Any, **kwargs: Any) -> IngestReport:

@@ -1,0 +1,188 @@
+"""Reads evaluation sets in BEIR form (Thakur et al., NeurIPS 2021).
+
+corpus.jsonl          {"_id", "title", "text", "metadata"}, one a line
+queries.jsonl         {"_id", "text", ...}, one a line; further fields are kept
+qrels.tsv, or         query-id, corpus-id, score, with or without a header line; or TREC's four columns
+qrels/<split>.tsv
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final
+
+from llama_index_agentic_kb.errors import InvalidRequestError
+
+__all__ = ["Dataset", "EvaluationDocument", "EvaluationQuery", "read_dataset"]
+
+_COLUMNS: Final = (3, 4)
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationDocument:
+    """One document of the corpus."""
+
+    id: str
+    text: str
+    title: str = ""
+    metadata: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationQuery:
+    """One question.
+
+    Args:
+        id: Its ``_id``.
+        text: The question.
+        type: What kind of question it is; metrics are also given by kind.
+        history: (role, text) turns before it, oldest first.
+        fields: All that its line holds: gold decompositions, rewrites, answers.
+    """
+
+    id: str
+    text: str
+    type: str = ""
+    history: tuple[tuple[str, str], ...] = ()
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """An evaluation set.
+
+    Args:
+        name: The folder's.
+        documents: The corpus.
+        queries: Those that have judgments.
+        relevant: Grades above 0 by document id, by query id.
+        warnings: What was left out, and why.
+    """
+
+    name: str
+    documents: list[EvaluationDocument]
+    queries: list[EvaluationQuery]
+    relevant: dict[str, dict[str, float]]
+    warnings: tuple[str, ...] = ()
+
+
+def read_dataset(folder: str | Path, *, split: str = "test", limit: int | None = None, seed: int = 0) -> Dataset:
+    """Read a folder.
+
+    Args:
+        folder: Holds the files that the module's text tells.
+        split: Which of ``qrels/`` is read, where there is no ``qrels.tsv``.
+        limit: So many queries, drawn at random; None takes all.
+        seed: Of the draw.
+
+    Raises:
+        InvalidRequestError: A file is missing or malformed; the message names file, line and remedy.
+    """
+    path = Path(folder)
+    documents = [_document(row, where) for row, where in _rows(path / "corpus.jsonl")]
+    queries = [_query(row, where) for row, where in _rows(path / "queries.jsonl")]
+    known = {document.id for document in documents}
+    _check_distinct(path / "corpus.jsonl", [document.id for document in documents])
+    _check_distinct(path / "queries.jsonl", [query.id for query in queries])
+    relevant, strange = _judgments(_qrels_file(path, split), known)
+    judged = [query for query in queries if relevant.get(query.id)]
+    warnings = []
+    if strange:
+        warnings.append(f"{strange} judgments name documents that are not in corpus.jsonl; they can't be found")
+    if len(judged) < len(queries):
+        warnings.append(f"{len(queries) - len(judged)} queries have no judgment above 0; they were left out")
+    if not judged:
+        raise InvalidRequestError(f"{path}: no query of queries.jsonl has a judgment above 0 in the qrels")
+    if limit is not None and limit < len(judged):
+        drawn = random.Random(seed).sample(judged, limit)  # noqa: S311 (a sample, no secret)
+        judged = sorted(drawn, key=judged.index)
+    return Dataset(path.resolve().name, documents, judged, relevant, tuple(warnings))
+
+
+def _rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
+    """Give the JSON object of each line, with where it stands."""
+    if not path.is_file():
+        raise InvalidRequestError(
+            f"{path} is missing: give a BEIR-form folder with corpus.jsonl, queries.jsonl and qrels.tsv"
+        )
+    with path.open(encoding="utf-8") as lines:
+        for number, line in enumerate(lines, start=1):
+            if not line.strip():
+                continue
+            where = f"{path}, line {number}"
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise InvalidRequestError(f"{where}: no JSON ({error}); each line is one JSON object") from error
+            if not isinstance(row, dict) or not str(row.get("_id", "")).strip():
+                raise InvalidRequestError(f"{where}: each line is a JSON object with an _id")
+            yield row, where
+
+
+def _text(row: dict[str, Any], where: str) -> str:
+    text = row.get("text")
+    if not isinstance(text, str):
+        raise InvalidRequestError(f"{where}: text is missing, or no string")
+    return text
+
+
+def _document(row: dict[str, Any], where: str) -> EvaluationDocument:
+    metadata = row.get("metadata")
+    return EvaluationDocument(
+        str(row["_id"]),
+        _text(row, where),
+        str(row.get("title") or ""),
+        dict(metadata) if isinstance(metadata, dict) else {},
+    )
+
+
+def _query(row: dict[str, Any], where: str) -> EvaluationQuery:
+    kind = row.get("type", "")
+    told = ", ".join(map(str, kind)) if isinstance(kind, list) else str(kind or "")
+    turns = row.get("history") or []
+    if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
+        raise InvalidRequestError(f"{where}: history is a list of {{role, content}} objects")
+    history = tuple((str(turn.get("role", "user")), str(turn.get("content", ""))) for turn in turns)
+    return EvaluationQuery(str(row["_id"]), _text(row, where), told, history, row)
+
+
+def _check_distinct(path: Path, ids: list[str]) -> None:
+    seen: set[str] = set()
+    for one in ids:
+        if one in seen:
+            raise InvalidRequestError(f"{path}: the _id {one!r} is there twice; ids must differ")
+        seen.add(one)
+
+
+def _qrels_file(path: Path, split: str) -> Path:
+    for candidate in (path / "qrels.tsv", path / "qrels" / f"{split}.tsv"):
+        if candidate.is_file():
+            return candidate
+    raise InvalidRequestError(f"{path}: neither qrels.tsv nor qrels/{split}.tsv is there")
+
+
+def _judgments(path: Path, known: set[str]) -> tuple[dict[str, dict[str, float]], int]:
+    """Read grades above 0; also how many name no known document."""
+    relevant: dict[str, dict[str, float]] = {}
+    strange = 0
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        columns = line.split("\t") if "\t" in line else line.split()
+        if not columns:
+            continue
+        if len(columns) not in _COLUMNS:
+            raise InvalidRequestError(f"{path}, line {number}: expected query-id, corpus-id and score, tab-separated")
+        query, document, score = columns[0], columns[-2], columns[-1]
+        try:
+            grade = float(score)
+        except ValueError:
+            if number == 1:  # the header
+                continue
+            raise InvalidRequestError(f"{path}, line {number}: the score {score!r} is no number") from None
+        if grade > 0:
+            relevant.setdefault(query, {})[document] = grade
+            strange += document not in known
+    return relevant, strange
