@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check format bench clean
+.PHONY: demo test check format bench bench-scale clean
 
 # Extracts over three real sources, then a recorded answer; no API key, no network.
 demo: $(VENV)/.demo
@@ -26,6 +26,12 @@ format: $(VENV)/.dev
 # Writes build/bench.json and prints it as a table.
 bench: $(VENV)/.dev
 	$(BIN)/python -m tests.benchmarks
+
+# Writes build/bench-scale.json and prints it as a table. A million chunks take an hour to build, 10 GB of disk and
+# 4 GB of memory; what was built is kept in build/scale. Fewer: make bench-scale SIZES=1000,10000
+SIZES ?= 1000,10000,100000,1000000
+bench-scale: $(VENV)/.dev
+	$(BIN)/python -m tests.benchmarks.scale --sizes $(SIZES)
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage*

@@ -26,13 +26,20 @@ RETRIEVER_ARGUMENTS = frozenset(
     {
         "callback_manager",
         "effort",
+        "embedding_cache",
         "filters",
         "fusion",
+        "join_neighbours",
+        "lane_fusion",
+        "lane_weights",
         "limits",
+        "max_per_document",
         "max_runtime_in_seconds",
         "memory",
         "observer",
         "planner_prompt",
+        "reranker",
+        "results_processing",
         "similarity_top_k",
         "verbose",
     }
@@ -43,6 +50,9 @@ STORE_ARGUMENTS = frozenset(
     {"alpha", "doc_ids", "hybrid_top_k", "node_ids", "sparse_top_k", "vector_store_kwargs", "vector_store_query_mode"}
 )
 """Keyword arguments that mean LlamaIndex's own vector retriever underneath."""
+
+SOURCE_ARGUMENTS = STORE_ARGUMENTS | {"hybrid"}
+"""Keyword arguments that mean the knowledge source: the retriever has them."""
 
 
 CONDENSE_ARGUMENTS = frozenset(
@@ -64,14 +74,20 @@ class AgenticVectorStoreIndex(VectorStoreIndex):
     source_description = ""
     """What is in it, for the planner."""
 
+    source_hybrid: bool | None = None
+    """Whether words are searched beside vectors (BM25); see ``KnowledgeSource``."""
+
     @classmethod
-    def from_index(cls, index: VectorStoreIndex, *, name: str = "index", description: str = "") -> Self:
+    def from_index(
+        cls, index: VectorStoreIndex, *, name: str = "index", description: str = "", hybrid: bool | None = None
+    ) -> Self:
         """Make an agentic index of a plain one. Both share the store: nothing is copied or embedded again.
 
         Args:
             index: The plain index.
             name: How plans, activity and references call it.
             description: What is in it, for the planner.
+            hybrid: Whether words are searched beside vectors; see ``KnowledgeSource``.
         """
         agentic = cls(
             index_struct=index.index_struct,
@@ -81,18 +97,19 @@ class AgenticVectorStoreIndex(VectorStoreIndex):
             transformations=index._transformations,  # noqa: SLF001
         )
         agentic._object_map = index._object_map  # noqa: SLF001
-        agentic.source_name, agentic.source_description = name, description
+        agentic.source_name, agentic.source_description, agentic.source_hybrid = name, description, hybrid
         return agentic
 
     def as_plain_retriever(self, **kwargs: Any) -> BaseRetriever:
         """Give LlamaIndex's own vector retriever."""
         return super().as_retriever(**kwargs)
 
-    def as_retriever(self, *, llm: LLM | None = None, **kwargs: Any) -> AgenticRetriever:
+    def as_retriever(self, *, llm: LLM | None = None, hybrid: bool | None = None, **kwargs: Any) -> AgenticRetriever:
         """Give an agentic retriever.
 
         Args:
             llm: Plans; None is ``Settings.llm`` where there is one.
+            hybrid: Whether words are searched beside vectors; None is the index's own ``source_hybrid``.
             kwargs: Arguments of ``AgenticRetriever`` (``similarity_top_k``, ``filters``, ``node_postprocessors``,
                 ``memory``, ``effort``, ...) and of LlamaIndex's vector retriever (``vector_store_query_mode``, ...).
                 Others, which ``as_query_engine`` hands down as LlamaIndex does, are left alone.
@@ -102,6 +119,7 @@ class AgenticVectorStoreIndex(VectorStoreIndex):
             self.source_description,
             index=self,
             retriever_kwargs={name: kwargs[name] for name in STORE_ARGUMENTS & kwargs.keys()},
+            hybrid=self.source_hybrid if hybrid is None else hybrid,
         )
         own, _ = split_kwargs(kwargs)
         return AgenticRetriever(
@@ -126,7 +144,7 @@ class AgenticVectorStoreIndex(VectorStoreIndex):
         _, rest = split_kwargs(kwargs)
         rest.pop("node_postprocessors", None)  # the retriever has them
         return AgenticQueryEngine(
-            retriever, **{key: value for key, value in rest.items() if key not in STORE_ARGUMENTS}
+            retriever, **{key: value for key, value in rest.items() if key not in SOURCE_ARGUMENTS}
         )
 
     def as_chat_engine(
@@ -144,7 +162,7 @@ class AgenticVectorStoreIndex(VectorStoreIndex):
             memory = kwargs.pop("memory", None)  # the chat engine hands the conversation on itself
             return AgenticChatEngine(self._query_engine(resolved, **kwargs), memory=memory)
         rest = split_kwargs(kwargs)[1]
-        used = {"node_postprocessors", *STORE_ARGUMENTS}  # the retriever has them
+        used = {"node_postprocessors", *SOURCE_ARGUMENTS}  # the retriever has them
         rest = {key: value for key, value in rest.items() if key not in used}
         memory = kwargs.get("memory")
         return as_chat_engine(self.as_retriever(llm=resolved, **kwargs), chat_mode, memory=memory, **rest)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Self, TypeAlias
 
@@ -22,13 +23,16 @@ from llama_index_agentic_kb.query_engine import AgenticQueryEngine, default_mode
 from llama_index_agentic_kb.retriever import AgenticRetriever
 from llama_index_agentic_kb.schema import (
     ActivityRecord,
+    FilterNode,
     Message,
     OutputMode,
     ReasoningEffort,
     RetrievalRequest,
     RetrievalResponse,
+    parse_odata,
 )
 from llama_index_agentic_kb.sources import KnowledgeSource
+from llama_index_agentic_kb.sources.metadata_queries import MetadataQueries
 
 __all__ = ["KnowledgeBase", "Question"]
 
@@ -38,7 +42,7 @@ Question: TypeAlias = str | Sequence[ChatMessage | Message | Mapping[str, Any]] 
 Observer: TypeAlias = Callable[[ActivityRecord], None]
 
 
-class KnowledgeBase:
+class KnowledgeBase(MetadataQueries):
     """Knowledge sources, a language model, and defaults: everything that answers questions is made of it.
 
         kb = KnowledgeBase([KnowledgeSource("docs", "product manuals", index=index)], llm=llm)
@@ -95,12 +99,16 @@ class KnowledgeBase:
             raise ConfigurationError(str(error)) from error
 
     @classmethod
-    def from_store(cls, path: str | Path, *, embed_model: Any = None, **kwargs: Any) -> Self:
+    def from_store(
+        cls, path: str | Path, *, embed_model: Any = None, hybrid: bool | None = None, **kwargs: Any
+    ) -> Self:
         """Open what ``agentic-kb ingest`` made: each of the store's sources becomes a source.
 
         Args:
             path: The store's directory.
             embed_model: The embedding model; None is the default one. It must be the one that made the store.
+            hybrid: Whether words are searched beside vectors (BM25), in the store's own indexes. False is vectors
+                alone; None, the default, is both.
             kwargs: See the class.
 
         Raises:
@@ -111,7 +119,17 @@ class KnowledgeBase:
 
         store = KnowledgeStore.open(path, embed_model=embed_model)
         return cls(
-            [KnowledgeSource(info.name, info.description, index=store.index(info.name)) for info in store.sources()],
+            [
+                KnowledgeSource(
+                    info.name,
+                    info.description,
+                    index=store.index(info.name),
+                    metadata_reader=partial(store.metadata, info.name),
+                    hybrid=hybrid,
+                    lexical=store.lexical(info.name),
+                )
+                for info in store.sources()
+            ],
             **kwargs,
         )
 
@@ -124,6 +142,9 @@ class KnowledgeBase:
     def sources(self) -> Mapping[str, KnowledgeSource]:
         """The sources by name."""
         return self.retriever.sources
+
+    def _standing(self) -> tuple[FilterNode | None, float | None]:
+        return self.retriever.filters, self.retriever.max_runtime_in_seconds
 
     # -- asking ----------------------------------------------------------------------------------------------------
 
@@ -269,6 +290,7 @@ class KnowledgeBase:
         """
         if self.llm is not None:
             warm_up_llm(self.llm)
+        parse_odata("loaded eq true")
         run(self._warm_up_sources())
         return self
 

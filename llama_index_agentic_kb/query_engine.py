@@ -38,6 +38,7 @@ from llama_index_agentic_kb._flow import (
     run,
 )
 from llama_index_agentic_kb.account import GuardedCallbacks
+from llama_index_agentic_kb.evidence.gathering import PROVENANCE_KEY
 from llama_index_agentic_kb.prompts import format_question
 from llama_index_agentic_kb.retriever import AgenticRetriever, Retrieval
 from llama_index_agentic_kb.schema import (
@@ -52,7 +53,6 @@ from llama_index_agentic_kb.schema import (
     RetrievalRequest,
     RetrievalResponse,
 )
-from llama_index_agentic_kb.sources.evidence import PROVENANCE_KEY
 from llama_index_agentic_kb.synthesizers import AgenticSynthesizer, Synthesis, get_response_synthesizer
 
 __all__ = ["AgenticQueryEngine", "AgenticResponse"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -50,6 +51,13 @@ def settings_as_they_were() -> Iterator[None]:
     yield
     vars(Settings).clear()
     vars(Settings).update(before)
+
+
+@pytest.fixture(autouse=True)
+def empty_embedding_cache() -> None:
+    """No test finds the vectors of another one's queries."""
+    if (module := sys.modules.get("llama_index_agentic_kb.search.embedding_cache")) is not None:
+        module.SHARED_CACHE.clear()  # loaded by a test, not here: some tests are about what is imported
 
 
 @pytest.fixture

@@ -29,7 +29,7 @@ from llama_index_agentic_kb import (
     RetrievalError,
     RetrievalRequest,
 )
-from llama_index_agentic_kb.schema import ActivityRecord, Message
+from llama_index_agentic_kb.schema import ActivityRecord, Message, SourceActivity
 from llama_index_agentic_kb.store import KnowledgeStore, ingest
 from llama_index_agentic_kb.testing import ChatRequest, HashEmbedding, LoopbackOpenAI, MemoryRetriever, Reply
 
@@ -265,6 +265,20 @@ def test_from_store_opens_what_was_ingested(tmp_path: Path) -> None:
     assert "_repr_html_" in dir(response)
     with pytest.raises(ConfigurationError):
         KnowledgeBase.from_store(tmp_path / "nothing")
+
+
+@pytest.mark.parametrize(("hybrid", "kinds"), [(None, ["dense", "lexical"]), (False, ["dense"])])
+def test_a_store_is_searched_by_vectors_and_by_words(tmp_path: Path, hybrid: bool | None, kinds: list[str]) -> None:
+    """Both ways stand in the activity, each with its own counts; ``hybrid=False`` is vectors alone."""
+    (tmp_path / "rockets").mkdir()
+    (tmp_path / "rockets" / "one.md").write_text(f"# One\n\n{ROCKETS[0]}\n", encoding="utf-8")
+    with KnowledgeStore.open(tmp_path / "kb", embed_model=HashEmbedding(), create=True) as store:
+        ingest(tmp_path / "rockets", store, chunk_size=128, chunk_overlap=0)
+    kb = KnowledgeBase.from_store(tmp_path / "kb", embed_model=HashEmbedding(), hybrid=hybrid)
+    response = kb.retrieve("Saturn V rocket")
+    assert len(response.references) == 1
+    (record,) = [record for record in response.activity or [] if isinstance(record, SourceActivity)]
+    assert [(lane.kind, lane.count, lane.error) for lane in record.lanes or []] == [(kind, 1, None) for kind in kinds]
 
 
 async def test_warm_up_leaves_nothing_to_load(server: LoopbackOpenAI) -> None:

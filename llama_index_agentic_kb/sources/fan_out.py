@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from llama_index.core.callbacks.schema import CBEventType, EventPayload
@@ -28,6 +29,7 @@ from llama_index_agentic_kb.schema import (
     SubQueryOrigin,
 )
 from llama_index_agentic_kb.search.embedding import QueryEmbeddings
+from llama_index_agentic_kb.search.embedding_cache import SHARED_CACHE, EmbeddingCache
 from llama_index_agentic_kb.sources.base import (
     KnowledgeSource,
     NodeList,
@@ -69,6 +71,7 @@ class FanOut:
         top_k: Documents of each search.
         search_seconds: Time of each search, unless its source says its own.
         bundle: The caller's query; its vector or embedding strings serve the question's lane.
+        embedding_cache: Query vectors of earlier requests; None does without.
     """
 
     def __init__(
@@ -80,6 +83,7 @@ class FanOut:
         top_k: int,
         search_seconds: float,
         bundle: QueryBundle | None = None,
+        embedding_cache: EmbeddingCache | None = SHARED_CACHE,
     ) -> None:
         self.selected = selected
         self._log = log
@@ -87,8 +91,13 @@ class FanOut:
         self._top_k = top_k
         self._search_seconds = search_seconds
         self._bundle = bundle
-        self._embeddings = QueryEmbeddings(log.manager, deadline=budget.retrieval_deadline)
-        self._prepared: dict[str, Job[PreparedSource]] = {}
+        self._embeddings = QueryEmbeddings(log.manager, deadline=budget.retrieval_deadline, cache=embedding_cache)
+        self._prepared: dict[tuple[str, str], Job[PreparedSource]] = {}
+
+    @property
+    def embeddings(self) -> QueryEmbeddings:
+        """The request's query vectors, with the counts of what was embedded and what the cache had."""
+        return self._embeddings
 
     def search(self, plan: QueryPlan) -> Flow[list[Lane]]:
         """Search every sub-query at each of its sources.
@@ -103,17 +112,18 @@ class FanOut:
 
     def _prepare(self, plan: QueryPlan) -> Flow[None]:
         """Make the retrievers, and begin to embed all queries of those that need no call to be made."""
-        for name in plan.sources:
-            if name not in self._prepared:
+        searches = [(sub_query, name) for sub_query in plan.sub_queries for name in sub_query.sources]
+        for sub_query, name in searches:
+            if _key(sub_query, name) not in self._prepared:
                 chosen = self.selected[name]
-                self._prepared[name] = yield Start(_prepare(chosen, self._top_k))
-        at_once = [self._prepared[name] for name in plan.sources if self.selected[name].source.prepares_at_once]
-        yield Wait(at_once)
+                filters = chosen.filters_for(sub_query.filters.get(name))
+                self._prepared[_key(sub_query, name)] = yield Start(chosen.source.prepare(filters, self._top_k))
+        yield Wait([self._prepared[_key(*one)] for one in searches if self.selected[one[1]].source.prepares_at_once])
         yield from self._embeddings.begin(
             (model, sub_query.query)
-            for sub_query in plan.sub_queries
-            for name in sub_query.sources
-            if (model := _model_of(self._prepared[name])) is not None and not self._brings_vector(sub_query)
+            for sub_query, name in searches
+            if (model := _model_of(self._prepared[_key(sub_query, name)])) is not None
+            and not self._brings_vector(sub_query)
         )
 
     def _brings_vector(self, sub_query: SubQuery) -> bool:
@@ -156,11 +166,14 @@ class FanOut:
         return lane
 
     def _search(self, lane: Lane, deadline: float | None) -> Flow[SearchResult]:
-        job = self._prepared[lane.source.name]
+        job = self._prepared[_key(lane.sub_query, lane.source.name)]
         yield Wait([job], deadline=deadline)
         prepared = job.result()
-        bundle = yield from self._bundle_for(lane.sub_query, prepared, deadline)
-        return (yield from lane.source.search(prepared, bundle, top_k=self._top_k, deadline=deadline))
+        bundle = QueryBundle(lane.sub_query.query)
+        complete = partial(self._bundle_for, lane.sub_query, prepared, deadline)
+        return (
+            yield from lane.source.search(prepared, bundle, top_k=self._top_k, deadline=deadline, complete=complete)
+        )
 
     def _bundle_for(self, sub_query: SubQuery, prepared: PreparedSource, deadline: float | None) -> Flow[QueryBundle]:
         """Give a bundle of its own to each search: retrievers write into theirs."""
@@ -186,17 +199,17 @@ class FanOut:
             knowledge_source_name=source.name,
             sub_query_id=sub_query.id,
             query_time=datetime.now(UTC),
-            arguments=SearchArguments(search=sub_query.query, filter=chosen.filters),
+            arguments=SearchArguments(
+                search=sub_query.query, filter=chosen.filters_for(sub_query.filters.get(source.name))
+            ),
             warning=chosen.warning,
         )
 
 
-def _prepare(chosen: SelectedSource, top_k: int) -> Flow[PreparedSource]:
-    if chosen.params.filter_add_on is not None:
-        raise DeniedError(
-            f"source {chosen.source.name!r} was not searched: filterAddOn is not supported yet; use filters instead"
-        )
-    return (yield from chosen.source.prepare(chosen.filters, top_k))
+def _key(sub_query: SubQuery, name: str) -> tuple[str, str]:
+    """Give what searches with one retriever share: the source, and the planner's filter on it."""
+    made = sub_query.filters.get(name)
+    return name, "" if made is None else made.model_dump_json()
 
 
 def _told_list(ranked: NodeList, source: str) -> SearchLane:

@@ -15,15 +15,16 @@ from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.core.vector_stores.types import BasePydanticVectorStore, VectorStoreQueryMode
 
 from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, FilterOperator, all_of
-from llama_index_agentic_kb.sources.filters import flat, lower
+from llama_index_agentic_kb.sources.filtered import with_filtered_search
+from llama_index_agentic_kb.sources.filters import flat, lower, store_refusal
 
 __all__ = [
     "has_native_async",
     "index_retriever",
     "query_embedding_model",
+    "refusal",
     "score_scale",
     "search_kind",
-    "takes_filters",
 ]
 
 _KINDS: Final = {
@@ -38,7 +39,7 @@ _SIMPLE: Final = (FilterOperator.EQ, FilterOperator.IN)
 def index_retriever(
     index: BaseIndex[Any], filters: FilterNode | None, top_k: int | None, further: Mapping[str, Any] | None = None
 ) -> BaseRetriever:
-    """Give an index's own retriever for one effective filter.
+    """Give an index's own retriever for one effective filter; one that searches better under it, where its store can.
 
     An index whose ``as_retriever`` is agentic would search itself through itself: such a one offers
     ``as_plain_retriever``.
@@ -52,7 +53,7 @@ def index_retriever(
     elif filters is not None:
         kwargs["filters"] = lower(filters)
     retriever: BaseRetriever = make(**kwargs)
-    return retriever
+    return with_filtered_search(retriever, filters)
 
 
 def _for_simple_store(store: SimpleVectorStore, filters: FilterNode) -> dict[str, Any]:
@@ -74,9 +75,13 @@ def _is_simple(tree: FilterNode) -> bool:
     return isinstance(tree, Condition) and tree.operator in _SIMPLE
 
 
-def takes_filters(index: BaseIndex[Any]) -> bool:
-    """Tell whether an index's retriever applies metadata filters; others ignore them silently."""
-    return isinstance(index, VectorStoreIndex)
+def refusal(index: BaseIndex[Any], filters: FilterNode | None) -> str | None:
+    """Tell why an index can't apply a filter; None where it can."""
+    if filters is None:
+        return None
+    if not isinstance(index, VectorStoreIndex):
+        return f"{type(index).__name__} ignores filters"
+    return None if type(index.vector_store) is SimpleVectorStore else store_refusal(index.vector_store, filters)
 
 
 def query_embedding_model(retriever: BaseRetriever) -> BaseEmbedding | None:
@@ -95,7 +100,8 @@ def score_scale(retriever: BaseRetriever) -> Hashable | None:
     if model is None or not isinstance(retriever, VectorIndexRetriever):
         return None
     mode = retriever._vector_store_query_mode  # noqa: SLF001 (no public name)
-    return (id(model), type(retriever._vector_store)) if mode is VectorStoreQueryMode.DEFAULT else None  # noqa: SLF001
+    kind = retriever._vector_store.class_name()  # noqa: SLF001
+    return (id(model), kind) if mode is VectorStoreQueryMode.DEFAULT else None
 
 
 def search_kind(retriever: BaseRetriever) -> str:

@@ -7,10 +7,9 @@ that names any is refused. And its HTTP session waits for ever: ours has a timeo
 
 from __future__ import annotations
 
-import hashlib
-import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,38 +21,17 @@ from chromadb.auth import UserIdentity
 from chromadb.config import Settings
 from chromadb.errors import ChromaError, NotFoundError
 from llama_index.core.schema import BaseNode
-from llama_index.vector_stores.chroma import ChromaVectorStore
 
-from llama_index_agentic_kb.errors import ConfigurationError, StoreMismatchError
+from llama_index_agentic_kb.errors import ConfigurationError
+from llama_index_agentic_kb.store.chroma_collections import SOURCE_KEY, check_collection, collection_name
+from llama_index_agentic_kb.store.source_vector_store import SourceVectorStore
 
 __all__ = ["ChromaDatabase", "collection_name"]
 
-_SOURCE_KEY = "agentic_kb_source"
-_PLAIN_NAME = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_-]{1,98}[a-zA-Z0-9]")
-_DERIVED_NAME = re.compile(r"-[0-9a-f]{16}")
+VersionOf = Callable[[str], Hashable]
+"""Gives a source's version, which changes with every change of its vectors."""
+
 _PAGE = 10_000  # ids per request when all are listed
-
-
-def collection_name(source: str) -> str:
-    """Derive a name that Chroma accepts from any source name.
-
-    Args:
-        source: Any text that is not empty.
-
-    Returns:
-        The name itself when it is 3 to 100 letters, digits, ``_`` and ``-``; else its legal part and 16 hex digits of
-        its hash. The collection's metadata keeps the source's own name.
-
-    Raises:
-        ConfigurationError: The name is empty.
-    """
-    if not source.strip():
-        raise ConfigurationError("A source needs a name; got an empty one.")
-    if _PLAIN_NAME.fullmatch(source) and not _DERIVED_NAME.fullmatch(source[-17:]):
-        return source
-    legal = re.sub(r"[^a-zA-Z0-9]+", "-", source).strip("-")[:48].rstrip("-") or "source"
-    digest = hashlib.sha256(source.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-    return f"{legal}-{digest}"
 
 
 class ChromaDatabase:
@@ -63,19 +41,23 @@ class ChromaDatabase:
 
     Args:
         client: An open Chroma client; closed with this object.
+        version_of: Gives a source's version, so that searches under a filter may remember which rows it matches.
+            None remembers nothing.
     """
 
-    def __init__(self, client: ClientAPI) -> None:
+    def __init__(self, client: ClientAPI, version_of: VersionOf | None = None) -> None:
         self._client = client
+        self._version_of = version_of
         self._lock = threading.Lock()
         self._collections: dict[str, Collection] = {}
 
     @classmethod
-    def persistent(cls, path: str | Path) -> ChromaDatabase:
+    def persistent(cls, path: str | Path, version_of: VersionOf | None = None) -> ChromaDatabase:
         """Open the database in a directory, or make one there.
 
         Args:
             path: The directory. One process at a time may write into it.
+            version_of: See the class.
 
         Returns:
             The open database.
@@ -90,7 +72,7 @@ class ChromaDatabase:
             persist_directory=str(Path(path).resolve()),
         )
         try:
-            return cls(Client(settings=settings))
+            return cls(Client(settings=settings), version_of)
         except (ValueError, ChromaError, OSError) as error:
             raise ConfigurationError(f"The Chroma database in {str(path)!r} can't be opened: {error}") from error
 
@@ -150,12 +132,12 @@ class ChromaDatabase:
         """List the sources that have a collection here, by name; other libraries' collections are left out."""
         found: list[str] = []
         for collection in self._client.list_collections():
-            source = (collection.metadata or {}).get(_SOURCE_KEY)
+            source = (collection.metadata or {}).get(SOURCE_KEY)
             if isinstance(source, str):
                 found.append(source)
         return sorted(found)
 
-    def vector_store(self, source: str, *, create: bool = False) -> ChromaVectorStore:
+    def vector_store(self, source: str, *, create: bool = False) -> SourceVectorStore:
         """Wrap a source's collection as a LlamaIndex vector store.
 
         Args:
@@ -170,7 +152,8 @@ class ChromaDatabase:
             StoreMismatchError: The collection was not made by this library, or its configuration names an
                 embedding function.
         """
-        return ChromaVectorStore(chroma_collection=self._collection(source, create=create))
+        version = None if self._version_of is None else partial(self._version_of, source)
+        return SourceVectorStore(self._collection(source, create=create), version)
 
     def count(self, source: str) -> int:
         """Count a source's nodes. Raises as `vector_store` does."""
@@ -240,7 +223,7 @@ class ChromaDatabase:
         with self._lock:
             if source not in self._collections:
                 collection = self._open_collection(source, create=create)
-                _check_collection(collection, source)
+                check_collection(collection, source)
                 self._collections[source] = collection
             return self._collections[source]
 
@@ -251,7 +234,7 @@ class ChromaDatabase:
                 name,
                 embedding_function=None,
                 configuration={"hnsw": {"space": "cosine"}},
-                metadata={_SOURCE_KEY: source},
+                metadata={SOURCE_KEY: source},
             )
         try:
             return self._client.get_collection(name, embedding_function=None)
@@ -302,40 +285,3 @@ class _TimedClient(Client):
 def _settings(**values: Any) -> Settings:
     # The caller's .env file is none of Chroma's business, and nobody asked for telemetry.
     return Settings(_env_file=None, anonymized_telemetry=False, **values)
-
-
-def _check_collection(collection: Collection, source: str) -> None:
-    """Refuse a collection that is not ours, before anything is added to it.
-
-    Only the raw JSON is read: Chroma's own accessors (``configuration``, ``schema``) build what it names.
-    """
-    model = collection.get_model()
-    for configuration in (collection.configuration_json, model.serialized_schema):
-        for embedding_function in _embedding_functions(configuration):
-            raise StoreMismatchError(
-                f"The Chroma collection {collection.name!r} names an embedding function of its own "
-                f"({embedding_function!r}), which this library never loads. Delete the collection, then run "
-                "`agentic-kb ingest` again."
-            )
-    space = ((collection.configuration_json or {}).get("hnsw") or {}).get("space")
-    if (collection.metadata or {}).get(_SOURCE_KEY) != source or space != "cosine":
-        raise StoreMismatchError(
-            f"The Chroma collection {collection.name!r} was not made by this library for the source {source!r}. "
-            "Give the source another name, or wrap that collection as an index of your own."
-        )
-
-
-def _embedding_functions(configuration: object) -> Iterator[str]:
-    """Name the embedding functions in a configuration; ``legacy`` and ``unknown`` stand for none."""
-    if isinstance(configuration, list):
-        for item in configuration:
-            yield from _embedding_functions(item)
-    if not isinstance(configuration, dict):
-        return
-    for key, value in configuration.items():
-        if key != "embedding_function":
-            yield from _embedding_functions(value)
-        elif isinstance(value, dict) and value.get("type") in ("legacy", "unknown") and "name" not in value:
-            continue
-        elif value is not None:
-            yield str(value.get("name", value)) if isinstance(value, dict) else str(value)

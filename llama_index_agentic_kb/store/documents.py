@@ -10,7 +10,7 @@ import json
 import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -56,6 +56,7 @@ class DocumentDatabase:
     """
 
     def __init__(self, path: Path) -> None:
+        self._path = path
         self._lock = threading.RLock()
         self._connection = sqlite3.connect(path, timeout=30.0, isolation_level=None, check_same_thread=False)
         try:
@@ -83,6 +84,11 @@ class DocumentDatabase:
             " FROM sources ORDER BY name"
         )
         return [SourceInfo(*row) for row in rows]
+
+    def version(self, source: str) -> int | None:
+        """Give a source's version, which grows with each of its changes; None where there is no such source."""
+        rows = self._rows("SELECT version FROM sources WHERE name = ?", (source,))
+        return rows[0][0] if rows else None
 
     def put_source(self, name: str, description: str | None = None) -> None:
         """Make a source, or give one a new description.
@@ -125,6 +131,37 @@ class DocumentDatabase:
             (source, path, path),
         )
         return [_chunk(*row) for row in rows]
+
+    def chunks_by_id(self, source: str, node_ids: Iterable[str]) -> Iterator[Chunk]:
+        """Read chunks of a source by the ids of their nodes, a few hundred at a time and in no order.
+
+        Args:
+            source: The source.
+            node_ids: The ids; those that the source does not have are left out.
+        """
+        for batch in _batched(node_ids, _PARAMETERS):
+            marks = ", ".join("?" * len(batch))
+            rows = self._rows(
+                # "+": SQLite would else take an index that begins with the source, and read all of the source's chunks.
+                "SELECT node_id, chunk_index, text, metadata, content_hash, embedding_hash, start_char, end_char"  # noqa: S608  (only question marks are put in)
+                f" FROM chunks WHERE +source = ? AND node_id IN ({marks})",
+                (source, *batch),
+            )
+            yield from (_chunk(*row) for row in rows)
+
+    def metadata(self, source: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Stream the path and the metadata of each chunk of a source, a document's chunks one after the other.
+
+        All are of one moment, and neither readers nor writers wait: it has a connection of its own, until it is read
+        to its end or closed.
+        """
+        uri = f"{self._path.absolute().as_uri()}?mode=ro"
+        with closing(sqlite3.connect(uri, uri=True, timeout=30.0, check_same_thread=False)) as connection:
+            rows = connection.execute(
+                "SELECT path, metadata FROM chunks WHERE source = ? ORDER BY path, chunk_index", (source,)
+            )
+            for path, metadata in rows:
+                yield path, json.loads(metadata)
 
     def node_ids(self, source: str) -> dict[str, set[str]]:
         """Map the path of each document of a source to the ids of its nodes."""

@@ -3,7 +3,8 @@
 The order of writes decides what a crash can leave. For each file: new vectors go to Chroma, then its record is
 committed to SQLite, then the vectors of its old version are deleted. A file counts as stored when its record is
 committed, so what is recorded has its vectors; vectors without a record are swept out by the next ingestion, and
-records without vectors are ingested again.
+records without vectors are ingested again. The lexical index follows at the end of each source, from the records; what
+a crash keeps from it is made good by the next search.
 """
 
 from __future__ import annotations
@@ -118,6 +119,7 @@ def ingest(
                 group, description, recursive=recursive
             )
             tally.chunks_embedded += vectors.embedded
+            store.lexical(name).bring_in_step()
     return IngestReport(
         added=tuple(tally.added),
         updated=tuple(tally.updated),

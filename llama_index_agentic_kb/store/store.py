@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from llama_index_agentic_kb.errors import ConfigurationError, StoreMismatchError
 from llama_index_agentic_kb.store.documents import DocumentDatabase
@@ -28,11 +28,13 @@ if TYPE_CHECKING:
     from llama_index.core.schema import TextNode
 
     from llama_index_agentic_kb.store.chroma import ChromaDatabase
+    from llama_index_agentic_kb.store.lexical import StoredLexicalSearch
 
 __all__ = ["KnowledgeStore"]
 
 _CHROMA_DIRECTORY = "chroma"
 _DOCUMENTS_FILE = "documents.db"
+_LEXICAL_DIRECTORY = "lexical"
 _LOCK_FILE = "write.lock"
 
 
@@ -42,6 +44,7 @@ class KnowledgeStore:
         store.json      format version, embedding model
         documents.db    every document and chunk (SQLite)
         chroma/         every vector (Chroma)
+        lexical/        every word (tantivy), a directory a source; made again from documents.db where it is lost
 
     Open one with `KnowledgeStore.open`; close it with `close` or as a context manager. Safe to use from many threads.
     Any number of processes may read a store while one of them ingests.
@@ -56,6 +59,7 @@ class KnowledgeStore:
         self._embed_model = embed_model
         self._chroma: ChromaDatabase | None = None
         self._indexes: dict[str, VectorStoreIndex] = {}
+        self._lexical: dict[str, StoredLexicalSearch] = {}
         self._closed = False
 
     @classmethod
@@ -111,6 +115,7 @@ class KnowledgeStore:
                 return
             self._closed = True
             self._indexes.clear()
+            self._lexical.clear()
             self._documents.close()
             if self._chroma is not None:
                 self._chroma.close()
@@ -144,7 +149,9 @@ class KnowledgeStore:
             if self._chroma is None:
                 from llama_index_agentic_kb.store.chroma import ChromaDatabase  # noqa: PLC0415  (loads chromadb)
 
-                self._chroma = ChromaDatabase.persistent(self.path / _CHROMA_DIRECTORY)
+                self._chroma = ChromaDatabase.persistent(
+                    self.path / _CHROMA_DIRECTORY, version_of=self._documents.version
+                )
             return self._chroma
 
     def sources(self) -> list[SourceInfo]:
@@ -190,6 +197,38 @@ class KnowledgeStore:
         self._check_source(source)
         return [chunk_to_node(chunk) for chunk in self.documents.chunks(source)]
 
+    def metadata(self, source: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Stream the document id and the metadata of each chunk of a source, a document's chunks one after the other.
+
+        Args:
+            source: The source's name.
+
+        Raises:
+            ConfigurationError: There is no such source.
+        """
+        self._check_source(source)
+        return ((f"{source}/{path}", metadata) for path, metadata in self.documents.metadata(source))
+
+    def lexical(self, source: str) -> StoredLexicalSearch:
+        """Give the lexical search (BM25) of a source; its index is made, or brought up to date, when it is searched.
+
+        Args:
+            source: The source's name.
+
+        Returns:
+            The search; the same object at each call, for all threads.
+
+        Raises:
+            ConfigurationError: There is no such source.
+        """
+        from llama_index_agentic_kb.store.lexical import StoredLexicalSearch  # noqa: PLC0415  (loads LlamaIndex)
+
+        with self._lock:
+            self._check_source(source)
+            if source not in self._lexical:
+                self._lexical[source] = StoredLexicalSearch(self, source, self.path / _LEXICAL_DIRECTORY)
+            return self._lexical[source]
+
     def remove_source(self, source: str) -> None:
         """Remove a source with its documents and vectors.
 
@@ -203,6 +242,8 @@ class KnowledgeStore:
         with self.writing(), self._lock:
             self._check_source(source)
             self._indexes.pop(source, None)
+            self.lexical(source).remove()
+            del self._lexical[source]
             self.chroma.delete_source(source)
             self.documents.delete_source(source)
 

@@ -13,11 +13,11 @@ from typing import Final
 from llama_index.core.schema import MetadataMode, NodeWithScore
 
 from llama_index_agentic_kb._text import cut_to_fit
+from llama_index_agentic_kb.evidence.gathering import provenance
 from llama_index_agentic_kb.llm import count_tokens
 from llama_index_agentic_kb.prompts import Passage, format_passage
 from llama_index_agentic_kb.schema import SourceData
 from llama_index_agentic_kb.sources.base import KnowledgeSource
-from llama_index_agentic_kb.sources.evidence import provenance
 
 __all__ = ["Packed", "cost", "fit", "pack", "passages", "share", "singly", "somewhat_longer", "source_data"]
 

@@ -33,11 +33,18 @@ def _throughput(*, quick: bool) -> list[Row]:
     return throughput(1, rounds=1, concurrent=10) if quick else throughput(5)
 
 
+def _embedding(*, quick: bool) -> list[Row]:
+    from tests.benchmarks.embedding import embedding  # noqa: PLC0415 (loads torch)
+
+    return embedding(1, each=2) if quick else embedding(7)
+
+
 BENCHMARKS: dict[str, Callable[..., list[Row]]] = {
     "import": _import,
     "critical_path": _critical_path,
     "chroma": _chroma,
     "throughput": _throughput,
+    "embedding": _embedding,
 }
 
 

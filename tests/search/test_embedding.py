@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import copy
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -18,6 +19,7 @@ from pydantic import PrivateAttr
 from llama_index_agentic_kb._flow import Flow, arun, gather, run
 from llama_index_agentic_kb.errors import DeadlineExceededError
 from llama_index_agentic_kb.search.embedding import QueryEmbeddings, embed_queries
+from llama_index_agentic_kb.search.embedding_cache import SHARED_CACHE, EmbeddingCache
 from llama_index_agentic_kb.testing import HashEmbedding
 
 QUERIES = ["How tall is Saturn V?", "rockets", "Ariane 5, its height and its weight, in short words: how big?", "é"]
@@ -59,8 +61,8 @@ def wanted(
     return [job.result() for job in jobs]
 
 
-def embeddings(*handlers: Any) -> QueryEmbeddings:
-    return QueryEmbeddings(CallbackManager(list(handlers)), deadline=time.monotonic() + 30)
+def embeddings(*handlers: Any, cache: EmbeddingCache | None = None) -> QueryEmbeddings:
+    return QueryEmbeddings(CallbackManager(list(handlers)), deadline=time.monotonic() + 30, cache=cache)
 
 
 async def both_ways(pairs: Sequence[tuple[BaseEmbedding, str]], *, begin: bool = True) -> list[list[list[float]]]:
@@ -108,6 +110,73 @@ async def test_a_batch_of_the_real_model_equals_single_queries(embed_model: Base
     ):
         for vector, expected in zip(batch, single, strict=True):
             assert vector == pytest.approx(expected, abs=1e-5)
+
+
+async def test_what_the_cache_has_costs_no_call_and_no_event() -> None:
+    """A later request finds the vectors of an earlier one, equal to the last bit; only new texts reach the model."""
+    model, cache = HashEmbedding(), EmbeddingCache()
+    first, later = LlamaDebugHandler(print_trace_on_end=False), LlamaDebugHandler(print_trace_on_end=False)
+    one, other = embeddings(first, cache=cache), embeddings(later, cache=cache)
+    expected = run(wanted(one, [(model, "a"), (model, "b")]))
+    expected[0].append(9.0)  # a caller's own business
+    found = await arun(wanted(other, [(model, "a"), (model, "a"), (model, "c")]))
+    assert found == [model._vectors([text])[0] for text in ("a", "a", "c")]
+    assert found[0] is not found[1]
+    assert sorted(texts[0] for _, texts in model.calls) == ["a", "b", "c"]
+    assert [(e.texts_embedded, e.cache_hits) for e in (one, other)] == [(2, 0), (1, 1)]
+    assert [len(h.get_event_pairs(CBEventType.EMBEDDING)) for h in (first, later)] == [2, 1]
+    assert (cache.statistics.hits, cache.statistics.misses) == (1, 3)
+
+
+def test_the_process_shares_a_cache_unless_told_otherwise() -> None:
+    """Requests share ``SHARED_CACHE``; without a cache, or with one of 0 bytes, each embeds for itself."""
+    model = HashEmbedding()
+    for _ in range(2):
+        run(wanted(QueryEmbeddings(CallbackManager(), deadline=None), [(model, "a")]))
+    assert (len(model.calls), SHARED_CACHE.statistics.hits) == (1, 1)
+    for cache in (None, EmbeddingCache(max_bytes=0)):
+        run(wanted(embeddings(cache=cache), [(model, "a")]))
+    assert len(model.calls) == 3
+
+
+def test_failures_are_not_kept() -> None:
+    """What a broken model could not embed is asked of it again by the next request."""
+
+    class Recovers(HashEmbedding):
+        down: bool = True
+
+        def _get_query_embedding(self, query: str) -> list[float]:
+            if self.down:
+                raise ConnectionError("down")
+            return super()._get_query_embedding(query)
+
+    model, cache = Recovers(), EmbeddingCache()
+    with pytest.raises(ConnectionError):
+        run(wanted(embeddings(cache=cache), [(model, "a")]))
+    model.down = False
+    assert run(wanted(embeddings(cache=cache), [(model, "a")])) == [HashEmbedding()._vectors(["a"])[0]]
+
+
+async def test_one_text_that_fails_costs_no_other_its_vector(embed_model: BaseEmbedding) -> None:
+    """In a batch of the real model a text that it can't take fails alone, for the same request and for others."""
+    poison: Any = "poison"
+
+    class Choosy(type(embed_model)):  # type: ignore[misc]  # the session's model, with a text that it chokes on
+        def _embed_with_retry(self, inputs: list[str], prompt_name: str | None = None) -> list[list[float]]:
+            if poison in inputs:
+                raise ValueError("can't embed that")
+            vectors: list[list[float]] = super()._embed_with_retry(inputs, prompt_name)
+            return vectors
+
+    model = copy.copy(embed_model)
+    model.__class__ = Choosy
+    expected = embed_model.get_query_embedding("rockets")
+    for outcomes in (
+        await asyncio.to_thread(run, embed_queries(model, ["rockets", poison], deadline=None)),
+        await arun(embed_queries(model, ["rockets", poison], deadline=None)),
+    ):
+        assert outcomes[0] == pytest.approx(expected, abs=1e-5)
+        assert isinstance(outcomes[1], ValueError)
 
 
 class Recorder(BaseEventHandler):

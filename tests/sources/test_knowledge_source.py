@@ -187,11 +187,12 @@ def test_unusable_fields_are_refused(fields: dict[str, Any], message: str) -> No
 
 @pytest.mark.parametrize("store", ["simple", "chroma"])
 def test_filters_are_pushed_down(store: str, chroma_index: MakeIndex) -> None:
-    """The store returns only what passes, so that the number of documents is what was wanted."""
+    """Store and lexical index return only what passes, so that the number of documents is what was wanted."""
     index = simple_index() if store == "simple" else chroma_index(nodes(), HashEmbedding())
     source = KnowledgeSource("docs", index=index, filters=ACME, similarity_top_k=2)
     result = search(source)
-    assert len(result.nodes) == result.candidates == 2
+    assert [ranked.kind for ranked in result.lists] == ["dense", "lexical"]
+    assert [len(ranked.nodes) for ranked in result.lists] == [ranked.candidates for ranked in result.lists] == [2, 2]
     assert all(node.metadata["tenant"] == "acme" for node in result.nodes)
     assert result.dropped_by_filter == 0
 
@@ -201,7 +202,7 @@ def test_a_store_that_ignores_filters_leaks_nothing(deaf_index: MakeIndex) -> No
     source = KnowledgeSource("deaf", index=deaf_index(nodes(), HashEmbedding()), filters=ACME)
     result = search(source)
     assert sorted(ids(result)) == ["n1", "n3", "n5"]
-    assert (result.candidates, result.dropped_by_filter) == (7, 4)
+    assert [(ranked.candidates, ranked.dropped_by_filter) for ranked in result.lists] == [(7, 4), (3, 0)]
 
 
 def test_a_factory_that_ignores_filters_leaks_nothing() -> None:
@@ -290,7 +291,7 @@ def test_nodes_and_scores_of_a_source_are_never_changed() -> None:
     before = [(n.model_dump(), n.score) for n in retriever.retrieve("rain report")]
     source = KnowledgeSource("shared", retriever=retriever)
     first, second = search(source), search(source)
-    assert first == second
+    assert first.nodes == second.nodes
     assert [(n.model_dump(), n.score) for n in retriever.retrieve("rain report")] == before
     assert not {id(n) for n in first.nodes} & {id(n) for n in retriever.retrieve("rain report")}
 
@@ -308,7 +309,7 @@ def test_empty_text_is_text() -> None:
     assert len(search(KnowledgeSource("odd", retriever=Scripted(found))).nodes) == 1
 
 
-@pytest.mark.parametrize("value", [None, {"a": 1}, "text", 7, [1, 2], [TextNode(text="no wrapper")]], ids=repr)
+@pytest.mark.parametrize("value", [None, {"a": 1}, "text", 7, [1, 2], [TextNode(id_="bare", text="no wrapper")]], ids=repr)
 def test_what_is_no_list_of_nodes_is_an_error(value: object) -> None:
     """Garbage is never taken for "nothing found", whether LlamaIndex or we see it first."""
     with pytest.raises((RetrievalError, TypeError, AttributeError)):
@@ -325,10 +326,13 @@ def test_what_is_no_list_of_nodes_is_an_error(value: object) -> None:
 def test_a_source_has_its_own_number_of_documents() -> None:
     """Its ``similarity_top_k``, also among the retriever's arguments, goes before the effort's."""
     index = simple_index()
-    assert len(search(KnowledgeSource("a", index=index), top_k=4).nodes) == 4
-    assert len(search(KnowledgeSource("b", index=index, similarity_top_k=2), top_k=4).nodes) == 2
-    further = KnowledgeSource("c", index=index, retriever_kwargs={"similarity_top_k": 5})
-    assert len(search(further, top_k=4).nodes) == 5
+
+    def lengths(source: KnowledgeSource) -> list[int]:
+        return [len(ranked.nodes) for ranked in search(source, top_k=4).lists]
+
+    assert lengths(KnowledgeSource("a", index=index)) == [4, 4]
+    assert lengths(KnowledgeSource("b", index=index, similarity_top_k=2)) == [2, 2]
+    assert lengths(KnowledgeSource("c", index=index, retriever_kwargs={"similarity_top_k": 5})) == [5, 5]
 
 
 def test_a_hanging_source_is_given_up() -> None:
@@ -365,7 +369,7 @@ def test_a_sources_threads_are_bounded() -> None:
 
 def test_the_callers_bundle_is_not_written_to() -> None:
     """LlamaIndex's vector retriever writes into its bundle: ``prepare`` and ``search`` get one of their own."""
-    source = KnowledgeSource("docs", index=simple_index())
+    source = KnowledgeSource("docs", index=simple_index(), hybrid=False)
 
     def flow(bundle: QueryBundle) -> Flow[SearchResult]:
         prepared = yield from source.prepare(None, 2)

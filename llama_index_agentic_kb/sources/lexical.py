@@ -1,0 +1,239 @@
+"""The lexical side of a source: a BM25 index that is asked beside the retriever.
+
+What a source asks is given to it (a ``KnowledgeStore`` keeps an index of each of its sources on disk), or made here in
+memory of the nodes of a ``VectorStoreIndex``, when it is first searched:
+
+    nodes in the docstore       LlamaIndex's default store, FAISS, ...: compared by ids and hashes at each search
+    nodes in Chroma             compared by their number at each search, and by all ids and hashes now and then
+    nodes in another store      only where hybrid=True says so: compared by all ids and hashes now and then
+
+By itself that is done for up to 10,000 nodes, which takes seconds; ``hybrid=True`` does it for any number. A source
+whose retriever is told to search in a way of its own (a ``vector_store_query_mode``, ``doc_ids``,
+``vector_store_kwargs``) has no lexical side: it may have the store's own hybrid search, or be narrowed in a way that
+words would get around.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+import weakref
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Protocol
+
+from llama_index.core.indices.base import BaseIndex
+from llama_index.core.indices.vector_store import VectorStoreIndex
+from llama_index.core.schema import BaseNode, IndexNode, NodeWithScore
+from llama_index.core.storage.docstore import SimpleDocumentStore
+from llama_index.core.vector_stores.types import VectorStoreQueryMode
+
+from llama_index_agentic_kb.errors import ConfigurationError
+from llama_index_agentic_kb.schema import FilterNode
+from llama_index_agentic_kb.search.lexical import LexicalIndex, LexicalSearch, NotIndexedError, lexical_document
+
+__all__ = ["MOST_NODES", "IndexedNodes", "lexical_for"]
+
+MOST_NODES: Final = 10_000
+"""Nodes of an index that are indexed in memory without being asked for."""
+
+_LISTED_EVERY: Final = 30.0
+"""Seconds after which a store's nodes are listed again, where it can't tell cheaply whether they changed; longer where
+listing takes long, so that it never takes more than a twentieth of the time."""
+
+
+def lexical_for(
+    name: str,
+    index: BaseIndex[Any] | None,
+    *,
+    hybrid: bool | None,
+    lexical: LexicalSearch | None,
+    retriever_kwargs: Mapping[str, Any],
+) -> LexicalSearch | None:
+    """Give what a source asks beside its retriever; None where it asks nothing.
+
+    Args:
+        name: The source's.
+        index: What it is over, if that is an index.
+        hybrid: Whether it must, or must not; None where it is cheap.
+        lexical: What it was given.
+        retriever_kwargs: What the index's retriever is told.
+
+    Raises:
+        ConfigurationError: It must, and it can't.
+    """
+    if hybrid is False:
+        return None
+    why_not = _own_way(retriever_kwargs)
+    if why_not is None and lexical is not None:
+        return lexical
+    if why_not is None and not isinstance(index, VectorStoreIndex):
+        why_not = "the nodes of this kind of source can't be listed; give lexical="
+    if isinstance(index, VectorStoreIndex) and why_not is None and (hybrid or _can_be_counted(index)):
+        return _Bounded(_shared(index), None if hybrid else MOST_NODES)
+    if hybrid:
+        raise ConfigurationError(f"source {name!r}: hybrid=True can't be had: {why_not}")
+    return None
+
+
+def _own_way(retriever_kwargs: Mapping[str, Any]) -> str | None:
+    told = {key: value for key, value in retriever_kwargs.items() if value is not None}
+    if told.get("vector_store_query_mode") == VectorStoreQueryMode.DEFAULT:
+        del told["vector_store_query_mode"]
+    return f"{', '.join(sorted(told))} make the retriever search in a way of its own" if told else None
+
+
+class _Nodes(Protocol):
+    """The nodes of an index, wherever they are."""
+
+    def count(self) -> int | None:
+        """Count them; None where that takes as long as listing them."""
+
+    def hashes(self) -> dict[str, str]:
+        """Map all ids to hashes of what the nodes say."""
+
+    def get(self, node_ids: Sequence[str]) -> list[BaseNode]:
+        """Read nodes; what is gone is left out."""
+
+    @property
+    def listed_cheaply(self) -> bool:
+        """Whether ``hashes`` is quick enough for each search."""
+
+
+@dataclass(frozen=True)
+class _DocstoreNodes:
+    """Nodes in an index's docstore, as where its vector store keeps no text."""
+
+    index_struct: Any
+    docstore: Any
+
+    @property
+    def listed_cheaply(self) -> bool:
+        return True
+
+    def count(self) -> int:
+        return len(self.index_struct.nodes_dict)
+
+    def hashes(self) -> dict[str, str]:
+        # list() first: another thread may be inserting. Only the docstore in memory tells a hash in a microsecond.
+        node_ids = list(self.index_struct.nodes_dict.values())
+        known = isinstance(self.docstore, SimpleDocumentStore)
+        return {node_id: (self.docstore.get_document_hash(node_id) or "") if known else "" for node_id in node_ids}
+
+    def get(self, node_ids: Sequence[str]) -> list[BaseNode]:
+        return list(self.docstore.get_nodes(list(node_ids), raise_error=False))
+
+
+@dataclass(frozen=True)
+class _StoredNodes:
+    """Nodes in a vector store that keeps their text."""
+
+    store: Any
+
+    @property
+    def listed_cheaply(self) -> bool:
+        return False
+
+    def count(self) -> int | None:
+        return int(self.store.client.count()) if _is_chroma(self.store) else None
+
+    def hashes(self) -> dict[str, str]:
+        return {node.node_id: node.hash for node in self.store.get_nodes(node_ids=None, filters=None)}
+
+    def get(self, node_ids: Sequence[str]) -> list[BaseNode]:
+        # No ids at all would mean every node.
+        return list(self.store.get_nodes(node_ids=list(node_ids), filters=None)) if node_ids else []
+
+
+def _nodes_of(index: VectorStoreIndex) -> _Nodes:
+    if not index.vector_store.stores_text or index._store_nodes_override:  # noqa: SLF001 (no public name)
+        return _DocstoreNodes(index.index_struct, index.docstore)
+    return _StoredNodes(index.vector_store)
+
+
+def _can_be_counted(index: VectorStoreIndex) -> bool:
+    return isinstance(_nodes_of(index), _DocstoreNodes) or _is_chroma(index.vector_store)
+
+
+def _is_chroma(store: Any) -> bool:
+    return any(base.__name__ == "ChromaVectorStore" for base in type(store).__mro__)
+
+
+_indexed: weakref.WeakKeyDictionary[VectorStoreIndex, IndexedNodes] = weakref.WeakKeyDictionary()
+_indexed_lock: Final = threading.Lock()
+
+
+def _shared(index: VectorStoreIndex) -> IndexedNodes:
+    """Give the lexical index of an index: one for all sources and retrievers over it."""
+    with _indexed_lock:
+        if index not in _indexed:
+            _indexed[index] = IndexedNodes(_nodes_of(index))
+        return _indexed[index]
+
+
+class IndexedNodes:
+    """BM25 over the nodes of an index, in memory; brought in step with them before each search.
+
+    Hits are read from where the nodes are: what is found is what is there now, and what is gone is not found. Index
+    nodes are left to the retriever.
+
+    Args:
+        nodes: The nodes.
+    """
+
+    def __init__(self, nodes: _Nodes) -> None:
+        self._nodes = nodes
+        self._lock = threading.Lock()
+        self._index: LexicalIndex | None = None
+        self._held: dict[str, str] = {}
+        self._counted: int | None = None
+        self._listed_at = self._listing_took = 0.0
+
+    def search(self, query: str, top_k: int, filters: FilterNode | None, *, most: int | None) -> list[NodeWithScore]:
+        """Find nodes by the words of a query; see ``LexicalSearch``.
+
+        Raises:
+            NotIndexedError: There are more nodes than ``most``.
+        """
+        hits = self._in_step(most).search(query, top_k, filters)
+        nodes = {node.node_id: node for node in self._nodes.get([hit.node_id for hit in hits])}
+        return [NodeWithScore(node=nodes[hit.node_id], score=hit.score) for hit in hits if hit.node_id in nodes]
+
+    def _in_step(self, most: int | None) -> LexicalIndex:
+        with self._lock:
+            count = self._nodes.count()
+            if most is not None and count is not None and count > most:
+                raise NotIndexedError(f"no lexical search: {count} nodes are more than {most}; hybrid=True makes it")
+            if self._index is None or self._may_have_changed(count):
+                self._index = self._compared(self._index or LexicalIndex())
+                self._counted = count
+            return self._index
+
+    def _may_have_changed(self, count: int | None) -> bool:
+        if self._nodes.listed_cheaply or count != self._counted:
+            return True
+        return time.monotonic() - self._listed_at > max(_LISTED_EVERY, 20 * self._listing_took)
+
+    def _compared(self, index: LexicalIndex) -> LexicalIndex:
+        started = time.monotonic()
+        hashes = self._nodes.hashes()
+        self._listed_at = time.monotonic()
+        self._listing_took = self._listed_at - started
+        if hashes != self._held:
+            changed = [node_id for node_id, known in hashes.items() if self._held.get(node_id) != known]
+            # What index nodes stand for is found by the retriever's side alone: it may cost a call of a language model.
+            plain = (node for node in self._nodes.get(changed) if not isinstance(node, IndexNode))
+            index.update(map(lexical_document, plain), delete=self._held.keys() - hashes.keys())
+            self._held = hashes
+        return index
+
+
+@dataclass(frozen=True)
+class _Bounded:
+    """What one source asks of a shared index."""
+
+    indexed: IndexedNodes
+    most: int | None
+
+    def search(self, query: str, top_k: int, filters: FilterNode | None) -> list[NodeWithScore]:
+        return self.indexed.search(query, top_k, filters, most=self.most)

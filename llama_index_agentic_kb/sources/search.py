@@ -1,0 +1,201 @@
+"""One search of one source: its dense and its lexical way side by side, each timed, each with an end of its own.
+
+Where one way fails or is late and the other finds something, its list holds the error and the search succeeds.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final, TypeAlias
+
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.schema import IndexNode, NodeWithScore, QueryBundle
+
+from llama_index_agentic_kb._flow import Call, Flow, Job, Start, Wait, WorkerPool
+from llama_index_agentic_kb.account.callbacks import guard_component
+from llama_index_agentic_kb.errors import RetrievalError
+from llama_index_agentic_kb.schema import FilterNode, matches
+from llama_index_agentic_kb.search.lexical import LexicalSearch, NotIndexedError
+from llama_index_agentic_kb.sources.filtered import note_of, until
+from llama_index_agentic_kb.sources.index import has_native_async
+from llama_index_agentic_kb.sources.recursion import resolve_index_nodes
+from llama_index_agentic_kb.sources.results import NodeList, SearchResult
+
+__all__ = ["BundleFlow", "PreparedSource", "SourceSearch"]
+
+MANY: Final = 200
+"""Nodes that are looked through on the event loop at a time: about 2 ms."""
+
+BundleFlow: TypeAlias = Callable[[], Flow[QueryBundle]]
+"""Gives a search's own bundle, with its vector."""
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedSource:
+    """A source's retriever for one effective filter."""
+
+    retriever: BaseRetriever
+    filters: FilterNode | None
+    embed_model: BaseEmbedding | None
+    scale: Hashable | None
+    """Searches of one scale have scores that can be compared."""
+    kind: str = "retriever"
+    """What its list is called; see ``NodeList``."""
+    lexical: LexicalSearch | None = None
+    """Asked beside the retriever."""
+
+
+class SourceSearch:
+    """Searches one source in all its ways.
+
+    Args:
+        name: The source's, for errors and threads.
+        max_concurrency: Calls of each way that run on threads at once. The ways have pools of their own: a lexical
+            index that is being built never keeps a dense search from its thread.
+        native_async: Whether the retriever's ``aretrieve`` really awaits; None finds out as far as it can.
+    """
+
+    def __init__(self, name: str, *, max_concurrency: int, native_async: bool | None) -> None:
+        self.pool = WorkerPool(f"source-{name}", max_workers=max_concurrency)
+        self._lexical_pool = WorkerPool(f"lexical-{name}", max_workers=max_concurrency)
+        self._name = name
+        self._native_async = native_async
+
+    def search(
+        self, prepared: PreparedSource, query: str, bundle: BundleFlow, *, limit: int, deadline: float | None
+    ) -> Flow[SearchResult]:
+        """Search and check what comes back.
+
+        Args:
+            prepared: The retriever, its filter, and what is asked beside it.
+            query: The text. The lexical way begins with it at once.
+            bundle: The dense way begins when this has given the query's vector.
+            limit: Documents of each list.
+            deadline: ``time.monotonic()`` at which each way is given up.
+
+        Raises:
+            RetrievalError: The source returned something that is no list of nodes.
+            DeadlineExceededError: It did not answer in time.
+        """
+        if prepared.lexical is None:
+            return SearchResult(((yield from self._retriever_list(prepared, bundle, limit, deadline)),))
+        lexical: Job[NodeList] = yield Start(self._lexical_list(prepared, prepared.lexical, query, limit, deadline))
+        try:
+            dense = yield from self._retriever_list(prepared, bundle, limit, deadline)
+        except Exception as error:  # noqa: BLE001 (kept in its list, or raised below)
+            dense = NodeList(prepared.kind, [], prepared.scale, error=error)
+        yield Wait([lexical])  # it has the deadline itself
+        return _side_by_side(dense, lexical)
+
+    # -- dense, or whatever the retriever does -------------------------------------------------------------------
+
+    def _retriever_list(
+        self, prepared: PreparedSource, bundle: BundleFlow, limit: int, deadline: float | None
+    ) -> Flow[NodeList]:
+        with_vector = yield from bundle()
+        started = time.monotonic()
+        retriever = until(guard_component(prepared.retriever), deadline)
+        found = yield from self._retrieve(retriever, with_vector, deadline)
+        made = NodeList(prepared.kind, [], prepared.scale, note=note_of(found))
+        return (yield from self._checked(made, found, prepared, with_vector, limit, deadline, started))
+
+    def _retrieve(self, retriever: BaseRetriever, bundle: QueryBundle, deadline: float | None) -> Flow[Any]:
+        native = has_native_async(retriever) if self._native_async is None else self._native_async
+        what = f"source {self._name!r}"
+        aretrieve = partial(retriever.aretrieve, bundle)
+        try:
+            return (
+                yield Call(
+                    sync=partial(retriever.retrieve, bundle),
+                    native=aretrieve if native else None,
+                    deadline=deadline,
+                    pool=self.pool,
+                    what=what,
+                )
+            )
+        except NotImplementedError:
+            if not native:
+                raise
+            return (yield Call(native=aretrieve, deadline=deadline, what=what))  # async only, called from sync
+
+    # -- lexical ---------------------------------------------------------------------------------------------------
+
+    def _lexical_list(
+        self, prepared: PreparedSource, lexical: LexicalSearch, query: str, limit: int, deadline: float | None
+    ) -> Flow[NodeList]:
+        started = time.monotonic()
+        found = yield Call(
+            sync=partial(lexical.search, query, limit, prepared.filters),
+            deadline=deadline,
+            pool=self._lexical_pool,
+            what=f"lexical search of source {self._name!r}",
+        )
+        made = NodeList("lexical", [])
+        return (yield from self._checked(made, found, prepared, QueryBundle(query), limit, deadline, started))
+
+    # -- what both return ------------------------------------------------------------------------------------------
+
+    def _checked(
+        self,
+        made: NodeList,
+        found: Any,
+        prepared: PreparedSource,
+        bundle: QueryBundle,
+        limit: int,
+        deadline: float | None,
+        started: float,
+    ) -> Flow[NodeList]:
+        """Fill a list with what was found and passes the filter; index nodes are followed."""
+        if prepared.filters is None and isinstance(found, list) and not any(map(_stands_for_more, found[:limit])):
+            nodes, candidates, dropped = _scored(found[:limit], self._name), len(found), 0
+        else:
+            every = yield from self._at_leisure(partial(_scored, found, self._name), found, deadline)
+            every = yield from resolve_index_nodes(prepared.retriever, every, bundle, deadline=deadline, pool=self.pool)
+            kept = yield from self._at_leisure(partial(_passing, every, prepared.filters), every, deadline)
+            nodes, candidates, dropped = kept[:limit], len(every), len(every) - len(kept)
+        elapsed = round(1000 * (time.monotonic() - started))
+        return replace(made, nodes=nodes, candidates=candidates, dropped_by_filter=dropped, elapsed_ms=elapsed)
+
+    def _at_leisure(self, work: Callable[[], Any], over: Any, deadline: float | None) -> Flow[Any]:
+        """Do work over nodes; over very many of them off the event loop, which it would hold up."""
+        if not isinstance(over, Sequence) or len(over) <= MANY:
+            return work()
+        return (yield Call(sync=work, deadline=deadline, pool=self.pool, what=f"checking source {self._name!r}"))
+
+
+def _side_by_side(dense: NodeList, lexical: Job[NodeList]) -> SearchResult:
+    """Give both lists; the dense way's error is raised where the lexical one found nothing either."""
+    error = lexical.error
+    found = lexical.value or NodeList("lexical", [], error=error if isinstance(error, Exception) else None)
+    if dense.error is not None and not found.nodes:
+        raise dense.error
+    if isinstance(error, NotIndexedError):
+        return SearchResult((replace(dense, note="; ".join(filter(None, (dense.note, str(error))))),))
+    return SearchResult((dense, found))
+
+
+def _stands_for_more(node: Any) -> bool:
+    return isinstance(getattr(node, "node", None), IndexNode)
+
+
+def _passing(nodes: list[NodeWithScore], filters: FilterNode | None) -> list[NodeWithScore]:
+    return nodes if filters is None else [node for node in nodes if matches(filters, node.node.metadata)]
+
+
+def _scored(found: Any, source: str) -> list[NodeWithScore]:
+    """Give our own wrappers of what a source returned; scores that are no numbers become None."""
+    if (
+        isinstance(found, str)
+        or not isinstance(found, Sequence)
+        or not all(isinstance(node, NodeWithScore) for node in found)
+    ):
+        raise RetrievalError(f"source {source!r} returned no list of NodeWithScore: {type(found).__name__}")
+    return [
+        NodeWithScore(node=n.node, score=n.score if n.score is not None and math.isfinite(n.score) else None)
+        for n in found
+    ]

@@ -1,0 +1,455 @@
+from __future__ import annotations
+
+import asyncio
+import gc
+import os
+import sys
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler
+from llama_index.core.callbacks.schema import EventPayload
+from pydantic import PrivateAttr
+
+from llama_index_agentic_kb._flow import Flow, WorkerPool, arun, gather, run
+from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError
+from llama_index_agentic_kb.search import batching, embedding
+from llama_index_agentic_kb.search.batching import MicroBatcher
+from llama_index_agentic_kb.search.embedding import QueryEmbeddings
+from llama_index_agentic_kb.testing import HashEmbedding
+
+SECONDS = 20.0
+"""How long a test waits before it fails."""
+
+
+class Model:
+    """Embeds a text as its length; a call waits while the gate is shut."""
+
+    def __init__(self) -> None:
+        self.calls: list[list[str]] = []
+        self.gate = threading.Event()
+        self.begun = threading.Semaphore(0)
+        self.gate.set()
+
+    def __call__(self, texts: list[str]) -> list[list[float]]:
+        self.calls.append(list(texts))
+        self.begun.release()
+        assert self.gate.wait(SECONDS)
+        if "poison" in texts:
+            raise ValueError("poison")
+        return [[float(len(text))] for text in texts]
+
+
+@pytest.fixture
+def model() -> Iterator[Model]:
+    model = Model()
+    yield model
+    model.gate.set()
+
+
+@pytest.fixture
+def batcher(model: Model) -> MicroBatcher:
+    return MicroBatcher(model, max_batch=4, pool=WorkerPool("test", max_workers=2))
+
+
+def busy(batcher: MicroBatcher, model: Model, text: str = "first") -> Future[list[float]]:
+    """Have the model compute a text, and go on computing until its gate is opened."""
+    model.gate.clear()
+    [first] = batcher.submit([text])
+    assert model.begun.acquire(timeout=SECONDS)
+    return first
+
+
+def test_an_idle_model_starts_at_once(batcher: MicroBatcher, model: Model) -> None:
+    """One text is embedded alone, and so is the next one; what a request brings together goes in one call."""
+    assert [batcher.submit([text])[0].result(SECONDS) for text in ("a", "bb")] == [[1.0], [2.0]]
+    assert [future.result(SECONDS) for future in batcher.submit(["a", "bb", "ccc"])] == [[1.0], [2.0], [3.0]]
+    assert model.calls == [["a"], ["bb"], ["a", "bb", "ccc"]]
+
+
+def test_what_comes_while_the_model_computes_goes_together(batcher: MicroBatcher, model: Model) -> None:
+    """Texts of several callers form batches of at most ``max_batch``, in order of arrival."""
+    first = busy(batcher, model)
+    futures = [batcher.submit([text * 2])[0] for text in "abcdef"]
+    model.gate.set()
+    assert [future.result(SECONDS) for future in (first, *futures)] == [[5.0], *[[2.0]] * 6]
+    assert model.calls == [["first"], ["aa", "bb", "cc", "dd"], ["ee", "ff"]]
+
+
+def test_a_text_in_flight_is_computed_once(batcher: MicroBatcher, model: Model) -> None:
+    """Those who want a text that waits or is being computed share its vector, each as a list of its own."""
+    first = busy(batcher, model)
+    [again], twice = batcher.submit(["first"]), batcher.submit(["a", "a"])
+    model.gate.set()
+    one, other = first.result(SECONDS), again.result(SECONDS)
+    assert one == other == [5.0]
+    assert one is not other
+    assert [future.result(SECONDS) for future in twice] == [[1.0], [1.0]]
+    assert model.calls == [["first"], ["a"]]
+
+
+def test_a_poisonous_text_fails_alone(batcher: MicroBatcher, model: Model) -> None:
+    """A batch that fails is tried again text by text, once."""
+    first = busy(batcher, model)
+    one, poison, other = batcher.submit(["a", "poison", "bb"])
+    model.gate.set()
+    assert [future.result(SECONDS) for future in (first, one, other)] == [[5.0], [1.0], [2.0]]
+    with pytest.raises(ValueError, match="poison"):
+        poison.result(SECONDS)
+    assert model.calls == [["first"], ["a", "poison", "bb"], ["a"], ["poison"], ["bb"]]
+
+
+def test_a_text_that_fails_alone_is_not_tried_again(batcher: MicroBatcher, model: Model) -> None:
+    """A single text's failure is final, and the next text is served."""
+    with pytest.raises(ValueError, match="poison"):
+        batcher.submit(["poison"])[0].result(SECONDS)
+    assert batcher.submit(["a"])[0].result(SECONDS) == [1.0]
+    assert model.calls == [["poison"], ["a"]]
+
+
+def test_cancelled_callers_are_dropped(batcher: MicroBatcher, model: Model) -> None:
+    """A text whose callers have all gone is not computed; one that another still wants is."""
+    first = busy(batcher, model)
+    gone, [shared], [kept] = batcher.submit(["a", "bb"]), batcher.submit(["bb"]), batcher.submit(["ccc"])
+    for future in gone:
+        assert future.cancel()
+    model.gate.set()
+    assert [future.result(SECONDS) for future in (first, shared, kept)] == [[5.0], [2.0], [3.0]]
+    assert model.calls == [["first"], ["bb", "ccc"]]
+
+
+def test_a_batch_that_failed_is_not_tried_for_those_who_left() -> None:
+    """Only what is still wanted is computed alone after a failure."""
+    calls: list[list[str]] = []
+    asked = threading.Event()
+
+    def compute(texts: list[str]) -> list[list[float]]:
+        calls.append(texts)
+        assert asked.wait(SECONDS)
+        if "poison" in texts:
+            left.cancel()
+            raise ValueError("poison")
+        return [[1.0] for _ in texts]
+
+    batcher = MicroBatcher(compute, max_batch=4, pool=WorkerPool("test", max_workers=1))
+    poison, left, stays = batcher.submit(["poison", "a", "bb"])
+    asked.set()
+    assert stays.result(SECONDS) == [1.0]
+    assert isinstance(poison.exception(SECONDS), ValueError)
+    assert calls == [["poison", "a", "bb"], ["poison"], ["bb"]]
+    with pytest.raises(CancelledError):
+        left.result(SECONDS)
+
+
+@pytest.mark.parametrize("given", [[], [[1.0], [2.0]]], ids=["too few", "too many"])
+def test_a_wrong_number_of_vectors_is_an_error(given: list[list[float]]) -> None:
+    """A model that gives another number of vectors than texts is told of; nobody gets another one's vector."""
+    batcher = MicroBatcher(lambda _: given, max_batch=4, pool=WorkerPool("test", max_workers=1))
+    with pytest.raises(AgenticKBError, match=f"gave {len(given)} vectors for 1 text"):
+        batcher.submit(["a"])[0].result(SECONDS)
+
+
+def test_a_model_that_exits_ends_no_thread() -> None:
+    """Even ``SystemExit`` is the caller's error; the worker goes on."""
+    left = iter([SystemExit(3)])
+
+    def compute(texts: list[str]) -> list[list[float]]:
+        for error in left:
+            raise error
+        return [[1.0] for _ in texts]
+
+    batcher = MicroBatcher(compute, max_batch=4, pool=WorkerPool("test", max_workers=1))
+    with pytest.raises(AgenticKBError, match="SystemExit"):
+        batcher.submit(["a"])[0].result(SECONDS)
+    assert batcher.submit(["a"])[0].result(SECONDS) == [1.0]
+
+
+def test_a_call_that_hangs_holds_up_no_later_text(
+    batcher: MicroBatcher, model: Model, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a while others are served beside it, the same text too; its own callers get what it gives at last."""
+    hung = busy(batcher, model, "a")
+    monkeypatch.setattr(batching, "STALLED_SECONDS", 0.0)
+    later = batcher.submit(["a", "bb"])
+    assert model.begun.acquire(timeout=SECONDS)
+    assert model.calls == [["a"], ["a", "bb"]]
+    monkeypatch.undo()
+    model.gate.set()
+    assert [future.result(SECONDS) for future in (hung, *later)] == [[1.0], [1.0], [2.0]]
+    assert batcher.submit(["a"])[0].result(SECONDS) == [1.0]
+
+
+# -- through the queries of requests ----------------------------------------------------------------------------------
+
+
+class Local(HashEmbedding):
+    """A model that computes in the process and embeds queries as texts; it notes whether its calls overlap.
+
+    ``hold`` keeps each call going until it is true.
+    """
+
+    treats_queries_as_texts: bool = True
+
+    _one_at_a_time: threading.Lock = PrivateAttr(default_factory=threading.Lock)
+    _overlapped: bool = PrivateAttr(default=False)
+    _hold: Callable[[], bool] = PrivateAttr(default_factory=lambda: lambda: True)
+
+    _aget_text_embeddings = BaseEmbedding._aget_text_embeddings
+
+    def _get_text_embeddings(self, texts: list[str]) -> list[list[float]]:
+        if not self._one_at_a_time.acquire(blocking=False):
+            self._overlapped = True
+            return []
+        try:
+            vectors = super()._get_text_embeddings(texts)
+            _until(self._hold)
+            if "poison" in texts:
+                raise ValueError("poison")
+            return vectors
+        finally:
+            self._one_at_a_time.release()
+
+    @property
+    def texts(self) -> list[str]:
+        return [text for _, texts in self.calls for text in texts]
+
+    def hold_until_waiting(self, count: int) -> None:
+        """Have the first call go on until so many texts wait for the next."""
+        reached = threading.Event()
+
+        def hold() -> bool:
+            if len(embedding._batchers[id(self)]._waiting) == count:
+                reached.set()
+            return reached.is_set()
+
+        self._hold = hold
+
+
+def request(model: BaseEmbedding, queries: list[str], *handlers: Any, deadline: float | None = None) -> Flow[list[Any]]:
+    """Ask for the vectors of one request; give each or its error."""
+    embeddings = QueryEmbeddings(CallbackManager(list(handlers)), deadline=deadline, cache=None)
+    yield from embeddings.begin([(model, query) for query in queries])
+    jobs = yield from gather([embeddings.get(model, query) for query in queries])
+    return [job.error or job.value for job in jobs]
+
+
+def vector(model: HashEmbedding, text: str) -> list[float]:
+    return model._vectors([text])[0]
+
+
+def test_64_threads_share_batches() -> None:
+    """Each of 64 threads gets its own vectors; the model is called with one full batch at a time."""
+    model = Local()
+    model.hold_until_waiting(63)
+
+    def ask(user: int) -> list[Any]:
+        return run(request(model, [f"user {user}", "common"]))
+
+    with ThreadPoolExecutor(64) as threads:
+        first = threads.submit(run, request(model, ["common"]))
+        _until(lambda: bool(model.calls))
+        answers = list(threads.map(ask, range(63)))
+    common = vector(model, "common")
+    assert first.result(SECONDS) == [common]
+    assert answers == [[vector(model, f"user {user}"), common] for user in range(63)]
+    assert Counter(model.texts) == Counter(["common", *(f"user {user}" for user in range(63))])
+    assert [len(texts) for _, texts in model.calls] == [1, *[10] * 6, 3]
+    assert not model._overlapped
+
+
+def test_64_threads_in_a_row_of_requests() -> None:
+    """Threads that come and go as they like get their own vectors, and no call of the model overlaps another."""
+    model = Local(latency=0.001)
+
+    def ask(user: int) -> list[list[Any]]:
+        return [run(request(model, [f"user {user} question {turn}", "common"])) for turn in range(3)]
+
+    with ThreadPoolExecutor(64) as threads:
+        answers = list(threads.map(ask, range(64)))
+    common = vector(model, "common")
+    for user, answer in enumerate(answers):
+        assert answer == [[vector(model, f"user {user} question {turn}"), common] for turn in range(3)]
+    counts = Counter(model.texts)
+    del counts["common"]
+    assert len(counts) == 64 * 3
+    assert set(counts.values()) == {1}
+    assert not model._overlapped
+
+
+async def test_200_async_requests_share_batches() -> None:
+    """200 requests on one loop need eight calls, and no thread each."""
+    model = Local(embed_batch_size=32)
+    model.hold_until_waiting(199)
+    most = 0
+
+    async def ask(user: int) -> list[Any]:
+        nonlocal most
+        answer = await arun(request(model, [f"user {user}"]))
+        most = max(most, threading.active_count())
+        return answer
+
+    first = asyncio.create_task(ask(0))
+    await asyncio.to_thread(_until, lambda: bool(model.calls))
+    before, most = threading.active_count(), 0
+    answers = [*(await asyncio.gather(*map(ask, range(1, 200)))), await first]
+    assert answers == [[vector(model, f"user {user}")] for user in (*range(1, 200), 0)]
+    assert Counter(model.texts) == Counter(f"user {user}" for user in range(200))
+    assert [len(texts) for _, texts in model.calls] == [1, *[32] * 6, 7]
+    assert most <= before
+
+
+def test_threads_and_loops_share_batches_too() -> None:
+    """What sync requests and requests of several event loops want meanwhile is embedded in one call."""
+    model = Local()
+    model.hold_until_waiting(3)
+
+    def asynchronously(text: str) -> list[Any]:
+        return asyncio.run(arun(request(model, [text])))
+
+    with ThreadPoolExecutor(4) as threads:
+        first = threads.submit(run, request(model, ["first"]))
+        _until(lambda: bool(model.calls))
+        others = [threads.submit(run, request(model, ["sync"]))]
+        others += [threads.submit(asynchronously, text) for text in ("one loop", "another loop")]
+        answers = [future.result(SECONDS) for future in (first, *others)]
+    assert answers == [[vector(model, text)] for text in ("first", "sync", "one loop", "another loop")]
+    assert [sorted(texts) for _, texts in model.calls] == [["first"], ["another loop", "one loop", "sync"]]
+
+
+async def test_each_request_hears_of_its_own_texts_only() -> None:
+    """Handlers see one EMBEDDING event with their request's texts and vectors, whatever shared the call."""
+    model = Local(latency=0.05)
+    handlers = [LlamaDebugHandler(print_trace_on_end=False) for _ in range(6)]
+    asked = [[f"a{number}", f"b{number}"] for number in range(6)]
+    await asyncio.gather(
+        *(arun(request(model, texts, handler)) for texts, handler in zip(asked[:3], handlers[:3], strict=True)),
+        *(
+            asyncio.to_thread(run, request(model, texts, handler))
+            for texts, handler in zip(asked[3:], handlers[3:], strict=True)
+        ),
+    )
+    assert len(model.calls) < 6
+    for texts, handler in zip(asked, handlers, strict=True):
+        [(start, end)] = handler.get_event_pairs(CBEventType.EMBEDDING)
+        assert start.payload == {EventPayload.SERIALIZED: model.to_payload()}
+        assert end.payload == {
+            EventPayload.CHUNKS: texts,
+            EventPayload.EMBEDDINGS: [vector(model, text) for text in texts],
+        }
+
+
+async def test_another_requests_poison_costs_nothing() -> None:
+    """Requests that share a batch with a text that can't be embedded get their vectors."""
+    model = Local(latency=0.05)
+    texts = ["first", "a", "poison", "b"]
+    for drive in (arun, lambda flow: asyncio.to_thread(run, flow)):
+        answers = await asyncio.gather(*(drive(request(model, [text])) for text in texts))
+        assert [answer[0] for answer in answers if isinstance(answer[0], list)] == [
+            vector(model, text) for text in ("first", "a", "b")
+        ]
+        assert isinstance(answers[2][0], ValueError)
+
+
+async def test_one_callers_deadline_cancels_no_other() -> None:
+    """Who can't wait gets ``DeadlineExceededError``; who shares its batch gets vectors."""
+    model = Local(latency=0.4)
+    for drive in (arun, lambda flow: asyncio.to_thread(run, flow)):
+        hurried, patient = await asyncio.gather(
+            drive(request(model, ["a"], deadline=time.monotonic() + 0.05)), drive(request(model, ["a"]))
+        )
+        assert isinstance(hurried[0], DeadlineExceededError)
+        assert patient == [vector(model, "a")]
+
+
+async def test_a_cancelled_request_leaves_nothing_to_compute() -> None:
+    """What a cancelled request wanted and was not begun is never computed."""
+    model, gate = Local(), threading.Event()
+    model._hold = gate.is_set
+    first = asyncio.create_task(arun(request(model, ["first"])))
+    await asyncio.to_thread(_until, lambda: bool(model.calls))
+    gone, stays = (asyncio.create_task(arun(request(model, [text]))) for text in ("gone", "stays"))
+    await asyncio.to_thread(_until, lambda: len(embedding._batchers[id(model)]._waiting) == 2)
+    gone.cancel()
+    await asyncio.wait([gone])
+    gate.set()
+    assert [await first, await stays] == [[vector(model, text)] for text in ("first", "stays")]
+    assert model.texts == ["first", "stays"]
+
+
+def test_a_sync_request_that_gave_up_leaves_nothing_to_compute() -> None:
+    """What a sync request wanted and was not begun by its deadline is never computed."""
+    model, gate = Local(), threading.Event()
+    model._hold = gate.is_set
+    with ThreadPoolExecutor(1) as threads:
+        first = threads.submit(run, request(model, ["first"]))
+        _until(lambda: bool(model.calls))
+        [late] = run(request(model, ["late"], deadline=time.monotonic() + 0.05))
+        assert isinstance(late, DeadlineExceededError)
+        _until(lambda: all(future.cancelled() for future in embedding._batchers[id(model)]._waiting["late"]))
+        gate.set()
+        assert first.result(SECONDS) == [vector(model, "first")]
+    assert run(request(model, ["next"])) == [vector(model, "next")]
+    assert model.texts == ["first", "next"]
+
+
+def test_nothing_is_left_behind() -> None:
+    """An idle model's batcher is gone, and keeps the model alive no longer."""
+    model = Local()
+    run(request(model, ["a"]))
+    _until(lambda: gc.collect() >= 0 and id(model) not in embedding._batchers)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork") or sys.platform == "darwin", reason="no safe fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_embeds() -> None:
+    """A child forked while the parent's model computed has a batcher of its own."""
+    model = Local(latency=0.3)
+    with ThreadPoolExecutor(1) as threads:
+        parents = threads.submit(run, request(model, ["a"]))
+        _until(lambda: bool(model.calls))
+        child = os.fork()
+        if child == 0:
+            model._one_at_a_time = threading.Lock()  # the parent's call holds this one
+            answer = run(request(model, ["a"], deadline=time.monotonic() + SECONDS))
+            os._exit(0 if answer == [vector(model, "a")] else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert parents.result(SECONDS) == [vector(model, "a")]
+
+
+@pytest.mark.parametrize("users", [1, 12])
+def test_the_real_model_in_concert(embed_model: BaseEmbedding, users: int) -> None:
+    """Concurrent users of the real model get the vectors that single queries give."""
+    texts = [f"How high does rocket number {number} fly?" for number in range(users)]
+    expected = [embed_model.get_query_embedding(text) for text in texts]
+    with ThreadPoolExecutor(users) as threads:
+        answers = list(threads.map(lambda text: run(request(embed_model, [text]))[0], texts))
+    for answer, single in zip(answers, expected, strict=True):
+        assert answer == pytest.approx(single, abs=1e-5)
+
+
+@pytest.mark.parametrize("instruction", ["Represent this: ", None])
+def test_a_query_instruction_is_kept_in_batches(embed_model: Any, instruction: str | None) -> None:
+    """A HuggingFace model that instructs queries does so in a batch as it does alone."""
+    before = dict(embed_model._model.prompts)
+    embed_model._model.prompts.update({"query": instruction or "", "text": "passage: "})
+    try:
+        single = [embed_model.get_query_embedding(text) for text in ("one rocket", "two")]
+        together = run(request(embed_model, ["one rocket", "two"]))
+    finally:
+        embed_model._model.prompts.clear()
+        embed_model._model.prompts.update(before)
+    for answer, expected in zip(together, single, strict=True):
+        assert answer == pytest.approx(expected, abs=1e-5)
+
+
+def _until(condition: Any) -> None:
+    end = time.monotonic() + SECONDS
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.002)

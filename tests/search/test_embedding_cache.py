@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+import os
+import random
+import sys
+import threading
+import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llama_index_agentic_kb.errors import ConfigurationError
+from llama_index_agentic_kb.search.embedding_cache import ENTRY_BYTES, EmbeddingCache
+
+BYTES_OF_TWO = ENTRY_BYTES + 2 * 8
+"""What a vector of two numbers takes."""
+
+
+def test_vectors_are_found_by_model_and_text() -> None:
+    """Only the same model and the same text find a vector, and the counts tell."""
+    cache = EmbeddingCache()
+    cache.put("m", "a", [0.1, 0.2])
+    assert cache.get("m", "a") == [0.1, 0.2]
+    assert [cache.get("m", "A"), cache.get("n", "a"), cache.get("m", "")] == [None, None, None]
+    told = cache.statistics
+    assert (told.hits, told.misses, told.entries, told.bytes) == (1, 3, 1, BYTES_OF_TWO)
+
+
+@settings(max_examples=50)
+@given(st.lists(st.floats(allow_nan=False), max_size=20), st.text(st.characters(codec=None), max_size=20))
+def test_what_is_found_equals_what_was_kept(vector: list[float], text: str) -> None:
+    """Every double comes back as it was, also infinities and -0.0, for any text, lone surrogates included."""
+    cache = EmbeddingCache()
+    cache.put("m", text, vector)
+    assert repr(cache.get("m", text)) == repr(vector)
+
+
+def test_nobody_can_change_what_is_kept() -> None:
+    """Neither the list that was given nor one that was found leads back into the cache."""
+    cache, given_list = EmbeddingCache(), [1.0, 2.0]
+    cache.put("m", "a", given_list)
+    given_list[0] = 9.0
+    found = cache.get("m", "a") or []
+    found.append(9.0)
+    assert cache.get("m", "a") == [1.0, 2.0]
+
+
+def test_the_longest_unused_goes_first() -> None:
+    """A full cache lets go of what was not looked up or kept for the longest time."""
+    cache = EmbeddingCache(max_bytes=2 * BYTES_OF_TWO)
+    for text in "ab":
+        cache.put("m", text, [0.0, 1.0])
+    cache.get("m", "a")
+    cache.put("m", "c", [0.0, 1.0])
+    assert [cache.get("m", text) is not None for text in "abc"] == [True, False, True]
+    assert cache.statistics.bytes == 2 * BYTES_OF_TWO
+
+
+def test_a_vector_that_is_kept_again_counts_once() -> None:
+    """A later vector of the same text takes the earlier one's place."""
+    cache = EmbeddingCache()
+    cache.put("m", "a", [0.0] * 10)
+    cache.put("m", "a", [1.0, 2.0])
+    assert cache.get("m", "a") == [1.0, 2.0]
+    assert (cache.statistics.entries, cache.statistics.bytes) == (1, BYTES_OF_TWO)
+
+
+@pytest.mark.parametrize("vector", [[0.0] * 100, [[1.0], [2.0]], [10**400], None], ids=str)
+def test_what_can_not_be_kept_is_let_go(vector: Any) -> None:
+    """A vector larger than the cache, a multi-vector model's rows or no vector at all leave the rest alone."""
+    cache = EmbeddingCache(max_bytes=BYTES_OF_TWO)
+    cache.put("m", "a", [1.0, 2.0])
+    cache.put("m", "b", vector)
+    assert cache.get("m", "b") is None
+    assert cache.get("m", "a") == [1.0, 2.0]
+
+
+def test_a_cache_of_no_bytes_keeps_nothing() -> None:
+    """0 bytes switch it off."""
+    cache = EmbeddingCache(max_bytes=0)
+    cache.put("m", "a", [])
+    assert cache.get("m", "a") is None
+
+
+def test_clear_forgets_vectors_and_counts() -> None:
+    """After ``clear`` a cache is as new."""
+    cache = EmbeddingCache()
+    cache.put("m", "a", [1.0])
+    cache.get("m", "a")
+    cache.clear()
+    assert cache.statistics == EmbeddingCache().statistics
+    assert cache.get("m", "a") is None
+
+
+@pytest.mark.parametrize("max_bytes", [-1, 1.5, True, "64 MB", None])
+def test_a_bad_size_is_refused(max_bytes: Any) -> None:
+    """The message names the argument and what it may be."""
+    with pytest.raises(ConfigurationError, match=r"max_bytes .* 0 or more"):
+        EmbeddingCache(max_bytes)
+
+
+def test_the_bound_holds_for_real_memory() -> None:
+    """The bytes that a full cache says it takes are those that Python has allocated, within a fifth."""
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        cache = EmbeddingCache(max_bytes=2_000_000)
+        for number in range(2_000):
+            cache.put("m", f"query {number}", [random.random() for _ in range(384)])
+        real = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert cache.statistics.bytes <= 2_000_000
+    assert real == pytest.approx(cache.statistics.bytes, rel=0.2)
+
+
+def test_many_threads_may_use_it_at_once() -> None:
+    """64 threads that look up, keep and clear find the right vector or none, and the bytes add up."""
+    cache = EmbeddingCache(max_bytes=50 * BYTES_OF_TWO)
+    wrong: list[Any] = []
+    together = threading.Barrier(64)
+
+    def use(seed: int) -> None:
+        chosen = random.Random(seed)
+        together.wait()
+        for _ in range(100):
+            number = chosen.randrange(80)
+            found = cache.get("m", str(number))
+            if found not in (None, [float(number), 0.5]):
+                wrong.append((number, found))
+            cache.put("m", str(number), [float(number), 0.5])
+        if seed == 7:
+            cache.clear()
+
+    with ThreadPoolExecutor(64) as threads:
+        list(threads.map(use, range(64)))
+    assert not wrong
+    told = cache.statistics
+    assert told.bytes == told.entries * BYTES_OF_TWO <= cache.max_bytes
+
+
+@pytest.mark.skipif(not hasattr(os, "fork") or sys.platform == "darwin", reason="no safe fork")
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_a_forked_child_is_not_held_up() -> None:
+    """A child that was forked while another thread held the lock starts with an empty cache of its own."""
+    cache = EmbeddingCache()
+    cache.put("m", "a", [1.0])
+    with cache._lock:
+        child = os.fork()
+        if child == 0:
+            cache.put("m", "b", [2.0])
+            os._exit(0 if cache.get("m", "a") is None and cache.get("m", "b") == [2.0] else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0

@@ -1,0 +1,402 @@
+from __future__ import annotations
+
+import math
+import multiprocessing
+import os
+import re
+import signal
+import threading
+from collections.abc import Sequence
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import settings as given_settings
+from hypothesis import strategies as st
+from llama_index.core.schema import TextNode
+
+from llama_index_agentic_kb.errors import RetrievalError
+from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, FilterOperator, matches
+from llama_index_agentic_kb.search import lexical_view
+from llama_index_agentic_kb.search.lexical import LexicalDocument, LexicalHit, LexicalIndex, lexical_document
+
+TEXTS = {
+    "rain": "It is raining in Paris, and the rain will last.",
+    "snow": "Snow in Oslo.",
+    "rocket": "The Saturn V rocket was 110.6 m tall.",
+    "rakete": "Die Rakete war 110 Meter hoch, und das Haus war nicht so hoch.",
+    "tower": "東京タワーは高さ333メートルの塔です。",
+    "wall": "长城是中国古代的防御工程。",
+}
+
+
+def document(node_id: str, text: str, **metadata: Any) -> LexicalDocument:
+    return LexicalDocument(node_id, text, metadata)
+
+
+def index_of(*documents: LexicalDocument, directory: Path | None = None, mark: str = "") -> LexicalIndex:
+    made = LexicalIndex(directory)
+    made.update(documents, mark=mark)
+    return made
+
+
+@pytest.fixture(scope="module")
+def index() -> LexicalIndex:
+    return index_of(*(document(node_id, text) for node_id, text in TEXTS.items()))
+
+
+def ids(hits: Sequence[LexicalHit]) -> list[str]:
+    return [hit.node_id for hit in hits]
+
+
+# -- scores ---------------------------------------------------------------------------------------------------------
+
+
+def test_scores_are_bm25() -> None:
+    """Robertson and Zaragoza's formula with k1 1.2 and b 0.75, written out; the commit's note is one more document."""
+    texts = {"a": "rain rain wind", "b": "rain", "c": "snow falls"}
+    made = index_of(*(document(node_id, text) for node_id, text in texts.items()))
+    average = sum(len(text.split()) for text in texts.values()) / 4
+    rarity = math.log(1 + (4 - 2 + 0.5) / (2 + 0.5))
+
+    def score(count: int, length: int) -> float:
+        return rarity * count * 2.2 / (count + 1.2 * (0.25 + 0.75 * length / average))
+
+    found = {hit.node_id: hit.score for hit in made.search("rain", 10)}
+    assert found == {"a": pytest.approx(score(2, 3)), "b": pytest.approx(score(1, 1))}
+
+
+def test_equal_scores_are_in_the_order_of_ids() -> None:
+    """Whatever order they came in, and also where the cut falls among them."""
+    names = [f"n{(n * 7) % 50:02}" for n in range(50)]
+    made = index_of(*(document(name, "rain") for name in names), document("best", "rain rain"))
+    assert ids(made.search("rain", 100)) == ["best", *sorted(names)]
+    assert ids(made.search("rain", 4)) == ["best", "n00", "n01", "n02"]
+    assert ids(made.search("rain", 1)) == ["best"]
+
+
+# -- languages ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("query", "first"),
+    [
+        ("Does it rain?", "rain"),
+        ("How tall were the rockets?", "rocket"),
+        ("Wie hoch sind die Raketen?", "rakete"),
+        ("Häuser", "rakete"),
+        ("東京タワーの高さは?", "tower"),
+        ("中国的长城", "wall"),
+        ("OSLO!", "snow"),
+    ],
+)
+def test_one_index_holds_many_languages(index: LexicalIndex, query: str, first: str) -> None:
+    """Each document is found by the words of its own language, in other forms than it has them."""
+    assert ids(index.search(query, 3))[0] == first
+
+
+def test_a_few_documents_of_another_language_take_no_place() -> None:
+    """A word is as rare as in all languages together: stems that only one document has don't lift that document."""
+    english = [document(f"e{n}", f"The director of the film number {n} directed it in Paris.") for n in range(60)]
+    german = document("g", "Der Film von dem director ist nicht in Berlin und nicht in Paris gedreht.")
+    alone, mixed = index_of(*english), index_of(*english, german)
+    query = "film number 7 directed in Paris"
+    assert ids(mixed.search(query, 5)) == ids(alone.search(query, 5))
+    # and a German stem is no English word: "fort" is stemmed to "for" in French
+    french = document("f", "Le fort est dans la ville de Paris et le roi est dans le fort.")
+    other = index_of(document("for", "It is for you, for all of you, for ever."), french)
+    assert ids(other.search("fort", 5)) == ["f"]
+
+
+# -- queries --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "query",
+    [
+        "",
+        "   ",
+        "?!",
+        "\0",
+        "\ud800",
+        '"',
+        "OR NOT",
+        "+rain -snow",
+        "title:rain",
+        "rain~2^3",
+        "(((",
+        "[a TO b]",
+        "*",
+        "/./",
+    ],
+)
+def test_no_text_is_an_operator(index: LexicalIndex, query: str) -> None:
+    """Whatever the text, it is words or nothing."""
+    assert set(ids(index.search(query, 10))) == {word for word in ("rain", "snow") if word in query}
+
+
+def test_endless_queries_are_answered(index: LexicalIndex) -> None:
+    """10,000 characters, of one word, of many, and of Chinese."""
+    for query in ("rain " * 2_000, " ".join(map(str, range(2_000))) + " snow", "x" * 10_000, "长城" * 5_000):
+        index.search(query, 10)
+    assert ids(index.search("rain " * 2_000, 1)) == ["rain"]
+
+
+@given(st.text(max_size=40))
+@given_settings(max_examples=60)
+def test_any_query_is_answered(query: str) -> None:
+    """Nothing raises."""
+    for hit in index_once().search(query, 3):
+        assert hit.score > 0
+
+
+def index_once(made: list[LexicalIndex] = []) -> LexicalIndex:  # noqa: B006 (kept between examples)
+    if not made:
+        made.append(index_of(*(document(node_id, text) for node_id, text in TEXTS.items())))
+    return made[0]
+
+
+def test_nothing_is_found_where_nothing_is() -> None:
+    """An empty index, no documents wanted, a word that is nowhere."""
+    assert LexicalIndex().search("rain", 10) == []
+    assert index_once().search("rain", 0) == []
+    assert index_once().search("xylophone", 10) == []
+
+
+def test_function_words_alone_are_searched(index: LexicalIndex) -> None:
+    """A query of nothing else still finds something."""
+    assert "rocket" in ids(index.search("was it the", 10))
+
+
+# -- updates --------------------------------------------------------------------------------------------------------
+
+
+def test_documents_are_added_replaced_and_deleted() -> None:
+    """Each update is seen by the next search; unknown ids are ignored; the note goes with the commit."""
+    made = LexicalIndex()
+    assert (len(made), made.mark) == (0, None)
+    made.update([document("a", "rain"), document("b", "snow")], mark="1")
+    assert (len(made), made.mark, made.node_ids()) == (2, "1", {"a", "b"})
+    made.update([document("a", "wind")], delete=["b", "nobody"], mark="2")
+    assert ids(made.search("rain snow wind", 10)) == ["a"]
+    assert (len(made), made.mark, made.node_ids()) == (1, "2", {"a"})
+    made.update([document("c", "hail")], clear=True)
+    assert (made.node_ids(), made.mark) == ({"c"}, "")
+    assert ids(made.search("wind hail", 10)) == ["c"]
+
+
+def test_an_update_that_fails_changes_nothing() -> None:
+    """What comes before the failure is not committed, and the next update works."""
+    made = index_of(document("a", "rain"), mark="1")
+
+    def documents() -> Any:
+        yield document("b", "rain")
+        raise ConnectionError("the store is gone")
+
+    with pytest.raises(ConnectionError):
+        made.update(documents(), delete=["a"], mark="2")
+    assert (ids(made.search("rain", 10)), made.mark) == (["a"], "1")
+    made.update([document("c", "rain")], mark="3")
+    assert made.node_ids() == {"a", "c"}
+
+
+def test_odd_ids_and_metadata_are_held() -> None:
+    """Ids of any characters; values that no JSON has, very long ones and endless lists."""
+    odd = {
+        "object": object(),
+        "day": date(2020, 1, 1),
+        "nan": math.nan,
+        "long": "x" * 100_000,
+        "none": None,
+        "set": {1, "a"},
+    }
+    made = index_of(document("a b\0\"'é東", "rain", **odd), document("plain", "rain"))
+    assert sorted(ids(made.search("rain", 10))) == ["a b\0\"'é東", "plain"]
+    assert ids(made.search("rain", 10, Condition(key="long", value="x" * 100_000))) == ["a b\0\"'é東"]
+    assert made.search("rain", 10, Condition(key="day", value="2020-01-01")) == []
+
+
+def test_many_threads_search_while_one_writes() -> None:
+    """A search sees the documents of one commit: all of a pair, or none."""
+    made = index_of(document("left 0", "rain"), document("right 0", "rain"))
+    wrong: list[list[str]] = []
+    done = threading.Event()
+
+    def search() -> None:
+        while not done.is_set():
+            found = ids(made.search("rain", 10))
+            if len(found) != 2 or found[0].split()[1] != found[1].split()[1]:
+                wrong.append(found)
+
+    threads = [threading.Thread(target=search) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for n in range(1, 15):
+        pair = [document(f"left {n}", "rain"), document(f"right {n}", "rain")]
+        made.update(pair, delete=[f"left {n - 1}", f"right {n - 1}"])
+    done.set()
+    for thread in threads:
+        thread.join()
+    assert wrong == []
+
+
+# -- filters --------------------------------------------------------------------------------------------------------
+
+VALUES = st.one_of(
+    st.sampled_from(["a", "b", "", "1", "true", "é"]),
+    st.sampled_from([0, 1, 2, -1, 1.0, 1.5, 2**53, float(2**53)]),
+    st.booleans(),
+)
+METADATA = st.dictionaries(
+    st.sampled_from(["x", "y", 'k"ey: odd']),
+    st.one_of(
+        VALUES, st.none(), st.lists(VALUES, max_size=3), st.just({"nested": 1}), st.just(math.nan), st.just("z" * 500)
+    ),
+    max_size=3,
+)
+KEYS = st.sampled_from(["x", "y", 'k"ey: odd', "absent"])
+ONE = [
+    o
+    for o in FilterOperator
+    if o not in (FilterOperator.IN, FilterOperator.NIN, FilterOperator.ANY, FilterOperator.EXISTS)
+]
+CONDITIONS = st.one_of(
+    st.builds(Condition, key=KEYS, operator=st.sampled_from(ONE), value=st.one_of(VALUES, st.just("z" * 500))),
+    st.builds(
+        Condition,
+        key=KEYS,
+        operator=st.sampled_from([FilterOperator.IN, FilterOperator.NIN, FilterOperator.ANY]),
+        value=st.lists(VALUES, min_size=1, max_size=3),
+    ),
+    st.builds(Condition, key=KEYS, operator=st.just(FilterOperator.EXISTS), value=st.just(True)),  # noqa: FBT003
+)
+TREES = st.recursive(
+    CONDITIONS,
+    lambda trees: st.builds(
+        FilterGroup, logic=st.sampled_from(FilterLogic), filters=st.lists(trees, min_size=1, max_size=3)
+    ),
+    max_leaves=5,
+)
+
+
+@given(st.lists(METADATA, min_size=1, max_size=12), st.lists(TREES, min_size=1, max_size=12))
+@given_settings(max_examples=60, deadline=None)
+def test_a_filter_lets_through_what_matches(metadata: list[dict[str, Any]], trees: list[FilterNode]) -> None:
+    """Exactly that, for every tree, value and list; the best of it, where less is wanted."""
+    made = index_of(*(LexicalDocument(f"n{n:02}", "rain", one) for n, one in enumerate(metadata)))
+    for tree in trees:
+        expected = [f"n{n:02}" for n, one in enumerate(metadata) if matches(tree, one)]
+        assert ids(made.search("rain", 50, tree)) == expected
+        assert ids(made.search("rain", 2, tree)) == expected[:2]
+
+
+@pytest.mark.parametrize("most", [0, 10_000], ids=["by looking", "by asking"])
+def test_what_passes_is_found_however_far_down(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The last of hundreds, whether the index is asked for the values or each hit is looked at."""
+    monkeypatch.setattr(lexical_view, "_MOST_VALUES", most)
+    made = index_of(*(document(f"n{n:03}", "rain " * (n + 1), year=n) for n in range(400)))
+    assert ids(made.search("rain", 3, Condition(key="year", operator=FilterOperator.LT, value=2))) == ["n001", "n000"]
+    negative = FilterGroup(logic=FilterLogic.NOT, filters=[Condition(key="year", operator=FilterOperator.GE, value=1)])
+    assert ids(made.search("rain", 3, negative)) == ["n000"]
+    assert made.search("rain", 3, Condition(key="year", operator=FilterOperator.GT, value=400)) == []
+
+
+def test_scores_do_not_depend_on_the_filter() -> None:
+    """A filtered search gives the scores of the whole index."""
+    made = index_of(*(document(f"n{n}", f"rain report {n}", even=n % 2 == 0) for n in range(10)))
+    every = {hit.node_id: hit.score for hit in made.search("rain report 4", 20)}
+    filtered = made.search("rain report 4", 20, Condition(key="even", value=True))
+    assert len(filtered) == 5
+    assert all(every[hit.node_id] == hit.score for hit in filtered)
+
+
+# -- directories ----------------------------------------------------------------------------------------------------
+
+
+def test_a_directory_keeps_it(tmp_path: Path) -> None:
+    """Another index over the directory finds the same, and sees later commits when told to look."""
+    first = index_of(document("a", "rain in Paris", year=2001), directory=tmp_path / "new" / "index", mark="7")
+    second = LexicalIndex(tmp_path / "new" / "index")
+    assert (second.mark, second.search("rain", 5)) == ("7", first.search("rain", 5))
+    first.update([document("b", "rain")], mark="8")
+    assert second.mark == "7"
+    second.refresh()
+    assert (second.mark, second.node_ids()) == ("8", {"a", "b"})
+    second.update(delete=["a"], mark="9")
+    first.refresh()
+    assert first.node_ids() == {"b"}
+
+
+def _add_and_die(directory: str) -> None:
+    index = LexicalIndex(Path(directory))
+
+    def documents() -> Any:
+        yield document("half", "rain")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    index.update(documents(), mark="half")
+
+
+@pytest.mark.slow
+def test_a_killed_writer_leaves_the_last_commit(tmp_path: Path) -> None:
+    """What was not committed is not there, and the directory can be written again."""
+    made = index_of(document("a", "rain"), directory=tmp_path, mark="1")
+    writer = multiprocessing.get_context("spawn").Process(target=_add_and_die, args=(str(tmp_path),))
+    writer.start()
+    writer.join(60)
+    assert writer.exitcode == -9
+    made.refresh()
+    assert (made.node_ids(), made.mark) == ({"a"}, "1")
+    made.update([document("b", "rain")], mark="2")
+    assert LexicalIndex(tmp_path).node_ids() == {"a", "b"}
+
+
+def test_two_writers_are_refused(tmp_path: Path) -> None:
+    """While one is writing, another is told so; it can write afterwards."""
+    first, second = index_of(document("a", "rain"), directory=tmp_path), LexicalIndex(tmp_path)
+
+    def documents() -> Any:
+        with pytest.raises(RetrievalError, match=r"can't be written: .*Lock"):
+            second.update([document("c", "rain")])
+        yield document("b", "rain")
+
+    first.update(documents())
+    second.update([document("c", "rain")])
+    assert second.node_ids() == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize("damage", ["meta.json", ".idx", ".term"])
+def test_a_damaged_directory_is_told(tmp_path: Path, damage: str) -> None:
+    """A file that is cut, or says something else, is an error that names the directory."""
+    index_of(document("a", "rain"), directory=tmp_path)
+    (path,) = [path for path in tmp_path.iterdir() if path.name.endswith(damage)]
+    path.write_bytes(path.read_bytes()[:9])
+    with pytest.raises(RetrievalError, match=re.escape(f"the lexical index in {str(tmp_path)!r} can't be")):
+        LexicalIndex(tmp_path).search("rain", 5)
+
+
+def test_an_index_of_another_kind_is_refused(tmp_path: Path) -> None:
+    """Terms of another language would not be found; a file is no directory."""
+    index_of(document("a", "rain"), directory=tmp_path / "index")
+    with pytest.raises(RetrievalError, match="another release made it, or it is of another language"):
+        LexicalIndex(tmp_path / "index", language="german")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(RetrievalError, match="can't be opened"):
+        LexicalIndex(tmp_path / "file")
+
+
+# -- what is indexed of a node --------------------------------------------------------------------------------------
+
+
+def test_a_node_is_indexed_as_its_embedding_model_sees_it() -> None:
+    """With its metadata but for what is hidden from the model; title and file name are never hidden."""
+    node = TextNode(id_="n", text="It flew.", metadata={"title": "Saturn V", "year": 1967, "secret": "xyzzy"})
+    node.excluded_embed_metadata_keys = ["secret"]
+    assert lexical_document(node) == ("n", "title: Saturn V\nyear: 1967\n\nIt flew.", node.metadata)
+    node.excluded_embed_metadata_keys = ["secret", "title", "year"]
+    assert lexical_document(node).text == "Saturn V\nIt flew."
+    file = TextNode(text="It flew.", metadata={"file_name": "saturn.txt"}, excluded_embed_metadata_keys=["file_name"])
+    assert lexical_document(file).text == "saturn.txt\nIt flew."
+    assert lexical_document(TextNode(text="Bare.")).text == "Bare."

@@ -1,0 +1,157 @@
+from __future__ import annotations
+
+import copy
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.callbacks import CallbackManager, LlamaDebugHandler
+from llama_index.core.embeddings import MockEmbedding
+from pydantic import Field, PrivateAttr
+
+from llama_index_agentic_kb.account.callbacks import with_handlers
+from llama_index_agentic_kb.search import model_identity as module
+from llama_index_agentic_kb.search.model_identity import is_a, model_identity
+from llama_index_agentic_kb.testing import HashEmbedding
+
+
+class OpenAIEmbedding(MockEmbedding):
+    """Shaped as LlamaIndex's of that name, which is not installed: its state, and clients made when first needed."""
+
+    api_key: str = "key"
+    api_base: str = "https://api.openai.com/v1"
+    dimensions: int | None = None
+    additional_kwargs: dict[str, Any] = Field(default_factory=dict)
+    default_headers: dict[str, str] | None = None
+    timeout: float = 60.0
+
+    _query_engine: str = PrivateAttr(default="text-embedding-3-small")
+    _client: Any = PrivateAttr(default=None)
+    _http_client: Any = PrivateAttr(default=None)
+
+
+OpenAIEmbedding.__module__ = "llama_index.embeddings.openai.base"
+
+
+class Client:
+    """Something that is no plain data."""
+
+
+def openai(**kwargs: Any) -> OpenAIEmbedding:
+    return OpenAIEmbedding(embed_dim=3, **{"model_name": "text-embedding-3-small", **kwargs})
+
+
+def test_equal_models_of_llama_index_are_one() -> None:
+    """Two objects with equal arguments share an identity, however they are called and whether they have been used."""
+    used = openai(timeout=1.0, embed_batch_size=7, num_workers=2)
+    used._client = Client()
+    used.callback_manager = CallbackManager([LlamaDebugHandler(print_trace_on_end=False)])
+    assert model_identity(openai()) == model_identity(used)
+    assert model_identity(MockEmbedding(embed_dim=3)) == model_identity(MockEmbedding(embed_dim=3))
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"model_name": "text-embedding-3-large"},
+        {"dimensions": 256},
+        {"api_base": "http://localhost/v1"},
+        {"api_key": "another"},
+        {"additional_kwargs": {"dimensions": 256}},
+        {"additional_kwargs": {"user": [1, 2]}},
+        {"additional_kwargs": {"user": ["1", 2]}},
+        {"default_headers": {"x-deployment": "blue"}},
+    ],
+    ids=str,
+)
+def test_any_state_that_may_matter_tells_models_apart(other: dict[str, Any]) -> None:
+    """Name, dimensions, address, key, extra arguments and headers: each of them, also changed later, tells."""
+    model = openai()
+    before = model_identity(model)
+    for name, value in other.items():
+        setattr(model, name, value)
+    assert before != model_identity(model) == model_identity(openai(**other))
+
+
+def test_private_state_and_clients_tell_too() -> None:
+    """An engine that the fields don't show, or an HTTP client of the user's, tells models apart."""
+    one, other, proxied, proxied_too = openai(), openai(), openai(), openai()
+    other._query_engine = "text-search-ada-query-001"
+    proxied._http_client, proxied_too._http_client = Client(), Client()
+    assert len({model_identity(model) for model in (one, other, proxied, proxied_too)}) == 4
+
+
+def test_the_same_state_in_another_class_is_another_model() -> None:
+    """A subclass may embed otherwise."""
+
+    class Whispering(OpenAIEmbedding):
+        pass
+
+    class Shouting(OpenAIEmbedding):
+        pass
+
+    identities = {model_identity(kind(embed_dim=3)) for kind in (OpenAIEmbedding, Whispering, Shouting)}
+    assert len(identities) == 3
+
+
+def test_a_users_own_class_counts_by_object() -> None:
+    """Two objects of a class that LlamaIndex does not know are two models; a change of their state is seen."""
+    one, other = HashEmbedding(), HashEmbedding()
+    assert model_identity(one) == model_identity(one) != model_identity(other)
+    before = model_identity(one)
+    one.dimensions = 8
+    assert model_identity(one) != before
+
+
+def test_an_identity_is_never_used_twice() -> None:
+    """Objects made and dropped one after the other, often at the same address, never share an identity."""
+    seen = [model_identity(HashEmbedding()) for _ in range(500)]
+    assert len(set(seen)) == 500
+    gc.collect()
+    assert len(module._known) < 400  # the dead are forgotten
+
+
+def test_secrets_are_not_readable() -> None:
+    """An identity is a digest."""
+    identity = model_identity(openai(api_key="sk-secret")) or ""
+    assert len(identity) == 32
+    assert "secret" not in identity
+
+
+@pytest.mark.parametrize(
+    "value", [list(range(1000)), {str(number): 1.0 for number in range(1000)}, [object()]], ids=["list", "map", "slots"]
+)
+def test_what_can_not_be_told_has_no_identity(value: Any) -> None:
+    """A model with large tables of its own, or objects without weak references, is not cached."""
+    assert model_identity(openai(additional_kwargs={"table": value})) is None
+
+
+def test_a_loaded_model_counts_by_its_weights(embed_model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies that share weights are one model, until an instruction, the window or normalisation changes."""
+    identity = model_identity(embed_model)
+    assert identity is not None
+    twin = with_handlers(embed_model, CallbackManager([LlamaDebugHandler(print_trace_on_end=False)]))
+    assert model_identity(twin) == identity
+    unnormalised = copy.copy(embed_model)
+    unnormalised.normalize = False
+    changes: list[Callable[[], None]] = [
+        lambda: monkeypatch.setitem(embed_model._model.prompts, "query", "query: "),
+        lambda: monkeypatch.setattr(embed_model._model, "max_seq_length", 16),
+    ]
+    seen = {identity, model_identity(unnormalised)}
+    for change in changes:
+        change()
+        seen.add(model_identity(embed_model))
+        monkeypatch.undo()
+    assert len(seen) == 4
+    assert model_identity(embed_model) == identity
+
+
+def test_classes_are_told_by_name_along_their_bases(embed_model: BaseEmbedding) -> None:
+    """An integration need not be imported to ask whether a model is of it."""
+    assert is_a(openai(), "OpenAIEmbedding")
+    assert is_a(openai(), "Other", "MockEmbedding")
+    assert not is_a(openai(), "HuggingFaceEmbedding")
+    assert is_a(embed_model, "HuggingFaceEmbedding")

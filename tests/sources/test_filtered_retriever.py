@@ -1,0 +1,209 @@
+from __future__ import annotations
+
+import asyncio
+import copy
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llama_index.core import StorageContext, VectorStoreIndex
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.indices.vector_store.retrievers import VectorIndexRetriever
+from llama_index.core.schema import BaseNode, IndexNode, QueryBundle, TextNode
+from llama_index.core.vector_stores import SimpleVectorStore
+from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryResult
+from llama_index.vector_stores.chroma import ChromaVectorStore
+
+from llama_index_agentic_kb import AgenticRetriever, KnowledgeSource
+from llama_index_agentic_kb._flow import run
+from llama_index_agentic_kb.errors import DeadlineExceededError
+from llama_index_agentic_kb.schema import Condition, FilterOperator, Outcome, SourceActivity
+from llama_index_agentic_kb.sources.filtered import FilteredIndexRetriever, NotedNodes, until
+from llama_index_agentic_kb.sources.index import (
+    has_native_async,
+    index_retriever,
+    query_embedding_model,
+    score_scale,
+    search_kind,
+)
+from llama_index_agentic_kb.sources.recursion import own_recursion
+from llama_index_agentic_kb.store import KnowledgeStore, ingest
+from llama_index_agentic_kb.testing import HashEmbedding
+
+MakeIndex = Callable[[Sequence[BaseNode], BaseEmbedding], VectorStoreIndex]
+
+EVEN = Condition(key="parity", value="even")
+
+
+def _nodes(count: int = 20) -> list[TextNode]:
+    words = ["pump", "valve", "filter", "motor", "seal"]
+    return [
+        TextNode(
+            id_=f"n{at}",
+            text=f"the {words[at % 5]} number {at} of the {words[at % 3]}",
+            metadata={"parity": "even" if at % 2 == 0 else "odd", "title": f"Title {at}"},
+        )
+        for at in range(count)
+    ]
+
+
+def _retriever(index: VectorStoreIndex, filters: Condition, top_k: int) -> BaseRetriever:
+    """Give an index's retriever as a source takes it: core's recursion, which copies lists, is switched off."""
+    return own_recursion(index_retriever(index, filters, top_k))
+
+
+def _note(found: Any) -> str:
+    assert isinstance(found, NotedNodes)
+    return found.note
+
+
+def test_it_stands_in_for_the_plain_retriever(chroma_index: MakeIndex) -> None:
+    """Same nodes and scores, the same model, scale and kind; and a note."""
+    index = chroma_index(_nodes(), HashEmbedding())
+    plain, filtered = index.as_retriever(similarity_top_k=4), _retriever(index, EVEN, 4)
+    assert isinstance(filtered, FilteredIndexRetriever)
+    assert type(index_retriever(index, None, 4)) is VectorIndexRetriever
+    assert query_embedding_model(filtered) is query_embedding_model(plain)
+    assert score_scale(filtered) == score_scale(plain)
+    assert (search_kind(filtered), has_native_async(filtered)) == ("dense", False)
+    every = [n for n in index.as_retriever(similarity_top_k=20).retrieve("pump number 4") if _is_even(n.node)]
+    found = filtered.retrieve("pump number 4")
+    assert [n.score for n in found] == pytest.approx([n.score for n in every[:4]], rel=1e-4)
+    assert all(n.node in [one.node for one in every] for n in found)
+    assert _note(found) == "filter matches 10: searched exactly"
+
+
+def _is_even(node: BaseNode) -> bool:
+    return bool(node.metadata["parity"] == "even")
+
+
+async def test_it_awaits_on_a_thread(chroma_index: MakeIndex) -> None:
+    """Called directly from async code, it does not hold the event loop."""
+    filtered = _retriever(chroma_index(_nodes(), HashEmbedding()), EVEN, 3)
+    found, other = await asyncio.gather(filtered.aretrieve("valve"), filtered.aretrieve("motor"))
+    assert len(found) == len(other) == 3
+    assert _note(found) == _note(other)
+
+
+def test_a_source_is_searched_by_it_and_says_so(chroma_index: MakeIndex) -> None:
+    """The note stands in the search's list and in the activity; rows without the key take no places."""
+    nodes = [*_nodes(), *(TextNode(id_=f"x{at}", text="pump number") for at in range(20))]  # nearer, and no parity
+    index = chroma_index(nodes, HashEmbedding())
+    not_odd = Condition(key="parity", operator=FilterOperator.NE, value="odd")
+    source = KnowledgeSource("docs", index=index, filters=not_odd)
+    records: list[Any] = []
+    retriever = AgenticRetriever([source], effort="minimal", similarity_top_k=5, observer=records.append)
+    found = retriever.retrieve("pump number")
+    assert len(found) == 5
+    assert all(_is_even(node.node) for node in found)
+    record = next(r for r in reversed(records) if isinstance(r, SourceActivity))
+    assert record.outcome is Outcome.OK
+    assert record.dropped_by_filter == 0
+    dense = next(lane for lane in record.lanes or [] if lane.kind == "dense")
+    assert dense.note is not None
+    assert dense.note.startswith("filter matches 30: searched exactly")
+
+
+def test_our_own_store_remembers_until_it_changes(tmp_path: Path) -> None:
+    """Of a knowledge store the note tells how many rows there are; what is ingested later is found."""
+    folder = tmp_path / "pumps"
+    folder.mkdir()
+    (folder / "a.txt").write_text("The pump is red.")
+    with KnowledgeStore.open(tmp_path / "store", embed_model=HashEmbedding(), create=True) as store:
+        ingest(folder, store, chunk_size=100, chunk_overlap=0)
+        index = store.index("pumps")
+        filters = Condition(key="source", value="pumps")
+        assert _note(_retriever(index, filters, 3).retrieve("pump")) == "filter matches 1 of 1: searched exactly"
+        (folder / "b.txt").write_text("The other pump is blue.")
+        ingest(folder, store, chunk_size=100, chunk_overlap=0)
+        found = _retriever(index, filters, 3).retrieve("pump")
+        assert _note(found) == "filter matches 2 of 2: searched exactly"
+        assert {node.node.metadata["file_name"] for node in found} == {"a.txt", "b.txt"}
+
+
+def test_other_searches_are_left_alone(chroma_index: MakeIndex) -> None:
+    """Modes and arguments that mean something else to the store, and stores that offer nothing."""
+    index = chroma_index(_nodes(), HashEmbedding())
+    for further in (
+        {"vector_store_query_mode": "mmr"},
+        {"vector_store_kwargs": {"where_document": {"$contains": "x"}}},
+    ):
+        assert type(index_retriever(index, EVEN, 3, further)) is VectorIndexRetriever
+    simple = VectorStoreIndex(_nodes(), embed_model=HashEmbedding())
+    assert type(index_retriever(simple, EVEN, 3)) is VectorIndexRetriever
+
+    class OwnChroma(ChromaVectorStore):
+        """A store whose query is its user's."""
+
+    own = VectorStoreIndex.from_vector_store(
+        OwnChroma(chroma_collection=index.vector_store.client), embed_model=HashEmbedding()
+    )
+    assert type(index_retriever(own, EVEN, 3)) is VectorIndexRetriever
+
+
+def test_a_store_may_offer_a_search_of_its_own() -> None:
+    """Any vector store with ``filtered_search`` is asked in place of its query; None there means that it can't."""
+
+    class Offering(SimpleVectorStore):
+        offers: bool = True
+
+        @property
+        def filtered_search(self) -> Any:
+            return self._search if self.offers else None
+
+        def _search(
+            self, query: VectorStoreQuery, passes: Callable[[BaseNode], bool], *, deadline: float | None = None
+        ) -> tuple[VectorStoreQueryResult, str]:
+            kept = [node for node in _nodes() if passes(node)][: query.similarity_top_k]
+            return VectorStoreQueryResult(nodes=kept, similarities=[0.5] * len(kept)), f"until {deadline}"
+
+    store = Offering()
+    context = StorageContext.from_defaults(vector_store=store)
+    index = VectorStoreIndex(_nodes(), storage_context=context, embed_model=HashEmbedding())
+    found = until(_retriever(index, EVEN, 3), 7.0).retrieve("valve")
+    assert [node.node.node_id for node in found] == ["n0", "n2", "n4"]
+    assert _note(found) == "until 7.0"
+    store.offers = False
+    assert type(index_retriever(index, EVEN, 3)) is VectorIndexRetriever
+
+
+def test_the_deadline_reaches_the_search(chroma_index: MakeIndex) -> None:
+    """A twin stops at its deadline, the retriever itself has none; others have no such thing."""
+    index = chroma_index(_nodes(), HashEmbedding())
+    retriever = index_retriever(index, EVEN, 3)
+    with pytest.raises(DeadlineExceededError, match="filtered search"):
+        until(retriever, time.monotonic() - 1).retrieve("valve")
+    assert len(retriever.retrieve("valve")) == 3
+    plain = index.as_retriever()
+    assert until(plain, 1.0) is plain
+
+
+def test_a_copy_searches_alike(chroma_index: MakeIndex) -> None:
+    """Guarded copies, with callback managers of their own, are searched as the first is."""
+    retriever = index_retriever(chroma_index(_nodes(), HashEmbedding()), EVEN, 3)
+    assert [n.node_id for n in copy.copy(retriever).retrieve("seal")] == [n.node_id for n in retriever.retrieve("seal")]
+
+
+def test_index_nodes_are_followed_as_before(chroma_index: MakeIndex) -> None:
+    """An index node under a filter still leads to its object."""
+    target = TextNode(id_="target", text="what it stands for", metadata={"parity": "even"})
+    index = chroma_index(_nodes(4), HashEmbedding())
+    index._object_map = {"pointer": target}
+    index.insert_nodes([IndexNode(id_="p", index_id="pointer", text="turbine", metadata={"parity": "even"})])
+    source = KnowledgeSource("docs", index=index, filters=EVEN)
+    prepared = run(source.prepare(source.effective_filter(), 1))
+    bundle = QueryBundle("turbine", embedding=HashEmbedding().get_query_embedding("turbine"))
+    result = run(source.search(prepared, bundle, top_k=1, deadline=None))
+    assert [node.node.node_id for node in result.nodes] == ["target"]
+
+
+def test_without_a_vector_the_store_is_asked_as_before(chroma_index: MakeIndex) -> None:
+    """A query that brings no vector and no text to embed lists rows under the filter, as LlamaIndex does."""
+    retriever = index_retriever(chroma_index(_nodes(), HashEmbedding()), EVEN, 3)
+    found = retriever.retrieve(QueryBundle("", embedding=[]))
+    assert len(found) == 3
+    assert all(_is_even(node.node) for node in found)
+    assert not isinstance(found, NotedNodes)

@@ -1,0 +1,407 @@
+from __future__ import annotations
+
+import gc
+import threading
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from llama_index.core import StorageContext, SummaryIndex, VectorStoreIndex
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.indices.vector_store.retrievers import VectorIndexRetriever
+from llama_index.core.schema import BaseNode, Document, IndexNode, NodeWithScore, QueryBundle, TextNode
+from llama_index.core.vector_stores import SimpleVectorStore
+from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryMode, VectorStoreQueryResult
+
+from llama_index_agentic_kb import AgenticVectorStoreIndex, KnowledgeSource
+from llama_index_agentic_kb._flow import Call, Flow, arun, run
+from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError
+from llama_index_agentic_kb.schema import Condition, FilterNode
+from llama_index_agentic_kb.sources import SearchResult
+from llama_index_agentic_kb.sources import lexical as lexical_sources
+from llama_index_agentic_kb.sources.results import NodeList
+from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever
+from tests.sources.conftest import MakeIndex
+
+ACME = Condition(key="tenant", value="acme")
+TEXTS = ["The Saturn V rocket was 110.6 m tall.", "Snow falls in Oslo.", "Bread is made of flour."]
+WAYS = ["sync", "async"]
+
+
+class Words:
+    """A lexical search that gives what it was given, fails or waits."""
+
+    def __init__(self, found: Sequence[BaseNode] = (), error: Exception | None = None, seconds: float = 0.0) -> None:
+        self.found = found
+        self.error = error
+        self.seconds = seconds
+        self.asked: list[tuple[str, int, FilterNode | None]] = []
+        self.begun = threading.Event()
+
+    def search(self, query: str, top_k: int, filters: FilterNode | None) -> list[NodeWithScore]:
+        self.asked.append((query, top_k, filters))
+        self.begun.set()
+        time.sleep(self.seconds)
+        if self.error is not None:
+            raise self.error
+        return [NodeWithScore(node=node, score=float(10 - n)) for n, node in enumerate(self.found)]
+
+
+class ModalStore(SimpleVectorStore):
+    """A store with a hybrid mode of its own."""
+
+    def query(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
+        query.mode = VectorStoreQueryMode.DEFAULT
+        query.query_embedding = query.query_embedding or [1.0] * 256
+        return super().query(query, **kwargs)
+
+
+def nodes(texts: Sequence[str] = TEXTS) -> list[TextNode]:
+    return [
+        TextNode(id_=f"n{n}", text=text, metadata={"tenant": "acme" if n % 2 else "umbrella"})
+        for n, text in enumerate(texts)
+    ]
+
+
+def index_of(given: Sequence[BaseNode] | None = None, **kwargs: Any) -> VectorStoreIndex:
+    return VectorStoreIndex(list(nodes() if given is None else given), embed_model=HashEmbedding(), **kwargs)
+
+
+def searching(
+    source: KnowledgeSource, query: str, filters: FilterNode | None = None, *, top_k: int = 10, seconds: float = 20
+) -> Flow[SearchResult]:
+    prepared = yield from source.prepare(source.effective_filter(filters), top_k)
+    deadline = time.monotonic() + seconds
+    return (yield from source.search(prepared, QueryBundle(query), top_k=top_k, deadline=deadline))
+
+
+def search(source: KnowledgeSource, query: str, filters: FilterNode | None = None, **kwargs: Any) -> SearchResult:
+    return run(searching(source, query, filters, **kwargs))
+
+
+def kinds(result: SearchResult) -> list[str]:
+    return [ranked.kind for ranked in result.lists]
+
+
+def words_of(result: SearchResult) -> NodeList:
+    (ranked,) = [ranked for ranked in result.lists if ranked.kind == "lexical"]
+    return ranked
+
+
+def ids(ranked: NodeList) -> list[str]:
+    return [node.node_id for node in ranked.nodes]
+
+
+# -- side by side ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("store", ["memory", "chroma"])
+def test_an_index_is_searched_by_vectors_and_by_words(
+    store: str, chroma_index: MakeIndex, embed_model: BaseEmbedding
+) -> None:
+    """Each way has a list with its own scores and times; a passage that both find is one, in real Chroma too."""
+    model = embed_model if store == "chroma" else HashEmbedding()
+    index = chroma_index(nodes(), model) if store == "chroma" else VectorStoreIndex(nodes(), embed_model=model)
+    result = search(KnowledgeSource("docs", index=index), "How tall is the Saturn V?", top_k=2)
+    dense, lexical = result.lists
+    assert (dense.kind, lexical.kind) == ("dense", "lexical")
+    assert ids(dense)[0] == ids(lexical)[0] == "n0"
+    assert (lexical.candidates, lexical.dropped_by_filter, lexical.scale, lexical.error) == (1, 0, None, None)
+    assert dense.elapsed_ms is not None
+    assert lexical.elapsed_ms is not None
+    assert len(result.nodes) == len(set(ids(dense)) | set(ids(lexical)))
+    assert lexical.nodes[0].node == next(n.node for n in dense.nodes if n.node_id == "n0")
+
+
+def test_words_find_what_vectors_miss() -> None:
+    """A name that the vector search ranks last, or not at all, is found by its letters."""
+    crowd = [TextNode(id_=f"c{n}", text="the weather was fine " * 3) for n in range(30)]
+    index = index_of([*crowd, TextNode(id_="code", text="Error XK-2219: replace the pump seal.")])
+    index._embed_model = HashEmbedding(dimensions=256)
+    result = search(KnowledgeSource("docs", index=index), "XK-2219", top_k=3)
+    assert ids(words_of(result)) == ["code"]
+
+
+def test_the_lexical_side_is_asked_for_as_many_under_the_same_filter() -> None:
+    """What it returns against the filter is dropped and counted."""
+    lexical = Words(nodes())
+    source = KnowledgeSource("docs", index=index_of(), lexical=lexical, filters=ACME, similarity_top_k=7)
+    ranked = words_of(search(source, "snow"))
+    assert lexical.asked == [("snow", 7, ACME)]
+    assert (ids(ranked), ranked.candidates, ranked.dropped_by_filter) == (["n1"], 3, 2)
+
+
+def test_a_retriever_may_be_given_a_lexical_side() -> None:
+    """Beside a factory's retriever it searches as beside an index; the caller's nodes stay as they are."""
+    held = nodes()
+    source = KnowledgeSource("docs", retriever_factory=lambda _: MemoryRetriever(held), lexical=Words(held[1:]))
+    result = search(source, "rocket", ACME)
+    assert (kinds(result), ids(words_of(result))) == (["retriever", "lexical"], ["n1"])
+    assert held == nodes()
+
+
+# -- one way fails --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_lexical_side_that_fails_costs_nothing(way: str) -> None:
+    """Its list holds the error."""
+    error = OSError("index gone")
+    flow = searching(KnowledgeSource("docs", index=index_of(), lexical=Words(error=error)), "snow")
+    result = run(flow) if way == "sync" else await arun(flow)
+    dense, lexical = result.lists
+    assert (ids(dense)[0], ids(lexical), lexical.error) == ("n1", [], error)
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_a_lexical_side_that_hangs_is_given_up_at_the_deadline(way: str) -> None:
+    """It gets no more time than the search."""
+    started = time.monotonic()
+    source = KnowledgeSource("docs", index=index_of(), lexical=Words(seconds=3))
+    flow = searching(source, "snow", seconds=0.3)
+    result = run(flow) if way == "sync" else await arun(flow)
+    assert time.monotonic() - started < 2
+    assert ids(result.lists[0])[0] == "n1"
+    assert isinstance(words_of(result).error, DeadlineExceededError)
+
+
+class Down(BaseRetriever):
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        raise ConnectionError("vector store down")
+
+
+def test_a_dense_search_that_fails_leaves_the_words() -> None:
+    """As long as they find something: nothing found and something failed is a failure."""
+    words = KnowledgeSource("docs", retriever=Down(), lexical=Words(nodes()))
+    dense, lexical = search(words, "snow").lists
+    assert (str(dense.error), ids(dense), len(lexical.nodes)) == ("vector store down", [], 3)
+    for useless in (Words(), Words(error=OSError("index gone"))):
+        with pytest.raises(ConnectionError, match="vector store down"):
+            search(KnowledgeSource("docs", retriever=Down(), lexical=useless), "snow")
+
+
+@pytest.mark.parametrize("way", WAYS)
+async def test_words_do_not_wait_for_the_querys_vector(way: str) -> None:
+    """The lexical search has begun before the vector is there; without one, the dense list alone has an error."""
+    lexical = Words(nodes())
+    source = KnowledgeSource("docs", index=index_of(), lexical=lexical)
+
+    def embedded() -> Flow[QueryBundle]:
+        begun = yield Call(sync=lambda: lexical.begun.wait(10))
+        assert begun
+        raise ConnectionError("no vector")
+
+    def flow() -> Flow[SearchResult]:
+        prepared = yield from source.prepare(None, 5)
+        return (yield from source.search(prepared, QueryBundle("snow"), top_k=5, deadline=None, complete=embedded))
+
+    result = run(flow()) if way == "sync" else await arun(flow())
+    assert str(result.lists[0].error) == "no vector"
+    assert len(words_of(result).nodes) == 3
+
+
+def test_a_lexical_side_that_hangs_takes_no_thread_from_the_dense_one() -> None:
+    """Each way has its own bulkhead."""
+    source = KnowledgeSource("docs", index=index_of(), lexical=Words(seconds=1.0), max_concurrency=1)
+    for _ in range(3):
+        result = search(source, "snow", seconds=0.2)
+        assert (ids(result.lists[0])[0], result.lists[0].error) == ("n1", None)
+
+
+# -- whether it is hybrid -------------------------------------------------------------------------------------------
+
+
+def test_it_can_be_forgone() -> None:
+    """``hybrid=False`` is the retriever alone, also where a lexical side was given."""
+    lexical = Words(nodes())
+    assert kinds(search(KnowledgeSource("docs", index=index_of(), hybrid=False, lexical=lexical), "snow")) == ["dense"]
+    assert lexical.asked == []
+
+
+@pytest.mark.parametrize(
+    ("kwargs", "kind"),
+    [
+        ({"vector_store_query_mode": "hybrid", "alpha": 0.5}, "hybrid"),
+        ({"vector_store_query_mode": VectorStoreQueryMode.SPARSE}, "lexical"),
+        ({"vector_store_query_mode": "mmr"}, "dense"),
+        ({"doc_ids": ["d"]}, "dense"),
+        ({"vector_store_kwargs": {"mmr_threshold": 0.3}}, "dense"),
+    ],
+)
+def test_a_retriever_with_a_way_of_its_own_is_left_to_it(kwargs: dict[str, Any], kind: str) -> None:
+    """A store's own hybrid mode, and whatever narrows the retriever, are not doubled by words or got around."""
+    context = StorageContext.from_defaults(vector_store=ModalStore())
+    index = index_of(storage_context=context)
+    source = KnowledgeSource("docs", index=index, retriever_kwargs=kwargs, lexical=Words(nodes()))
+    assert kinds(search(source, "snow")) == [kind]
+    with pytest.raises(ConfigurationError, match=r"hybrid=True can't be had: .* in a way of its own"):
+        KnowledgeSource("docs", index=index, retriever_kwargs=kwargs, hybrid=True)
+    plain = {"vector_store_query_mode": "default", "doc_ids": None}
+    assert kinds(search(KnowledgeSource("docs", index=index, retriever_kwargs=plain), "snow")) == ["dense", "lexical"]
+
+
+class Sparing(VectorStoreIndex):
+    """An index whose retriever is told by the index itself how to search."""
+
+    def as_retriever(self, **kwargs: Any) -> BaseRetriever:
+        return VectorIndexRetriever(self, vector_store_query_mode=VectorStoreQueryMode.HYBRID, **kwargs)
+
+
+def test_an_index_that_makes_hybrid_retrievers_is_left_to_it() -> None:
+    """What its retriever turns out to be decides."""
+    context = StorageContext.from_defaults(vector_store=ModalStore())
+    index = Sparing(nodes(), storage_context=context, embed_model=HashEmbedding())
+    assert kinds(search(KnowledgeSource("docs", index=index), "snow")) == ["hybrid"]
+
+
+def test_what_has_no_nodes_to_list_needs_a_lexical_side() -> None:
+    """By default it is searched its own way; ``hybrid=True`` says what is missing."""
+    for fields in ({"index": SummaryIndex(nodes())}, {"retriever": MemoryRetriever(nodes())}):
+        assert kinds(search(KnowledgeSource("docs", **fields), "snow")) == ["retriever"]
+        with pytest.raises(ConfigurationError, match=r"source 'docs': hybrid=True can't be had: .* give lexical="):
+            KnowledgeSource("docs", **fields, hybrid=True)
+
+
+class TextStore(SimpleVectorStore):
+    """A store that keeps texts itself, in its own way, and can list them but not count them."""
+
+    stores_text: bool = True
+    lists: int = 0
+
+    def add(self, nodes: Sequence[BaseNode], **kwargs: Any) -> list[str]:
+        self.__dict__.setdefault("_kept", {}).update({node.node_id: node for node in nodes})
+        return super().add(nodes, **kwargs)
+
+    def get_nodes(self, node_ids: list[str] | None = None, filters: Any = None) -> list[BaseNode]:
+        kept: dict[str, BaseNode] = self.__dict__["_kept"]
+        if node_ids is None:
+            self.lists += 1
+        return [node for node_id, node in kept.items() if node_ids is None or node_id in node_ids]
+
+    def query(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
+        found = super().query(query, **kwargs)
+        found.nodes = self.get_nodes(found.ids or [])
+        return found
+
+
+def test_a_store_that_can_not_count_is_indexed_on_demand() -> None:
+    """It may hold millions: ``hybrid=True`` lists its nodes, and again only now and then."""
+    store = TextStore()
+    index = index_of(storage_context=StorageContext.from_defaults(vector_store=store))
+    assert kinds(search(KnowledgeSource("docs", index=index), "snow")) == ["dense"]
+    source = KnowledgeSource("docs", index=index, hybrid=True)
+    for _ in range(3):
+        assert ids(words_of(search(source, "snow"))) == ["n1"]
+    assert store.lists == 1
+
+
+@pytest.mark.parametrize("store", ["memory", "chroma"])
+def test_many_nodes_are_indexed_on_demand_only(
+    store: str, chroma_index: MakeIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Above the bound the dense list says so; ``hybrid=True`` has no bound."""
+    monkeypatch.setattr(lexical_sources, "MOST_NODES", 2)
+    index = index_of() if store == "memory" else chroma_index(nodes(), HashEmbedding())
+    (dense,) = search(KnowledgeSource("docs", index=index), "snow").lists
+    assert dense.note == "no lexical search: 3 nodes are more than 2; hybrid=True makes it"
+    assert dense.nodes
+    assert ids(words_of(search(KnowledgeSource("docs", index=index, hybrid=True), "snow"))) == ["n1"]
+
+
+# -- in step with the index -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("store", ["memory", "chroma"])
+def test_it_follows_inserts_and_deletes(store: str, chroma_index: MakeIndex) -> None:
+    """The very next search has them, whoever made them."""
+    index = index_of([]) if store == "memory" else chroma_index([], HashEmbedding())
+    source = KnowledgeSource("docs", index=index)
+    assert search(source, "rain").nodes == []
+    index.insert(Document(doc_id="d1", text="Rain in Paris"))
+    index.insert(Document(doc_id="d2", text="Rain in Oslo"))
+    assert len(words_of(search(source, "rain")).nodes) == 2
+    index.delete_ref_doc("d1")
+    assert [node.text for node in words_of(search(source, "rain")).nodes] == ["Rain in Oslo"]
+    index.delete_ref_doc("d2", delete_from_docstore=True)
+    assert search(source, "rain").nodes == []
+
+
+def test_new_text_under_an_old_id_is_found() -> None:
+    """Hashes tell that a document changed, not only ids."""
+    index = index_of([TextNode(id_="same", text="rain", metadata={"tenant": "acme"})])
+    source = KnowledgeSource("docs", index=index)
+    assert ids(words_of(search(source, "rain"))) == ["same"]
+    index.delete_nodes(["same"], delete_from_docstore=True)
+    index.insert_nodes([TextNode(id_="same", text="snow", metadata={"tenant": "umbrella"})])
+    assert ids(words_of(search(source, "rain"))) == []
+    assert ids(words_of(search(source, "snow"))) == ["same"]
+    assert ids(words_of(search(source, "snow", ACME))) == []
+
+
+def test_what_chroma_does_not_count_is_seen_when_it_is_listed_again(
+    chroma_index: MakeIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node in another's place leaves the number as it was: what is gone is never found, what is new is soon."""
+    index = chroma_index([TextNode(id_="old", text="rain in Oslo")], HashEmbedding())
+    source = KnowledgeSource("docs", index=index)
+    assert ids(words_of(search(source, "rain"))) == ["old"]
+    index.delete_nodes(["old"])
+    index.insert_nodes([TextNode(id_="new", text="rain in Paris")])
+    assert ids(words_of(search(source, "rain"))) == []
+    monkeypatch.setattr(lexical_sources, "_LISTED_EVERY", -1.0)
+    time.sleep(1.0)  # more than twenty times what listing one node takes
+    assert ids(words_of(search(source, "rain"))) == ["new"]
+
+
+def test_index_nodes_are_left_to_the_retriever() -> None:
+    """What stands behind them is asked once a search, and found once."""
+    inner = MemoryRetriever(["rain in Oslo"])
+    door = IndexNode(text="rain", index_id="r", obj=inner)
+    index = VectorStoreIndex([TextNode(id_="n", text="rain in Paris")], objects=[door], embed_model=HashEmbedding())
+    dense, lexical = search(KnowledgeSource("docs", index=index), "rain").lists
+    assert sorted(node.text for node in dense.nodes) == ["rain in Oslo", "rain in Paris"]
+    assert ids(lexical) == ["n"]
+    assert len(inner.queries) == 1
+
+
+def test_one_lexical_index_serves_all_retrievers_over_an_index() -> None:
+    """It is made once, and goes with the index."""
+    index = AgenticVectorStoreIndex(nodes(), embed_model=HashEmbedding())
+    first, second = index.as_retriever(), index.as_retriever()
+    first.retrieve("snow")
+    made = lexical_sources._shared(index)
+    assert made._index is not None
+    assert lexical_sources._shared(second.sources["index"]._index) is made  # type: ignore[arg-type]
+    held = weakref.ref(made)
+    del first, second, index, made
+    gc.collect()
+    assert held() is None
+
+
+def test_many_threads_make_it_once() -> None:
+    """The first searches of a source, all at once, find the same."""
+    index = index_of([TextNode(id_=f"n{n}", text=f"rain report {n}") for n in range(300)])
+    source = KnowledgeSource("docs", index=index)
+    found: list[list[str]] = []
+    threads = [
+        threading.Thread(target=lambda: found.append(ids(words_of(search(source, "rain report 7", top_k=3)))))
+        for _ in range(6)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert found == [found[0]] * 6
+    assert found[0][0] == "n7"
+
+
+def test_warming_up_makes_it() -> None:
+    """The first question does not pay for it."""
+    index = index_of()
+    run(KnowledgeSource("docs", index=index).warm_up())
+    made = lexical_sources._shared(index)._index
+    assert made is not None
+    assert len(made) == 3

@@ -1,0 +1,256 @@
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from llama_index.core.schema import NodeWithScore
+
+from llama_index_agentic_kb.errors import ConfigurationError, IngestionError, RetrievalError
+from llama_index_agentic_kb.schema import Condition
+from llama_index_agentic_kb.sources.results import node_key
+from llama_index_agentic_kb.store import KnowledgeStore, ingest
+from llama_index_agentic_kb.store.write_lock import write_lock
+from llama_index_agentic_kb.testing import HashEmbedding
+
+TEXTS = {
+    "saturn.md": "# Saturn V\n\nThe rocket was 110.6 m tall.",
+    "ariane.md": "# Ariane 5\n\nThe rocket was 50 m tall.",
+    "oslo.md": "# Oslo\n\nSnow falls in winter.",
+}
+Open = Callable[[], KnowledgeStore]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    made = tmp_path / "docs"
+    made.mkdir()
+    for name, text in TEXTS.items():
+        (made / name).write_text(text)
+    return made
+
+
+@pytest.fixture
+def open_store(tmp_path: Path) -> Iterator[Open]:
+    """A function that opens the store, as another process would."""
+    opened = []
+
+    def start() -> KnowledgeStore:
+        opened.append(KnowledgeStore.open(tmp_path / "store", embed_model=HashEmbedding(), create=True))
+        return opened[-1]
+
+    yield start
+    for store in opened:
+        store.close()
+
+
+@pytest.fixture
+def kept(folder: Path, open_store: Open) -> KnowledgeStore:
+    """A store that holds the folder."""
+    store = open_store()
+    ingest(folder, store)
+    return store
+
+
+def titles(found: list[NodeWithScore]) -> list[str]:
+    return [node.metadata["title"] for node in found]
+
+
+def directory_of(store: KnowledgeStore) -> Path:
+    (directory,) = (store.path / "lexical").iterdir()
+    return directory
+
+
+# -- what is found --------------------------------------------------------------------------------------------------
+
+
+def test_ingestion_makes_it(kept: KnowledgeStore) -> None:
+    """Titles and texts are found by their words, without vectors; scores fall."""
+    search = kept.lexical("docs")
+    found = search.search("How tall is the Saturn V rocket?", 2)
+    assert titles(found) == ["Saturn V", "Ariane 5"]
+    assert (found[0].score or 0) > (found[1].score or 0) > 0
+    assert titles(search.search("Oslo", 5)) == ["Oslo"]
+    assert titles(search.search("rocket", 5, Condition(key="file_name", value="ariane.md"))) == ["Ariane 5"]
+    assert kept.lexical("docs") is search
+
+
+def test_nodes_equal_those_of_the_vector_index(kept: KnowledgeStore) -> None:
+    """Real Chroma gives the same node, so that a passage that both searches find is one."""
+    dense = {n.node_id: n.node for n in kept.index("docs").as_retriever(similarity_top_k=9).retrieve("rocket")}
+    for found in kept.lexical("docs").search("rocket", 9):
+        assert node_key(found.node) == node_key(dense[found.node_id])
+        assert found.node.to_dict() == dense[found.node_id].to_dict()
+
+
+def test_it_follows_each_ingestion(kept: KnowledgeStore, folder: Path) -> None:
+    """New words are found, those of changed and deleted files no more; unchanged ones are left alone."""
+    (folder / "oslo.md").write_text("# Oslo\n\nRain falls in summer.")
+    (folder / "ariane.md").unlink()
+    (folder / "bergen.md").write_text("# Bergen\n\nRain falls all year.")
+    ingest(folder, kept)
+    search = kept.lexical("docs")
+    assert titles(search.search("snow winter 50", 5)) == []
+    assert sorted(titles(search.search("rain", 5))) == ["Bergen", "Oslo"]
+    before = (directory_of(kept) / "meta.json").read_bytes()
+    ingest(folder, kept)
+    assert (directory_of(kept) / "meta.json").read_bytes() == before
+
+
+def test_an_unknown_source_is_refused(kept: KnowledgeStore) -> None:
+    """The error names those that there are."""
+    with pytest.raises(ConfigurationError, match="no source 'other'; it has: docs"):
+        kept.lexical("other")
+
+
+def test_removal_goes_with_the_source(kept: KnowledgeStore, folder: Path, open_store: Open) -> None:
+    """Nothing is left on disk; a source of the same name and version starts anew, for other processes too."""
+    reader = open_store().lexical("docs")
+    assert titles(reader.search("Oslo", 5)) == ["Oslo"]
+    search, directory = kept.lexical("docs"), directory_of(kept)
+    kept.remove_source("docs")
+    assert not directory.exists()
+    with pytest.raises(ConfigurationError, match="no source 'docs' any more"):
+        search.search("Oslo", 5)
+    for name in TEXTS:
+        (folder / name).write_text(f"# New {name}\n\nHail.")
+    ingest(folder, kept)
+    assert titles(reader.search("Oslo", 5)) == ["New oslo.md"]
+    assert len(reader.search("hail", 5)) == 3
+
+
+# -- missing, stale and damaged -------------------------------------------------------------------------------------
+
+
+def test_a_missing_one_is_made_by_the_first_search(kept: KnowledgeStore, open_store: Open) -> None:
+    """As for a store of an earlier release; many threads at once get the same."""
+    shutil.rmtree(kept.path / "lexical")
+    search = open_store().lexical("docs")
+    found: list[list[str]] = []
+    threads = [threading.Thread(target=lambda: found.append(titles(search.search("rocket", 5)))) for _ in range(6)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert [sorted(one) for one in found] == [["Ariane 5", "Saturn V"]] * 6
+    assert directory_of(kept).is_dir()
+
+
+@pytest.mark.parametrize("damage", ["cut", "other", "body", "format"])
+def test_a_damaged_one_is_made_again(kept: KnowledgeStore, open_store: Open, damage: str) -> None:
+    """Whether it can't be opened, or only fails while it is searched."""
+    files = list(directory_of(kept).iterdir())
+    if damage == "cut":
+        (directory_of(kept) / "meta.json").write_text('{"segments')
+    elif damage == "format":
+        shutil.rmtree(directory_of(kept))
+        directory_of_other_release(files[0].parent)
+    for path in files if damage in ("other", "body") else []:
+        if path.suffix in (".idx", ".term", ".store", ".fieldnorm"):
+            content = path.read_bytes()
+            ruined = b"\xff" * (len(content) - 200) + content[-200:] if damage == "body" else b"nonsense"
+            path.write_bytes(ruined)
+    assert titles(open_store().lexical("docs").search("Oslo", 5)) == ["Oslo"]
+    assert titles(open_store().lexical("docs").search("saturn", 5)) == ["Saturn V"]
+
+
+def directory_of_other_release(directory: Path) -> None:
+    import tantivy  # noqa: PLC0415 (only here)
+
+    directory.mkdir()
+    index = tantivy.Index(tantivy.SchemaBuilder().add_text_field("old").build(), path=str(directory))
+    writer = index.writer()
+    writer.add_document(tantivy.Document(old="snow"))
+    writer.commit()
+    writer.wait_merging_threads()
+
+
+def test_an_ingestion_that_died_is_made_good(kept: KnowledgeStore, open_store: Open) -> None:
+    """Documents whose words were not committed any more are found by the next search."""
+    documents = kept.documents.documents("docs")
+    chunks = kept.documents.chunks("docs", "oslo.md")
+    kept.documents.delete_document("docs", "oslo.md")  # as an ingestion does, before the lexical index follows
+    assert titles(kept.lexical("docs").search("Oslo snow", 5)) == []
+    kept.documents.put_document(documents["oslo.md"], chunks)
+    assert titles(open_store().lexical("docs").search("Oslo snow", 5)) == ["Oslo"]
+
+
+_INGEST_AND_DIE = """
+import os, signal, sys
+from llama_index_agentic_kb.search.lexical import LexicalIndex
+from llama_index_agentic_kb.store import KnowledgeStore, ingest
+from llama_index_agentic_kb.testing import HashEmbedding
+
+made = LexicalIndex._document
+def die(self, document):
+    if "Bergen" in document.text:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return made(self, document)
+LexicalIndex._document = die
+ingest(sys.argv[1], KnowledgeStore.open(sys.argv[2], embed_model=HashEmbedding()))
+"""
+
+
+@pytest.mark.slow
+def test_a_half_written_one_is_completed(kept: KnowledgeStore, folder: Path, open_store: Open) -> None:
+    """A process killed while it writes the index leaves the last commit; the next search has everything."""
+    for n in range(20):
+        (folder / f"bergen{n}.md").write_text(f"# Bergen {n}\n\nRain.")
+    command = [sys.executable, "-c", _INGEST_AND_DIE, str(folder), str(kept.path)]
+    assert subprocess.run(command, check=False, timeout=120).returncode == -9
+    assert len(kept.documents.documents("docs")) == 23
+    assert len(open_store().lexical("docs").search("Bergen", 50)) == 20
+
+
+# -- beside other processes -----------------------------------------------------------------------------------------
+
+
+def test_other_processes_see_new_commits(kept: KnowledgeStore, folder: Path, open_store: Open) -> None:
+    """A reader that was open before finds what was ingested since."""
+    reader = open_store().lexical("docs")
+    assert titles(reader.search("hail", 5)) == []
+    (folder / "hail.md").write_text("# Hail\n\nIt hails.")
+    ingest(folder, kept)
+    assert titles(reader.search("hail", 5)) == ["Hail"]
+
+
+def test_while_another_process_writes_the_last_commit_is_searched(kept: KnowledgeStore, open_store: Open) -> None:
+    """Without what is gone since; where there is no commit at all, the error says who is writing."""
+    reader = open_store()
+    documents = kept.documents.documents("docs")
+    kept.documents.delete_document("docs", "oslo.md")
+    with write_lock(kept.path / "write.lock"):
+        assert titles(reader.lexical("docs").search("Oslo", 5)) == []
+        assert titles(reader.lexical("docs").search("Saturn", 5)) == ["Saturn V"]
+        shutil.rmtree(kept.path / "lexical")
+        with pytest.raises(RetrievalError, match=f"'docs' is missing: Process {os.getpid()} is writing"):
+            open_store().lexical("docs").search("Saturn", 5)
+    assert titles(open_store().lexical("docs").search("Saturn", 5)) == ["Saturn V"]
+    assert set(kept.documents.documents("docs")) == documents.keys() - {"oslo.md"}
+
+
+def test_a_store_that_can_not_be_written_is_indexed_in_memory(kept: KnowledgeStore, open_store: Open) -> None:
+    """A file in place of the directory stands for a medium that is read-only: nothing is left behind on it."""
+    shutil.rmtree(kept.path / "lexical")
+    (kept.path / "lexical").write_text("")
+    search = open_store().lexical("docs")
+    assert titles(search.search("Oslo", 5)) == ["Oslo"]
+    kept.documents.delete_document("docs", "oslo.md")
+    assert sorted(titles(search.search("Oslo rocket", 5))) == ["Ariane 5", "Saturn V"]
+    assert (kept.path / "lexical").is_file()
+
+
+def test_an_ingestion_tells_that_it_can_not_be_written(kept: KnowledgeStore, folder: Path) -> None:
+    """The documents are stored; the error says what to do."""
+    shutil.rmtree(kept.path / "lexical")
+    (kept.path / "lexical").write_text("")
+    (folder / "hail.md").write_text("# Hail\n\nIt hails.")
+    with pytest.raises(IngestionError, match="lexical index of the source 'docs' can't be written"):
+        ingest(folder, kept)
+    (kept.path / "lexical").unlink()
+    assert titles(kept.lexical("docs").search("hail", 5)) == ["Hail"]
