@@ -216,8 +216,13 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
             )
         reasoning = retrieval.log.last(AgenticReasoningActivity)
         if self.node_postprocessors and reasoning is not None:
-            dropped = (reasoning.dropped_by_postprocessors or 0) + max(0, found - len(retrieval.nodes))
-            retrieval.log.amend(reasoning, kept=len(retrieval.nodes), dropped_by_postprocessors=dropped)
+            kept = len(retrieval.nodes)
+            retrieval.log.amend(
+                reasoning,
+                kept=kept,
+                dropped_by_postprocessors=(reasoning.dropped_by_postprocessors or 0) + max(0, found - kept),
+                added_by_postprocessors=(reasoning.added_by_postprocessors or 0) + max(0, kept - found),
+            )
         if not retrieval.nodes:
             candidates = reasoning.candidates if reasoning is not None else 0
             reason = f"none of {candidates} candidates was kept" if candidates else "no source returned anything"
@@ -245,7 +250,8 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
             if synthesis.dropped and reasoning is not None:
                 log.amend(reasoning, dropped_by_budget=(reasoning.dropped_by_budget or 0) + synthesis.dropped)
             if synthesis.warnings and reasoning is not None:
-                log.amend(reasoning, warning="; ".join(synthesis.warnings))
+                told = [*filter(None, [reasoning.warning]), *synthesis.warnings]
+                log.amend(reasoning, warning="; ".join(told))
             if synthesis.dropped:
                 told = f"{synthesis.dropped} passages did not fit into the output's budget"
                 retrieval.missing.append(MissingPart(what="extracts", outcome=Outcome.SKIPPED, reason=told))

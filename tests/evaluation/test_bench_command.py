@@ -65,7 +65,7 @@ def test_what_can_not_be_done_is_told(
     folder: Path, tmp_path: Path, arguments: list[str], kind: type[Exception], told: str
 ) -> None:
     """Errors name the option and the remedy."""
-    given = [folder, "--cache", tmp_path / "c"] if arguments and "--diff" not in arguments else []
+    given: list[str | Path] = [folder, "--cache", tmp_path / "c"] if arguments and "--diff" not in arguments else []
     done = bench(*given, *arguments)
     assert isinstance(done.exception, kind)
     assert told in str(done.exception)
