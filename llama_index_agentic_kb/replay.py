@@ -22,42 +22,72 @@ from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_ca
 from pydantic import BaseModel, Field
 
 from llama_index_agentic_kb.errors import LLMError
+from llama_index_agentic_kb.llm import count_tokens
 
-__all__ = ["RecordedLLM", "RecordedReply", "Recording"]
+__all__ = ["PASSAGE", "RecordedLLM", "RecordedReply", "Recording", "ReplyingLLM"]
 
-_PASSAGE: Final = re.compile(r'<passage ref_id="(\d+)"[^>]*>\n(.*?)\n</passage>', re.DOTALL)
+PASSAGE: Final = re.compile(r'<passage ref_id="(\d+)"[^\n]*>\n(.*?)\n</passage>', re.DOTALL)
+"""A passage as it stands in a prompt: its number, its text."""
+
 _MARKER: Final = re.compile(r"\[ref_id:(\d+)\]")
+_REF: Final = re.compile(r'("ref"\s*:\s*"?)(\d+)')
+_EVIDENCE_END: Final = "</evidence>"
+
+QUOTE: Final = 200
+"""Characters of a passage that are kept to find it again."""
 
 
 class RecordedReply(BaseModel):
     """One reply.
 
-    The evidence of another run may come in another order: each marker is numbered anew by a quote from the passage
-    that it stood for.
+    The evidence of another run may come in another order: each number of a passage, in a marker or in a finding, is
+    given anew by a quote from the passage that it stood for.
     """
 
     when: str = Field(min_length=1, description="Text that the prompt must hold for this reply to be its answer.")
     content: str = Field(description="What the model wrote.")
     quotes: dict[str, str] = Field(
-        default_factory=dict, description="Words of the passage behind each [ref_id:N] of the content, by N."
+        default_factory=dict, description="Words of the passage behind each [ref_id:N] or ref of the content, by N."
     )
 
+    @classmethod
+    def of(cls, prompt: str, content: str) -> Self:
+        """Record a reply to a prompt.
+
+        It is told from others by what follows the evidence, which may come in another order next time.
+
+        Args:
+            prompt: The last message: what stands before it is the same for every question.
+            content: What the model wrote.
+        """
+        named = {*_MARKER.findall(content), *(number for _, number in _REF.findall(content))}
+        quotes = {number: text.strip()[:QUOTE] for number, text in PASSAGE.findall(prompt) if number in named}
+        when = prompt.rpartition(_EVIDENCE_END)[2].strip() or prompt
+        return cls(when=when, content=content, quotes=quotes)
+
     def for_prompt(self, prompt: str) -> str:
-        """Give the content with its markers numbered as the prompt's passages are.
+        """Give the content with its passages numbered as the prompt's are.
+
+        A finding whose passage is not in the prompt names none (ref 0).
 
         Raises:
             LLMError: A passage that the reply cites is not in the prompt.
         """
-        passages = _PASSAGE.findall(prompt)
+        passages = PASSAGE.findall(prompt)
 
-        def renumbered(marker: re.Match[str]) -> str:
-            quote = self.quotes.get(marker.group(1), "")
-            for number, text in passages:
-                if quote and quote in text:
-                    return f"[ref_id:{number}]"
-            raise LLMError(f"the recorded reply cites {quote!r}, which is not in this run's evidence")
+        def number_of(quoted: str) -> str | None:
+            quote = self.quotes.get(quoted, "")
+            return next((number for number, text in passages if quote and quote in text), None)
 
-        return _MARKER.sub(renumbered, self.content)
+        def cited(marker: re.Match[str]) -> str:
+            number = number_of(marker.group(1))
+            if number is None:
+                quote = self.quotes.get(marker.group(1), "")
+                raise LLMError(f"the recorded reply cites {quote!r}, which is not in this run's evidence")
+            return f"[ref_id:{number}]"
+
+        found = _REF.sub(lambda ref: f"{ref.group(1)}{number_of(ref.group(2)) or 0}", self.content)
+        return _MARKER.sub(cited, found)
 
 
 class Recording(BaseModel):
@@ -74,7 +104,75 @@ class Recording(BaseModel):
         return cls.model_validate_json(Path(path).read_text(encoding="utf-8"))
 
 
-class RecordedLLM(CustomLLM):
+class ReplyingLLM(CustomLLM):
+    """A language model whose reply is a function of the prompt; it streams word by word, and counts tokens.
+
+    Subclasses say what it replies (``reply_to``) and what it is (``metadata``).
+    """
+
+    def reply_to(self, prompt: str) -> str:
+        """Give the reply to a prompt: a conversation's messages, a line break between them.
+
+        Raises:
+            LLMError: There is none.
+        """
+        raise NotImplementedError
+
+    @llm_completion_callback()
+    def complete(self, prompt: str, formatted: bool = False, **_: Any) -> CompletionResponse:  # noqa: ARG002
+        """Reply to a prompt."""
+        text = self.reply_to(prompt)
+        return CompletionResponse(text=text, raw=_billed(prompt, text))
+
+    @llm_completion_callback()
+    def stream_complete(self, prompt: str, formatted: bool = False, **_: Any) -> CompletionResponseGen:  # noqa: ARG002
+        """Reply to a prompt word by word."""
+        reply = self.reply_to(prompt)
+        for text, delta, raw in _growing(prompt, reply):
+            yield CompletionResponse(text=text, delta=delta, raw=raw)
+
+    @llm_chat_callback()
+    def chat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponse:
+        """Reply to a conversation."""
+        return self._chat(messages)
+
+    @llm_chat_callback()
+    async def achat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponse:
+        """Reply to a conversation."""
+        return self._chat(messages)
+
+    @llm_chat_callback()
+    def stream_chat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponseGen:
+        """Reply to a conversation word by word."""
+        pieces = self._pieces(messages)
+
+        def told() -> ChatResponseGen:
+            yield from pieces
+
+        return told()
+
+    @llm_chat_callback()
+    async def astream_chat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponseAsyncGen:
+        """Reply to a conversation word by word."""
+        pieces = self._pieces(messages)
+
+        async def told() -> ChatResponseAsyncGen:
+            for piece in pieces:
+                yield piece
+
+        return told()
+
+    def _chat(self, messages: Sequence[ChatMessage]) -> ChatResponse:
+        prompt = _prompt(messages)
+        text = self.reply_to(prompt)
+        return _response(text, raw=_billed(prompt, text))
+
+    def _pieces(self, messages: Sequence[ChatMessage]) -> list[ChatResponse]:
+        prompt = _prompt(messages)
+        return [_response(text, delta, raw) for text, delta, raw in _growing(prompt, self.reply_to(prompt))]
+
+
+class RecordedLLM(ReplyingLLM):
     """A language model that says again what was recorded.
 
     Args:
@@ -92,65 +190,34 @@ class RecordedLLM(CustomLLM):
             context_window=self.context_window, num_output=1_024, model_name=f"{self.recording.model} (recorded)"
         )
 
-    def _reply(self, prompt: str) -> str:
+    def reply_to(self, prompt: str) -> str:
+        """Give the recorded reply to a prompt.
+
+        Raises:
+            LLMError: None was recorded, or it cites what this prompt does not hold.
+        """
         for reply in self.recording.replies:
             if reply.when in prompt:
                 return reply.for_prompt(prompt)
         raise LLMError("the recording holds no reply to this prompt: it was made for another question")
-
-    @llm_completion_callback()
-    def complete(self, prompt: str, formatted: bool = False, **_: Any) -> CompletionResponse:  # noqa: ARG002
-        """Reply to a prompt."""
-        return CompletionResponse(text=self._reply(prompt))
-
-    @llm_completion_callback()
-    def stream_complete(self, prompt: str, formatted: bool = False, **_: Any) -> CompletionResponseGen:  # noqa: ARG002
-        """Reply to a prompt word by word."""
-        for text, delta in _growing(self._reply(prompt)):
-            yield CompletionResponse(text=text, delta=delta)
-
-    @llm_chat_callback()
-    def chat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponse:
-        """Reply to a conversation."""
-        return _chat(self._reply(_prompt(messages)))
-
-    @llm_chat_callback()
-    async def achat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponse:
-        """Reply to a conversation."""
-        return _chat(self._reply(_prompt(messages)))
-
-    @llm_chat_callback()
-    def stream_chat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponseGen:
-        """Reply to a conversation word by word."""
-        reply = self._reply(_prompt(messages))
-
-        def told() -> ChatResponseGen:
-            for text, delta in _growing(reply):
-                yield _chat(text, delta)
-
-        return told()
-
-    @llm_chat_callback()
-    async def astream_chat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponseAsyncGen:
-        """Reply to a conversation word by word."""
-        reply = self._reply(_prompt(messages))
-
-        async def told() -> ChatResponseAsyncGen:
-            for text, delta in _growing(reply):
-                yield _chat(text, delta)
-
-        return told()
 
 
 def _prompt(messages: Sequence[ChatMessage]) -> str:
     return "\n".join(message.content or "" for message in messages)
 
 
-def _growing(text: str) -> list[tuple[str, str]]:
-    """Give (text so far, delta) pairs, a word each."""
+def _billed(prompt: str, reply: str) -> dict[str, Any]:
+    return {"usage": {"prompt_tokens": count_tokens(prompt), "completion_tokens": count_tokens(reply)}}
+
+
+def _growing(prompt: str, text: str) -> list[tuple[str, str, dict[str, Any] | None]]:
+    """Give (text so far, delta, raw), a word each; the last one bills."""
     words = re.findall(r"\S+\s*|\s+", text)
-    return [("".join(words[: position + 1]), word) for position, word in enumerate(words)]
+    ends = len(words) - 1
+    return [
+        ("".join(words[: at + 1]), word, _billed(prompt, text) if at == ends else None) for at, word in enumerate(words)
+    ]
 
 
-def _chat(text: str, delta: str | None = None) -> ChatResponse:
-    return ChatResponse(message=ChatMessage(role=MessageRole.ASSISTANT, content=text), delta=delta)
+def _response(text: str, delta: str | None = None, raw: dict[str, Any] | None = None) -> ChatResponse:
+    return ChatResponse(message=ChatMessage(role=MessageRole.ASSISTANT, content=text), delta=delta, raw=raw)

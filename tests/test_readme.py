@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from llama_index_agentic_kb.testing import ChatRequest, LoopbackOpenAI
+from tests.evaluation.tiny_set import write_set
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -71,7 +72,9 @@ def test_shell_blocks_run(tmp_path: Path) -> None:
         "# Pump\n\nHold the red button to reset the pump.\n", encoding="utf-8"
     )
     (tmp_path / "notes" / "today.txt").write_text("The pump was reset on Monday.\n", encoding="utf-8")
+    write_set(tmp_path / "myset")
     keyless = {key: value for key, value in os.environ.items() if not key.startswith("OPENAI")}
+    told: dict[str, str] = {}
     for line in "\n".join(code for language, _, code in BLOCKS if language == "bash").splitlines():
         if not line:
             continue
@@ -90,4 +93,7 @@ def test_shell_blocks_run(tmp_path: Path) -> None:
             check=False,
         )
         assert done.returncode == 0, done.stderr
-    assert "red button" in done.stdout
+        told[arguments[0]] = done.stdout
+    assert "red button" in told["ask"]
+    assert "ORACLE" in told["bench"]
+    assert (tmp_path / "run.json").is_file()

@@ -9,15 +9,16 @@ qrels/<split>.tsv
 from __future__ import annotations
 
 import json
+import math
 import random
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
 from llama_index_agentic_kb.errors import InvalidRequestError
 
-__all__ = ["Dataset", "EvaluationDocument", "EvaluationQuery", "read_dataset"]
+__all__ = ["Dataset", "EvaluationDocument", "EvaluationQuery", "json_lines", "read_dataset"]
 
 _COLUMNS: Final = (3, 4)
 
@@ -39,14 +40,14 @@ class EvaluationQuery:
     Args:
         id: Its ``_id``.
         text: The question.
-        type: What kind of question it is; metrics are also given by kind.
+        kinds: What kinds of question it is of (``type``, a name or several); metrics are also given by kind.
         history: (role, text) turns before it, oldest first.
         fields: All that its line holds: gold decompositions, rewrites, answers.
     """
 
     id: str
     text: str
-    type: str = ""
+    kinds: tuple[str, ...] = ()
     history: tuple[tuple[str, str], ...] = ()
     fields: dict[str, Any] = field(default_factory=dict)
 
@@ -68,6 +69,19 @@ class Dataset:
     queries: list[EvaluationQuery]
     relevant: dict[str, dict[str, float]]
     warnings: tuple[str, ...] = ()
+
+    def only(self, ids: Collection[str], why: str) -> Dataset:
+        """Give the set with some of its queries, and a warning that tells how many were left out.
+
+        Raises:
+            InvalidRequestError: None of its queries is among them.
+        """
+        queries = [query for query in self.queries if query.id in ids]
+        if not queries:
+            raise InvalidRequestError(f"{self.name}: no query is left: {why}")
+        left = len(self.queries) - len(queries)
+        warnings = (*self.warnings, f"{left} queries were left out: {why}") if left else self.warnings
+        return replace(self, queries=queries, warnings=warnings)
 
 
 def read_dataset(folder: str | Path, *, split: str = "test", limit: int | None = None, seed: int = 0) -> Dataset:
@@ -98,29 +112,43 @@ def read_dataset(folder: str | Path, *, split: str = "test", limit: int | None =
     if not judged:
         raise InvalidRequestError(f"{path}: no query of queries.jsonl has a judgment above 0 in the qrels")
     if limit is not None and limit < len(judged):
-        drawn = random.Random(seed).sample(judged, limit)  # noqa: S311 (a sample, no secret)
-        judged = sorted(drawn, key=judged.index)
+        drawn = random.Random(seed).sample(range(len(judged)), limit)  # noqa: S311 (a sample, no secret)
+        judged = [judged[at] for at in sorted(drawn)]
     return Dataset(path.resolve().name, documents, judged, relevant, tuple(warnings))
 
 
+def json_lines(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
+    """Give the JSON object of each line of a file, with where it stands.
+
+    Raises:
+        InvalidRequestError: A line holds no object with an ``_id``, or the file can't be read.
+    """
+    try:
+        with path.open(encoding="utf-8-sig") as lines:
+            for number, line in enumerate(lines, start=1):
+                if line.strip():
+                    where = f"{path}, line {number}"
+                    yield _object(line, where), where
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"{path} can't be read as UTF-8 text: {error}") from error
+
+
+def _object(line: str, where: str) -> dict[str, Any]:
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"{where}: no JSON ({error}); each line is one JSON object") from error
+    if not isinstance(row, dict) or row.get("_id") is None or not str(row["_id"]).strip():
+        raise InvalidRequestError(f"{where}: each line is a JSON object with an _id")
+    return row
+
+
 def _rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
-    """Give the JSON object of each line, with where it stands."""
     if not path.is_file():
         raise InvalidRequestError(
             f"{path} is missing: give a BEIR-form folder with corpus.jsonl, queries.jsonl and qrels.tsv"
         )
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, start=1):
-            if not line.strip():
-                continue
-            where = f"{path}, line {number}"
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise InvalidRequestError(f"{where}: no JSON ({error}); each line is one JSON object") from error
-            if not isinstance(row, dict) or not str(row.get("_id", "")).strip():
-                raise InvalidRequestError(f"{where}: each line is a JSON object with an _id")
-            yield row, where
+    yield from json_lines(path)
 
 
 def _text(row: dict[str, Any], where: str) -> str:
@@ -141,13 +169,13 @@ def _document(row: dict[str, Any], where: str) -> EvaluationDocument:
 
 
 def _query(row: dict[str, Any], where: str) -> EvaluationQuery:
-    kind = row.get("type", "")
-    told = ", ".join(map(str, kind)) if isinstance(kind, list) else str(kind or "")
+    kind = row.get("type") or []
+    kinds = tuple(map(str, kind)) if isinstance(kind, list) else (str(kind),)
     turns = row.get("history") or []
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise InvalidRequestError(f"{where}: history is a list of {{role, content}} objects")
     history = tuple((str(turn.get("role", "user")), str(turn.get("content", ""))) for turn in turns)
-    return EvaluationQuery(str(row["_id"]), _text(row, where), told, history, row)
+    return EvaluationQuery(str(row["_id"]), _text(row, where), kinds, history, row)
 
 
 def _check_distinct(path: Path, ids: list[str]) -> None:
@@ -165,11 +193,18 @@ def _qrels_file(path: Path, split: str) -> Path:
     raise InvalidRequestError(f"{path}: neither qrels.tsv nor qrels/{split}.tsv is there")
 
 
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"{path} can't be read as UTF-8 text: {error}") from error
+
+
 def _judgments(path: Path, known: set[str]) -> tuple[dict[str, dict[str, float]], int]:
     """Read grades above 0; also how many name no known document."""
     relevant: dict[str, dict[str, float]] = {}
     strange = 0
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(_text_of(path).splitlines(), start=1):
         columns = line.split("\t") if "\t" in line else line.split()
         if not columns:
             continue
@@ -182,6 +217,8 @@ def _judgments(path: Path, known: set[str]) -> tuple[dict[str, dict[str, float]]
             if number == 1:  # the header
                 continue
             raise InvalidRequestError(f"{path}, line {number}: the score {score!r} is no number") from None
+        if not math.isfinite(grade):
+            raise InvalidRequestError(f"{path}, line {number}: the score {score!r} is no finite number")
         if grade > 0:
             relevant.setdefault(query, {})[document] = grade
             strange += document not in known

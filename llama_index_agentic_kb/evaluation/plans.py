@@ -13,27 +13,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
-from llama_index.core.base.llms.types import (
-    ChatMessage,
-    ChatResponse,
-    ChatResponseGen,
-    CompletionResponse,
-    CompletionResponseGen,
-    LLMMetadata,
-    MessageRole,
-)
-from llama_index.core.llms import CustomLLM
-from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
+from llama_index.core.base.llms.types import LLMMetadata
 from pydantic import ConfigDict
 
 from llama_index_agentic_kb._text import normalize
 from llama_index_agentic_kb.errors import InvalidRequestError, LLMError
-from llama_index_agentic_kb.evaluation.dataset import EvaluationQuery
-from llama_index_agentic_kb.llm import count_tokens
+from llama_index_agentic_kb.evaluation.dataset import EvaluationQuery, json_lines
+from llama_index_agentic_kb.prompts import as_data
+from llama_index_agentic_kb.replay import PASSAGE, ReplyingLLM
 
 __all__ = ["GoldPlans", "PlanSource", "PlannedLLM", "PlannedStep", "RecordedPlans"]
 
-_QUESTION: Final = re.compile(r"^Question: (.*?)$", re.MULTILINE)
+_QUESTION: Final = re.compile(r"^Question: ", re.MULTILINE)
+_ENDS: Final = ("\nPlan:", "\nVerdict:", "\n\n<steps>", "\nAnswer:")
+_TITLE: Final = re.compile(r' title="([^"\n]*)"')
 _STEPS: Final = re.compile(r"<steps>\n(.*?)\n</steps>", re.DOTALL)
 _STEP: Final = re.compile(r"^(\S+): (.*)$", re.MULTILINE)
 _REFERENCE: Final = re.compile(r"#(\d+)")
@@ -99,15 +92,17 @@ class RecordedPlans:
         """Read ``{"_id", "plan": [{"id", "text", "depends_on"}], "answers": {"1": ...}}``, one a line.
 
         Raises:
-            InvalidRequestError: A line is none of these.
+            InvalidRequestError: The file can't be read, or a line is none of these.
         """
         plans = {}
-        for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), start=1):
+        for row, where in json_lines(Path(path)):
             try:
-                row = json.loads(line)
-                plans[str(row["_id"])] = {"plan": list(row["plan"]), "answers": dict(row.get("answers") or {})}
+                steps = [{**step, "id": step["id"], "text": step["text"]} for step in row["plan"]]
+                plans[str(row["_id"])] = {"plan": steps, "answers": dict(row.get("answers") or {})}
             except (ValueError, KeyError, TypeError) as error:
-                raise InvalidRequestError(f"{path}, line {number}: no recorded plan ({error!r})") from error
+                raise InvalidRequestError(
+                    f"{where}: no recorded plan ({error!r}); expected _id, plan (of id and text) and answers"
+                ) from error
         return cls(plans, f"recorded plans ({Path(path).name})")
 
     def steps(self, query: EvaluationQuery) -> Sequence[PlannedStep]:
@@ -130,7 +125,10 @@ class _Book:
     """The questions of a set by the form in which prompts hold them."""
 
     source: PlanSource
-    queries: dict[str, EvaluationQuery] = field(default_factory=dict)
+    queries: dict[str, list[EvaluationQuery]] = field(default_factory=dict)
+
+    def add(self, query: EvaluationQuery) -> None:
+        self.queries.setdefault(_asked(query), []).append(query)
 
     def steps_for(self, prompt: str) -> list[PlannedStep]:
         """Find the question that a prompt is about, and give its steps.
@@ -138,17 +136,43 @@ class _Book:
         Raises:
             LLMError: The prompt holds no question of the set.
         """
-        for asked in reversed(_QUESTION.findall(prompt)):
-            query = self.queries.get(normalize(asked))
-            if query is not None:
-                return list(self.source.steps(query))
+        for start in reversed([match.end() for match in _QUESTION.finditer(prompt)]):
+            ends = [end for mark in _ENDS if (end := prompt.find(mark, start)) >= 0]
+            same = self.queries.get(normalize(prompt[start : min(ends, default=len(prompt))]))
+            if same:
+                return list(self.source.steps(_best_of(same, prompt)))
         raise LLMError("the prompt holds no question of the evaluation set")
 
+    def steps_within(self, prompt: str) -> list[PlannedStep]:
+        """Give the steps of the longest question that stands anywhere in a prompt; none where there is none."""
+        asked = normalize(prompt)
+        found = [query for text, same in self.queries.items() if text in asked for query in same[:1]]
+        longest = max(found, key=lambda query: len(query.text), default=None)
+        return list(self.source.steps(longest)) if longest is not None else []
 
-class PlannedLLM(CustomLLM):
+
+def _asked(query: EvaluationQuery) -> str:
+    return normalize(as_data(query.text))
+
+
+def _best_of(same: Sequence[EvaluationQuery], prompt: str) -> EvaluationQuery:
+    """Tell questions of the same words ("Why?") by the conversation that the prompt shows."""
+    if len(same) == 1:
+        return same[0]
+    shown = normalize(prompt)
+
+    def turns_shown(query: EvaluationQuery) -> int:
+        turns = [normalize(as_data(text))[:100] for _, text in query.history]
+        return sum(1 if turn in shown else -1 for turn in turns)
+
+    return max(same, key=turns_shown)
+
+
+class PlannedLLM(ReplyingLLM):
     """A language model that answers prompts of planning, findings and revision from given plans.
 
-    It says of the evidence that it is sufficient, and names no passage for an answer: it has read none.
+    It says of the evidence that it is sufficient. For an answer it names the passage of the prompt that holds it, as a
+    reader would; where none does it gives the answer all the same, and names none.
 
     Args:
         source: Where plans come from.
@@ -159,8 +183,10 @@ class PlannedLLM(CustomLLM):
     book: Any
 
     def __init__(self, source: PlanSource, queries: Sequence[EvaluationQuery]) -> None:
-        by_text = {normalize(" ".join(query.text.split())): query for query in queries}
-        super().__init__(book=_Book(source, by_text))
+        book = _Book(source)
+        for query in queries:
+            book.add(query)
+        super().__init__(book=book)
 
     @property
     def metadata(self) -> LLMMetadata:
@@ -177,7 +203,7 @@ class PlannedLLM(CustomLLM):
         """
         kind = prompt.rstrip()
         if _FUSION in prompt:
-            return "\n".join(step.text for step in self._steps_of_fusion(prompt))
+            return "\n".join(" ".join(_REFERENCE.sub("", step.text).split()) for step in self.book.steps_within(prompt))
         steps = self.book.steps_for(prompt)
         if kind.endswith("Plan:"):
             return _plan(steps)
@@ -186,49 +212,6 @@ class PlannedLLM(CustomLLM):
         if kind.endswith("Verdict:"):
             return json.dumps({"sufficient": True, "gaps": [], "sub_queries": []})
         raise LLMError("given plans answer prompts of planning, findings and revision, and no others")
-
-    def _steps_of_fusion(self, prompt: str) -> list[PlannedStep]:
-        asked = normalize(prompt)
-        found = [query for text, query in self.book.queries.items() if text in asked]
-        longest = max(found, key=lambda query: len(query.text), default=None)
-        return list(self.book.source.steps(longest)) if longest is not None else []
-
-    @llm_completion_callback()
-    def complete(self, prompt: str, formatted: bool = False, **_: Any) -> CompletionResponse:  # noqa: ARG002
-        """Reply to a prompt."""
-        text = self.reply_to(prompt)
-        return CompletionResponse(text=text, raw=_billed(prompt, text))
-
-    @llm_completion_callback()
-    def stream_complete(self, prompt: str, formatted: bool = False, **_: Any) -> CompletionResponseGen:  # noqa: ARG002
-        """Reply to a prompt in one piece."""
-        text = self.reply_to(prompt)
-        yield CompletionResponse(text=text, delta=text, raw=_billed(prompt, text))
-
-    @llm_chat_callback()
-    def chat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponse:
-        """Reply to a conversation."""
-        return self._chat(messages)
-
-    @llm_chat_callback()
-    def stream_chat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponseGen:
-        """Reply to a conversation in one piece."""
-        response = self._chat(messages)
-        response.delta = response.message.content
-
-        def told() -> ChatResponseGen:
-            yield response
-
-        return told()
-
-    def _chat(self, messages: Sequence[ChatMessage]) -> ChatResponse:
-        prompt = "\n".join(message.content or "" for message in messages)
-        text = self.reply_to(prompt)
-        return ChatResponse(message=ChatMessage(role=MessageRole.ASSISTANT, content=text), raw=_billed(prompt, text))
-
-
-def _billed(prompt: str, reply: str) -> dict[str, Any]:
-    return {"usage": {"prompt_tokens": count_tokens(prompt), "completion_tokens": count_tokens(reply)}}
 
 
 def _plan(steps: Sequence[PlannedStep]) -> str:
@@ -250,15 +233,51 @@ def _plan(steps: Sequence[PlannedStep]) -> str:
 def _findings(steps: Sequence[PlannedStep], prompt: str) -> str:
     """Answer the steps that a prompt asks for: found by their text, for our ids are not the plan's own."""
     asked = _STEPS.findall(prompt)
+    passages = [(int(number), normalize(text)) for number, text in _titled_passages(prompt)]
     lines = []
     for name, query in _STEP.findall(asked[-1]) if asked else []:
-        step = next((step for step in steps if _is_of(query, step)), None)
-        answers = [{"value": value, "ref": 0, "confidence": "stated"} for value in step.answers] if step else []
-        lines.append(json.dumps({"step": name, "answers": answers}))
+        step = _step_of(name, query, steps)
+        answers = [
+            {"value": value, "ref": _ref_of(value, query, passages), "confidence": "stated"}
+            for value in (step.answers if step is not None else ())
+        ]
+        lines.append(json.dumps({"step": name, "answers": answers}, ensure_ascii=False))
     return "\n".join(lines)
 
 
-def _is_of(query: str, step: PlannedStep) -> bool:
+def _titled_passages(prompt: str) -> list[tuple[str, str]]:
+    """Give (number, title and text) of each passage."""
+    titled = []
+    for match in PASSAGE.finditer(prompt):
+        title = _TITLE.search(match.group(0))
+        titled.append((match.group(1), f"{title.group(1) if title else ''}\n{match.group(2)}"))
+    return titled
+
+
+def _ref_of(value: str, query: str, passages: Sequence[tuple[int, str]]) -> int:
+    """Name the passage that holds a value, out of several the one that has most of the query's words; 0 for none."""
+    wanted = re.compile(rf"(?<![a-z0-9]){re.escape(normalize(value))}(?![a-z0-9])")
+    words = set(normalize(query).split())
+    holding = [(number, text) for number, text in passages if wanted.search(text)]
+    return max(holding, key=lambda one: len(words & set(one[1].split())), default=(0, ""))[0]
+
+
+def _step_of(name: str, query: str, steps: Sequence[PlannedStep]) -> PlannedStep | None:
+    """Find the step that a query was made of.
+
+    "When did #1 die?" and "When did #2 die?" have one form: the answers that stand in the query tell, then the id.
+    """
+    asked = normalize(query)
+    answers = {step.id: step.answers for step in steps}
+
+    def fit(step: PlannedStep) -> tuple[int, bool]:
+        given = [answers.get(parent, ()) for parent in step.depends_on]
+        return sum(any(normalize(value) in asked for value in values) for values in given), name == f"q{step.id}"
+
+    return max((step for step in steps if _is_of(asked, step)), key=fit, default=None)
+
+
+def _is_of(asked: str, step: PlannedStep) -> bool:
     """Whether a query is a step's, its references filled with something."""
-    pattern = ".+?".join(re.escape(normalize(part)) for part in _REFERENCE.split(step.text)[::2])
-    return re.fullmatch(rf"\s*{pattern}\s*", normalize(query)) is not None
+    pattern = ".+?".join(re.escape(normalize(part)).join(("\\s*", "\\s*")) for part in _REFERENCE.split(step.text)[::2])
+    return re.fullmatch(pattern, asked) is not None

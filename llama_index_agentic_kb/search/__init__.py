@@ -1,1 +1,1 @@
-"""Searching: query embeddings in batches, and the fusion of ranked lists."""
+"""Searching: query embeddings in batches, words (BM25) in an index of their own, fusion and reranking of lists."""

@@ -2,8 +2,9 @@
 
     files ─▶ readers ─▶ chunking ─▶ embedding_model ─▶ chroma      (vectors, for searching)
                                                     └▶ documents   (text and hashes, for rebuilding)
+                                                         └▶ lexical (words, for searching)
 
-`KnowledgeStore` is the directory that holds both; `ingest` fills it. Importing this room loads neither Chroma, torch
+`KnowledgeStore` is the directory that holds them; `ingest` fills it. Importing this room loads neither Chroma, torch
 nor any file reader: they come with the first call that needs them.
 """
 

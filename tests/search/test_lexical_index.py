@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import tantivy
 from hypothesis import given
 from hypothesis import settings as given_settings
 from hypothesis import strategies as st
@@ -375,6 +376,15 @@ def test_a_damaged_directory_is_told(tmp_path: Path, damage: str) -> None:
     path.write_bytes(path.read_bytes()[:9])
     with pytest.raises(RetrievalError, match=re.escape(f"the lexical index in {str(tmp_path)!r} can't be")):
         LexicalIndex(tmp_path).search("rain", 5)
+
+
+def test_a_panic_is_an_error_like_others(index: LexicalIndex, capfd: pytest.CaptureFixture[str]) -> None:
+    """Tantivy's panics are no ``Exception``: they would end more than the search. Others of the kind pass."""
+    with pytest.raises(RetrievalError, match=r"can't be read: .*Limit must be greater than 0"), index._told("read"):
+        index._view.searcher.search(tantivy.Query.all_query(), limit=0)
+    with pytest.raises(KeyboardInterrupt), index._told("read"):
+        raise KeyboardInterrupt
+    capfd.readouterr()
 
 
 def test_an_index_of_another_kind_is_refused(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ def test_other_searches_are_left_alone(chroma_index: MakeIndex) -> None:
         """A store whose query is its user's."""
 
     own = VectorStoreIndex.from_vector_store(
-        OwnChroma(chroma_collection=index.vector_store.client), embed_model=HashEmbedding()
+        OwnChroma.from_collection(index.vector_store.client), embed_model=HashEmbedding()
     )
     assert type(index_retriever(own, EVEN, 3)) is VectorIndexRetriever
 

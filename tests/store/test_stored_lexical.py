@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import os
+import random
 import shutil
 import subprocess
 import sys
@@ -157,6 +158,25 @@ def test_a_damaged_one_is_made_again(kept: KnowledgeStore, open_store: Open, dam
             path.write_bytes(ruined)
     assert titles(open_store().lexical("docs").search("Oslo", 5)) == ["Oslo"]
     assert titles(open_store().lexical("docs").search("saturn", 5)) == ["Saturn V"]
+
+
+def test_one_that_is_damaged_while_it_is_open_is_made_again(
+    kept: KnowledgeStore, folder: Path, open_store: Open, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """The search that meets the damage answers."""
+    for n in range(200):  # more than is read at once
+        (folder / f"bergen{n}.md").write_text(f"# Bergen {random.Random(n).random()}\n\nRain.")
+    ingest(folder, kept)
+    search = open_store().lexical("docs")
+    assert titles(search.search("hail", 5)) == []
+    opened = search._index
+    for path in directory_of(kept).glob("*.store"):
+        with path.open("r+b") as file:  # in place: it is mapped into memory
+            file.write(b"\xff" * (path.stat().st_size - 1_000))
+    assert len(search.search("rain", 300)) == 200
+    assert search._index is not opened
+    assert titles(search.search("Oslo", 5)) == ["Oslo"]
+    capfd.readouterr()
 
 
 def directory_of_other_release(directory: Path) -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import operator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -15,8 +17,8 @@ VALUES = st.integers(0, 5)
 KEYS = st.sampled_from(["a", "b"])
 
 
-def _filter(key: str, operator: str, value: Any) -> MetadataFilter:
-    return MetadataFilter.model_construct(key=key, operator=FilterOperator(operator), value=value)
+def _filter(key: str, name: str, value: Any) -> MetadataFilter:
+    return MetadataFilter.model_construct(key=key, operator=FilterOperator(name), value=value)
 
 
 def _group(filters: list[Any], condition: FilterCondition) -> MetadataFilters:
@@ -37,23 +39,25 @@ ROWS = {f"{a}{b}": {key: value for key, value in (("a", a), ("b", b)) if value} 
 """Rows where the value 0 stands for no key at all."""
 
 
+_COMPARED: dict[str, Callable[[Any, Any], Any]] = {
+    "$eq": operator.eq,
+    "$ne": operator.ne,
+    "$gt": operator.gt,
+    "$lte": operator.le,
+    "$in": lambda value, wanted: value in wanted,
+    "$nin": lambda value, wanted: value not in wanted,
+}
+
+
 def _holds(where: Where, row: dict[str, int]) -> bool:
     """Evaluate as Chroma does: an absent key passes ``$ne`` and ``$nin`` and nothing else."""
     key, inner = next(iter(where.items()))
     if key in ("$and", "$or"):
         return (all if key == "$and" else any)(_holds(part, row) for part in inner)
-    operator, wanted = next(iter(inner.items()))
+    name, wanted = next(iter(inner.items()))
     if key not in row:
-        return operator in ("$ne", "$nin")
-    value = row[key]
-    return {
-        "$eq": lambda: value == wanted,
-        "$ne": lambda: value != wanted,
-        "$gt": lambda: value > wanted,
-        "$lte": lambda: value <= wanted,
-        "$in": lambda: value in wanted,
-        "$nin": lambda: value not in wanted,
-    }[operator]()
+        return name in ("$ne", "$nin")
+    return bool(_COMPARED[name](row[key], wanted))
 
 
 def _as_it_is(one: MetadataFilter | MetadataFilters) -> Where:
