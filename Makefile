@@ -10,8 +10,10 @@ PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check 
 demo: $(VENV)/.demo
 	$(BIN)/agentic-kb demo --store build/demo-store
 
+# On two cores; then, by themselves, those that look at how long things take.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest --cov --cov-report=term
+	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not alone" --cov --cov-report=
+	$(BIN)/python -m pytest -m alone --cov --cov-append --cov-report=term
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .

@@ -250,8 +250,8 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
             if synthesis.dropped and reasoning is not None:
                 log.amend(reasoning, dropped_by_budget=(reasoning.dropped_by_budget or 0) + synthesis.dropped)
             if synthesis.warnings and reasoning is not None:
-                told = [*filter(None, [reasoning.warning]), *synthesis.warnings]
-                log.amend(reasoning, warning="; ".join(told))
+                warnings = [*filter(None, [reasoning.warning]), *synthesis.warnings]
+                log.amend(reasoning, warning="; ".join(warnings))
             if synthesis.dropped:
                 told = f"{synthesis.dropped} passages did not fit into the output's budget"
                 retrieval.missing.append(MissingPart(what="extracts", outcome=Outcome.SKIPPED, reason=told))

@@ -26,6 +26,16 @@ _KEYS = ("OPENAI_API_KEY", "OPENAI_API_BASE", "OPENAI_BASE_URL", "OPENAI_ORG_ID"
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "FTP_PROXY", "NO_PROXY")
 
 
+_ALONE = ("tests/benchmarks/", "tests/flow/", "tests/test_retriever_concurrency.py")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests that look at how long things take."""
+    for item in items:
+        if item.nodeid.startswith(_ALONE):
+            item.add_marker("alone")
+
+
 @pytest.fixture(scope="session")
 def embed_model() -> BaseEmbedding:
     """The real MiniLM, loaded once."""

@@ -15,7 +15,7 @@ from llama_index.core.schema import NodeWithScore
 from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY
 from llama_index_agentic_kb.schema import SubQuery
 from llama_index_agentic_kb.search.fusion import Fused, Ranked, interleave, merge_by_score
-from llama_index_agentic_kb.sources.base import NodeKey, NodeList, node_key
+from llama_index_agentic_kb.sources.base import NodeKey, NodeList
 from llama_index_agentic_kb.sources.fan_out import Lane
 
 __all__ = ["Candidate", "CandidateList", "Fusion", "collect", "lists_by_lane", "lists_by_sub_query"]
@@ -107,8 +107,10 @@ def collect(lanes: Sequence[Lane]) -> dict[NodeKey, Candidate]:
     """
     found: dict[NodeKey, Candidate] = {}
     for lane in lanes:
-        for ranked, rank, node in _places(lane):
-            known = found.setdefault(node_key(node.node), Candidate(node, lane))
+        for ranked, rank, key, node in _places(lane):
+            known = found.get(key)
+            if known is None:
+                known = found[key] = Candidate(node, lane)
             known.searches.append(
                 {
                     "activity": lane.record.id,
@@ -126,10 +128,10 @@ def collect(lanes: Sequence[Lane]) -> dict[NodeKey, Candidate]:
     return found
 
 
-def _places(lane: Lane) -> Iterator[tuple[NodeList, int, NodeWithScore]]:
+def _places(lane: Lane) -> Iterator[tuple[NodeList, int, NodeKey, NodeWithScore]]:
     for ranked in lane.lists:
-        for rank, node in enumerate(ranked.nodes):
-            yield ranked, rank, node
+        for rank, (key, node) in enumerate(zip(ranked.keys, ranked.nodes, strict=True)):
+            yield ranked, rank, key, node
 
 
 def lists_by_sub_query(
@@ -215,7 +217,9 @@ def _one_kind(group: Sequence[_Weighted], weight: float) -> Ranked[NodeKey]:
     if not all(_comparable(ranked) for ranked, _ in group):
         turns = interleave([_ranked(ranked, of_source) for ranked, of_source in group])
         return Ranked([fused.key for fused in turns], weight)
-    scored = [[(node_key(node.node), node.score or 0.0) for node in ranked.nodes] for ranked, _ in group]
+    scored = [
+        [(key, node.score or 0.0) for key, node in zip(ranked.keys, ranked.nodes, strict=True)] for ranked, _ in group
+    ]
     best: dict[NodeKey, float] = {}
     for key, score in (pair for pairs in scored for pair in pairs):
         best[key] = max(score, best.get(key, score))
@@ -226,7 +230,7 @@ def _one_kind(group: Sequence[_Weighted], weight: float) -> Ranked[NodeKey]:
 def _ranked(found: NodeList, weight: float) -> Ranked[NodeKey]:
     scores = [node.score for node in found.nodes if node.score is not None]
     complete = len(scores) == len(found.nodes)
-    return Ranked([node_key(node.node) for node in found.nodes], weight, scores if complete else None)
+    return Ranked(found.keys, weight, scores if complete else None)
 
 
 def _as_list(fused: Sequence[Fused[NodeKey]]) -> Ranked[NodeKey]:

@@ -8,10 +8,10 @@ Every candidate is counted, whatever becomes of it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Final, TypeVar, cast
 
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
@@ -33,6 +33,11 @@ from llama_index_agentic_kb.search.fusion import Fused, interleave, with_coverag
 from llama_index_agentic_kb.sources.base import NodeKey, node_key
 from llama_index_agentic_kb.sources.fan_out import Lane
 from llama_index_agentic_kb.sources.selection import SelectedSource
+
+T = TypeVar("T")
+
+MANY: Final = 200
+"""Candidates that are fused on the event loop: about 5 ms."""
 
 __all__ = [
     "PROVENANCE_KEY",
@@ -127,9 +132,9 @@ def gather_evidence(
             document from the answer.
         rerank_deadline: ``time.monotonic()`` at which the reranker is given up; None is ``deadline``.
     """
-    candidates = collect(lanes)
+    found = sum(len(one.nodes) for lane in lanes for one in lane.lists)
     untouched = {lane.source.name for lane in lanes if _processing(lane, selected, options) is ResultsProcessing.NONE}
-    lists = _lists(lanes, options, untouched)
+    candidates, lists = yield from _at_leisure(lambda: (collect(lanes), _lists(lanes, options, untouched)), found)
     reranking = yield from rerank(
         lists,
         candidates,
@@ -138,12 +143,13 @@ def gather_evidence(
         most=ranked,
         deadline=deadline if rerank_deadline is None else rerank_deadline,
     )
-    order = _order(reranking, candidates, options, wanted, in_turns=bool(untouched))
+    order = yield from _at_leisure(
+        lambda: _order(reranking, candidates, options, wanted, in_turns=bool(untouched)), len(candidates)
+    )
     seen = [candidates[fused.key].evidence() for fused in order[:ranked]]
     nodes, dropped, added = yield from _postprocess(seen, options, bundle, deadline)
     capped = cap_per_source(nodes, selected)
     arranged = _arrange(capped, wanted, options, as_they_are=bool(untouched))
-    found = sum(len(one.nodes) for lane in lanes for one in lane.lists)
     below, left_out = len(reranking.below), len(reranking.left_out)
     counts = Counts(
         candidates=found,
@@ -165,6 +171,13 @@ def _processing(lane: Lane, selected: Mapping[str, SelectedSource], options: Evi
     chosen = selected.get(lane.source.name)
     asked = None if chosen is None else chosen.params.results_processing
     return asked or options.results_processing
+
+
+def _at_leisure(work: Callable[[], T], over: int) -> Flow[T]:
+    """Do work over so many candidates; over very many of them off the event loop, which it would hold up."""
+    if over <= MANY:
+        return work()
+    return cast("T", (yield Call(sync=work, what="fusing evidence")))
 
 
 def _threshold(options: EvidenceOptions, selected: Mapping[str, SelectedSource], source: str) -> float | None:

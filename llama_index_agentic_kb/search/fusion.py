@@ -26,6 +26,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Generic, TypeVar
 
 __all__ = [
@@ -253,6 +254,11 @@ def _fuse(
     fused = []
     for key, found in places.items():
         shares = [score(position, rank) for position, rank in found]
-        first = min((-share, -lists[p].weight, p, r) for share, (p, r) in zip(shares, found, strict=True))
-        fused.append((first[1:], Fused(key, combine(shares), tuple(found))))
-    return [item for _, item in sorted(fused, key=lambda pair: (-pair[1].score, pair[0]))]
+        best = 0  # most keys are of one list, and need no looking for their best place
+        if len(found) > 1:
+            best = min(range(len(found)), key=lambda at: (-shares[at], -lists[found[at][0]].weight, found[at]))
+        position, rank = found[best]
+        total = combine(shares)
+        fused.append((-total, -lists[position].weight, position, rank, Fused(key, total, tuple(found))))
+    fused.sort(key=itemgetter(0, 1, 2, 3))
+    return [item for *_, item in fused]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore
@@ -40,6 +40,14 @@ class NodeList:
     elapsed_ms: int | None = None
     error: Exception | None = None
     note: str | None = None
+    _keys: list[NodeKey] = field(default_factory=list, init=False, repr=False, compare=False)
+
+    @property
+    def keys(self) -> list[NodeKey]:
+        """What tells each node apart, in order; worked out once: LlamaIndex makes a node's text anew each time."""
+        if len(self._keys) != len(self.nodes):
+            self._keys[:] = [node_key(node.node) for node in self.nodes]
+        return self._keys
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +74,11 @@ class SearchResult:
 
 def distinct_nodes(lists: Sequence[NodeList]) -> list[NodeWithScore]:
     """Give the nodes of several lists, each once (by id and text), where it comes first."""
-    nodes = {node_key(node.node): node for ranked in reversed(lists) for node in reversed(ranked.nodes)}
-    return list(reversed(nodes.values()))
+    nodes: dict[NodeKey, NodeWithScore] = {}
+    for ranked in lists:
+        for key, node in zip(ranked.keys, ranked.nodes, strict=True):
+            nodes.setdefault(key, node)
+    return list(nodes.values())
 
 
 def node_key(node: BaseNode) -> NodeKey:

@@ -309,7 +309,9 @@ def test_empty_text_is_text() -> None:
     assert len(search(KnowledgeSource("odd", retriever=Scripted(found))).nodes) == 1
 
 
-@pytest.mark.parametrize("value", [None, {"a": 1}, "text", 7, [1, 2], [TextNode(id_="bare", text="no wrapper")]], ids=repr)
+@pytest.mark.parametrize(
+    "value", [None, {"a": 1}, "text", 7, [1, 2], [TextNode(id_="bare", text="no wrapper")]], ids=repr
+)
 def test_what_is_no_list_of_nodes_is_an_error(value: object) -> None:
     """Garbage is never taken for "nothing found", whether LlamaIndex or we see it first."""
     with pytest.raises((RetrievalError, TypeError, AttributeError)):
