@@ -125,7 +125,10 @@ def bench_command(  # noqa: PLR0917 (typer makes options of them)
         str, typer.Option(help="Comma-separated: dense, bm25, hybrid, query_fusion, minimal, low, medium, auto.")
     ] = "dense,bm25,hybrid,minimal,low,medium",
     plans: Annotated[
-        str, typer.Option(help="Where plans come from: oracle (gold fields), recorded:FILE, llm, none.")
+        str,
+        typer.Option(
+            help="Where plans come from: oracle (gold fields), recorded:FILE (or what --record kept), llm, none."
+        ),
     ] = "oracle",
     k: Annotated[str, typer.Option(help="The k of each metric, comma-separated.")] = "5,10",
     limit: Annotated[int | None, typer.Option(help="So many questions, drawn at random.", min=1)] = None,

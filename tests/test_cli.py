@@ -78,7 +78,11 @@ def test_ask_with_a_model_answers(store: Path, monkeypatch: pytest.MonkeyPatch, 
 def test_errors_are_one_line(tmp_path: Path) -> None:
     """What can't be done is one line on stderr and exit status 1, no traceback."""
     keyless = {key: value for key, value in os.environ.items() if not key.startswith("OPENAI")}
-    for arguments in (["ask", "x", "--store", str(tmp_path / "no")], ["ask", "x", "--model", "m"]):
+    for arguments in (
+        ["ask", "x", "--store", str(tmp_path / "no")],
+        ["ask", "x", "--model", "m"],
+        ["bench", str(tmp_path)],
+    ):
         binary = Path(sys.executable).parent / "agentic-kb"
         done = subprocess.run(
             [binary, *arguments], env=keyless, capture_output=True, text=True, check=False, cwd=tmp_path

@@ -91,5 +91,8 @@ def test_the_planner_template_shows_the_form_of_a_plan() -> None:
     filled = prompts.PLANNER_TEMPLATE.format(
         max_sub_queries="4", sources="- a: b", conversation="user: q", query_str="q"
     )
-    assert '{"sub_queries": [{"id": "q1", "query": "...", "sources": ["..."], "depends_on": [], "finds": "..."}]}' in filled
+    assert (
+        '{"sub_queries": [{"id": "q1", "query": "...", "sources": ["..."], "depends_on": [], "finds": "..."}]}'
+        in filled
+    )
     assert "At most 4 sub-queries" in filled

@@ -61,3 +61,37 @@ def test_recordings_load_from_files(tmp_path: Path) -> None:
     path = tmp_path / "recording.json"
     path.write_text(RECORDING.model_dump_json(), encoding="utf-8")
     assert Recording.load(path) == RECORDING
+
+
+def test_a_reply_is_recorded_with_what_it_names() -> None:
+    """It is told by what follows the evidence; passages that it cites or names are kept by their words."""
+    content = '{"step": "q1", "answers": [{"value": "x", "ref": 1, "confidence": "stated"}]}\nSee [ref_id:2].'
+    reply = RecordedReply.of(prompt("zero", "one", "two", "three") + "\n\nQuestion: who?", content)
+    assert reply.when == "Question: who?"
+    assert reply.quotes == {"1": "one", "2": "two"}
+    again = reply.for_prompt(prompt("two", "three", "zero", "one") + "\n\nQuestion: who?")
+    assert '"ref": 3' in again
+    assert "[ref_id:0]" in again
+
+
+def test_a_finding_whose_passage_is_gone_names_none() -> None:
+    """Its answer stands, as one that no passage says."""
+    reply = RecordedReply.of(prompt("zero", "one"), '{"step": "q1", "answers": [{"value": "x", "ref": "1"}]}')
+    assert '"ref": "0"' in reply.for_prompt(prompt("zero"))
+
+
+def test_titles_may_hold_any_sign() -> None:
+    """A title with a closing bracket hides no passage."""
+    evidence = f"<evidence>\n{format_passages([Passage(4, 'a > b', 'words')])}\n</evidence>"
+    assert RecordedReply.of(evidence, "[ref_id:4]").quotes == {"4": "words"}
+
+
+def test_replies_are_billed() -> None:
+    """Tokens are counted, in streams by the last piece."""
+    llm = RecordedLLM(recording=RECORDING)
+    asked = [ChatMessage(content="plan this")]
+    billed = llm.chat(asked).raw["usage"]
+    assert billed["prompt_tokens"] > 0 < billed["completion_tokens"]
+    raws = [chunk.raw for chunk in llm.stream_chat(asked)]
+    assert raws[-1] == {"usage": billed}
+    assert not any(raws[:-1])

@@ -7,6 +7,7 @@ report with bootstrap intervals comes out. Plans come from a language model, fro
 from llama_index_agentic_kb.evaluation.comparison import RunDifference, compare_runs
 from llama_index_agentic_kb.evaluation.corpus import CorpusIndex
 from llama_index_agentic_kb.evaluation.dataset import Dataset, EvaluationQuery, read_dataset
+from llama_index_agentic_kb.evaluation.metering import Cost, Meter
 from llama_index_agentic_kb.evaluation.metrics import (
     all_at,
     bootstrap_interval,
@@ -17,22 +18,20 @@ from llama_index_agentic_kb.evaluation.metrics import (
     reciprocal_rank_at,
 )
 from llama_index_agentic_kb.evaluation.plans import GoldPlans, PlannedLLM, PlanSource, RecordedPlans
-from llama_index_agentic_kb.evaluation.recordings import (
-    ExchangeRecorder,
-    RecordedRetrieval,
-    assert_same_evidence,
-)
-from llama_index_agentic_kb.evaluation.runner import EvaluationRun, QueryResult, SystemRun, evaluate
+from llama_index_agentic_kb.evaluation.recordings import RecordedRetrieval, assert_same_evidence, recorded_llm
+from llama_index_agentic_kb.evaluation.runner import EvaluationRun, QueryResult, SystemRun, aevaluate, evaluate
+from llama_index_agentic_kb.evaluation.summary import SystemSummary, summarize
 from llama_index_agentic_kb.evaluation.systems import SYSTEMS, System, make_systems
 
 __all__ = [
     "SYSTEMS",
     "CorpusIndex",
+    "Cost",
     "Dataset",
     "EvaluationQuery",
     "EvaluationRun",
-    "ExchangeRecorder",
     "GoldPlans",
+    "Meter",
     "PlanSource",
     "PlannedLLM",
     "QueryResult",
@@ -41,6 +40,8 @@ __all__ = [
     "RunDifference",
     "System",
     "SystemRun",
+    "SystemSummary",
+    "aevaluate",
     "all_at",
     "assert_same_evidence",
     "bootstrap_interval",
@@ -53,4 +54,6 @@ __all__ = [
     "read_dataset",
     "recall_at",
     "reciprocal_rank_at",
+    "recorded_llm",
+    "summarize",
 ]

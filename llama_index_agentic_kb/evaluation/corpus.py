@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,9 +12,12 @@ import numpy as np
 from llama_index.core import VectorStoreIndex
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.callbacks import CallbackManager
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle, TextNode
 
+from llama_index_agentic_kb.account.callbacks import with_handlers
 from llama_index_agentic_kb.evaluation.dataset import Dataset, EvaluationDocument
+from llama_index_agentic_kb.evaluation.metering import Meter
 from llama_index_agentic_kb.schema import FilterNode
 from llama_index_agentic_kb.search.lexical import LexicalIndex, lexical_document
 from llama_index_agentic_kb.sources import KnowledgeSource
@@ -33,10 +37,13 @@ class LexicalRetriever(BaseRetriever):
     Args:
         nodes: The corpus.
         top_k: Nodes of one retrieval.
+        callback_manager: Is told of retrievals; None is ``Settings.callback_manager``.
     """
 
-    def __init__(self, nodes: Sequence[TextNode], top_k: int = 100) -> None:
-        super().__init__()
+    def __init__(
+        self, nodes: Sequence[TextNode], top_k: int = 100, *, callback_manager: CallbackManager | None = None
+    ) -> None:
+        super().__init__(callback_manager=callback_manager)
         self.top_k = top_k
         self._nodes = {node.node_id: node for node in nodes}
         self._index = LexicalIndex()
@@ -73,7 +80,9 @@ class CorpusIndex:
     ) -> None:
         from llama_index_agentic_kb.store.chroma import ChromaDatabase  # noqa: PLC0415 (loads chromadb)
 
-        self.embed_model = embed_model
+        self.meter = Meter()
+        self.manager = CallbackManager([self.meter])
+        self.embed_model = with_handlers(embed_model, self.manager)  # a copy: an index sets its model's manager
         by_source: dict[str, list[EvaluationDocument]] = {}
         for document in dataset.documents:
             name = str(document.metadata.get(source_field, "documents")) if source_field else "documents"
@@ -81,7 +90,7 @@ class CorpusIndex:
         nodes = {name: [_node(document) for document in documents] for name, documents in by_source.items()}
         directory = Path(cache) / self._key(dataset, nodes)
         directory.mkdir(parents=True, exist_ok=True)
-        self._database = ChromaDatabase.persistent(directory / "chroma")
+        self._database = ChromaDatabase.persistent(directory / f"chroma-{_metadata_digest(nodes)}")
         vectors = self._vectors(
             directory / "vectors.npy", [node for group in nodes.values() for node in group], progress
         )
@@ -90,7 +99,7 @@ class CorpusIndex:
         start = 0
         for name, group in nodes.items():
             self.indexes[name] = self._index(self._database, name, group, vectors[start : start + len(group)])
-            self.lexical[name] = LexicalRetriever(group)
+            self.lexical[name] = LexicalRetriever(group, callback_manager=self.manager)
             start += len(group)
 
     def _key(self, dataset: Dataset, nodes: dict[str, list[TextNode]]) -> str:
@@ -105,8 +114,8 @@ class CorpusIndex:
 
     def _vectors(self, file: Path, nodes: list[TextNode], progress: Progress | None) -> Any:
         """Give one vector a node; read from the cache, or made and kept there."""
-        if file.is_file():
-            return np.load(file)
+        if (kept := _kept_vectors(file, len(nodes))) is not None:
+            return kept
         vectors: list[list[float]] = []
         for start in range(0, len(nodes), BATCH):
             texts = [node.get_content(MetadataMode.EMBED) for node in nodes[start : start + BATCH]]
@@ -127,7 +136,7 @@ class CorpusIndex:
             database.add(name, nodes)
             for node in nodes:
                 node.embedding = None
-        return VectorStoreIndex.from_vector_store(store, embed_model=self.embed_model)
+        return VectorStoreIndex.from_vector_store(store, embed_model=self.embed_model, callback_manager=self.manager)
 
     def sources(self) -> list[KnowledgeSource]:
         """Give the corpus as knowledge sources of the default kind: dense and BM25 side by side."""
@@ -139,6 +148,24 @@ class CorpusIndex:
     def close(self) -> None:
         """Let the store go."""
         self._database.close()
+
+
+def _kept_vectors(file: Path, count: int) -> Any:
+    """Give the vectors of an earlier run; None where there are none, or the file is broken."""
+    try:
+        vectors = np.load(file)
+    except (OSError, ValueError, EOFError):
+        return None
+    return vectors if vectors.ndim == 2 and len(vectors) == count else None  # noqa: PLR2004 (a row a document)
+
+
+def _metadata_digest(nodes: dict[str, list[TextNode]]) -> str:
+    """Tell stores apart whose vectors are the same and whose metadata is not."""
+    digest = hashlib.sha256()
+    for group in nodes.values():
+        for node in group:
+            digest.update(json.dumps(node.metadata, sort_keys=True).encode())
+    return digest.hexdigest()[:8]
 
 
 def _node(document: EvaluationDocument) -> TextNode:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import numpy as np
 
@@ -20,7 +21,8 @@ __all__ = [
     "reciprocal_rank_at",
 ]
 
-SAMPLES = 2_000
+SAMPLES: Final = 2_000
+DRAWS_AT_ONCE: Final = 2_000_000
 
 
 def recall_at(ranking: Sequence[str], relevant: Mapping[str, float], k: int) -> float:
@@ -117,6 +119,8 @@ def paired_bootstrap(
 
 
 def _means(values: np.ndarray, samples: int, seed: int) -> np.ndarray:
-    """Give the mean of each resample; one resample at a time, for 100,000 values at once would take gigabytes."""
+    """Give the mean of each resample, some at a time: all of them at once would take gigabytes for 100,000 values."""
     generator, count = np.random.default_rng(seed), len(values)
-    return np.array([values[generator.integers(0, count, size=count)].mean() for _ in range(samples)])
+    at_once = max(1, DRAWS_AT_ONCE // count)
+    sizes = [min(at_once, samples - start) for start in range(0, samples, at_once)]
+    return np.concatenate([values[generator.integers(0, count, size=(size, count))].mean(axis=1) for size in sizes])

@@ -3,73 +3,21 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
-
-from llama_index.core.callbacks.base_handler import BaseCallbackHandler
-from llama_index.core.callbacks.schema import CBEventType, EventPayload
+from urllib.parse import unquote
 
 from llama_index_agentic_kb._flow import run as perform
 from llama_index_agentic_kb.errors import InvalidRequestError
-from llama_index_agentic_kb.replay import RecordedReply, Recording
+from llama_index_agentic_kb.evaluation.dataset import EvaluationQuery
+from llama_index_agentic_kb.evaluation.metering import Meter
+from llama_index_agentic_kb.replay import RecordedLLM, RecordedReply, Recording
 from llama_index_agentic_kb.retriever import AgenticRetriever, Retrieval
-from llama_index_agentic_kb.schema import RetrievalRequest
+from llama_index_agentic_kb.schema import Message, RetrievalRequest
 
-__all__ = [
-    "ExchangeRecorder",
-    "RecordedRetrieval",
-    "assert_same_evidence",
-]
-
-_EVIDENCE_END = "</evidence>"
-
-
-class ExchangeRecorder(BaseCallbackHandler):
-    """A callback handler that keeps what a language model was asked and what it replied, in order.
-
-    Use one recorder for one question at a time.
-    """
-
-    def __init__(self) -> None:
-        super().__init__([], [])
-        self.replies: list[RecordedReply] = []
-        self._asked: dict[str, str] = {}
-
-    def start_trace(self, trace_id: str | None = None) -> None:
-        """Traces are none of its business."""
-
-    def end_trace(self, trace_id: str | None = None, trace_map: dict[str, list[str]] | None = None) -> None:
-        """Traces are none of its business."""
-
-    def on_event_start(
-        self,
-        event_type: CBEventType,
-        payload: dict[str, Any] | None = None,
-        event_id: str = "",
-        parent_id: str = "",
-        **_: Any,
-    ) -> str:
-        """Keep what a call asked last: what stands before it is the same for every question."""
-        del parent_id
-        if event_type is CBEventType.LLM and payload is not None:
-            messages = payload.get(EventPayload.MESSAGES)
-            self._asked[event_id] = str((messages[-1].content if messages else payload.get(EventPayload.PROMPT)) or "")
-        return event_id
-
-    def on_event_end(
-        self, event_type: CBEventType, payload: dict[str, Any] | None = None, event_id: str = "", **_: Any
-    ) -> None:
-        """Keep the reply to a prompt, found again by what follows the evidence: that may come in another order."""
-        asked = self._asked.pop(event_id, None)
-        if event_type is not CBEventType.LLM or payload is None or asked is None:
-            return
-        response = payload.get(EventPayload.RESPONSE) or payload.get(EventPayload.COMPLETION)
-        message = getattr(response, "message", None)
-        content = message.content if message is not None else getattr(response, "text", None)
-        when = asked.rpartition(_EVIDENCE_END)[2].strip() or asked
-        if content:
-            self.replies.append(RecordedReply(when=when, content=content))
+__all__ = ["RecordedRetrieval", "assert_same_evidence", "recorded_llm", "recorded_queries", "request_of"]
 
 
 @dataclass(slots=True)
@@ -99,38 +47,38 @@ class RecordedRetrieval:
             request: A question, or a whole request.
         """
         asked = retriever.request_for(request) if isinstance(request, str) else request
-        recorder = ExchangeRecorder()
-        retriever.callback_manager.add_handler(recorder)
+        meter = Meter()
+        retriever.callback_manager.add_handler(meter)
         try:
-            retrieval = perform(retriever.retrieval(asked))
+            with meter.question() as metered:
+                retrieval = perform(retriever.retrieval(asked))
         finally:
-            retriever.callback_manager.remove_handler(recorder)
-        return cls.of(retriever, asked, retrieval, recorder)
+            retriever.callback_manager.remove_handler(meter)
+        return cls.of(retriever, asked, retrieval, metered.replies)
 
     @classmethod
     def of(
-        cls, retriever: AgenticRetriever, asked: RetrievalRequest, retrieval: Retrieval, recorder: ExchangeRecorder
+        cls,
+        retriever: AgenticRetriever,
+        asked: RetrievalRequest,
+        retrieval: Retrieval,
+        replies: Sequence[RecordedReply],
     ) -> RecordedRetrieval:
-        """Put together what a recorder heard while a retriever worked."""
+        """Put together what was heard while a retriever worked."""
         effort = asked.retrieval_reasoning_effort or retriever.effort
         model = "none" if retriever.llm is None else str(retriever.llm.metadata.model_name)
         return cls(
             asked.to_dict(),
-            Recording(question=asked.question, model=model, effort=effort.value, replies=recorder.replies),
+            Recording(question=asked.question, model=model, effort=effort.value, replies=list(replies)),
             [sub_query.query for sub_query in retrieval.plan.sub_queries],
             [node.node_id for node in retrieval.nodes],
             [record.to_dict() for record in retrieval.log.records],
         )
 
     def save(self, path: str | Path) -> None:
-        """Write it as JSON."""
-        data = {
-            "request": self.request,
-            "recording": self.recording.model_dump(),
-            "plan": self.plan,
-            "evidence": self.evidence,
-            "activity": self.activity,
-        }
+        """Write it as JSON; its folder is made where there is none."""
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        data = asdict(self) | {"recording": self.recording.model_dump()}
         Path(path).write_text(json.dumps(data, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
 
     @classmethod
@@ -144,7 +92,7 @@ class RecordedRetrieval:
             data = json.loads(Path(path).read_text(encoding="utf-8"))
             recording = Recording.model_validate(data["recording"])
             return cls(data["request"], recording, data["plan"], data["evidence"], data.get("activity", []))
-        except (ValueError, KeyError, TypeError) as error:
+        except (OSError, ValueError, KeyError, TypeError) as error:
             raise InvalidRequestError(f"{path} holds no recorded retrieval ({error!r}); record it again") from error
 
 
@@ -166,3 +114,34 @@ def assert_same_evidence(recorded: RecordedRetrieval | str | Path, retriever: Ag
         raise AssertionError(f"{known.recording.question!r}: evidence lost {lost}, gained {gained}")
     if known.plan != now.plan:
         raise AssertionError(f"{known.recording.question!r}: planned {now.plan}, recorded was {known.plan}")
+
+
+def request_of(query: EvaluationQuery) -> RetrievalRequest:
+    """Give the request that a question of a set is, with the conversation before it."""
+    turns = [*query.history, ("user", query.text)]
+    return RetrievalRequest(messages=[Message.model_validate({"role": role, "content": text}) for role, text in turns])
+
+
+def recorded_queries(folder: str | Path, effort: str) -> set[str]:
+    """Give the ids of the questions that ``--record`` kept in a folder for an effort.
+
+    Raises:
+        InvalidRequestError: There are none.
+    """
+    ids = {unquote(file.stem) for file in (Path(folder) / effort).glob("*.json")}
+    if not ids:
+        raise InvalidRequestError(f"{folder}: no retrieval of effort {effort!r} was recorded here; run with --record")
+    return ids
+
+
+def recorded_llm(folder: str | Path, effort: str) -> RecordedLLM:
+    """Give a model that says again what was said to all questions that were recorded in a folder for an effort.
+
+    Raises:
+        InvalidRequestError: A file holds no recorded retrieval.
+    """
+    files = sorted((Path(folder) / effort).glob("*.json"))
+    recordings = [RecordedRetrieval.load(file).recording for file in files]
+    replies = [reply for recording in recordings for reply in recording.replies]
+    model = next((recording.model for recording in recordings), "nobody")
+    return RecordedLLM(recording=Recording(question="", model=model, effort=effort, replies=replies))

@@ -1,118 +1,128 @@
-"""A run as tables: what was found, what it cost, and what planning was worth."""
+"""A run, and what changed between two, as tables for a terminal."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from statistics import fmean
+from collections.abc import Iterator, Sequence
 from typing import Final
 
-import numpy as np
 from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from llama_index_agentic_kb.evaluation.comparison import RunDifference
-from llama_index_agentic_kb.evaluation.metrics import bootstrap_interval, paired_bootstrap
-from llama_index_agentic_kb.evaluation.runner import EvaluationRun, SystemRun
+from llama_index_agentic_kb._text import one_line, printable
+from llama_index_agentic_kb.evaluation.comparison import RunDifference, SystemDifference
+from llama_index_agentic_kb.evaluation.metrics import Difference, Interval
+from llama_index_agentic_kb.evaluation.runner import EvaluationRun
+from llama_index_agentic_kb.evaluation.summary import ALL, BASELINE, PLAIN, SystemSummary, summarize
 
 __all__ = ["render_difference", "render_run"]
 
-BASELINE: Final = "hybrid"
-"""The system that others are compared with: the single query, dense and BM25 fused."""
+COSTS: Final = {
+    "llm_calls": "LLM calls",
+    "input_tokens": "tokens in",
+    "output_tokens": "tokens out",
+    "embedding_calls": "embedding calls",
+    "embedded_texts": "texts",
+    "searches": "searches",
+}
 
-PLAIN: Final = "minimal"
-"""Ours without a plan: what a plan found beyond it is the plan's value."""
-
-
-def render_run(run: EvaluationRun) -> RenderableType:
-    """Give a run as tables for a terminal."""
-    deepest = max(run.cutoffs)
-    parts: list[RenderableType] = [Text(note, "yellow") for note in run.notes]
-    questions = len(run.systems[0].results) if run.systems else 0
-    title = f"{run.dataset}: {questions} questions; plans: {run.plans}; mean [95 % bootstrap interval]"
-    parts.append(_quality(run, title))
-    parts.append(_costs(run, f"Cost of a question, and what the plan found that {PLAIN} missed (top {deepest})"))
-    if run.kinds:
-        parts.append(_kinds(run, f"All@{deepest} by kind of question; * differs from {BASELINE} (paired bootstrap)"))
-    failed = [f"{one.system}: {len(bad)} questions failed, the first: {bad[0]}" for one, bad in _failures(run)]
-    parts += [Text(line, "red") for line in failed]
-    return Group(*parts)
+SHOWN: Final = 20
+"""Questions whose changes are shown."""
 
 
-def _quality(run: EvaluationRun, title: str) -> Table:
+def render_run(run: EvaluationRun, summaries: Sequence[SystemSummary] | None = None) -> RenderableType:
+    """Give a run as tables.
+
+    Args:
+        run: The run.
+        summaries: What ``summarize`` made of it; None makes them.
+    """
+    told = summarize(run) if summaries is None else summaries
+    parts: list[RenderableType] = [Text(printable(note), "yellow") for note in run.notes]
+    parts += [_quality(run, told), _costs(run, told), _kinds(run, told)]
+    return Group(*parts, *_troubles(run, told))
+
+
+def _quality(run: EvaluationRun, summaries: Sequence[SystemSummary]) -> Table:
     names = [f"{metric}@{k}" for k in run.cutoffs for metric in ("R", "All", "nDCG", "MRR")]
+    questions = len(run.relevant)
+    title = f"{run.dataset}: {questions} questions; plans: {run.plans}; mean [95 % bootstrap interval]"
     table = _table(title, "system", names)
-    for one in run.systems:
-        table.add_row(one.system, *(_interval(one.values(name)) for name in names))
+    for one in summaries:
+        table.add_row(one.system, *(_interval(one.kinds[ALL].metrics[name]) for name in names))
     return table
 
 
-def _interval(values: Sequence[float]) -> str:
-    if not values:
-        return "-"
-    interval = bootstrap_interval(values)
+def _interval(interval: Interval) -> str:
     return f"{100 * interval.mean:.1f} [{100 * interval.low:.1f}, {100 * interval.high:.1f}]"
 
 
-def _costs(run: EvaluationRun, title: str) -> Table:
-    headings = ["LLM calls", "tokens in", "tokens out", "queries", "searches", "p50 ms", "p99 ms", "plan value"]
-    table = _table(title, "system", headings)
-    for one in run.systems:
-        costs = [result.cost for result in one.results]
-        times = [result.milliseconds for result in one.results]
+def _costs(run: EvaluationRun, summaries: Sequence[SystemSummary]) -> Table:
+    title = (
+        f"Cost of a question ({run.settings.get('concurrency', '?')} side by side), and what it found that {PLAIN} "
+        f"missed, and missed that {PLAIN} found (top {max(run.cutoffs)}); plans: {run.plans}"
+    )
+    table = _table(title, "system", [*COSTS.values(), "p50 ms", "p99 ms", "plan value"])
+    for one in summaries:
+        value = one.plan_value
         table.add_row(
             one.system,
-            *(
-                f"{fmean(getattr(cost, name) for cost in costs):.1f}"
-                for name in ("llm_calls", "input_tokens", "output_tokens", "queries", "searches")
-            ),
-            *(f"{np.percentile(times, q):.0f}" for q in (50, 99)),
-            plan_value(run, one),
+            *(f"{one.cost[name]:.1f}" for name in COSTS),
+            *(f"{one.milliseconds[name]:.0f}" for name in ("p50", "p99")),
+            "-" if value is None else f"+{100 * value.gained:.1f} % -{100 * value.lost:.1f} %",
         )
     return table
 
 
-def plan_value(run: EvaluationRun, system: SystemRun) -> str:
-    """Tell how much of the evidence a system found that the plain query missed, and what it lost of it."""
-    plain = run.run_of(PLAIN)
-    if plain is None or plain is system:
-        return "-"
-    k, gained, lost, wanted = max(run.cutoffs), 0, 0, 0
-    for ours, theirs in zip(system.results, plain.results, strict=True):
-        relevant = run.relevant[ours.query_id].keys()
-        found, before = relevant & set(ours.documents[:k]), relevant & set(theirs.documents[:k])
-        gained, lost, wanted = gained + len(found - before), lost + len(before - found), wanted + len(relevant)
-    return f"+{100 * gained / wanted:.1f} % -{100 * lost / wanted:.1f} %"
-
-
-def _kinds(run: EvaluationRun, title: str) -> Table:
+def _kinds(run: EvaluationRun, summaries: Sequence[SystemSummary]) -> Table:
+    """Kinds go down, for there may be many; each cell tells how far it lies from the baseline."""
     metric = f"All@{max(run.cutoffs)}"
-    baseline = run.run_of(BASELINE)
-    counts = {kind: len(run.systems[0].values(metric, kind)) for kind in run.kinds}
-    table = _table(title, "system", [f"{kind} ({count})" for kind, count in counts.items()])
-    for one in run.systems:
-        cells = []
-        for kind in run.kinds:
-            values = one.values(metric, kind)
-            mark = ""
-            if baseline is not None and baseline is not one:
-                difference = paired_bootstrap(values, baseline.values(metric, kind))
-                mark = (" * better" if difference.mean > 0 else " * worse") if difference.significant else ""
-            cells.append(f"{100 * fmean(values):.1f}{mark}")
-        table.add_row(one.system, *cells)
+    title = (
+        f"{metric} by kind of question (difference from {BASELINE}; * the paired bootstrap interval leaves out 0); "
+        f"plans: {run.plans}"
+    )
+    table = _table(title, "kind", [one.system for one in summaries])
+    for kind in (ALL, *run.kinds):
+        cells = [_cell(one, kind, metric) for one in summaries]
+        table.add_row(f"{printable(kind)} ({summaries[0].kinds[kind].questions})", *cells)
     return table
 
 
-def _failures(run: EvaluationRun) -> Iterable[tuple[SystemRun, list[str]]]:
-    for one in run.systems:
-        bad = [result.error for result in one.results if result.error is not None]
-        if bad:
-            yield one, bad
+def _cell(one: SystemSummary, kind: str, metric: str) -> str:
+    told = one.kinds[kind]
+    difference: Difference | None = told.differences.get(metric)
+    mean = f"{100 * told.metrics[metric].mean:.1f}"
+    if difference is None:
+        return mean
+    return f"{mean} ({100 * difference.mean:+.1f}{'*' if difference.significant else ''})"
+
+
+def _troubles(run: EvaluationRun, summaries: Sequence[SystemSummary]) -> Iterator[Text]:
+    for one, summary in zip(run.systems, summaries, strict=True):
+        errors = [result.error for result in one.results if result.error is not None]
+        warnings = [result.warnings[0] for result in one.results if result.warnings]
+        if errors:
+            yield Text(f"{one.system}: {len(errors)} questions failed, the first: {_line(errors[0])}", "red")
+        if warnings:
+            yield Text(f"{one.system}: {summary.warned} questions warned, the first: {_line(warnings[0])}", "yellow")
+
+
+def _line(text: str) -> str:
+    return one_line(printable(text), 300)
 
 
 def render_difference(difference: RunDifference) -> RenderableType:
-    """Give what changed between two runs as a table for a terminal."""
-    headings = ["questions", "evidence gained", "evidence lost", "plans changed", "tokens", "p50 ms"]
+    """Give what changed between two runs as a table, and the questions whose evidence changed."""
+    headings = [
+        "questions",
+        "evidence gained",
+        "evidence lost",
+        "plans changed",
+        "LLM calls",
+        "tokens",
+        "searches",
+        "p50 ms",
+    ]
     table = _table(f"From the first run to the second ({difference.dataset})", "system", headings)
     for one in difference.systems:
         table.add_row(
@@ -121,20 +131,31 @@ def render_difference(difference: RunDifference) -> RenderableType:
             str(sum(len(change.gained) for change in one.changes)),
             str(sum(len(change.lost) for change in one.changes)),
             str(sum(change.plan_changed for change in one.changes)),
+            f"{one.llm_calls:+.1f}",
             f"{one.tokens:+.1f}",
+            f"{one.searches:+.1f}",
             f"{one.milliseconds:+.0f}",
         )
-    lines: list[RenderableType] = [table]
-    for one in difference.systems:
-        for change in one.changes:
-            if change.gained or change.lost:
-                gained, lost = " ".join(change.gained) or "-", " ".join(change.lost) or "-"
-                lines.append(Text(f"{one.system} {change.query_id}: gained {gained}, lost {lost}"))
-    return Group(*lines)
+    notes = [Text(printable(note), "yellow") for note in difference.notes]
+    return Group(*notes, table, *(line for one in difference.systems for line in _changes(one)))
+
+
+def _changes(one: SystemDifference) -> Iterator[Text]:
+    changed = [change for change in one.changes if change.gained or change.lost]
+    for change in changed[:SHOWN]:
+        gained, lost = " ".join(change.gained) or "-", " ".join(change.lost) or "-"
+        yield Text(f"{one.system} {_line(change.query_id)}: gained {_line(gained)}, lost {_line(lost)}")
+        if change.plan_changed:
+            yield Text(
+                f"  planned {_line(' | '.join(change.plan))}; before {_line(' | '.join(change.plan_before))}", "dim"
+            )
+    if len(changed) > SHOWN:
+        yield Text(f"{one.system}: {len(changed) - SHOWN} further questions changed")
 
 
 def _table(title: str, first: str, headings: Sequence[str]) -> Table:
-    table = Table(first, title=title, title_justify="left")
+    table = Table(title=Text(printable(title)), title_justify="left")
+    table.add_column(first, overflow="fold")
     for heading in headings:
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", overflow="fold")
     return table

@@ -47,9 +47,7 @@ def planned_path(
     return rows
 
 
-def _case(
-    case: str, server: ModelServer, effort: str, path: list[str], runs: int, search_seconds: float
-) -> list[Row]:
+def _case(case: str, server: ModelServer, effort: str, path: list[str], runs: int, search_seconds: float) -> list[Row]:
     bench = Bench.build(server, native=True, latency=search_seconds)
     floor = "floor: " + " + ".join(step or "search" for step in path) + ", bare"
     rows = []

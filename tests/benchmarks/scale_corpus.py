@@ -84,7 +84,8 @@ class ScaleCorpus:
             return rng.standard_normal((len(topics), DIMENSION)).astype(np.float32)
         latent = self._topics[topics] + SPREAD * rng.standard_normal((len(topics), LATENT)).astype(np.float32)
         vectors = latent @ self._basis + NOISE * rng.standard_normal((len(topics), DIMENSION)).astype(np.float32)
-        return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+        unit: Floats = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
+        return unit
 
     def _texts(self, topics: Ints, rng: np.random.Generator, *, words: int, topic_words: int) -> list[str]:
         """Words by Zipf's law, and among them words of the topic's own (rare ones, shared with few topics)."""

@@ -150,7 +150,7 @@ def _timed(retriever: AgenticRetriever, query: str, times: Times) -> set[str]:
     return {node.node.node_id for node in found}
 
 
-def _exact(at: ScaleStore, values: Sequence[int], modulus: int, block: int = 50_000) -> list[set[str]]:
+def _exact(at: ScaleStore, values: Sequence[int], modulus: int, block: int = 10_000) -> list[set[str]]:
     """Give each query's nearest rows among those whose group is its value, by comparing with every row."""
     vectors, groups, queries = at.vectors(), at.groups() % modulus, at.corpus.query_vectors
     wanted = np.asarray(values)

@@ -29,6 +29,7 @@ def test_a_folder_in_a_report_out(folder: Path, tmp_path: Path) -> None:
     done = bench(*arguments, "--out", out)
     assert done.exit_code == 0, done.output
     assert "ORACLE" in done.output
+    assert "…" not in done.output
     kept = json.loads(out.read_text(encoding="utf-8"))
     assert [system["system"] for system in kept["systems"]] == ["bm25", "medium"]
     (vectors,) = cache.rglob("vectors.npy")
@@ -48,6 +49,38 @@ def test_recorded_plans_are_replayed(folder: Path, tmp_path: Path) -> None:
     done = bench(folder, "--cache", tmp_path / "c", "--systems", "low", "--plans", f"recorded:{plans}")
     assert done.exit_code == 0, done.output
     assert "recorded plans" in done.output
+    assert "1 queries were left out: plans.jsonl holds no plan for them" in " ".join(done.output.split())
+
+
+def test_a_run_is_recorded_and_replayed(folder: Path, tmp_path: Path) -> None:
+    """What --record keeps is a source of plans; the second run tells that it finds the same."""
+    arguments = (folder, "--cache", tmp_path / "c", "--systems", "bm25,low,medium")
+    first, second, kept = tmp_path / "a.json", tmp_path / "b.json", tmp_path / "kept"
+    assert bench(*arguments, "--record", kept, "--out", first).exit_code == 0
+    done = bench(*arguments, "--plans", f"recorded:{kept}", "--out", second)
+    assert done.exit_code == 0, done.output
+    assert "(recorded)" in done.output
+    changed = bench("--diff", first, second)
+    assert ": gained" not in changed.output
+    assert "plans differ" in changed.output
+    summary = json.loads(second.read_text(encoding="utf-8"))["summary"]
+    assert summary[2]["kinds"]["all"]["metrics"]["R@10"]["mean"] == 1
+
+
+def test_a_folder_without_recordings_is_refused(folder: Path, tmp_path: Path) -> None:
+    """The remedy is named; so is a replay that nothing would use."""
+    arguments = (folder, "--cache", tmp_path / "c", "--plans", f"recorded:{tmp_path}")
+    assert "run with --record" in str(bench(*arguments, "--systems", "low").exception)
+    assert "no system of --systems plans" in str(bench(*arguments, "--systems", "bm25").exception)
+
+
+def test_what_is_wrong_is_told_before_anything_is_embedded(folder: Path, tmp_path: Path) -> None:
+    """A run that could not be kept, and a system that nobody knows, leave no cache behind."""
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    arguments = (folder, "--cache", tmp_path / "c")
+    assert "can't be made" in str(bench(*arguments, "--out", tmp_path / "file" / "run.json").exception)
+    assert "sparse is unknown" in str(bench(*arguments, "--systems", "sparse").exception)
+    assert not (tmp_path / "c").exists()
 
 
 @pytest.mark.parametrize(

@@ -37,11 +37,11 @@ def test_a_split_is_read_from_qrels(folder: Path) -> None:
 
 
 def test_history_and_lists_of_types_are_read(tmp_path: Path) -> None:
-    """Turns before a question come along; several types are one name."""
+    """Turns before a question come along; several types are several kinds."""
     turns = [{"role": "user", "content": "hello"}]
     row = {"_id": "b1", "text": "and then?", "history": turns, "type": ["Factoid", "Short"]}
     (query,) = read_dataset(write_set(tmp_path / "s", queries=lines(row))).queries
-    assert (query.history, query.type) == ((("user", "hello"),), "Factoid, Short")
+    assert (query.history, query.kinds) == ((("user", "hello"),), ("Factoid", "Short"))
 
 
 def test_a_draw_is_the_same_for_a_seed(folder: Path) -> None:
@@ -69,6 +69,8 @@ def test_judgments_of_unknown_documents_are_told(tmp_path: Path) -> None:
         ({"queries": '{"_id": "b1", "text": "x", "history": "no"}'}, "history is a list"),
         ({"qrels": "b1\td1\t1\nb1\td1\n"}, r"qrels\.tsv, line 2: expected query-id, corpus-id and score"),
         ({"qrels": "b1\td1\t1\nb1\td1\tmuch\n"}, r"line 2: the score 'much' is no number"),
+        ({"qrels": "b1\td1\t1\nb1\td1\tnan\n"}, r"line 2: the score 'nan' is no finite number"),
+        ({"corpus": '{"_id": null, "text": "x"}'}, r"line 1: each line is a JSON object with an _id"),
         ({"qrels": "b1\td1\t0\n"}, "no query of queries.jsonl has a judgment above 0"),
     ],
 )
@@ -82,3 +84,27 @@ def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     """What a BEIR-form folder holds is named."""
     with pytest.raises(InvalidRequestError, match=r"corpus\.jsonl is missing: give a BEIR-form folder"):
         read_dataset(tmp_path)
+
+
+@pytest.mark.parametrize("file", ["corpus.jsonl", "qrels.tsv"])
+def test_other_encodings_are_told(folder: Path, file: str) -> None:
+    """The file and what it should be are named."""
+    (folder / file).write_bytes("b1\td1\t1\n\xe9".encode("utf-16"))
+    with pytest.raises(InvalidRequestError, match=rf"{file} can't be read as UTF-8"):
+        read_dataset(folder)
+
+
+def test_a_byte_order_mark_is_no_text(folder: Path) -> None:
+    """Files saved with one are read alike."""
+    for name in ("corpus.jsonl", "queries.jsonl", "qrels.tsv"):
+        (folder / name).write_text((folder / name).read_text(encoding="utf-8"), encoding="utf-8-sig")
+    assert len(read_dataset(folder).queries) == 2
+
+
+def test_a_part_of_a_set_tells_what_was_left_out(folder: Path) -> None:
+    """The reason stands among the warnings; nothing left is an error."""
+    part = read_dataset(folder).only({"p1", "elsewhere"}, "no plan")
+    assert [query.id for query in part.queries] == ["p1"]
+    assert part.warnings[-1] == "1 queries were left out: no plan"
+    with pytest.raises(InvalidRequestError, match="no query is left: no plan"):
+        part.only(set(), "no plan")

@@ -89,6 +89,20 @@ def test_a_paired_difference_is_told_from_noise() -> None:
     assert paired_bootstrap(base, better).mean == pytest.approx(-0.01)
 
 
+def test_a_difference_is_never_quite_sure() -> None:
+    """So many resamples can't show a p-value of 0; equal systems have 1."""
+    assert paired_bootstrap([1.0] * 50, [0.0] * 50, samples=999).p == pytest.approx(2 / 1000)
+    assert paired_bootstrap([1.0] * 50, [1.0] * 50).p == 1
+
+
+def test_many_values_are_resampled_in_parts_to_the_same_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What memory allows at once does not change the interval."""
+    values = np.random.default_rng(3).random(57).tolist()
+    whole = bootstrap_interval(values)
+    monkeypatch.setattr("llama_index_agentic_kb.evaluation.metrics.DRAWS_AT_ONCE", 100)
+    assert bootstrap_interval(values) == whole
+
+
 def test_unpaired_values_are_refused() -> None:
     """Pairs are of the same queries."""
     with pytest.raises(ValueError, match="same queries"):

@@ -17,6 +17,7 @@ from llama_index_agentic_kb.evaluation import (
     PlannedLLM,
     RecordedPlans,
 )
+from llama_index_agentic_kb.prompts import Passage, format_passages
 
 if TYPE_CHECKING:
     from tests.conftest import Serve
@@ -74,6 +75,66 @@ def test_the_same_plans_behind_a_server(dataset: Dataset, corpus: CorpusIndex, s
     assert found[0] == found[1]
 
 
+def findings_prompt(query: EvaluationQuery, steps: str, *passages: Passage) -> str:
+    evidence = f"<evidence>\n{format_passages(passages)}\n</evidence>\n\n"
+    return f"{evidence}Question: {query.text}\n\n<steps>\n{steps}\n</steps>\n<found>\n</found>\nFindings:"
+
+
+def findings_of(planned: PlannedLLM, prompt: str) -> dict[str, list[tuple[str, int]]]:
+    rows = [json.loads(line) for line in planned.reply_to(prompt).splitlines()]
+    return {row["step"]: [(answer["value"], answer["ref"]) for answer in row["answers"]] for row in rows}
+
+
+COMPARED = EvaluationQuery(
+    "c1",
+    "Which film has the director died first,\nRed Orchard or Silent Harbour?",
+    fields={
+        "decomposition": [
+            {"id": 1, "text": "Who directed Red Orchard?", "depends_on": [], "answer": "Jonas Weber"},
+            {"id": 2, "text": "Who directed Silent Harbour?", "depends_on": [], "answer": "Marta Lindqvist"},
+            {"id": 3, "text": "When did #1 die?", "depends_on": [1], "answer": "7 June 1971"},
+            {"id": 4, "text": "When did #2 die?", "depends_on": [2], "answer": None},
+        ]
+    },
+)
+
+
+def test_steps_of_one_form_are_told_by_their_answers() -> None:
+    """Both steps ask when somebody died: the name in the query tells; an answer that nobody recorded is none."""
+    planned = PlannedLLM(GoldPlans(), [COMPARED])
+    found = findings_of(
+        planned, findings_prompt(COMPARED, "b7: When did Marta Lindqvist die?\nb8: When did Weber die?")
+    )
+    assert found["b7"] == []
+    swapped = findings_of(planned, findings_prompt(COMPARED, "q4: When did she die?\nq3: When did Jonas Weber die?"))
+    assert swapped == {"q4": [], "q3": [("7 June 1971", 0)]}
+    assert findings_of(planned, findings_prompt(COMPARED, "q1: Something else?")) == {"q1": []}
+
+
+def test_an_answer_names_the_passage_that_holds_it() -> None:
+    """Out of several the one that has most of the question's words, titles counted; none where no passage does."""
+    planned = PlannedLLM(GoldPlans(), [COMPARED])
+    passages = (
+        Passage(1, "A letter", "Jonas Weber wrote it."),
+        Passage(2, "Red Orchard", "A film of 1940 directed by Jonas Weber."),
+        Passage(3, "Marta Lindqvister", "Another one."),
+    )
+    prompt = findings_prompt(COMPARED, "q1: Who directed Red Orchard?\nq2: Who directed Silent Harbour?", *passages)
+    assert findings_of(planned, prompt) == {"q1": [("Jonas Weber", 2)], "q2": [("Marta Lindqvist", 0)]}
+
+
+def test_questions_of_the_same_words_are_told_by_their_conversations() -> None:
+    """What "And then?" means came before it."""
+    asked = [
+        EvaluationQuery(str(at), "And then?", history=(("user", before),), fields={"rewrite": f"What after {before}?"})
+        for at, before in enumerate(("Apollo 11", "Gemini 4"))
+    ]
+    planned = PlannedLLM(GoldPlans(), asked)
+    for query, before in zip(asked, ("Apollo 11", "Gemini 4"), strict=True):
+        prompt = f"<conversation>\nuser: {before}\nuser: And then?\n</conversation>\n\nQuestion: {query.text}\nPlan:"
+        assert f"What after {before}?" in planned.reply_to(prompt)
+
+
 def test_other_prompts_are_refused(dataset: Dataset) -> None:
     """It is no model: what is not asked of a plan has no answer."""
     planned = PlannedLLM(GoldPlans(), dataset.queries)
@@ -84,8 +145,7 @@ def test_other_prompts_are_refused(dataset: Dataset) -> None:
 
 
 def test_queries_of_a_fusion_retriever_are_the_steps(dataset: Dataset) -> None:
-    """LlamaIndex's QueryFusionRetriever gets the gold queries, one a line."""
+    """LlamaIndex's QueryFusionRetriever gets the gold queries, one a line, references left out."""
     prompt = f"a helpful assistant that generates multiple search queries\nQuery: {question(dataset)}\nQueries:"
-    assert PlannedLLM(GoldPlans(), dataset.queries).complete(prompt).text.splitlines()[0] == (
-        "Who directed Silent Harbour?"
-    )
+    queries = PlannedLLM(GoldPlans(), dataset.queries).complete(prompt).text.splitlines()
+    assert queries == ["Who directed Silent Harbour?", "When did die?"]

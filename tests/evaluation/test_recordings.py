@@ -15,6 +15,7 @@ from llama_index_agentic_kb.evaluation import (
     assert_same_evidence,
     evaluate,
     make_systems,
+    recorded_llm,
 )
 from llama_index_agentic_kb.replay import RecordedLLM
 
@@ -66,9 +67,20 @@ def test_a_file_of_something_else_is_refused(tmp_path: Path) -> None:
 def test_a_run_keeps_its_retrievals(dataset: Dataset, corpus: CorpusIndex, tmp_path: Path) -> None:
     """One file a question and effort, each replayable."""
     made = make_systems(["low"], corpus, PlannedLLM(GoldPlans(), dataset.queries), documents=2, record=tmp_path)
-    evaluate(dataset, made, concurrency=1)
+    evaluate(dataset, made, concurrency=2)
     files = sorted(file.name for file in (tmp_path / "low").iterdir())
     assert files == ["b1.json", "p1.json"]
     loaded = RecordedRetrieval.load(tmp_path / "low" / "b1.json")
     llm = RecordedLLM(recording=loaded.recording)
     assert_same_evidence(loaded, AgenticRetriever(corpus.sources(), llm=llm, effort="low", similarity_top_k=2))
+
+
+def test_a_recorded_run_is_replayed_whole(dataset: Dataset, corpus: CorpusIndex, tmp_path: Path) -> None:
+    """Without the plans' source every question finds what it found, in as many calls."""
+    planned = PlannedLLM(GoldPlans(), dataset.queries)
+    first = evaluate(dataset, make_systems(["medium"], corpus, planned, documents=2, record=tmp_path))
+    replayed = {"medium": recorded_llm(tmp_path, "medium")}
+    again = evaluate(dataset, make_systems(["medium"], corpus, replayed, documents=2))
+    for before, after in zip(first.systems[0].results, again.systems[0].results, strict=True):
+        assert (after.plan, after.documents, after.error) == (before.plan, before.documents, None)
+        assert after.cost.llm_calls == before.cost.llm_calls > 0

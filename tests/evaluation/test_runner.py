@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -15,11 +16,13 @@ from llama_index_agentic_kb.evaluation import (
     GoldPlans,
     PlannedLLM,
     System,
+    aevaluate,
     compare_runs,
     evaluate,
     make_systems,
+    summarize,
 )
-from llama_index_agentic_kb.evaluation.report import plan_value, render_difference, render_run
+from llama_index_agentic_kb.evaluation.report import render_difference, render_run
 from llama_index_agentic_kb.evaluation.systems import SYSTEMS, Found
 
 
@@ -48,11 +51,41 @@ def test_dependent_steps_find_what_one_query_misses(run: EvaluationRun) -> None:
 
 
 def test_costs_are_counted(run: EvaluationRun) -> None:
-    """A plan costs a call, findings and a look for gaps one each; a search is a query at a source."""
+    """A plan costs a call, findings and a look for gaps one each; each query is embedded once, at two sources."""
     costs = {one.system: one.results[0].cost for one in run.systems}
-    assert [costs[name].llm_calls for name in ("dense", "minimal", "low", "medium")] == [0, 0, 1, 3]
+    calls = {name: cost.llm_calls for name, cost in costs.items() if name != "auto"}
+    assert calls == {"dense": 0, "bm25": 0, "hybrid": 0, "query_fusion": 1, "minimal": 0, "low": 1, "medium": 3}
     assert costs["low"].input_tokens > 100 > costs["minimal"].input_tokens == 0
-    assert (costs["minimal"].searches, costs["low"].searches, costs["medium"].queries) == (2, 6, 3)
+    assert costs["medium"].output_tokens > costs["low"].output_tokens > 10
+    assert costs["query_fusion"].output_tokens > 0
+    texts = {name: costs[name].embedded_texts for name in ("dense", "bm25", "hybrid", "minimal", "low", "medium")}
+    assert texts == {"dense": 2, "bm25": 0, "hybrid": 2, "minimal": 1, "low": 3, "medium": 3}
+    searches = {name: costs[name].searches for name in ("dense", "bm25", "hybrid", "minimal", "low", "medium")}
+    assert searches == {"dense": 2, "bm25": 2, "hybrid": 4, "minimal": 4, "low": 12, "medium": 12}
+
+
+def test_costs_of_questions_side_by_side_are_kept_apart(dataset: Dataset, corpus: CorpusIndex) -> None:
+    """Eight askings at once cost what one alone costs, each."""
+    planned = PlannedLLM(GoldPlans(), dataset.queries)
+    (system,) = make_systems(["medium"], corpus, planned, documents=2, options={"embedding_cache": None})
+
+    async def ask(times: int) -> list[Any]:
+        return [found.cost for found in await asyncio.gather(*(system.ask(dataset.queries[0]) for _ in range(times)))]
+
+    (alone,) = asyncio.run(ask(1))
+    assert asyncio.run(ask(8)) == [alone] * 8
+
+
+async def test_a_run_inside_a_loop(dataset: Dataset, corpus: CorpusIndex) -> None:
+    """Notebooks have a running loop."""
+    told = await aevaluate(dataset, make_systems(["bm25"], corpus, None, documents=2), cutoffs=[1])
+    assert len(told.systems[0].results) == 2
+
+
+def test_query_fusion_without_a_model_asks_none(dataset: Dataset, corpus: CorpusIndex) -> None:
+    """It searches the question alone, and needs no key."""
+    (system,) = evaluate(dataset, make_systems(["query_fusion"], corpus, None, documents=2)).systems
+    assert [(result.error, result.cost.llm_calls) for result in system.results] == [(None, 0), (None, 0)]
 
 
 def test_a_run_survives_json(run: EvaluationRun) -> None:
@@ -94,15 +127,46 @@ def shown(run: EvaluationRun) -> str:
 
 
 def test_the_report_names_the_oracle_and_what_the_plan_was_worth(run: EvaluationRun) -> None:
-    """Quality with intervals, costs, kinds of questions; an oracle is called one."""
-    report = shown(run)
-    assert "plans: ORACLE plans (gold fields)" in report
+    """Quality with intervals, costs, kinds of questions; in each table an oracle is called one."""
+    report = " ".join(shown(run).split())
+    assert report.count("plans: ORACLE plans (gold fields)") == 3
     assert "bridge (1)" in report
     assert "plan value" in report
     assert "1 queries have no judgment above 0" in report
-    low = run.run_of("medium")
-    assert low is not None
-    assert plan_value(run, low).startswith("+33.3 %")
+
+
+def made_up(**documents: list[list[str]]) -> EvaluationRun:
+    """Give a run of systems that find what is told, over four questions of two relevant documents each."""
+
+    def system(name: str, found: list[list[str]]) -> System:
+        async def ask(query: EvaluationQuery) -> Found:
+            return Found(found[int(query.id)], plan=[query.text])
+
+        return System(name, ask)
+
+    kinds = [("a",), ("a", "b"), ("b",), ("a",)]
+    queries = [EvaluationQuery(str(at), f"question {at}", kinds[at]) for at in range(4)]
+    relevant = {query.id: {"x": 1.0, "y": 1.0} for query in queries}
+    return evaluate(Dataset("made up", [], queries, relevant), [system(*one) for one in documents.items()], cutoffs=[2])
+
+
+def test_a_run_in_numbers() -> None:
+    """By kind, beside the baseline, and what a plan was worth: 6 of 8 gained, 1 lost, worked out by hand."""
+    told = made_up(
+        hybrid=[["x"], ["x"], [], []], minimal=[["x"], [], [], []], low=[["y"], ["x", "y"], ["x", "y"], ["z", "x"]]
+    )
+    hybrid, minimal, low = summarize(told)
+    assert {name: kind.questions for name, kind in low.kinds.items()} == {"all": 4, "a": 3, "b": 2}
+    assert low.kinds["all"].metrics["R@2"].mean == pytest.approx((0.5 + 1 + 1 + 0.5) / 4)
+    assert low.kinds["b"].metrics["All@2"].mean == 1
+    assert low.kinds["a"].differences["R@2"].mean == pytest.approx((0 + 0.5 + 0.5) / 3)
+    assert low.kinds["b"].differences["R@2"].significant
+    assert not hybrid.kinds["all"].differences
+    assert minimal.plan_value is None
+    assert low.plan_value is not None
+    assert [low.plan_value.gained, low.plan_value.lost] == pytest.approx([6 / 8, 1 / 8])
+    assert "50.0 (+50.0)" in shown(told)
+    assert "100.0 (+100.0*)" in shown(told)
 
 
 def test_two_runs_are_compared(run: EvaluationRun) -> None:
@@ -120,6 +184,19 @@ def test_two_runs_are_compared(run: EvaluationRun) -> None:
     with console.capture() as captured:
         console.print(render_difference(difference))
     assert "dense b1: gained -, lost" in captured.get()
+    assert "planned another; before When did the director" in captured.get()
+    assert difference.notes == ()
+    changed.plans = "other plans"
+    changed.settings = {"concurrency": 1}
+    changed.systems = changed.systems[:2]
+    assert [note.split(":")[0] for note in compare_runs(run, changed).notes] == [
+        "plans differ",
+        "concurrency differs",
+        "only one of the runs has auto, hybrid, low, medium, minimal, query_fusion; left out",
+    ]
+    changed.systems = []
+    with pytest.raises(InvalidRequestError, match="no system in common"):
+        compare_runs(run, changed)
     changed.dataset = "another"
     with pytest.raises(InvalidRequestError, match="can't be compared"):
         compare_runs(run, changed)
