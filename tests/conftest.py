@@ -22,6 +22,10 @@ Serve: TypeAlias = "Callable[[Answer | Sequence[Answer] | Callable[[ChatRequest]
 settings.register_profile("same-each-run", derandomize=True)  # a run tells of the change it tests; fuzzing is apart
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same-each-run"))
 
+# Threads of torch that spin while they wait slow each other down where more run than there are cores, up to tenfold.
+# Read when torch is loaded, here and in the programs that tests start.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
 _KEYS = ("OPENAI_API_KEY", "OPENAI_API_BASE", "OPENAI_BASE_URL", "OPENAI_ORG_ID", "OPENAI_ORGANIZATION")
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "FTP_PROXY", "NO_PROXY")
 
