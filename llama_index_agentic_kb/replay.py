@@ -187,7 +187,10 @@ class RecordedLLM(ReplyingLLM):
     def metadata(self) -> LLMMetadata:
         """Name the model as recorded."""
         return LLMMetadata(
-            context_window=self.context_window, num_output=1_024, model_name=f"{self.recording.model} (recorded)"
+            context_window=self.context_window,
+            num_output=1_024,
+            is_chat_model=True,  # asked as those are whose replies were recorded
+            model_name=f"{self.recording.model} (recorded)",
         )
 
     def reply_to(self, prompt: str) -> str:
