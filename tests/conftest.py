@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from llama_index_agentic_kb.testing import ChatRequest, Fault, LoopbackOpenAI, Reply
 
@@ -19,7 +19,10 @@ if TYPE_CHECKING:
 Answer: TypeAlias = "str | Reply | Fault"
 Serve: TypeAlias = "Callable[[Answer | Sequence[Answer] | Callable[[ChatRequest], Answer]], LoopbackOpenAI]"
 
-settings.register_profile("same-each-run", derandomize=True)  # a run tells of the change it tests; fuzzing is apart
+# A run tells of the change it tests, not of the machine or of chance: fuzzing is apart.
+settings.register_profile(
+    "same-each-run", derandomize=True, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same-each-run"))
 
 # Threads of torch that spin while they wait slow each other down where more run than there are cores, up to tenfold.
