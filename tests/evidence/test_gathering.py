@@ -304,7 +304,7 @@ def test_an_uncalibrated_reranker_orders_and_drops_nothing(make_lane: MakeLane) 
     ]
 
 
-@pytest.mark.parametrize("latency", [0.0, 0.5])
+@pytest.mark.parametrize("latency", [0.0, 3.0])
 def test_a_reranker_that_fails_leaves_the_fused_order(make_lane: MakeLane, latency: float) -> None:
     """Whether it raises or is late: nothing is raised or dropped, and the account says so, without secrets."""
     overlap = OverlapReranker(latency=latency, fault=None if latency else OSError("no way to http://me:pw123456@host"))
@@ -313,7 +313,7 @@ def test_a_reranker_that_fails_leaves_the_fused_order(make_lane: MakeLane, laten
         reranked_lanes(make_lane),
         reranker=Reranker(overlap, calibration=SHARE, timeout=0.1),
     )
-    assert time.monotonic() - begun < 0.4
+    assert time.monotonic() - begun < 2.5
     assert [(one.node_id, one.score) for one in made.nodes] == [(name, 0.5) for name in ("low", "half", "one", "zero")]
     assert made.counts == Counts(candidates=6, merged=2, kept=4, reranked=6)
     reason = "reranker OverlapReranker was" if latency else r"no way to http://***@host"
@@ -349,10 +349,10 @@ def test_only_so_many_candidates_are_read(make_lane: MakeLane) -> None:
 def test_sub_queries_are_reranked_side_by_side(make_lane: MakeLane) -> None:
     """With as many threads as sub-queries it takes the time of one."""
     lanes = [make_lane(n, [("a", 0.5)], query=f"q{n}") for n in range(4)]
-    reranker = Reranker(OverlapReranker(latency=0.1), max_concurrency=4)
+    reranker = Reranker(OverlapReranker(latency=0.5), max_concurrency=4)
     begun = time.monotonic()
     assert gathered(lanes, reranker=reranker).counts.reranked == 4
-    assert time.monotonic() - begun < 0.3
+    assert time.monotonic() - begun < 1.9
 
 
 # -- left as it is --------------------------------------------------------------------------------------------------

@@ -109,7 +109,7 @@ async def test_a_late_native_call_is_cancelled_and_not_waited_for() -> None:
         try:
             await asyncio.sleep(60)
         except asyncio.CancelledError:
-            await asyncio.sleep(0.3)
+            await asyncio.sleep(2)
 
     def flow() -> Flow[None]:
         yield Call(native=stubborn, deadline=deadline_after(0.02))
@@ -117,8 +117,10 @@ async def test_a_late_native_call_is_cancelled_and_not_waited_for() -> None:
     started = time.monotonic()
     with pytest.raises(DeadlineExceededError):
         await arun(flow())
-    assert time.monotonic() - started < 0.25
-    await asyncio.gather(*others())
+    assert time.monotonic() - started < 1.9
+    for other in others():
+        other.cancel()
+    await asyncio.gather(*others(), return_exceptions=True)
 
 
 @pytest.mark.parametrize("how", ["deadline", "caller", "close"])

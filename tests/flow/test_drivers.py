@@ -384,7 +384,7 @@ def test_what_was_started_ends_with_the_root(driver: Driver, leaves: Leaves) -> 
     def child(name: str) -> Flow[None]:
         try:
             told.append(f"{name} began")
-            yield leaves.call(lambda: None, 0.3)
+            yield leaves.call(lambda: None, 2.0)
         finally:
             told.append(f"{name} closed")
 
@@ -397,7 +397,7 @@ def test_what_was_started_ends_with_the_root(driver: Driver, leaves: Leaves) -> 
 
     started = time.monotonic()
     assert driver.run(flow()) == "root"
-    assert time.monotonic() - started < 0.28
+    assert time.monotonic() - started < 1.9
     assert "one closed" in told
     assert ("two began" in told) == ("two closed" in told)
 

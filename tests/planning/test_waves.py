@@ -130,7 +130,7 @@ def test_a_child_begins_while_the_findings_are_still_written(native: bool) -> No
 
 def test_searches_begin_while_the_plan_is_still_written(native: bool) -> None:
     """The question is searched before the planner answers, and a sub-query before the plan's last token."""
-    plan = ScriptedReply(steps(DIRECTOR, {"query": "x" * 300}), latency=0.3, chunk_size=20, chunk_delay=0.05)
+    plan = ScriptedReply(steps(DIRECTOR, {"query": "x" * 300}), latency=1.0, chunk_size=20, chunk_delay=0.05)
     made = world(plan=plan).search(QUESTION, native=native)
     (planned,) = planning_of(made, "plan")
     began = {one.sub_query_id: one for one in searches_of(made)}
@@ -139,7 +139,7 @@ def test_searches_begin_while_the_plan_is_still_written(native: bool) -> None:
     assert began["q1"].started_at is not None
     assert (planned.completed_at - began["q1"].started_at).total_seconds() > 0.2
     assert began["q0"].started_at is not None
-    assert (began["q0"].started_at - planned.started_at).total_seconds() < 0.25
+    assert (began["q0"].started_at - planned.started_at).total_seconds() < 0.9
 
 
 def test_the_real_client_plans_and_reads(native: bool) -> None:

@@ -162,8 +162,8 @@ def test_failures_and_hangs_are_raised_to_the_caller() -> None:
     for timeout, seconds in ((0.05, 10.0), (20.0, 0.05)):
         begun = time.monotonic()
         with pytest.raises(DeadlineExceededError, match="reranker OverlapReranker"):
-            ranks(Reranker(OverlapReranker(latency=0.5), timeout=timeout), seconds=seconds)
-        assert time.monotonic() - begun < 0.4
+            ranks(Reranker(OverlapReranker(latency=3.0), timeout=timeout), seconds=seconds)
+        assert time.monotonic() - begun < 2.5
 
 
 async def test_a_model_in_this_process_is_asked_one_at_a_time() -> None:
