@@ -39,6 +39,7 @@ from llama_index_agentic_kb._flow import (
 )
 from llama_index_agentic_kb.account import GuardedCallbacks
 from llama_index_agentic_kb.evidence.gathering import PROVENANCE_KEY
+from llama_index_agentic_kb.evidence.postprocessing import postprocess
 from llama_index_agentic_kb.prompts import format_question
 from llama_index_agentic_kb.retriever import AgenticRetriever, Retrieval
 from llama_index_agentic_kb.schema import (
@@ -207,21 +208,18 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
         share = 0.4 if getattr(self.synthesizer, "needs_llm", True) else 0.05
         retrieval = yield from self.retriever.retrieval(request, bundle=bundle, answer_share=share, observer=observer)
         query = bundle or QueryBundle(retrieval.scope.question)
-        found = len(retrieval.nodes)
-        for postprocessor in self.node_postprocessors:
-            retrieval.nodes = yield Call(
-                sync=partial(postprocessor.postprocess_nodes, retrieval.nodes, query_bundle=query),
-                deadline=retrieval.budget.deadline,
-                what=f"node postprocessor {type(postprocessor).__name__}",
-            )
+        left = yield from postprocess(
+            retrieval.nodes, self.node_postprocessors, query, retrieval.budget.evidence_deadline
+        )
+        retrieval.nodes = left.nodes
+        retrieval.missing += [part for part in (left.missing,) if part is not None]
         reasoning = retrieval.log.last(AgenticReasoningActivity)
         if self.node_postprocessors and reasoning is not None:
-            kept = len(retrieval.nodes)
             retrieval.log.amend(
                 reasoning,
-                kept=kept,
-                dropped_by_postprocessors=(reasoning.dropped_by_postprocessors or 0) + max(0, found - kept),
-                added_by_postprocessors=(reasoning.added_by_postprocessors or 0) + max(0, kept - found),
+                kept=len(left.nodes),
+                dropped_by_postprocessors=(reasoning.dropped_by_postprocessors or 0) + left.dropped,
+                added_by_postprocessors=(reasoning.added_by_postprocessors or 0) + left.added,
             )
         if not retrieval.nodes:
             candidates = reasoning.candidates if reasoning is not None else 0

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.callbacks import CallbackManager
@@ -18,9 +18,10 @@ from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.prompts.mixin import PromptDictType
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
-from llama_index_agentic_kb._flow import Call, Flow, arun, run
+from llama_index_agentic_kb._flow import Call, Flow, WorkerPool, arun, run
+from llama_index_agentic_kb._text import redacted
 from llama_index_agentic_kb.account import ActivityLog, Budget, GuardedCallbacks
-from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError
+from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError, InvalidRequestError
 from llama_index_agentic_kb.evidence.gathering import Fusion, gather_evidence, references
 from llama_index_agentic_kb.evidence.options import EvidenceOptions, as_processing
 from llama_index_agentic_kb.llm import LanguageModel, resolve_llm
@@ -52,6 +53,12 @@ from llama_index_agentic_kb.sources.filters import FilterLike, to_tree
 from llama_index_agentic_kb.sources.selection import SelectedSource, as_source, by_name, select
 
 __all__ = ["AgenticRetriever", "Retrieval"]
+
+MEMORY_SECONDS: Final = 5.0
+"""Time to read a shared memory at most; a quarter of the time for searching where that is less."""
+
+_MEMORIES: Final = WorkerPool("memories")
+"""Of their own: those that hang take no thread from anything else."""
 
 
 @dataclass(slots=True)
@@ -258,7 +265,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         if request.results_processing is not None:
             options = replace(options, results_processing=request.results_processing)
         selected = select(self.sources, request, self.filters, calibrated=options.calibrated)
-        memory = yield from self._remember(request.question, budget.retrieval_stage(limits.planning_seconds))
+        memory, forgotten = yield from self._remember(request.question, budget.retrieval_share(0.25, MEMORY_SECONDS))
         scope = Scope.of(request, memory)
         fan_out = FanOut(
             selected,
@@ -272,17 +279,26 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         strategy = Strategy(effort, limits, self._agents, options)
         searched = yield from strategy.search(scope, fan_out, budget, log)
         raise_if_lost(searched.lanes)
-        missing = missing_parts(searched.lanes)
+        missing = [*forgotten, *missing_parts(searched.lanes)]
         retrieval = Retrieval([], searched.plan, log, budget, missing, selected, scope, searched.findings)
         yield from self._reason(retrieval, searched, strategy, bundle or QueryBundle(request.question))
         return retrieval
 
-    def _remember(self, question: str, deadline: float | None) -> Flow[list[Any]]:
-        """Read the shared memory as LlamaIndex's chat engines do: some memories look up what the question is about."""
+    def _remember(self, question: str, deadline: float | None) -> Flow[tuple[list[Any], list[MissingPart]]]:
+        """Read the shared memory as LlamaIndex's chat engines do: some memories look up what the question is about.
+
+        Returns:
+            The conversation; and, where it could not be read, that it is missing: the question is then searched alone.
+        """
         if self.memory is None:
-            return []
+            return [], []
         read, aread = partial(self.memory.get, input=question), partial(self.memory.aget, input=question)
-        return list((yield Call(sync=read, native=aread, deadline=deadline, what="memory")))
+        try:
+            return list((yield Call(sync=read, native=aread, deadline=deadline, pool=_MEMORIES, what="memory"))), []
+        except Exception as error:  # noqa: BLE001 (whatever a memory raises; the question can be searched all the same)
+            outcome = Outcome.TIMEOUT if isinstance(error, DeadlineExceededError) else Outcome.ERROR
+            reason = redacted(f"the conversation could not be read: {error or type(error).__name__}")
+            return [], [MissingPart(what="memory", outcome=outcome, reason=reason)]
 
     def _reason(self, retrieval: Retrieval, searched: Searched, strategy: Strategy, bundle: QueryBundle) -> Flow[None]:
         """Make one list of evidence out of the lanes, and count what became of every candidate."""
@@ -307,7 +323,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
                 bundle=bundle,
                 ranked=ranked,
                 wanted=wanted,
-                deadline=budget.deadline,
+                deadline=budget.evidence_deadline,
                 rerank_deadline=budget.retrieval_deadline,
             )
         except GeneratorExit:
@@ -319,6 +335,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         for search, fields in gathered.searches:
             log.amend(search, **fields)
         retrieval.nodes, counts = gathered.nodes, gathered.counts
+        retrieval.missing += [part for part in (gathered.missing,) if part is not None]
         log.close(
             record,
             outcome=Outcome.OK if retrieval.nodes else Outcome.EMPTY,

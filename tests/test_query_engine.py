@@ -4,15 +4,18 @@ import asyncio
 import json
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from llama_index.core import Document, VectorStoreIndex
 from llama_index.core.base.response.schema import AsyncStreamingResponse, PydanticResponse, StreamingResponse
 from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
 from llama_index.core.postprocessor import SimilarityPostprocessor
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.query_engine import RouterQueryEngine
 from llama_index.core.response_synthesizers import ResponseMode
 from llama_index.core.response_synthesizers import get_response_synthesizer as core_synthesizer
+from llama_index.core.schema import NodeWithScore, QueryBundle
 from llama_index.core.selectors import LLMSingleSelector
 from llama_index.core.tools import QueryEngineTool
 from pydantic import BaseModel
@@ -197,6 +200,34 @@ def test_node_postprocessors_apply(server: LoopbackOpenAI) -> None:
     assert 0 < len(response.source_nodes) < 4
     assert [reference.id for reference in account(response).references] == [
         str(number) for number in range(len(response.source_nodes))
+    ]
+
+
+class Hanging(BaseNodePostprocessor):
+    """Takes far longer than anybody waits."""
+
+    def _postprocess_nodes(
+        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
+    ) -> list[NodeWithScore]:
+        time.sleep(4)
+        return nodes
+
+
+@pytest.mark.parametrize("where", ["retriever", "engine"])
+def test_a_hanging_postprocessor_is_never_passed_by(where: str) -> None:
+    """What it was given is withheld, and told, by the deadline."""
+    kwargs: dict[str, Any] = {"retriever": {}, "engine": {}}
+    kwargs[where] = {"node_postprocessors": [Hanging()]}
+    retriever = AgenticRetriever(sources(), max_runtime_in_seconds=0.5, **kwargs["retriever"])
+    began = time.monotonic()
+    response = AgenticQueryEngine(retriever, **kwargs["engine"]).query(QUESTION)
+    assert time.monotonic() - began < 3
+    assert response.source_nodes == []
+    told = account(response)
+    assert told.status_code == 206
+    assert [(part.what, part.outcome) for part in told.missing] == [
+        ("node postprocessor Hanging", "timeout"),
+        ("evidence", "empty"),
     ]
 
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -320,6 +321,27 @@ def test_a_memory_is_asked_what_the_question_is() -> None:
 
     AgenticRetriever(sources(), memory=Looking.from_defaults()).retrieve(QUESTION)
     assert asked == [QUESTION]
+
+
+@pytest.mark.parametrize(("hangs", "outcome"), [(True, "timeout"), (False, "error")])
+def test_a_memory_that_fails_costs_the_conversation_only(hangs: bool, outcome: str) -> None:
+    """The question is searched alone, and what is missing is told."""
+
+    class Broken(ChatMemoryBuffer):
+        def get(self, *args: Any, **kwargs: Any) -> list[ChatMessage]:
+            if hangs:
+                time.sleep(4)
+            raise ConnectionError("no way to http://me:secret-1234@memory")
+
+    began = time.monotonic()
+    made = retrieval(
+        AgenticRetriever(sources(), memory=Broken.from_defaults(), max_runtime_in_seconds=1.0 if hangs else None)
+    )
+    assert time.monotonic() - began < 3
+    assert made.nodes
+    assert [(part.what, part.outcome) for part in made.missing] == [("memory", outcome)]
+    assert "the conversation could not be read" in made.missing[0].reason
+    assert "secret" not in made.missing[0].reason
 
 
 def test_the_real_client_plans(serve: Serve) -> None:

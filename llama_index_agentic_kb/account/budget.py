@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from llama_index_agentic_kb._flow import deadline_after, earliest
+from llama_index_agentic_kb.account.retry_budget import RetryBudget
 
 __all__ = ["Budget"]
 
@@ -21,6 +22,7 @@ class Budget:
         output_tokens: Tokens of the extracted data or the answer; None is no limit.
         output_documents: Documents in the response; None is no limit.
         retrieval_seconds: Time that searching may take at most; None is no limit of its own.
+        retries: How many retries all calls of the request may make together.
     """
 
     started: float
@@ -29,6 +31,7 @@ class Budget:
     output_tokens: int | None = None
     output_documents: int | None = None
     retrieval_seconds: float | None = None
+    retries: RetryBudget = field(default_factory=RetryBudget)
 
     @classmethod
     def start(
@@ -39,11 +42,13 @@ class Budget:
         output_tokens: int | None = None,
         output_documents: int | None = None,
         retrieval_seconds: float | None = None,
+        retries: RetryBudget | None = None,
     ) -> Budget:
         """Start the clock: the deadline is ``seconds`` from now, None is no deadline."""
         now = time.monotonic()
         deadline = None if seconds is None else now + seconds
-        return cls(now, deadline, answer_share, output_tokens, output_documents, retrieval_seconds)
+        limits = (output_tokens, output_documents, retrieval_seconds)
+        return cls(now, deadline, answer_share, *limits, retries or RetryBudget())
 
     @property
     def left(self) -> float | None:
@@ -54,9 +59,27 @@ class Budget:
     def retrieval_deadline(self) -> float | None:
         """``time.monotonic()`` at which searching ends, so that the answer keeps its share."""
         longest = None if self.retrieval_seconds is None else self.started + self.retrieval_seconds
+        return earliest(longest, self._before_answer(1.0))
+
+    @property
+    def evidence_deadline(self) -> float | None:
+        """``time.monotonic()`` at which the evidence must stand: half of the answer's share after that of searching.
+
+        Where searches or a reranker hang, nothing would else be left for the postprocessors that come after them.
+        """
+        return self._before_answer(0.5)
+
+    def _before_answer(self, part: float) -> float | None:
+        """Give the time at which ``part`` of the answer's share is left."""
         if self.deadline is None:
-            return longest
-        return earliest(longest, self.deadline - self.answer_share * (self.deadline - self.started))
+            return None
+        return self.deadline - part * self.answer_share * (self.deadline - self.started)
+
+    def retrieval_share(self, part: float, seconds: float) -> float | None:
+        """Give the deadline of what comes before searching: ``seconds``, and ``part`` (0 to 1) of its time, at most."""
+        searching = self.retrieval_deadline
+        share = None if searching is None else self.started + part * (searching - self.started)
+        return earliest(share, deadline_after(seconds))
 
     def retrieval_stage(self, seconds: float | None) -> float | None:
         """Give the deadline of a stage of the retrieval that may take ``seconds`` from now."""

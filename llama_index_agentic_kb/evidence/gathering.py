@@ -26,9 +26,10 @@ from llama_index_agentic_kb.evidence.candidates import (
     lists_by_sub_query,
 )
 from llama_index_agentic_kb.evidence.options import EvidenceOptions
+from llama_index_agentic_kb.evidence.postprocessing import postprocess
 from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY, provenance, references
 from llama_index_agentic_kb.evidence.reranking import Reranking, rerank
-from llama_index_agentic_kb.schema import ResultsProcessing, SourceActivity
+from llama_index_agentic_kb.schema import MissingPart, ResultsProcessing, SourceActivity
 from llama_index_agentic_kb.search.fusion import Fused, interleave, with_coverage
 from llama_index_agentic_kb.sources.base import NodeKey, node_key
 from llama_index_agentic_kb.sources.fan_out import Lane
@@ -96,12 +97,14 @@ class Gathered:
         counts: What became of every candidate.
         warning: What went wrong without ending the request: a reranker that failed.
         searches: The records of searches that a threshold cut, each with the fields that it changes.
+        missing: Why evidence was withheld; None where none was.
     """
 
     nodes: list[NodeWithScore]
     counts: Counts = field(default_factory=Counts)
     warning: str | None = None
     searches: list[tuple[SourceActivity, dict[str, int]]] = field(default_factory=list)
+    missing: MissingPart | None = None
 
 
 def gather_evidence(
@@ -128,8 +131,8 @@ def gather_evidence(
         bundle: The question, for the postprocessors.
         ranked: How many candidates of each sub-query the reranker reads, and how many fused nodes the postprocessors.
         wanted: How many nodes are kept.
-        deadline: ``time.monotonic()`` at which a postprocessor is given up: an error, for it may be what keeps a
-            document from the answer.
+        deadline: ``time.monotonic()`` at which a postprocessor is given up, and what it was given withheld: it may be
+            what keeps a document from the answer.
         rerank_deadline: ``time.monotonic()`` at which the reranker is given up; None is ``deadline``.
     """
     found = sum(len(one.nodes) for lane in lanes for one in lane.lists)
@@ -147,8 +150,8 @@ def gather_evidence(
         lambda: _order(reranking, candidates, options, wanted, in_turns=bool(untouched)), len(candidates)
     )
     seen = [candidates[fused.key].evidence() for fused in order[:ranked]]
-    nodes, dropped, added = yield from _postprocess(seen, options, bundle, deadline)
-    capped = cap_per_source(nodes, selected)
+    left = yield from postprocess(seen, options.postprocessors, bundle, deadline)
+    capped = cap_per_source(left.nodes, selected)
     arranged = _arrange(capped, wanted, options, as_they_are=bool(untouched))
     below, left_out = len(reranking.below), len(reranking.left_out)
     counts = Counts(
@@ -157,13 +160,14 @@ def gather_evidence(
         joined=arranged.used - len(arranged.nodes),
         kept=len(arranged.nodes),
         dropped_by_threshold=below,
-        dropped_by_postprocessors=dropped + left_out,
-        dropped_by_cap=len(nodes) - len(capped),
+        dropped_by_postprocessors=left.dropped + left_out,
+        dropped_by_cap=len(left.nodes) - len(capped),
         dropped_by_budget=len(candidates) - below - left_out - len(seen) + len(capped) - arranged.used,
-        added_by_postprocessors=added,
+        added_by_postprocessors=left.added,
         reranked=reranking.read,
     )
-    return Gathered(arranged.nodes, counts, reranking.warning, _cut_searches(lanes, reranking, options))
+    searches = _cut_searches(lanes, reranking, options)
+    return Gathered(arranged.nodes, counts, reranking.warning, searches, left.missing)
 
 
 def _processing(lane: Lane, selected: Mapping[str, SelectedSource], options: EvidenceOptions) -> ResultsProcessing:
@@ -214,23 +218,6 @@ def _order(
         fused = [replace(item, score=candidates[item.key].reranker_score or 0.0) for item in fused]
         fused.sort(key=lambda item: -item.score)
     return with_coverage(fused, lists, depth=options.coverage_depth, places=wanted)
-
-
-def _postprocess(
-    nodes: list[NodeWithScore], options: EvidenceOptions, bundle: QueryBundle, deadline: float | None
-) -> Flow[tuple[list[NodeWithScore], int, int]]:
-    """Give the nodes that the postprocessors left, and how many they dropped and added."""
-    dropped = added = 0
-    for postprocessor in options.postprocessors:
-        before = len(nodes)
-        nodes = yield Call(
-            sync=partial(postprocessor.postprocess_nodes, nodes, query_bundle=bundle),
-            deadline=deadline,
-            what=f"node postprocessor {type(postprocessor).__name__}",
-        )
-        dropped += max(0, before - len(nodes))
-        added += max(0, len(nodes) - before)
-    return nodes, dropped, added
 
 
 def cap_per_source(nodes: Sequence[NodeWithScore], selected: Mapping[str, SelectedSource]) -> list[NodeWithScore]:

@@ -13,7 +13,7 @@ from llama_index.core.schema import NodeRelationship, NodeWithScore, QueryBundle
 
 from llama_index_agentic_kb import KnowledgeSource, RetrievalRequest, interleave, reciprocal_rank_fusion
 from llama_index_agentic_kb._flow import run
-from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError
+from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.evidence.gathering import (
     Counts,
     EvidenceOptions,
@@ -24,7 +24,7 @@ from llama_index_agentic_kb.evidence.gathering import (
     references,
 )
 from llama_index_agentic_kb.evidence.options import as_processing
-from llama_index_agentic_kb.schema import ResultsProcessing
+from llama_index_agentic_kb.schema import Outcome, ResultsProcessing
 from llama_index_agentic_kb.search.calibration import Calibration
 from llama_index_agentic_kb.search.rerank import Reranker
 from llama_index_agentic_kb.sources.fan_out import Lane
@@ -167,10 +167,15 @@ def test_a_postprocessor_may_add_nodes(make_lane: MakeLane) -> None:
     assert made.counts == Counts(candidates=1, kept=2, dropped_by_budget=2, added_by_postprocessors=3)
 
 
-def test_a_postprocessor_that_hangs_is_an_error(make_lane: MakeLane) -> None:
-    """It is never skipped, for it may be what keeps a document from the answer."""
-    with pytest.raises(DeadlineExceededError, match="node postprocessor Change was still running"):
-        gathered([make_lane(0, [("a", 0.9)])], Change(latency=1.0), seconds=0.05)
+def test_what_a_hanging_postprocessor_was_given_is_withheld(make_lane: MakeLane) -> None:
+    """It is never passed by, for it may be what keeps a document from the answer; what is missing is told."""
+    made = gathered([make_lane(0, [("a", 0.9)])], Change(adds=1), Change(latency=3.0), Change(), seconds=0.2)
+    assert made.nodes == []
+    assert made.counts == Counts(candidates=1, dropped_by_postprocessors=2, added_by_postprocessors=1)
+    assert balance(made.counts) == 0
+    assert made.missing is not None
+    assert (made.missing.what, made.missing.outcome) == ("node postprocessor Change", Outcome.TIMEOUT)
+    assert "was still running at its deadline; what it was given is withheld" in made.missing.reason
 
 
 NAMES = [f"{letter}{number}" for letter in "ab" for number in range(6)]
