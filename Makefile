@@ -4,15 +4,15 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check format bench bench-scale clean
+.PHONY: demo test check format bench bench-scale faults clean
 
 # Extracts over three real sources, then a recorded answer; no API key, no network.
 demo: $(VENV)/.demo
 	$(BIN)/agentic-kb demo --store build/demo-store
 
-# On two cores; then, by themselves, those that look at how long things take.
+# On two cores, the long files first; then, by themselves, those that look at how long things take.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile -m "not alone" --cov --cov-report=
+	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not alone" --cov --cov-report=
 	$(BIN)/python -m pytest -m alone --cov --cov-append --cov-report=term
 
 check: $(VENV)/.dev
@@ -34,6 +34,10 @@ bench: $(VENV)/.dev
 SIZES ?= 1000,10000,100000,1000000
 bench-scale: $(VENV)/.dev
 	$(BIN)/python -m tests.benchmarks.scale --sizes $(SIZES)
+
+# Causes every fault for real, prints survived/injected, writes build/faults.json.
+faults: $(VENV)/.dev
+	$(BIN)/python -m tests.faults
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage*

@@ -33,14 +33,16 @@ _KEYS = ("OPENAI_API_KEY", "OPENAI_API_BASE", "OPENAI_BASE_URL", "OPENAI_ORG_ID"
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "FTP_PROXY", "NO_PROXY")
 
 
-_ALONE = ("tests/benchmarks/", "tests/flow/", "tests/test_retriever_concurrency.py")
+_ALONE = ("tests/flow/", "tests/test_retriever_concurrency.py")
+_LONG = ("tests/benchmarks/", "tests/test_readme.py", "tests/test_notebook.py", "tests/test_cli.py", "tests/faults/")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark the tests that look at how long things take."""
+    """Mark the tests that look at how long things take; begin with the long ones, so that no core waits for them."""
     for item in items:
         if item.nodeid.startswith(_ALONE):
             item.add_marker("alone")
+    items.sort(key=lambda item: not item.nodeid.startswith(_LONG))
 
 
 @pytest.fixture(scope="session")
