@@ -1,0 +1,230 @@
+"""Permissions: who may see which documents, as a filter that nothing can widen.
+
+A source declares the metadata fields that say who may see a document (``Permissions``). A request has a ``Principal``.
+Out of both comes a mandatory filter: it is joined by "and" to whatever callers and planners ask for, pushed down to
+the store, taken by the lexical index, facets and lists alike, and every node that comes back is checked against it.
+
+Stores differ in what they do with lists (Chroma refuses them), so a document's users and groups are boolean keys, one
+a name: ``{"acl_group_managers": True}``. ``Permissions.stamp`` makes them when documents are stored.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, fields
+from typing import Any, Final
+
+from llama_index_agentic_kb.errors import ConfigurationError, DeniedError
+from llama_index_agentic_kb.schema.filters import Condition, FilterNode, all_of, any_of
+from llama_index_agentic_kb.schema.principal import Principal
+
+__all__ = ["Permissions", "Principal", "acting_as", "current_principal", "the_principal"]
+
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_PREFIXES: Final = frozenset({"users", "groups"})
+_OTHER: Final = re.compile(rb"[^A-Za-z0-9]")
+
+_current: ContextVar[Principal | None] = ContextVar("agentic_kb_principal", default=None)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Permissions:
+    """The metadata fields that say who may see a document.
+
+    A document is seen by a principal of its tenant to whom at least one of the other fields gives it: it is public, the
+    principal's own, shared with the principal's user, or with one of its groups. Without any of the other fields, its
+    whole tenant sees it. What has none of the declared fields is seen by nobody.
+
+        KnowledgeSource("docs", index=index, permissions=Permissions(tenant="tenant", groups="acl_group_"))
+
+    Args:
+        tenant: Key of the document's tenant.
+        owner: Key of the one user whom it belongs to.
+        users: Prefix of boolean keys, one for each user whom it is shared with.
+        groups: Prefix of boolean keys, one for each group that it is shared with.
+        public: Boolean key of what everybody (of its tenant) may see.
+
+    Raises:
+        ConfigurationError: No field is declared, one is no plain name (letters, digits and underscores; it stands in
+            OData filters), or two of them can name one key.
+    """
+
+    tenant: str | None = None
+    owner: str | None = None
+    users: str | None = None
+    groups: str | None = None
+    public: str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the names."""
+        declared = {one.name: name for one in fields(self) if (name := getattr(self, one.name)) is not None}
+        if not declared:
+            raise ConfigurationError("Permissions: declare at least one field, such as tenant='tenant'")
+        for role, name in declared.items():
+            if not _NAME.fullmatch(name):
+                raise ConfigurationError(
+                    f"Permissions.{role}: {name!r} is no plain name of letters, digits and underscores"
+                )
+        _check_apart(declared)
+
+    def filter_for(self, principal: Principal | None) -> FilterNode:
+        """Give the filter that a principal's searches must keep to.
+
+        Raises:
+            DeniedError: There is no principal, or it lacks what the fields ask for.
+        """
+        if principal is None:
+            raise DeniedError("no principal was given: pass principal= or use acting_as(...)")
+        if self.tenant is not None and principal.tenant is None:
+            raise DeniedError("the principal has no tenant, and the documents' permissions are by tenant")
+        of_tenant = None if self.tenant is None else Condition(key=self.tenant, value=principal.tenant or "")
+        if not self._says_who:
+            assert of_tenant is not None  # at least one field is declared
+            return of_tenant
+        grants = list(self._grants(principal))
+        if not grants:
+            raise DeniedError("the principal has none of what the documents' permissions are by: user, groups")
+        whole = all_of(of_tenant, grants[0] if len(grants) == 1 else any_of(*grants))
+        assert whole is not None
+        return whole
+
+    @property
+    def _says_who(self) -> bool:
+        return any(one is not None for one in (self.owner, self.users, self.groups, self.public))
+
+    def _grants(self, principal: Principal) -> Iterator[Condition]:
+        """Give every condition of which one has to hold."""
+        if self.public is not None:
+            yield Condition(key=self.public, value=True)
+        if self.owner is not None and principal.user is not None:
+            yield Condition(key=self.owner, value=principal.user)
+        if self.users is not None and principal.user is not None:
+            yield Condition(key=_key(self.users, principal.user), value=True)
+        if self.groups is not None:
+            for group in sorted(principal.groups):
+                yield Condition(key=_key(self.groups, group), value=True)
+
+    def stamp(
+        self,
+        metadata: Mapping[str, Any],
+        *,
+        tenant: str | None = None,
+        owner: str | None = None,
+        users: Iterable[str] = (),
+        groups: Iterable[str] = (),
+        public: bool = False,
+    ) -> dict[str, Any]:
+        """Give metadata that say who may see a document, for storing it.
+
+        Whatever of the declared keys is in the metadata already is removed: a document can't grant itself to anybody.
+
+        Args:
+            metadata: The document's; not changed.
+            tenant: Whose it is.
+            owner: The one user whom it belongs to.
+            users: Those whom it is shared with.
+            groups: Those that it is shared with.
+            public: Whether everybody (of its tenant) may see it.
+
+        Raises:
+            ConfigurationError: Something is given for which no field is declared, or a name can't be one.
+        """
+        shared, members = tuple(users), tuple(groups)
+        roles = {"tenant": tenant, "owner": owner, "users": shared, "groups": members, "public": public}
+        for role, value in roles.items():
+            if value and getattr(self, role) is None:
+                raise ConfigurationError(f"{role}: Permissions declare no field for it; give Permissions({role}=...)")
+        if self.tenant is not None and tenant is None:
+            raise ConfigurationError("tenant: a document without a tenant would be seen by nobody; say whose it is")
+        for user in (*shared, *([] if owner is None else [owner])):
+            Principal(user=user)  # checks the name
+        Principal(tenant=tenant, user="anybody", groups=members)
+        stamped = {key: value for key, value in metadata.items() if not self.declares(key)}
+        if self.tenant is not None:
+            stamped[self.tenant] = tenant
+        if self.owner is not None and owner is not None:
+            stamped[self.owner] = owner
+        if self.users is not None:
+            stamped.update((_key(self.users, user), True) for user in shared)
+        if self.groups is not None:
+            stamped.update((_key(self.groups, group), True) for group in members)
+        if self.public is not None:
+            stamped[self.public] = public
+        return stamped
+
+    def declares(self, key: str) -> bool:
+        """Tell whether a metadata key is one of those that say who may see a document."""
+        if key in (self.tenant, self.owner, self.public):
+            return True
+        return any(prefix is not None and key.startswith(prefix) for prefix in (self.users, self.groups))
+
+
+def _check_apart(declared: Mapping[str, str]) -> None:
+    """Refuse names of which two could be one key of a document."""
+    plain = [name for role, name in declared.items() if role not in _PREFIXES]
+    if len(set(plain)) < len(plain):
+        raise ConfigurationError("Permissions: tenant, owner and public must be different keys")
+    for role in _PREFIXES & declared.keys():
+        for other, name in declared.items():
+            if other != role and name.startswith(declared[role]):
+                raise ConfigurationError(
+                    f"Permissions.{other}: {name!r} begins with the prefix of {role}, {declared[role]!r}: "
+                    "one key could mean both"
+                )
+
+
+def _key(prefix: str, name: str) -> str:
+    """Give the boolean key of a name: letters and digits as they are, every other byte as ``_`` and two hex digits.
+
+    No two names have one key, and every key is a plain one, as OData and all stores take it.
+    """
+    encoded = _OTHER.sub(lambda byte: b"_%02X" % byte[0][0], name.encode("utf-8"))
+    return prefix + encoded.decode("ascii")
+
+
+@contextmanager
+def acting_as(principal: Principal) -> Iterator[None]:
+    """Make requests on behalf of a principal, for code that can't hand it on (agents, chains, tools).
+
+        with acting_as(alice):
+            agent_answer = agent.chat("What is our margin?")
+
+    It holds for this thread or task and what is started from it, and for streams that are begun inside and read
+    outside. A retriever that is bound to another principal refuses.
+
+    Args:
+        principal: Who asks.
+
+    Raises:
+        DeniedError: Inside of another principal's context.
+    """
+    if not isinstance(principal, Principal):
+        raise ConfigurationError(f"principal: expected a Principal, got {type(principal).__name__}")
+    token = _current.set(the_principal(principal, _current.get()))
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def current_principal() -> Principal | None:
+    """Give the principal on whose behalf this code runs; None outside of ``acting_as``."""
+    return _current.get()
+
+
+def the_principal(*given: Principal | None) -> Principal | None:
+    """Give the one principal of a request: bound to the retriever, given with the request, or of the context.
+
+    Raises:
+        DeniedError: Two of them differ. None goes before the others: whoever could choose would choose the wider one.
+    """
+    distinct = {one for one in given if one is not None}
+    if len(distinct) > 1:
+        raise DeniedError(
+            "two principals were given for one request (bound to the retriever, passed with the request, or by "
+            "acting_as): they must be the same"
+        )
+    return next(iter(distinct), None)
