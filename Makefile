@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check format bench bench-scale faults clean
+.PHONY: demo test check format bench bench-scale faults fuzz injection kills leaks clean
 
 # Extracts over three real sources, then a recorded answer; no API key, no network.
 demo: $(VENV)/.demo
@@ -38,6 +38,24 @@ bench-scale: $(VENV)/.dev
 # Causes every fault for real, prints survived/injected, writes build/faults.json.
 faults: $(VENV)/.dev
 	$(BIN)/python -m tests.faults
+
+# The long forms of what CI runs in short ones; each prints what it did and found.
+KILLS ?= 100
+CASES ?= 10000
+SECONDS ?= 600
+kills: $(VENV)/.dev
+	$(BIN)/python -m tests.kills --kills $(KILLS)
+
+leaks: $(VENV)/.dev
+	$(BIN)/python -m tests.leaks --cases $(CASES)
+
+injection: $(VENV)/.dev
+	$(BIN)/python -m tests.injection
+
+fuzz: $(VENV)/.dev
+	for target in odata plan citations findings request; do \
+		$(BIN)/python -m tests.fuzz --target $$target --seconds $(SECONDS) || exit 1; \
+	done
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .coverage*

@@ -26,14 +26,23 @@ if TYPE_CHECKING:
     from llama_index_agentic_kb.account import ActivityStartEvent as ActivityStartEvent
     from llama_index_agentic_kb.chat_engine import AgenticChatEngine as AgenticChatEngine
     from llama_index_agentic_kb.errors import AgenticKBError as AgenticKBError
+    from llama_index_agentic_kb.errors import BulkheadFullError as BulkheadFullError
+    from llama_index_agentic_kb.errors import CircuitOpenError as CircuitOpenError
     from llama_index_agentic_kb.errors import ConfigurationError as ConfigurationError
     from llama_index_agentic_kb.errors import DeadlineExceededError as DeadlineExceededError
     from llama_index_agentic_kb.errors import DeniedError as DeniedError
     from llama_index_agentic_kb.errors import InvalidRequestError as InvalidRequestError
     from llama_index_agentic_kb.errors import LLMError as LLMError
     from llama_index_agentic_kb.errors import RetrievalError as RetrievalError
+    from llama_index_agentic_kb.errors import SourceUnavailableError as SourceUnavailableError
     from llama_index_agentic_kb.errors import StoreMismatchError as StoreMismatchError
     from llama_index_agentic_kb.errors import SynthesisError as SynthesisError
+    from llama_index_agentic_kb.guard.breaker import BreakerPolicy as BreakerPolicy
+    from llama_index_agentic_kb.guard.limits import InputLimits as InputLimits
+    from llama_index_agentic_kb.guard.permissions import Permissions as Permissions
+    from llama_index_agentic_kb.guard.permissions import acting_as as acting_as
+    from llama_index_agentic_kb.guard.retries import NO_RETRIES as NO_RETRIES
+    from llama_index_agentic_kb.guard.retries import RetryPolicy as RetryPolicy
     from llama_index_agentic_kb.index import AgenticVectorStoreIndex as AgenticVectorStoreIndex
     from llama_index_agentic_kb.knowledge_base import KnowledgeBase as KnowledgeBase
     from llama_index_agentic_kb.llm.openai_compatible import OpenAICompatible as OpenAICompatible
@@ -44,6 +53,7 @@ if TYPE_CHECKING:
     from llama_index_agentic_kb.retriever import AgenticRetriever as AgenticRetriever
     from llama_index_agentic_kb.schema import Finding as Finding
     from llama_index_agentic_kb.schema import OutputMode as OutputMode
+    from llama_index_agentic_kb.schema import Principal as Principal
     from llama_index_agentic_kb.schema import QueryPlan as QueryPlan
     from llama_index_agentic_kb.schema import ReasoningEffort as ReasoningEffort
     from llama_index_agentic_kb.schema import ResultsProcessing as ResultsProcessing
@@ -73,15 +83,22 @@ _HOMES = {
     "chat_engine": ("AgenticChatEngine",),
     "errors": (
         "AgenticKBError",
+        "BulkheadFullError",
+        "CircuitOpenError",
         "ConfigurationError",
         "DeadlineExceededError",
         "DeniedError",
         "InvalidRequestError",
         "LLMError",
         "RetrievalError",
+        "SourceUnavailableError",
         "StoreMismatchError",
         "SynthesisError",
     ),
+    "guard.breaker": ("BreakerPolicy",),
+    "guard.limits": ("InputLimits",),
+    "guard.permissions": ("Permissions", "acting_as"),
+    "guard.retries": ("NO_RETRIES", "RetryPolicy"),
     "index": ("AgenticVectorStoreIndex",),
     "knowledge_base": ("KnowledgeBase",),
     "llm.openai_compatible": ("OpenAICompatible",),
@@ -91,6 +108,7 @@ _HOMES = {
     "schema": (
         "Finding",
         "OutputMode",
+        "Principal",
         "QueryPlan",
         "ReasoningEffort",
         "RetrievalRequest",

@@ -9,7 +9,16 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, Final
 
-__all__ = ["cut_to_fit", "excerpt", "normalize", "one_line", "printable", "redacted", "sentence_spans"]
+__all__ = [
+    "cut_to_fit",
+    "excerpt",
+    "normalize",
+    "one_line",
+    "printable",
+    "redacted",
+    "sentence_spans",
+    "without_surrogates",
+]
 
 WINDOW = 2_000
 """How many characters before a cut are searched for a sentence end; the segmenter is slow on long text."""
@@ -36,6 +45,18 @@ def printable(text: str) -> str:
     Line breaks and tabs stay.
     """
     return "".join(char for char in text if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cf", "Cs"))
+
+
+def without_surrogates(text: str) -> str:
+    """Give a text that can be written as UTF-8: lone surrogates become U+FFFD, pairs of them the character they mean.
+
+    The same object where there are none.
+    """
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
+    return text
 
 
 _SECRETS: Final = (

@@ -17,6 +17,7 @@ from llama_index.core.tools import ToolOutput
 from llama_index_agentic_kb._flow import Call, Flow, arun, run
 from llama_index_agentic_kb.account import GuardedCallbacks
 from llama_index_agentic_kb.errors import InvalidRequestError
+from llama_index_agentic_kb.guard.permissions import ConversationOwner, current_principal
 from llama_index_agentic_kb.query_engine import AgenticQueryEngine
 from llama_index_agentic_kb.schema import Message, RetrievalRequest
 
@@ -31,6 +32,9 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
 
     Works without a language model too; an answer is then the extracted data. A turn is stored in the memory once its
     answer is complete (for a streamed one: once its stream was read to the end), question and answer together.
+
+    A conversation is its principal's, where there is one (see ``guard.permissions``): answers repeat what its first
+    speaker may see, so that anybody else is denied it, until ``reset``.
 
     Args:
         query_engine: What answers.
@@ -47,6 +51,7 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         self.query_engine = query_engine
         self.memory = memory or ChatMemoryBuffer.from_defaults(token_limit=MEMORY_TOKENS)
         self.callback_manager = callback_manager or query_engine.callback_manager
+        self._owner = ConversationOwner()
 
     @trace_method("chat")
     def chat(self, message: str, chat_history: list[ChatMessage] | None = None) -> AgentChatResponse:
@@ -103,15 +108,22 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
     def reset(self) -> None:
         """Forget the conversation."""
         self.memory.reset()
+        self._owner.release()
 
     @property
     def chat_history(self) -> list[ChatMessage]:
-        """The conversation so far."""
+        """The conversation so far.
+
+        Raises:
+            DeniedError: Read on behalf of another principal than the one who leads it.
+        """
+        self._owner.check(current_principal())
         return list(self.memory.get_all())
 
     def _request(self, message: str, chat_history: Sequence[ChatMessage] | None) -> Flow[RetrievalRequest]:
         if not message.strip():
             raise InvalidRequestError("message: the message is empty")
+        self._owner.claim(self.query_engine.retriever.asking())
         if chat_history is not None:
             history = list(chat_history)
             yield Call(sync=partial(self.memory.set, history), native=partial(self.memory.aset, history), what="memory")

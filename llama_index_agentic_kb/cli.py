@@ -1,4 +1,4 @@
-"""The command line: ``agentic-kb ingest``, ``ask``, ``demo`` and ``bench``."""
+"""The command line: ``agentic-kb ingest``, ``repair``, ``ask``, ``demo`` and ``bench``."""
 
 from __future__ import annotations
 
@@ -44,6 +44,7 @@ errors = Console(stderr=True)
 
 StoreOption = Annotated[Path, typer.Option("--store", help="The store's directory.")]
 ModelOption = Annotated[str | None, typer.Option("--model", help=f"A chat model. Default {DEFAULT_MODEL}.")]
+WaitOption = Annotated[float, typer.Option("--wait", help="Seconds to wait for another process that writes.", min=0)]
 WindowOption = Annotated[
     int, typer.Option(help="Context window in tokens of a model whose name is not known.", min=512)
 ]
@@ -64,14 +65,57 @@ def ingest_command(
     store: StoreOption = DEFAULT_STORE,
     source: Annotated[str | None, typer.Option(help="Put everything into this source.")] = None,
     description: Annotated[str | None, typer.Option(help="What is in it, for the planner.")] = None,
+    wait: WaitOption = 0.0,
+    max_megabytes: Annotated[float, typer.Option(help="Larger files are left out, and told.", min=0)] = 100.0,
+    follow_symlinks: Annotated[bool, typer.Option(help="Read what lies outside the folders, too.")] = False,
 ) -> None:
-    """Read documents into a store: txt, md, html, pdf, docx. What has not changed is not embedded again."""
+    """Read documents into a store: txt, md, html, pdf, docx. What has not changed is not embedded again.
+
+    Where a process that was killed has left the store's vectors damaged, they are made again first.
+    """
     from llama_index_agentic_kb.store import KnowledgeStore  # noqa: PLC0415 (loads chromadb)
 
-    with KnowledgeStore.open(store, create=True) as opened:
-        _report(_ingest(paths, opened, source=source, description=description))
+    with KnowledgeStore.open(store, create=True, repair="auto") as opened:
+        _report(
+            _ingest(
+                paths,
+                opened,
+                source=source,
+                description=description,
+                wait=wait,
+                max_file_bytes=int(max_megabytes * 1_000_000),
+                follow_symlinks=follow_symlinks,
+            )
+        )
         for info in opened.sources():
             console.print(Text(f"{printable(info.name)}: {info.documents} documents, {info.chunks} chunks"))
+
+
+@app.command()
+def repair(
+    store: StoreOption = DEFAULT_STORE,
+    rebuild: Annotated[bool, typer.Option(help="Make everything again although nothing is wrong with it.")] = False,
+    wait: WaitOption = 0.0,
+) -> None:
+    """Look at a store, and make again from its documents what is damaged. May be interrupted and run again."""
+    from llama_index_agentic_kb.store import repair_store  # noqa: PLC0415 (loads SQLite and more)
+
+    with _progress("Chunks") as told:
+        report = repair_store(store, rebuild_all=rebuild, wait=wait, progress=told)
+    contents = f"{report.documents} documents, {report.chunks} chunks"
+    if report.store_file:
+        console.print(Text("store.json was damaged or gone and is written again"))
+    if report.fault:
+        console.print(Text(f"damaged: {printable(report.fault)}"))
+    if not report.rebuilt:
+        console.print(Text(f"The store is whole: {contents}. Nothing was made again ({report.seconds:.1f} s)."))
+        return
+    console.print(
+        Text(
+            f"made again: the vectors and the lexical indexes of {contents}; {report.vectors_kept} vectors were kept, "
+            f"{report.vectors_embedded} chunks embedded ({report.seconds:.1f} s)"
+        )
+    )
 
 
 @app.command()
@@ -108,7 +152,7 @@ def demo(
     from llama_index_agentic_kb.store import KnowledgeStore  # noqa: PLC0415 (loads chromadb)
 
     where = store or _demo_store()
-    with KnowledgeStore.open(where, create=True) as opened:
+    with KnowledgeStore.open(where, create=True, repair="auto") as opened:
         for name, description in DEMO_SOURCES.items():
             _ingest([CORPUS / name], opened, source=name, description=description)
     base = _open(where, _language_model(model, context_window))
@@ -242,11 +286,11 @@ def _ingest(paths: list[Path], store: Any, **kwargs: Any) -> IngestReport:
 
 
 @contextmanager
-def _progress() -> Iterator[Any]:
-    """Show a bar while files are read; nothing where the output is no terminal."""
+def _progress(what: str = "Reading") -> Iterator[Any]:
+    """Show a bar while work goes on; nothing where the output is no terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
-        task = bar.add_task("Reading", total=None)
+        task = bar.add_task(what, total=None)
 
         def told(done: int, total: int, path: Any) -> None:
             name = Text(one_line(printable(str(path)), 60)).markup

@@ -2,36 +2,54 @@
 
     AgenticKBError
     ├── ConfigurationError (ValueError)      how an object was built
-    │   └── StoreMismatchError               a store opened with another embedding model
+    │   ├── StoreMismatchError               a store opened with another embedding model
+    │   └── StoreDamagedError                a store that a crash or something else has damaged
     ├── InvalidRequestError (ValueError)     what a caller asked for
     ├── RetrievalError                       no selected source could answer
     │   └── DeniedError                      a mandatory filter could not be applied
+    ├── SourceUnavailableError               a source was not asked, for its own good and the caller's
+    │   ├── CircuitOpenError                 it failed too often lately
+    │   └── BulkheadFullError                too many calls wait for it, or hang in it
+    ├── NotFoundError (LookupError)          nothing of this name that the caller may see
+    ├── AlreadyExistsError                   the name is taken
+    ├── SessionStoreError                    the sessions' database can't be reached, or failed
+    ├── InvalidAnswerError (ValueError)      an answer breaks the rules of the contract it was to be written in
     ├── PlanningError                        a plan could not be made (never leaves the retriever)
     ├── SynthesisError                       the language model failed while answering
     ├── LLMError                             a language model's reply can't be used
     ├── DeadlineExceededError (TimeoutError) a step was still running at its deadline
     └── IngestionError                       documents could not be read or stored
 
-Each class has a stable ``code``, for logs and wire contracts. Messages name the field or part at fault and the
-remedy; they hold no secrets.
+Each class has a stable ``code``, for logs and wire contracts, and a ``status_code`` where Azure AI Search's contract
+has one for what happened: 400, 403, or 502. Messages name the field or part at fault and the remedy; they hold no
+secrets.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
 __all__ = [
     "AgenticKBError",
+    "AlreadyExistsError",
+    "BulkheadFullError",
+    "CircuitOpenError",
     "ConfigurationError",
     "DeadlineExceededError",
     "DeniedError",
     "IngestionError",
+    "InvalidAnswerError",
     "InvalidRequestError",
     "LLMError",
+    "NotFoundError",
     "PlanningError",
     "RetrievalError",
+    "SessionStoreError",
+    "SourceUnavailableError",
+    "StoreDamagedError",
     "StoreMismatchError",
     "SynthesisError",
 ]
@@ -41,6 +59,7 @@ class AgenticKBError(Exception):
     """Root of the tree: catch this to catch everything this library raises on purpose."""
 
     code: str = "agenticKbError"
+    status_code: int | None = None
 
 
 class ConfigurationError(AgenticKBError, ValueError):
@@ -55,10 +74,36 @@ class StoreMismatchError(ConfigurationError):
     code = "storeMismatch"
 
 
+class StoreDamagedError(ConfigurationError):
+    """A store's files don't hold together; the message names the remedy, mostly ``agentic-kb repair``."""
+
+    code = "storeDamaged"
+
+
 class InvalidRequestError(AgenticKBError, ValueError):
     """A request can't be carried out as asked; the message names the field and the remedy."""
 
     code = "invalidRequest"
+    status_code = 400
+
+
+@dataclass(frozen=True, slots=True)
+class FailedSearch:
+    """One search that failed, as data that may be shown: it holds no secrets.
+
+    Args:
+        source: The source's name.
+        stage: What failed there: "search", or the stage before it.
+        code: The error's code, or its class.
+        message: The cause in words.
+        query: What was searched.
+    """
+
+    source: str
+    stage: str
+    code: str
+    message: str
+    query: str
 
 
 class RetrievalError(AgenticKBError):
@@ -66,21 +111,75 @@ class RetrievalError(AgenticKBError):
 
     Args:
         message: What failed, in one sentence.
-        causes: Each failed search's cause, by ``"source: query"``.
+        causes: Each failed search's cause, by ``"source: query"``: the exceptions themselves, for programs.
+        failures: The same as data, for accounts and responses.
     """
 
     code = "retrievalFailed"
+    status_code = 502
 
-    def __init__(self, message: str, causes: Mapping[str, BaseException] | None = None) -> None:
+    def __init__(
+        self,
+        message: str,
+        causes: Mapping[str, BaseException] | None = None,
+        failures: Sequence[FailedSearch] = (),
+    ) -> None:
         """Keep the causes beside the message."""
         super().__init__(message)
         self.causes: Mapping[str, BaseException] = MappingProxyType(dict(causes or {}))
+        self.failures: tuple[FailedSearch, ...] = tuple(failures)
 
 
 class DeniedError(RetrievalError):
     """A filter could not be applied to a source, so the source was not searched (fail closed)."""
 
     code = "denied"
+    status_code = 403
+
+
+class SourceUnavailableError(AgenticKBError):
+    """A source was not asked: it would not have answered, or others would have waited for it."""
+
+    code = "sourceUnavailable"
+
+
+class CircuitOpenError(SourceUnavailableError):
+    """A source failed so often lately that it is left alone for a while."""
+
+    code = "circuitOpen"
+
+
+class BulkheadFullError(SourceUnavailableError):
+    """As many calls as may wait for a source wait already, or all its places are held by calls that hang."""
+
+    code = "bulkheadFull"
+
+
+class NotFoundError(AgenticKBError, LookupError):
+    """There is nothing of this name, or it is another owner's: the two are never told apart."""
+
+    code = "notFound"
+    status_code = 404
+
+
+class AlreadyExistsError(AgenticKBError):
+    """Something of this name is there already."""
+
+    code = "alreadyExists"
+    status_code = 409
+
+
+class SessionStoreError(AgenticKBError):
+    """The database of the sessions can't be reached, or failed; what was written before is kept."""
+
+    code = "sessionStoreFailed"
+    status_code = 503
+
+
+class InvalidAnswerError(AgenticKBError, ValueError):
+    """An answer breaks a rule of the contract that it was to be written in; the message names the field."""
+
+    code = "invalidAnswer"
 
 
 class PlanningError(AgenticKBError):
@@ -126,9 +225,10 @@ class LLMError(AgenticKBError):
 
 
 class DeadlineExceededError(AgenticKBError, TimeoutError):
-    """A step was still running when its deadline passed."""
+    """A step was still running when its deadline passed. ``partial`` is the answer so far, where one was written."""
 
     code = "deadlineExceeded"
+    partial: str = ""
 
 
 class IngestionError(AgenticKBError):

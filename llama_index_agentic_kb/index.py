@@ -29,6 +29,7 @@ RETRIEVER_ARGUMENTS = frozenset(
         "embedding_cache",
         "filters",
         "fusion",
+        "input_limits",
         "join_neighbours",
         "lane_fusion",
         "lane_weights",
@@ -38,9 +39,12 @@ RETRIEVER_ARGUMENTS = frozenset(
         "memory",
         "observer",
         "planner_prompt",
+        "principal",
+        "require_principal",
         "reranker",
         "results_processing",
         "similarity_top_k",
+        "spotlighting",
         "verbose",
     }
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeAlias
+from typing import Any, Literal, Self, TypeAlias
 
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.callbacks import CallbackManager
@@ -26,6 +26,7 @@ from llama_index_agentic_kb.schema import (
     FilterNode,
     Message,
     OutputMode,
+    Principal,
     ReasoningEffort,
     RetrievalRequest,
     RetrievalResponse,
@@ -100,7 +101,13 @@ class KnowledgeBase(MetadataQueries):
 
     @classmethod
     def from_store(
-        cls, path: str | Path, *, embed_model: Any = None, hybrid: bool | None = None, **kwargs: Any
+        cls,
+        path: str | Path,
+        *,
+        embed_model: Any = None,
+        hybrid: bool | None = None,
+        repair: Literal["never", "auto"] = "never",
+        **kwargs: Any,
     ) -> Self:
         """Open what ``agentic-kb ingest`` made: each of the store's sources becomes a source.
 
@@ -109,15 +116,19 @@ class KnowledgeBase(MetadataQueries):
             embed_model: The embedding model; None is the default one. It must be the one that made the store.
             hybrid: Whether words are searched beside vectors (BM25), in the store's own indexes. False is vectors
                 alone; None, the default, is both.
+            repair: What to do where a process that was killed has left the store's vectors damaged. "never" raises an
+                error that names ``agentic-kb repair``; "auto" makes them again, about a second for each thousand
+                chunks.
             kwargs: See the class.
 
         Raises:
             StoreMismatchError: The store was made with another embedding model.
+            StoreDamagedError: It is damaged; the message names the remedy.
             ConfigurationError: There is no store, or it holds no source.
         """
         from llama_index_agentic_kb.store import KnowledgeStore  # noqa: PLC0415 (loads chromadb)
 
-        store = KnowledgeStore.open(path, embed_model=embed_model)
+        store = KnowledgeStore.open(path, embed_model=embed_model, repair=repair)
         return cls(
             [
                 KnowledgeSource(
@@ -143,6 +154,9 @@ class KnowledgeBase(MetadataQueries):
         """The sources by name."""
         return self.retriever.sources
 
+    def _asking(self, given: Principal | None) -> Principal | None:
+        return self.retriever.asking(given)
+
     def _standing(self) -> tuple[FilterNode | None, float | None]:
         return self.retriever.filters, self.retriever.max_runtime_in_seconds
 
@@ -155,10 +169,12 @@ class KnowledgeBase(MetadataQueries):
             question: A string, a conversation (the last message is the question), or a request, typed or wire.
             on_activity: Called with each activity record when it is opened and again when it is closed.
             fields: Fields of ``RetrievalRequest`` (``output_mode=``, ``knowledge_source_params=``, ...); those of a
-                request are replaced.
+                request are replaced. ``principal=`` says who asks, where sources have permissions; only Python code
+                can give one.
 
         Raises:
             InvalidRequestError: The request can't be carried out as asked.
+            DeniedError: There is no principal where one is needed, or the one may search no source.
             RetrievalError: No selected source could answer.
             SynthesisError: The language model failed while answering.
         """
@@ -194,7 +210,8 @@ class KnowledgeBase(MetadataQueries):
             fields.setdefault("max_output_size_in_tokens", self.max_output_size_in_tokens)
         if not fields:
             return request
-        return RetrievalRequest.parse({**request.model_dump(exclude_unset=True, by_alias=False), **fields})
+        given = request.model_dump(exclude_unset=True, by_alias=False)
+        return RetrievalRequest.parse({**given, "principal": request.principal, **fields})
 
     def _engine(self, mode: OutputMode) -> AgenticQueryEngine:
         """Give the engine of an output mode, made once."""

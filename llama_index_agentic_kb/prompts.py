@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
@@ -10,6 +9,9 @@ from typing import Final
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.prompts import BasePromptTemplate, ChatPromptTemplate, PromptTemplate
 from llama_index.core.prompts.prompt_type import PromptType
+
+from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight
+from llama_index_agentic_kb.guard.text import neutral_data, neutral_reply, quoted
 
 __all__ = [
     "ANSWER_TEMPLATE",
@@ -42,6 +44,9 @@ class Passage:
         content: The text.
         source: The knowledge source's name.
         terms: The document's terms; shown in extracts, not in prompts.
+        url: The document's address; a link of the answer may lead to it. Not in prompts.
+        hidden: Hidden characters that were removed from all of it.
+        spotlight: How its request marks what was retrieved.
     """
 
     ref_id: int
@@ -49,38 +54,39 @@ class Passage:
     content: str
     source: str = ""
     terms: str | None = None
-
-
-_MARKER: Final = re.compile(r"\[\s*ref_id\s*:", re.IGNORECASE)
-# Up to eight signs, spaces and invisible characters between "<" and the name still read as a tag to a model.
-_TAG: Final = re.compile(
-    r"<([^\w<]{0,8})(passage|evidence|sources|conversation|partial_answer|steps|later_steps|found|searches)\b",
-    re.IGNORECASE,
-)
+    url: str | None = None
+    hidden: int = 0
+    spotlight: Spotlight = PLAIN
 
 
 def as_data(text: str) -> str:
-    """Make retrieved text harmless: it can neither cite nor close the block that marks it as data."""
-    return _TAG.sub(r"&lt;\1\2", _MARKER.sub("(ref_id:", text))
+    """Make retrieved text harmless: it can neither cite, nor close its block, nor speak as a role.
+
+    See ``guard.text`` for what is changed, and ``guard.hidden`` for the characters that are left out.
+    """
+    return neutral_data(text)
 
 
 def format_passage(passage: Passage) -> str:
-    """Give a passage as it stands in a prompt: delimited, escaped, marked with its reference id."""
-    title = as_data(" ".join(passage.title.split())).replace('"', "'")
-    source = f' source="{as_data(passage.source)}"' if passage.source else ""
+    """Give a passage as it stands in a prompt: delimited, escaped, marked with its reference id, and as data."""
+    marked = passage.spotlight.marked
+    source = f' source="{quoted(passage.source)}"' if passage.source else ""
     return (
-        f'<passage ref_id="{passage.ref_id}" title="{title}"{source}>\n{as_data(passage.content).strip()}\n</passage>'
+        f'<passage ref_id="{passage.ref_id}" title="{marked(quoted(passage.title))}"{source}>\n'
+        f"{marked(as_data(passage.content).strip())}\n</passage>"
     )
 
 
 def format_passages(passages: Iterable[Passage]) -> str:
-    """Give passages as they stand in a prompt, one below the other."""
-    return "\n".join(format_passage(passage) for passage in passages)
+    """Give passages as they stand in a prompt: one below the other, in the frame of their request."""
+    given = list(passages)
+    text = "\n".join(format_passage(passage) for passage in given)
+    return given[0].spotlight.framed(text) if given else text
 
 
 def as_answer(text: str) -> str:
     """Make a model's own earlier text harmless inside a prompt: it can't close the block it stands in, but may cite."""
-    return _TAG.sub(r"&lt;\1\2", text)
+    return neutral_reply(text)
 
 
 def format_partial(answer: str, number: int) -> str:

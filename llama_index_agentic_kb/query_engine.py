@@ -38,8 +38,11 @@ from llama_index_agentic_kb._flow import (
     run,
 )
 from llama_index_agentic_kb.account import GuardedCallbacks
+from llama_index_agentic_kb.account.retry_budget import share_retries
+from llama_index_agentic_kb.errors import DeadlineExceededError
 from llama_index_agentic_kb.evidence.gathering import PROVENANCE_KEY
 from llama_index_agentic_kb.evidence.postprocessing import postprocess
+from llama_index_agentic_kb.llm import CUT_SHORT
 from llama_index_agentic_kb.prompts import format_question
 from llama_index_agentic_kb.retriever import AgenticRetriever, Retrieval
 from llama_index_agentic_kb.schema import (
@@ -55,6 +58,7 @@ from llama_index_agentic_kb.schema import (
     RetrievalResponse,
 )
 from llama_index_agentic_kb.synthesizers import AgenticSynthesizer, Synthesis, get_response_synthesizer
+from llama_index_agentic_kb.synthesizers.late import what_arrived
 
 __all__ = ["AgenticQueryEngine", "AgenticResponse"]
 
@@ -128,7 +132,12 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
         self.node_postprocessors = list(node_postprocessors)
         manager = callback_manager or retriever.callback_manager
         self.synthesizer = response_synthesizer or get_response_synthesizer(
-            **{"llm": retriever.llm, **synthesizer_kwargs},
+            **{
+                "llm": retriever.llm,
+                "retries": retriever.retries,
+                "spotlighting": retriever.spotlighting,
+                **synthesizer_kwargs,
+            },
             response_mode=response_mode or default_mode(retriever),
             streaming=streaming,
             callback_manager=manager,
@@ -193,23 +202,33 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
     ) -> Flow[Answered]:
         """Go the whole way of a request: retrieve, then synthesize.
 
+        Where the answer is not there by its deadline, what arrived is given: the answer so far (the steps of refine,
+        the partial answers of a tree), or else the evidence as extracted data. ``missing`` names the answer then.
+
         Args:
             request: What is asked.
             bundle: The caller's query; its vector serves the question's lane.
             observer: Called with each activity record when it is opened and when it is closed.
+
+        Raises:
+            SynthesisError: The language model failed while answering, and time was not the reason.
+            DeadlineExceededError: An object (``output_cls``) was not there in time.
         """
         retrieval = yield from self._retrieval(request, bundle, observer)
-        synthesis = yield from self._synthesis(retrieval)
+        try:
+            synthesis = yield from self._synthesis(retrieval)
+        except DeadlineExceededError as error:
+            synthesis = yield from self._arrived(retrieval, error)
         return Answered(retrieval, synthesis)
 
     def _retrieval(
         self, request: RetrievalRequest, bundle: QueryBundle | None, observer: Observer = None
     ) -> Flow[Retrieval]:
-        share = 0.4 if getattr(self.synthesizer, "needs_llm", True) else 0.05
+        share = 0.4 if getattr(self.synthesizer, "needs_llm", True) else 0.1
         retrieval = yield from self.retriever.retrieval(request, bundle=bundle, answer_share=share, observer=observer)
         query = bundle or QueryBundle(retrieval.scope.question)
         left = yield from postprocess(
-            retrieval.nodes, self.node_postprocessors, query, retrieval.budget.evidence_deadline
+            retrieval.nodes, self.node_postprocessors, query, retrieval.budget.evidence_deadline, retrieval.selected
         )
         retrieval.nodes = left.nodes
         retrieval.missing += [part for part in (left.missing,) if part is not None]
@@ -237,7 +256,8 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
         body = synthesizer.synthesis(
             query,
             retrieval.nodes,
-            deadline=budget.deadline,
+            # What needs no model takes milliseconds: it is given also where a source took all the time.
+            deadline=budget.answer_deadline if synthesizer.needs_llm else None,
             max_output_tokens=budget.output_tokens,
             sources={name: chosen.source for name, chosen in retrieval.selected.items()},
             streaming=streaming,
@@ -268,8 +288,11 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
             log.cancel(record)
             raise
         except Exception as error:
-            log.fail(record, error, name)
+            outcome = Outcome.TIMEOUT if isinstance(error, DeadlineExceededError) else Outcome.ERROR
+            log.fail(record, error, name, outcome=outcome)
             raise
+        if synthesis.cut:
+            retrieval.missing.append(_answer_missing(Outcome.ERROR, f"{CUT_SHORT}: the answer may end too early"))
         log.close(
             record,
             {EventPayload.RESPONSE: synthesis.text},
@@ -278,8 +301,23 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
             output_tokens=synthesis.usage.output_tokens,
             calls=synthesis.usage.calls,
             dropped_by_budget=synthesis.dropped,
+            links_removed=synthesis.links_removed,
             warning="; ".join(synthesis.warnings) or None,
         )
+        return synthesis
+
+    def _arrived(self, retrieval: Retrieval, error: DeadlineExceededError) -> Flow[Synthesis]:
+        """Give what there is of an answer that did not come in time; a part of an object is none."""
+        if getattr(self.synthesizer, "_output_cls", None) is not None:  # core's name; ours has it too
+            raise error
+        synthesis = yield from what_arrived(
+            error,
+            retrieval.scope.question,
+            retrieval.nodes,
+            max_output_tokens=retrieval.budget.output_tokens,
+            sources={name: chosen.source for name, chosen in retrieval.selected.items()},
+        )
+        retrieval.missing.append(_answer_missing(Outcome.TIMEOUT, synthesis.warnings[0]))
         return synthesis
 
     def _foreign(self, synthesizer: BaseSynthesizer, retrieval: Retrieval) -> Flow[Synthesis]:
@@ -288,7 +326,7 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
         response = yield Call(
             sync=partial(synthesizer.synthesize, query, retrieval.nodes),
             native=partial(synthesizer.asynthesize, query, retrieval.nodes),
-            deadline=retrieval.budget.deadline,
+            deadline=retrieval.budget.answer_deadline,
             what=f"synthesizer {type(synthesizer).__name__}",
         )
         if isinstance(response, (StreamingResponse, AsyncStreamingResponse)):
@@ -338,11 +376,20 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
             retrieval.budget = replace(retrieval.budget, deadline=deadline_after(left))
             synthesis = Synthesis(text="")
             try:
+                share_retries(retrieval.budget.retries)
                 synthesis = yield from self._synthesis(retrieval, streaming=True)
+            except DeadlineExceededError:
+                told = "it was not done by its deadline: what was told of it by then is all"
+                retrieval.missing.append(_answer_missing(Outcome.TIMEOUT, told))
+                raise
             finally:
                 metadata.update(_metadata(Answered(retrieval, synthesis)))
 
         return flow()
+
+
+def _answer_missing(outcome: Outcome, reason: str) -> MissingPart:
+    return MissingPart(what="answer", outcome=outcome, reason=reason)
 
 
 def _tokens(response: StreamingResponse | AsyncStreamingResponse, deadline: float | None) -> Flow[str]:

@@ -22,6 +22,7 @@ from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_ca
 from pydantic import BaseModel, Field
 
 from llama_index_agentic_kb.errors import LLMError
+from llama_index_agentic_kb.guard.spotlighting import without_signs
 from llama_index_agentic_kb.llm import count_tokens
 
 __all__ = ["PASSAGE", "RecordedLLM", "RecordedReply", "Recording", "ReplyingLLM"]
@@ -61,7 +62,7 @@ class RecordedReply(BaseModel):
             content: What the model wrote.
         """
         named = {*_MARKER.findall(content), *(number for _, number in _REF.findall(content))}
-        quotes = {number: text.strip()[:QUOTE] for number, text in PASSAGE.findall(prompt) if number in named}
+        quotes = {number: text.strip()[:QUOTE] for number, text in _passages(prompt) if number in named}
         when = prompt.rpartition(_EVIDENCE_END)[2].strip() or prompt
         return cls(when=when, content=content, quotes=quotes)
 
@@ -73,7 +74,7 @@ class RecordedReply(BaseModel):
         Raises:
             LLMError: A passage that the reply cites is not in the prompt.
         """
-        passages = PASSAGE.findall(prompt)
+        passages = _passages(prompt)
 
         def number_of(quoted: str) -> str | None:
             quote = self.quotes.get(quoted, "")
@@ -203,6 +204,11 @@ class RecordedLLM(ReplyingLLM):
             if reply.when in prompt:
                 return reply.for_prompt(prompt)
         raise LLMError("the recording holds no reply to this prompt: it was made for another question")
+
+
+def _passages(prompt: str) -> list[tuple[str, str]]:
+    """Give the passages of a prompt as (number, text), without the signs that one request marks them with."""
+    return [(number, without_signs(text)) for number, text in PASSAGE.findall(prompt)]
 
 
 def _prompt(messages: Sequence[ChatMessage]) -> str:

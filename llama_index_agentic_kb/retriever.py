@@ -21,9 +21,24 @@ from llama_index.core.schema import NodeWithScore, QueryBundle
 from llama_index_agentic_kb._flow import Call, Flow, WorkerPool, arun, run
 from llama_index_agentic_kb._text import redacted
 from llama_index_agentic_kb.account import ActivityLog, Budget, GuardedCallbacks
-from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError, InvalidRequestError
+from llama_index_agentic_kb.account.retry_budget import share_retries
+from llama_index_agentic_kb.errors import (
+    ConfigurationError,
+    DeadlineExceededError,
+    DeniedError,
+    InvalidRequestError,
+)
 from llama_index_agentic_kb.evidence.gathering import Fusion, gather_evidence, references
 from llama_index_agentic_kb.evidence.options import EvidenceOptions, as_processing
+from llama_index_agentic_kb.guard.limits import DEFAULT_INPUT_LIMITS, InputLimits
+from llama_index_agentic_kb.guard.permissions import (
+    ConversationOwner,
+    act_from_here,
+    current_principal,
+    the_principal,
+)
+from llama_index_agentic_kb.guard.retries import RetryPolicy
+from llama_index_agentic_kb.guard.spotlighting import as_spotlighting
 from llama_index_agentic_kb.llm import LanguageModel, resolve_llm
 from llama_index_agentic_kb.planning import EffortLimits, Planner, Scope
 from llama_index_agentic_kb.planning.effort import as_effort, as_limits, planned_use
@@ -38,6 +53,7 @@ from llama_index_agentic_kb.schema import (
     Message,
     MissingPart,
     Outcome,
+    Principal,
     QueryPlan,
     ReasoningEffort,
     Reference,
@@ -50,7 +66,7 @@ from llama_index_agentic_kb.search.rerank import Reranker, as_reranker
 from llama_index_agentic_kb.sources import KnowledgeSource
 from llama_index_agentic_kb.sources.fan_out import FanOut, missing_parts, raise_if_lost
 from llama_index_agentic_kb.sources.filters import FilterLike, to_tree
-from llama_index_agentic_kb.sources.selection import SelectedSource, as_source, by_name, select
+from llama_index_agentic_kb.sources.selection import SelectedSource, as_source, by_name, raise_if_denied, select
 
 __all__ = ["AgenticRetriever", "Retrieval"]
 
@@ -104,7 +120,8 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         similarity_top_k: Nodes that a retrieval gives, and that each search gives at least; None is the effort's.
         filters: Narrows every source's search, beside the source's own mandatory filter.
         node_postprocessors: Applied to the fused nodes before they are cut to their number.
-        memory: A memory shared with a chat engine: the conversation that a question belongs to.
+        memory: A memory shared with a chat engine: the conversation that a question belongs to. It is its principal's,
+            where there is one: anybody else is denied.
         limits: Limits by effort, in place of ``DEFAULT_LIMITS``.
         fusion: How the sub-queries' ranked lists are fused. Default ``interleave``.
         lane_fusion: How the ways of searching one corpus (dense and lexical) are fused for a sub-query. Default
@@ -118,7 +135,14 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         results_processing: "none" leaves what the searches found as they ranked it, in turns, unless a request says.
         embedding_cache: Query vectors of earlier requests. Default ``SHARED_CACHE``, one for the process; None does
             without.
+        principal: Who asks, in every request of this retriever; none can bring another. See ``guard.permissions``.
+        require_principal: Whether a request without a principal is denied whole, also where no source has permissions.
+        input_limits: The most that one request may hold: characters, messages, intents.
         max_runtime_in_seconds: Deadline of a retrieval unless a request says. Default 90; None is no limit.
+        retries: How failed calls of the language model are tried again, and how many retries all calls of a request,
+            searches too, may make together. None is ``RetryPolicy()``: three attempts, with full jitter.
+        spotlighting: How retrieved text is marked as data in every prompt of a request, the answer's too: "delimit"
+            (default), "datamark", "encode", or None for not at all; see ``guard.spotlighting``.
         planner_prompt: In place of the planner's template (also through ``update_prompts``).
         observer: Called with each activity record when it is opened and when it is closed.
         callback_manager: None is ``Settings.callback_manager``. Handlers that raise are logged, no more.
@@ -148,6 +172,11 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         results_processing: ResultsProcessing | str = ResultsProcessing.RERANK,
         embedding_cache: EmbeddingCache | None = SHARED_CACHE,
         max_runtime_in_seconds: float | None = 90.0,
+        retries: RetryPolicy | None = None,
+        spotlighting: str | None = "delimit",
+        principal: Principal | None = None,
+        require_principal: bool = False,
+        input_limits: InputLimits = DEFAULT_INPUT_LIMITS,
         planner_prompt: BasePromptTemplate | None = None,
         observer: Callable[[ActivityRecord], None] | None = None,
         callback_manager: CallbackManager | None = None,
@@ -171,14 +200,24 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         )
         self.embedding_cache = embedding_cache
         self.max_runtime_in_seconds = _positive("max_runtime_in_seconds", max_runtime_in_seconds)
+        if principal is not None and not isinstance(principal, Principal):
+            raise ConfigurationError(f"principal: expected a Principal, got {type(principal).__name__}")
+        self.principal = principal
+        self.require_principal = require_principal
+        self._owner = ConversationOwner()
+        self.input_limits = input_limits
+        self.spotlighting = as_spotlighting(spotlighting)
         self.observer = observer
         super().__init__(callback_manager=callback_manager, verbose=verbose)
         self.callback_manager = callback_manager
         self.llm = resolve_llm(llm)
+        self.retries = retries or RetryPolicy()
         self._agents: Agents | None = None
         if self.llm is not None:
-            model = LanguageModel(self.llm, lambda: self.callback_manager)
-            self._agents = Agents(Planner(model, planner_prompt), FindingsReader(model), Reviser(model))
+            model = LanguageModel(self.llm, lambda: self.callback_manager, retries=self.retries)
+            marked = self.spotlighting
+            readers = FindingsReader(model, spotlighting=marked), Reviser(model, spotlighting=marked)
+            self._agents = Agents(Planner(model, planner_prompt), *readers)
 
     @classmethod
     def from_defaults(
@@ -229,6 +268,17 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             raise InvalidRequestError("query: the question is empty")
         return RetrievalRequest(messages=[Message.model_validate({"role": "user", "content": text})])
 
+    def asking(self, given: Principal | None = None) -> Principal | None:
+        """Give who asks: the principal that is bound to the retriever, given with a request, or of ``acting_as``.
+
+        Raises:
+            DeniedError: Two of them differ, or there is none and one is required.
+        """
+        principal = the_principal(self.principal, given, current_principal())
+        if principal is None and self.require_principal:
+            raise DeniedError("no principal was given: pass principal= or use acting_as(...)")
+        return principal
+
     # -- the way of a query ----------------------------------------------------------------------------------------
 
     def retrieval(
@@ -248,9 +298,11 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             observer: In place of the retriever's own.
 
         Raises:
-            InvalidRequestError: The request names an unknown source, or leaves none.
+            InvalidRequestError: The request names an unknown source, leaves none, or is too large.
+            DeniedError: There is no principal where one is needed, or the one may search no source.
             RetrievalError: Every search failed, or one whose source has ``failOnError``.
         """
+        self.input_limits.check(request)
         effort = request.retrieval_reasoning_effort or self.effort
         limits = self.limits[effort]
         budget = Budget.start(
@@ -259,12 +311,19 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             output_tokens=request.max_output_size_in_tokens,
             output_documents=request.max_output_documents,
             retrieval_seconds=limits.seconds,
+            retries=self.retries.budget(),
         )
+        share_retries(budget.retries)
         log = ActivityLog(self.callback_manager, observer or self.observer)
         options = self.evidence
         if request.results_processing is not None:
             options = replace(options, results_processing=request.results_processing)
-        selected = select(self.sources, request, self.filters, calibrated=options.calibrated)
+        principal = self.asking(request.principal)
+        act_from_here(principal)
+        selected = select(self.sources, request, self.filters, calibrated=options.calibrated, principal=principal)
+        raise_if_denied(selected)
+        if self.memory is not None:
+            self._owner.claim(principal)
         memory, forgotten = yield from self._remember(request.question, budget.retrieval_share(0.25, MEMORY_SECONDS))
         scope = Scope.of(request, memory)
         fan_out = FanOut(
@@ -273,13 +332,14 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             budget,
             top_k=max(limits.documents_per_search, self.similarity_top_k or 0, *_asked_documents(request)),
             search_seconds=limits.search_seconds,
+            most_searches=limits.searches,
             bundle=bundle,
-            embedding_cache=self.embedding_cache,
+            embedding_cache=None if self.embedding_cache is None else self.embedding_cache.of(principal),
         )
         strategy = Strategy(effort, limits, self._agents, options)
         searched = yield from strategy.search(scope, fan_out, budget, log)
         raise_if_lost(searched.lanes)
-        missing = [*forgotten, *missing_parts(searched.lanes)]
+        missing = [*forgotten, *missing_parts(searched.lanes), *fan_out.left_out]
         retrieval = Retrieval([], searched.plan, log, budget, missing, selected, scope, searched.findings)
         yield from self._reason(retrieval, searched, strategy, bundle or QueryBundle(request.question))
         return retrieval
@@ -297,7 +357,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             return list((yield Call(sync=read, native=aread, deadline=deadline, pool=_MEMORIES, what="memory"))), []
         except Exception as error:  # noqa: BLE001 (whatever a memory raises; the question can be searched all the same)
             outcome = Outcome.TIMEOUT if isinstance(error, DeadlineExceededError) else Outcome.ERROR
-            reason = redacted(f"the conversation could not be read: {error or type(error).__name__}")
+            reason = redacted(f"the conversation could not be read: {str(error) or type(error).__name__}")
             return [], [MissingPart(what="memory", outcome=outcome, reason=reason)]
 
     def _reason(self, retrieval: Retrieval, searched: Searched, strategy: Strategy, bundle: QueryBundle) -> Flow[None]:

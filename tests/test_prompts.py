@@ -48,7 +48,7 @@ def test_other_text_stays_as_it_is() -> None:
 
 def test_markers_are_neutralised_in_data_alone() -> None:
     """Retrieved text can't cite; a model's own partial answer may."""
-    assert as_data("see [ref_id:7] and [ REF_ID : 8]") == "see (ref_id:7] and (ref_id: 8]"
+    assert as_data("see [ref_id:7] and [ REF_ID : 8]") == "see (ref_id:7] and ( REF_ID : 8]"
     assert as_answer("see [ref_id:7]") == "see [ref_id:7]"
 
 

@@ -180,7 +180,8 @@ async def test_the_loop_is_never_blocked_after_warm_up(embed_model: BaseEmbeddin
     client = chromadb.EphemeralClient()
     sources = []
     for name in NAMES:
-        store = Whereabouts(chroma_collection=client.create_collection(f"gap-{name}"))
+        make: Any = Whereabouts  # its constructor is read from the collection, which mypy can't see
+        store = make(chroma_collection=client.create_collection(f"gap-{name}"))
         context = StorageContext.from_defaults(vector_store=store)
         nodes = [TextNode(text=f"{text}, report {n}") for n in range(50) for text in TEXTS]
         index = VectorStoreIndex(nodes, storage_context=context, embed_model=embed_model)
@@ -205,3 +206,50 @@ async def test_a_cancelled_caller_leaves_nothing_behind() -> None:
     with pytest.raises(TimeoutError):
         await asyncio.wait_for(retriever.aretrieve("rain"), 0.1)
     assert asyncio.all_tasks() == {asyncio.current_task()}
+
+
+def crowd() -> tuple[AgenticRetriever, list[KnowledgeSource]]:
+    """Sources of each mode, four places each, and a model that plans."""
+    modes: list[Any] = ["sync", "async", "async_only", "sync"]
+    sources = [
+        KnowledgeSource(name, retriever=MemoryRetriever(TEXTS, mode=mode, latency=0.002), max_concurrency=4)
+        for name, mode in zip(NAMES, modes, strict=True)
+    ]
+    return AgenticRetriever(sources, effort="minimal"), sources
+
+
+def found_by(nodes: list[NodeWithScore]) -> list[tuple[str, float | None]]:
+    return [(node.node_id, node.score) for node in nodes]
+
+
+async def test_many_requests_at_once_answer_as_one_alone() -> None:
+    """200 on one loop beside 32 threads: the same nodes as one at a time, and no more threads than there are places."""
+    retriever, sources = crowd()
+    questions = [f"{word} number {n}" for n in range(100) for word in ("rain", "snow")]
+    alone = {question: found_by(await retriever.aretrieve(question)) for question in questions[:20]}
+    before, most = threading.active_count(), 0
+
+    def ask(number: int) -> dict[str, Any]:
+        return {one: found_by(retriever.retrieve(one)) for one in questions[number % 20 : number % 20 + 2]}
+
+    async def watch() -> None:
+        nonlocal most
+        while True:
+            most = max(most, threading.active_count())
+            await asyncio.sleep(0.005)
+
+    watching = asyncio.create_task(watch())
+    with ThreadPoolExecutor(32) as pool:
+        loop = asyncio.get_running_loop()
+        threads = [loop.run_in_executor(pool, ask, number) for number in range(32)]
+        together = await asyncio.gather(*(retriever.aretrieve(question) for question in questions))
+        asked = await asyncio.gather(*threads)
+    watching.cancel()
+    found = dict(zip(questions, map(found_by, together), strict=True))
+    for answers in (found, *asked):
+        both = alone.keys() & answers.keys()
+        assert {question: answers[question] for question in both} == {question: alone[question] for question in both}
+    assert all(nodes for nodes in found.values())
+    assert most <= before + 32 + 4 * 4 + 4  # the callers, each source's places, and a few of the loop's own
+    for one in sources:
+        assert (one.health.at_work, one.health.waiting, one.health.abandoned) == (0, 0, 0)

@@ -20,6 +20,7 @@ from llama_index_agentic_kb._flow.steps import (
     Job,
     Next,
     Open,
+    Pause,
     Start,
     Step,
     Stream,
@@ -129,6 +130,8 @@ class _Driver:
                 return self._start(step)
             case Wait():
                 return await self._wait(step)
+            case Pause():
+                return await asyncio.sleep(max(0.0, step.until - time.monotonic()))
             case Cancel():
                 return await self._cancel(step.job)
             case Open():

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Itera
 from dataclasses import dataclass, field
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
-from llama_index_agentic_kb._flow.workers import WorkerPool
+from llama_index_agentic_kb._flow.workers import Pool, WorkerPool
 from llama_index_agentic_kb.errors import DeadlineExceededError
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "Job",
     "Next",
     "Open",
+    "Pause",
     "Start",
     "Step",
     "Stream",
@@ -77,7 +78,7 @@ class Call(Step):
     sync: Callable[[], Any] | None = None
     native: Callable[[], Awaitable[Any]] | None = None
     deadline: float | None = None
-    pool: WorkerPool | None = None
+    pool: Pool | None = None
     what: str = "call"
 
 
@@ -108,6 +109,17 @@ class Cancel(Step):
 
 
 @dataclass(frozen=True, slots=True)
+class Pause(Step):
+    """Let time pass; give None. No thread is held, and the event loop goes on.
+
+    Args:
+        until: ``time.monotonic()`` at which the flow goes on; one that has passed does so at once.
+    """
+
+    until: float
+
+
+@dataclass(frozen=True, slots=True)
 class Open(Step):
     """Open a stream and give its ``Stream``; see ``Call`` for the arguments.
 
@@ -117,7 +129,7 @@ class Open(Step):
 
     sync: Callable[[], Iterator[Any]] | None = None
     native: Callable[[], Awaitable[AsyncIterator[Any]]] | None = None
-    pool: WorkerPool | None = None
+    pool: Pool | None = None
     what: str = "stream"
 
 

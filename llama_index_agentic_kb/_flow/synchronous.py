@@ -29,6 +29,7 @@ from llama_index_agentic_kb._flow.steps import (
     Job,
     Next,
     Open,
+    Pause,
     Start,
     Step,
     Stream,
@@ -226,6 +227,9 @@ class _Driver:
                 self._resume(task, child.job, None)
             case Wait():
                 self._wait(task, step)
+            case Pause():
+                turn = task.turn
+                self._at(step.until, lambda: self._answer(task, turn, None))
             case Cancel():
                 self._cancel(task, step.job)
             case Open():

@@ -11,13 +11,34 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable
+from typing import Protocol
 
-__all__ = ["WorkerPool"]
+__all__ = ["Pool", "WorkerPool", "reset_after_fork"]
 
 IDLE_SECONDS = 10.0
 """An idle thread ends after this many seconds."""
 
-_pools: weakref.WeakSet[WorkerPool] = weakref.WeakSet()
+
+class Pool(Protocol):
+    """Whatever runs work that is submitted to it."""
+
+    def submit(self, work: Callable[[], None]) -> None:
+        """Run ``work`` at once or later; it delivers its own result, and never raises."""
+
+
+class Resettable(Protocol):
+    """What a forked child has to begin anew: locks, threads, and counts of what runs in the parent alone."""
+
+    def reset(self) -> None:
+        """Start empty."""
+
+
+_resettable: weakref.WeakSet[Resettable] = weakref.WeakSet()
+
+
+def reset_after_fork(one: Resettable) -> None:
+    """Have an object start empty in each child that is forked while it lives."""
+    _resettable.add(one)
 
 
 class WorkerPool:
@@ -36,10 +57,10 @@ class WorkerPool:
             raise ValueError(f"max_workers must be at least 1, got {max_workers}")
         self.name = name
         self.max_workers = max_workers
-        self._reset()
-        _pools.add(self)
+        self.reset()
+        reset_after_fork(self)
 
-    def _reset(self) -> None:
+    def reset(self) -> None:
         """Start empty; also in a forked child, whose copies of the threads do not run."""
         self._changed = threading.Condition()
         self._work: deque[Callable[[], None]] = deque()
@@ -89,8 +110,8 @@ class WorkerPool:
 
 
 def _reset_all() -> None:
-    for pool in list(_pools):
-        pool._reset()  # noqa: SLF001 (this module's own class)
+    for one in list(_resettable):
+        one.reset()
 
 
 if hasattr(os, "register_at_fork"):

@@ -81,7 +81,8 @@ class ActivityLog:
 
     def fail(self, record: ActivityRecord, error: BaseException, target: str | None = None, **fields: Any) -> None:
         """End a stage that failed."""
-        self.close(record, error=describe_error(error, target), **{"outcome": Outcome.ERROR, **fields})
+        described = describe_error(error, target, record.type)
+        self.close(record, error=described, **{"outcome": Outcome.ERROR, **fields})
 
     def cancel(self, record: ActivityRecord) -> None:
         """End a stage whose request was cancelled."""
@@ -117,7 +118,7 @@ def _dispatch(kind: type[ActivityStartEvent | ActivityEndEvent], record: Activit
         listening = listening.parent if listening.propagate else None
 
 
-def describe_error(error: BaseException, target: str | None = None) -> ActivityError:
+def describe_error(error: BaseException, target: str | None = None, stage: str | None = None) -> ActivityError:
     """Give an error as data: our own by their code, others by their class."""
     code = error.code if isinstance(error, AgenticKBError) else type(error).__name__
-    return ActivityError(code=code, message=redacted(str(error)) or type(error).__name__, target=target)
+    return ActivityError(code=code, message=redacted(str(error)) or type(error).__name__, target=target, stage=stage)

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass, field
+from typing import Final
 
 from llama_index_agentic_kb._flow import deadline_after, earliest
 from llama_index_agentic_kb.account.retry_budget import RetryBudget
 
 __all__ = ["Budget"]
+
+LAST_SHARE: Final = 0.05
+"""The part of the whole time that is kept after the answer, to give what arrived where it came too late ..."""
+
+LAST_SECONDS: Final = 0.5
+"""... and seconds of it at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +61,13 @@ class Budget:
     def left(self) -> float | None:
         """Seconds until the deadline, at least 0; None is no limit."""
         return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
+
+    @property
+    def answer_deadline(self) -> float | None:
+        """``time.monotonic()`` at which the answer is given up, so that what arrived can still be given in time."""
+        if self.deadline is None:
+            return None
+        return self.deadline - min(LAST_SECONDS, LAST_SHARE * (self.deadline - self.started))
 
     @property
     def retrieval_deadline(self) -> float | None:

@@ -150,7 +150,7 @@ def gather_evidence(
         lambda: _order(reranking, candidates, options, wanted, in_turns=bool(untouched)), len(candidates)
     )
     seen = [candidates[fused.key].evidence() for fused in order[:ranked]]
-    left = yield from postprocess(seen, options.postprocessors, bundle, deadline)
+    left = yield from postprocess(seen, options.postprocessors, bundle, deadline, selected)
     capped = cap_per_source(left.nodes, selected)
     arranged = _arrange(capped, wanted, options, as_they_are=bool(untouched))
     below, left_out = len(reranking.below), len(reranking.left_out)

@@ -8,7 +8,7 @@ from anybody, may be passed by: it is given as ``reranker=``.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -17,8 +17,12 @@ from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from llama_index_agentic_kb._flow import Call, Flow, WorkerPool
+from llama_index_agentic_kb.account.callbacks import logger
 from llama_index_agentic_kb.errors import DeadlineExceededError
+from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY, provenance
 from llama_index_agentic_kb.schema import MissingPart, Outcome
+from llama_index_agentic_kb.sources.base import node_key
+from llama_index_agentic_kb.sources.selection import SelectedSource, passing
 
 __all__ = ["Postprocessed", "postprocess"]
 
@@ -48,6 +52,7 @@ def postprocess(
     postprocessors: Sequence[BaseNodePostprocessor],
     bundle: QueryBundle,
     deadline: float | None,
+    selected: Mapping[str, SelectedSource],
 ) -> Flow[Postprocessed]:
     """Apply postprocessors in order.
 
@@ -56,8 +61,10 @@ def postprocess(
         postprocessors: The first is given the nodes, each next one what the one before it left.
         bundle: The question.
         deadline: ``time.monotonic()`` at which the one under way is given up, and its nodes withheld.
+        selected: The sources that the request may search. Nodes that a postprocessor brings have to pass their filters.
     """
     dropped = added = 0
+    check = _Check(nodes, selected)
     for postprocessor in postprocessors:
         before, name = len(nodes), type(postprocessor).__name__
         work = partial(postprocessor.postprocess_nodes, nodes, query_bundle=bundle)
@@ -67,6 +74,40 @@ def postprocess(
             reason = f"{late}; what it was given is withheld"
             missing = MissingPart(what=f"node postprocessor {name}", outcome=Outcome.TIMEOUT, reason=reason)
             return Postprocessed([], dropped + before, added, missing)
+        shown = check.shown(nodes)
+        if len(shown) < len(nodes):
+            logger.warning("%d nodes that %s brought do not pass the sources' filters", len(nodes) - len(shown), name)
+        nodes = shown
         dropped += max(0, before - len(nodes))
         added += max(0, len(nodes) - before)
     return Postprocessed(nodes, dropped, added)
+
+
+class _Check:
+    """Lets through what was found, and what postprocessors made or brought if it passes the sources' filters.
+
+    Args:
+        found: What postprocessors are given, each with its provenance.
+        selected: The sources that the request may search.
+    """
+
+    def __init__(self, found: Sequence[NodeWithScore], selected: Mapping[str, SelectedSource]) -> None:
+        self._known = {node_key(node.node) for node in found}
+        self._marks = {node.node.node_id: mark for node in found if (mark := provenance(node)) is not None}
+        self._passes = passing(selected, {name: str(mark["source"]) for name, mark in self._marks.items()})
+
+    def shown(self, nodes: Sequence[NodeWithScore]) -> list[NodeWithScore]:
+        """Give those that may be shown, with the provenance that is ours to give: metadata may have been forged."""
+        return [
+            node if node_key(node.node) in self._known else self._marked(node)
+            for node in nodes
+            if node_key(node.node) in self._known or self._passes(node.node)
+        ]
+
+    def _marked(self, node: NodeWithScore) -> NodeWithScore:
+        mark = self._marks.get(node.node.node_id)
+        if provenance(node) == mark:
+            return node
+        metadata = {key: value for key, value in node.node.metadata.items() if key != PROVENANCE_KEY}
+        metadata |= {} if mark is None else {PROVENANCE_KEY: mark}
+        return NodeWithScore(node=node.node.model_copy(update={"metadata": metadata}), score=node.score)

@@ -25,6 +25,8 @@ _OPEN: Final = re.compile(
 _BEGUN: Final = re.compile(r"\s*\[\s*ref_id", re.IGNORECASE)
 _IDS: Final = re.compile(r"\s*\d{1,9}(?:\s*[,;]\s*(?:ref_id\s*:\s*)?\d{1,9})*\s*", re.IGNORECASE)
 _ID: Final = re.compile(r"\d{1,9}")
+_LONGEST: Final = 160
+"""Characters before a marker that are looked at; at least what ``_OPEN`` matches."""
 
 
 class MarkerFilter:
@@ -45,6 +47,8 @@ class MarkerFilter:
         """How many ids were removed so far; a marker that names none counts as one."""
         self._valid = frozenset(valid)
         self._held = ""
+        self._given = ""
+        """The end of what was given."""
 
     def feed(self, delta: str) -> str:
         """Take a piece and give what can be told of the text now."""
@@ -52,15 +56,30 @@ class MarkerFilter:
         end = _OPEN.search(text)
         assert end is not None  # the empty end always matches
         self._held = text[end.start() :]
-        return _MARKER.sub(self._checked, text[: end.start()])
+        pieces, at = [], 0
+        for marker in _MARKER.finditer(text, 0, end.start()):
+            pieces.append(self._give(text[at : marker.start()]))
+            pieces.append(self._give(self._checked(marker) or self._gap()))
+            at = marker.end()
+        pieces.append(self._give(text[at : end.start()]))
+        return "".join(pieces)
 
     def close(self) -> str:
         """Give what was held back; a marker that never ended is removed."""
         rest, self._held = self._held, ""
         if _BEGUN.match(rest):
             self.removed += 1
-            return ""
+            return self._gap()
         return rest
+
+    def _give(self, piece: str) -> str:
+        self._given = (self._given + piece[-_LONGEST:])[-_LONGEST:]
+        return piece
+
+    def _gap(self) -> str:
+        """Keep what stands around a removed marker from becoming one: ``[ref_[ref_id:9]id:7]``."""
+        begun = _OPEN.search(self._given)
+        return "[]" if begun is not None and "[" in begun[0] else ""
 
     def _checked(self, marker: re.Match[str]) -> str:
         ids = _read_ids(marker["ids"])

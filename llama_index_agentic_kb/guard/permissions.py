@@ -15,16 +15,30 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
-from typing import Any, Final
+from threading import Lock
+from typing import Any, Final, TypeVar
 
 from llama_index_agentic_kb.errors import ConfigurationError, DeniedError
 from llama_index_agentic_kb.schema.filters import Condition, FilterNode, all_of, any_of
 from llama_index_agentic_kb.schema.principal import Principal
 
-__all__ = ["Permissions", "Principal", "acting_as", "current_principal", "the_principal"]
+__all__ = [
+    "ConversationOwner",
+    "Permissions",
+    "Principal",
+    "act_from_here",
+    "acting_as",
+    "current_principal",
+    "the_principal",
+]
+
+Document = TypeVar("Document", bound=Any)
+"""A LlamaIndex document or node: this module needs no LlamaIndex."""
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _PREFIXES: Final = frozenset({"users", "groups"})
+_RESERVED: Final = frozenset({"_node_content", "_node_type", "agentic_kb", "doc_id", "document_id", "ref_doc_id"})
+"""Keys that LlamaIndex's stores, and our evidence, write themselves."""
 _OTHER: Final = re.compile(rb"[^A-Za-z0-9]")
 
 _current: ContextVar[Principal | None] = ContextVar("agentic_kb_principal", default=None)
@@ -68,6 +82,8 @@ class Permissions:
                 raise ConfigurationError(
                     f"Permissions.{role}: {name!r} is no plain name of letters, digits and underscores"
                 )
+            if name in _RESERVED:
+                raise ConfigurationError(f"Permissions.{role}: {name!r} is a key that stores write themselves")
         _check_apart(declared)
 
     def filter_for(self, principal: Principal | None) -> FilterNode:
@@ -142,7 +158,7 @@ class Permissions:
         for user in (*shared, *([] if owner is None else [owner])):
             Principal(user=user)  # checks the name
         Principal(tenant=tenant, user="anybody", groups=members)
-        stamped = {key: value for key, value in metadata.items() if not self.declares(key)}
+        stamped = self.without(metadata)
         if self.tenant is not None:
             stamped[self.tenant] = tenant
         if self.owner is not None and owner is not None:
@@ -154,6 +170,24 @@ class Permissions:
         if self.public is not None:
             stamped[self.public] = public
         return stamped
+
+    def protect(self, document: Document, **access: Any) -> Document:
+        """Give a copy of a document or node that is stamped, and whose permissions are neither embedded nor prompted.
+
+        Args:
+            document: A LlamaIndex document or node; not changed.
+            access: Who may see it; see ``stamp``.
+        """
+        stamped = self.stamp(document.metadata, **access)
+        hidden = [key for key in stamped if self.declares(key)]
+        names = ("excluded_embed_metadata_keys", "excluded_llm_metadata_keys")
+        left_out = {name: list(dict.fromkeys([*getattr(document, name), *hidden])) for name in names}
+        copy: Document = document.model_copy(update={"metadata": stamped, **left_out})
+        return copy
+
+    def without(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
+        """Give metadata without what says who may see the document, for showing it to one of them."""
+        return {key: value for key, value in metadata.items() if not self.declares(key)}
 
     def declares(self, key: str) -> bool:
         """Tell whether a metadata key is one of those that say who may see a document."""
@@ -228,3 +262,56 @@ def the_principal(*given: Principal | None) -> Principal | None:
             "acting_as): they must be the same"
         )
     return next(iter(distinct), None)
+
+
+def act_from_here(principal: Principal | None) -> None:
+    """Make the rest of this context a principal's: what a request calls, such as a knowledge base in it, acts for it.
+
+    A flow does so once, in the context that it has to itself.
+    """
+    _current.set(principal)
+
+
+class ConversationOwner:
+    """Whose a conversation is: its answers were made of what one principal may see. Thread-safe.
+
+    The first who speaks in it owns it. A person whose groups change stays the same person; one who is known by groups
+    alone is another where these differ.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._owner: tuple[Any, ...] | None = None
+
+    def claim(self, principal: Principal | None) -> None:
+        """Take the conversation, or go on in one's own.
+
+        Raises:
+            DeniedError: It is another's.
+        """
+        with self._lock:
+            self._owner = self._owner or _who(principal)
+            if self._owner != _who(principal):
+                raise DeniedError("the conversation is another principal's: make a chat engine, and a memory, for each")
+
+    def check(self, principal: Principal | None) -> None:
+        """Make sure that a principal may read the conversation; who asks for nobody (None) may.
+
+        Raises:
+            DeniedError: It is another's.
+        """
+        if principal is not None and self._owner not in (None, _who(principal)):
+            raise DeniedError("the conversation is another principal's")
+
+    def release(self) -> None:
+        """Let the next who speaks own it: nothing of it is left."""
+        with self._lock:
+            self._owner = None
+
+
+def _who(principal: Principal | None) -> tuple[Any, ...]:
+    if principal is None:
+        return ("nobody",)
+    if principal.user is not None:
+        return ("user", principal.tenant, principal.user)
+    return ("groups", principal.tenant, principal.groups)

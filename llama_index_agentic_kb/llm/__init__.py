@@ -1,8 +1,8 @@
 """The one way in which this library calls a language model: as a flow, with a deadline, and with its bill.
 
-Nothing here decides what a failure means: a reply that can't be used raises ``LLMError``, what the model's client
-raises goes through, and planner and synthesizers each do what is right for them. ``openai_compatible`` is not
-imported here: it loads the OpenAI client.
+Each call holds a place of the model's bulkhead, is retried here alone, and ends with its deadline. Nothing here decides
+what a failure means: a call that fails and a reply that can't be used raise ``LLMError``, and planner and synthesizers
+each do what is right for them. ``openai_compatible`` is not imported here: it loads the OpenAI client.
 """
 
 from llama_index_agentic_kb.llm.capabilities import (

@@ -2,32 +2,27 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from functools import partial
 from typing import Any, Final
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.llms import LLM
 
-from llama_index_agentic_kb._flow import END, Call, Emit, Flow, Next, Open, Stream
+from llama_index_agentic_kb._flow import END, Emit, Flow, Next
 from llama_index_agentic_kb.account.callbacks import with_handlers
+from llama_index_agentic_kb.account.retry_budget import shared_retries
 from llama_index_agentic_kb.errors import DeadlineExceededError, LLMError
-from llama_index_agentic_kb.llm.capabilities import (
-    chats,
-    has_native_async,
-    is_openai,
-    model_name,
-    prompt_of,
-    stream_kwargs,
-)
+from llama_index_agentic_kb.guard.retries import NO_RETRIES, RetryPolicy, is_transient, retried
+from llama_index_agentic_kb.llm.calls import OpenStream, calls_of, once, retries_itself
+from llama_index_agentic_kb.llm.capabilities import chats, is_openai, model_name, prompt_of, stream_kwargs
+from llama_index_agentic_kb.llm.failures import as_llm_error
 from llama_index_agentic_kb.llm.replies import (
     Reply,
-    Usage,
     check,
     finish_reason_of,
+    has_choices,
     latest,
     refusal_of,
     text_of,
@@ -39,19 +34,30 @@ __all__ = ["FALLBACK_CONTEXT_WINDOW", "LanguageModel"]
 FALLBACK_CONTEXT_WINDOW: Final = 8_192
 """Tokens assumed for a model whose ``metadata`` does not know its own window."""
 
+NOTHING_CAME: Final = "the model's server sent no piece of a reply: a web page, or nothing, in place of a stream"
+NO_CHOICES: Final = "the model's server sent a reply without choices"
+
 
 class LanguageModel:
     """A LlamaIndex LLM, ready to be called from flows.
 
+    Its calls hold a place of the model's bulkhead (``MODEL_PLACES``, 128 for each model object), and failures that
+    are worth it are retried here alone: of LlamaIndex's ``OpenAI`` and its subclasses a copy is called that tries
+    once. A model of another kind that says ``max_retries`` retries itself, and is not retried here.
+
     Args:
-        llm: Left as it is: when handlers have to be added or guarded, a shallow copy is called instead.
+        llm: Left as it is: a shallow copy is called instead, with further handlers and without its own retries.
         manager: Gives the handlers that are told of each call, beside the LLM's own.
+        retries: How failed calls are tried again; None is ``RetryPolicy()``. How often, in all, is the request's
+            ``RetryBudget``.
     """
 
-    def __init__(self, llm: LLM, manager: Callable[[], CallbackManager]) -> None:
+    def __init__(self, llm: LLM, manager: Callable[[], CallbackManager], *, retries: RetryPolicy | None = None) -> None:
         self.llm = llm
         self._manager = manager
         self._told: tuple[tuple[int, ...], LLM] | None = None
+        self._calls = calls_of(llm, f"language model {model_name(llm) or ''}".strip(), as_llm_error)
+        self._retries = NO_RETRIES if retries_itself(llm) else retries or RetryPolicy()
 
     @property
     def name(self) -> str | None:
@@ -72,20 +78,27 @@ class LanguageModel:
         handlers = (*self._manager().handlers, *(own.handlers if own is not None else ()))
         key = tuple(id(getattr(handler, "handler", handler)) for handler in handlers)
         if self._told is None or self._told[0] != key:
-            self._told = (key, with_handlers(self.llm, self._manager()))
+            self._told = (key, once(with_handlers(self.llm, self._manager()), self.llm))
         return self._told[1]
+
+    # -- whole replies ---------------------------------------------------------------------------------------------
 
     def chat(self, messages: Sequence[ChatMessage], *, deadline: float | None, **kwargs: Any) -> Flow[Reply]:
         """Ask for a whole reply.
 
         Raises:
-            LLMError: The reply is empty, was refused or was filtered.
+            LLMError: The call failed, or the reply is empty, was refused or was filtered.
             DeadlineExceededError: It did not come in time.
         """
-        response = yield Call(**self._ways("chat", messages, kwargs), deadline=deadline)
-        reply = Reply(text_of(response), usage_of(response), finish_reason_of(response.raw))
-        check(reply, refusal_of(response.raw))
-        return reply
+
+        def attempt(until: float | None) -> Flow[Reply]:
+            llm, method, given, asked = self._asked("chat", messages, kwargs)
+            response = yield from self._calls.call(llm, method, given, deadline=until, **asked)
+            reply = Reply(text_of(response), usage_of(response), finish_reason_of(response.raw))
+            check(reply, refusal_of(response.raw))
+            return reply
+
+        return (yield from self._retried(attempt, deadline))
 
     def call_tool(
         self, messages: Sequence[ChatMessage], tool: Any, *, deadline: float | None, **kwargs: Any
@@ -93,24 +106,25 @@ class LanguageModel:
         """Ask a function-calling model to call one tool; its arguments are the reply's ``tool_arguments``.
 
         Raises:
-            LLMError: The model did not call the tool.
+            LLMError: The call failed, or the model neither called the tool nor said anything.
             DeadlineExceededError: The reply did not come in time.
         """
-        llm: Any = self.ready()
         asked = {"tools": [tool], "chat_history": list(messages), "tool_required": True, **kwargs}
-        response: ChatResponse = yield Call(
-            sync=partial(llm.chat_with_tools, **asked),
-            native=partial(llm.achat_with_tools, **asked) if has_native_async(llm) else None,
-            deadline=deadline,
-            what=f"language model {self.name or ''}".strip(),
-        )
-        calls = llm.get_tool_calls_from_response(response, error_on_no_tool_call=False)
-        reply = Reply(response.message.content or "", usage_of(response), finish_reason_of(response.raw))
-        if not calls:
-            check(reply, refusal_of(response.raw))
+
+        def attempt(until: float | None) -> Flow[Reply]:
+            llm: Any = self.ready()
+            response: ChatResponse = yield from self._calls.call(llm, "chat_with_tools", deadline=until, **asked)
+            calls = llm.get_tool_calls_from_response(response, error_on_no_tool_call=False)
+            reply = Reply(response.message.content or "", usage_of(response), finish_reason_of(response.raw))
+            if not calls:
+                check(reply, refusal_of(response.raw))
+                return reply
+            reply.tool_arguments = dict(calls[0].tool_kwargs)
             return reply
-        reply.tool_arguments = dict(calls[0].tool_kwargs)
-        return reply
+
+        return (yield from self._retried(attempt, deadline))
+
+    # -- streams ---------------------------------------------------------------------------------------------------
 
     def stream(
         self,
@@ -161,47 +175,72 @@ class LanguageModel:
             LLMError: The reply is empty, was refused or filtered, or the stream ended before the model did.
             DeadlineExceededError: It did not end in time.
         """
-        ways = self._ways("stream_chat", messages, {**stream_kwargs(self.llm), **kwargs})
-        if deadline is not None and time.monotonic() >= deadline:
-            raise DeadlineExceededError(f"{ways['what']} was not begun: its deadline had passed")
-        stream: Stream = yield Open(**ways)
-        reply, refusal, usage = Reply(""), "", Usage()
-        while (chunk := (yield Next(stream, deadline=deadline))) is not END:
-            usage = latest(usage, usage_of(chunk))
-            reply.finish_reason = finish_reason_of(chunk.raw) or reply.finish_reason
-            refusal += refusal_of(chunk.raw)
-            delta = chunk.delta or ""
-            reply.text += delta
-            yield from each(delta, reply.text)
-            if at_most is not None and len(reply.text) > at_most:
-                reply.finish_reason = "length"
-                yield from _leave(stream)
-                break
-        reply.usage = usage
+        reply = Reply("")
+
+        def attempt(until: float | None) -> Flow[Reply]:
+            yield from self._read_once(messages, each, reply, until, at_most, kwargs)
+            return reply
+
+        return (yield from self._retried(attempt, deadline, worth=lambda error: not reply.text and is_transient(error)))
+
+    def _read_once(
+        self,
+        messages: Sequence[ChatMessage],
+        each: Callable[[str, str], Flow[None]],
+        reply: Reply,
+        deadline: float | None,
+        at_most: int | None,
+        kwargs: dict[str, Any],
+    ) -> Flow[None]:
+        llm, method, given, asked = self._asked("stream_chat", messages, {**stream_kwargs(self.llm), **kwargs})
+        opened: OpenStream = yield from self._calls.open(llm, method, given, deadline=deadline, **asked)
+        refusal, wrong = "", NOTHING_CAME
+        try:
+            while (chunk := (yield from self._calls.next(opened))) is not END:
+                reply.usage = latest(reply.usage, usage_of(chunk))
+                reply.finish_reason = finish_reason_of(chunk.raw) or reply.finish_reason
+                refusal += refusal_of(chunk.raw)
+                wrong = "" if chunk.raw is None or has_choices(chunk.raw) else wrong and NO_CHOICES
+                delta = chunk.delta or ""
+                reply.text += delta
+                yield from each(delta, reply.text)
+                if at_most is not None and len(reply.text) > at_most:
+                    reply.finish_reason = "length"
+                    yield from _leave(opened)
+                    break
+        finally:
+            self._calls.close(opened)
+        reply.usage.calls = 1
+        if wrong and is_openai(self.llm):
+            raise LLMError(wrong, usage=reply.usage)
         check(reply, refusal)
         if reply.finish_reason is None and is_openai(self.llm):
-            raise LLMError("the model's stream ended before the model did", usage=usage)
-        return reply
+            raise LLMError("the model's stream ended before the model did", usage=reply.usage)
 
-    def _ways(self, method: str, messages: Sequence[ChatMessage], kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Give the two ways of a call; a model that doesn't chat is given a prompt to complete, as core gives it."""
+    # -- what both share -------------------------------------------------------------------------------------------
+
+    def _retried(
+        self,
+        attempt: Callable[[float | None], Flow[Reply]],
+        deadline: float | None,
+        worth: Callable[[BaseException], bool] | None = None,
+    ) -> Flow[Reply]:
+        return (
+            yield from retried(attempt, policy=self._retries, budget=shared_retries(), deadline=deadline, worth=worth)
+        )
+
+    def _asked(
+        self, method: str, messages: Sequence[ChatMessage], kwargs: dict[str, Any]
+    ) -> tuple[Any, str, Any, dict[str, Any]]:
+        """Give model, method and arguments; a model that doesn't chat gets a prompt to complete, as core gives it."""
         llm = self.ready()
-        given: Any = messages
-        if not chats(llm):
-            method, given, kwargs = (
-                method.replace("chat", "complete"),
-                prompt_of(llm, messages),
-                {**kwargs, "formatted": True},
-            )
-        native = partial(getattr(llm, f"a{method}"), given, **kwargs)
-        return {
-            "sync": partial(getattr(llm, method), given, **kwargs),
-            "native": native if has_native_async(llm, f"a{method}") else None,
-            "what": f"language model {self.name or ''}".strip(),
-        }
+        if chats(llm):
+            return llm, method, messages, kwargs
+        return llm, method.replace("chat", "complete"), prompt_of(llm, messages), {**kwargs, "formatted": True}
 
 
-def _leave(stream: Stream) -> Flow[None]:
+def _leave(opened: OpenStream) -> Flow[None]:
     """Stop a stream that is not read to its end; else the model would write on, and bill it."""
+    assert opened.stream is not None
     with suppress(DeadlineExceededError):
-        yield Next(stream, deadline=0.0)
+        yield Next(opened.stream, deadline=0.0)

@@ -11,6 +11,7 @@ from llama_index.core.base.llms.types import ChatResponse, CompletionResponse
 from llama_index.core.callbacks.token_counting import get_tokens_from_response
 
 from llama_index_agentic_kb.errors import LLMError
+from llama_index_agentic_kb.guard.retries import status_of
 
 __all__ = [
     "CUT_SHORT",
@@ -18,6 +19,7 @@ __all__ = [
     "Usage",
     "check",
     "finish_reason_of",
+    "has_choices",
     "latest",
     "mended_json",
     "refusal_of",
@@ -92,6 +94,11 @@ def latest(seen: Usage, new: Usage) -> Usage:
     )
 
 
+def has_choices(raw: Any) -> bool:
+    """Tell whether a raw response holds any choice, where it is of a shape that has them."""
+    return bool(_get(raw, "choices"))
+
+
 def finish_reason_of(raw: Any) -> str | None:
     """Give why a model stopped, where its raw response says so."""
     choices = _get(raw, "choices")
@@ -127,7 +134,7 @@ def _get(thing: Any, name: str) -> Any:
 
 def refuses_form(error: BaseException) -> bool:
     """Tell whether a client's error may mean that its server doesn't know the form of structured output asked for."""
-    return getattr(error, "status_code", None) in FORM_REFUSED
+    return status_of(error) in FORM_REFUSED
 
 
 def unfenced(text: str) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from itertools import islice, product
+from typing import Final
 
 from llama_index_agentic_kb._text import normalize
 from llama_index_agentic_kb.planning.answers import Answers
@@ -11,6 +12,10 @@ from llama_index_agentic_kb.planning.graph import described, filled
 from llama_index_agentic_kb.schema import SubQuery
 
 __all__ = ["Branching"]
+
+
+CORRECTED: Final = 2
+"""How many times its branches a sub-query may be searched: once as it was read first, once as it was corrected."""
 
 
 class Branching:
@@ -51,6 +56,8 @@ class Branching:
             if form in known:
                 self._answers.share(known[form].id, child.id)
                 made += _at_further_sources(known[form], child, wave)
+            elif number + (child.id in self._searched) >= CORRECTED * self._most:
+                continue  # a model that reads one step again and again would search for ever
             elif alone:
                 made.append(child.model_copy(update={"query": query, "wave": wave}))
             else:

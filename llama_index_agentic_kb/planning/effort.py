@@ -28,6 +28,7 @@ class EffortLimits:
         revisions: How often what was found is checked for gaps, and missing searches added.
         tokens: Tokens of the language model, read and written, after which no further call is begun before the
             answer.
+        searches: Searches of a request in all, (sub-query x source) each; those beyond are not made, and told.
         seconds: Time of the whole retrieval, where the request's own deadline is not earlier.
         documents_per_search: Documents of each ranked list of a (sub-query x source) search.
         documents_ranked: Fused documents that rerankers and node postprocessors see.
@@ -46,6 +47,7 @@ class EffortLimits:
     branches: int = 3
     revisions: int = 0
     tokens: int = 20_000
+    searches: int = 200
     seconds: float = 60.0
     documents_per_search: int = 50
     documents_ranked: int = 50

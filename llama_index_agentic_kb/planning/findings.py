@@ -17,6 +17,8 @@ from llama_index_agentic_kb._text import normalize, one_line
 from llama_index_agentic_kb.account import ActivityLog
 from llama_index_agentic_kb.account.activity_log import describe_error
 from llama_index_agentic_kb.errors import LLMError
+from llama_index_agentic_kb.guard.spotlighting import Spotlight, Spotlighting, draw
+from llama_index_agentic_kb.guard.text import plain_value
 from llama_index_agentic_kb.llm import LanguageModel, Usage, mended_json, unfenced
 from llama_index_agentic_kb.planning.graph import refers
 from llama_index_agentic_kb.planning.reading import Reading, numbered
@@ -30,6 +32,8 @@ MAX_REPLY: Final = 20_000
 
 MAX_VALUE: Final = 200
 """Characters of one answer; a longer one is no name, date or number to search with."""
+MAX_READ: Final = 2_000
+"""Characters of what a model gives as an answer that are looked at."""
 
 _STEP: Final = re.compile(r'\{\s*"step"')
 _NOTHING: Final = ("none", "null", "unknown", "n/a", "not stated", "not found", "not mentioned")
@@ -64,14 +68,27 @@ class Findings:
 class FindingsReader:
     """Reads answers out of passages with a language model.
 
+    The passages may be hostile, and so may what the model reads in them. An answer becomes words of a later query, and
+    nothing else: which steps there are, which sources they go to and under which filters stands in the plan, which no
+    passage was read for. It is one short line of plain words: no address, tag, marker, reference to a step, JSON or
+    hidden character is left in it.
+
     Args:
         model: The language model.
         template: The prompt; None is ``FINDINGS_TEMPLATE``.
+        spotlighting: How passages are marked as data; see ``guard.spotlighting``.
     """
 
-    def __init__(self, model: LanguageModel, template: BasePromptTemplate | None = None) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        template: BasePromptTemplate | None = None,
+        *,
+        spotlighting: Spotlighting | None = "delimit",
+    ) -> None:
         self.model = model
         self.template = template or FINDINGS_TEMPLATE
+        self.spotlighting = spotlighting
 
     def read(
         self,
@@ -105,12 +122,13 @@ class FindingsReader:
             model=None if name is None else ModelInfo(model_name=name),
             purpose="findings",
         )
-        intake = _Intake(wanted, reading, found, most)
+        spotlight = draw(self.spotlighting)
+        intake = _Intake(wanted, reading, found, most, spotlight)
         result = Findings()
         messages = self.template.format_messages(
             llm=self.model.llm,
             max_answers=str(most),
-            context_str=reading.as_prompt(),
+            context_str=reading.as_prompt(spotlight),
             query_str=as_data(question),
             steps=as_data(numbered(wanted.steps)),
             later_steps=as_data(numbered(wanted.later)),
@@ -143,12 +161,13 @@ class FindingsReader:
 class _Intake:
     """Takes the lines of a reply as they are written."""
 
-    def __init__(self, wanted: Wanted, reading: Reading, found: Found, most: int) -> None:
+    def __init__(self, wanted: Wanted, reading: Reading, found: Found, most: int, spotlight: Spotlight) -> None:
         self._wanted = wanted
         self._steps = {*wanted.steps, *wanted.later, *wanted.known}
         self._reading = reading
         self._found = found
         self._most = most
+        self._unmarked = spotlight.unmarked
         self._position = 0
         self._taken: set[str] = set()
 
@@ -196,8 +215,9 @@ class _Intake:
         sure = str(fields.get("confidence") or "stated").strip().lower()
         if not isinstance(value, (str, int, float)) or isinstance(value, bool) or sure == "none":
             return None
-        told = one_line(str(value), MAX_VALUE)
-        if not normalize(told) or told.casefold() in _NOTHING or refers(told):
+        read = self._unmarked(str(value)[:MAX_READ])
+        told = one_line(plain_value(read), MAX_VALUE)
+        if not normalize(told) or told.casefold() in _NOTHING or refers(read) or refers(told):
             return None
         passage = self._reading.passages.get(_number(fields.get("ref", fields.get("ref_id"))))
         if passage is None or not passage.says(told):

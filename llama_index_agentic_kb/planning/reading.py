@@ -12,6 +12,7 @@ from llama_index.core.schema import NodeWithScore
 from llama_index_agentic_kb._text import excerpt, normalize
 from llama_index_agentic_kb.evidence.candidates import Candidate, collect, lists_by_sub_query
 from llama_index_agentic_kb.evidence.options import EvidenceOptions
+from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight
 from llama_index_agentic_kb.prompts import Passage, format_passages
 from llama_index_agentic_kb.sources.base import KnowledgeSource, NodeKey, node_key
 from llama_index_agentic_kb.sources.fan_out import Lane
@@ -79,10 +80,14 @@ class Reading:
             ref, data = len(self.passages) + 1, source.source_data(node)
             self.passages[ref] = SeenPassage(ref, node, source, data.title, excerpt(data.content, query, self.words))
 
-    def as_prompt(self) -> str:
-        """Give the passages as they stand in a prompt."""
+    def as_prompt(self, spotlight: Spotlight = PLAIN) -> str:
+        """Give the passages as they stand in a prompt.
+
+        Args:
+            spotlight: How they are marked as data.
+        """
         return format_passages(
-            Passage(passage.ref, passage.title, passage.content, passage.source.name)
+            Passage(passage.ref, passage.title, passage.content, passage.source.name, spotlight=spotlight)
             for passage in self.passages.values()
         )
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from llama_index.core.callbacks.schema import CBEventType
 from llama_index.core.prompts import BasePromptTemplate
@@ -15,6 +15,9 @@ from llama_index_agentic_kb._text import one_line
 from llama_index_agentic_kb.account import ActivityLog
 from llama_index_agentic_kb.account.activity_log import describe_error
 from llama_index_agentic_kb.errors import LLMError, PlanningError
+from llama_index_agentic_kb.guard.hidden import visible
+from llama_index_agentic_kb.guard.spotlighting import Spotlighting, draw
+from llama_index_agentic_kb.guard.text import plain_value
 from llama_index_agentic_kb.llm import LanguageModel, Usage, mended_json, unfenced
 from llama_index_agentic_kb.planning.graph import Candidate
 from llama_index_agentic_kb.planning.parsing import Proposal, read_proposals
@@ -25,6 +28,9 @@ from llama_index_agentic_kb.schema import ModelInfo, ModelQueryPlanningActivity,
 
 __all__ = ["Reviser", "Revision"]
 
+MAX_QUERY: Final = 200
+"""Characters of a proposed query: enough for a fact that is missing, and little for what should not be told."""
+
 
 @dataclass(slots=True)
 class Revision:
@@ -33,7 +39,8 @@ class Revision:
     Args:
         sufficient: Whether nothing is missing, as the model judges; None where it could not tell.
         gaps: What is missing, in words.
-        proposals: Searches for it.
+        proposals: Searches for it: plain words, and sources; nothing else is taken from what has read passages.
+        warnings: What of them was left out.
         usage: The bill.
         error: Why there is no verdict.
     """
@@ -41,6 +48,7 @@ class Revision:
     sufficient: bool | None = None
     gaps: list[str] = field(default_factory=list)
     proposals: list[Proposal] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
     usage: Usage = field(default_factory=Usage)
     error: Exception | None = None
 
@@ -48,14 +56,26 @@ class Revision:
 class Reviser:
     """Judges with a language model whether the evidence is sufficient.
 
+    The model has read retrieved text, which may tell it what to search. So what it proposes is bounded: plans and
+    filters come only from the user's messages. A proposal is a short line of plain words and the names of allowed
+    sources; it has no filter, builds on no other, and changes no planned search.
+
     Args:
         model: The language model.
         template: The prompt; None is ``REVISION_TEMPLATE``.
+        spotlighting: How passages are marked as data; see ``guard.spotlighting``.
     """
 
-    def __init__(self, model: LanguageModel, template: BasePromptTemplate | None = None) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        template: BasePromptTemplate | None = None,
+        *,
+        spotlighting: Spotlighting | None = "delimit",
+    ) -> None:
         self.model = model
         self.template = template or REVISION_TEMPLATE
+        self.spotlighting = spotlighting
 
     def revise(
         self,
@@ -86,11 +106,12 @@ class Reviser:
             model=None if name is None else ModelInfo(model_name=name),
             purpose="revision",
         )
+        spotlight = draw(self.spotlighting)
         messages = self.template.format_messages(
             llm=self.model.llm,
             max_sub_queries=str(most),
             sources=as_data(describe_sources(sources)),
-            context_str=reading.as_prompt(),
+            context_str=reading.as_prompt(spotlight),
             searches=as_data(searches),
             query_str=as_data(question),
         )
@@ -98,7 +119,8 @@ class Reviser:
         try:
             reply = yield from self.model.chat(messages, deadline=deadline)
             revision.usage = reply.usage
-            yield Call(sync=partial(_read, revision, reply.text), deadline=deadline, what="reading the verdict")
+            told = spotlight.unmarked(reply.text)
+            yield Call(sync=partial(_read, revision, told), deadline=deadline, what="reading the verdict")
         except GeneratorExit:
             log.cancel(record)
             raise
@@ -113,7 +135,7 @@ class Reviser:
             input_tokens=revision.usage.input_tokens,
             output_tokens=revision.usage.output_tokens,
             sub_queries=[proposal.query for proposal in revision.proposals],
-            warning="; ".join(revision.gaps) or None,
+            warning="; ".join([*revision.gaps, *revision.warnings]) or None,
         )
         return revision
 
@@ -130,8 +152,19 @@ def _read(revision: Revision, text: str) -> None:
     if not isinstance(value, dict) or not {"sufficient", "sub_queries", "gaps"} & value.keys():
         raise PlanningError(f"the model's reply holds no verdict: {one_line(text[:400], 80)!r}")
     gaps = value.get("gaps")
-    revision.gaps = [one_line(str(gap), 200) for gap in gaps[:10]] if isinstance(gaps, list) else []
+    revision.gaps = [one_line(visible(str(gap)), 200) for gap in gaps[:10]] if isinstance(gaps, list) else []
     sufficient = value.get("sufficient")
     revision.sufficient = sufficient if isinstance(sufficient, bool) else None
     if not revision.sufficient and isinstance(value.get("sub_queries"), list):
-        revision.proposals = read_proposals({"sub_queries": value["sub_queries"]})
+        revision.proposals = _bounded(revision, read_proposals({"sub_queries": value["sub_queries"]}))
+
+
+def _bounded(revision: Revision, proposals: Sequence[Proposal]) -> list[Proposal]:
+    """Leave of proposals what a search may have that retrieved text has had a say in."""
+    if any(proposal.filter for proposal in proposals):
+        revision.warnings.append("filters of the revision were left out: filters come only from the user's messages")
+    plain = (
+        replace(one, query=one_line(plain_value(one.query), MAX_QUERY), filter="", finds="", depends_on=())
+        for one in proposals
+    )
+    return [one for one in plain if one.query]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llama_index_agentic_kb._flow import Flow, Start, Wait
+from llama_index_agentic_kb._flow import Flow, Wait
 from llama_index_agentic_kb.account import ActivityLog, Budget
 from llama_index_agentic_kb.evidence.options import EvidenceOptions
 from llama_index_agentic_kb.planning.effort import EffortLimits
@@ -72,11 +72,11 @@ class Strategy:
 
     def _search_first(self, waves: WaveSearch, plain: QueryPlan, scope: Scope, fan_out: FanOut) -> Flow[Searched]:
         """Search without planning, and plan only where what was found is weak."""
-        first = yield Start(fan_out.search(plain))
-        yield Wait([first])
-        strength = evidence_strength(scope, first.result(), self.options)
+        first = yield from fan_out.begin(plain)
+        yield Wait([first.whole])
+        strength = evidence_strength(scope, first.lanes, self.options)
         if strength.sufficient:
-            return Searched(plain, first.result(), signals=strength.signals, decision=strength.reason)
+            return Searched(plain, first.lanes, signals=strength.signals, decision=strength.reason)
         searched = yield from waves.search(plain, first)
         searched.signals = strength.signals
         searched.decision = "; ".join(part for part in (strength.reason, searched.decision) if part)

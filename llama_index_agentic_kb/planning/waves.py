@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Collection, Sequence
 from functools import partial
 
-from llama_index_agentic_kb._flow import Call, Flow, Job, Start, Wait
+from llama_index_agentic_kb._flow import Call, Flow, Start, Wait
 from llama_index_agentic_kb.account import ActivityLog, Budget
-from llama_index_agentic_kb.errors import LLMError, PlanningError
 from llama_index_agentic_kb.evidence.options import EvidenceOptions
-from llama_index_agentic_kb.llm import Usage
+from llama_index_agentic_kb.planning.allowance import Allowance
 from llama_index_agentic_kb.planning.answers import Answers
 from llama_index_agentic_kb.planning.branching import Branching
 from llama_index_agentic_kb.planning.effort import EffortLimits
@@ -23,6 +21,7 @@ from llama_index_agentic_kb.planning.reading import MOST_PASSAGES, Reading, best
 from llama_index_agentic_kb.planning.revision import Revision
 from llama_index_agentic_kb.planning.scope import Scope
 from llama_index_agentic_kb.planning.searched import Agents, Searched
+from llama_index_agentic_kb.planning.under_way import SearchesUnderWay
 from llama_index_agentic_kb.schema import (
     Confidence,
     Finding,
@@ -31,7 +30,7 @@ from llama_index_agentic_kb.schema import (
     SubQuery,
     SubQueryOrigin,
 )
-from llama_index_agentic_kb.sources.fan_out import FanOut, Lane
+from llama_index_agentic_kb.sources.fan_out import Batch, FanOut, Lane
 
 __all__ = ["WaveSearch"]
 
@@ -65,7 +64,6 @@ class WaveSearch:
         stop_at_nothing_new: bool = False,
     ) -> None:
         self._agents = agents
-        self._fan_out = fan_out
         self._scope = scope
         self._candidates = candidates
         self._limits = limits
@@ -73,17 +71,18 @@ class WaveSearch:
         self._log = log
         self._options = options
         self._stop_at_nothing_new = stop_at_nothing_new
-        self._searched: dict[str, SubQuery] = {}
-        self._jobs: list[tuple[frozenset[str], Job[list[Lane]]]] = []
+        names = [candidate.name for candidate in candidates]
+        self._searches = SearchesUnderWay(fan_out, names, budget.retrieval_deadline)
+        self._searched = self._searches.sub_queries
         self._answers = Answers(limits.branches)
         self._waiting: dict[str, SubQuery] = {}
         self._planned: dict[str, SubQuery] = {}
         self._branching = Branching(self._planned, self._searched, self._answers, limits.branches)
         self._early: list[Lane] = []
-        self._lost = False
         self._result = Searched(QueryPlan(sub_queries=[]), planned=True)
+        self._allowance = Allowance(limits, budget, self._result.usage)
 
-    def search(self, question: QueryPlan, begun: Job[list[Lane]] | None = None) -> Flow[Searched]:
+    def search(self, question: QueryPlan, begun: Batch | None = None) -> Flow[Searched]:
         """Plan and search until everything is found, spent or settled.
 
         Args:
@@ -94,17 +93,18 @@ class WaveSearch:
         if begun is None:
             yield from self._begin(question.sub_queries)
         else:
-            self._note(question.sub_queries, begun)
+            self._searches.note(question.sub_queries, begun)
+            self._note(question.sub_queries)
         yield Wait([planning])
         planned: Planning = planning.result()
-        self._account(planned.usage, planned.error)
+        self._allowance.account(planned.usage, planned.error)
         self._result.plan.warnings = planned.plan.warnings
         self._planned.update((one.id, one) for one in planned.plan.sub_queries)
         self._waiting = {one.id: one for one in planned.plan.sub_queries if one.depends_on}
         yield from self._begin_open()
         yield from self._follow()
         yield from self._revise()
-        yield Wait([job for _, job in self._jobs])
+        yield from self._searches.finished()
         return self._whole()
 
     def _plan(self) -> Flow[Planning]:
@@ -113,7 +113,7 @@ class WaveSearch:
                 self._scope,
                 self._candidates,
                 self._limits,
-                deadline=self._call_deadline(),
+                deadline=self._allowance.call_deadline,
                 log=self._log,
                 begin=self._begin,
             )
@@ -124,18 +124,13 @@ class WaveSearch:
     def _begin(self, sub_queries: Sequence[SubQuery]) -> Flow[None]:
         """Start to search; those ready together are embedded in one batch."""
         if sub_queries:
-            begun = [one.model_copy() for one in sub_queries]  # what is noted may get further sources
-            job = yield Start(self._fan_out.search(QueryPlan(sub_queries=begun)))
-            self._note(sub_queries, job)
+            self._note(sub_queries)
+            yield from self._searches.begin(sub_queries)
 
-    def _note(self, sub_queries: Sequence[SubQuery], job: Job[list[Lane]]) -> None:
+    def _note(self, sub_queries: Sequence[SubQuery]) -> None:
         for one in sub_queries:
-            known = self._searched.setdefault(one.id, one)
-            wanted = {*known.sources, *one.sources}
-            known.sources = [candidate.name for candidate in self._candidates if candidate.name in wanted]
             self._answers.add_search(one)
             self._result.waves = max(self._result.waves, one.wave)
-        self._jobs.append((frozenset(one.id for one in sub_queries), job))
 
     def _begin_open(self) -> Flow[None]:
         """Search what builds on nothing, and was not begun while the plan was written."""
@@ -145,17 +140,6 @@ class WaveSearch:
                 begun += self._branching.of(one, 1, begun)
         yield from self._begin(begun)
 
-    def _arrived(self, ids: Collection[str]) -> Flow[None]:
-        """Wait for the searches of some sub-queries, as long as searching may take."""
-        jobs = [job for searched, job in self._jobs if not searched.isdisjoint(ids)]
-        yield Wait(jobs, deadline=self._budget.retrieval_deadline)
-
-    def _lanes(self) -> list[Lane]:
-        """Give what is there, in the order in which it was planned."""
-        lanes = [lane for _, job in self._jobs if job.done for lane in job.result()]
-        order = {name: position for position, name in enumerate(self._searched)}
-        return sorted(lanes, key=lambda lane: order[lane.sub_query.id])
-
     # -- waves ---------------------------------------------------------------------------------------------------
 
     def _follow(self) -> Flow[None]:
@@ -164,14 +148,14 @@ class WaveSearch:
         while self._waiting and wave < self._limits.waves and self._may_ask():
             wave += 1
             steps = self._steps()
-            yield from self._arrived(self._answers.searches_of(steps))
-            if self._stop_at_nothing_new and wave > 2 and not brings_news(self._lanes(), wave - 1):  # noqa: PLR2004 (a first wave is)
+            yield from self._searches.arrived(self._answers.searches_of(steps))
+            if self._stop_at_nothing_new and wave > 2 and not brings_news(self._searches.lanes, wave - 1):  # noqa: PLR2004 (a first wave is)
                 self._decide(f"wave {wave - 1} brought nothing new")
                 break
             if not self._may_ask():
                 break
             findings = yield from self._find(steps, wave)
-            self._account(findings.usage, findings.error)
+            self._allowance.account(findings.usage, findings.error)
             if findings.error is not None:
                 self._warn(
                     "what the searches found could not be read; the rest is searched in the question's own words"
@@ -209,7 +193,7 @@ class WaveSearch:
                 reading,
                 found,
                 most=self._limits.branches,
-                deadline=self._call_deadline(),
+                deadline=self._allowance.call_deadline,
                 log=self._log,
             )
         )
@@ -219,7 +203,7 @@ class WaveSearch:
         if name in self._waiting:
             answers = [answer for answer in answers if answer.confidence is Confidence.STATED and answer.node_id]
             if answers:
-                self._early += pointing(self._waiting.pop(name), answers, self._lanes(), self._log)
+                self._early += pointing(self._waiting.pop(name), answers, self._searches.lanes, self._log)
         before = self._answers.take(name, answers)
         if before:
             told = "; ".join(answer.value for answer in answers)
@@ -271,19 +255,21 @@ class WaveSearch:
     def _revise(self) -> Flow[None]:
         """Look for gaps in what was found, and search what is missing."""
         while self._result.revisions < self._limits.revisions and self._may_ask():
-            yield from self._arrived(self._searched)
+            yield from self._searches.arrived(self._searched)
             last = self._result.waves
-            if self._stop_at_nothing_new and last > 1 and not brings_news(self._lanes(), last):
+            if self._stop_at_nothing_new and last > 1 and not brings_news(self._searches.lanes, last):
                 self._decide(f"wave {last} brought nothing new")
                 return
             if not self._may_ask():
                 return
             self._result.revisions += 1
             revision = yield from self._look_for_gaps()
-            self._account(revision.usage, revision.error)
+            self._allowance.account(revision.usage, revision.error)
             if revision.error is not None or revision.sufficient:
                 self._decide("the evidence is sufficient" if revision.sufficient else "no verdict on the evidence")
                 return
+            for warning in revision.warnings:
+                self._warn(warning)
             added = self._added(revision.proposals, last + 1)
             if not added:
                 self._decide("something is missing, and no search for it was left")
@@ -301,20 +287,22 @@ class WaveSearch:
                 reading,
                 self._candidates,
                 most=self._limits.sub_queries,
-                deadline=self._call_deadline(),
+                deadline=self._allowance.call_deadline,
                 log=self._log,
             )
         )
 
     def _added(self, proposals: Sequence[Proposal], wave: int) -> list[SubQuery]:
-        """Give the searches of a revision that are new, or go to further sources."""
-        known = QueryPlan(sub_queries=list(self._searched.values()))
-        graph = PlanGraph(known, self._candidates, self._limits, prefix=f"r{self._result.revisions}.")
+        """Give the searches of a revision that are new, or go to further sources; what was planned stays as it is."""
+        prefix = f"r{self._result.revisions}."
+        known = QueryPlan(sub_queries=[one.model_copy(deep=True) for one in self._searched.values()])
+        graph = PlanGraph(known, self._candidates, self._limits, prefix=prefix)
         added = []
-        for one in graph.add(proposals):
-            fields: dict[str, object] = {"wave": wave}
-            if one.id not in self._searched:
-                fields["origin"] = SubQueryOrigin.REVISION
+        for number, one in enumerate(graph.add(proposals), start=1):
+            fields: dict[str, object] = {"wave": wave, "origin": SubQueryOrigin.REVISION}
+            if one.id in self._searched:
+                fields |= {"id": f"{prefix}again{number}", "filters": {}, "depends_on": []}
+                fields |= {"part_of": None, "template": None}
             added.append(one.model_copy(update=fields))
         return added
 
@@ -333,7 +321,7 @@ class WaveSearch:
         share = max(1, MOST_PASSAGES // max(1, len(first)))
         reading = Reading(min(share, self._limits.passages), self._limits.passage_words)
         by_query: dict[str, list[Lane]] = {}
-        for lane in self._lanes():
+        for lane in self._searches.lanes:
             by_query.setdefault(lane.sub_query.id, []).append(lane)
         for name in dict.fromkeys([*first, *by_query]):
             lanes = by_query.get(name, [])
@@ -341,32 +329,16 @@ class WaveSearch:
                 reading.add(lanes[0].sub_query.query, best_of(lanes, self._options))
         return reading
 
-    # -- limits and account ----------------------------------------------------------------------------------------
+    # -- account -------------------------------------------------------------------------------------------------
 
     def _may_ask(self) -> bool:
-        """Whether the model answers, and tokens and time are left for another call; what is lacking is told."""
-        if self._lost:
+        """Whether the model may be called again; what is lacking is told."""
+        if self._allowance.model_lost:
             return False
-        usage = self._result.usage
-        spent = (usage.input_tokens or 0) + (usage.output_tokens or 0)
-        if spent >= self._limits.tokens:
-            self._warn(f"{spent} tokens were spent before the search was done (EffortLimits.tokens)")
-            return False
-        deadline = self._budget.retrieval_deadline
-        if deadline is not None and time.monotonic() >= deadline:
-            self._warn(
-                "the time for searching was over before the plan was done (EffortLimits.seconds, or the request's)"
-            )
-            return False
-        return True
-
-    def _account(self, usage: Usage, error: Exception | None) -> None:
-        """Add a call's bill; a model that did not answer at all is not asked again: each time would cost as much."""
-        self._result.usage.add(usage)
-        self._lost = self._lost or not (error is None or isinstance(error, (LLMError, PlanningError)))
-
-    def _call_deadline(self) -> float | None:
-        return self._budget.retrieval_stage(self._limits.planning_seconds)
+        lacking = self._allowance.lacking
+        if lacking is not None:
+            self._warn(lacking)
+        return lacking is None
 
     def _warn(self, text: str) -> None:
         if text not in self._result.plan.warnings:
@@ -378,7 +350,7 @@ class WaveSearch:
     def _whole(self) -> Searched:
         self._result.plan.sub_queries = list(self._searched.values())
         self._result.findings = list(self._answers)
-        lanes = self._lanes()
+        lanes = self._searches.lanes
         favour(lanes, self._result.findings)
         self._result.lanes = [*lanes, *self._early]
         self._tell_warnings()

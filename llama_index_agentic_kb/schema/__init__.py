@@ -26,10 +26,12 @@ from llama_index_agentic_kb.schema.filters import (
     FilterOperator,
     all_of,
     any_of,
+    matcher,
     matches,
 )
 from llama_index_agentic_kb.schema.odata import parse_odata, to_odata
 from llama_index_agentic_kb.schema.plan import Confidence, Finding, QueryPlan, SubQuery, SubQueryOrigin
+from llama_index_agentic_kb.schema.principal import Principal
 from llama_index_agentic_kb.schema.request import (
     ImageContent,
     Intent,
@@ -66,6 +68,7 @@ __all__ = [
     "ModelQueryPlanningActivity",
     "Outcome",
     "OutputMode",
+    "Principal",
     "QueryPlan",
     "ReasoningEffort",
     "Reference",
@@ -82,6 +85,7 @@ __all__ = [
     "TextContent",
     "all_of",
     "any_of",
+    "matcher",
     "matches",
     "parse_odata",
     "to_odata",

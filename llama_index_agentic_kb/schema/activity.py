@@ -53,6 +53,8 @@ class ActivityError(Model):
     message: str
     target: str | None = None
     """The source or model at fault."""
+    stage: str | None = None
+    """What it was doing: "preparation", "embedding" or "search" of a source; else the record's type."""
 
 
 class ModelInfo(Model):
@@ -138,8 +140,14 @@ class SourceActivity(ActivityRecord):
     """Documents that the source returned."""
     dropped_by_filter: int | None = Field(default=None, ge=0)
     """Documents that the source returned against its filter, dropped here."""
+    dropped_as_unusable: int | None = Field(default=None, ge=0)
+    """What the source returned and is no node that can be used; the lanes' notes say why."""
     dropped_by_threshold: int | None = Field(default=None, ge=0)
     """Documents below the reranker's threshold for every sub-query that found them; not counted in ``count``."""
+    retries: int | None = Field(default=None, ge=1)
+    """Calls of the source that were made again because they failed; None where none was."""
+    hedged: int | None = Field(default=None, ge=1)
+    """Calls that were made beside one that was slow; None where none was."""
     lanes: list[SearchLane] | None = None
     """The ways in which the source was asked side by side."""
     arguments: SearchArguments | None = None
@@ -225,6 +233,8 @@ class ModelAnswerSynthesisActivity(ActivityRecord):
     response_mode: str | None = None
     dropped_by_budget: int | None = Field(default=None, ge=0)
     """Passages that did not fit the budget, or the model."""
+    links_removed: int | None = Field(default=None, ge=0)
+    """Links of the model's replies that led to no reference, and were taken out."""
 
 
 def _activity_tag(value: Any) -> str:

@@ -5,10 +5,22 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
-from pydantic import AliasChoices, BeforeValidator, ConfigDict, Field, PlainSerializer, field_validator, model_validator
+from pydantic import (
+    AliasChoices,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    InstanceOf,
+    PlainSerializer,
+    field_validator,
+    model_validator,
+)
+from pydantic.json_schema import SkipJsonSchema
 
+from llama_index_agentic_kb._text import without_surrogates
 from llama_index_agentic_kb.schema._model import Model
 from llama_index_agentic_kb.schema.filters import FilterNode
+from llama_index_agentic_kb.schema.principal import Principal
 
 __all__ = [
     "EffortField",
@@ -55,6 +67,13 @@ class ResultsProcessing(StrEnum):
     """Left as the sources ranked it; the searches take turns."""
 
 
+def _made_in_python(value: Any) -> Any:
+    """Take a principal that a program made; what a caller sends is no proof of who that is."""
+    if value is not None and not isinstance(value, Principal):
+        raise ValueError("principal can't be sent in a request: the program that has authenticated its caller gives it")
+    return value
+
+
 def _unwrap_kind(value: Any) -> Any:
     """Take both ``"low"`` and the wire's ``{"kind": "low"}``."""
     return value["kind"] if isinstance(value, dict) and set(value) == {"kind"} else value
@@ -68,11 +87,19 @@ EffortField: TypeAlias = Annotated[
 """An effort; on the wire it is ``{"kind": ...}``."""
 
 
+def _writable(value: Any) -> Any:
+    return without_surrogates(value) if isinstance(value, str) else value
+
+
+Text: TypeAlias = Annotated[str, BeforeValidator(_writable)]
+"""Text that can be written as UTF-8: lone surrogates become U+FFFD."""
+
+
 class TextContent(Model):
     """A piece of text in a message."""
 
     type: Literal["text"] = "text"
-    text: str
+    text: Text
 
 
 class ImageUrl(Model):
@@ -109,7 +136,7 @@ class Intent(Model):
     """A query to search as it is, without planning."""
 
     type: Literal["semantic"] = "semantic"
-    search: str = Field(min_length=1)
+    search: Text = Field(min_length=1)
 
 
 class SourceParams(Model):
@@ -185,6 +212,10 @@ class RetrievalRequest(Model):
     results_processing: ResultsProcessing | None = None
     """For every source whose parameters say nothing else; None is the retriever's own."""
     knowledge_source_params: list[SourceParams] = Field(default_factory=list)
+    principal: Annotated[SkipJsonSchema[InstanceOf[Principal] | None], BeforeValidator(_made_in_python)] = Field(
+        default=None, exclude=True
+    )
+    """Who asks. Given by the program that has authenticated its caller; never read from wire data, nor written."""
 
     @model_validator(mode="before")
     @classmethod

@@ -20,6 +20,7 @@ from llama_index_agentic_kb.errors import DeadlineExceededError
 from llama_index_agentic_kb.search.batching import BatchedEmbedding, MicroBatcher
 from llama_index_agentic_kb.search.embedding_cache import SHARED_CACHE, EmbeddingCache
 from llama_index_agentic_kb.search.model_identity import is_a, model_identity
+from llama_index_agentic_kb.search.remote_embedding import remotely
 
 __all__ = ["QueryEmbeddings", "embed_queries"]
 
@@ -161,35 +162,41 @@ def embed_queries(
     if batcher is not None:
         told = BatchedEmbedding(told, batcher, deadline=deadline)
     if len(queries) > 1 and (batcher is not None or _treats_queries_as_texts(model)):
-        return (yield from _together(told, list(queries), deadline))
-    jobs = yield from gather(
-        _call(told, partial(told.get_query_embedding, query), partial(told.aget_query_embedding, query), deadline)
-        for query in queries
-    )
+        return (yield from _together(model, told, list(queries), deadline))
+    jobs = yield from gather(_call(model, told, "get_query_embedding", query, deadline) for query in queries)
     return [job.result() if job.error is None else as_exception(job.error) for job in jobs]
 
 
-def _together(model: BaseEmbedding, queries: list[str], deadline: float | None) -> Flow[list[Vector | Exception]]:
+def _together(
+    model: BaseEmbedding, told: BaseEmbedding, queries: list[str], deadline: float | None
+) -> Flow[list[Vector | Exception]]:
     """Embed queries in one call; where it fails, a batched model knows which of them it could embed."""
-    sync, native = model.get_text_embedding_batch, model.aget_text_embedding_batch
     try:
-        vectors: list[Vector | Exception] = yield _call(
-            model, partial(sync, queries), partial(native, queries), deadline
-        )
+        vectors: list[Vector | Exception] = yield from _call(model, told, "get_text_embedding_batch", queries, deadline)
     except Exception as error:  # noqa: BLE001 (given in place of each vector, raised where it is asked for)
-        known = model.outcome if isinstance(model, BatchedEmbedding) else lambda _: None
+        known = told.outcome if isinstance(told, BatchedEmbedding) else lambda _: None
         return [known(query) or error for query in queries]
     return vectors
 
 
-def _call(model: BaseEmbedding, sync: Callable[[], Any], native: Callable[[], Any], deadline: float | None) -> Call:
-    """A local model computes: threads serve it as well as its own async, which uses the loop's shared pool."""
-    return Call(
-        sync=sync,
-        native=None if _is_local(model) else native,
-        deadline=deadline,
-        pool=WAITING_POOL if isinstance(model, BatchedEmbedding) else EMBEDDING_POOL,
-        what=f"embedding model {model.model_name}",
+def _call(
+    model: BaseEmbedding, told: BaseEmbedding, method: str, given: str | list[str], deadline: float | None
+) -> Flow[Any]:
+    """Call a method: a local model computes on a thread, for its own async would use the loop's shared pool.
+
+    Those who wait for a shared batch hold no thread where they need not.
+    """
+    if not _is_local(model):
+        return (yield from remotely(model, told, method, given, deadline=deadline))
+    shared = isinstance(told, BatchedEmbedding)
+    return (
+        yield Call(
+            sync=partial(getattr(told, method), given),
+            native=partial(getattr(told, f"a{method}"), given) if shared else None,
+            deadline=deadline,
+            pool=WAITING_POOL if shared else EMBEDDING_POOL,
+            what=f"embedding model {model.model_name}",
+        )
     )
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import os
 import threading
 import weakref
@@ -13,6 +15,7 @@ from hashlib import blake2b
 from typing import Any, Final
 
 from llama_index_agentic_kb.errors import ConfigurationError
+from llama_index_agentic_kb.schema.principal import Principal
 
 __all__ = ["DEFAULT_MAX_BYTES", "SHARED_CACHE", "CacheStatistics", "EmbeddingCache"]
 
@@ -22,7 +25,7 @@ DEFAULT_MAX_BYTES: Final = 64 * 1024 * 1024
 ENTRY_BYTES: Final = 400
 """What an entry costs beside its numbers: its key, its place in the order, the vector's object."""
 
-_caches: weakref.WeakSet[EmbeddingCache] = weakref.WeakSet()
+_caches: weakref.WeakSet[_Held] = weakref.WeakSet()
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +52,8 @@ class EmbeddingCache:
     a list of its own. Texts are not kept, only their digests (BLAKE2b, 256 bits).
 
     One process-wide cache, ``SHARED_CACHE``, serves every retriever that is not given another. A vector is a function
-    of model and text alone and tells nothing of documents, so sharing it between users of different permissions lets
-    nobody see more; what a user could measure is time, that is, whether somebody asked the very same words shortly
-    before. Where that is too much, give each tenant's retriever a cache of its own, or None.
+    of model and text alone and tells nothing of documents; but how long it takes tells whether somebody asked the very
+    same words shortly before. Requests of a principal therefore find the vectors of its own requests only (``of``).
 
     Args:
         max_bytes: Memory that the vectors may take, keys and bookkeeping included. Default 64 MiB; 0 keeps nothing.
@@ -68,17 +70,19 @@ class EmbeddingCache:
                 f"got {given!r}"
             )
         self.max_bytes: int = given
-        self._reset()
-        _caches.add(self)
+        self._owner = ""
+        self._held = _Held()
+        _caches.add(self._held)
 
-    def _reset(self) -> None:
-        """Start empty; also in a forked child, whose parent may have been in the midst of a change."""
-        self._lock = threading.Lock()
-        self._forget()
+    def of(self, principal: Principal | None) -> EmbeddingCache:
+        """Give the part of this cache that is a principal's own; memory, counts and ``clear`` are the whole's.
 
-    def _forget(self) -> None:
-        self._vectors: OrderedDict[bytes, array[float]] = OrderedDict()
-        self._bytes = self._hits = self._misses = 0
+        Args:
+            principal: Who asks; None is everybody who asks without one.
+        """
+        part = copy.copy(self)
+        part._owner = "" if principal is None else _named(principal)  # noqa: SLF001 (a twin of ours)
+        return part
 
     def get(self, identity: str, text: str) -> list[float] | None:
         """Give a vector, or None where it is not held.
@@ -87,14 +91,14 @@ class EmbeddingCache:
             identity: The model's, from ``model_identity``.
             text: The query.
         """
-        key = _key(identity, text)
-        with self._lock:
-            vector = self._vectors.get(key)
+        key, held = _key(self._owner, identity, text), self._held
+        with held.lock:
+            vector = held.vectors.get(key)
             if vector is None:
-                self._misses += 1
+                held.misses += 1
                 return None
-            self._hits += 1
-            self._vectors.move_to_end(key)
+            held.hits += 1
+            held.vectors.move_to_end(key)
         return vector.tolist()
 
     def put(self, identity: str, text: str, vector: Sequence[float]) -> None:
@@ -112,28 +116,51 @@ class EmbeddingCache:
         size = _size(kept)
         if size > self.max_bytes:
             return
-        key = _key(identity, text)
-        with self._lock:
-            before = self._vectors.pop(key, None)
-            self._bytes += size - (0 if before is None else _size(before))
-            self._vectors[key] = kept
-            while self._bytes > self.max_bytes:
-                self._bytes -= _size(self._vectors.popitem(last=False)[1])
+        key, held = _key(self._owner, identity, text), self._held
+        with held.lock:
+            before = held.vectors.pop(key, None)
+            held.bytes += size - (0 if before is None else _size(before))
+            held.vectors[key] = kept
+            while held.bytes > self.max_bytes:
+                held.bytes -= _size(held.vectors.popitem(last=False)[1])
 
     def clear(self) -> None:
         """Forget all vectors and counts."""
-        with self._lock:
-            self._forget()
+        with self._held.lock:
+            self._held.forget()
 
     @property
     def statistics(self) -> CacheStatistics:
         """Hits, misses, entries and bytes, at one moment."""
-        with self._lock:
-            return CacheStatistics(self._hits, self._misses, len(self._vectors), self._bytes)
+        held = self._held
+        with held.lock:
+            return CacheStatistics(held.hits, held.misses, len(held.vectors), held.bytes)
 
 
-def _key(identity: str, text: str) -> bytes:
-    return blake2b(f"{identity}\0{text}".encode("utf-8", "surrogatepass"), digest_size=32).digest()
+class _Held:
+    """The vectors of a cache and all its parts."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Start empty; also in a forked child, whose parent may have been in the midst of a change."""
+        self.lock = threading.Lock()
+        self.forget()
+
+    def forget(self) -> None:
+        self.vectors: OrderedDict[bytes, array[float]] = OrderedDict()
+        self.bytes = self.hits = self.misses = 0
+
+
+def _key(owner: str, identity: str, text: str) -> bytes:
+    """Two keys are equal only where all three parts are: their lengths stand before them."""
+    parts = [part.encode("utf-8", "surrogatepass") for part in (owner, identity, text)]
+    return blake2b(b"".join(b"%d:%b" % (len(part), part) for part in parts), digest_size=32).digest()
+
+
+def _named(principal: Principal) -> str:
+    return json.dumps([principal.tenant, principal.user, sorted(principal.groups)])
 
 
 def _size(vector: array[float]) -> int:
@@ -141,8 +168,8 @@ def _size(vector: array[float]) -> int:
 
 
 def _reset_all() -> None:
-    for cache in list(_caches):
-        cache._reset()  # noqa: SLF001 (this module's own class)
+    for held in list(_caches):
+        held.reset()
 
 
 if hasattr(os, "register_at_fork"):

@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
-from llama_index_agentic_kb.schema import FilterNode, matches
+from llama_index_agentic_kb.schema import FilterNode, matcher
 from llama_index_agentic_kb.search.facts import AllOf, Asked, fact_value, key_prefixes, superset
 
 __all__ = ["LexicalHit", "LexicalView"]
@@ -134,10 +134,11 @@ class LexicalView:
 
     def _passing(self, hits: Iterable[tuple[float, Any]], filters: FilterNode | None) -> list[LexicalHit]:
         documents = ((score, self.searcher.doc(address)) for score, address in hits)
+        passes = None if filters is None else matcher(filters)
         return [
             LexicalHit(document.get_first("id"), score)
             for score, document in documents
-            if filters is None or matches(filters, json.loads(bytes(document.get_first("metadata"))))
+            if passes is None or passes(json.loads(bytes(document.get_first("metadata"))))
         ]
 
 

@@ -6,10 +6,9 @@ each returned node is checked against it again.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -19,7 +18,11 @@ from llama_index.core.vector_stores.types import MetadataFilters
 
 from llama_index_agentic_kb._flow import Call, Flow
 from llama_index_agentic_kb.errors import ConfigurationError, DeniedError
-from llama_index_agentic_kb.schema import FilterNode, SourceData, all_of
+from llama_index_agentic_kb.guard.breaker import BreakerPolicy
+from llama_index_agentic_kb.guard.permissions import Permissions
+from llama_index_agentic_kb.guard.pipeline import Health, Progress, ResiliencePipeline
+from llama_index_agentic_kb.guard.retries import RetryPolicy
+from llama_index_agentic_kb.schema import FilterNode, Principal, SourceData, all_of
 from llama_index_agentic_kb.search.lexical import LexicalSearch
 from llama_index_agentic_kb.sources.fields import SourceFields
 from llama_index_agentic_kb.sources.filters import FilterLike, lower, to_tree
@@ -33,9 +36,10 @@ from llama_index_agentic_kb.sources.index import (
 from llama_index_agentic_kb.sources.lexical import lexical_for
 from llama_index_agentic_kb.sources.metadata import MetadataReader
 from llama_index_agentic_kb.sources.planner_filters import FilterField, declared_fields
-from llama_index_agentic_kb.sources.recursion import own_recursion
+from llama_index_agentic_kb.sources.recursion import bounded, own_recursion
 from llama_index_agentic_kb.sources.results import NodeKey, NodeList, SearchResult, distinct_nodes, node_key
 from llama_index_agentic_kb.sources.search import BundleFlow, PreparedSource, SourceSearch
+from llama_index_agentic_kb.sources.settings import SEARCH_BREAKER, SEARCH_RETRIES, check_numbers, grace_of
 
 __all__ = [
     "KnowledgeSource",
@@ -63,6 +67,8 @@ class KnowledgeSource:
             ``filters`` join the mandatory filter, its ``similarity_top_k`` stands in for this class's own.
         kind: The ``type`` of its references and activity records. Default "searchIndex".
         filters: The mandatory filter. No request, plan or parameter can widen it.
+        permissions: The metadata fields that say who may see a document. Each request then needs a ``Principal``, and
+            finds what that one may see; without one the source is denied.
         filterable: The metadata fields that a planner may filter on, by name; None lets it make no filters.
         metadata_reader: Gives the document's id and the metadata of each chunk, a document's chunks one after the
             other, for facets and lists; None reads them from the index where it keeps its nodes.
@@ -75,8 +81,19 @@ class KnowledgeSource:
         similarity_top_k: Documents of each search; None is the effort's own number.
         always_query: Whether each sub-query goes to it, whatever the planner chose.
         timeout: Seconds that one search may take; None is the effort's own number.
-        max_concurrency: Searches of this source that run on threads at once; more wait their turn. Native async
-            searches hold no thread and are not counted. Default 8.
+        straggler_grace: Seconds that are waited for this source when the others have answered and it is at work
+            (three times as many before its first answer; twice its usual time, or the others', where that is more).
+            None waits for its whole timeout. Default 1, and None for a source whose ``timeout`` is set.
+        max_concurrency: Searches of this source that are under way at once, on threads and event loops together;
+            more wait their turn, those of its lexical side apart. One that was given up holds its place until it
+            returns. Default 8: a Chroma server does no more with more.
+        breaker: When the source is left alone after failures, and for how long; None never leaves it alone. Default
+            after 5 failures in a row or 10 of the last 20, for 10 s.
+        retries: How often a search is tried again whose failure is worth it (a refused or reset connection, the
+            statuses 429 and 503), out of the request's retry budget. Default once. ``NO_RETRIES`` never does.
+        hedge_after: Seconds after which a search that has not answered is made a second time beside the first, or a
+            percentile of the source's last answers ("p95"). The first answer wins, the other is stopped; each costs
+            the retry budget one. Default None, never.
         native_async: Whether ``aretrieve`` really awaits; None finds out as far as it can. A source that blocks the
             event loop in its async method should be given False. An async-only retriever raises NotImplementedError
             from ``_retrieve``: sync calls then take its async way.
@@ -88,6 +105,8 @@ class KnowledgeSource:
     Raises:
         ConfigurationError: Not exactly one of index, retriever and retriever_factory is given, a field is unusable, or
             ``hybrid`` is True where there is no lexical index and none can be made.
+
+    ``health`` tells how the source stands at the moment.
     """
 
     def __init__(
@@ -101,6 +120,7 @@ class KnowledgeSource:
         retriever_kwargs: Mapping[str, Any] | None = None,
         kind: str = "searchIndex",
         filters: FilterLike = None,
+        permissions: Permissions | None = None,
         filterable: Mapping[str, FilterField] | None = None,
         metadata_reader: MetadataReader | None = None,
         title_field: str = "title",
@@ -112,20 +132,29 @@ class KnowledgeSource:
         similarity_top_k: int | None = None,
         always_query: bool = False,
         timeout: float | None = None,
+        straggler_grace: float | Literal["auto"] | None = "auto",
         max_concurrency: int = 8,
+        breaker: BreakerPolicy | None = SEARCH_BREAKER,
+        retries: RetryPolicy = SEARCH_RETRIES,
+        hedge_after: float | str | None = None,
         native_async: bool | None = None,
         hybrid: bool | None = None,
         lexical: LexicalSearch | None = None,
     ) -> None:
         further = dict(retriever_kwargs or {})
         similarity_top_k = similarity_top_k or further.pop("similarity_top_k", None)
-        _check(name, weight, similarity_top_k, timeout, max_concurrency)
+        check_numbers(name, weight, similarity_top_k, timeout, max_concurrency)
         if sum(given is not None for given in (index, retriever, retriever_factory)) != 1:
             raise ConfigurationError(f"source {name!r}: give exactly one of index, retriever and retriever_factory")
         self.name = name
         self.description = description
         self.kind = kind
         self.mandatory = all_of(to_tree(filters), to_tree(further.pop("filters", None)))
+        if permissions is not None and not isinstance(permissions, Permissions):
+            raise ConfigurationError(
+                f"source {name!r}: permissions: expected Permissions, got {type(permissions).__name__}"
+            )
+        self.permissions = permissions
         self.filterable = declared_fields(name, filterable)
         self.metadata_reader = metadata_reader
         self.fields = SourceFields(title_field, content_field, url_field, key_field, terms_field)
@@ -137,7 +166,12 @@ class KnowledgeSource:
         self._retriever = retriever
         self._factory = retriever_factory
         self._retriever_kwargs = further
-        self._search = SourceSearch(name, max_concurrency=max_concurrency, native_async=native_async)
+        self.straggler_grace = grace_of(name, straggler_grace, timeout)
+        own = ResiliencePipeline(
+            f"source {name!r}", places=max_concurrency, breaker=breaker, retries=retries, hedge_after=hedge_after
+        )
+        words = ResiliencePipeline(f"lexical search of source {name!r}", places=max_concurrency, breaker=breaker)
+        self._search = SourceSearch(name, own, words, native_async=native_async)
         self._lexical = lexical_for(name, index, hybrid=hybrid, lexical=lexical, retriever_kwargs=further)
 
     def __repr__(self) -> str:
@@ -153,39 +187,75 @@ class KnowledgeSource:
         """Give the filter of a search: mandatory AND caller AND planner. None where none is set."""
         return all_of(self.mandatory, caller, planner)
 
+    def permitted(self, principal: Principal | None) -> FilterNode | None:
+        """Give the filter of what a principal may see; None where the source has no permissions declared.
+
+        Raises:
+            DeniedError: It has, and there is no principal, or one that lacks what they ask for.
+        """
+        return None if self.permissions is None else self.permissions.filter_for(principal)
+
+    @property
+    def health(self) -> Health:
+        """How the source stands: searches at work, waiting and abandoned, and the state of its circuit breaker."""
+        return self._search.own.health
+
+    @property
+    def lexical_health(self) -> Health | None:
+        """How its lexical side stands; None where it has none."""
+        return None if self._lexical is None else self._search.lexical.health
+
+    @property
+    def usual_seconds(self) -> float | None:
+        """How long its last answers took, the middle one; None before the first."""
+        return self._search.own.latencies.median
+
     @property
     def prepares_at_once(self) -> bool:
         """Whether ``prepare`` calls nothing of the user's that may take its time."""
         return self._factory is None
 
-    def prepare(self, filters: FilterNode | None, top_k: int) -> Flow[PreparedSource]:
+    def prepare(
+        self,
+        filters: FilterNode | None,
+        top_k: int,
+        *,
+        deadline: float | None = None,
+        progress: Progress | None = None,
+    ) -> Flow[PreparedSource]:
         """Give a retriever that applies the effective filter.
 
         Args:
             filters: What ``effective_filter`` gave.
             top_k: Documents of a search, unless the source has a number of its own.
+            deadline: ``time.monotonic()`` at which a factory is given up.
+            progress: Told of a factory's calls.
 
         Raises:
             DeniedError: The filter can't be applied to this source.
+            DeadlineExceededError: The factory did not return in time.
+            SourceUnavailableError: The factory was not called: see ``search``.
         """
         top_k = self.similarity_top_k or top_k
         if self._index is not None:
             why = refusal(self._index, filters)
             if why is not None:
                 raise self._denied(why)
-            retriever = own_recursion(index_retriever(self._index, filters, top_k, self._retriever_kwargs))
+            retriever = own_recursion(index_retriever(self._index, filters, top_k, self._retriever_kwargs), self.name)
         elif self._factory is not None:
             make = partial(self._factory, None if filters is None else lower(filters))
-            retriever = yield Call(sync=make, pool=self._search.pool, what=f"retriever factory of source {self.name!r}")
+            call = Call(sync=make, deadline=deadline, what=f"retriever factory of source {self.name!r}")
+            retriever = bounded((yield from self._search.own.call(call, progress or Progress())), self.name)
         elif filters is not None:
             raise self._denied("a plain retriever can't take filters; use retriever_factory")
         else:
             assert self._retriever is not None
-            retriever = self._retriever
+            retriever = bounded(self._retriever, self.name)
         model, scale, kind = query_embedding_model(retriever), score_scale(retriever), search_kind(retriever)
         # A retriever that turns out to search in a way of its own is left to it.
         lexical = self._lexical if self._index is None or kind == "dense" else None
-        return PreparedSource(retriever, filters, model, scale, kind, lexical)
+        private = self.permissions is not None
+        return PreparedSource(retriever, filters, model, scale, kind, lexical, private)
 
     def search(
         self,
@@ -195,6 +265,7 @@ class KnowledgeSource:
         top_k: int,
         deadline: float | None,
         complete: BundleFlow | None = None,
+        progress: Progress | None = None,
     ) -> Flow[SearchResult]:
         """Search with a fresh bundle and check what comes back.
 
@@ -204,14 +275,19 @@ class KnowledgeSource:
             top_k: Documents to keep of each list, unless the source has a number of its own.
             deadline: ``time.monotonic()`` at which it is given up.
             complete: Gives the bundle with its vector, for the retriever alone: a lexical search does not wait for it.
+            progress: Told of all calls; it holds the request's retry budget.
 
         Raises:
             RetrievalError: The source returned something that is no list of nodes.
             DeadlineExceededError: It did not answer in time.
+            SourceUnavailableError: It was not asked: it failed too often lately, or too many calls wait for it.
         """
         limit = self.similarity_top_k or top_k
         given = complete or partial(_as_given, bundle)
-        return (yield from self._search.search(prepared, bundle.query_str, given, limit=limit, deadline=deadline))
+        query = bundle.query_str
+        return (
+            yield from self._search.search(prepared, query, given, limit=limit, deadline=deadline, progress=progress)
+        )
 
     def warm_up(self) -> Flow[None]:
         """Load what the first search would have to load: embedding model and store. What fails is left to it."""
@@ -225,7 +301,7 @@ class KnowledgeSource:
     def _embedded(self, bundle: QueryBundle, model: BaseEmbedding | None) -> Flow[QueryBundle]:
         if model is not None:
             warm = partial(model.get_query_embedding, bundle.query_str)
-            bundle.embedding = yield Call(sync=warm, pool=self._search.pool, what="embedding model")
+            bundle.embedding = yield from self._search.own.plain_call(Call(sync=warm, what="embedding model"))
         return bundle
 
     def _denied(self, why: str) -> DeniedError:
@@ -234,20 +310,13 @@ class KnowledgeSource:
     # -- fields ----------------------------------------------------------------------------------------------------
 
     def source_data(self, node: NodeWithScore) -> SourceData:
-        """Give a node's document under uniform keys."""
-        return self.fields.data(node)
+        """Give a node's document under uniform keys. Whom it is shared with is not told to its readers."""
+        data = self.fields.data(node)
+        if self.permissions is not None:
+            data.metadata = self.permissions.without(data.metadata)
+        return data
 
 
 def _as_given(bundle: QueryBundle) -> Flow[QueryBundle]:
     yield from ()
     return bundle
-
-
-def _check(name: str, weight: float, top_k: int | None, timeout: float | None, concurrency: int) -> None:
-    if not name.strip():
-        raise ConfigurationError("a source's name must not be empty")
-    if not (math.isfinite(weight) and weight > 0):
-        raise ConfigurationError(f"source {name!r}: weight must be above 0, got {weight}")
-    for field, value in (("similarity_top_k", top_k), ("timeout", timeout), ("max_concurrency", concurrency)):
-        if value is not None and value <= 0:
-            raise ConfigurationError(f"source {name!r}: {field} must be above 0, got {value}")

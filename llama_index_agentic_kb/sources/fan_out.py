@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -13,17 +14,16 @@ from llama_index.core.query_engine.sub_question_query_engine import SubQuestionA
 from llama_index.core.question_gen.types import SubQuestion
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
-from llama_index_agentic_kb._flow import Flow, Job, Start, Wait, deadline_after, earliest, gather
-from llama_index_agentic_kb._text import redacted
+from llama_index_agentic_kb._flow import Flow, Job, Start, Wait, deadline_after, earliest
 from llama_index_agentic_kb.account import ActivityLog, Budget
 from llama_index_agentic_kb.account.activity_log import describe_error
-from llama_index_agentic_kb.errors import DeadlineExceededError, DeniedError, RetrievalError
+from llama_index_agentic_kb.account.callbacks import logger
+from llama_index_agentic_kb.guard.pipeline import Progress
 from llama_index_agentic_kb.schema import (
     MissingPart,
     Outcome,
     QueryPlan,
     SearchArguments,
-    SearchLane,
     SourceActivity,
     SubQuery,
     SubQueryOrigin,
@@ -37,9 +37,11 @@ from llama_index_agentic_kb.sources.base import (
     SearchResult,
     distinct_nodes,
 )
+from llama_index_agentic_kb.sources.outcomes import missing_parts, outcome_of, raise_if_lost, told, told_list
 from llama_index_agentic_kb.sources.selection import SelectedSource
+from llama_index_agentic_kb.sources.stragglers import Stragglers, UnderWay
 
-__all__ = ["FanOut", "Lane", "missing_parts", "raise_if_lost"]
+__all__ = ["Batch", "FanOut", "Lane", "missing_parts", "raise_if_lost"]
 
 
 @dataclass(slots=True)
@@ -54,11 +56,35 @@ class Lane:
     error: Exception | None = None
     must_answer: bool = False
     """Whether its failure is the request's (``failOnError``)."""
+    stage: str = "preparation"
+    """What was done last: "preparation", "embedding" or "search"."""
 
     @property
     def nodes(self) -> list[NodeWithScore]:
         """The nodes of all lists, each once, in the lists' order."""
         return distinct_nodes(self.lists)
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Searches that were begun together.
+
+    Args:
+        searches: Each of them, in the plan's order.
+        whole: Ends when all have ended, with their lanes.
+    """
+
+    searches: Sequence[UnderWay]
+    whole: Job[list[Lane]]
+
+    def of(self, ids: Collection[str]) -> list[UnderWay]:
+        """Give the searches of some sub-queries."""
+        return [one for one in self.searches if one.sub_query_id in ids]
+
+    @property
+    def lanes(self) -> list[Lane]:
+        """The lanes that are there by now, in the plan's order."""
+        return [one.job.result() for one in self.searches if one.job.done]
 
 
 class FanOut:
@@ -72,6 +98,7 @@ class FanOut:
         search_seconds: Time of each search, unless its source says its own.
         bundle: The caller's query; its vector or embedding strings serve the question's lane.
         embedding_cache: Query vectors of earlier requests; None does without.
+        most_searches: Searches that are made in all, whatever is planned; None makes every one.
     """
 
     def __init__(
@@ -84,7 +111,10 @@ class FanOut:
         search_seconds: float,
         bundle: QueryBundle | None = None,
         embedding_cache: EmbeddingCache | None = SHARED_CACHE,
+        most_searches: int | None = None,
     ) -> None:
+        self._most_searches = most_searches
+        self._wanted = 0
         self.selected = selected
         self._log = log
         self._budget = budget
@@ -92,7 +122,8 @@ class FanOut:
         self._search_seconds = search_seconds
         self._bundle = bundle
         self._embeddings = QueryEmbeddings(log.manager, deadline=budget.retrieval_deadline, cache=embedding_cache)
-        self._prepared: dict[tuple[str, str], Job[PreparedSource]] = {}
+        self._prepared: dict[tuple[str, str], tuple[Job[PreparedSource], Progress]] = {}
+        self.stragglers = Stragglers()
 
     @property
     def embeddings(self) -> QueryEmbeddings:
@@ -105,10 +136,50 @@ class FanOut:
         Returns:
             One lane a search, in the plan's order. None is missing: each says how it ended.
         """
+        batch = yield from self.begin(plan)
+        yield Wait([batch.whole])
+        return batch.whole.result()
+
+    def begin(self, plan: QueryPlan) -> Flow[Batch]:
+        """Begin to search every sub-query at each of its sources, and give the searches that are under way."""
+        plan = self._afforded(plan)
         yield from self._prepare(plan)
-        works = [self._lane(sub_query, name) for sub_query in plan.sub_queries for name in sub_query.sources]
-        jobs = yield from gather(works)
-        return [job.result() for job in jobs]
+        searches = []
+        for sub_query in plan.sub_queries:
+            for name in sub_query.sources:
+                chosen = self.selected[name]
+                progress = Progress(self._budget.retries)
+                progress.builds_on(self._prepared[_key(sub_query, name)][1])
+                job = yield Start(self._lane(sub_query, chosen, progress))
+                searches.append(UnderWay(sub_query.id, chosen.source, chosen.params.fail_on_error, progress, job))
+        return Batch(searches, (yield Start(self._finish(searches))))
+
+    def _afforded(self, plan: QueryPlan) -> QueryPlan:
+        """Cut the searches of a plan that are one too many."""
+        afforded = []
+        for sub_query in plan.sub_queries:
+            left = len(sub_query.sources)
+            if self._most_searches is not None:
+                left = max(0, self._most_searches - self._wanted)
+            self._wanted += len(sub_query.sources)
+            if left >= len(sub_query.sources):
+                afforded.append(sub_query)
+            elif left:
+                afforded.append(sub_query.model_copy(update={"sources": sub_query.sources[:left]}))
+        return plan.model_copy(update={"sub_queries": afforded})
+
+    @property
+    def left_out(self) -> list[MissingPart]:
+        """Tell the searches that were not made because they were one too many."""
+        if self._most_searches is None or self._wanted <= self._most_searches:
+            return []
+        many = self._wanted - self._most_searches
+        reason = f"{many} searches beyond the first {self._most_searches} were not made (EffortLimits.searches)"
+        return [MissingPart(what="searches", outcome=Outcome.SKIPPED, reason=reason)]
+
+    def _finish(self, searches: Sequence[UnderWay]) -> Flow[list[Lane]]:
+        yield from self.stragglers.watch(searches)
+        return [one.job.result() for one in searches]
 
     def _prepare(self, plan: QueryPlan) -> Flow[None]:
         """Make the retrievers, and begin to embed all queries of those that need no call to be made."""
@@ -116,13 +187,17 @@ class FanOut:
         for sub_query, name in searches:
             if _key(sub_query, name) not in self._prepared:
                 chosen = self.selected[name]
-                filters = chosen.filters_for(sub_query.filters.get(name))
-                self._prepared[_key(sub_query, name)] = yield Start(chosen.source.prepare(filters, self._top_k))
-        yield Wait([self._prepared[_key(*one)] for one in searches if self.selected[one[1]].source.prepares_at_once])
+                progress = Progress(self._budget.retries)
+                deadline = self._deadline(chosen.source)
+                made = sub_query.filters.get(name)
+                preparing = chosen.prepare(made, self._top_k, deadline=deadline, progress=progress)
+                at_once = chosen.source.prepares_at_once
+                job = (yield from _done_here(preparing)) if at_once else (yield Start(preparing))
+                self._prepared[_key(sub_query, name)] = job, progress
         yield from self._embeddings.begin(
             (model, sub_query.query)
             for sub_query, name in searches
-            if (model := _model_of(self._prepared[_key(sub_query, name)])) is not None
+            if (model := _model_of(self._prepared[_key(sub_query, name)][0])) is not None
             and not self._brings_vector(sub_query)
         )
 
@@ -137,23 +212,28 @@ class FanOut:
             return False
         return bundle.embedding is not None or bundle.custom_embedding_strs is not None
 
-    def _lane(self, sub_query: SubQuery, name: str) -> Flow[Lane]:
-        chosen = self.selected[name]
-        seconds = chosen.source.timeout or self._search_seconds
-        deadline = earliest(self._budget.retrieval_deadline, deadline_after(seconds))
+    def _deadline(self, source: KnowledgeSource) -> float | None:
+        seconds = source.timeout or self._search_seconds
+        return earliest(self._budget.retrieval_deadline, deadline_after(seconds))
+
+    def _lane(self, sub_query: SubQuery, chosen: SelectedSource, progress: Progress) -> Flow[Lane]:
+        name, began = chosen.source.name, time.monotonic()
         record = self._open(sub_query, chosen)
         lane = Lane(sub_query, chosen.source, record, must_answer=chosen.params.fail_on_error)
         try:
-            result = yield from self._search(lane, deadline)
+            result = yield from self._search(lane, self._deadline(chosen.source), progress)
         except GeneratorExit:
             self._log.cancel(record)
             raise
         except Exception as error:  # noqa: BLE001 (one search's failure is its own; it is kept and told)
             lane.error = error
-            self._log.close(record, outcome=_outcome(error), count=0, error=describe_error(error, name))
+            described = describe_error(error, name, lane.stage)
+            self._log.close(record, outcome=outcome_of(error), count=0, error=described, **_again(progress))
+            logger.warning("source %r did not answer %s (%s): %s", name, sub_query.id, lane.stage, told(error))
             return lane
         lane.lists = result.lists
         nodes = result.nodes
+        self.stragglers.answered(name, time.monotonic() - began, found_something=bool(nodes))
         self._log.close(
             record,
             {EventPayload.NODES: nodes},
@@ -161,21 +241,31 @@ class FanOut:
             count=len(nodes),
             candidates=result.candidates,
             dropped_by_filter=result.dropped_by_filter,
-            lanes=[_told_list(ranked, name) for ranked in result.lists],
+            dropped_as_unusable=result.dropped_as_unusable or None,
+            lanes=[told_list(ranked, name) for ranked in result.lists],
+            **_again(progress),
         )
         return lane
 
-    def _search(self, lane: Lane, deadline: float | None) -> Flow[SearchResult]:
-        job = self._prepared[_key(lane.sub_query, lane.source.name)]
+    def _search(self, lane: Lane, deadline: float | None, progress: Progress) -> Flow[SearchResult]:
+        job, preparing = self._prepared[_key(lane.sub_query, lane.source.name)]
         yield Wait([job], deadline=deadline)
-        prepared = job.result()
+        prepared = preparing.result_of(job)
         bundle = QueryBundle(lane.sub_query.query)
-        complete = partial(self._bundle_for, lane.sub_query, prepared, deadline)
+        complete = partial(self._bundle_for, lane, prepared, deadline)
         return (
-            yield from lane.source.search(prepared, bundle, top_k=self._top_k, deadline=deadline, complete=complete)
+            yield from lane.source.search(
+                prepared, bundle, top_k=self._top_k, deadline=deadline, complete=complete, progress=progress
+            )
         )
 
-    def _bundle_for(self, sub_query: SubQuery, prepared: PreparedSource, deadline: float | None) -> Flow[QueryBundle]:
+    def _bundle_for(self, lane: Lane, prepared: PreparedSource, deadline: float | None) -> Flow[QueryBundle]:
+        lane.stage = "embedding"
+        bundle = yield from self._embedded(lane.sub_query, prepared, deadline)
+        lane.stage = "search"
+        return bundle
+
+    def _embedded(self, sub_query: SubQuery, prepared: PreparedSource, deadline: float | None) -> Flow[QueryBundle]:
         """Give a bundle of its own to each search: retrievers write into theirs."""
         bundle = QueryBundle(query_str=sub_query.query)
         if self._bundle is not None and self._brings_vector(sub_query):
@@ -206,66 +296,26 @@ class FanOut:
         )
 
 
+def _done_here(work: Flow[Any]) -> Flow[Job[Any]]:
+    """Do work that waits for nothing, and give it as a job: a task of its own would cost more than it."""
+    job: Job[Any] = Job()
+    try:
+        job.finish((yield from work))
+    except Exception as error:  # noqa: BLE001 (kept in the job, as a driver does)
+        job.finish(error=error)
+    return job
+
+
 def _key(sub_query: SubQuery, name: str) -> tuple[str, str]:
     """Give what searches with one retriever share: the source, and the planner's filter on it."""
     made = sub_query.filters.get(name)
     return name, "" if made is None else made.model_dump_json()
 
 
-def _told_list(ranked: NodeList, source: str) -> SearchLane:
-    return SearchLane(
-        kind=ranked.kind,
-        count=len(ranked.nodes),
-        candidates=ranked.candidates,
-        elapsed_ms=ranked.elapsed_ms,
-        error=None if ranked.error is None else describe_error(ranked.error, source),
-        note=ranked.note,
-    )
-
-
 def _model_of(job: Job[PreparedSource]) -> Any:
     return job.value.embed_model if job.done and job.value is not None else None
 
 
-def _outcome(error: Exception) -> Outcome:
-    if isinstance(error, DeniedError):
-        return Outcome.DENIED
-    return Outcome.TIMEOUT if isinstance(error, DeadlineExceededError) else Outcome.ERROR
-
-
-def _told(lane: Lane) -> str:
-    """Give a failed lane's error in words; some errors have none of their own."""
-    return redacted(str(lane.error)) or type(lane.error).__name__
-
-
-def raise_if_lost(lanes: Sequence[Lane]) -> None:
-    """Raise where no search could answer, or one that must did not; anything less is reported in the response.
-
-    Raises:
-        DeniedError: Every cause is a filter that could not be applied.
-        RetrievalError: Every search failed, or one whose source has ``failOnError``. It holds every cause.
-    """
-    lost = [lane for lane in lanes if lane.error is not None]
-    strict = [lane for lane in lost if lane.must_answer]
-    if not strict and len(lost) < len(lanes):
-        return
-    guilty = strict or lost
-    causes = {f"{lane.source.name}: {lane.sub_query.query}": lane.error for lane in guilty if lane.error is not None}
-    told = {lane.source.name: _told(lane) for lane in reversed(guilty)}
-    kind = DeniedError if all(isinstance(error, DeniedError) for error in causes.values()) else RetrievalError
-    what = "a source with failOnError failed" if strict else "every selected source failed"
-    raise kind(f"{what}: " + "; ".join(f"{name}: {reason}" for name, reason in told.items()), causes)
-
-
-def missing_parts(lanes: Sequence[Lane]) -> list[MissingPart]:
-    """Give what the failed lanes leave missing."""
-    return [
-        MissingPart(
-            what=lane.source.name,
-            outcome=lane.record.outcome or Outcome.ERROR,
-            reason=_told(lane),
-            sub_query_id=lane.sub_query.id,
-        )
-        for lane in lanes
-        if lane.error is not None
-    ]
+def _again(progress: Progress) -> dict[str, Any]:
+    """Give how often a source was asked more than once, as fields of its record."""
+    return {"retries": progress.retries or None, "hedged": progress.hedges or None}

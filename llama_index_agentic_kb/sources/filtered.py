@@ -12,7 +12,7 @@ from llama_index.core.indices.vector_store.retrievers import VectorIndexRetrieve
 from llama_index.core.schema import BaseNode, NodeWithScore, QueryBundle
 from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryMode, VectorStoreQueryResult
 
-from llama_index_agentic_kb.schema import FilterNode, matches
+from llama_index_agentic_kb.schema import FilterNode, matcher
 
 __all__ = ["FilteredIndexRetriever", "FilteredSearch", "NotedNodes", "note_of", "until", "with_filtered_search"]
 
@@ -75,7 +75,7 @@ class FilteredIndexRetriever(VectorIndexRetriever):
             embed_model=plain._embed_model,  # noqa: SLF001
             verbose=plain._verbose,  # noqa: SLF001
         )
-        self._tree = filters
+        self._matches = matcher(filters)
         self._search = search
         self._deadline: float | None = None
 
@@ -100,7 +100,7 @@ class FilteredIndexRetriever(VectorIndexRetriever):
         return await asyncio.to_thread(self._get_nodes_with_embeddings, query_bundle_with_embeddings)
 
     def _passes(self, node: BaseNode) -> bool:
-        return matches(self._tree, node.metadata)
+        return self._matches(node.metadata)
 
 
 class _Searched:

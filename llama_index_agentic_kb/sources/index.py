@@ -17,6 +17,7 @@ from llama_index.core.vector_stores.types import BasePydanticVectorStore, Vector
 from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, FilterOperator, all_of
 from llama_index_agentic_kb.sources.filtered import with_filtered_search
 from llama_index_agentic_kb.sources.filters import flat, lower, store_refusal
+from llama_index_agentic_kb.sources.request_timeouts import with_request_timeouts
 
 __all__ = [
     "has_native_async",
@@ -53,6 +54,8 @@ def index_retriever(
     elif filters is not None:
         kwargs["filters"] = lower(filters)
     retriever: BaseRetriever = make(**kwargs)
+    if isinstance(retriever, VectorIndexRetriever):  # made for us: a store of its own takes nothing from anybody
+        retriever._vector_store = with_request_timeouts(retriever._vector_store)  # noqa: SLF001 (no public name)
     return with_filtered_search(retriever, filters)
 
 

@@ -31,6 +31,7 @@ from llama_index.core.vector_stores.types import VectorStoreQueryMode
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.schema import FilterNode
 from llama_index_agentic_kb.search.lexical import LexicalIndex, LexicalSearch, NotIndexedError, lexical_document
+from llama_index_agentic_kb.sources.request_timeouts import with_request_timeouts
 
 __all__ = ["MOST_NODES", "IndexedNodes", "lexical_for"]
 
@@ -148,7 +149,7 @@ class _StoredNodes:
 def _nodes_of(index: VectorStoreIndex) -> _Nodes:
     if not index.vector_store.stores_text or index._store_nodes_override:  # noqa: SLF001 (no public name)
         return _DocstoreNodes(index.index_struct, index.docstore)
-    return _StoredNodes(index.vector_store)
+    return _StoredNodes(with_request_timeouts(index.vector_store))
 
 
 def _can_be_counted(index: VectorStoreIndex) -> bool:

@@ -22,11 +22,12 @@ from llama_index.core.vector_stores.types import BasePydanticVectorStore, Metada
 
 from llama_index_agentic_kb._flow import Call, Flow, WorkerPool
 from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError, InvalidRequestError, RetrievalError
-from llama_index_agentic_kb.schema import FilterNode, matches
-from llama_index_agentic_kb.sources.filters import conditions, lower
+from llama_index_agentic_kb.schema import FilterGroup, FilterLogic, FilterNode, Principal, all_of, matcher
+from llama_index_agentic_kb.sources.filters import conditions, flat, lower
 from llama_index_agentic_kb.sources.index import refusal
 
 if TYPE_CHECKING:
+    from llama_index_agentic_kb.guard.permissions import Permissions
     from llama_index_agentic_kb.sources.base import KnowledgeSource
 
 __all__ = [
@@ -79,6 +80,7 @@ def over_metadata(
     work: Callable[[Iterator[MetadataRow]], T],
     filters: FilterNode | None,
     *,
+    principal: Principal | None,
     deadline: float | None,
 ) -> Flow[T]:
     """Do work over the metadata of everything that passes a source's effective filter, on a thread.
@@ -87,20 +89,22 @@ def over_metadata(
         source: What is read: through its ``metadata_reader``, else the documents of its index.
         work: Takes the rows.
         filters: The caller's filter, beside the source's mandatory one. Each row is checked, whatever the store did.
+        principal: Who asks; only what that one may see is read.
         deadline: ``time.monotonic()`` after which reading stops.
 
     Raises:
+        DeniedError: The principal may not see the source.
         InvalidRequestError: The source can't list what it holds.
         RetrievalError: Reading failed.
         DeadlineExceededError: It took too long.
     """
-    effective = source.effective_filter(filters)
-    read = source.metadata_reader or _index_reader(source, effective)
+    effective = source.effective_filter(all_of(source.permitted(principal), filters))
+    read, permissions = source.metadata_reader or _index_reader(source, effective), source.permissions
 
     def run() -> T:
         try:
             with closing(_passing(read(), effective, deadline)) as rows:
-                return work(rows)
+                return work(rows if permissions is None else _without_permissions(rows, permissions))
         except AgenticKBError:
             raise
         except Exception as error:
@@ -113,16 +117,22 @@ def over_metadata(
 def _passing(
     rows: Iterable[tuple[str, Metadata]], filters: FilterNode | None, deadline: float | None
 ) -> Generator[MetadataRow, None, None]:
+    passes = None if filters is None else matcher(filters)
     try:
         for number, (document, metadata) in enumerate(rows):
             if deadline is not None and number % _EVERY == 0 and time.monotonic() > deadline:
-                raise DeadlineExceededError(f"the metadata of {number} chunks were read when the time was over")
-            if filters is None or matches(filters, metadata):
+                raise DeadlineExceededError("the metadata were still being read when the time was over")
+            if passes is None or passes(metadata):
                 yield MetadataRow(document, metadata)
     finally:
         close = getattr(rows, "close", None)  # a generator may hold a connection
         if close is not None:
             close()
+
+
+def _without_permissions(rows: Iterable[MetadataRow], permissions: Permissions) -> Iterator[MetadataRow]:
+    """Leave out whom a document is shared with: that is not for its readers to count."""
+    return (MetadataRow(row.document, permissions.without(row.metadata)) for row in rows)
 
 
 def _index_reader(source: KnowledgeSource, filters: FilterNode | None) -> MetadataReader:
@@ -141,9 +151,13 @@ def _index_reader(source: KnowledgeSource, filters: FilterNode | None) -> Metada
 
 def _pushed(index: VectorStoreIndex, filters: FilterNode | None) -> MetadataFilters | None:
     """Give what the store can leave out itself, to spare reading; all rows are checked in any case."""
-    if filters is None or refusal(index, filters) is not None:
+    if filters is None:
         return None
-    return lower(filters) if sum(len(one.values) for one in conditions(filters)) <= _PUSHED else None
+    tree = flat(filters)
+    parts = tree.filters if isinstance(tree, FilterGroup) and tree.logic is FilterLogic.AND else [tree]
+    small = (part for part in parts if sum(len(one.values) for one in conditions(part)) <= _PUSHED)
+    pushed = all_of(*(part for part in small if refusal(index, part) is None))
+    return None if pushed is None else lower(pushed)
 
 
 def _rows(nodes: Iterable[BaseNode]) -> list[tuple[str, Metadata]]:

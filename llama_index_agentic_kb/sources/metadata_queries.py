@@ -8,7 +8,7 @@ from typing import Any, TypeVar, get_args
 
 from llama_index_agentic_kb._flow import Flow, arun, deadline_after, run
 from llama_index_agentic_kb.errors import InvalidRequestError
-from llama_index_agentic_kb.schema import FilterNode, all_of
+from llama_index_agentic_kb.schema import FilterNode, Principal, all_of
 from llama_index_agentic_kb.sources.base import KnowledgeSource
 from llama_index_agentic_kb.sources.documents import (
     OrderBy,
@@ -35,6 +35,7 @@ class MetadataQueries:
     returned and by the number of different values.
 
     Every method raises:
+        DeniedError: The principal may not see the source, or there is none where one is needed.
         InvalidRequestError: There is no such source, it can't list what it holds, or an argument can't be used.
         RetrievalError: Reading failed.
         DeadlineExceededError: It took longer than the knowledge base's ``max_runtime_in_seconds``.
@@ -49,6 +50,10 @@ class MetadataQueries:
         """Give the filter that stands beside every caller's, and the seconds that a query may take."""
         raise NotImplementedError
 
+    def _asking(self, given: Principal | None) -> Principal | None:
+        """Give who asks, where a principal is given, bound, or of the context."""
+        raise NotImplementedError
+
     def facets(
         self,
         source: str,
@@ -57,6 +62,7 @@ class MetadataQueries:
         filters: FilterLike = None,
         limit: int = 10,
         per: Per = "document",
+        principal: Principal | None = None,
     ) -> dict[str, list[FacetBucket]]:
         """Count the values of fields, or how many fall into ranges; see the class for what is raised.
 
@@ -68,11 +74,12 @@ class MetadataQueries:
             filters: What is counted; a filter, or OData text.
             limit: Values of each field. Default 10.
             per: Whether documents or chunks are counted. Default "document".
+            principal: Who asks; see ``KnowledgeBase.retrieve``.
 
         Returns:
             The buckets of each field: values by count, the smaller first among equals; ranges ascending.
         """
-        return run(self._facets(source, fields, filters, limit, per))
+        return run(self._facets(source, fields, filters, limit, per, principal))
 
     async def afacets(
         self,
@@ -82,12 +89,13 @@ class MetadataQueries:
         filters: FilterLike = None,
         limit: int = 10,
         per: Per = "document",
+        principal: Principal | None = None,
     ) -> dict[str, list[FacetBucket]]:
         """Count the values of fields; see ``facets``."""
-        return await arun(self._facets(source, fields, filters, limit, per))
+        return await arun(self._facets(source, fields, filters, limit, per, principal))
 
     def _facets(
-        self, source: str, fields: Any, filters: FilterLike, limit: int, per: Per
+        self, source: str, fields: Any, filters: FilterLike, limit: int, per: Per, principal: Principal | None
     ) -> Flow[dict[str, list[FacetBucket]]]:
         _check(limit=limit, per=per)
         given = [fields] if isinstance(fields, (str, Facet)) else list(fields)
@@ -96,19 +104,24 @@ class MetadataQueries:
             raise InvalidRequestError(f"fields: expected metadata keys or Facet, got {fields!r}")
         if len({one.field for one in facets}) < len(facets):
             raise InvalidRequestError("fields: a field is given twice; ask for its other facet in a second call")
-        return (yield from self._over(source, partial(facet_buckets, facets=facets, limit=limit, per=per), filters))
+        work = partial(facet_buckets, facets=facets, limit=limit, per=per)
+        return (yield from self._over(source, work, filters, principal))
 
-    def count(self, source: str, *, filters: FilterLike = None, per: Per = "document") -> int:
+    def count(
+        self, source: str, *, filters: FilterLike = None, per: Per = "document", principal: Principal | None = None
+    ) -> int:
         """Count the documents or chunks that pass a filter; see ``facets`` for the arguments."""
-        return run(self._count(source, filters, per))
+        return run(self._count(source, filters, per, principal))
 
-    async def acount(self, source: str, *, filters: FilterLike = None, per: Per = "document") -> int:
+    async def acount(
+        self, source: str, *, filters: FilterLike = None, per: Per = "document", principal: Principal | None = None
+    ) -> int:
         """Count the documents or chunks that pass a filter; see ``facets`` for the arguments."""
-        return await arun(self._count(source, filters, per))
+        return await arun(self._count(source, filters, per, principal))
 
-    def _count(self, source: str, filters: FilterLike, per: Per) -> Flow[int]:
+    def _count(self, source: str, filters: FilterLike, per: Per, principal: Principal | None) -> Flow[int]:
         _check(per=per)
-        counted: int = yield from self._over(source, partial(count_units, per=per), filters)
+        counted: int = yield from self._over(source, partial(count_units, per=per), filters, principal)
         return counted
 
     def group_by(
@@ -121,6 +134,7 @@ class MetadataQueries:
         per: Per = "document",
         hits: int = 3,
         order_by: OrderBy = (),
+        principal: Principal | None = None,
     ) -> list[ValueGroup]:
         """Group documents by the values of a field: the most frequent values, each with its first documents.
 
@@ -132,8 +146,9 @@ class MetadataQueries:
             per: Whether documents or chunks are counted. Default "document".
             hits: Documents to give of each value. Default 3; 0 only counts.
             order_by: The documents' order; see ``documents``.
+            principal: Who asks; see ``KnowledgeBase.retrieve``.
         """
-        return run(self._group_by(source, field, filters, limit, per, hits, order_by))
+        return run(self._group_by(source, field, filters, limit, per, hits, order_by, principal))
 
     async def agroup_by(
         self,
@@ -145,17 +160,26 @@ class MetadataQueries:
         per: Per = "document",
         hits: int = 3,
         order_by: OrderBy = (),
+        principal: Principal | None = None,
     ) -> list[ValueGroup]:
         """Group documents by the values of a field; see ``group_by``."""
-        return await arun(self._group_by(source, field, filters, limit, per, hits, order_by))
+        return await arun(self._group_by(source, field, filters, limit, per, hits, order_by, principal))
 
     def _group_by(
-        self, source: str, field: str, filters: FilterLike, limit: int, per: Per, hits: int, order_by: OrderBy
+        self,
+        source: str,
+        field: str,
+        filters: FilterLike,
+        limit: int,
+        per: Per,
+        hits: int,
+        order_by: OrderBy,
+        principal: Principal | None,
     ) -> Flow[list[ValueGroup]]:
         _check(limit=limit, per=per, hits=hits)
         order = sort_key(order_by)
         work = partial(value_groups, field=field, limit=limit, per=per, hits=hits, order=order)
-        return (yield from self._over(source, work, filters))
+        return (yield from self._over(source, work, filters, principal))
 
     def documents(
         self,
@@ -165,6 +189,7 @@ class MetadataQueries:
         order_by: OrderBy = (),
         limit: int = 100,
         offset: int = 0,
+        principal: Principal | None = None,
     ) -> list[SourceDocument]:
         """List documents, a page at a time.
 
@@ -175,8 +200,9 @@ class MetadataQueries:
                 numbers before text, documents without the field last. Ties, and no order, are by id.
             limit: Documents to give. Default 100.
             offset: Documents to leave out before.
+            principal: Who asks; see ``KnowledgeBase.retrieve``.
         """
-        return run(self._documents(source, filters, order_by, limit, offset))
+        return run(self._documents(source, filters, order_by, limit, offset, principal))
 
     async def adocuments(
         self,
@@ -186,23 +212,37 @@ class MetadataQueries:
         order_by: OrderBy = (),
         limit: int = 100,
         offset: int = 0,
+        principal: Principal | None = None,
     ) -> list[SourceDocument]:
         """List documents, a page at a time; see ``documents``."""
-        return await arun(self._documents(source, filters, order_by, limit, offset))
+        return await arun(self._documents(source, filters, order_by, limit, offset, principal))
 
     def _documents(
-        self, source: str, filters: FilterLike, order_by: OrderBy, limit: int, offset: int
+        self,
+        source: str,
+        filters: FilterLike,
+        order_by: OrderBy,
+        limit: int,
+        offset: int,
+        principal: Principal | None,
     ) -> Flow[list[SourceDocument]]:
         _check(limit=limit, offset=offset)
         work = partial(list_documents, order=sort_key(order_by), limit=limit, offset=offset)
-        return (yield from self._over(source, work, filters))
+        return (yield from self._over(source, work, filters, principal))
 
-    def _over(self, source: str, work: Callable[[Iterator[MetadataRow]], T], filters: FilterLike) -> Flow[T]:
+    def _over(
+        self,
+        source: str,
+        work: Callable[[Iterator[MetadataRow]], T],
+        filters: FilterLike,
+        principal: Principal | None,
+    ) -> Flow[T]:
         if source not in self.sources:
             raise InvalidRequestError(f"no source is named {source!r}; there are: {', '.join(self.sources)}")
         standing, seconds = self._standing()
-        caller = all_of(standing, to_tree(filters))
-        return (yield from over_metadata(self.sources[source], work, caller, deadline=deadline_after(seconds)))
+        caller, asking = all_of(standing, to_tree(filters)), self._asking(principal)
+        deadline = deadline_after(seconds)
+        return (yield from over_metadata(self.sources[source], work, caller, principal=asking, deadline=deadline))
 
 
 def _check(*, limit: int = 1, offset: int = 0, hits: int = 0, per: str = "document") -> None:

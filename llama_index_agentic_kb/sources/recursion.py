@@ -7,17 +7,20 @@ metadata can forge a node; here only live retrievers and query engines, and the 
 
 from __future__ import annotations
 
-import types
+import copy
+from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.schema import BaseNode, IndexNode, NodeWithScore, QueryBundle, TextNode
 
-from llama_index_agentic_kb._flow import Call, Flow, WorkerPool
+from llama_index_agentic_kb._flow import Call, Flow
+from llama_index_agentic_kb.sources.filtered import NotedNodes
+from llama_index_agentic_kb.sources.usable import usable_nodes
 
-__all__ = ["own_recursion", "resolve_index_nodes"]
+__all__ = ["bounded", "own_recursion", "resolve_index_nodes"]
 
 MAX_DEPTH: Final = 3
 """Levels of index nodes that are followed."""
@@ -27,25 +30,50 @@ MAX_FOLLOWED: Final = 32
 
 _OURS: Final = "_agentic_kb_recursion"
 
+_THEIRS: Final = "_agentic_kb_made_by_user"
+"""Of what a user's own retriever gives, nodes behind index nodes are followed too, as LlamaIndex does."""
 
-def own_recursion(retriever: BaseRetriever) -> BaseRetriever:
-    """Take recursion over from a retriever that was made for us: it gives index nodes as they are."""
-    retriever._handle_recursive_retrieval = types.MethodType(_as_found, retriever)  # type: ignore[method-assign]  # noqa: SLF001
-    retriever._ahandle_recursive_retrieval = types.MethodType(_aas_found, retriever)  # type: ignore[method-assign]  # noqa: SLF001
+Perform: TypeAlias = Callable[[Call], Flow[Any]]
+"""Makes a call, within its source's bulkhead."""
+
+
+def own_recursion(retriever: BaseRetriever, source: str) -> BaseRetriever:
+    """Take recursion over from a retriever that was made for us: it gives index nodes as they are.
+
+    What it found is looked through at this very place: core's own look at it, which comes next, would raise for one
+    node that is none, and lose the others.
+
+    Args:
+        retriever: Is changed.
+        source: The source's name, for errors.
+    """
+    retriever._handle_recursive_retrieval = partial(_as_found, source)  # type: ignore[method-assign]  # noqa: SLF001
+    retriever._ahandle_recursive_retrieval = partial(_aas_found, source)  # type: ignore[method-assign]  # noqa: SLF001
     setattr(retriever, _OURS, True)
     return retriever
 
 
-def _as_found(self: BaseRetriever, query_bundle: QueryBundle, nodes: list[NodeWithScore]) -> list[NodeWithScore]:  # noqa: ARG001
-    return nodes
+def bounded(retriever: BaseRetriever, source: str) -> BaseRetriever:
+    """Give a twin of a user's retriever whose index nodes are followed here; one with a recursion of its own as it is.
+
+    The twin shares all that the retriever has, and is made anew for each search: what its user sets later holds.
+    """
+    kind = type(retriever)
+    own = (kind._handle_recursive_retrieval, kind._ahandle_recursive_retrieval)  # noqa: SLF001 (core has no other way)
+    core = (BaseRetriever._handle_recursive_retrieval, BaseRetriever._ahandle_recursive_retrieval)  # noqa: SLF001
+    if own != core:
+        return retriever
+    twin = own_recursion(copy.copy(retriever), source)
+    setattr(twin, _THEIRS, True)
+    return twin
 
 
-async def _aas_found(
-    self: BaseRetriever,  # noqa: ARG001 (LlamaIndex's signature)
-    query_bundle: QueryBundle,  # noqa: ARG001
-    nodes: list[NodeWithScore],
-) -> list[NodeWithScore]:
-    return nodes
+def _as_found(source: str, query_bundle: QueryBundle, nodes: Any) -> list[NodeWithScore]:  # noqa: ARG001
+    return nodes if isinstance(nodes, NotedNodes) else usable_nodes(nodes, source)
+
+
+async def _aas_found(source: str, query_bundle: QueryBundle, nodes: Any) -> list[NodeWithScore]:
+    return _as_found(source, query_bundle, nodes)
 
 
 def resolve_index_nodes(
@@ -54,7 +82,7 @@ def resolve_index_nodes(
     bundle: QueryBundle,
     *,
     deadline: float | None,
-    pool: WorkerPool,
+    perform: Perform,
 ) -> Flow[list[NodeWithScore]]:
     """Replace index nodes by what they stand for; a retriever that follows its own is left alone.
 
@@ -63,14 +91,14 @@ def resolve_index_nodes(
         nodes: What it found.
         bundle: The query.
         deadline: ``time.monotonic()``.
-        pool: Where calls run.
+        perform: Makes the calls.
 
     Returns:
         Nodes in order, each id once. What is too deep, or one too many, stays an index node.
     """
     if not getattr(retriever, _OURS, False) or not any(isinstance(n.node, IndexNode) for n in nodes):
         return nodes
-    follower = _Follower(bundle, deadline, pool)
+    follower = _Follower(bundle, deadline, perform, nodes_too=getattr(retriever, _THEIRS, False))
     resolved = yield from follower.resolve(nodes, retriever.object_map, depth=0)
     return list({node.node.node_id: node for node in reversed(resolved)}.values())[::-1]
 
@@ -78,10 +106,11 @@ def resolve_index_nodes(
 class _Follower:
     """Follows the index nodes of one search."""
 
-    def __init__(self, bundle: QueryBundle, deadline: float | None, pool: WorkerPool) -> None:
+    def __init__(self, bundle: QueryBundle, deadline: float | None, perform: Perform, *, nodes_too: bool) -> None:
+        self._followed = (BaseRetriever, BaseQueryEngine, *((BaseNode,) if nodes_too else ()))
         self._bundle = bundle
         self._deadline = deadline
-        self._pool = pool
+        self._perform = perform
         self._left = MAX_FOLLOWED
         self._seen: set[int] = set()
 
@@ -99,7 +128,7 @@ class _Follower:
         if not isinstance(node.node, IndexNode) or self._left <= 0:
             return None
         target = objects.get(node.node.index_id)
-        if target is None and isinstance(node.node.obj, (BaseRetriever, BaseQueryEngine)):
+        if target is None and isinstance(node.node.obj, self._followed):
             target = node.node.obj
         if target is None or id(target) in self._seen:
             return None
@@ -113,13 +142,14 @@ class _Follower:
             return [NodeWithScore(node=target, score=node.score)]
         self._seen.add(id(target))
         if isinstance(target, BaseQueryEngine):
-            response = yield self._call(partial(target.query, self._bundle), "query engine")
+            response = yield from self._call(partial(target.query, self._bundle), "query engine")
             text = TextNode(text=str(response), metadata=response.metadata or {})
             return [NodeWithScore(node=text, score=node.score)]
         if isinstance(target, BaseRetriever):
-            found = yield self._call(partial(target._retrieve, self._bundle), "retriever")  # noqa: SLF001 (not its recursion)
+            find = partial(target._retrieve, self._bundle)  # noqa: SLF001 (not its recursion)
+            found = yield from self._call(find, "retriever")
             return (yield from self.resolve(list(found), target.object_map, depth + 1))
         return [node]
 
-    def _call(self, work: Any, what: str) -> Call:
-        return Call(sync=work, deadline=self._deadline, pool=self._pool, what=f"{what} behind an index node")
+    def _call(self, work: Any, what: str) -> Flow[Any]:
+        return self._perform(Call(sync=work, deadline=self._deadline, what=f"{what} behind an index node"))

@@ -25,6 +25,7 @@ class NodeList:
         weight: How much it counts beside the search's other lists.
         candidates: How many the source returned.
         dropped_by_filter: How many of these broke the filter.
+        dropped_as_unusable: How many of these were no nodes that can be used; ``note`` says why.
         elapsed_ms: How long it took, without the embedding of the query; None where it was not taken apart from the
             search.
         error: Why it has no nodes, where it failed; the search goes on with the others.
@@ -37,6 +38,7 @@ class NodeList:
     weight: float = 1.0
     candidates: int = 0
     dropped_by_filter: int = 0
+    dropped_as_unusable: int = 0
     elapsed_ms: int | None = None
     error: Exception | None = None
     note: str | None = None
@@ -70,6 +72,11 @@ class SearchResult:
     def dropped_by_filter(self) -> int:
         """How many of these broke the filter."""
         return sum(ranked.dropped_by_filter for ranked in self.lists)
+
+    @property
+    def dropped_as_unusable(self) -> int:
+        """How many of these were no nodes that can be used."""
+        return sum(ranked.dropped_as_unusable for ranked in self.lists)
 
 
 def distinct_nodes(lists: Sequence[NodeList]) -> list[NodeWithScore]:

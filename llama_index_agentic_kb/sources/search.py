@@ -5,7 +5,6 @@ Where one way fails or is late and the other finds something, its list holds the
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, replace
@@ -16,15 +15,16 @@ from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.schema import IndexNode, NodeWithScore, QueryBundle
 
-from llama_index_agentic_kb._flow import Call, Flow, Job, Start, Wait, WorkerPool
+from llama_index_agentic_kb._flow import Call, Flow, Job, Start, Wait
 from llama_index_agentic_kb.account.callbacks import guard_component
-from llama_index_agentic_kb.errors import RetrievalError
-from llama_index_agentic_kb.schema import FilterNode, matches
+from llama_index_agentic_kb.guard.pipeline import Progress, ResiliencePipeline
+from llama_index_agentic_kb.schema import FilterNode, matcher
 from llama_index_agentic_kb.search.lexical import LexicalSearch, NotIndexedError
 from llama_index_agentic_kb.sources.filtered import note_of, until
 from llama_index_agentic_kb.sources.index import has_native_async
 from llama_index_agentic_kb.sources.recursion import resolve_index_nodes
 from llama_index_agentic_kb.sources.results import NodeList, SearchResult
+from llama_index_agentic_kb.sources.usable import UsableNodes, usable_nodes
 
 __all__ = ["BundleFlow", "PreparedSource", "SourceSearch"]
 
@@ -48,6 +48,8 @@ class PreparedSource:
     """What its list is called; see ``NodeList``."""
     lexical: LexicalSearch | None = None
     """Asked beside the retriever."""
+    private: bool = False
+    """Whether there are documents that the caller may not see: nothing that is told may count them."""
 
 
 class SourceSearch:
@@ -55,19 +57,29 @@ class SourceSearch:
 
     Args:
         name: The source's, for errors and threads.
-        max_concurrency: Calls of each way that run on threads at once. The ways have pools of their own: a lexical
-            index that is being built never keeps a dense search from its thread.
+        own: Makes the calls of the retriever.
+        lexical: Makes those of the lexical index. The ways have bulkheads of their own: a lexical index that is being
+            built never keeps a dense search from its place.
         native_async: Whether the retriever's ``aretrieve`` really awaits; None finds out as far as it can.
     """
 
-    def __init__(self, name: str, *, max_concurrency: int, native_async: bool | None) -> None:
-        self.pool = WorkerPool(f"source-{name}", max_workers=max_concurrency)
-        self._lexical_pool = WorkerPool(f"lexical-{name}", max_workers=max_concurrency)
+    def __init__(
+        self, name: str, own: ResiliencePipeline, lexical: ResiliencePipeline, *, native_async: bool | None
+    ) -> None:
+        self.own = own
+        self.lexical = lexical
         self._name = name
         self._native_async = native_async
 
     def search(
-        self, prepared: PreparedSource, query: str, bundle: BundleFlow, *, limit: int, deadline: float | None
+        self,
+        prepared: PreparedSource,
+        query: str,
+        bundle: BundleFlow,
+        *,
+        limit: int,
+        deadline: float | None,
+        progress: Progress | None = None,
     ) -> Flow[SearchResult]:
         """Search and check what comes back.
 
@@ -77,16 +89,20 @@ class SourceSearch:
             bundle: The dense way begins when this has given the query's vector.
             limit: Documents of each list.
             deadline: ``time.monotonic()`` at which each way is given up.
+            progress: Told of all calls.
 
         Raises:
             RetrievalError: The source returned something that is no list of nodes.
             DeadlineExceededError: It did not answer in time.
+            SourceUnavailableError: It was not asked: it failed too often lately, or too many wait for it.
         """
+        progress = progress or Progress()
         if prepared.lexical is None:
-            return SearchResult(((yield from self._retriever_list(prepared, bundle, limit, deadline)),))
-        lexical: Job[NodeList] = yield Start(self._lexical_list(prepared, prepared.lexical, query, limit, deadline))
+            return SearchResult(((yield from self._retriever_list(prepared, bundle, limit, deadline, progress)),))
+        words = self._lexical_list(prepared, prepared.lexical, query, limit, deadline, progress)
+        lexical: Job[NodeList] = yield Start(words)
         try:
-            dense = yield from self._retriever_list(prepared, bundle, limit, deadline)
+            dense = yield from self._retriever_list(prepared, bundle, limit, deadline, progress)
         except Exception as error:  # noqa: BLE001 (kept in its list, or raised below)
             dense = NodeList(prepared.kind, [], prepared.scale, error=error)
         yield Wait([lexical])  # it has the deadline itself
@@ -95,46 +111,58 @@ class SourceSearch:
     # -- dense, or whatever the retriever does -------------------------------------------------------------------
 
     def _retriever_list(
-        self, prepared: PreparedSource, bundle: BundleFlow, limit: int, deadline: float | None
+        self,
+        prepared: PreparedSource,
+        bundle: BundleFlow,
+        limit: int,
+        deadline: float | None,
+        progress: Progress,
     ) -> Flow[NodeList]:
         with_vector = yield from bundle()
         started = time.monotonic()
         retriever = until(guard_component(prepared.retriever), deadline)
-        found = yield from self._retrieve(retriever, with_vector, deadline)
+        found = yield from self._retrieve(retriever, with_vector, deadline, progress)
         made = NodeList(prepared.kind, [], prepared.scale, note=note_of(found))
         return (yield from self._checked(made, found, prepared, with_vector, limit, deadline, started))
 
-    def _retrieve(self, retriever: BaseRetriever, bundle: QueryBundle, deadline: float | None) -> Flow[Any]:
+    def _retrieve(
+        self, retriever: BaseRetriever, bundle: QueryBundle, deadline: float | None, progress: Progress
+    ) -> Flow[Any]:
         native = has_native_async(retriever) if self._native_async is None else self._native_async
         what = f"source {self._name!r}"
         aretrieve = partial(retriever.aretrieve, bundle)
         try:
-            return (
-                yield Call(
-                    sync=partial(retriever.retrieve, bundle),
-                    native=aretrieve if native else None,
-                    deadline=deadline,
-                    pool=self.pool,
-                    what=what,
-                )
+            call = Call(
+                sync=partial(retriever.retrieve, bundle),
+                native=aretrieve if native else None,
+                deadline=deadline,
+                what=what,
             )
+            return (yield from self.own.call(call, progress))
         except NotImplementedError:
             if not native:
                 raise
-            return (yield Call(native=aretrieve, deadline=deadline, what=what))  # async only, called from sync
+            only_async = Call(native=aretrieve, deadline=deadline, what=what)  # called from sync
+            return (yield from self.own.call(only_async, progress))
 
     # -- lexical ---------------------------------------------------------------------------------------------------
 
     def _lexical_list(
-        self, prepared: PreparedSource, lexical: LexicalSearch, query: str, limit: int, deadline: float | None
+        self,
+        prepared: PreparedSource,
+        lexical: LexicalSearch,
+        query: str,
+        limit: int,
+        deadline: float | None,
+        progress: Progress,
     ) -> Flow[NodeList]:
         started = time.monotonic()
-        found = yield Call(
+        call = Call(
             sync=partial(lexical.search, query, limit, prepared.filters),
             deadline=deadline,
-            pool=self._lexical_pool,
             what=f"lexical search of source {self._name!r}",
         )
+        found = yield from self.lexical.call(call, progress)
         made = NodeList("lexical", [])
         return (yield from self._checked(made, found, prepared, QueryBundle(query), limit, deadline, started))
 
@@ -151,21 +179,33 @@ class SourceSearch:
         started: float,
     ) -> Flow[NodeList]:
         """Fill a list with what was found and passes the filter; index nodes are followed."""
-        if prepared.filters is None and isinstance(found, list) and not any(map(_stands_for_more, found[:limit])):
-            nodes, candidates, dropped = _scored(found[:limit], self._name), len(found), 0
-        else:
-            every = yield from self._at_leisure(partial(_scored, found, self._name), found, deadline)
-            every = yield from resolve_index_nodes(prepared.retriever, every, bundle, deadline=deadline, pool=self.pool)
-            kept = yield from self._at_leisure(partial(_passing, every, prepared.filters), every, deadline)
-            nodes, candidates, dropped = kept[:limit], len(every), len(every) - len(kept)
-        elapsed = round(1000 * (time.monotonic() - started))
-        return replace(made, nodes=nodes, candidates=candidates, dropped_by_filter=dropped, elapsed_ms=elapsed)
+        looked: UsableNodes = yield from self._at_leisure(partial(usable_nodes, found, self._name), found, deadline)
+        every = yield from resolve_index_nodes(
+            prepared.retriever, looked, bundle, deadline=deadline, perform=self.own.plain_call
+        )
+        if every is not looked:
+            every = yield from self._at_leisure(partial(usable_nodes, every, self._name), every, deadline)
+        kept = yield from self._at_leisure(partial(_passing, every, prepared.filters), every, deadline)
+        if prepared.private:  # all counts are of what passed, and notes, which may tell how much there is, are left out
+            elapsed = round(1000 * (time.monotonic() - started))
+            return replace(made, nodes=kept[:limit], candidates=len(kept), elapsed_ms=elapsed, note=None)
+        further = len(every) - len(looked)  # what index nodes stood for, more than themselves
+        return replace(
+            made,
+            nodes=kept[:limit],
+            candidates=looked.returned + max(0, further),
+            dropped_by_filter=len(every) - len(kept),
+            dropped_as_unusable=looked.unusable,
+            elapsed_ms=round(1000 * (time.monotonic() - started)),
+            note="; ".join(filter(None, (made.note, looked.why))) or None,
+        )
 
     def _at_leisure(self, work: Callable[[], Any], over: Any, deadline: float | None) -> Flow[Any]:
         """Do work over nodes; over very many of them off the event loop, which it would hold up."""
         if not isinstance(over, Sequence) or len(over) <= MANY:
             return work()
-        return (yield Call(sync=work, deadline=deadline, pool=self.pool, what=f"checking source {self._name!r}"))
+        call = Call(sync=work, deadline=deadline, what=f"checking source {self._name!r}")
+        return (yield from self.own.plain_call(call))
 
 
 def _side_by_side(dense: NodeList, lexical: Job[NodeList]) -> SearchResult:
@@ -184,18 +224,7 @@ def _stands_for_more(node: Any) -> bool:
 
 
 def _passing(nodes: list[NodeWithScore], filters: FilterNode | None) -> list[NodeWithScore]:
-    return nodes if filters is None else [node for node in nodes if matches(filters, node.node.metadata)]
-
-
-def _scored(found: Any, source: str) -> list[NodeWithScore]:
-    """Give our own wrappers of what a source returned; scores that are no numbers become None."""
-    if (
-        isinstance(found, str)
-        or not isinstance(found, Sequence)
-        or not all(isinstance(node, NodeWithScore) for node in found)
-    ):
-        raise RetrievalError(f"source {source!r} returned no list of NodeWithScore: {type(found).__name__}")
-    return [
-        NodeWithScore(node=n.node, score=n.score if n.score is not None and math.isfinite(n.score) else None)
-        for n in found
-    ]
+    if filters is None:
+        return nodes
+    passes = matcher(filters)
+    return [node for node in nodes if passes(node.node.metadata)]

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.indices.base import BaseIndex
+from llama_index.core.schema import BaseNode
 
-from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError
-from llama_index_agentic_kb.schema import FilterNode, RetrievalRequest, SourceParams, all_of, parse_odata
-from llama_index_agentic_kb.sources.base import KnowledgeSource
+from llama_index_agentic_kb._flow import Flow
+from llama_index_agentic_kb.errors import ConfigurationError, DeniedError, InvalidRequestError
+from llama_index_agentic_kb.guard.pipeline import Progress
+from llama_index_agentic_kb.schema import (
+    FilterNode,
+    Principal,
+    RetrievalRequest,
+    SourceParams,
+    all_of,
+    matcher,
+    parse_odata,
+)
+from llama_index_agentic_kb.sources.base import KnowledgeSource, PreparedSource
 
-__all__ = ["SelectedSource", "as_source", "by_name", "select"]
+__all__ = ["SelectedSource", "as_source", "by_name", "passing", "raise_if_denied", "select"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +38,9 @@ class SelectedSource:
     calibrated: bool = False
     """Whether a calibrated reranker scores its documents."""
     caller: FilterNode | None = None
-    """What the caller and the request add to the source's mandatory filter."""
+    """What the principal, the caller and the request add to the source's mandatory filter."""
+    denied: str | None = None
+    """Why the principal may not search it at all; None where it may."""
 
     @property
     def always(self) -> bool:
@@ -37,6 +50,19 @@ class SelectedSource:
     def filters_for(self, planner: FilterNode | None) -> FilterNode | None:
         """Give the effective filter of a sub-query: mandatory AND caller AND planner."""
         return self.filters if planner is None else self.source.effective_filter(self.caller, planner)
+
+    def prepare(
+        self, planner: FilterNode | None, top_k: int, *, deadline: float | None, progress: Progress
+    ) -> Flow[PreparedSource]:
+        """Prepare the source for the effective filter of a sub-query; see ``KnowledgeSource.prepare``.
+
+        Raises:
+            DeniedError: The principal may not search it, or the filter can't be applied.
+        """
+        if self.denied is not None:
+            raise DeniedError(f"source {self.source.name!r} was not searched: {self.denied}")
+        filters = self.filters_for(planner)
+        return (yield from self.source.prepare(filters, top_k, deadline=deadline, progress=progress))
 
     @property
     def warning(self) -> str | None:
@@ -53,6 +79,7 @@ def select(
     filters: FilterNode | None,
     *,
     calibrated: bool = False,
+    principal: Principal | None = None,
 ) -> dict[str, SelectedSource]:
     """Give the sources that a request allows, by name, with the effective filter of each.
 
@@ -61,6 +88,7 @@ def select(
         request: Its ``knowledgeSourceParams`` configure sources and may rule them out.
         filters: A caller's filter for every source.
         calibrated: Whether a calibrated reranker scores what they find.
+        principal: Who asks. A source whose permissions it can't meet is denied, and the others are searched.
 
     Raises:
         InvalidRequestError: A parameter names no source, or the wrong kind, or has a ``filterAddOn`` that is no OData
@@ -71,12 +99,67 @@ def select(
     selected = {}
     for name, source in sources.items():
         params = request.params_for(name)
-        caller = all_of(filters, params.filters, _filter_add_on(params))
+        permitted, denied = _permitted(source, principal)
+        caller = all_of(permitted, filters, params.filters, _filter_add_on(params))
         if not params.never_query_source:
-            selected[name] = SelectedSource(source, params, source.effective_filter(caller), calibrated, caller)
+            effective = source.effective_filter(caller)
+            selected[name] = SelectedSource(source, params, effective, calibrated, caller, denied)
     if not selected:
         raise InvalidRequestError("knowledgeSourceParams: neverQuerySource leaves no source to search")
     return selected
+
+
+def _permitted(source: KnowledgeSource, principal: Principal | None) -> tuple[FilterNode | None, str | None]:
+    """Give what a principal may see of a source, or why it may see nothing."""
+    try:
+        return source.permitted(principal), None
+    except DeniedError as error:
+        return None, str(error)
+
+
+def raise_if_denied(selected: Mapping[str, SelectedSource]) -> None:
+    """Raise where the principal may search none of the sources, before a model is asked or a memory read.
+
+    Raises:
+        DeniedError: It holds the reason of each.
+    """
+    reasons = {name: chosen.denied for name, chosen in selected.items() if chosen.denied is not None}
+    if len(reasons) == len(selected):
+        told = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+        causes = {name: DeniedError(reason) for name, reason in reasons.items()}
+        raise DeniedError(f"no source may be searched: {told}", causes)
+
+
+def passing(selected: Mapping[str, SelectedSource], found_by: Mapping[str, str]) -> Callable[[BaseNode], bool]:
+    """Give the check of nodes as no search found them, which postprocessors bring or change: may they be shown?
+
+    One that a search found has to pass its source's effective filter still. Others tell no source. Where principals
+    matter (a source has permissions), such a one, and whatever has a field of these permissions, has to pass the
+    effective filter of a source that has some; else that of any source, and a source without a filter lets everything
+    through.
+
+    Args:
+        selected: The sources that the request may search.
+        found_by: The source of each node that a search found, by the node's id.
+    """
+    declared = {name: one for name, chosen in selected.items() if (one := chosen.source.permissions) is not None}
+    checks = {name: _check_of(chosen.filters) for name, chosen in selected.items() if chosen.denied is None}
+    others = [check for name, check in checks.items() if not declared or name in declared]
+
+    def may_be_shown(node: BaseNode) -> bool:
+        source = found_by.get(node.node_id, "")
+        own = checks.get(source)
+        theirs = source not in declared and any(
+            one.declares(key) for one in declared.values() for key in node.metadata
+        )
+        asked = others if own is None or theirs else [own]
+        return not selected or any(check(node.metadata) for check in asked)
+
+    return may_be_shown
+
+
+def _check_of(filters: FilterNode | None) -> Callable[[Mapping[str, Any]], bool]:
+    return (lambda _: True) if filters is None else matcher(filters)
 
 
 def _filter_add_on(params: SourceParams) -> FilterNode | None:

@@ -44,6 +44,7 @@ class Accumulate(AgenticSynthesizer):
 
         def each(position: int, text: str) -> Flow[None]:
             pieces.append(f"{separator if position else ''}Response {position + 1}: {text}")
+            draft.so_far += pieces[-1]
             yield from draft.tell(pieces[-1])
 
         yield from side_by_side([self._one(draft, group, step) for step, group in enumerate(groups)], each)

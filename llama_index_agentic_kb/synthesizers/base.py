@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Final
 
 from llama_index.core.callbacks import CallbackManager
@@ -16,9 +17,12 @@ from llama_index.core.settings import Settings
 from llama_index.core.utils import get_tokenizer
 from pydantic import BaseModel
 
-from llama_index_agentic_kb._flow import Emit, Flow
-from llama_index_agentic_kb.errors import ConfigurationError
+from llama_index_agentic_kb._flow import Call, Emit, Flow
+from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError
+from llama_index_agentic_kb.guard.retries import RetryPolicy
+from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight, as_spotlighting, draw
 from llama_index_agentic_kb.llm import LanguageModel, count_tokens
+from llama_index_agentic_kb.prompts import Passage
 from llama_index_agentic_kb.sources.base import KnowledgeSource
 from llama_index_agentic_kb.synthesizers.draft import Draft, Window
 from llama_index_agentic_kb.synthesizers.passages import passages
@@ -29,6 +33,10 @@ __all__ = ["AgenticSynthesizer", "Synthesis"]
 
 RESERVED: Final = 1_024
 """Tokens of the window that are kept for an answer of a model that doesn't say how long its answers get."""
+
+
+LONG: Final = 200_000
+"""Characters of all nodes together up to which they are read on the event loop: about 5 ms."""
 
 
 class AgenticSynthesizer(FlowSynthesizer):
@@ -48,6 +56,11 @@ class AgenticSynthesizer(FlowSynthesizer):
         multimodal: Not supported: True is refused.
         verbose: Whether each synthesis is logged (level INFO).
         max_output_tokens: The answer's budget; None leaves it to the model.
+        retries: How failed calls of the language model are tried again; None is ``RetryPolicy()``.
+        spotlighting: How prompts mark what was retrieved as data: "delimit" (default), "datamark", "encode", or None
+            for not at all; see ``guard.spotlighting``. A query engine's is its retriever's, unless given.
+        links: "references" (default) takes links and images out of answers that don't lead to a reference's own
+            address (see ``guard.links``); "all" leaves them, for readers that render none.
         templates: By their keys in ``get_prompts()``: ``text_qa_template``, ...; None is the mode's own.
 
     Raises:
@@ -72,6 +85,9 @@ class AgenticSynthesizer(FlowSynthesizer):
         multimodal: bool = False,
         verbose: bool = False,
         max_output_tokens: int | None = None,
+        retries: RetryPolicy | None = None,
+        spotlighting: str | None = "delimit",
+        links: str = "references",
         **templates: BasePromptTemplate | None,
     ) -> None:
         # Not super().__init__: it asks for Settings.llm where none is needed, writes into the caller's LLM, and asks
@@ -80,6 +96,10 @@ class AgenticSynthesizer(FlowSynthesizer):
             raise ConfigurationError("multimodal: not supported; images and audio in nodes are not sent to a model")
         if max_output_tokens is not None and max_output_tokens <= 0:
             raise ConfigurationError(f"max_output_tokens must be above 0, got {max_output_tokens}")
+        if links not in ("references", "all"):
+            raise ConfigurationError(f"links: {links!r} is unknown; known are references, all")
+        self.spotlighting = as_spotlighting(spotlighting)
+        self.links = links
         self._llm = self._resolve(llm)
         inner: LLM = self._llm
         if isinstance(inner, StructuredLLM):
@@ -92,7 +112,7 @@ class AgenticSynthesizer(FlowSynthesizer):
         self._multimodal = False
         self._verbose = verbose
         self.callback_manager = callback_manager
-        self.model = LanguageModel(inner, lambda: self.callback_manager)
+        self.model = LanguageModel(inner, lambda: self.callback_manager, retries=retries)
         self.max_output_tokens = max_output_tokens
         self.templates = self._with_defaults(templates)
         self._asker = ObjectAsker()
@@ -160,23 +180,28 @@ class AgenticSynthesizer(FlowSynthesizer):
 
         Raises:
             SynthesisError: The language model failed; what it had answered before is in ``partial``.
-            DeadlineExceededError: The answer was not there in time.
+            DeadlineExceededError: The answer was not there in time; what there was of it is in ``partial``.
         """
         limit = max_output_tokens or self.max_output_tokens
+        spotlight = draw(self.spotlighting) if self.needs_llm else PLAIN
+        shown = yield from _as_passages(nodes, sources, spotlight, deadline)
         draft = Draft(
             model=self.model,
             asker=self._asker,
             window=self._window(limit),
             query=query.query_str,
-            passages=passages(nodes, sources),
+            passages=shown,
+            spotlight=spotlight,
+            addresses={one.url for one in shown if one.url} if self.links == "references" else None,
             deadline=deadline,
             max_output_tokens=limit,
             variables=response_kwargs,
             streaming=self._streaming if streaming is None else streaming,
             output_cls=self._output_cls,
+            warnings=_hidden_in(shown),
         )
         if nodes or not self.needs_nodes:
-            text = yield from self._compose(draft)
+            text = yield from self._composed(draft)
         else:
             text = self._nothing()
         if draft.streaming and (rest := text[len(draft.told) :]):
@@ -185,7 +210,14 @@ class AgenticSynthesizer(FlowSynthesizer):
             draft.warnings.append(f"the answer has {written} tokens, over the budget of {limit}")
         if self._verbose:
             logger.info("%s: %d passages, %d calls", self.mode, len(draft.passages), draft.usage.calls)
-        return Synthesis(text, draft.output, draft.usage, draft.dropped, draft.warnings)
+        return Synthesis(text, draft.output, draft.usage, draft.dropped, draft.warnings, draft.cut, draft.links_removed)
+
+    def _composed(self, draft: Draft) -> Flow[str]:
+        try:
+            return (yield from self._compose(draft))
+        except DeadlineExceededError as error:
+            error.partial = draft.so_far or draft.told
+            raise
 
     def _compose(self, draft: Draft) -> Flow[str]:
         """Give the answer's text; what was told of it by then is its start. For modes to define."""
@@ -199,6 +231,25 @@ class AgenticSynthesizer(FlowSynthesizer):
         helper = self._prompt_helper
         reserved = min(max_output_tokens or helper.num_output, helper.context_window // 2)
         return Window(helper.context_window, reserved, helper.chunk_size_limit)
+
+
+def _as_passages(
+    nodes: Sequence[NodeWithScore],
+    sources: Mapping[str, KnowledgeSource] | None,
+    spotlight: Spotlight,
+    deadline: float | None,
+) -> Flow[list[Passage]]:
+    """Give nodes as passages; where they are very long, off the event loop: each character is looked at."""
+    work = partial(passages, nodes, sources, spotlight)
+    if sum(len(getattr(one.node, "text", None) or "") for one in nodes) <= LONG:
+        return work()
+    made: list[Passage] = yield Call(sync=work, deadline=deadline, what="reading passages")
+    return made
+
+
+def _hidden_in(shown: Sequence[Passage]) -> list[str]:
+    hidden = [one.hidden for one in shown if one.hidden]
+    return [f"{sum(hidden)} hidden characters were left out of {len(hidden)} passages"] if hidden else []
 
 
 def _num_output(llm: LLM) -> int:

@@ -13,7 +13,8 @@ from pydantic import BaseModel
 from llama_index_agentic_kb._flow import Call, Emit, Flow
 from llama_index_agentic_kb._text import one_line
 from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError, LLMError, SynthesisError
-from llama_index_agentic_kb.grounding.citations import MarkerFilter, clean_markers
+from llama_index_agentic_kb.grounding.answers import AnswerFilter, AnswerRules, CheckedText, clean_answer
+from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight
 from llama_index_agentic_kb.llm import CUT_SHORT, LanguageModel, Reply, Usage, count_tokens
 from llama_index_agentic_kb.prompts import Passage, format_passages
 from llama_index_agentic_kb.synthesizers.passages import Packed
@@ -62,6 +63,8 @@ class Draft:
         streaming: Whether deltas of the answer are emitted.
         output_cls: The object that is wanted; None wants text.
         asked_cls: The class that prompts must leave room to describe; None is ``output_cls``.
+        spotlight: How prompts mark what was retrieved.
+        addresses: The addresses that links may lead to; None lets every link through.
     """
 
     model: LanguageModel
@@ -75,12 +78,20 @@ class Draft:
     streaming: bool = False
     output_cls: type[BaseModel] | None = None
     asked_cls: type[BaseModel] | None = None
+    spotlight: Spotlight = PLAIN
+    addresses: Collection[str] | None = ()
     output: BaseModel | None = None
     usage: Usage = field(default_factory=Usage)
     dropped: int = 0
+    links_removed: int = 0
+    """Links that led to no reference, and were taken out of replies."""
     warnings: list[str] = field(default_factory=list)
     told: str = ""
     """What was emitted so far: a start of the answer."""
+    so_far: str = ""
+    """The answer as it stands between two calls: what is left of it where time runs out."""
+    cut: bool = False
+    """Whether a reply ended before the model was done."""
 
     # -- prompts ---------------------------------------------------------------------------------------------------
 
@@ -95,7 +106,8 @@ class Draft:
 
     def room(self, template: BasePromptTemplate, **variables: Any) -> int:
         """Give the tokens of evidence that fit into a template's prompt; may be below 0."""
-        messages = self.messages(template, **{"context_str": "", "context_msg": "", **variables})
+        nothing = self.spotlight.framed("")
+        messages = self.messages(template, **{"context_str": nothing, "context_msg": nothing, **variables})
         asked = self.asked_cls or self.output_cls
         schema = 0 if asked is None else count_tokens(str(asked.model_json_schema()))
         prompt = schema + sum(count_tokens(message.content or "") + MESSAGE_TOKENS for message in messages)
@@ -171,7 +183,7 @@ class Draft:
         gate: Callable[[str], str] = str,
         **variables: Any,
     ) -> Flow[str]:
-        """Ask the model once and give its answer, markers checked.
+        """Ask the model once and give its answer, its markers and links checked.
 
         Args:
             template: The prompt.
@@ -188,10 +200,11 @@ class Draft:
         """
         messages = self.messages(template, **variables)
         parser = self.model.llm.output_parser
-        markers = MarkerFilter(valid)
+        rules = self.rules(valid)
+        answer = AnswerFilter(rules)
 
         def tell(delta: str) -> str:
-            clean = gate(markers.feed(delta))
+            clean = gate(answer.feed(self.spotlight.unmarked(delta)))
             self.told += clean
             return clean
 
@@ -205,9 +218,9 @@ class Draft:
         except Exception as error:
             raise self.failure(error, step, so_far or self.told) from error
         self._settle(reply)
-        text, removed = clean_markers(reply.text, valid)
-        self._count_removed(removed)
-        return text if parser is None else str(parser.parse(text))
+        checked = clean_answer(self.spotlight.unmarked(reply.text), rules)
+        self.count_removed(checked)
+        return checked.text if parser is None else str(parser.parse(checked.text))
 
     def ask_object(
         self,
@@ -224,13 +237,13 @@ class Draft:
         try:
             asking = self.asker.ask(self.model, messages, output_cls, deadline=self.deadline, **self._limits())
             reply = yield from asking
-            made, removed = read_object(reply, output_cls, valid)
+            made, removed = read_object(reply, output_cls, self.rules(valid), self.spotlight)
         except DeadlineExceededError:
             raise
         except Exception as error:
             raise self.failure(error, step, so_far) from error
         self._settle(reply)
-        self._count_removed(removed)
+        self.count_removed(removed)
         return made
 
     def finish(self, template: BasePromptTemplate, valid: Collection[int], **asked: Any) -> Flow[str]:
@@ -271,11 +284,22 @@ class Draft:
     def _settle(self, reply: Reply) -> None:
         self.usage.add(reply.usage)
         if reply.cut_short:
+            self.cut = True
             self.warnings.append(f"{CUT_SHORT}; its reply is cut")
 
-    def _count_removed(self, removed: int) -> None:
-        if removed:
-            self.warnings.append(f"{removed} markers naming no passage were removed from the answer")
+    def rules(self, valid: Collection[int]) -> AnswerRules:
+        """Give what an answer may hold that cites some of the passages."""
+        return AnswerRules(valid, self.addresses)
+
+    def count_removed(self, checked: CheckedText) -> None:
+        """Tell what was taken out of a reply."""
+        self.links_removed += checked.links
+        if checked.markers:
+            self.warnings.append(f"{checked.markers} markers naming no passage were removed from the answer")
+        if checked.links:
+            self.warnings.append(f"{checked.links} links to no reference were removed from the answer")
+        if checked.hidden:
+            self.warnings.append(f"{checked.hidden} hidden characters were removed from the answer")
 
     def failure(self, error: Exception, step: int, so_far: str) -> SynthesisError:
         """Give the error of a failed call; what it billed all the same is counted."""

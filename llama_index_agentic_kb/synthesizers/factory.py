@@ -84,7 +84,7 @@ def get_response_synthesizer(  # noqa: PLR0917 (LlamaIndex's signature)
         program_factory: Of refine and compact, with structured answer filtering.
         verbose: Whether each synthesis is logged.
         multimodal: Not supported: True is refused.
-        settings: ``empty_response``, ``max_output_tokens``.
+        settings: ``empty_response``, ``max_output_tokens``, ``retries``.
 
     Raises:
         ConfigurationError: The mode is unknown or can't do what is asked, or there is no LLM and it needs one.

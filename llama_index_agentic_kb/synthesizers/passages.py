@@ -14,6 +14,8 @@ from llama_index.core.schema import MetadataMode, NodeWithScore
 
 from llama_index_agentic_kb._text import cut_to_fit
 from llama_index_agentic_kb.evidence.gathering import provenance
+from llama_index_agentic_kb.guard.hidden import without_hidden
+from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight
 from llama_index_agentic_kb.llm import count_tokens
 from llama_index_agentic_kb.prompts import Passage, format_passage
 from llama_index_agentic_kb.schema import SourceData
@@ -58,24 +60,37 @@ def source_data(node: NodeWithScore, sources: Mapping[str, KnowledgeSource]) -> 
     return None if source is None else source.source_data(node)
 
 
-def passages(nodes: Sequence[NodeWithScore], sources: Mapping[str, KnowledgeSource] | None = None) -> list[Passage]:
-    """Give nodes as passages: node N has reference id N.
+def passages(
+    nodes: Sequence[NodeWithScore],
+    sources: Mapping[str, KnowledgeSource] | None = None,
+    spotlight: Spotlight = PLAIN,
+) -> list[Passage]:
+    """Give nodes as passages: node N has reference id N. Their texts are without hidden characters, the nodes as ever.
 
     Args:
         nodes: Evidence of our retriever, or plain LlamaIndex nodes.
         sources: By name; where a node names one, its field names tell title and content. Else the title is the
             metadata's "title" or "file_name", or the node's id, and the content what LlamaIndex shows to a model.
+        spotlight: How they are marked as data in prompts.
     """
-    return [_passage(position, node, sources or {}) for position, node in enumerate(nodes)]
+    return [_shown(_passage(position, node, sources or {}), spotlight) for position, node in enumerate(nodes)]
 
 
 def _passage(position: int, node: NodeWithScore, sources: Mapping[str, KnowledgeSource]) -> Passage:
     data = source_data(node, sources)
     if data is not None:
-        return Passage(position, data.title, data.content, str((provenance(node) or {})["source"]), data.terms)
+        name = str((provenance(node) or {})["source"])
+        return Passage(position, data.title, data.content, name, data.terms, data.url)
     metadata = node.node.metadata
     title = metadata.get("title") or metadata.get("file_name") or node.node.node_id
-    return Passage(position, str(title), node.node.get_content(metadata_mode=MetadataMode.LLM))
+    url = metadata.get("url")
+    content = node.node.get_content(metadata_mode=MetadataMode.LLM)
+    return Passage(position, str(title), content, url=url if isinstance(url, str) else None)
+
+
+def _shown(passage: Passage, spotlight: Spotlight) -> Passage:
+    (title, a), (content, b), (terms, c) = map(without_hidden, (passage.title, passage.content, passage.terms or ""))
+    return replace(passage, title=title, content=content, terms=terms or None, hidden=a + b + c, spotlight=spotlight)
 
 
 def cost(passage: Passage) -> int:

@@ -17,7 +17,7 @@ from pydantic import BaseModel, Field, create_model
 
 from llama_index_agentic_kb._flow import Call, Flow
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError, LLMError, SynthesisError
-from llama_index_agentic_kb.grounding.citations import clean_markers
+from llama_index_agentic_kb.grounding.answers import clean_answer
 from llama_index_agentic_kb.prompts import ANSWER_TEMPLATE, REFINE_TEMPLATE, Passage, as_answer, format_passages
 from llama_index_agentic_kb.synthesizers.base import AgenticSynthesizer
 from llama_index_agentic_kb.synthesizers.draft import Draft, ids_of
@@ -119,7 +119,7 @@ class Refine(AgenticSynthesizer):
         step = self._step_of(run, group)
         answer = yield from (self._text(run, step) if self._step_cls is None else self._filtered(run, step))
         if answer is not None:
-            run.answer = answer
+            run.answer = run.draft.so_far = answer
         run.step += 1
 
     def _beside_answer(self, run: _Run, group: list[Passage]) -> Flow[list[list[Passage]]]:
@@ -194,7 +194,9 @@ class Refine(AgenticSynthesizer):
         except Exception as error:
             raise draft.failure(error, run.step, run.answer or "") from error
         if isinstance(getattr(reply, "answer", None), str):
-            reply.answer, _ = clean_markers(reply.answer, run.shown)
+            checked = clean_answer(draft.spotlight.unmarked(reply.answer), draft.rules(run.shown))
+            draft.count_removed(checked)
+            reply.answer = checked.text
         return reply
 
 

@@ -44,6 +44,8 @@ class Synthesis:
         usage: What all calls billed together.
         dropped: How many passages fitted neither budget nor model.
         warnings: What the reader of the answer should know of how it was made.
+        cut: Whether the model stopped before it was done, in any of its calls: the text may end too early.
+        links_removed: Links that led to no reference, and were taken out of the model's replies.
     """
 
     text: str
@@ -51,6 +53,8 @@ class Synthesis:
     usage: Usage = field(default_factory=Usage)
     dropped: int = 0
     warnings: list[str] = field(default_factory=list)
+    cut: bool = False
+    links_removed: int = 0
 
 
 class FlowSynthesizer(GuardedCallbacks, BaseSynthesizer):

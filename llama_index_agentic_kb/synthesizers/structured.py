@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Final, TypeVar
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
@@ -14,7 +14,8 @@ from pydantic import BaseModel, ValidationError
 from llama_index_agentic_kb._flow import Flow
 from llama_index_agentic_kb._text import one_line
 from llama_index_agentic_kb.errors import LLMError
-from llama_index_agentic_kb.grounding.citations import clean_markers
+from llama_index_agentic_kb.grounding.answers import AnswerRules, CheckedText, clean_values
+from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight
 from llama_index_agentic_kb.llm import (
     LanguageModel,
     Reply,
@@ -149,24 +150,27 @@ def _strict(schema: Any, *, names: bool = False) -> Any:
     return made
 
 
-def read_object(reply: Reply, output_cls: type[M], valid: Collection[int]) -> tuple[M, int]:
-    """Read an object out of a reply; markers in its texts are checked as in any answer.
+def read_object(
+    reply: Reply, output_cls: type[M], rules: AnswerRules, spotlight: Spotlight = PLAIN
+) -> tuple[M, CheckedText]:
+    """Read an object out of a reply; markers and links in its texts are checked as in any answer.
 
     Args:
         reply: A tool call's arguments, or JSON with or without preamble and fences, mended where it is broken.
         output_cls: What it is validated as.
-        valid: The reference ids that a marker may name.
+        rules: What its texts may hold.
+        spotlight: How the prompt marked what was retrieved.
 
     Returns:
-        The object, and how many markers were removed.
+        The object, and what was removed from its texts.
 
     Raises:
         LLMError: There is no such object in it.
     """
     spoken = reply.text if reply.tool_arguments is None else json.dumps(reply.tool_arguments, ensure_ascii=False)
-    text, removed = clean_markers(spoken, valid)
     why = "it holds no JSON object"
-    for value in _values(text):
+    for given in _values(spotlight.unmarked(spoken)):
+        value, removed = clean_values(given, rules)
         try:
             return output_cls.model_validate(value), removed
         except ValidationError as error:

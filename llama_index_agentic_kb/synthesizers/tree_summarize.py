@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import ClassVar, Final
 
 from llama_index.core.prompts import BasePromptTemplate
@@ -20,6 +21,8 @@ __all__ = ["TreeSummarize"]
 
 MAX_DEPTH: Final = 6
 """Levels of calls, the last one included: the one before it is cut to fit into a single call."""
+SEPARATOR: Final = "\n\n"
+"""Between partial answers, where no time is left to make one of them."""
 MAX_CALLS: Final = 64
 """Calls of one answer. Packs beyond are counted as dropped; partial answers beyond are cut to fit into one call."""
 
@@ -46,7 +49,8 @@ class TreeSummarize(AgenticSynthesizer):
                 draft.ask(template, ids, step=calls + position, context_str=text)
                 for position, (text, ids) in enumerate(contexts)
             ]
-            answers = yield from side_by_side(asked)
+            answers = yield from side_by_side(asked, partial(_keep, draft) if depth == 1 else None)
+            draft.so_far = SEPARATOR.join(answers)
             calls += len(contexts)
             depth += 1
             shown = set().union(*(ids for _, ids in contexts))
@@ -60,12 +64,19 @@ class TreeSummarize(AgenticSynthesizer):
         """Give the contexts of the next level: at most so many, or one into which all answers are cut."""
 
         def work() -> tuple[list[str], int]:
-            return join(answers, draft.room(self.templates["summary_template"]), most)
+            made, short = join(answers, draft.room(self.templates["summary_template"]), most)
+            return [draft.spotlight.framed(text) for text in made], short
 
         texts, cut = yield Call(sync=work, deadline=draft.deadline, what="packing answers")
         if cut:
             draft.warnings.append(f"{cut} partial answers were cut to fit into the model's window")
         return list(texts)
+
+
+def _keep(draft: Draft, position: int, answer: str) -> Flow[None]:
+    """Let the first level's partial answers be the answer so far, as they come."""
+    draft.so_far += SEPARATOR * (position > 0) + answer
+    yield from ()
 
 
 def join(answers: Sequence[str], room: int, most: int) -> tuple[list[str], int]:

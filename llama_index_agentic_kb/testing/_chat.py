@@ -13,7 +13,7 @@ from llama_index_agentic_kb.testing._http import HttpHandler
 from llama_index_agentic_kb.testing._replies import ChatRequest, Reply, Usage
 from llama_index_agentic_kb.testing._text import count_tokens
 
-__all__ = ["Ledger", "answer_fault", "answer_reply"]
+__all__ = ["Ledger", "answer_fault", "answer_nothing", "answer_reply"]
 
 _JSON = "application/json"
 _EVENTS = "text/event-stream; charset=utf-8"
@@ -80,6 +80,19 @@ def answer_fault(handler: HttpHandler, ledger: Ledger, request: ChatRequest, fau
         _break_stream(handler, ledger, request, fault)
     else:
         _break_body(handler, request, fault)
+
+
+def answer_nothing(handler: HttpHandler, fault: Fault) -> None:
+    """Fail as told where no chat was asked for.
+
+    Raises:
+        ValueError: The fault is one of chats alone.
+    """
+    if fault.kind not in _BEFORE_ANSWER:
+        kinds = ", ".join(_BEFORE_ANSWER)
+        raise ValueError(f"Only chats fail by {fault.kind}; other requests by {kinds}.")
+    handler.pause(fault.latency)
+    _BEFORE_ANSWER[fault.kind](handler, fault)
 
 
 class _Stream:

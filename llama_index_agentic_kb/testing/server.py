@@ -12,7 +12,7 @@ from http import HTTPStatus
 from typing import TYPE_CHECKING, Any
 
 from llama_index_agentic_kb.testing import _wire
-from llama_index_agentic_kb.testing._chat import Ledger, answer_fault, answer_reply
+from llama_index_agentic_kb.testing._chat import Ledger, answer_fault, answer_nothing, answer_reply
 from llama_index_agentic_kb.testing._faults import Fault
 from llama_index_agentic_kb.testing._http import HttpHandler, HttpServer
 from llama_index_agentic_kb.testing._replies import ChatRequest, Reply, Usage, fit_to_request
@@ -71,6 +71,8 @@ class LoopbackOpenAI:
             what happens when such a client is used from a second event loop.
         models: What ``GET /v1/models`` lists.
         dimensions: The length of embeddings, unless a request names another.
+        embedding_fault: How requests for embeddings fail: by ``Fault.status``, ``hang``, ``reset`` or ``html``. None
+            answers them. May be set while the server runs, as ``dimensions`` may.
     """
 
     def __init__(
@@ -80,10 +82,12 @@ class LoopbackOpenAI:
         keep_alive: bool | None = None,
         models: Sequence[str] = ("gpt-4o-mini",),
         dimensions: int = DEFAULT_DIMENSIONS,
+        embedding_fault: Fault | None = None,
     ) -> None:
         self.keep_alive = keep_alive
         self.models = tuple(models)
         self.dimensions = dimensions
+        self.embedding_fault = embedding_fault
         self._script: Script[ChatRequest, Answer] = Script(reply)
         self._ledger = Ledger()
         self._clients: list[httpx.Client] = []
@@ -182,11 +186,17 @@ class LoopbackOpenAI:
         if body is None and path == "/v1/models":
             handler.send_json(_wire.model_list(self.models))
         elif body is not None and path == "/v1/embeddings":
-            handler.send_json(_wire.embeddings(body, self.dimensions))
+            self._embed(handler, body)
         elif body is not None and path == _CHAT:
             self._chat(handler, ChatRequest(body))
         else:
             handler.send_json(_wire.error(f"Nothing is served at {path}.", HTTPStatus.NOT_FOUND), HTTPStatus.NOT_FOUND)
+
+    def _embed(self, handler: HttpHandler, body: dict[str, Any]) -> None:
+        if self.embedding_fault is not None:
+            answer_nothing(handler, self.embedding_fault)
+            return
+        handler.send_json(_wire.embeddings(body, self.dimensions))
 
     def _chat(self, handler: HttpHandler, request: ChatRequest) -> None:
         try:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 
 import pytest
 
+from llama_index_agentic_kb._flow import Flow, arun, gather, run
 from llama_index_agentic_kb.account import Budget
+from llama_index_agentic_kb.account.retry_budget import RetryBudget, share_retries, shared_retries
 
 
 def test_no_limit() -> None:
@@ -41,3 +44,30 @@ def test_searching_may_have_a_limit_of_its_own() -> None:
     assert alone.deadline is None
     assert alone.retrieval_deadline == pytest.approx(alone.started + 3)
     assert alone.retrieval_stage(100) == alone.retrieval_deadline
+
+
+def test_the_answer_ends_a_little_before_the_request() -> None:
+    """So that what arrived can be given in time: a twentieth of the whole, and half a second at most."""
+    short, long, none = Budget.start(2), Budget.start(100), Budget.start()
+    assert short.answer_deadline == pytest.approx(short.started + 1.9)
+    assert long.answer_deadline == pytest.approx(long.started + 99.5)
+    assert none.answer_deadline is None
+
+
+def test_a_request_has_one_retry_budget() -> None:
+    """Its calls share it, those of flows that it starts too; outside of a request each call has its own."""
+    budget = Budget.start(2, retries=RetryBudget(share=0, least=1))
+
+    def call() -> Flow[bool]:
+        yield from ()
+        return shared_retries().take()
+
+    def request() -> Flow[list[bool]]:
+        share_retries(budget.retries)
+        jobs = yield from gather([call(), call()])
+        return [job.result() for job in jobs]
+
+    assert run(request()) == [True, False]
+    assert asyncio.run(arun(request())) == [False, False]
+    assert budget.retries.retries == 1
+    assert shared_retries() is not shared_retries()

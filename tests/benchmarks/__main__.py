@@ -46,6 +46,12 @@ def _planned_path(*, quick: bool) -> list[Row]:
     return planned_path(1, stream_seconds=0.06, llm_seconds=0.03, search_seconds=0.005) if quick else planned_path(9)
 
 
+def _load(*, quick: bool) -> list[Row]:
+    from tests.benchmarks.load import Size, load  # noqa: PLC0415 (loads chromadb)
+
+    return load(Size(chunks=200, questions=20, threads=10, stopped=2) if quick else Size())
+
+
 BENCHMARKS: dict[str, Callable[..., list[Row]]] = {
     "import": _import,
     "critical_path": _critical_path,
@@ -53,6 +59,7 @@ BENCHMARKS: dict[str, Callable[..., list[Row]]] = {
     "chroma": _chroma,
     "throughput": _throughput,
     "embedding": _embedding,
+    "load": _load,
 }
 
 

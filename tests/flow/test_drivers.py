@@ -22,6 +22,7 @@ from llama_index_agentic_kb._flow import (
     Job,
     Next,
     Open,
+    Pause,
     Start,
     Wait,
     WorkerPool,
@@ -292,6 +293,51 @@ def test_wait_until_a_deadline(driver: Driver, leaves: Leaves) -> None:
         return job.result()
 
     assert driver.run(flow()) == "late"
+
+
+def test_a_pause_lets_others_go_on(driver: Driver, leaves: Leaves) -> None:
+    """A paused flow holds nobody up, comes back no sooner than it asked, and at once for a time that has passed."""
+    told: list[str] = []
+
+    def paused() -> Flow[float]:
+        began = time.monotonic()
+        yield Pause(began - 1)
+        yield Pause(began + 0.2)
+        told.append("paused")
+        return time.monotonic() - began
+
+    def flow() -> Flow[float]:
+        job: Job[float] = yield Start(paused())
+        yield leaves.call(lambda: told.append("went on"))
+        yield Wait([job])
+        return job.result()
+
+    assert driver.run(flow()) >= 0.2
+    assert told == ["went on", "paused"]
+
+
+def test_a_pause_ends_when_its_flow_is_stopped(driver: Driver, leaves: Leaves) -> None:
+    """Nobody waits for the rest of it."""
+    closed: list[str] = []
+
+    def paused() -> Flow[None]:
+        try:
+            yield Pause(time.monotonic() + 30)
+        finally:
+            closed.append("closed")
+
+    def flow() -> Flow[str]:
+        job: Job[None] = yield Start(paused())
+        yield leaves.call(lambda: None, 0.02)
+        yield Cancel(job)
+        yield Start(paused())
+        yield leaves.call(lambda: None, 0.02)
+        return "root"
+
+    started = time.monotonic()
+    assert driver.run(flow()) == "root"
+    assert time.monotonic() - started < 10
+    assert closed == ["closed", "closed"]
 
 
 def test_two_flows_wait_for_one_job(driver: Driver, leaves: Leaves) -> None:

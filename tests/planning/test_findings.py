@@ -14,6 +14,7 @@ from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index_agentic_kb import KnowledgeSource
 from llama_index_agentic_kb._flow import Flow, run
 from llama_index_agentic_kb.account import ActivityLog
+from llama_index_agentic_kb.errors import LLMError
 from llama_index_agentic_kb.llm import LanguageModel
 from llama_index_agentic_kb.planning.findings import MAX_REPLY, Findings, FindingsReader, Wanted
 from llama_index_agentic_kb.planning.graph import refers
@@ -183,8 +184,9 @@ def test_steps_are_handed_on_as_their_lines_end() -> None:
     said = ScriptedReply(line("q1", CAMERON) + '\n{"step": "q2"', chunk_size=7, error=ConnectionError("gone"))
     read = Read(said)
     assert read.values == {"q1": ["James Cameron"]}
-    assert isinstance(read.result.error, ConnectionError)
-    assert (read.record.outcome, read.record.error and read.record.error.code) == (Outcome.ERROR, "ConnectionError")
+    assert isinstance(read.result.error, LLMError)
+    assert isinstance(read.result.error.__cause__, ConnectionError)
+    assert (read.record.outcome, read.record.error and read.record.error.code) == (Outcome.ERROR, "llmFailed")
 
 
 @pytest.mark.parametrize("said", ["", ScriptedReply("", latency=20), ValueError("no")], ids=["empty", "hangs", "fails"])
@@ -251,3 +253,42 @@ def test_any_reply_is_read(reply: str) -> None:
             assert answer.value == " ".join(answer.value.split())
             assert 0 < len(answer.value) <= 200
             assert not refers(answer.value)
+
+
+@pytest.mark.parametrize(
+    ("answer", "value"),
+    [
+        ("Ann </steps> <found>", "Ann"),
+        ("Ann [ref_id:3] \uff3bref_id:4\uff3d", "Ann"),
+        ("Ann\u200b\u202e \U000e0041", "Ann"),
+        ("Ann, see https://evil.example/?d=1 or www.evil.example", "Ann, see or"),
+        ('Ann {"filter": "tenant eq 1"}', "Ann"),
+    ],
+)
+def test_an_answer_is_plain_words(answer: str, value: str) -> None:
+    """Whatever a passage made the model write, a later query gets no tag, marker, address, JSON or hidden character."""
+    assert Read(line("q1", answer)).values == {"q1": [value]}
+
+
+@pytest.mark.parametrize("answer", ["#q2", "{q1}", "https://evil.example", "</steps>", "\u200b", "see #q1 [ref_id:1]"])
+def test_what_is_no_word_is_no_answer(answer: str) -> None:
+    """A reference to a step, an address or a tag alone finds nothing."""
+    assert Read(line("q1", answer)).values == {"q1": []}
+
+
+@pytest.mark.parametrize("technique", ["delimit", "datamark", "encode", None])
+def test_passages_are_marked_as_data(technique: Any) -> None:
+    """By the reader's technique; signs that the model copied are spaces again."""
+    answer = line("q1", CAMERON)
+    read = Read(answer, spotlighting=technique)
+    prompt = str(read.llm.calls[0][1].content)
+    assert ("[data " in prompt) == (technique is not None)
+    assert ("directed by James Cameron" in prompt) == (technique in ("delimit", None))
+    marked = Read(lambda asked: _with_sign(str(asked[1].content)), spotlighting="datamark")
+    assert marked.found[0][1][0].confidence is STATED
+
+
+def _with_sign(prompt: str) -> str:
+    """Answer as a model does that copies the sign in the place of spaces."""
+    sign = next(char for char in prompt if "\ue000" <= char <= "\uf8ff")
+    return line("q1", {**CAMERON, "value": f"James{sign}Cameron"})

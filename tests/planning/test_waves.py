@@ -444,7 +444,7 @@ def test_what_was_read_before_a_failure_is_kept(native: bool) -> None:
 @pytest.mark.parametrize("kind", ["plan", "findings"])
 def test_a_model_that_is_down_is_asked_once(kind: str) -> None:
     """A model that did not answer is not asked again: each call would cost its whole time."""
-    searched = world(**{kind: ConnectionError("gone")})
+    searched = world(**{kind: RuntimeError("gone")})
     made = searched.search(QUESTION)
     assert searched.prompts[-1][0] == kind
     assert searched.calls(kind) == 1
@@ -504,6 +504,43 @@ def test_a_source_that_hangs_does_not_hold_up_steps_that_do_not_use_it(native: b
     assert child is not None
     assert hung is not None
     assert child < hung
+
+
+def test_a_parents_slow_source_does_not_hold_its_children_up(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step goes on with what its parent's other source found; what comes later is evidence all the same."""
+    monkeypatch.setattr("llama_index_agentic_kb.sources.stragglers.STRAGGLER_GRACE", 0.05)
+    late = TextNode(id_="late", text="Titanic was directed, and James Cameron was born, says a slow source.")
+    slow = MemoryRetriever([late], latency=1.5)
+    searched = world()
+    sources = [
+        KnowledgeSource("docs", retriever=searched.memory),
+        KnowledgeSource("slow", retriever=slow, straggler_grace=None),
+    ]
+    made = searched.search(QUESTION, native=native, sources=sources, limits={"revisions": 0})
+    records = {(one.sub_query_id, one.knowledge_source_name): one for one in searches_of(made)}
+    child, parent = records["q2", "docs"].completed_at, records["q1", "slow"].completed_at
+    assert child is not None
+    assert parent is not None
+    assert child < parent
+    assert queries_of(made)["q2"] == "Where was James Cameron born?"
+    assert records["q1", "slow"].outcome is Outcome.OK
+    assert "late" in titles(made)
+    assert made.missing == []
+
+
+def test_a_parent_that_only_a_slow_source_knows_is_waited_for(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the others found nothing, the wave waits: the answer may be what is still to come."""
+    monkeypatch.setattr("llama_index_agentic_kb.sources.stragglers.STRAGGLER_GRACE", 0.05)
+    pages = [TextNode(id_=title, text=text, metadata={"title": title}) for title, text in PAGES.items()]
+    slow = MemoryRetriever(pages, latency=0.4)
+    searched = world(pages={"Rain": "Rain falls."})
+    sources = [
+        KnowledgeSource("docs", retriever=searched.memory),
+        KnowledgeSource("slow", retriever=slow, straggler_grace=None),
+    ]
+    made = searched.search(QUESTION, native=native, sources=sources, limits={"revisions": 0})
+    assert queries_of(made)["q2"] == "Where was James Cameron born?"
+    assert "James Cameron" in titles(made)
 
 
 async def test_a_cancelled_search_leaves_nothing_open() -> None:

@@ -52,7 +52,7 @@ def _nodes(count: int = 20) -> list[TextNode]:
 
 def _retriever(index: VectorStoreIndex, filters: Condition, top_k: int) -> BaseRetriever:
     """Give an index's retriever as a source takes it: core's recursion, which copies lists, is switched off."""
-    return own_recursion(index_retriever(index, filters, top_k))
+    return own_recursion(index_retriever(index, filters, top_k), "docs")
 
 
 def _note(found: Any) -> str:

@@ -369,6 +369,23 @@ def test_a_sources_threads_are_bounded() -> None:
     assert most == 2
 
 
+def test_the_health_of_a_source_is_public() -> None:
+    """Who is at work, waits and was given up; how its circuit stands; how long an answer takes; its words apart."""
+    with MemoryRetriever(nodes(), fault="hang") as retriever:
+        source = KnowledgeSource("slow", retriever=retriever, max_concurrency=3)
+        assert (source.health.places, source.health.circuit, source.health.median_seconds) == (3, "closed", None)
+        assert source.lexical_health is None
+        with pytest.raises(DeadlineExceededError):
+            run(searching(source, "rain", None, 3, seconds=0.2))
+        assert (source.health.at_work, source.health.waiting, source.health.abandoned) == (0, 0, 1)
+    words = KnowledgeSource("words", index=simple_index(), breaker=None)
+    run(words.warm_up())
+    assert words.health.circuit is None
+    assert words.usual_seconds is not None
+    assert words.lexical_health is not None
+    assert words.lexical_health.places == 8
+
+
 def test_the_callers_bundle_is_not_written_to() -> None:
     """LlamaIndex's vector retriever writes into its bundle: ``prepare`` and ``search`` get one of their own."""
     source = KnowledgeSource("docs", index=simple_index(), hybrid=False)

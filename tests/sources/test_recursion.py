@@ -147,17 +147,25 @@ def test_what_hangs_behind_a_node_is_given_up() -> None:
             search(index, seconds=0.1)
 
 
-def test_a_plain_retriever_follows_its_own_nodes() -> None:
-    """What the user made is left alone: LlamaIndex's recursion works there, and a cycle is an error of the source."""
-    source = KnowledgeSource("plain", retriever=Tree([TextNode(text="leaf")]))
+@pytest.mark.parametrize("given", ["retriever", "factory"])
+def test_a_users_own_retriever_is_bounded_too(given: str) -> None:
+    """Its nodes are followed, and a cycle ends; the retriever itself is left as it is."""
+
+    def source_of(tree: Tree) -> KnowledgeSource:
+        if given == "retriever":
+            return KnowledgeSource("plain", retriever=tree)
+        return KnowledgeSource("made", retriever_factory=lambda _: tree)
+
+    leafy = Tree([TextNode(text="leaf")])
+    source = source_of(leafy)
     loop = Tree([])
     loop.children = [loop]
-    endless = KnowledgeSource("loop", retriever=loop)
+    endless = source_of(loop)
 
     def flow(one: KnowledgeSource) -> Flow[SearchResult]:
         prepared = yield from one.prepare(None, 5)
         return (yield from one.search(prepared, QueryBundle("rain"), top_k=5, deadline=None))
 
     assert texts(run(flow(source))) == ["leaf"]
-    with pytest.raises(RecursionError):
-        run(flow(endless))
+    assert len(run(flow(endless)).nodes) == 1
+    assert "_handle_recursive_retrieval" not in vars(leafy)

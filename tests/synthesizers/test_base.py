@@ -233,7 +233,7 @@ def test_prompts_can_be_read_and_replaced(nodes: Nodes) -> None:
     assert synthesizer.get_prompts()["refine_template"] == before
     assert set(synthesizer.get_prompts()) == {"text_qa_template", "refine_template"}
     synthesizer.synthesize("?", nodes)
-    assert (llm.calls[0][0].content or "").startswith("Mine: <passage")
+    assert (llm.calls[0][0].content or "").startswith("Mine: [data ")
     assert Compact(ScriptedLLM()).get_prompts()["text_qa_template"] != synthesizer.get_prompts()["text_qa_template"]
 
 

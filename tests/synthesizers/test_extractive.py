@@ -84,10 +84,13 @@ def test_no_evidence_is_an_empty_array() -> None:
 
 
 async def test_text_is_kept_as_it_is(nodes_of: Callable[[list[str]], Nodes]) -> None:
-    """Quotes, line ends, other scripts and markers survive; half a surrogate pair becomes a replacement mark."""
-    text = 'He said "é".\n日本語 [ref_id:7] \u2028 \x00'
-    made = await arun(ExtractiveData().synthesis(QueryBundle("?"), nodes_of([text, "a\ud800b"])))
-    assert [item["content"] for item in json.loads(made.text)] == [text, "a\ufffdb"]
+    """Quotes, other scripts and markers survive; what can't be seen is left out, the node is not touched."""
+    text = 'He said "é".\n日本語 [ref_id:7] \u2028 end'
+    nodes = nodes_of([text, "a\ud800b\x00\u202e"])
+    made = await arun(ExtractiveData().synthesis(QueryBundle("?"), nodes))
+    assert [item["content"] for item in json.loads(made.text)] == [text.replace("\u2028", "\n"), "a\ufffdb"]
+    assert made.warnings == ["3 hidden characters were left out of 1 passages"]
+    assert nodes[1].node.get_content() == "a\ud800b\x00\u202e"
     assert "日本語" in made.text
     made.text.encode("utf-8")
     response = RetrievalResponse.parse({"response": [{"role": "assistant", "content": made.text}]})

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
@@ -11,6 +12,7 @@ from pydantic import BaseModel, Field
 
 from llama_index_agentic_kb._flow import run
 from llama_index_agentic_kb.errors import LLMError, SynthesisError
+from llama_index_agentic_kb.grounding.answers import AnswerRules, CheckedText
 from llama_index_agentic_kb.llm import LanguageModel, Reply, Usage
 from llama_index_agentic_kb.synthesizers import AnswerSynthesis
 from llama_index_agentic_kb.synthesizers.structured import ObjectAsker, read_object, strict_schema
@@ -63,7 +65,7 @@ JSON = '{"name": "Paris", "rivers": [{"name": "Seine", "length": 777}]}'
 )
 def test_an_object_is_read_however_it_is_wrapped(text: str) -> None:
     """Preamble, fences, lists, a wrapper or broken JSON don't hide it."""
-    assert read_object(Reply(text), City, ()) == (PARIS, 0)
+    assert read_object(Reply(text), City, AnswerRules()) == (PARIS, CheckedText(""))
 
 
 @pytest.mark.parametrize(
@@ -72,14 +74,23 @@ def test_an_object_is_read_however_it_is_wrapped(text: str) -> None:
 def test_what_is_no_object_is_an_error(text: str, why: str) -> None:
     """The error says why, quotes the reply and holds the bill."""
     with pytest.raises(LLMError, match=f"the model's reply is no City .*{why}") as caught:
-        read_object(Reply(text, Usage(1, 2, 1)), City, ())
+        read_object(Reply(text, Usage(1, 2, 1)), City, AnswerRules())
     assert caught.value.usage == Usage(1, 2, 1)
 
 
 def test_markers_in_texts_are_checked() -> None:
     """Those of a tool call's arguments too."""
     reply = Reply("", tool_arguments={"name": "Paris [ref_id:0] [ref_id:5]"})
-    assert read_object(reply, City, {0}) == (City(name="Paris [ref_id:0]"), 1)
+    checked = read_object(reply, City, AnswerRules({0}))
+    assert checked == (City(name="Paris [ref_id:0]"), CheckedText("", markers=1))
+
+
+def test_links_in_texts_are_checked() -> None:
+    """Those to a reference stay, others are taken out of the texts and counted; keys are left alone."""
+    rules = AnswerRules((), {"https://a.org/x"})
+    reply = Reply(json.dumps({"name": "[P](https://a.org/x) ![](https://evil.org/?q=1)", "rivers": []}))
+    made, removed = read_object(reply, City, rules)
+    assert (made.name, removed.links) == ("[P](https://a.org/x) ![] (link removed)", 1)
 
 
 def test_a_strict_schema_requires_all_and_allows_no_more() -> None:
@@ -102,7 +113,7 @@ def test_the_strictest_form_that_fits_is_asked_for(
     server = server_of(JSON if cls is City else '{"facts": {"a": 1}}')
     language_model = LanguageModel(server.llm(model), CallbackManager)
     reply = run(ObjectAsker().ask(language_model, [ChatMessage("?")], cls, deadline=None))
-    assert isinstance(read_object(reply, cls, ())[0], cls)
+    assert isinstance(read_object(reply, cls, AnswerRules())[0], cls)
     (chat,) = server.chats
     assert (chat.response_format is not None, chat.forced_tool is not None) == (form == "schema", form == "tool")
 
@@ -150,7 +161,7 @@ def test_a_refused_prompt_is_not_a_refused_form(server_of: Servers) -> None:
 def test_other_failures_are_raised_at_once(server_of: Servers) -> None:
     """A broken server is not asked in three forms."""
     server = server_of(Fault.status(500))
-    with pytest.raises(SynthesisError, match="InternalServerError"):
+    with pytest.raises(SynthesisError, match="answered with status 500"):
         AnswerSynthesis(server.llm(max_retries=0), output_cls=City).get_response("?", ["a"])
     assert len({str(chat.body.get("response_format")) for chat in server.chats}) == 1
 

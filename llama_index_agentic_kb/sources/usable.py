@@ -1,0 +1,141 @@
+"""What of a source's answer can be used: retrievers are other people's code, and return anything.
+
+A node that can't be used is left out, and counted with the reason; one with a flaw that can be mended is replaced by a
+mended copy. The source's own nodes are never changed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import islice
+from typing import Any, Final
+
+from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore
+
+from llama_index_agentic_kb._text import redacted, without_surrogates
+from llama_index_agentic_kb.errors import RetrievalError
+
+__all__ = ["MOST_CHARACTERS", "MOST_NODES", "UsableNodes", "usable_nodes"]
+
+MOST_CHARACTERS: Final = 1_000_000
+"""Characters of a node that are read; more would hold up everything that looks at text."""
+
+
+MOST_NODES: Final = 10_000
+"""Nodes of one answer that are looked at; hardly any request wants more than some dozens."""
+
+
+class UsableNodes(list[NodeWithScore]):
+    """The nodes of an answer that can be used: our own wrappers; scores that are no finite numbers are None."""
+
+    unusable = 0
+    """How many were left out because they can't be used."""
+    returned = 0
+    """How many the source returned."""
+    why: str | None = None
+    """The reason for the first that was left out, or that a node was cut; None where all was well."""
+
+
+def usable_nodes(found: Any, source: str) -> UsableNodes:
+    """Look through what a source returned.
+
+    Args:
+        found: Whatever it was; what was looked through before is given as it is.
+        source: The source's name, for errors.
+
+    Raises:
+        RetrievalError: It is no list, or nothing in it can be used.
+    """
+    if isinstance(found, UsableNodes):
+        return found
+    if isinstance(found, (str, bytes)) or not isinstance(found, Sequence):
+        raise RetrievalError(f"source {source!r} returned no list of NodeWithScore: {type(found).__name__}")
+    made = UsableNodes()
+    made.returned = len(found)
+    for one in islice(found, MOST_NODES):
+        try:
+            node, flaw = _mended(one)
+        except Exception as error:  # noqa: BLE001 (nodes are anybody's classes)
+            made.unusable += 1
+            made.why = made.why or redacted(f"a node can't be used: {str(error) or type(error).__name__}"[:300])
+        else:
+            made.append(NodeWithScore.model_construct(node=node, score=_score(one.score)))
+            made.why = made.why or flaw
+    if made.unusable and not made:
+        raise RetrievalError(f"source {source!r} returned no list of NodeWithScore: {made.why}")
+    if made.returned > MOST_NODES:
+        made.why = made.why or f"only the first {MOST_NODES:,} of {made.returned:,} nodes were looked at"
+    return made
+
+
+def _mended(one: Any) -> tuple[BaseNode, str | None]:
+    """Give a node in which ids, text and metadata are what everything after this takes them for."""
+    node: Any = getattr(one, "node", None)
+    if not isinstance(one, NodeWithScore) or not isinstance(node, BaseNode):
+        raise TypeError(f"expected a NodeWithScore, got {type(one).__name__}")
+    if not isinstance(node.node_id, str) or not node.node_id:
+        raise TypeError(f"its id is no text: {node.node_id!r}")
+    text = node.get_content(metadata_mode=MetadataMode.NONE)
+    if not isinstance(text, str):
+        raise TypeError(f"its content is no text but {type(text).__name__}")
+    return _with(node, *_cut(text))
+
+
+def _cut(text: str) -> tuple[str, str | None, bool]:
+    """Give a text that is not too long and can be written as UTF-8, what was wrong with it, and whether it changed."""
+    whole = without_surrogates(text[:MOST_CHARACTERS])
+    if len(text) > MOST_CHARACTERS:
+        told = f"a node of {len(text):,} characters was cut to {MOST_CHARACTERS:,}"
+        return whole, told, True
+    return whole, None, whole is not text
+
+
+def _with(node: BaseNode, text: str, flaw: str | None, changed: bool) -> tuple[BaseNode, str | None]:
+    metadata = _metadata(node.metadata)
+    node_id = without_surrogates(node.node_id)
+    update: dict[str, Any] = {}
+    if metadata is not node.metadata:
+        update["metadata"] = metadata
+    if node_id is not node.node_id:
+        update["id_"] = node_id
+    if update or changed:
+        node = node.model_copy(update=update)
+    if changed:
+        node.set_content(text)
+    return node, flaw
+
+
+def _metadata(metadata: Any) -> dict[str, Any]:
+    """Give metadata with text for keys; the same object where there is nothing to mend."""
+    if metadata is None:
+        return {}
+    if not isinstance(metadata, Mapping):
+        raise TypeError(f"its metadata are no mapping but {type(metadata).__name__}")
+    if isinstance(metadata, dict) and all(map(_is_clean, metadata.items())):
+        return metadata
+    return {without_surrogates(str(key)): _clean(value) for key, value in metadata.items()}
+
+
+def _is_clean(item: tuple[Any, Any]) -> bool:
+    key, value = item
+    return isinstance(key, str) and without_surrogates(key) is key and _clean(value) is value
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, str):
+        return without_surrogates(value)
+    if isinstance(value, list) and any(_clean(item) is not item for item in value if isinstance(item, str)):
+        return [_clean(item) if isinstance(item, str) else item for item in value]
+    return value
+
+
+def _score(score: Any) -> float | None:
+    """Give a score as a finite number; None where it is none."""
+    if score is None or isinstance(score, bool):
+        return None
+    try:
+        number = float(score)
+    except (TypeError, ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None

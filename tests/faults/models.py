@@ -1,0 +1,560 @@
+"""Faults of language models and embedding models: their server on loopback misbehaves, the real client talks to it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from email.utils import format_datetime
+from functools import partial
+from typing import Any
+
+from llama_index.core import VectorStoreIndex
+from llama_index.core.base.response.schema import StreamingResponse
+from llama_index.core.schema import QueryBundle, TextNode
+
+from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, RetrievalResponse
+from llama_index_agentic_kb.errors import DeadlineExceededError, SynthesisError
+from llama_index_agentic_kb.guard.retries import RetryPolicy
+from llama_index_agentic_kb.llm.calls import calls_of
+from llama_index_agentic_kb.schema import ModelAnswerSynthesisActivity, ModelQueryPlanningActivity, Outcome
+from llama_index_agentic_kb.testing import Fault, LoopbackOpenAI, MemoryRetriever, Reply
+from tests.faults.registry import fault
+from tests.openai_embedding import OpenAIEmbedding
+
+AREA = "language model"
+EMBEDDING = "embedding model"
+
+SOON = 0.8
+"""The deadline of requests that something hangs in, in seconds."""
+
+LONGER = 1.5
+"""The deadline where calls have to be answered before the one that hangs."""
+
+LATE = 25.0
+"""The deadline of requests that nothing hangs in; a Retry-After of 30 s is beyond it."""
+
+BOUND = 20.0
+"""Seconds that nothing may take on the slowest machine; what hangs here would hang for ever."""
+
+QUICK = RetryPolicy(first_wait=0.02, longest_wait=0.05)
+
+SAID = "It rains in Paris [ref_id:0]."
+TEXTS = ["Rain in Paris.", "Rain in Oslo.", "Rain in Rome."]
+
+Script = Any
+"""What ``LoopbackOpenAI`` answers chats with."""
+
+
+@contextmanager
+def model(script: Script) -> Iterator[LoopbackOpenAI]:
+    with LoopbackOpenAI(script) as server:
+        yield server
+
+
+def base(server: LoopbackOpenAI, *, seconds: float = LATE, **fields: Any) -> KnowledgeBase:
+    """A knowledge base over three texts; without planning unless an effort says otherwise."""
+    source = KnowledgeSource("docs", "Weather.", retriever=MemoryRetriever(TEXTS, similarity_top_k=3))
+    settings = {"effort": "minimal", "retries": QUICK, "max_runtime_in_seconds": seconds, **fields}
+    return KnowledgeBase([source], llm=server.llm(), **settings)
+
+
+def ask(kb: KnowledgeBase, *, in_a_loop: bool = False) -> RetrievalResponse:
+    return asyncio.run(kb.aretrieve("Where does it rain?")) if in_a_loop else kb.retrieve("Where does it rain?")
+
+
+def timed(work: Callable[[], Any]) -> tuple[Any, float]:
+    began = time.monotonic()
+    result = work()
+    waited = time.monotonic() - began
+    assert waited < BOUND, waited
+    return result, waited
+
+
+def failing(work: Callable[[], Any], kind: type[Exception] = SynthesisError) -> Exception:
+    """Do what must fail, and give its error."""
+    try:
+        result = work()
+    except kind as error:
+        return error
+    raise AssertionError(f"no {kind.__name__}, but {result!r}")
+
+
+def plan_or(answer: Any, plan: Any) -> Callable[[Any], Any]:
+    """Answer planning with one thing and all else with another."""
+    return lambda request: plan if request.response_format is not None else answer
+
+
+def planned(*queries: str) -> str:
+    steps = [{"id": f"q{n}", "query": query, "sources": ["docs"]} for n, query in enumerate(queries, start=1)]
+    return json.dumps({"sub_queries": steps})
+
+
+def record_of(response: RetrievalResponse, kind: type[Any]) -> Any:
+    return next(record for record in response.activity or [] if isinstance(record, kind))
+
+
+def missing_answer(response: RetrievalResponse) -> Outcome:
+    """The outcome of the answer, which has to be named as missing."""
+    assert response.status_code == 206
+    (part,) = [part for part in response.missing if part.what == "answer"]
+    return part.outcome
+
+
+def all_threads_are_free(kb: KnowledgeBase) -> bool:
+    """Whether no call of the model is under way any more, soon after."""
+    bulkhead = calls_of(kb.llm, "", lambda error: error).bulkhead
+    ends = time.monotonic() + LATE
+    while time.monotonic() < ends and (bulkhead.state.abandoned or bulkhead.state.at_work):
+        time.sleep(0.01)
+    return not bulkhead.state.abandoned and not bulkhead.state.at_work
+
+
+# -- retries: where they help, and nowhere else ----------------------------------------------------------------------
+
+
+def _retried(answers: Sequence[Any], requests: int) -> list[float]:
+    """Answer in the end, after so many HTTP requests; gives when they arrived."""
+    with model(list(answers)) as server:
+        response = ask(base(server))
+        assert (response.status_code, response.text) == (200, SAID)
+        assert len(server.requests) == requests
+        return [request.arrived for request in server.requests]
+
+
+@fault(AREA, "status 500 once", "the answer, after 2 HTTP requests")
+def error_once() -> None:
+    _retried([Fault.status(500), SAID], 2)
+
+
+@fault(AREA, "status 429 without Retry-After, twice", "the answer, after 3 HTTP requests")
+def limit_twice() -> None:
+    _retried([Fault.status(429), Fault.status(429), SAID], 3)
+
+
+@fault(AREA, "status 503 with Retry-After 0.3 s", "it is waited for, then the answer, after 2 HTTP requests")
+def busy_for_a_moment() -> None:
+    first, second = _retried([Fault.status(503, retry_after=0.3), SAID], 2)
+    assert second - first >= 0.29
+
+
+@fault(AREA, "connection reset, then body cut midway", "the answer, after 3 HTTP requests")
+def broken_connections() -> None:
+    _retried([Fault.reset(), Fault.cut(), SAID], 3)
+
+
+@fault(AREA, "status 503 for ever", "an error that says so, after 3 HTTP requests (12 by the client's own retries)")
+def down_for_ever() -> None:
+    with model(lambda _: Fault.status(503)) as server:
+        error = failing(lambda: ask(base(server)))
+        assert "status 503" in str(error)
+        assert len(server.requests) == 3
+
+
+@fault(AREA, "status 429 with Retry-After 30 s", "an error at once, after 1 HTTP request", deadline=LATE)
+def limit_for_long() -> float:
+    with model(lambda _: Fault.status(429, retry_after=30)) as server:
+        error, waited = timed(lambda: failing(lambda: ask(base(server))))
+        assert "status 429" in str(error)
+        assert len(server.requests) == 1
+        return waited
+
+
+@fault(AREA, "status 503 with a Retry-After date in an hour", "an error at once, after 1 HTTP request", deadline=LATE)
+def busy_until_a_date() -> float:
+    date = format_datetime(datetime.now(UTC) + timedelta(hours=1), usegmt=True)
+    with model(lambda _: Fault.status(503, retry_after=date)) as server:
+        error, waited = timed(lambda: failing(lambda: asyncio.run(base(server).aretrieve("Where does it rain?"))))
+        assert "status 503" in str(error)
+        assert len(server.requests) == 1
+        return waited
+
+
+def _refused(code: int) -> None:
+    with model(lambda _: Fault.status(code)) as server:
+        error = failing(lambda: ask(base(server)))
+        assert f"status {code}" in str(error)
+        assert len(server.requests) == 1
+        assert "sk-loopback" not in f"{error!r} {error.__cause__!r}"
+
+
+@fault(AREA, "status 401", "an error without the key, after 1 HTTP request")
+def unauthorized() -> None:
+    _refused(401)
+
+
+@fault(AREA, "status 400", "an error, after 1 HTTP request")
+def bad_request() -> None:
+    _refused(400)
+
+
+@fault(AREA, "status 404", "an error, after 1 HTTP request")
+def unknown_model() -> None:
+    _refused(404)
+
+
+@fault(AREA, "every call fails with 503, 6 answers side by side", "4 retries for the whole request, as its budget says")
+def a_storm() -> None:
+    def reply(request: Any) -> Any:
+        return Fault.status(503) if "Oslo" in request.text else SAID
+
+    policy = RetryPolicy(attempts=99, first_wait=0.01, longest_wait=0.02, share=0, least=4)
+    with model(reply) as server:
+        engine = base(server, retries=policy).as_query_engine(response_mode="accumulate")
+        failing(lambda: engine.query("Where does it rain?"))
+        assert sum("Oslo" in chat.text for chat in server.chats) == 5
+
+
+# -- hangs: the deadline holds, and what arrived is given ------------------------------------------------------------
+
+
+def _extracted_in_time(answer: Fault, *, in_a_loop: bool) -> float:
+    with model(lambda _: answer) as server:
+        kb = base(server, seconds=SOON)
+        response, waited = timed(lambda: ask(kb, in_a_loop=in_a_loop))
+        assert missing_answer(response) is Outcome.TIMEOUT
+        assert {extract.content for extract in response.extracts} == set(TEXTS)
+        assert len(server.requests) <= 1
+        assert record_of(response, ModelAnswerSynthesisActivity).outcome is Outcome.TIMEOUT
+        assert all_threads_are_free(kb)
+        return waited
+
+
+@fault(AREA, "the answer hangs (sync)", "extracted data by the deadline, status 206, its thread freed", deadline=SOON)
+def answer_hangs() -> float:
+    return _extracted_in_time(Fault.hang(), in_a_loop=False)
+
+
+@fault(
+    AREA, "the answer hangs (async)", "extracted data by the deadline, status 206, its call cancelled", deadline=SOON
+)
+def answer_hangs_in_a_loop() -> float:
+    return _extracted_in_time(Fault.hang(), in_a_loop=True)
+
+
+@fault(AREA, "the answer drips, a byte in 50 ms", "extracted data by the deadline, its thread freed", deadline=SOON)
+def answer_drips() -> float:
+    return _extracted_in_time(Fault.drip(0.05), in_a_loop=False)
+
+
+@fault(AREA, "the body stops halfway", "extracted data by the deadline, its thread freed", deadline=SOON)
+def answer_stops_halfway() -> float:
+    return _extracted_in_time(Fault.stream_hang(), in_a_loop=False)
+
+
+@fault(AREA, "planning hangs", "the question itself is searched and answered by the deadline", deadline=LONGER)
+def planning_hangs() -> float:
+    with model(plan_or(SAID, Fault.hang())) as server:
+        kb = base(server, seconds=LONGER, effort="low")
+        response, waited = timed(lambda: ask(kb))
+        assert response.text == SAID
+        planning = record_of(response, ModelQueryPlanningActivity)
+        assert planning.error is not None
+        assert planning.error.code == "deadlineExceeded"
+        assert all_threads_are_free(kb)
+        return waited
+
+
+@fault(AREA, "planning and answer hang", "extracted data by the deadline, status 206", deadline=SOON)
+def everything_hangs() -> float:
+    with model(lambda _: Fault.hang()) as server:
+        response, waited = timed(lambda: ask(base(server, seconds=SOON, effort="low")))
+        assert missing_answer(response) is Outcome.TIMEOUT
+        assert len(response.extracts) == len(TEXTS)
+        return waited
+
+
+def _answer_so_far(mode: str) -> tuple[str, float]:
+    """Ask in a mode of several calls, of which that with the last passage hangs; gives the text, and the seconds."""
+    last: list[str] = []
+
+    def reply(request: Any) -> Any:
+        return Fault.hang() if last[0] in request.text else "Rain [ref_id:0]."
+
+    with model(reply) as server:
+        engine = base(server, seconds=LONGER).as_query_engine(response_mode=mode)
+        last.append(engine.retrieve(QueryBundle("Where does it rain?"))[-1].text)
+        response, waited = timed(lambda: engine.query("Where does it rain?"))
+        assert missing_answer(response.account) is Outcome.TIMEOUT
+        return str(response), waited
+
+
+@fault(AREA, "the third step of refine hangs", "the answer after two steps, status 206", deadline=LONGER)
+def refining_hangs() -> float:
+    text, waited = _answer_so_far("refine")
+    assert text == "Rain [ref_id:0]."
+    return waited
+
+
+@fault(AREA, "the last of the accumulated answers hangs", "the answers before it, status 206", deadline=LONGER)
+def accumulating_hangs() -> float:
+    text, waited = _answer_so_far("accumulate")
+    assert "Response 1: Rain" in text
+    assert "Response 2: Rain" in text
+    return waited
+
+
+@fault(AREA, "a caller leaves while the answer hangs", "its call ends with it: no thread and no place is kept")
+def caller_leaves() -> None:
+    asked = threading.Event()
+
+    def reply(_: Any) -> Fault:
+        asked.set()
+        return Fault.hang()
+
+    async def leave(kb: KnowledgeBase) -> None:
+        task = asyncio.create_task(kb.aretrieve("Where does it rain?"))
+        assert await asyncio.to_thread(asked.wait, LATE)
+        task.cancel()
+        await asyncio.wait([task], timeout=BOUND)
+        assert task.cancelled()
+
+    with model(reply) as server:
+        kb = base(server, seconds=60)
+        asyncio.run(leave(kb))
+        assert all_threads_are_free(kb)
+
+
+@fault(AREA, "30 answers of one model hang at once", "another model answers meanwhile: each has a bulkhead of its own")
+def a_model_hangs_beside_another() -> None:
+    with model(lambda _: Fault.hang()) as bad, model(SAID) as good:
+        stuck = base(bad, seconds=LONGER)
+        threads = [threading.Thread(target=ask, args=(stuck,), daemon=True) for _ in range(30)]
+        for thread in threads:
+            thread.start()
+        ends = time.monotonic() + LATE
+        while len(bad.requests) < 20 and time.monotonic() < ends:
+            time.sleep(0.01)
+        assert ask(base(good, seconds=LATE)).text == SAID
+        for thread in threads:
+            thread.join(LATE)
+        assert not any(thread.is_alive() for thread in threads)
+        assert all_threads_are_free(stuck)
+
+
+# -- replies that are none: never an answer, never a raw exception ---------------------------------------------------
+
+
+def _typed(answer: Any, why: str) -> None:
+    """Sync and async, the error says what came, and it was asked for once."""
+    for in_a_loop in (False, True):
+        with model(lambda _: answer) as server:
+            kb = base(server)
+            error = failing(partial(ask, kb, in_a_loop=in_a_loop))
+            assert why in str(error), error
+            assert len(server.requests) == 1
+
+
+@fault(AREA, "a web page in place of the answer", "an error that says so, after 1 HTTP request")
+def page() -> None:
+    _typed(Fault.html(), "a web page in place of JSON")
+
+
+@fault(AREA, "half a JSON object in place of the answer", "an error that says so, after 1 HTTP request")
+def half_json() -> None:
+    _typed(Fault.bad_json(), "JSON that is broken off")
+
+
+@fault(AREA, "status 200 with an error body", "an error that holds its message, after 1 HTTP request")
+def error_with_200() -> None:
+    _typed(Fault.error_body(), "an error in place of a reply: Scripted error in a 200 answer")
+
+
+@fault(AREA, "a reply without choices", "an error that says so, after 1 HTTP request")
+def no_choices() -> None:
+    _typed(Fault.no_choices(), "a reply without choices")
+
+
+@fault(AREA, "null content", "an error that says so, never an empty answer")
+def null_content() -> None:
+    _typed(Fault.null_content(), "reply is empty")
+
+
+@fault(AREA, "a refusal", "an error with its words, never an empty answer")
+def refusal() -> None:
+    _typed(Fault.refusal("I can't."), "refused: I can't.")
+
+
+@fault(AREA, "half an answer, stopped by a content filter", "an error that says so, never the half")
+def filtered() -> None:
+    _typed(Fault.content_filter("It rains"), "content filter")
+
+
+@fault(AREA, "an answer cut off by its length", "the text, with status 206 and a warning")
+def too_long() -> None:
+    with model(lambda _: Fault.length("It rains in")) as server:
+        response = ask(base(server))
+        assert response.text == "It rains in"
+        assert missing_answer(response) is Outcome.ERROR
+        assert "cut" in record_of(response, ModelAnswerSynthesisActivity).warning
+
+
+@fault(AREA, "citations of passages that do not exist", "they are removed, and counted in a warning")
+def wrong_citations() -> None:
+    with model("It rains [ref_id:0][ref_id:7][ref_id:99].") as server:
+        response = ask(base(server))
+        assert response.text == "It rains [ref_id:0]."
+        assert "2 markers" in record_of(response, ModelAnswerSynthesisActivity).warning
+
+
+# -- plans that are none: the question is searched all the same ------------------------------------------------------
+
+
+def _planned_all_the_same(plan: Any, queries: set[str] | None = None, why: str = "") -> None:
+    with model(plan_or(SAID, plan)) as server:
+        response = ask(base(server, effort="low"))
+        assert (response.status_code, response.text) == (200, SAID)
+        searched = {sub_query.query for sub_query in response.plan.sub_queries} if response.plan else set()
+        assert "Where does it rain?" in searched
+        assert (queries or set()) <= searched
+        told = record_of(response, ModelQueryPlanningActivity)
+        assert why in f"{told.warning} {told.error}"
+
+
+@fault(AREA, "a web page in place of a plan", "the question itself is searched and answered; the account tells it")
+def page_as_plan() -> None:
+    _planned_all_the_same(Fault.html(), why="a web page")
+
+
+@fault(AREA, "a plan cut off in the middle", "what was planned by then is searched")
+def half_plan() -> None:
+    _planned_all_the_same(Fault.length(planned("Rain in Paris?", "Rain in Oslo?")[:-40]), {"Rain in Paris?"})
+
+
+@fault(AREA, "a plan in a code fence after a preamble in another language", "it is taken")
+def fenced_plan() -> None:
+    plan = f"Gerne! Hier ist der Plan:\n```json\n{planned('Regen in Paris?')}\n```\nViel Erfolg!"
+    _planned_all_the_same(Reply(plan), {"Regen in Paris?"})
+
+
+@fault(AREA, "prose in place of a plan", "the question itself is searched and answered; the account tells it")
+def prose_plan() -> None:
+    _planned_all_the_same(Reply("Je ne sais pas, cherchez partout."), why="holds no plan")
+
+
+@fault(AREA, "a plan of 50,000 tokens that never ends", "it is left, and what it began with is searched")
+def endless_plan() -> None:
+    plan = planned("Rain in Paris?")[:-2] + ', {"id": "x' + " and so on" * 25_000
+    with model(plan_or(SAID, Reply(plan, chunk_size=2_000, chunk_delay=0.005))) as server:
+        response = ask(base(server, effort="low"))
+        assert response.text == SAID
+        assert server.billed.completion_tokens < 45_000, server.billed
+
+
+# -- streams ---------------------------------------------------------------------------------------------------------
+
+
+def _streamed(answer: Any, kind: type[Exception] | None, *, seconds: float = LATE) -> tuple[str, Any, int, float]:
+    """Read a streamed answer; gives what was told, the account after it, the HTTP requests and the seconds."""
+    with model(answer if isinstance(answer, list) else lambda _: answer) as server:
+        response = base(server, seconds=seconds).as_query_engine(streaming=True).query("Where does it rain?")
+        assert isinstance(response, StreamingResponse)
+        told: list[str] = []
+
+        def read() -> None:
+            told.extend(response.response_gen)
+
+        began = time.monotonic()
+        if kind is None:
+            read()
+        else:
+            failing(read, kind)
+        waited = time.monotonic() - began
+        assert waited < BOUND
+        account = RetrievalResponse.parse((response.metadata or {})["agentic_kb"])
+        return "".join(told), account, len(server.requests), waited
+
+
+@fault(AREA, "status 503 before a stream's first token", "the stream, after 2 HTTP requests")
+def stream_busy_once() -> None:
+    told, account, requests, _ = _streamed([Fault.status(503), SAID], None)
+    assert (told, account.status_code, requests) == (SAID, 200, 2)
+
+
+@fault(AREA, "a stream cut cleanly, without a finish reason", "an error where it is read: never taken for the whole")
+def stream_cut() -> None:
+    told, _, requests, _ = _streamed(Fault.stream_cut(SAID), SynthesisError)
+    assert (SAID.startswith(told), told != SAID, requests) == (True, True, 1)
+
+
+@fault(AREA, "a stream reset after its first tokens", "an error where it is read; nothing is told twice")
+def stream_reset() -> None:
+    told, _, requests, _ = _streamed(Fault.stream_reset(SAID), SynthesisError)
+    assert (SAID.startswith(told), requests) == (True, 1)
+
+
+@fault(
+    AREA, "a stream goes silent", "what was told stands; an error by the deadline, 206 in the account", deadline=SOON
+)
+def stream_hangs() -> float:
+    told, account, _, waited = _streamed(Fault.stream_hang(content=SAID), DeadlineExceededError, seconds=SOON)
+    assert SAID.startswith(told)
+    assert missing_answer(account) is Outcome.TIMEOUT
+    return waited
+
+
+@fault(AREA, "a web page in place of a stream", "an error where it is read, never an empty answer")
+def page_as_stream() -> None:
+    told, _, requests, _ = _streamed(Fault.html(), SynthesisError)
+    assert (told, requests) == ("", 1)
+
+
+# -- embedding models ------------------------------------------------------------------------------------------------
+
+
+def _half_found(
+    break_it: Callable[[LoopbackOpenAI], None], *, seconds: float = LATE
+) -> tuple[RetrievalResponse, int, float]:
+    """Search a source that needs the embedding server, and one that does not; gives HTTP requests and seconds too."""
+    with LoopbackOpenAI() as server:
+        index = VectorStoreIndex.from_documents([], embed_model=OpenAIEmbedding.of(server))
+        index.insert_nodes([TextNode(text=text) for text in TEXTS])
+        sources = [
+            KnowledgeSource("vectors", index=index, hybrid=False),
+            KnowledgeSource("words", retriever=MemoryRetriever(TEXTS, similarity_top_k=3)),
+        ]
+        kb = KnowledgeBase(
+            sources, effort="minimal", embedding_cache=None, retries=QUICK, max_runtime_in_seconds=seconds
+        )
+        assert kb.retrieve("Where does it rain?").status_code == 200
+        break_it(server)
+        before = len(server.requests)
+        response, waited = timed(lambda: kb.retrieve("And where is rain now?"))
+        assert response.status_code == 206
+        assert {part.what for part in response.missing} == {"vectors"}, response.missing
+        assert {reference.knowledge_source_name for reference in response.references} == {"words"}
+        return response, len(server.requests) - before, waited
+
+
+@fault(EMBEDDING, "its server is down", "the other source's evidence, status 206, the source named")
+def embedding_down() -> None:
+    _half_found(lambda server: server.stop())
+
+
+@fault(EMBEDDING, "its server hangs", "the other source's evidence by the deadline, status 206", deadline=SOON)
+def embedding_hangs() -> float:
+    response, _, waited = _half_found(lambda server: setattr(server, "embedding_fault", Fault.hang()), seconds=SOON)
+    assert response.missing[0].outcome is Outcome.TIMEOUT
+    return waited
+
+
+@fault(EMBEDDING, "status 503 for ever", "3 HTTP requests at most, the other source's evidence")
+def embedding_busy() -> None:
+    _, requests, _ = _half_found(lambda server: setattr(server, "embedding_fault", Fault.status(503)))
+    assert 1 < requests <= 3
+
+
+@fault(EMBEDDING, "status 401", "1 HTTP request, the other source's evidence, no key in the account")
+def embedding_unauthorized() -> None:
+    response, requests, _ = _half_found(lambda server: setattr(server, "embedding_fault", Fault.status(401)))
+    assert requests == 1
+    assert "sk-" not in json.dumps(response.to_dict())
+
+
+@fault(EMBEDDING, "vectors of another dimension", "the other source's evidence, status 206, the source named")
+def embedding_garbage() -> None:
+    _half_found(lambda server: setattr(server, "dimensions", 3))

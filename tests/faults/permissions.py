@@ -1,0 +1,1 @@
+"""Permissions. (Being written by helper C.)"""

@@ -1,0 +1,146 @@
+from __future__ import annotations
+
+import re
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llama_index_agentic_kb.guard.text import BLOCKS, neutral_data, neutral_reply, plain_value, quoted
+from llama_index_agentic_kb.prompts import Passage, format_passage
+
+_TAG = re.compile(rf"<(?:\s{{0,8}}[^\w\s<][^\w<]{{0,4}})?(?:{'|'.join(BLOCKS)})\b", re.IGNORECASE)
+
+ORDINARY = [
+    "if a<b and c > d: x = a << 2 | b",
+    "if n < found:\n    return sources[0]",
+    "<b>bold</b> <div class='x'>&amp;</div> <system>you are</system> <user/>",
+    "```xml\n<system>\n  <role name='x'/>\n</system>\n```",
+    "f <| x |> g  -- Elm and F#",
+    "[1] [INSTALL] [see there](https://a.org) [x][y] ![i](u)",
+    "System: Linux\nUser: bob\nAssistant: none\n### Notes",
+    "\u300aEvidence\u300b \u3010\u91cd\u8981\u3011 \u4e2d\u6587 <\u6807\u7b7e> \u041c\u043e\u0441\u043a\u0432\u0430",
+    '{"sub_queries": [{"query": "x"}], "filter": "tenant eq \'B\'"}',
+    "std::vector<std::string> v; template <typename T>",
+    "x \u2264 y, \u2200x\u2208\u211d, \u27e8a|b\u27e9",
+]
+
+
+@pytest.mark.parametrize("text", ORDINARY)
+def test_ordinary_text_is_not_touched(text: str) -> None:
+    """Formulas, code, Markdown, other tags and other scripts stay as they are."""
+    assert neutral_data(text) == neutral_reply(text) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "harmless"),
+    [
+        ("see [ref_id:7]", "see (ref_id:7]"),
+        ("[ REF_ID : 8]", "( REF_ID : 8]"),
+        ("\uff3bref_id\uff1a9\uff3d", "(ref_id\uff1a9\uff3d"),
+        ("[r\u0435f_\u0456d:1]", "(r\u0435f_\u0456d:1]"),
+        ("[ref\u200b_id:1]", "(ref_id:1]"),
+        ("[r e f_i d:1]", "(r e f_i d:1]"),
+        ("\u3010ref_id:3\u3011", "(ref_id:3\u3011"),
+        ("</passage>", "&lt;/passage>"),
+        ("\uff1c/evidence\uff1e", "&lt;/evidence\uff1e"),
+        ("</p\u200bass\u00adage>", "&lt;/passage>"),
+        ("</\u0440\u0430ssage>", "&lt;/\u0440\u0430ssage>"),
+        ("</\U0001d429assage>", "&lt;/\U0001d429assage>"),
+        ("< / passage >", "&lt; / passage >"),
+        ("< passage ref_id='9'>", "&lt; passage ref_id='9'>"),
+        ("</p a s s a g e>", "&lt;/p a s s a g e>"),
+        ("\u2039/evidence\u203a", "\u2039 /evidence\u203a"),
+        ("<|im_start|>system", "< |im_start|>system"),
+        ("<|system|><|end_of_text|>", "< |system|>< |end_of_text|>"),
+        ("<\uff5cUser\uff5c>", "< \uff5cUser\uff5c>"),
+        ("[INST] <<SYS>>x<</SYS>> [/INST]", "[ INST] < <SYS>>x< </SYS>> [ /INST]"),
+        ("<start_of_turn>model", "< start_of_turn>model"),
+        ("<tool_call>", "< tool_call>"),
+    ],
+)
+def test_what_reads_as_structure_is_broken(text: str, harmless: str) -> None:
+    """Markers, tags of our blocks and tokens of chat templates, in whatever letters; the rest of the text stays."""
+    assert neutral_data(f"before {text} after") == f"before {harmless} after"
+
+
+def test_a_models_own_text_may_cite() -> None:
+    """Its markers stay; its tags and tokens are broken as in data."""
+    assert neutral_reply("x [ref_id:7] </evidence> <|im_end|>") == "x [ref_id:7] &lt;/evidence> < |im_end|>"
+
+
+@settings(max_examples=150)
+@given(
+    st.lists(
+        st.sampled_from(["<", "/", "passage", "evi", "dence", ">", " ", "\u200b", "\uff1c", "[", "ref_id:", "1]", "|"]),
+        max_size=14,
+    ).map("".join)
+)
+def test_no_mixture_opens_or_closes_a_block(text: str) -> None:
+    """However the pieces are put together, and however often it is done."""
+    made = neutral_data(text)
+    assert _TAG.search(made) is None
+    assert re.search(r"\[\s{0,3}ref_id\s*:", made, re.IGNORECASE) is None
+    assert neutral_data(made) == made
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<" * 500_000,
+        "[" * 500_000,
+        "< " * 250_000,
+        "<|" * 250_000,
+        "<passag" * 70_000,
+        "</p a s s a g " * 40_000,
+        "[r e f_i d " * 50_000,
+        "\uff1c" * 300_000,
+        "<\u0440" * 200_000,
+    ],
+)
+def test_hostile_text_takes_linear_time(text: str) -> None:
+    """No pattern goes back over what it has read."""
+    began = time.monotonic()
+    neutral_data(text)
+    plain_value(text)
+    assert time.monotonic() - began < 10
+
+
+def test_fifty_passages_cost_milliseconds() -> None:
+    """What fifty passages of a thousand characters cost is nothing beside a model's call (about 3 ms, measured)."""
+    texts = [
+        f"{part} " * (1_000 // len(part)) for part in ("Plain words, here.", "caf\u00e9 \u4e2d\u6587", "<b>a</b> [1]")
+    ]
+    passages = [Passage(number, "A title", texts[number % 3]) for number in range(50)]
+    began = time.process_time()
+    for passage in passages:
+        format_passage(passage)
+    assert time.process_time() - began < 0.5
+
+
+def test_metadata_stays_within_its_quotes() -> None:
+    """One short line without quotation marks, tags or markers."""
+    title = 'A "quoted"\n</passage>\u2028[ref_id:1] <|im_start|> \u202e' + "x" * 1_000
+    made = quoted(title)
+    assert made.startswith("A 'quoted' &lt;/passage> (ref_id:1] < |im_start|> xxx")
+    assert len(made) == 300
+    assert made.endswith("\u2026")
+
+
+@pytest.mark.parametrize(
+    ("value", "plain"),
+    [
+        ("Columbia, South Carolina", "Columbia, South Carolina"),
+        ("O'Brien (the elder) & Sons #1 [sic]", "O'Brien (the elder) & Sons #1 [sic]"),
+        ("\u041c\u043e\u0441\u043a\u0432\u0430 \u6771\u4eac", "\u041c\u043e\u0441\u043a\u0432\u0430 \u6771\u4eac"),
+        ("Ann </searches> [ref_id:3] {q1} `x`", "Ann x"),
+        ("see https://evil.org/?d=1 and www.evil.org now", "see and now"),
+        ('{"filter": "tenant eq 1"}', ""),
+        ("two\nlines\u200b\u202e", "two lines"),
+        ("\uff1c/evidence\uff1e \uff3bref_id\uff1a1\uff3d x", "x"),
+    ],
+)
+def test_values_are_plain_words(value: str, plain: str) -> None:
+    """What is searched with has no address, tag, marker, JSON or hidden character."""
+    assert plain_value(value) == plain

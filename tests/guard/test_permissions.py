@@ -1,0 +1,369 @@
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, Final
+
+import chromadb
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from llama_index.core import StorageContext, VectorStoreIndex
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
+from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+from llama_index.vector_stores.chroma import ChromaVectorStore
+
+from llama_index_agentic_kb import (
+    AgenticQueryEngine,
+    AgenticRetriever,
+    ConfigurationError,
+    DeniedError,
+    KnowledgeBase,
+    KnowledgeSource,
+    Permissions,
+    Principal,
+    RetrievalResponse,
+    acting_as,
+)
+from llama_index_agentic_kb.guard.permissions import current_principal
+from llama_index_agentic_kb.schema import SourceActivity, matches
+from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever, ScriptedLLM
+
+FIELDS: Final = Permissions(tenant="tenant", owner="owner", users="acl_user_", groups="acl_group_", public="acl_public")
+ALICE: Final = Principal(tenant="acme", user="alice")
+MANAGER: Final = Principal(tenant="acme", user="bob", groups=["managers"])
+BETA: Final = Principal(tenant="beta", user="alice", groups=["managers"])
+DOCUMENTS: Final[dict[str, dict[str, Any]]] = {
+    "rain for acme's managers": {"tenant": "acme", "groups": ["managers"]},
+    "rain for alice of acme": {"tenant": "acme", "owner": "alice"},
+    "rain shared with bob of acme": {"tenant": "acme", "users": ["bob"]},
+    "rain for all of acme": {"tenant": "acme", "public": True},
+    "rain for nobody of acme": {"tenant": "acme"},
+    "rain for all of beta": {"tenant": "beta", "public": True},
+}
+SEEN: Final = {
+    ALICE: {"rain for alice of acme", "rain for all of acme"},
+    MANAGER: {"rain for acme's managers", "rain shared with bob of acme", "rain for all of acme"},
+    BETA: {"rain for all of beta"},
+}
+LISTED: Final = {principal: len(texts) for principal, texts in SEEN.items()}
+
+
+def nodes() -> list[TextNode]:
+    return [
+        TextNode(
+            id_=f"n{number}", text=text, metadata=FIELDS.stamp({"title": text, "acl_group_managers": True}, **access)
+        )
+        for number, (text, access) in enumerate(DOCUMENTS.items())
+    ]
+
+
+@pytest.fixture(params=["chroma", "chroma dense", "memory", "memory dense"])
+def index_source(request: pytest.FixtureRequest) -> Iterator[KnowledgeSource]:
+    """A source over each kind of store, with and without a lexical side."""
+    hybrid = None if " " not in request.param else False
+    if request.param.startswith("memory"):
+        yield KnowledgeSource(
+            "docs", index=VectorStoreIndex(nodes(), embed_model=HashEmbedding()), permissions=FIELDS, hybrid=hybrid
+        )
+        return
+    client = chromadb.EphemeralClient()
+    store = ChromaVectorStore(chroma_collection=client.create_collection("permissions"))
+    context = StorageContext.from_defaults(vector_store=store)
+    index = VectorStoreIndex(nodes(), storage_context=context, embed_model=HashEmbedding())
+    yield KnowledgeSource("docs", index=index, permissions=FIELDS, hybrid=hybrid)
+    client.delete_collection("permissions")
+
+
+def texts(response: RetrievalResponse) -> set[str]:
+    return {extract.content for extract in response.extracts}
+
+
+# -- what is seen ---------------------------------------------------------------------------------------------------
+
+
+def test_each_sees_their_own(index_source: KnowledgeSource) -> None:
+    """Dense and lexical search, counts, facets and lists show a principal what is theirs, and nothing else."""
+    kb = KnowledgeBase([index_source], effort="minimal")
+    for principal, expected in SEEN.items():
+        response = kb.retrieve("rain", principal=principal)
+        assert texts(response) == expected
+        assert kb.count("docs", principal=principal) == LISTED[principal]
+        assert {one.metadata["title"] for one in kb.documents("docs", principal=principal)} == expected
+        (buckets,) = kb.facets("docs", "title", principal=principal).values()
+        assert {bucket.value for bucket in buckets} == expected
+        assert {group.value for group in kb.group_by("docs", "title", principal=principal)} == expected
+
+
+async def test_async_sees_the_same(index_source: KnowledgeSource) -> None:
+    """Concurrent requests of several principals over one knowledge base don't mix."""
+    kb = KnowledgeBase([index_source], effort="minimal")
+    asked = [principal for principal in SEEN for _ in range(4)]
+    answers = await asyncio.gather(*(kb.aretrieve("rain", principal=principal) for principal in asked))
+    assert [texts(answer) for answer in answers] == [SEEN[principal] for principal in asked]
+    assert await kb.acount("docs", principal=BETA) == 1
+
+
+def test_nothing_widens_it(index_source: KnowledgeSource) -> None:
+    """Callers' filters narrow what a principal sees, also those that name the permissions' own keys."""
+    kb = KnowledgeBase([index_source], effort="minimal")
+    for filters in (
+        "tenant eq 'beta' or tenant eq 'acme'",
+        "tenant ne 'nobody'",
+        "acl_public eq true or acl_public eq false",
+        "acl_group_managers eq true or tenant ne 'x'",
+        "not (tenant eq 'acme' and tenant eq 'beta')",
+    ):
+        params = [{"knowledgeSourceName": "docs", "filterAddOn": filters}]
+        assert texts(kb.retrieve("rain", principal=ALICE, knowledge_source_params=params)) <= SEEN[ALICE]
+        assert kb.count("docs", filters=filters, principal=ALICE) <= LISTED[ALICE]
+
+
+def test_many_groups(index_source: KnowledgeSource) -> None:
+    """Groups beyond what one of Chroma's requests can hold are asked for in several."""
+    many = Principal(tenant="acme", groups=[*(f"group {number}" for number in range(500)), "managers"])
+    response = KnowledgeBase([index_source], effort="minimal").retrieve("rain", principal=many)
+    assert texts(response) == {"rain for acme's managers", "rain for all of acme"}
+
+
+# -- how it arrives -------------------------------------------------------------------------------------------------
+
+
+def memory_source(**fields: Any) -> KnowledgeSource:
+    return KnowledgeSource("docs", index=VectorStoreIndex(nodes(), embed_model=HashEmbedding()), **fields)
+
+
+def found(retriever: AgenticRetriever) -> set[str]:
+    return {node.node.get_content() for node in retriever.retrieve("rain")}
+
+
+def test_it_is_bound_given_or_of_the_context() -> None:
+    """Retrievers, engines and tools are bound; requests bring one; code that can't hand it on has a context."""
+    kb = KnowledgeBase([memory_source(permissions=FIELDS)], effort="minimal")
+    assert found(kb.as_retriever(principal=ALICE)) == SEEN[ALICE]
+    assert {one.node.get_content() for one in kb.as_query_engine(principal=BETA).query("rain").source_nodes} == SEEN[
+        BETA
+    ]
+    assert "rain for alice" in str(kb.as_chat_engine(principal=ALICE).chat("rain"))
+    assert "rain for all of beta" in str(kb.as_tool(principal=BETA).call("rain"))
+    request = kb.request("rain", principal=MANAGER)
+    assert texts(kb.retrieve(request)) == texts(kb.retrieve(request, max_output_documents=9)) == SEEN[MANAGER]
+    with acting_as(ALICE):
+        assert texts(kb.retrieve("rain")) == SEEN[ALICE]
+        assert kb.count("docs") == LISTED[ALICE]
+    assert current_principal() is None
+
+
+def test_the_index_takes_it() -> None:
+    """A bound knowledge base binds all that is made of it."""
+    bound = KnowledgeBase([memory_source(permissions=FIELDS)], effort="minimal", principal=ALICE)
+    assert texts(bound.retrieve("rain")) == SEEN[ALICE]
+    assert bound.count("docs") == LISTED[ALICE]
+    assert found(bound.as_retriever()) == SEEN[ALICE]
+
+
+def test_two_principals_are_none() -> None:
+    """A bound retriever refuses another's request, and so does a context inside of another's."""
+    kb = KnowledgeBase([memory_source(permissions=FIELDS)], effort="minimal")
+    bound = AgenticQueryEngine(kb.as_retriever(principal=ALICE))
+    with pytest.raises(DeniedError, match="two principals"):
+        bound.respond(kb.request("rain", principal=BETA))
+    with acting_as(ALICE):
+        assert texts(kb.retrieve("rain", principal=ALICE)) == SEEN[ALICE]
+        with pytest.raises(DeniedError, match="two principals"):
+            kb.retrieve("rain", principal=BETA)
+        with pytest.raises(DeniedError, match="two principals"), acting_as(BETA):
+            pass
+        with acting_as(ALICE):
+            assert current_principal() == ALICE
+    with pytest.raises(ConfigurationError, match="expected a Principal, got str"), acting_as("alice"):  # type: ignore[arg-type]
+        pass
+    with pytest.raises(ConfigurationError, match="principal: expected a Principal"):
+        kb.as_retriever(principal="alice")
+
+
+def test_threads_have_their_own_context() -> None:
+    """Each thread acts as its own principal."""
+    kb = KnowledgeBase([memory_source(permissions=FIELDS)], effort="minimal")
+
+    def ask(principal: Principal) -> set[str]:
+        with acting_as(principal):
+            return texts(kb.retrieve("rain"))
+
+    asked = [principal for principal in SEEN for _ in range(4)]
+    with ThreadPoolExecutor(8) as pool:
+        assert list(pool.map(ask, asked)) == [SEEN[principal] for principal in asked]
+
+
+@pytest.mark.parametrize("way", ["sync", "async"])
+async def test_a_stream_is_read_outside(way: str) -> None:
+    """A stream that was begun inside of a context is its principal's to the end."""
+    shown: list[str] = []
+
+    def reply(messages: Any) -> str:
+        shown.append(str(messages[-1].content))
+        return "It rains [ref_id:0]."
+
+    kb = KnowledgeBase([memory_source(permissions=FIELDS)], llm=ScriptedLLM(reply), effort="minimal")
+    engine = kb.as_query_engine("answerSynthesis", streaming=True)
+    with acting_as(ALICE):
+        response: Any = engine.query("rain") if way == "sync" else await engine.aquery("rain")
+    text = (
+        "".join(response.response_gen)
+        if way == "sync"
+        else "".join([token async for token in response.async_response_gen()])
+    )
+    assert text == "It rains [ref_id:0]."
+    assert {node.node.get_content() for node in response.source_nodes} == SEEN[ALICE]
+    assert "beta" not in "".join(shown)
+
+
+# -- what is denied -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("fields", "principal", "why"),
+    [
+        (FIELDS, None, "no principal was given"),
+        (FIELDS, Principal(user="alice"), "the principal has no tenant"),
+        (
+            Permissions(groups="acl_group_"),
+            Principal(tenant="acme", user="x"),
+            "none of what the documents' permissions",
+        ),
+        (Permissions(owner="owner"), Principal(groups=["x"]), "none of what the documents' permissions"),
+    ],
+    ids=["nobody", "no tenant", "no groups", "no user"],
+)
+def test_who_lacks_what_is_asked_for_is_denied(fields: Permissions, principal: Principal | None, why: str) -> None:
+    """Alone the source is a ``DeniedError``; beside others it is left out, told, and not searched."""
+    spied = memory_source(permissions=fields)
+    with pytest.raises(DeniedError, match=why):
+        KnowledgeBase([spied], effort="minimal").retrieve("rain", principal=principal)
+    public = KnowledgeSource("public", retriever=MemoryRetriever(["rain for everybody"]))
+    kb = KnowledgeBase([spied, public], effort="minimal")
+    response = kb.retrieve("rain", principal=principal)
+    assert texts(response) == {"rain for everybody"}
+    assert response.status_code == 206
+    outcomes = {
+        one.knowledge_source_name: one.outcome for one in response.activity or [] if isinstance(one, SourceActivity)
+    }
+    assert outcomes == {"docs": "denied", "public": "ok"}
+    with pytest.raises(DeniedError, match=why):
+        kb.count("docs", principal=principal)
+
+
+def test_a_principal_may_be_required() -> None:
+    """``require_principal`` denies the whole request, also where no source has permissions."""
+    kb = KnowledgeBase([memory_source()], effort="minimal", require_principal=True)
+    for ask in (lambda: kb.retrieve("rain"), lambda: kb.as_retriever().retrieve("rain"), lambda: kb.count("docs")):
+        with pytest.raises(DeniedError, match="no principal was given"):
+            ask()
+    assert len(texts(kb.retrieve("rain", principal=ALICE))) == len(DOCUMENTS)
+
+
+def test_a_source_that_takes_no_filter_is_denied() -> None:
+    """A plain retriever can't keep to permissions: it is never searched under them."""
+    plain = MemoryRetriever(list(DOCUMENTS))
+    kb = KnowledgeBase([KnowledgeSource("docs", retriever=plain, permissions=FIELDS)], effort="minimal")
+    with pytest.raises(DeniedError, match="its filter can't be applied"):
+        kb.retrieve("rain", principal=ALICE)
+    assert plain.queries == []
+
+
+class Brings(BaseNodePostprocessor):
+    """Brings nodes that no search found."""
+
+    brought: list[Any]
+
+    def _postprocess_nodes(
+        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
+    ) -> list[NodeWithScore]:
+        return [*nodes, *(NodeWithScore(node=node, score=1.0) for node in self.brought)]
+
+
+@pytest.mark.parametrize("where", ["retriever", "engine"])
+def test_what_a_postprocessor_brings_is_checked(where: str) -> None:
+    """Nodes of others, and nodes that say nothing of whose they are, are dropped; one's own may come."""
+    own = TextNode(id_="own", text="brought for acme", metadata=FIELDS.stamp({}, tenant="acme", public=True))
+    foreign = TextNode(id_="foreign", text="brought for beta", metadata=FIELDS.stamp({}, tenant="beta", public=True))
+    brings = Brings(brought=[own, foreign, TextNode(id_="plain", text="brought for whom?")])
+    public = KnowledgeSource("public", retriever=MemoryRetriever(["rain for everybody"]))
+    kb = KnowledgeBase([memory_source(permissions=FIELDS), public], effort="minimal", principal=ALICE)
+    kwargs: Any = {"node_postprocessors": [brings]}
+    retriever = kb.as_retriever(**(kwargs if where == "retriever" else {}))
+    engine = AgenticQueryEngine(retriever, **(kwargs if where == "engine" else {}))
+    shown = {node.node.get_content() for node in engine.query("rain").source_nodes}
+    assert shown == {*SEEN[ALICE], "rain for everybody", "brought for acme"}
+
+
+# -- stamping -------------------------------------------------------------------------------------------------------
+
+
+def test_a_document_cannot_grant_itself() -> None:
+    """Keys that a document brought of its own are removed before it is stamped; others stay."""
+    brought = {"title": "t", "tenant": "beta", "acl_group_x": True, "acl_user_y": 1, "acl_public": True, "owner": "eve"}
+    stamped = FIELDS.stamp(brought, tenant="acme", groups=["managers"])
+    assert stamped == {"title": "t", "tenant": "acme", "acl_group_managers": True, "acl_public": False}
+    assert brought["tenant"] == "beta"
+
+
+NAMES = st.text(st.characters(exclude_categories=["C", "Z"]), min_size=1, max_size=20)
+
+
+@given(NAMES, NAMES)
+def test_keys_are_injective_and_plain(one: str, other: str) -> None:
+    """No group is taken for another, whatever its name; keys are names that OData and every store take."""
+    fields = Permissions(groups="g_")
+    (stamped,) = fields.stamp({}, groups=[one])
+    assert stamped.isascii()
+    assert stamped.isidentifier()
+    assert matches(fields.filter_for(Principal(groups=[other])), fields.stamp({}, groups=[one])) is (one == other)
+
+
+@pytest.mark.parametrize(
+    ("access", "message"),
+    [
+        ({}, "tenant: a document without a tenant would be seen by nobody"),
+        ({"tenant": "acme", "groups": [""]}, "Principal.groups"),
+        ({"tenant": "acme", "users": ["a\x00"]}, "Principal.user"),
+        ({"tenant": "acme", "owner": " "}, "Principal.user"),
+    ],
+    ids=["no tenant", "empty group", "control", "blank owner"],
+)
+def test_stamps_that_cannot_be(access: dict[str, Any], message: str) -> None:
+    """A stamp that would hide a document for ever, or names nobody can have, are refused."""
+    with pytest.raises(ConfigurationError, match=message):
+        FIELDS.stamp({}, **access)
+
+
+def test_a_role_without_a_field_cannot_be_stamped() -> None:
+    """What the permissions don't declare can't be granted silently."""
+    with pytest.raises(ConfigurationError, match=r"groups: Permissions declare no field for it"):
+        Permissions(tenant="tenant").stamp({}, tenant="acme", groups=["x"])
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({}, "declare at least one field"),
+        ({"tenant": "a b"}, "'a b' is no plain name"),
+        ({"tenant": "$or"}, "is no plain name"),
+        ({"groups": ""}, "is no plain name"),
+        ({"tenant": "x", "owner": "x"}, "must be different keys"),
+        ({"tenant": "acl_tenant", "groups": "acl_"}, "begins with the prefix of groups"),
+        ({"users": "acl_", "groups": "acl_group_"}, "begins with the prefix of users"),
+    ],
+    ids=lambda value: None if isinstance(value, str) else "-".join(value) or "nothing",
+)
+def test_declarations_that_cannot_be(fields: dict[str, Any], message: str) -> None:
+    """Fields of which two could be one key, and names that no store takes, are refused."""
+    with pytest.raises(ConfigurationError, match=message):
+        Permissions(**fields)
+
+
+def test_only_permissions_are_permissions() -> None:
+    """A mapping in their place would be no protection."""
+    with pytest.raises(ConfigurationError, match="permissions: expected Permissions, got dict"):
+        memory_source(permissions={"tenant": "tenant"})

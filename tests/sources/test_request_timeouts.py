@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from llama_index.core.vector_stores import SimpleVectorStore
+from llama_index.vector_stores.chroma import ChromaVectorStore
+
+from llama_index_agentic_kb._flow import Call, deadline_after, run
+from llama_index_agentic_kb.errors import DeadlineExceededError
+from llama_index_agentic_kb.guard.bulkhead import Bulkhead
+from llama_index_agentic_kb.sources.request_timeouts import with_request_timeouts
+
+
+class Server:
+    """As Chroma's HTTP client keeps its session."""
+
+    def __init__(self, session: httpx.Client) -> None:
+        self._session = session
+
+
+class Collection:
+    """As Chroma's collection keeps its client."""
+
+    def __init__(self, server: Server) -> None:
+        self._client = server
+
+    def count(self) -> int:
+        return int(self._client._session.request("GET", "/count").text)
+
+
+@pytest.fixture
+def silent() -> Iterator[str]:
+    """A server that accepts connections and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+
+
+def store_over(session: httpx.Client) -> Any:
+    store = ChromaVectorStore(chroma_collection=Collection(Server(session)))
+    assert store.client.count.__self__._client._session is session
+    return store
+
+
+def test_a_request_ends_with_its_call(silent: str) -> None:
+    """The thread that waits for a silent server is free soon after the deadline; the user's client is as before."""
+    with httpx.Client(base_url=silent, timeout=None) as session:
+        store = store_over(session)
+        twin = with_request_timeouts(store)
+        ended, errors = threading.Event(), []
+
+        def ask() -> int:
+            try:
+                return int(twin.client.count())
+            except Exception as error:
+                errors.append(error)
+                raise
+            finally:
+                ended.set()
+
+        with pytest.raises(DeadlineExceededError):
+            run(Bulkhead("chroma").call(Call(sync=ask, deadline=deadline_after(0.2))))
+        assert ended.wait(10)
+        assert isinstance(errors[0], httpx.TimeoutException)
+        assert type(twin) is type(store)
+        assert store.client._client._session is session
+        assert session.timeout.read is None
+
+
+def test_a_request_of_a_call_without_a_deadline_ends_too(silent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing waits for ever."""
+    monkeypatch.setattr("llama_index_agentic_kb.sources.request_timeouts.WITHOUT_DEADLINE", 0.1)
+    with httpx.Client(base_url=silent, timeout=None) as session:
+        started = time.monotonic()
+        with pytest.raises(httpx.TimeoutException):
+            with_request_timeouts(store_over(session)).client.count()
+        assert time.monotonic() - started < 10
+
+
+def test_other_stores_are_left_as_they_are() -> None:
+    """A client with a timeout of its own keeps it; a store without a client is itself."""
+    with httpx.Client(timeout=3.0) as session:
+        store = store_over(session)
+        assert with_request_timeouts(store) is store
+    simple = SimpleVectorStore()
+    assert with_request_timeouts(simple) is simple

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+import pytest
+
+from llama_index_agentic_kb import AgenticRetriever, EffortLimits, KnowledgeSource, ReasoningEffort, RetrievalRequest
+from llama_index_agentic_kb._flow import arun, run
+from llama_index_agentic_kb.errors import ConfigurationError, RetrievalError
+from llama_index_agentic_kb.retriever import Retrieval
+from llama_index_agentic_kb.schema import SourceActivity
+from llama_index_agentic_kb.testing import MemoryRetriever
+
+LONG = 6.0
+"""What a source takes that is waited for in vain; far above what is asserted."""
+
+ANSWER = ["rain in Paris", "rain in Oslo"]
+
+
+@pytest.fixture(params=[False, True], ids=["sync", "async"])
+def native(request: pytest.FixtureRequest) -> bool:
+    return bool(request.param)
+
+
+def source(name: str, latency: float = 0.0, texts: Any = ANSWER, mode: Any = "sync", **fields: Any) -> KnowledgeSource:
+    return KnowledgeSource(name, retriever=MemoryRetriever(texts, latency=latency, mode=mode), **fields)
+
+
+def retrieved(native: bool, *sources: KnowledgeSource, params: Any = ()) -> Retrieval:
+    limits = {ReasoningEffort.LOW: EffortLimits(search_seconds=LONG)}
+    retriever = AgenticRetriever(sources, limits=limits)
+    request = RetrievalRequest.parse({"messages": [{"content": "rain"}], "knowledgeSourceParams": list(params)})
+    flow = retriever.retrieval(request)
+    return asyncio.run(arun(flow)) if native else run(flow)
+
+
+def outcomes(made: Retrieval) -> dict[str, str | None]:
+    return {r.knowledge_source_name: r.outcome for r in made.log.records if isinstance(r, SourceActivity)}
+
+
+@pytest.mark.parametrize("mode", ["sync", "async"])
+def test_a_slow_source_costs_its_grace_and_not_its_timeout(native: bool, mode: str) -> None:
+    """It is given up when the others have answered; the account says why, and what would change that."""
+    started = time.monotonic()
+    made = retrieved(native, source("slow", LONG, mode=mode, straggler_grace=0.1), source("well"))
+    assert time.monotonic() - started < LONG / 2
+    assert outcomes(made) == {"slow": "timeout", "well": "ok"}
+    assert "was still running 0.3 s after the others had answered" in made.missing[0].reason
+    assert "straggler_grace; None waits for its whole timeout" in made.missing[0].reason
+
+
+def test_the_usual_time_of_a_source_is_waited_for(native: bool) -> None:
+    """What usually takes 0.3 s is not given up after 0.2."""
+    slow = source("slow", 0.3, straggler_grace=0.2)
+    for _ in range(2):
+        made = retrieved(native, slow, source("well"))
+        assert outcomes(made) == {"slow": "ok", "well": "ok"}
+    assert slow.usual_seconds is not None
+    assert slow.usual_seconds >= 0.3
+
+
+def test_twice_the_time_of_the_others_is_waited_for(native: bool) -> None:
+    """Where all are slow, none is given up for being a little slower."""
+    made = retrieved(native, source("slow", 0.6, straggler_grace=0.01), source("other", 0.4))
+    assert outcomes(made) == {"slow": "ok", "other": "ok"}
+
+
+@pytest.mark.parametrize(
+    "fields", [{"straggler_grace": None}, {"timeout": 0.7}, {"timeout": 0.7, "straggler_grace": None}], ids=repr
+)
+def test_a_source_may_have_all_its_time(native: bool, fields: dict[str, Any]) -> None:
+    """Without a grace, or with a timeout of its own, it is waited for."""
+    made = retrieved(native, source("slow", 0.5, **fields), source("well"))
+    assert outcomes(made) == {"slow": "ok", "well": "ok"}
+
+
+def test_a_source_with_fail_on_error_has_all_its_time(native: bool) -> None:
+    """A request that fails without it waits for it."""
+    must = [{"knowledgeSourceName": "slow", "failOnError": True}]
+    made = retrieved(native, source("slow", 0.5, straggler_grace=0.05), source("well"), params=must)
+    assert outcomes(made) == {"slow": "ok", "well": "ok"}
+
+
+def test_without_evidence_there_is_time(native: bool) -> None:
+    """Where the others found nothing, or failed, the slow source may have the answer."""
+    nothing = source("nothing", texts=[])
+    failed = KnowledgeSource("failed", retriever=MemoryRetriever(ANSWER, fault=ValueError("no")))
+    made = retrieved(native, source("slow", 0.5, straggler_grace=0.05), nothing, failed)
+    assert outcomes(made) == {"slow": "ok", "nothing": "empty", "failed": "error"}
+
+
+def test_a_single_source_has_all_its_time(native: bool) -> None:
+    """Nothing is gained by not waiting for it."""
+    assert outcomes(retrieved(native, source("slow", 0.5, straggler_grace=0.05))) == {"slow": "ok"}
+
+
+def test_two_that_hang_do_not_wait_for_each_other(native: bool) -> None:
+    """The last answer counts, however many are missing."""
+    started = time.monotonic()
+    slow = [source(name, LONG, straggler_grace=0.1) for name in ("one", "two")]
+    made = retrieved(native, *slow, source("well"))
+    assert time.monotonic() - started < LONG / 2
+    assert outcomes(made) == {"one": "timeout", "two": "timeout", "well": "ok"}
+
+
+def test_waiting_for_a_place_is_no_fault_of_the_source() -> None:
+    """Searches that wait their turn behind others of the same source are not given up."""
+    busy = source("busy", 0.1, max_concurrency=1, straggler_grace=0.15)
+    retriever = AgenticRetriever([busy, source("well")])
+
+    async def ask() -> list[Retrieval]:
+        request = retriever.request_for("rain")
+        return await asyncio.gather(*(arun(retriever.retrieval(request)) for _ in range(8)))
+
+    assert [outcomes(made) for made in asyncio.run(ask())] == [{"busy": "ok", "well": "ok"}] * 8
+
+
+@pytest.mark.parametrize("grace", [-1, float("nan"), "long", True])
+def test_a_grace_is_a_number(grace: Any) -> None:
+    """The error names the source and the field."""
+    with pytest.raises(ConfigurationError, match="source 'x': straggler_grace must be 0 or more, None, or 'auto'"):
+        source("x", straggler_grace=grace)
+
+
+def test_nothing_but_failures_is_an_error(native: bool) -> None:
+    """The error tells each search as data: source, stage, code, words and query; and the status of Azure's contract."""
+    bad = [KnowledgeSource(name, retriever=MemoryRetriever([], fault=ValueError(f"no {name}"))) for name in "ab"]
+    with pytest.raises(RetrievalError) as raised:
+        retrieved(native, *bad)
+    assert raised.value.status_code == 502
+    told = [(one.source, one.stage, one.code, one.message, one.query) for one in raised.value.failures]
+    assert told == [("a", "search", "ValueError", "no a", "rain"), ("b", "search", "ValueError", "no b", "rain")]

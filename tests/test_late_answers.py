@@ -1,0 +1,148 @@
+"""Answers that do not come in time: what arrived is given, status 206, and the answer is named as missing."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from typing import Any
+
+import pytest
+from llama_index.core.base.response.schema import PydanticResponse
+from llama_index.core.indices.prompt_helper import PromptHelper
+from pydantic import BaseModel
+
+from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, RetrievalResponse
+from llama_index_agentic_kb._flow import arun
+from llama_index_agentic_kb.errors import DeadlineExceededError, SynthesisError
+from llama_index_agentic_kb.guard.retries import RetryPolicy
+from llama_index_agentic_kb.schema import ModelAnswerSynthesisActivity, Outcome
+from llama_index_agentic_kb.synthesizers import late
+from llama_index_agentic_kb.synthesizers.late import what_arrived
+from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM, ScriptedReply
+
+TEXTS = ["Rain in Paris.", "Rain in Oslo.", "Rain in Rome."]
+HANGS = ScriptedReply("late", latency=60)
+
+
+class Weather(BaseModel):
+    """The weather."""
+
+    rain: bool
+
+
+def base(reply: Any, texts: list[str] | None = None, **fields: Any) -> KnowledgeBase:
+    source = KnowledgeSource("docs", retriever=MemoryRetriever(texts or TEXTS, similarity_top_k=3))
+    settings = {"effort": "minimal", "max_runtime_in_seconds": 0.6, **fields}
+    return KnowledgeBase([source], llm=ScriptedLLM(reply), **settings)
+
+
+def missing_answer(response: RetrievalResponse) -> str:
+    assert response.status_code == 206
+    (part,) = [part for part in response.missing if part.what == "answer"]
+    assert part.outcome is Outcome.TIMEOUT
+    return part.reason
+
+
+@pytest.mark.parametrize("in_a_loop", [False, True])
+def test_the_evidence_is_given_where_there_is_no_answer(in_a_loop: bool) -> None:
+    """As extracted data, within the output's budget; the model's record says that it was too late."""
+    kb = base(HANGS)
+    asked: dict[str, Any] = {"max_output_size_in_tokens": 5_000}
+    response = asyncio.run(kb.aretrieve("Rain?", **asked)) if in_a_loop else kb.retrieve("Rain?", **asked)
+    assert "extracted data" in missing_answer(response)
+    assert {extract.content for extract in response.extracts} == set(TEXTS)
+    assert [reference.id for reference in response.references] == ["0", "1", "2"]
+    (record,) = [one for one in response.activity or [] if isinstance(one, ModelAnswerSynthesisActivity)]
+    assert record.outcome is Outcome.TIMEOUT
+    assert record.error is not None
+    assert record.error.code == "deadlineExceeded"
+
+
+def so_far(reply: Any, mode: str, texts: list[str], **fields: Any) -> str:
+    """The text of an answer that some call hangs in."""
+    response = base(reply, texts).as_query_engine(response_mode=mode, **fields).query("Rain?")
+    assert "what there was of it" in missing_answer(response.account)  # type: ignore[union-attr]
+    return str(response)
+
+
+def test_the_steps_of_refine_are_kept() -> None:
+    """The answer after the last step that was done is given."""
+    calls = iter(["One.", "Two."])
+    assert so_far(lambda _: next(calls, HANGS), "refine", TEXTS) == "Two."
+
+
+def test_the_first_of_many_answers_are_kept() -> None:
+    """Those before the one that hangs."""
+    kb = base("x")
+    last = kb.retrieve("Rain?", output_mode="extractiveData").extracts[-1].content
+    text = so_far(lambda messages: HANGS if last in str(messages) else "Good.", "accumulate", TEXTS)
+    assert text.count("Good.") == 2
+
+
+def test_the_partial_answers_of_a_tree_are_kept() -> None:
+    """They are given one after the other where no time is left to make one of them."""
+    long = [text + " It goes on, and on, and on." * 3 for text in TEXTS]
+    text = so_far(
+        lambda messages: "Good." if any(text in str(messages) for text in TEXTS) else HANGS,
+        "tree_summarize",
+        long,
+        prompt_helper=PromptHelper(chunk_size_limit=80),
+    )
+    assert text == "Good.\n\nGood.\n\nGood."
+
+
+def test_a_part_of_an_object_is_none() -> None:
+    """Where an object is wanted, the failure is raised."""
+    engine = base(HANGS).as_query_engine(output_cls=Weather)
+    with pytest.raises(DeadlineExceededError):
+        engine.query("Rain?")
+    engine = base(json.dumps({"rain": True})).as_query_engine(output_cls=Weather)
+    assert isinstance(engine.query("Rain?"), PydanticResponse)
+
+
+def test_other_failures_are_raised() -> None:
+    """A model that fails while there is time is an error, not a partial answer."""
+    with pytest.raises(SynthesisError, match="ValueError: boom"):
+        base(ValueError("boom"), max_runtime_in_seconds=20).retrieve("Rain?")
+
+
+def test_retries_that_run_out_of_time_end_as_expiry() -> None:
+    """Attempts that are given up one after the other use the time up, and the evidence is given."""
+    policy = RetryPolicy(first_wait=0.01, attempt_seconds=0.15, least_time=0)
+    kb = base(HANGS, retries=policy)
+    assert missing_answer(kb.retrieve("Rain?"))
+    assert len(kb.llm.calls) == 3  # type: ignore[union-attr]
+
+
+async def test_evidence_that_takes_too_long_to_extract_is_named_by_its_references(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Then there is no text, and no exception either."""
+    monkeypatch.setattr(late, "EXTRACTING_SECONDS", -1.0)
+    synthesis = await arun(what_arrived(DeadlineExceededError("late"), "?", []))
+    assert synthesis.text == "[]"
+    nodes = base("x").as_retriever().retrieve("Rain?")
+    synthesis = await arun(what_arrived(DeadlineExceededError("late"), "?", nodes))
+    assert synthesis.text == ""
+    assert "references" in synthesis.warnings[0]
+
+
+def test_a_stream_keeps_what_was_told() -> None:
+    """Its reader gets the error after the last piece; the account says 206."""
+    kb = base(ScriptedReply("One two three", chunk_size=4, chunk_delay=0.35))
+    response = kb.as_query_engine(streaming=True).query("Rain?")
+    told: list[str] = []
+    with pytest.raises(DeadlineExceededError):
+        told.extend(response.response_gen)  # type: ignore[union-attr,arg-type]
+    account = RetrievalResponse.parse((response.metadata or {})["agentic_kb"])
+    assert missing_answer(account)
+
+
+def test_searching_that_takes_its_time_leaves_the_extracts_theirs() -> None:
+    """Without a model, what comes after searching has no earlier deadline than the request's."""
+    slow = KnowledgeSource("slow", retriever=MemoryRetriever(TEXTS, latency=60))
+    source = KnowledgeSource("docs", retriever=MemoryRetriever(TEXTS))
+    kb = KnowledgeBase([slow, source], effort="minimal", output_mode="extractiveData", max_runtime_in_seconds=1.0)
+    response = kb.retrieve("Rain?")
+    assert {part.what for part in response.missing} == {"slow"}
+    assert response.extracts
