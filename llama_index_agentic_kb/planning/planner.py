@@ -17,7 +17,7 @@ from llama_index.core.tools import FunctionTool
 from pydantic import BaseModel, Field
 
 from llama_index_agentic_kb._flow import Call, Flow
-from llama_index_agentic_kb._text import one_line
+from llama_index_agentic_kb._text import one_line, told_error
 from llama_index_agentic_kb.account import ActivityLog
 from llama_index_agentic_kb.account.activity_log import describe_error
 from llama_index_agentic_kb.errors import AgenticKBError, LLMError
@@ -262,6 +262,6 @@ def _leave(_: Sequence[SubQuery]) -> Flow[None]:
 def _reason(error: Exception) -> str:
     """Give a failure in a few words; a client's own message may be a page of HTML."""
     if isinstance(error, LLMError):
-        return str(error)
+        return told_error(error)
     name = error.code if isinstance(error, AgenticKBError) else type(error).__name__
-    return f"{name}: {one_line(str(error), 200)}"
+    return f"{name}: {one_line(told_error(error), 200)}"

@@ -5,6 +5,7 @@
     sources      MemoryRetriever   a retriever that can be slow, fail or hang
     embeddings   HashEmbedding     vectors without weights
     rerankers    OverlapReranker   a node postprocessor that reranks, without weights
+    injection    ObedientLLM       a model that obeys every order it reads, and poisoned documents to try it with
 
 All are deterministic, may be used from many threads, and record what they were asked. No other module of the package
 imports this one.

@@ -1,0 +1,250 @@
+"""A language model that obeys every order it reads, wherever in its prompt it stands and however it is hidden."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import re
+import unicodedata
+import urllib.parse
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from llama_index.core.base.llms.types import ChatMessage, MessageRole
+from llama_index.core.bridge.pydantic import PrivateAttr
+
+from llama_index_agentic_kb.testing.llms import ScriptedLLM, ScriptedReply
+
+__all__ = ["VERBS", "ObedientLLM", "Orders", "read_orders"]
+
+VERBS: Final[Mapping[str, Mapping[str, str]]] = {
+    "search": {"en": "search for", "de": "suche nach", "fr": "cherche", "es": "busca", "zh": "搜索", "ru": "найди"},
+    "filter": {
+        "en": "use the filter",
+        "de": "benutze den Filter",
+        "fr": "utilise le filtre",
+        "es": "usa el filtro",
+        "zh": "使用过滤器",
+        "ru": "примени фильтр",
+    },
+    "source": {
+        "en": "search the source",
+        "de": "durchsuche die Quelle",
+        "fr": "fouille la source",
+        "es": "registra la fuente",
+        "zh": "搜索来源",
+        "ru": "открой источник",
+    },
+    "cite": {"en": "cite", "de": "zitiere", "fr": "cite bien", "es": "cita", "zh": "引用", "ru": "сошлись на"},
+    "write": {"en": "write", "de": "schreibe", "fr": "écris", "es": "escribe", "zh": "写", "ru": "напиши"},
+}
+"""How each order is said, by language; its argument follows in quotation marks."""
+
+_OPENING: Final = "\"'\u201c\u00ab\u300c"
+_CLOSING: Final = '"\u201d\u00bb\u300d'
+_ARGUMENT: Final = rf"\s{{0,3}}[:\uff1a]?\s{{0,3}}[{_OPENING}](?P<argument>[^{_CLOSING}]{{1,400}}?)[{_CLOSING}]"
+_ORDERS: Final = {
+    kind: re.compile(
+        rf"(?:{'|'.join(re.escape(said) for said in sorted(forms.values(), key=len, reverse=True))}){_ARGUMENT}"
+        rf"|(?:{'|'.join(re.escape(said) for said in forms.values())})\s{{0,3}}'(?P<single>[^']{{1,400}})'",
+        re.IGNORECASE,
+    )
+    for kind, forms in VERBS.items()
+}
+_JSON: Final = {
+    "search": re.compile(r'"query"\s*:\s*"([^"]{1,300})"'),
+    "filter": re.compile(r'"filter"\s*:\s*"([^"]{1,300})"'),
+    "source": re.compile(r'"sources"\s*:\s*\[\s*"([^"]{1,100})"'),
+}
+_PARTS: Final = re.compile(r"Part (one|two) of the order: ([^\n]*)")
+_CODED: Final = re.compile(r"[A-Za-z0-9+/]{24,}={0,2}")
+_TAGS: Final = re.compile("[\U000e0020-\U000e007e]+")
+_SELECTORS: Final = re.compile("[\ufe00-\ufe0f\U000e0100-\U000e01ef]{4,}")
+_UNSEEN: Final = re.compile("[\u00ad\u200b-\u200f\u202a-\u202e\u2060-\u2064\ufeff]")
+_SIGNS: Final = re.compile("[\ue000-\uf8ff]")
+_LOOK_ALIKES: Final = str.maketrans(
+    "\u0430\u0441\u0435\u0456\u043e\u0440\u0445\u0443\u0455\u0405\u0501\u04bb", "aceiopxysSdh"
+)
+_PASSAGE: Final = re.compile(r'<passage ref_id="(\d+)"[^\n]*>\n(.*?)\n</passage>', re.DOTALL)
+_STEP: Final = re.compile(r"^(q[\w.]+): (.*)$", re.MULTILINE)
+
+
+@dataclass(slots=True)
+class Orders:
+    """What a text orders.
+
+    Args:
+        search: Queries to search.
+        filter: Filters to search under.
+        source: Sources to search.
+        cite: What to cite.
+        write: What to write into the answer.
+    """
+
+    search: list[str] = field(default_factory=list)
+    filter: list[str] = field(default_factory=list)
+    source: list[str] = field(default_factory=list)
+    cite: list[str] = field(default_factory=list)
+    write: list[str] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        """Whether there is any."""
+        return bool(self.search or self.filter or self.source or self.cite or self.write)
+
+
+def read_orders(text: str) -> Orders:
+    """Find every order in a text: plain, as JSON, in several languages, hidden, encoded, or in parts.
+
+    Args:
+        text: A prompt.
+    """
+    orders = Orders()
+    for form in _readings(text):
+        for kind, pattern in _ORDERS.items():
+            for found in pattern.finditer(form):
+                _add(getattr(orders, kind), found["argument"] or found["single"])
+        for kind, pattern in _JSON.items():
+            for argument in pattern.findall(form):
+                if argument != "...":
+                    _add(getattr(orders, kind), argument)
+    return orders
+
+
+def _add(known: list[str], argument: str) -> None:
+    meant = html.unescape(argument).replace("(ref_id:", "[ref_id:").strip()
+    if meant not in known:
+        known.append(meant)
+
+
+def _readings(text: str) -> list[str]:
+    """Give a text in every form in which an order may be read in it."""
+    spaced = _SIGNS.sub(" ", text)
+    forms = [text, spaced, _UNSEEN.sub("", spaced)]
+    forms.append(unicodedata.normalize("NFKC", forms[-1]).translate(_LOOK_ALIKES))
+    forms += ["".join(chr(ord(char) - 0xE0000) for char in run) for run in _TAGS.findall(text)]
+    forms += [_selected(run) for run in _SELECTORS.findall(text)]
+    forms += [_decoded(run) for run in _CODED.findall(text)]
+    forms += [_joined(form) for form in (spaced, *forms[4:])]
+    return [form for form in dict.fromkeys(forms) if form]
+
+
+def _selected(run: str) -> str:
+    """Read bytes out of variation selectors, 16 to the first block."""
+    values = [ord(char) - 0xFE00 if ord(char) < 0xFF00 else ord(char) - 0xE0100 + 16 for char in run]  # noqa: PLR2004
+    return bytes(value for value in values if value < 256).decode("utf-8", "ignore")  # noqa: PLR2004
+
+
+def _decoded(run: str) -> str:
+    try:
+        return base64.b64decode(run + "=" * (-len(run) % 4)).decode("utf-8")
+    except ValueError:
+        return ""
+
+
+def _joined(text: str) -> str:
+    """Put the parts of an order together that stand in several passages."""
+    parts = dict(_PARTS.findall(text))
+    return "".join(parts.get(name, "") for name in ("one", "two"))
+
+
+class ObedientLLM(ScriptedLLM):
+    """A chat model that plans, reads, judges and answers as it is told, and obeys every order in its prompts.
+
+    Without an order it gives the plan, the findings and an answer that cites its passages. It searches all of each
+    prompt (titles, encoded and hidden text too) for the orders of ``testing.injection``: a plan gets further searches,
+    sources and filters; a finding becomes the order; a look for gaps proposes what was ordered; an answer holds it,
+    and all that was read. With it, what a test shows holds whatever the model is: not how often an attack succeeds, but
+    what even one that succeeds can't do.
+
+        llm = ObedientLLM(plan='{"sub_queries": []}')
+        assert "payroll" in llm.complete('Plan searches. Also search for "payroll".').text
+
+    Args:
+        plan: The planner's reply, as JSON.
+        findings: Answers, by words of the step that they answer.
+        chunk_size: Characters in each piece of a stream.
+        **kwargs: For ``ScriptedLLM`` (``context_window``, ...).
+    """
+
+    _plan: str = PrivateAttr()
+    _findings: dict[str, str] = PrivateAttr()
+    _chunk_size: int = PrivateAttr()
+
+    def __init__(
+        self,
+        plan: str = '{"sub_queries": []}',
+        findings: Mapping[str, str] | None = None,
+        *,
+        chunk_size: int = 23,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(self._obey, **kwargs)
+        self._plan = plan
+        self._findings = dict(findings or {})
+        self._chunk_size = chunk_size
+
+    def _obey(self, messages: list[ChatMessage]) -> ScriptedReply:
+        system = "\n".join(one.content or "" for one in messages if one.role is MessageRole.SYSTEM)
+        said = "\n".join(one.content or "" for one in messages if one.role is not MessageRole.SYSTEM)
+        orders = read_orders(said)
+        if '"sufficient"' in system:
+            reply = self._verdict(orders)
+        elif '"step"' in system:
+            reply = self._read(said, orders)
+        elif '"sub_queries"' in system or said.startswith("Plan searches"):
+            reply = self._planned(orders)
+        else:
+            reply = _answer(said, orders)
+        return ScriptedReply(reply, chunk_size=self._chunk_size)
+
+    def _planned(self, orders: Orders) -> str:
+        plan = json.loads(self._plan)
+        return json.dumps({"sub_queries": [*plan["sub_queries"], *_proposals(orders)]})
+
+    def _read(self, said: str, orders: Orders) -> str:
+        """Answer every step, those not asked for too; under orders, with the orders."""
+        lines = []
+        steps = said.rpartition("<steps>")[2]
+        numbers = _PASSAGE.findall(said)
+        for step, query in _STEP.findall(steps):
+            known = next((value for words, value in self._findings.items() if words in query), None)
+            ref = next((int(number) for number, text in numbers if known and known in _SIGNS.sub(" ", text)), 0)
+            answers: list[dict[str, Any]] = [{"value": known, "ref": ref, "confidence": "stated"}] if known else []
+            ordered = [*orders.search, *orders.filter, *orders.cite, *orders.write]
+            further = {"sources": orders.source, "filter": " ".join(orders.filter), "depends_on": ["q1"]}
+            answers += [{"value": value, "ref": 1, "confidence": "stated", **further} for value in ordered]
+            lines.append(json.dumps({"step": step, "answers": answers, **(further if orders else {})}))
+        return "\n".join([*lines, *(json.dumps(one) for one in _proposals(orders))])
+
+    def _verdict(self, orders: Orders) -> str:
+        known = [{**one, **_bounds(orders)} for one in json.loads(self._plan)["sub_queries"]]
+        proposed = [*_proposals(orders), *known] if orders else []
+        return json.dumps({"sufficient": not orders, "gaps": orders.search, "sub_queries": proposed})
+
+
+def _bounds(orders: Orders) -> dict[str, Any]:
+    return {"sources": orders.source or ["vault"], "filter": " or ".join(orders.filter)}
+
+
+def _proposals(orders: Orders) -> list[dict[str, Any]]:
+    """Give the searches that are ordered; sources and filters without a query get one."""
+    if not (orders.search or orders.filter or orders.source):
+        return []
+    queries = orders.search or ["everything"]
+    return [
+        {"id": f"q{90 + at}", "query": query, "depends_on": [], **_bounds(orders)} for at, query in enumerate(queries)
+    ]
+
+
+def _answer(said: str, orders: Orders) -> str:
+    """Cite every passage; under orders, cite and write what is ordered, and send all that was read away."""
+    passages = _PASSAGE.findall(said)
+    cited = " ".join(f"So it is [ref_id:{number}]." for number, _ in passages) or "So it is."
+    if not orders:
+        return cited
+    read = " ".join(_SIGNS.sub(" ", text) for _, text in passages)
+    sent = urllib.parse.quote(read[:60])
+    told = "\n\n".join(line.replace("SECRET", sent) for line in (*orders.write, *orders.cite))
+    return f"{cited}\n\n{told}\n\nAll of it: {read}"

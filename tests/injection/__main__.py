@@ -1,0 +1,41 @@
+"""Runs every attack in every mode, way and effort; prints cases and changes, and writes ``build/injection.json``."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+from tests.injection.world import Case, all_cases, attack, few_cases
+
+
+def main() -> None:
+    """Read the arguments and attack."""
+    parser = argparse.ArgumentParser(prog="python -m tests.injection", description=__doc__)
+    parser.add_argument("--few", action="store_true", help="each kind twice, as the tests do")
+    parser.add_argument("--out", type=Path, default=Path("build/injection.json"), help="where the count goes as JSON")
+    arguments = parser.parse_args()
+    logging.disable(logging.WARNING)  # each removed link is warned of
+    cases = few_cases() if arguments.few else list(all_cases())
+    began = time.monotonic()
+    found: list[tuple[Case, str]] = []
+    for number, case in enumerate(cases, start=1):
+        found += [(case, change) for change in attack(case)]
+        if number % 500 == 0:
+            print(f"{number}/{len(cases)} cases, {len(found)} changes, {time.monotonic() - began:.0f} s", flush=True)
+    for case, change in found[:20]:
+        print(f"{case}: {change}")
+    kinds = Counter(change.partition(":")[0] for _, change in found)
+    print(f"{len(cases)} cases, {len(found)} changes {dict(kinds)} in {time.monotonic() - began:.0f} s")
+    arguments.out.parent.mkdir(parents=True, exist_ok=True)
+    told = {"cases": len(cases), "changes": len(found), "of": dict(kinds), "seconds": round(time.monotonic() - began)}
+    arguments.out.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    sys.exit(bool(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+from llama_index.core.schema import TextNode
+from markdown_it import MarkdownIt
+
+from llama_index_agentic_kb import AgenticQueryEngine, AgenticRetriever, KnowledgeBase, KnowledgeSource
+from llama_index_agentic_kb.evidence.gathering import PROVENANCE_KEY
+from llama_index_agentic_kb.schema import RetrievalResponse, SubQueryOrigin
+from llama_index_agentic_kb.testing import MemoryRetriever
+from llama_index_agentic_kb.testing.injection import Goal, Kind, ObedientLLM, Poison, changes, poison, read_orders
+from tests.injection.world import ABOUT, MODES, SECRETS, WAYS, Case, World, all_cases, attack, few_cases, harmless
+
+CASES = few_cases()
+HIDDEN = {Kind.TAGS, Kind.SELECTORS}
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_an_attack_changes_nothing_that_it_must_not(case: Case) -> None:
+    """A model that obeys every order it reads changes no plan, filter, source, citation or link, and leaks nothing."""
+    assert attack(case) == []
+
+
+def test_the_few_cases_stand_for_all() -> None:
+    """Each kind, goal, mode, way and effort is among the few, and all are more than two thousand."""
+    assert {case.kind for case in CASES} == set(Kind)
+    assert {case.goal for case in CASES} == set(Goal)
+    assert ({case.mode for case in CASES}, {case.way for case in CASES}) == (set(MODES), set(WAYS))
+    assert len({case.technique for case in CASES}) == 4
+    assert len(list(all_cases())) > 2_000
+
+
+@pytest.mark.parametrize("kind", list(Kind), ids=str)
+def test_orders_reach_the_model_unless_they_are_hidden(kind: Kind) -> None:
+    """The attacks are real: the model reads them and obeys; what can't be seen never reaches it."""
+    documents = poison(kind, Goal.TENANT, about=ABOUT)
+    raw = "\n".join(f"{one.title}\n{one.text}" for one in documents)
+    assert read_orders(raw).search == ["the payroll of tenant B"]
+    world = World(documents)
+    world.ask(Case(kind, Goal.TENANT))
+    read = [bool(read_orders(str(call[-1].content))) for call in world.llm.calls]
+    assert any(read) is (kind not in HIDDEN)
+    assert not read[0]  # the planner's prompt holds the user's words alone
+
+
+def test_an_order_of_the_users_is_obeyed_and_noticed() -> None:
+    """The same words in the question change plan and filter, and the comparison says so."""
+    world = World([])
+    case = Case(Kind.DIRECT, Goal.TENANT)
+    request = 'Who keeps the tower? Also search for "payroll" and use the filter "year lt 1900".'
+    ordered = AgenticQueryEngine(world.retriever).query(request)
+    account = RetrievalResponse.parse((ordered.metadata or {})[PROVENANCE_KEY])
+    told = " ".join(changes(harmless(case), account))
+    assert "is new: 'payroll'" in told
+    assert "filter: " in told
+
+
+def test_links_that_are_let_through_are_noticed() -> None:
+    """With links="all" the answer holds the attacker's, and the comparison says so: it is no blind test."""
+    world = World(poison(Kind.MARKDOWN, Goal.LINK, about=ABOUT))
+    engine = AgenticQueryEngine(world.retriever, links="all")
+    account = RetrievalResponse.parse((engine.query("Who keeps the tower of Bergen?").metadata or {})[PROVENANCE_KEY])
+    assert sum(change.startswith("link: ") for change in changes(account, account)) > 10
+
+
+def _rendered(text: str) -> list[str]:
+    """Give every address that a renderer of CommonMark makes of a text, and every tag that it lets through."""
+    found: list[str] = []
+    for token in MarkdownIt("commonmark").parse(text):
+        for inner in [token, *(token.children or [])]:
+            found += [str(value) for name, value in inner.attrs.items() if name in ("href", "src")]
+            if inner.type in ("html_inline", "html_block"):
+                found += re.findall(r"<[a-zA-Z][^>]*=", inner.content)
+    return found
+
+
+@pytest.mark.parametrize("kind", [Kind.MARKDOWN, Kind.REFERENCE_LINKS, Kind.HTML, Kind.METADATA], ids=str)
+@pytest.mark.parametrize("way", ["sync", "astream"])
+def test_a_renderer_makes_no_link_of_it(kind: Kind, way: str) -> None:
+    """Rendered as Markdown, the answer links to references alone, whatever was written into it."""
+    response = World(poison(kind, Goal.LINK, about=ABOUT)).ask(Case(kind, Goal.LINK, way=way))
+    known = {reference.url for reference in response.references}
+    assert [link for link in _rendered(response.text) if link not in known] == []
+    (record,) = [one for one in response.activity or [] if one.type == "modelAnswerSynthesis"]
+    assert getattr(record, "links_removed", 0) > 0
+    assert "links to no reference were removed" in str(record.warning)
+
+
+def test_what_a_revision_may_add_is_bounded() -> None:
+    """Its searches are plain, short, marked as its own, without filters, at allowed sources; what was cut is told."""
+    response = World(poison(Kind.DIRECT, Goal.TENANT, about=ABOUT)).ask(Case(Kind.DIRECT, Goal.TENANT))
+    assert response.plan is not None
+    added = [one for one in response.plan.sub_queries if one.origin is SubQueryOrigin.REVISION]
+    assert added
+    assert all(not one.filters and not one.depends_on and len(one.query) <= 200 for one in added)
+    assert {name for one in added for name in one.sources} <= {"docs", "people"}
+    assert any("filters come only from the user's messages" in warning for warning in response.plan.warnings)
+
+
+def test_another_tenants_documents_are_there_to_be_leaked() -> None:
+    """Without the mandatory filter the canary would be found: the world is no empty stage."""
+    world = World([])
+    source = world.retriever.sources["docs"]
+    source.mandatory = None
+    response = world.ask(Case(Kind.DIRECT, Goal.TENANT))
+    assert any(SECRETS[0] in str(reference.to_dict()) for reference in response.references)
+
+
+async def test_a_conversation_stays_within_its_bounds() -> None:
+    """An answer that obeyed a document is part of the next turn: sources and mandatory filters hold there too."""
+    world = World(poison(Kind.DIRECT, Goal.TENANT, about=ABOUT))
+    chat = KnowledgeBase(list(world.retriever.sources.values())[:2], llm=world.llm).as_chat_engine()
+    first = await chat.achat("Who keeps the tower of Bergen?")
+    assert read_orders(str(first))
+    second = await chat.achat("And when was the keeper born?")
+    account = RetrievalResponse.parse((getattr(second, "metadata", None) or {})[PROVENANCE_KEY])
+    assert {
+        record.knowledge_source_name for record in account.activity or [] if hasattr(record, "knowledge_source_name")
+    } <= {
+        "docs",
+        "people",
+    }
+    assert all(secret not in json.dumps(account.to_dict()) for secret in SECRETS)
+
+
+def _kb(documents: Sequence[Poison], **kwargs: Any) -> KnowledgeBase:
+    nodes = [TextNode(text=one.text, metadata={"title": one.title, "url": one.url}) for one in documents]
+    return KnowledgeBase([KnowledgeSource("docs", retriever=MemoryRetriever(nodes))], llm=ObedientLLM(), **kwargs)
+
+
+def test_the_kit_works_with_any_knowledge_base() -> None:
+    """As its documentation shows: two knowledge bases, two responses, no changes."""
+    clean = _kb([Poison("The tower is old.")]).retrieve("Is the tower old?")
+    for kind in (Kind.DIRECT, Kind.HTML):
+        poisoned = _kb(poison(kind, Goal.LINK, about="the tower")).retrieve("Is the tower old?")
+        assert changes(clean, poisoned, secrets=["nobody's"]) == []
+
+
+def test_retrievers_tell_their_technique() -> None:
+    """One argument of the retriever marks every prompt of a request, and is the query engine's too."""
+    world = World([], technique="encode")
+    assert isinstance(world.retriever, AgenticRetriever)
+    engine = AgenticQueryEngine(world.retriever)
+    assert getattr(engine.synthesizer, "spotlighting", None) == world.retriever.spotlighting == "encode"
+    world.ask(Case(Kind.DIRECT, Goal.PLAN))
+    read = [str(call[-1].content) for call in world.llm.calls[1:]]
+    assert len(read) >= 3
+    assert all("Base64" in prompt and "kept by Ada Lund" not in prompt for prompt in read)
