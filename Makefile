@@ -45,6 +45,7 @@ CASES ?= 10000
 SECONDS ?= 600
 kills: $(VENV)/.dev
 	$(BIN)/python -m tests.kills --kills $(KILLS)
+	$(BIN)/python -m tests.kills_sessions --kills $(KILLS)
 
 leaks: $(VENV)/.dev
 	$(BIN)/python -m tests.leaks --cases $(CASES)

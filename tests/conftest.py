@@ -34,7 +34,14 @@ _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "FTP_PROXY", "NO_PROXY")
 
 
 _ALONE = ("tests/flow/", "tests/test_retriever_concurrency.py")
-_LONG = ("tests/benchmarks/", "tests/test_readme.py", "tests/test_notebook.py", "tests/test_cli.py", "tests/faults/")
+_LONG = (
+    "tests/benchmarks/",
+    "tests/faults/",
+    "tests/kills",
+    "tests/test_cli.py",
+    "tests/test_notebook.py",
+    "tests/test_readme.py",
+)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

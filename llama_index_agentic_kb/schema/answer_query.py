@@ -1,0 +1,175 @@
+"""A question that is answered with an ``Answer``: the retrieval request, and what Google's ``answer`` adds to it."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from llama_index_agentic_kb.schema._model import Model
+from llama_index_agentic_kb.schema.answer import AnswerReference, HarmCategory, QueryClass
+from llama_index_agentic_kb.schema.filters import FilterNode
+from llama_index_agentic_kb.schema.request import RetrievalRequest
+
+__all__ = [
+    "AnswerQuery",
+    "Boost",
+    "BoostControl",
+    "ControlPoint",
+    "DataStoreQuery",
+    "EndUserChunk",
+    "FilteringLevel",
+    "HarmBlockThreshold",
+    "Rephrasing",
+    "ResultMode",
+    "SafetySetting",
+]
+
+NEW_SESSION = "-"
+
+
+class FilteringLevel(StrEnum):
+    """How well an answer must be grounded to be given."""
+
+    LOW = "low"
+    HIGH = "high"
+
+
+class ResultMode(StrEnum):
+    """What searches find."""
+
+    DOCUMENTS = "documents"
+    CHUNKS = "chunks"
+
+
+class HarmBlockThreshold(StrEnum):
+    """From which probability of harm on an answer is withheld."""
+
+    BLOCK_LOW_AND_ABOVE = "blockLowAndAbove"
+    BLOCK_MEDIUM_AND_ABOVE = "blockMediumAndAbove"
+    BLOCK_ONLY_HIGH = "blockOnlyHigh"
+    BLOCK_NONE = "blockNone"
+    OFF = "off"
+
+
+class ControlPoint(Model):
+    """One point of a boost's curve."""
+
+    value: str
+    """A number, or a duration such as "5D"."""
+    amount: float = Field(ge=-1, le=1, allow_inf_nan=False)
+
+
+class BoostControl(Model):
+    """A boost that depends on a field's value, straight lines between its points."""
+
+    field: str
+    freshness: bool = False
+    """Whether the field holds a time, and its age is what counts."""
+    points: list[ControlPoint] = Field(default_factory=list)
+
+
+class Boost(Model):
+    """What raises or lowers documents."""
+
+    condition: FilterNode | None = None
+    """None is every document."""
+    amount: float = Field(default=0.0, ge=-1, le=1, allow_inf_nan=False)
+    control: BoostControl | None = None
+    """Replaces ``amount`` where given."""
+
+
+class DataStoreQuery(Model):
+    """What is asked of one data store; only those that are named are searched."""
+
+    data_store: str
+    """Its full resource name."""
+    filters: FilterNode | None = None
+    boosts: list[Boost] = Field(default_factory=list)
+    custom_search_operators: str = ""
+    max_results: int | None = Field(default=None, ge=1)
+
+
+class Rephrasing(Model):
+    """How far a query may be taken apart before it is searched."""
+
+    disabled: bool = False
+    max_steps: int = Field(default=1, ge=0, le=5)
+    large_model: bool = True
+
+
+class SafetySetting(Model):
+    """From when on one kind of harm withholds an answer."""
+
+    category: HarmCategory
+    threshold: HarmBlockThreshold
+
+
+class EndUserChunk(Model):
+    """Something that the end user gave along. The model may read it; it is never cited."""
+
+    content: str
+    title: str = ""
+
+
+class AnswerQuery(Model):
+    """One question, how it is searched, and how it is answered."""
+
+    request: RetrievalRequest
+    """The question, as the one user message."""
+    query_id: str = ""
+    serving_config: str | None = None
+    """The resource that was asked."""
+    session: str | None = None
+    """None keeps nothing; the id of a session continues it, and ``-`` makes one. Of a resource name only the id."""
+    session_name: str | None = None
+    """The name as it was sent."""
+    user_pseudo_id: str = ""
+    user_labels: dict[str, str] = Field(default_factory=dict)
+    filters: FilterNode | None = None
+    """For every source."""
+    boosts: list[Boost] = Field(default_factory=list)
+    order_by: str = ""
+    result_mode: ResultMode | None = None
+    data_stores: list[DataStoreQuery] = Field(default_factory=list)
+    search_results: list[AnswerReference] | None = None
+    """Results to answer from instead of searching; None searches."""
+    end_user_chunks: list[EndUserChunk] = Field(default_factory=list)
+    classify: list[QueryClass] = Field(default_factory=list)
+    """What the query shall be classified as or not; it is only reported."""
+    rephrasing: Rephrasing = Field(default_factory=Rephrasing)
+    spell_correction: bool = True
+    model_version: str = ""
+    preamble: str = ""
+    language: str | None = None
+    """BCP 47; None is the question's."""
+    include_citations: bool = False
+    ignore_adversarial_query: bool = False
+    ignore_non_answer_seeking_query: bool = False
+    ignore_jail_breaking_query: bool = False
+    ignore_low_relevant_content: bool | None = None
+    """True withholds the answer where nothing relevant was found, False never does; None leaves it to the service."""
+    related_questions: bool = False
+    grounding_supports: bool = False
+    filtering_level: FilteringLevel | None = None
+    safety: bool = False
+    safety_settings: list[SafetySetting] = Field(default_factory=list)
+    """Empty, with ``safety``: from low probability on, in every category."""
+
+    @property
+    def question(self) -> str:
+        """What is asked."""
+        return self.request.question
+
+    @property
+    def makes_session(self) -> bool:
+        """Whether a new session is to be made."""
+        return self.session == NEW_SESSION
+
+    @model_validator(mode="after")
+    def _results_or_search(self) -> Self:
+        searched = self.filters is not None or self.boosts or self.data_stores or self.order_by
+        if self.search_results is not None and searched:
+            raise ValueError("searchResults: results that are given are not searched; leave out what narrows a search")
+        return self

@@ -1,0 +1,215 @@
+"""Grounding: what each claim of an answer rests on, and how well.
+
+Spans count characters (Python's: Unicode code points), end exclusive; ``grounding.spans`` turns them into UTF-8 bytes
+(Google's Answer) and UTF-16 units (browsers). Pydantic checks what Google's protos don't: scores from 0 to 1, spans
+that are not empty, no score and no support where there is nothing to check.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from llama_index_agentic_kb.errors import InvalidRequestError
+from llama_index_agentic_kb.schema._model import Model
+
+__all__ = [
+    "AnswerChange",
+    "ChangeKind",
+    "ClaimFlag",
+    "Conflict",
+    "ConflictKind",
+    "ConflictingValue",
+    "GroundedClaim",
+    "GroundingLedger",
+    "Span",
+    "Support",
+    "Verdict",
+]
+
+
+class Verdict(StrEnum):
+    """What the evidence says of a claim."""
+
+    SUPPORTED = "supported"
+    """The evidence says all of it."""
+    PARTIALLY_SUPPORTED = "partiallySupported"
+    """The evidence says a part of it. Google counts it as not grounded."""
+    UNSUPPORTED = "unsupported"
+    """The evidence does not say it."""
+    CONTRADICTED = "contradicted"
+    """The evidence speaks of the same and says otherwise: another number, date, name, or the opposite."""
+    NOT_CHECKABLE = "notCheckable"
+    """There is nothing to check ("Here is what I found."), or the scorer could not judge it."""
+
+
+class ClaimFlag(StrEnum):
+    """What is remarkable of a claim beside its verdict."""
+
+    MISATTRIBUTED = "misattributed"
+    """A marker names a reference that doesn't support the claim, while another one does."""
+    UNCITED = "uncited"
+    """Evidence supports the claim, and it bears no marker."""
+    CITED_WITHOUT_SUPPORT = "citedWithoutSupport"
+    """It bears markers, and no evidence supports it."""
+    CONFLICTING_SOURCES = "conflictingSources"
+    """Some evidence supports the claim and some contradicts it."""
+    NOT_SCORED = "notScored"
+    """It needs a check that was not made: the scorer failed, or time was over."""
+
+
+class ConflictKind(StrEnum):
+    """What sources disagree in."""
+
+    NUMBER = "number"
+    DATE = "date"
+    NAME = "name"
+    POLARITY = "polarity"
+    OTHER = "other"
+
+
+class ChangeKind(StrEnum):
+    """What repairing did to a claim."""
+
+    DROPPED = "dropped"
+    REWRITTEN = "rewritten"
+
+
+class Span(Model):
+    """A stretch of a text, in characters; not empty."""
+
+    start: int = Field(ge=0)
+    end: int = Field(ge=1)
+    """Exclusive."""
+
+    @model_validator(mode="after")
+    def _is_not_empty(self) -> Self:
+        if self.start >= self.end:
+            raise ValueError(f"start ({self.start}) must be below end ({self.end})")
+        return self
+
+    def of(self, text: str) -> str:
+        """Give the stretch of a text."""
+        return text[self.start : self.end]
+
+    def moved(self, by: int) -> Span:
+        """Give the same stretch so many characters further on."""
+        return Span(start=self.start + by, end=self.end + by)
+
+
+class Support(Model):
+    """Where a reference speaks of a claim."""
+
+    reference_id: str
+    """The N of ``[ref_id:N]``, as in ``Reference.id``."""
+    node_id: str
+    span: Span
+    """In the node's text."""
+    quote: str
+    """What stands there, to the letter."""
+    score: float = Field(ge=0, le=1, allow_inf_nan=False)
+    """How well this reference alone supports the claim."""
+
+
+class GroundedClaim(Model):
+    """One claim of an answer, and what it rests on."""
+
+    text: str
+    """What stands at ``span``, to the letter, with its markers."""
+    span: Span
+    """In the answer."""
+    check_required: bool = True
+    """Whether it says something of the world ("Here is what I found." doesn't)."""
+    verdict: Verdict = Verdict.NOT_CHECKABLE
+    score: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
+    """Of the evidence together. None where no check is required or none was made."""
+    supports: list[Support] = Field(default_factory=list)
+    """What supports it (or, where contradicted, contradicts it), best first: one for each stretch of a reference."""
+    cited: list[str] = Field(default_factory=list)
+    """Ids that the model's own markers name."""
+    flags: list[ClaimFlag] = Field(default_factory=list)
+    misattributed: list[str] = Field(default_factory=list)
+    """Those of ``cited`` that the evidence does not bear out."""
+
+    @model_validator(mode="after")
+    def _scores_what_is_checked(self) -> Self:
+        if not self.check_required and (self.score is not None or self.supports):
+            raise ValueError("score, supports: a claim that needs no check has none")
+        if self.score is None and self.verdict is not Verdict.NOT_CHECKABLE:
+            raise ValueError(f"verdict: {self.verdict} needs a score")
+        if self.score is not None and self.verdict is Verdict.NOT_CHECKABLE:
+            raise ValueError("score: a claim that is not checkable has none")
+        return self
+
+
+class ConflictingValue(Model):
+    """One side of a conflict."""
+
+    value: str
+    """What this source says, in its own words ("1969", "3 March"), or the whole quote."""
+    support: Support
+    date: str | None = None
+    """When the source was written, where its metadata says so."""
+
+
+class Conflict(Model):
+    """Sources that say different things of the same."""
+
+    claim: int = Field(ge=0)
+    """Which of the ledger's claims it concerns."""
+    kind: ConflictKind
+    values: list[ConflictingValue] = Field(min_length=2)
+    """Each value with one place that says it."""
+
+
+class AnswerChange(Model):
+    """What repairing did to one claim."""
+
+    kind: ChangeKind
+    before: str
+    after: str = ""
+    """Empty where dropped."""
+    span: Span
+    """Of ``before``, in the answer as it was."""
+    verdict: Verdict
+    """Of ``before``."""
+    reason: str = ""
+
+
+class GroundingLedger(Model):
+    """The claims of an answer with their evidence, in the answer's order."""
+
+    claims: list[GroundedClaim] = Field(default_factory=list)
+    grounding_score: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
+    """The mean score over the claims that need a check and got one; None without any."""
+    scorer: str = ""
+    """Names what scored."""
+    conflicts: list[Conflict] = Field(default_factory=list)
+    changes: list[AnswerChange] = Field(default_factory=list)
+    """What repairing changed; the claims are those of the repaired answer."""
+    warnings: list[str] = Field(default_factory=list)
+
+    @model_validator(mode="after")
+    def _is_in_order(self) -> Self:
+        position = 0
+        for number, claim in enumerate(self.claims):
+            if claim.span.start < position:
+                raise ValueError(f"claims[{number}].span: starts inside of the claim before it")
+            position = claim.span.end
+        if self.grounding_score is not None and all(claim.score is None for claim in self.claims):
+            raise ValueError("grounding_score: no claim has a score")
+        if any(conflict.claim >= len(self.claims) for conflict in self.conflicts):
+            raise ValueError("conflicts.claim: there is no such claim")
+        return self
+
+    def check_spans(self, answer: str) -> None:
+        """Check that each claim stands in the answer where its span says.
+
+        Raises:
+            InvalidRequestError: One does not.
+        """
+        for number, claim in enumerate(self.claims):
+            if claim.span.of(answer) != claim.text:
+                raise InvalidRequestError(f"claims[{number}].span: the answer does not say {claim.text[:60]!r} there")

@@ -1,0 +1,391 @@
+"""Sessions in both databases: turns whole and in order, each owner apart."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+from llama_index_agentic_kb.errors import DeadlineExceededError, InvalidRequestError, NotFoundError
+from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterNode
+from llama_index_agentic_kb.schema.answer import Answer, AnswerState, ChunkReference, Citation
+from llama_index_agentic_kb.schema.sessions import Session, SessionChanges, SessionOrder, SessionQuery
+from llama_index_agentic_kb.store.sessions import SessionStore
+from llama_index_agentic_kb.wire.google_sessions import decode_list_sessions
+from tests.kills_sessions.postgres import PostgresServer, why_not
+from tests.wire.strategies import TEXTS, answers
+
+ANSWER = Answer(
+    text="Cameron.", citations=[Citation(start=0, end=8, sources=[0])], references=[ChunkReference(chunk="c")]
+)
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[str]:
+    """The URL of a real server."""
+    if reason := why_not():
+        pytest.skip(reason)
+    with PostgresServer() as server:
+        yield server.url
+
+
+@pytest.fixture(scope="module", params=["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)])
+def url(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Each database, one after the other."""
+    if request.param == "sqlite":
+        return str(tmp_path_factory.mktemp("sessions") / "sessions.db")
+    return str(request.getfixturevalue("postgres"))
+
+
+@pytest.fixture
+def store(url: str) -> Iterator[SessionStore]:
+    """A store."""
+    with SessionStore(url) as opened:
+        yield opened
+
+
+@pytest.fixture
+def owner() -> str:
+    """Somebody who has no session yet."""
+    return uuid.uuid4().hex
+
+
+def numbers(session: Session) -> list[int]:
+    return [turn.number for turn in session.turns]
+
+
+def test_a_session_is_made_by_its_first_turn(store: SessionStore, owner: str) -> None:
+    """``-`` makes a session that is named for its first question; later turns follow, with whole answers on request."""
+    first = store.add_turn(owner, "-", "Who directed\nTitanic?", ANSWER, query_id="q", query_config={"a": "b"})
+    second = store.add_turn(owner, first.session_id, "And Avatar?", Answer(id="mine", text="He too."))
+    assert (first.number, second.number, second.answer_id) == (1, 2, "mine")
+    session = store.get(owner, first.session_id)
+    assert (session.display_name, numbers(session)) == ("Who directed Titanic?", [1, 2])
+    assert [turn.answer for turn in session.turns] == [None, None]
+    assert (session.turns[0].query, session.turns[0].query_config) == ("Who directed\nTitanic?", {"a": "b"})
+    assert session.started_at <= session.turns[0].completed_at <= session.updated_at == session.ended_at
+    whole = store.get(owner, first.session_id, include_answers=True)
+    assert [turn.answer for turn in whole.turns] == [first.answer, second.answer]
+    assert first.answer == ANSWER.model_copy(update={"id": first.answer_id})
+    assert store.get_answer(owner, first.session_id, "mine").text == "He too."
+
+
+def test_a_session_is_made_changed_and_deleted(store: SessionStore, owner: str) -> None:
+    """What is said of a session is kept; a change touches nothing else; deleting takes turns and answers along."""
+    made = store.create(owner, SessionChanges(labels=["b", "a", "b"], user_pseudo_id="u"))
+    assert (made.labels, made.user_pseudo_id, made.display_name, made.is_pinned) == (["b", "a"], "u", "", False)
+    turn = store.add_turn(owner, made.id, "Q?", ANSWER)
+    changed = store.update(owner, made.id, SessionChanges(is_pinned=True, display_name="N"))
+    assert (changed.is_pinned, changed.display_name, changed.labels) == (True, "N", ["b", "a"])
+    assert store.update(owner, made.id, SessionChanges(labels=[])).labels == []
+    store.add_turn(owner, made.id, "R?", ANSWER)
+    assert store.get(owner, made.id).display_name == "N"
+    store.delete(owner, made.id)
+    for again in (
+        lambda: store.get(owner, made.id),
+        lambda: store.delete(owner, made.id),
+        lambda: store.update(owner, made.id, SessionChanges()),
+        lambda: store.add_turn(owner, made.id, "S?", ANSWER),
+        lambda: store.get_answer(owner, made.id, turn.answer_id),
+        lambda: store.session_messages(owner, made.id),
+    ):
+        with pytest.raises(NotFoundError, match="no session of this name"):
+            again()
+
+
+def test_owners_see_nothing_of_each_other(store: SessionStore, owner: str) -> None:
+    """Another owner's session is not found, in the very words of one that is not there."""
+    turn = store.add_turn(owner, "-", "Q?", ANSWER)
+    mallory = owner + "x"
+    for attempt in (
+        lambda: store.get(mallory, turn.session_id),
+        lambda: store.get_answer(mallory, turn.session_id, turn.answer_id),
+        lambda: store.session_messages(mallory, turn.session_id),
+        lambda: store.add_turn(mallory, turn.session_id, "Q?", ANSWER),
+        lambda: store.update(mallory, turn.session_id, SessionChanges(display_name="stolen")),
+        lambda: store.delete(mallory, turn.session_id),
+    ):
+        with pytest.raises(NotFoundError) as refused:
+            attempt()
+        with pytest.raises(NotFoundError) as missing:
+            store.get(mallory, "nothing")
+        assert str(refused.value) == str(missing.value)
+    assert store.list_sessions(mallory).sessions == []
+    assert numbers(store.get(owner, turn.session_id)) == [1]
+    with pytest.raises(NotFoundError, match="no answer of this name"):
+        store.get_answer(owner, turn.session_id, "nothing")
+
+
+def test_a_turn_stored_twice_is_stored_once(store: SessionStore, owner: str) -> None:
+    """Who doesn't know whether a turn was stored stores it again under its answer's id, in a new session too."""
+    answer = ANSWER.model_copy(update={"id": "once"})
+    turn = store.add_turn(owner, "-", "Q?", answer)
+    assert store.add_turn(owner, "-", "Q?", answer) == turn
+    assert store.add_turn(owner, turn.session_id, "Q?", answer) == turn
+    assert numbers(store.get(owner, turn.session_id)) == [1]
+
+
+def test_turns_of_many_threads_and_tasks_keep_one_order(store: SessionStore, owner: str) -> None:
+    """32 threads and 32 tasks store into one session: every turn is there once, numbered without a gap."""
+    session_id = store.create(owner).id
+    told: list[int] = []
+
+    def add(name: str) -> None:
+        for at in range(3):
+            told.append(store.add_turn(owner, session_id, f"{name}.{at}", ANSWER).number)
+
+    threads = [threading.Thread(target=add, args=(f"t{at}",)) for at in range(32)]
+    for thread in threads:
+        thread.start()
+
+    async def tasks() -> None:
+        turns = await asyncio.gather(*(store.aadd_turn(owner, session_id, f"a{at}.0", ANSWER) for at in range(32)))
+        told.extend(turn.number for turn in turns)
+
+    asyncio.run(tasks())
+    for thread in threads:
+        thread.join()
+    session = store.get(owner, session_id)
+    assert sorted(told) == numbers(session) == list(range(1, 129))
+    for at in range(32):  # each thread's own turns are in its order
+        mine = [turn.query for turn in session.turns if turn.query.startswith(f"t{at}.")]
+        assert mine == [f"t{at}.0", f"t{at}.1", f"t{at}.2"]
+    times = [turn.completed_at for turn in session.turns]
+    assert times == sorted(times)
+
+
+async def test_the_async_calls_do_the_same(store: SessionStore, owner: str) -> None:
+    """Every call has an async one."""
+    made = await store.acreate(owner, SessionChanges(display_name="N"))
+    turn = await store.aadd_turn(owner, made.id, "Q?", ANSWER)
+    assert (await store.aget(owner, made.id, include_answers=True)).turns == [turn]
+    assert (await store.aget_answer(owner, made.id, turn.answer_id)) == turn.answer
+    assert [one.text for one in await store.asession_messages(owner, made.id)] == ["Q?", "Cameron."]
+    assert (await store.aupdate(owner, made.id, SessionChanges(is_pinned=True))).is_pinned
+    assert [one.id for one in (await store.alist_sessions(owner)).sessions] == [made.id]
+    await store.adelete(owner, made.id)
+    with pytest.raises(NotFoundError):
+        await store.aget(owner, made.id)
+
+
+def test_a_session_is_a_conversation(store: SessionStore, owner: str) -> None:
+    """Its turns are messages, oldest first; only the newest where so many are wanted; none before the first."""
+    assert store.session_messages(owner, "-") == []
+    turn = store.add_turn(owner, "-", "A?", Answer(text="a"))
+    for name in "BC":
+        store.add_turn(owner, turn.session_id, f"{name}?", Answer(text=name.lower()))
+    told = [(one.role, one.text) for one in store.session_messages(owner, turn.session_id)]
+    assert told == [
+        (role, text) for name in "ABC" for role, text in (("user", f"{name}?"), ("assistant", name.lower()))
+    ]
+    assert [one.text for one in store.session_messages(owner, turn.session_id, last=1)] == ["C?", "c"]
+    with pytest.raises(InvalidRequestError, match="last: at least 1 turn"):
+        store.session_messages(owner, turn.session_id, last=0)
+
+
+def without_metadata(data: Any) -> Any:
+    """An answer's data but for what documents bring, which becomes JSON."""
+    if isinstance(data, dict):
+        return {key: without_metadata(value) for key, value in data.items() if key not in ("metadata", "data")}
+    return [without_metadata(one) for one in data] if isinstance(data, list) else data
+
+
+def test_metadata_of_any_kind_become_json(store: SessionStore, owner: str) -> None:
+    """What JSON has no type for is text; nothing in a document's metadata keeps an answer from being stored."""
+    odd = {"b": b"\xff", "d": datetime(2024, 1, 31, tzinfo=UTC), "s": {1}, "t": (1, None), "n": {2: float("inf")}}
+    turn = store.add_turn(owner, "-", "Q?", Answer(references=[ChunkReference(metadata=odd)]))
+    (reference,) = store.get_answer(owner, turn.session_id, turn.answer_id).references
+    assert isinstance(reference, ChunkReference)
+    assert reference.metadata == {
+        "b": "b'\\xff'",
+        "d": "2024-01-31T00:00:00+00:00",
+        "s": [1],
+        "t": [1, None],
+        "n": {"2": float("inf")},
+    }
+
+
+@settings(max_examples=20, suppress_health_check=list(HealthCheck))
+@given(answer=answers(done=True), query=TEXTS)
+def test_any_answer_comes_back_as_it_was(store: SessionStore, answer: Answer, query: str) -> None:
+    """Text of any kind, NUL and lone surrogates included, is kept to the letter."""
+    owner = uuid.uuid4().hex
+    turn = store.add_turn(owner, "-", query, answer, query_config={query: query})
+    (kept,) = store.get(owner, turn.session_id, include_answers=True).turns
+    assert (kept.query, kept.query_config) == (query, {query: query})
+    assert kept.answer is not None
+    assert without_metadata(kept.answer.model_dump()) == without_metadata(answer.model_dump())
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda store: store.get("", "s"), "owner: a text of 1 to 512 characters"),
+        (lambda store: store.get("o" * 513, "s"), "owner: a text of 1 to 512"),
+        (lambda store: store.get("a\x00", "s"), "owner: it holds a NUL or a lone surrogate"),
+        (lambda store: store.create("a\ud800"), "owner: it holds a NUL"),
+        (lambda store: store.get("a", "s" * 129), "session: a text of 1 to 128"),
+        (lambda store: store.get("a", "x/y"), "session: an id holds neither '/' nor white space"),
+        (lambda store: store.add_turn("a", "-", "Q?", Answer(id="x y")), "answer.id: an id holds neither"),
+        (
+            lambda store: store.add_turn("a", "-", "Q?", Answer(state=AnswerState.STREAMING)),
+            "answer.state: a turn holds a whole answer",
+        ),
+    ],
+)
+def test_what_can_not_be_stored_is_refused(store: SessionStore, call: Any, message: str) -> None:
+    """The field is named, and nothing is stored."""
+    with pytest.raises(InvalidRequestError, match=message):
+        call(store)
+    assert store.list_sessions("a").sessions == []
+
+
+def test_names_lose_only_what_no_column_holds(store: SessionStore, owner: str) -> None:
+    """Display names and labels keep any text but NUL and lone surrogates, which become U+FFFD."""
+    made = store.create(owner, SessionChanges(display_name="a\x00b😀", labels=["\ud800", "ä"], user_pseudo_id="\x00"))
+    assert (made.display_name, made.labels, made.user_pseudo_id) == ("a\ufffdb😀", ["\ufffd", "ä"], "\ufffd")
+
+
+@pytest.fixture
+def listed(store: SessionStore, owner: str) -> list[str]:
+    """Seven sessions, some pinned and labelled; their ids, oldest first."""
+    ids = []
+    for at in range(7):
+        labels = ["hidden"] if at % 3 == 0 else ["x", "y"] if at == 1 else []
+        changes = SessionChanges(
+            display_name=f"n{at}", labels=labels, is_pinned=at in (2, 5), user_pseudo_id=f"u{at % 2}"
+        )
+        ids.append(store.create(owner, changes).id)
+        time.sleep(0.001)
+    return ids
+
+
+def paged(store: SessionStore, owner: str, size: int, **query: Any) -> list[str]:
+    """All ids, page by page."""
+    token, ids = None, []
+    while True:
+        page = store.list_sessions(owner, SessionQuery(page_size=size, page_token=token, **query))
+        assert len(page.sessions) <= size
+        ids += [one.id for one in page.sessions]
+        token = page.next_page_token
+        if token is None:
+            return ids
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 50])
+def test_pages_hold_every_session_once(store: SessionStore, owner: str, listed: list[str], size: int) -> None:
+    """Whatever the order and the size of a page, each session is listed once, in order."""
+    names = {name: at for at, name in enumerate(listed)}
+    assert paged(store, owner, size) == listed[::-1]
+    by_start = [SessionOrder(key="started_at")]
+    assert paged(store, owner, size, order_by=by_start) == listed
+    pinned = [SessionOrder(key="is_pinned", descending=True), SessionOrder(key="started_at")]
+    assert [names[one] for one in paged(store, owner, size, order_by=pinned)] == [2, 5, 0, 1, 3, 4, 6]
+    unpinned = [SessionOrder(key="is_pinned"), SessionOrder(key="updated_at", descending=True)]
+    assert [names[one] for one in paged(store, owner, size, order_by=unpinned)] == [6, 4, 3, 1, 0, 5, 2]
+    by_id = [SessionOrder(key="id", descending=True)]
+    assert len(paged(store, owner, size, order_by=by_id)) == 7
+
+
+def test_pages_go_on_behind_what_was_deleted(store: SessionStore, owner: str, listed: list[str]) -> None:
+    """Neither a deleted nor a new session makes one be listed twice, or not at all."""
+    query = SessionQuery(page_size=3, order_by=[SessionOrder(key="started_at")])
+    first = store.list_sessions(owner, query)
+    store.delete(owner, listed[2])
+    store.delete(owner, listed[3])
+    store.create(owner)
+    second = store.list_sessions(owner, query.model_copy(update={"page_token": first.next_page_token}))
+    assert [one.id for one in second.sessions] == listed[4:7]
+
+
+LATER = (datetime.now(UTC) + timedelta(days=1)).isoformat()
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("is_pinned=true", [2, 5]),
+        ("starred = false AND NOT labels:hidden", [1, 4]),
+        ("NOT (labels:hidden OR labels:x)", [2, 4, 5]),
+        ("labels = y", [1]),
+        ('labels: ANY("y", "hidden")', [0, 1, 3, 6]),
+        ("user_pseudo_id = u1", [1, 3, 5]),
+        ('display_name = "n4" OR display_name = n5', [4, 5]),
+        ('display_name >= "n5"', [5, 6]),
+        ('display_name: ANY("n1", "n\\"")', [1]),
+        ("state = IN_PROGRESS", [0, 1, 2, 3, 4, 5, 6]),
+        ("NOT state = IN_PROGRESS", []),
+        ('create_time > "1970-01-01T12:00:00Z"', [0, 1, 2, 3, 4, 5, 6]),
+        (f'update_time > "{LATER}"', []),
+        (f'update_time <= "{LATER}"', [0, 1, 2, 3, 4, 5, 6]),
+    ],
+)
+def test_googles_filters_pick_sessions(
+    store: SessionStore, owner: str, listed: list[str], text: str, found: list[int]
+) -> None:
+    """The filter of ListSessions picks what it says."""
+    filters = decode_list_sessions({"filter": text}).filters
+    ids = paged(store, owner, 2, filters=filters, order_by=[SessionOrder(key="started_at")])
+    assert [listed.index(one) for one in ids] == found
+
+
+@pytest.mark.parametrize(
+    ("filters", "found"),
+    [
+        (Condition(key="labels", operator="exists", value=True), [0, 1, 3, 6]),
+        (Condition(key="labels", operator="nin", value=["hidden", "y"]), [2, 4, 5]),
+        (Condition(key="user_pseudo_id", operator="ne", value="u0"), [1, 3, 5]),
+        (Condition(key="display_name", operator="nin", value=["n1"]), [0, 2, 3, 4, 5, 6]),
+        (FilterGroup(logic="not", filters=[Condition(key="is_pinned", value=True)]), [0, 1, 3, 4, 6]),
+        (Condition(key="id", operator="exists", value=True), [0, 1, 2, 3, 4, 5, 6]),
+    ],
+)
+def test_our_filters_pick_sessions(
+    store: SessionStore, owner: str, listed: list[str], filters: FilterNode, found: list[int]
+) -> None:
+    """So do filter trees with operators that Google's text doesn't have."""
+    ids = paged(store, owner, 50, filters=filters, order_by=[SessionOrder(key="started_at")])
+    assert [listed.index(one) for one in ids] == found
+
+
+@pytest.mark.parametrize(
+    ("query", "message"),
+    [
+        ({"filters": {"key": "owner", "value": "x"}}, "filters: sessions have no 'owner'; there are id, display_name"),
+        ({"filters": {"key": "is_pinned", "value": "yes"}}, "filters: is_pinned is true or false, found 'yes'"),
+        ({"filters": {"key": "labels", "operator": "gt", "value": "a"}}, "labels is equal or not, it has no order"),
+        ({"filters": {"key": "started_at", "value": "soon"}}, "filters: started_at is compared with a time such as"),
+        ({"filters": {"key": "started_at", "value": "2024-01-01"}}, "filters: started_at is compared with a time"),
+        ({"page_token": "x"}, "pageToken: it is none that was given for this filter and order"),
+        ({"page_token": "W10"}, "pageToken: it is none"),
+        ({"page_token": "\ud800"}, "pageToken: it is none"),
+    ],
+)
+def test_lists_that_can_not_be_are_refused(store: SessionStore, owner: str, query: Any, message: str) -> None:
+    """The field and what would do are told; a token is no way to another owner's sessions."""
+    with pytest.raises(InvalidRequestError, match=message):
+        store.list_sessions(owner, SessionQuery.model_validate(query))
+
+
+def test_a_token_is_of_one_order(store: SessionStore, owner: str, listed: list[str]) -> None:
+    """The token of one filter and order doesn't serve for another."""
+    token = store.list_sessions(owner, SessionQuery(page_size=1)).next_page_token
+    other = SessionQuery(page_size=1, page_token=token, order_by=[SessionOrder(key="id")])
+    with pytest.raises(InvalidRequestError, match="pageToken"):
+        store.list_sessions(owner, other)
+
+
+def test_a_deadline_that_has_passed_ends_a_call_at_once(store: SessionStore, owner: str, url: str) -> None:
+    """Nothing is begun after the deadline, and nothing is stored."""
+    with pytest.raises(DeadlineExceededError):
+        store.create(owner, deadline=time.monotonic() - 1)
+    assert store.list_sessions(owner).sessions == []
+    assert Path(url).exists() or "://" in url

@@ -1,0 +1,205 @@
+"""What is written is what Google's own parser reads, nothing lost and nothing unknown."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+import pytest
+from google.cloud import discoveryengine_v1 as google_v1
+from google.protobuf import json_format  # type: ignore[import-untyped]  # has no types
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llama_index_agentic_kb.errors import InvalidAnswerError
+from llama_index_agentic_kb.schema import answer as a
+from llama_index_agentic_kb.schema.sessions import Session, SessionPage
+from llama_index_agentic_kb.wire.google_answer import (
+    AnswerStream,
+    encode_answer,
+    encode_answer_response,
+    encode_session,
+    stream_answer,
+)
+from llama_index_agentic_kb.wire.google_names import Parent, parse_answer_name
+from llama_index_agentic_kb.wire.google_sessions import encode_session_page
+from llama_index_agentic_kb.wire.google_validation import validate_answer
+from llama_index_agentic_kb.wire.google_values import float32
+from tests.wire.strategies import answers, many, sessions
+
+PARENT = Parent("p", "global", "e", "default_collection", engine=True)
+NOW = datetime(2026, 1, 2, 3, 4, 5, 600000, tzinfo=UTC)
+
+
+def parsed(kind: Any, told: Any) -> Any:
+    """Parse strictly, by way of the bytes that go out."""
+    data = json.dumps(told, ensure_ascii=False, allow_nan=False).encode().decode()
+    return json_format.Parse(data, kind.pb(kind()), ignore_unknown_fields=False)
+
+
+def same(kind: Any, told: dict[str, Any], *, enum_as_int: bool) -> None:
+    """Nothing is lost, and everything is in protobuf's own form."""
+    again = json_format.MessageToDict(parsed(kind, told), use_integers_for_enums=enum_as_int)
+    assert again == told
+
+
+@many
+@given(answers(), st.booleans())
+def test_answers_survive_a_strict_parse(answer: a.Answer, enum_as_int: bool) -> None:
+    """Any answer is read strictly, and written by protobuf comes out the same."""
+    told = encode_answer(answer, name="n", enum_as_int=enum_as_int)
+    same(google_v1.Answer, told, enum_as_int=enum_as_int)
+
+
+@many
+@given(sessions(), st.booleans())
+def test_sessions_survive_a_strict_parse(session: Session, enum_as_int: bool) -> None:
+    """Any session is read strictly, with whole answers and without; so is a page of them."""
+    told = encode_session(session, PARENT, enum_as_int=enum_as_int)
+    same(google_v1.Session, told, enum_as_int=enum_as_int)
+    page = encode_session_page(SessionPage(sessions=[session], next_page_token="t"), PARENT, enum_as_int=enum_as_int)
+    same(google_v1.ListSessionsResponse, page, enum_as_int=enum_as_int)
+
+
+@many
+@given(answers(done=True), st.booleans(), st.booleans())
+def test_every_piece_of_a_stream_survives_a_strict_parse(answer: a.Answer, enum_as_int: bool, kept: bool) -> None:
+    """Pieces are read strictly, come in Google's order, and together hold the text."""
+    session = Session(id="s", started_at=NOW, updated_at=NOW) if kept else None
+    pieces = list(stream_answer(answer, parent=PARENT, session=session, token="T", enum_as_int=enum_as_int))
+    assert pieces[0].startswith(b"[{")
+    elements = json.loads(b"".join(pieces))
+    for element in elements:
+        same(google_v1.AnswerQueryResponse, element, enum_as_int=enum_as_int)
+        assert element["answerQueryToken"] == "T"
+        assert ("name" in element["answer"]) == kept
+    *before, last = elements
+    order = [
+        next(key for key in ("steps", "references", "citations", "answerText") if key in one["answer"])
+        for one in before
+    ]
+    told = [kind for kind in order if kind in ("steps", "references")]
+    assert order[: len(told)] == told == [kind for kind in ("steps", "references") if getattr(answer, kind)]
+    streamed = "".join(one["answer"].get("answerText", "") for one in before)
+    assert streamed == last["answer"].get("answerText", "")
+    assert all(one["answer"]["state"] in ("STREAMING", 4) for one in before)
+    assert last["answer"]["state"] not in ("STREAMING", 4)
+
+
+def test_a_citation_follows_its_claim_by_absolute_bytes() -> None:
+    """Text deltas and citations take turns; offsets count bytes from the answer's start."""
+    text = "Österreich: Wien. 日本: 東京."
+    citations = [a.Citation(start=0, end=17, sources=[0]), a.Citation(start=18, end=len(text), sources=[1, 0])]
+    references: list[a.AnswerReference] = [a.ChunkReference(chunk="1"), a.ChunkReference(chunk="2")]
+    answer = a.Answer(text=text, citations=citations, references=references)
+    elements = [one["answer"] for one in json.loads(b"".join(stream_answer(answer)))]
+    assert elements[1:-1] == [
+        {"state": "STREAMING", "answerText": "Österreich: Wien."},
+        {"state": "STREAMING", "citations": [{"endIndex": "18", "sources": [{"referenceId": "0"}]}]},
+        {"state": "STREAMING", "answerText": " 日本: 東京."},
+        {
+            "state": "STREAMING",
+            "citations": [
+                {"startIndex": "19", "endIndex": "34", "sources": [{"referenceId": "1"}, {"referenceId": "0"}]}
+            ],
+        },
+    ]
+    assert text.encode()[19:34].decode() == "日本: 東京."
+
+
+def test_a_stream_keeps_its_order_and_is_closed() -> None:
+    """What comes too late, cites what was not sent, or is not done is refused; a failed stream is an array still."""
+    stream = AnswerStream()
+    sent = stream.references([a.ChunkReference()]) + stream.text("Pa") + stream.text("")
+    with pytest.raises(InvalidAnswerError, match="steps: too late"):
+        stream.steps([])
+    with pytest.raises(InvalidAnswerError, match=r"citations\[0\].endIndex: the claim ends at character 5; only 2"):
+        stream.citation(a.Citation(start=0, end=5))
+    with pytest.raises(InvalidAnswerError, match=r"sources\[0\].referenceId: there is no reference '1'"):
+        stream.citation(a.Citation(start=0, end=2, sources=[1]))
+    with pytest.raises(InvalidAnswerError, match="state: a finished answer"):
+        stream.finish(a.Answer(state=a.AnswerState.STREAMING))
+    sent += stream.fail()
+    assert stream.fail() == b""
+    assert json.loads(sent)[-1] == {"answer": {"state": "FAILED"}}
+    assert json.loads(AnswerStream().fail()) == [{"answer": {"state": "FAILED"}}]
+
+
+def test_a_response_names_answer_and_session() -> None:
+    """With a session both are named, under the parent that was asked; without one neither is."""
+    session = Session(id="s", display_name="Who?", started_at=NOW, updated_at=NOW)
+    told = encode_answer_response(a.Answer(id="1", text="x"), parent=PARENT, session=session, token="T")
+    same(google_v1.AnswerQueryResponse, told, enum_as_int=False)
+    assert str(parse_answer_name(told["answer"]["name"])) == f"{PARENT}/sessions/s/answers/1"
+    assert told["session"]["startTime"] == "2026-01-02T03:04:05.600Z"
+    alone = encode_answer_response(a.Answer(id="1", text="x"))
+    assert alone == {"answer": {"state": "SUCCEEDED", "answerText": "x"}}
+
+
+def test_values_take_protobufs_form() -> None:
+    """Float32 is short, long whole numbers and dates are text, what is no number is null."""
+    data: Any = {"big": 2**53 + 1, "nan": float("nan"), "day": NOW.date(), "deep": {"x": (1, {"y": b"z"})}, 3: "three"}
+    # Built, not validated: a document's metadata may hold anything.
+    assert (float32(0.1), float32(0.1203860342502594), float32(None)) == (0.1, 0.120386034, None)
+    reference = a.ChunkReference.model_construct(relevance_score=0.1, metadata=data)
+    told = encode_answer(a.Answer.model_construct(references=[reference]))["references"][0]["chunkInfo"]
+    assert told["relevanceScore"] == 0.1
+    assert told["documentMetadata"]["structData"] == {
+        "big": "9007199254740993",
+        "nan": None,
+        "day": "2026-01-02",
+        "deep": {"x": [1, {"y": "b'z'"}]},
+        "3": "three",
+    }
+
+
+GOOD: dict[str, Any] = {
+    "state": "SUCCEEDED",
+    "answerText": "é 東",
+    "groundingScore": 1,
+    "citations": [{"endIndex": "2", "sources": [{"referenceId": "0"}]}],
+    "groundingSupports": [{"startIndex": "3", "endIndex": "6", "groundingCheckRequired": False}],
+    "references": [{"chunkInfo": {"relevanceScore": 0.5, "documentMetadata": {"structData": {"groundingScore": 7}}}}],
+}
+
+
+def broken(path: str, value: Any) -> dict[str, Any]:
+    """The good answer with one field changed."""
+    told = json.loads(json.dumps(GOOD))
+    *steps, last = path.split("/")
+    inner = told
+    for step in steps:
+        inner = inner[int(step) if step.isdigit() else step]
+    inner[int(last) if last.isdigit() else last] = value
+    return dict(told)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("groundingScore", 1.7, "groundingScore: a score lies from 0 to 1"),
+        ("groundingScore", float("nan"), "groundingScore: a number must be finite"),
+        ("references/0/chunkInfo/relevanceScore", -0.1, "references[0].chunkInfo.relevanceScore: a score lies"),
+        ("references/0/chunkInfo/documentMetadata/structData/x", [1, float("inf")], "structData.x[1]: a number"),
+        ("references/0/chunkInfo/documentMetadata/structData/x", {"\ud800": 1}, "a lone surrogate"),
+        ("references/0", {"chunkInfo": {}, "structuredDocumentInfo": {}}, "references[0]: it is one of"),
+        ("answerText", "\udfff", "answerText: the text holds a lone surrogate"),
+        ("citations/0/endIndex", "1", "citations[0].endIndex: 1 lies inside a character"),
+        ("citations/0/endIndex", "7", "citations[0].endIndex: 7 is beyond the text's 6 bytes"),
+        ("citations/0/startIndex", "2", "citations[0].endIndex: 2 must be greater than startIndex, 2"),
+        ("citations/0/startIndex", 0, "citations[0].startIndex: int64 is written as decimal text"),
+        ("citations/0/startIndex", "-1", "citations[0].startIndex: int64"),
+        ("citations/0/sources/0/referenceId", "1", "citations[0].sources[0].referenceId: there is no reference '1'"),
+        ("citations/0/sources/0/referenceId", "x", "there is no reference 'x'"),
+        ("groundingSupports/0/groundingScore", 0.5, "groundingSupports[0].groundingScore: a claim that needs no check"),
+        ("groundingSupports/0/sources", [{"referenceId": "0"}], "groundingSupports[0].sources: a claim that needs no"),
+        ("blobAttachments", [], "blobAttachments: v1 has no such field"),
+    ],
+)
+def test_what_breaks_a_rule_is_refused_by_its_path(path: str, value: Any, message: str) -> None:
+    """Each rule that the protos don't check is checked, and the field is named."""
+    validate_answer(GOOD)
+    with pytest.raises(InvalidAnswerError) as refused:
+        validate_answer(broken(path, value))
+    assert message in str(refused.value)

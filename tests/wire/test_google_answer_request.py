@@ -1,0 +1,278 @@
+"""What is refused, and with what words; what protobuf takes in odd forms is taken too."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llama_index_agentic_kb.errors import InvalidRequestError
+from llama_index_agentic_kb.wire.google_answer import decode_answer_query
+from llama_index_agentic_kb.wire.google_checks import MAX_RECORDS, decode_check_grounding, decode_rank
+from llama_index_agentic_kb.wire.google_sessions import (
+    decode_create_session,
+    decode_list_sessions,
+    decode_update_session,
+    wants_answer_details,
+)
+
+PARAMS = "searchSpec.searchParams"
+
+
+def body(**fields: Any) -> dict[str, Any]:
+    return {"query": {"text": "Who?"}, **fields}
+
+
+def params(**fields: Any) -> dict[str, Any]:
+    return body(searchSpec={"searchParams": fields})
+
+
+@pytest.mark.parametrize(
+    ("sent", "message"),
+    [
+        ("{", "body: it is no JSON"),
+        (
+            '{"query": {"text": "a", "text": "b"}}',
+            "body: it is no JSON that can be read: the key 'text' is given twice",
+        ),
+        ('{"query": {"text": NaN}}', "NaN is no JSON"),
+        (b"\xff", "body: it is no JSON"),
+        ("[" * 100_000, "body: it is no JSON that can be read: it is nested too deeply"),
+        ([], "request: an object is expected, found '[]'"),
+        ({}, "query.text: a question is needed"),
+        ({"query": {"text": " "}}, "query.text: a question is needed"),
+        ({"query": {"text": "\ud800"}}, "query.text: the text holds a lone surrogate"),
+        ({"query": {"text": 3}}, "query.text: Input should be a valid string"),
+        ({"query": {"text": ["a"]}}, "query.text: Input should be a valid string"),
+        ({"query": "Who?"}, "query: an object is expected, found 'Who?'"),
+        (body(qeury=1), "qeury: Extra inputs are not permitted"),
+        (body(searchSpec={"searchParams": {"blobs": {}}}), f"{PARAMS}.blobs: Extra inputs"),
+        (params(naturalLanguageQueryUnderstandingSpec={}), f"{PARAMS}.naturalLanguageQueryUnderstandingSpec: Extra"),
+        (
+            body(searchSpec={"searchParams": {}, "searchResultList": {}}),
+            "searchSpec: searchParams and searchResultList exclude each other",
+        ),
+        (
+            body(searchSpec={"search_params": {}, "searchResultList": {}}),
+            "searchSpec: searchParams and searchResultList exclude each other",
+        ),
+        (
+            body(
+                searchSpec={"searchResultList": {"searchResults": [{"unstructuredDocumentInfo": {}, "chunkInfo": {}}]}}
+            ),
+            "searchResults.0: unstructuredDocumentInfo and chunkInfo exclude each other",
+        ),
+        (body(userPseudoId="a", user_pseudo_id="b"), "userPseudoId is given twice, in both spellings"),
+        (body(asynchronousMode=True), "asynchronousMode: asynchronous mode is deprecated."),
+        (body(asynchronousMode="true"), "asynchronousMode: Input should be a valid boolean"),
+        (body(userPseudoId="x" * 129), "userPseudoId: the text has 129 characters; at most 128"),
+        (body(userLabels={str(key): "" for key in range(65)}), "userLabels: 65 labels; at most 64"),
+        (body(userLabels={"": "x"}), "userLabels: label '': a key has 1 to 63 characters"),
+        (body(userLabels={"x": None}), "userLabels.x: Input should be a valid string"),
+        (
+            body(endUserSpec={"endUserMetadata": [{"chunkInfo": {"content": "x" * 8001}}]}),
+            "endUserSpec.endUserMetadata.0.chunkInfo.content: the text has 8001 characters; at most 8000",
+        ),
+        (
+            body(queryUnderstandingSpec={"queryRephraserSpec": {"maxRephraseSteps": 6}}),
+            "queryUnderstandingSpec.queryRephraserSpec.maxRephraseSteps: Input should be less than or equal to 5",
+        ),
+        (
+            body(queryUnderstandingSpec={"queryRephraserSpec": {"maxRephraseSteps": -1}}),
+            "maxRephraseSteps: Input should be greater than or equal to 0",
+        ),
+        (
+            body(queryUnderstandingSpec={"queryClassificationSpec": {"types": ["adversarial_query"]}}),
+            "queryClassificationSpec.types.0: QueryClassificationInfo.Type has no value 'adversarial_query'; it has",
+        ),
+        (body(queryUnderstandingSpec={"queryClassificationSpec": {"types": [6]}}), "types.0: QueryClassification"),
+        (body(queryUnderstandingSpec={"queryClassificationSpec": {"types": [None]}}), "has no value 'None'"),
+        (body(queryUnderstandingSpec={"queryClassificationSpec": {"types": [True]}}), "has no value 'True'"),
+        (body(groundingSpec={"filteringLevel": -1}), "groundingSpec.filteringLevel: GroundingSpec.FilteringLevel has"),
+        (
+            body(safetySpec={"safetySettings": [{"category": 1}]}),
+            "safetySpec.safetySettings.0: category and threshold are both needed",
+        ),
+        (body(session="sessions/1"), "session: 'sessions/1' is no resource name"),
+        (body(session="projects/p/locations/l/collections/c/dataStores/d/sessions/s/answers/a"), "session: "),
+        (body(session="projects/p/locations/l/engines/e/sessions/s"), "an engine is named with its collection"),
+        (body(servingConfig="x"), "servingConfig: 'x' is no resource name"),
+        (params(maxReturnResults=1.5), f"{PARAMS}.maxReturnResults: a whole number is expected, found '1.5'"),
+        (params(maxReturnResults=" 5"), "a number is expected, found ' 5'"),
+        (params(maxReturnResults=True), "a number is expected, found 'True'"),
+        (params(maxReturnResults=2**31), "is out of the range of 32 bits"),
+        (params(maxReturnResults="9" * 100), "a number is expected"),
+        (params(maxReturnResults="1e999"), "a whole number is expected"),
+        (params(maxReturnResults=-1), f"{PARAMS}.maxReturnResults: Input should be greater than or equal to 0"),
+        (params(filter="color = red"), f"{PARAMS}.filter, character 9: found 'red', expected a number"),
+        (params(dataStoreSpecs=[{"dataStore": "x"}]), f"{PARAMS}.dataStoreSpecs.0.dataStore: 'x' is no resource name"),
+        (
+            params(boostSpec={"conditionBoostSpecs": [{"boost": 1.5}]}),
+            f"{PARAMS}.boostSpec.conditionBoostSpecs.0.boost: Input should be less than or equal to 1",
+        ),
+        (params(boostSpec={"conditionBoostSpecs": [{"boost": "NaN"}]}), "boost: a number is expected, found 'NaN'"),
+        (params(boostSpec={"conditionBoostSpecs": [{}] * 21}), "List should have at most 20 items"),
+        (
+            params(boostSpec={"conditionBoostSpecs": [{"condition": "("}]}),
+            f"{PARAMS}.boostSpec.conditionBoostSpecs.0.condition, character 2: the filter ends",
+        ),
+    ],
+)
+def test_what_is_wrong_is_refused_by_its_field(sent: Any, message: str) -> None:
+    """Unknown fields, wrong kinds, two of a oneof, and what is out of a range are refused, and the field is named."""
+    with pytest.raises(InvalidRequestError) as refused:
+        decode_answer_query(sent)
+    assert message in str(refused.value)
+
+
+def test_the_path_and_the_body_name_one_serving_config() -> None:
+    """Two different serving configs are refused; either alone does."""
+    name = "projects/p/locations/l/dataStores/d/servingConfigs/s"
+    assert decode_answer_query(body(servingConfig=name)).serving_config == name
+    assert decode_answer_query(body(servingConfig=name), serving_config=name).serving_config == name
+    with pytest.raises(InvalidRequestError, match="servingConfig: the body names another one"):
+        decode_answer_query(body(servingConfig=name), serving_config=name + "2")
+
+
+@pytest.mark.parametrize("five", [5, 5.0, "5", "5.0", "05", "5e0", "0.5e1"])
+def test_numbers_are_taken_as_protobuf_takes_them(five: Any) -> None:
+    """Whole numbers may be decimal or text."""
+    assert decode_answer_query(params(maxReturnResults=five)).request.max_output_documents == 5
+
+
+@pytest.mark.parametrize("level", ["FILTERING_LEVEL_HIGH", 2, "2", 2.0])
+def test_enums_are_names_or_numbers(level: Any) -> None:
+    """An enum's value is its name, its number, or the number as text."""
+    query = decode_answer_query(body(groundingSpec={"filteringLevel": level}))
+    assert query.filtering_level == "high"
+
+
+def test_null_is_not_set_and_false_is_not_null() -> None:
+    """Null leaves a field at its default; the relevance gate tells false from unset."""
+    generation = {"ignoreLowRelevantContent": None, "promptSpec": None}
+    assert decode_answer_query(body(answerGenerationSpec=generation, session=None)).ignore_low_relevant_content is None
+    for value in (True, False):
+        query = decode_answer_query(body(answerGenerationSpec={"ignoreLowRelevantContent": value}))
+        assert query.ignore_low_relevant_content is value
+
+
+def test_results_that_are_brought_along_are_read_in_their_order() -> None:
+    """Segments count only without contexts; an empty list is no search at all, which differs from none."""
+    given = [
+        {
+            "unstructuredDocumentInfo": {
+                "documentContexts": [{"content": "a"}],
+                "extractiveSegments": [{"content": "b"}],
+            }
+        },
+        {
+            "unstructuredDocumentInfo": {
+                "extractiveSegments": [{"content": "b"}],
+                "extractiveAnswers": [{"content": "c"}],
+            }
+        },
+        {"chunkInfo": {"content": "d", "documentMetadata": {"title": "T"}}},
+        {},
+    ]
+    results = decode_answer_query(body(searchSpec={"searchResultList": {"searchResults": given}})).search_results
+    assert results is not None
+    contents = [[part.content for part in one.chunks] if one.kind == "document" else one.to_dict() for one in results]
+    assert contents[:2] == [["a"], ["b"]]
+    assert contents[3] == []
+    assert decode_answer_query(body(searchSpec={"searchResultList": {}})).search_results == []
+    assert decode_answer_query(body(searchSpec={})).search_results is None
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(
+            st.sampled_from(
+                ["query", "text", "searchSpec", "searchParams", "filter", "session", "x", "types", "enable"]
+            ),
+            inner,
+            max_size=4,
+        )
+    ),
+    max_leaves=12,
+)
+
+
+@given(JSON)
+def test_whatever_is_sent_is_read_or_refused(data: Any) -> None:
+    """No data raises anything but the one error for bad requests."""
+    for decode in (
+        decode_answer_query,
+        decode_check_grounding,
+        decode_rank,
+        decode_create_session,
+        decode_update_session,
+    ):
+        with contextlib.suppress(InvalidRequestError):
+            decode(json.dumps(data))
+
+
+@pytest.mark.parametrize(
+    ("decode", "sent", "message"),
+    [
+        (decode_check_grounding, {}, "answerCandidate: an answer to check is needed"),
+        (decode_check_grounding, {"answerCandidate": "a. " * 2049}, "answerCandidate: 4098 tokens; at most 4096"),
+        (decode_check_grounding, {"answerCandidate": "a", "facts": [{}] * 201}, "facts: List should have at most 200"),
+        (
+            decode_check_grounding,
+            {"answerCandidate": "a", "facts": [{"factText": "x" * 10_001}]},
+            "facts.0.factText: the text has 10001 characters; at most 10000",
+        ),
+        (
+            decode_check_grounding,
+            {"answerCandidate": "a", "groundingSpec": {"citationThreshold": 1.1}},
+            "groundingSpec.citationThreshold: Input should be less than or equal to 1",
+        ),
+        (decode_check_grounding, {"answerCandidate": "a", "groundingConfig": "x"}, "groundingConfig: 'x' is no"),
+        (
+            decode_check_grounding,
+            {"answerCandidate": "a", "groundingConfig": "projects/p/locations/l/rankingConfigs/r"},
+            "is no resource name of the form projects/{project}/locations/{location}/groundingConfigs/{config}",
+        ),
+        (decode_rank, {"records": []}, "records: records to rank are needed"),
+        (decode_rank, {"records": [{"title": "a"}, {"id": "1"}]}, "records.1: a title or content is needed"),
+        (decode_rank, {"records": [{"title": "a"}] * (MAX_RECORDS + 1)}, "records: List should have at most 200"),
+        (decode_rank, {"records": [{"title": "a"}], "topN": -1}, "topN: Input should be greater than or equal to 0"),
+        (decode_create_session, {"turns": [{}]}, "session.turns: turns are made by answering"),
+        (decode_create_session, {"isPinned": "yes"}, "isPinned: Input should be a valid boolean"),
+        (decode_list_sessions, {"pageSize": "-1"}, "pageSize: Input should be greater than or equal to 0"),
+        (decode_list_sessions, {"orderBy": "title"}, "orderBy: can't read 'title'"),
+        (decode_list_sessions, {"orderBy": "update_time down"}, "orderBy: can't read 'update_time down'"),
+        (decode_list_sessions, {"orderBy": "update_time,"}, "orderBy: can't read ''"),
+        (decode_list_sessions, {"filter": "title = a"}, "filter, character 1: there is no field 'title'"),
+        (decode_list_sessions, {"filter": "state = OPEN"}, "filter: Session.State has no value 'OPEN'"),
+        (wants_answer_details, {"includeAnswerDetails": "yes"}, "includeAnswerDetails: 'yes' is neither"),
+        (lambda sent: decode_update_session({}, sent), "name", "updateMask: 'name' can't be changed"),
+    ],
+)
+def test_the_other_methods_refuse_by_field_too(decode: Any, sent: Any, message: str) -> None:
+    """Limits of CheckGrounding, Rank and the session methods are Google's."""
+    with pytest.raises(InvalidRequestError) as refused:
+        decode(sent)
+    assert message in str(refused.value)
+
+
+def test_an_empty_mask_changes_all_and_a_page_has_an_end() -> None:
+    """Without a mask what is left out goes to its default; a page holds at most 1000."""
+    assert decode_update_session({"isPinned": True}).model_dump(by_alias=False) == {
+        "display_name": "",
+        "labels": [],
+        "is_pinned": True,
+        "user_pseudo_id": "",
+    }
+    assert decode_update_session({"displayName": "x"}, "displayName").to_dict() == {"displayName": "x"}
+    assert decode_list_sessions({"pageSize": "5000"}).page_size == 1000
+    assert decode_list_sessions({}).page_size == 50
+    state = decode_list_sessions({"filter": "state = IN_PROGRESS"}).filters
+    assert state is not None
+    assert state.to_dict()["value"] == "inProgress"

@@ -1,0 +1,125 @@
+"""Google's filter text: what it means, and what is refused with what words."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llama_index_agentic_kb.errors import InvalidRequestError
+from llama_index_agentic_kb.schema import matches, to_odata
+from llama_index_agentic_kb.wire.google_filter import parse_filter
+
+DOCUMENT = {
+    "color": "red",
+    "year": 1969,
+    "score": 0.5,
+    "public": True,
+    "date": "2024-01-31",
+    "tags": ["a", "b"],
+    "x": 'q"\\',
+}
+
+
+@pytest.mark.parametrize(
+    ("text", "odata", "holds"),
+    [
+        ('color: ANY("red")', "color eq 'red'", True),
+        ('color:ANY("blue","red")', "(color eq 'blue' or color eq 'red')", True),
+        ('x: ANY("q\\"\\\\")', "x eq 'q\"\\'", True),
+        ('tags: ANY("b", "z")', "tags/any(x: x eq 'b' or x eq 'z')", True),
+        ("year: IN(1969, 1970)", "(year ge 1969 and year lt 1970)", True),
+        ("year: IN(1968, 1969)", "(year ge 1968 and year lt 1969)", False),
+        ("year: IN(1968e, 1969i)", "(year gt 1968 and year le 1969)", True),
+        ("year: IN(*, 1969i)", "year le 1969", True),
+        ("year: IN(1.9e3e, *)", "year gt 1900.0", True),
+        ("year: IN(*, *)", "year ne null", True),
+        ("score >= 0.5", "score ge 0.5", True),
+        ("score<0.5", "score lt 0.5", False),
+        ("score > -1", "score gt -1", True),
+        ("year = 1969", "year eq 1969", True),
+        ("public = true", "public eq true", True),
+        ('date > "2024-01-01"', "date gt '2024-01-01'", True),
+        ('NOT color: ANY("red")', "not (color eq 'red')", False),
+        ('-color: ANY("blue")', "not (color eq 'blue')", True),
+        ('NOT missing: ANY("x")', "not (missing eq 'x')", False),
+        ("year > 1 AND score > 0 AND public = true", "(year gt 1 and score gt 0 and public eq true)", True),
+        ("year < 1 OR score > 0", "(year lt 1 or score gt 0)", True),
+        ("(year < 1 OR score > 0) AND NOT (year = 2 OR year = 3)", None, True),
+        ("((year = 1969))", "year eq 1969", True),
+        ('color: ANY("red") AND year: IN(1900, *)', "(color eq 'red' and year ge 1900)", True),
+    ],
+)
+def test_a_filter_means_what_googles_does(text: str, odata: str | None, holds: bool) -> None:
+    """Each form of the grammar becomes the tree with its meaning."""
+    tree = parse_filter(text, list_fields=("tags",))
+    assert tree is not None
+    assert odata is None or to_odata(tree) == odata
+    assert matches(tree, DOCUMENT) is holds
+
+
+def test_an_empty_filter_is_none() -> None:
+    """Google takes an empty text for no filter."""
+    assert parse_filter(" ") is None
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a = 1 AND b = 2 OR c = 3", "filter, character 17: AND beside OR is ambiguous; put parentheses"),
+        ("a", "filter, character 2: the filter ends, expected ':' or one of <"),
+        ("a != 1", "found '!=', expected ':' or one of < <= > >= = (not equal is NOT field = value)"),
+        ("a: ANY()", 'expected a text in double quotes: "acme"'),
+        ("a: ANY(red)", "filter, character 8: found 'red', expected a text in double quotes"),
+        ("a: ANY('red')", "can't read \"'red')\"; text stands in double quotes"),
+        ('a: ANY("red)', "can't read '\"red)'; text stands in double quotes, closed by another"),
+        (r'a: ANY("\n")', r"only \" and \\ may follow a backslash"),
+        ("a: IN(x, 1)", "expected a number or *"),
+        ("a: IN(1 2)", "found '2', expected ','"),
+        ("a: red", 'expected ANY("...") or IN(lower, upper)'),
+        ("a = red", "expected a number, true, false, or a text in double quotes"),
+        ("a = 5i", "expected a number, true, false"),
+        ("a = 1 b = 2", "filter, character 7: found 'b', expected AND, OR or the end"),
+        ("a = 1 and b = 2", "found 'and', expected AND, OR or the end"),
+        ("(a = 1", "the filter ends, expected ')'"),
+        ("a = 1)", "found ')', expected AND, OR or the end"),
+        ("AND", "found 'AND', expected a field, NOT or '('"),
+        ("NOT", "the filter ends, expected a field"),
+        ('GEO_DISTANCE(a, "Oslo", 10)', "GEO_DISTANCE is not supported"),
+        ("a = " + "9" * 50, "is too large or too long a number"),
+        ("a = 9223372036854775808", "is too large or too long a number"),
+        ("a = 1e999", "is too large or too long a number"),
+        ("(" * 40 + "a = 1" + ")" * 40, "at most 32 parentheses may stand inside each other"),
+        ("a = 1 AND " * 10_000, "100000 characters; at most 65536 are read"),
+        ("a: ANY(" + '"",' * 5_001 + '"")', "at most 5000 values are read"),
+        ("€ = 1", "can't read '€ = 1'"),
+    ],
+)
+def test_what_is_no_filter_is_refused_with_place_and_remedy(text: str, message: str) -> None:
+    """The place, what was found and what would do are told."""
+    with pytest.raises(InvalidRequestError) as refused:
+        parse_filter(text)
+    assert message in str(refused.value)
+
+
+@given(st.text(st.sampled_from('abAND ORNOT"\\():,*<>=-.19eiANYIN'), max_size=40))
+def test_any_text_is_read_or_refused(text: str) -> None:
+    """Nothing but the one error is raised, whatever the text."""
+    try:
+        tree: Any = parse_filter(text)
+    except InvalidRequestError:
+        return
+    assert tree is None or to_odata(tree)
+
+
+def test_long_filters_are_read_in_linear_time() -> None:
+    """The longest text is read at once, with and without a closing quote."""
+    begun = time.monotonic()
+    assert parse_filter(" AND ".join(["a = 1"] * 6_000)) is not None
+    for text in ('a: ANY("' + "\\\\" * 32_000, "(" * 65_000, "NOT " * 16_000, '"' * 65_000, "-" * 65_000):
+        with pytest.raises(InvalidRequestError):
+            parse_filter(text)
+    assert time.monotonic() - begun < 20
