@@ -54,7 +54,8 @@ injection: $(VENV)/.dev
 	$(BIN)/python -m tests.injection
 
 fuzz: $(VENV)/.dev
-	for target in odata plan citations findings request; do \
+	$(PIP_INSTALL) -e '.[fuzz]'
+	for target in odata plan citations findings request google; do \
 		$(BIN)/python -m tests.fuzz --target $$target --seconds $(SECONDS) || exit 1; \
 	done
 

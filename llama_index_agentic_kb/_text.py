@@ -17,12 +17,20 @@ __all__ = [
     "printable",
     "redacted",
     "sentence_spans",
+    "told_error",
+    "told_words",
     "without_surrogates",
 ]
 
 WINDOW = 2_000
 """How many characters before a cut are searched for a sentence end; the segmenter is slow on long text."""
 
+
+TOLD: Final = 10_000
+"""Characters of an error that are told at most: a server may answer with a page."""
+
+READ_ON: Final = 1_000
+"""Characters behind a cut that are looked at for the rest of a secret."""
 
 _WORD: Final = re.compile(r"\S{1,16}")  # scripts without spaces are cut too
 _MARKS: Final = ".,;:!?\"'()[]"
@@ -59,19 +67,149 @@ def without_surrogates(text: str) -> str:
     return text
 
 
-_SECRETS: Final = (
-    (re.compile(r"(://)[^/\s:@]{1,100}:[^/\s@]{1,200}@"), r"\1***@"),  # user and password in a URL
-    (re.compile(r"\b(Bearer|Basic)\s+[\w.~+/=-]{6,}", re.IGNORECASE), r"\1 ***"),
-    (re.compile(r"\b(sk|pk|key|ghp|xox[abp])[-_][\w-]{8,}"), r"\1-***"),
-    (re.compile(r"(?i)\b(api[-_]?key|password|passwd|secret|token)(\s*[=:]\s*)[^\s,;&'\"]{4,}"), r"\1\2***"),
+_VALUE = r"(?:[^\s&;'\"<>\\]|\\(?!['\"]))"  # a character of a value without quotes
+_LIKELY = r"(?!https?://)(?:(?=\S{0,80}\d)(?=\S{0,80}[a-z])\S{6}|\d{6}|\S{0,40}(?-i:[a-z][A-Z])|\S{24})"
+"""How a key begins, and a word doesn't: letters and digits, capitals inside, or very long."""
+
+# Names that stand in front of a secret: what no prose says, and what it does.
+_FIELD = (
+    r"(?:(?:api|access|private|secret|signing|encryption|subscription|account|shared)[-_]?key(?:[-_]?id)?"
+    r"|api key provided|client[-_]?secret|(?<=[-_])(?:token|secret|passw(?:or)?d|pwd|auth)"
+    r"|(?-i:(?<=[a-z])(?:Token|Secret|Password)))"
+)
+_WORD_FOR_IT = r"(?<![a-z])(?:token|secret|passw(?:or)?d|pwd|passphrase|credentials?|api key|(?:proxy-)?authorization)"
+_NAMED = rf"(?:{_FIELD}|{_WORD_FOR_IT})"
+_OPEN = r"(?:\\{0,3}['\"])?"  # of a value whose end was cut off
+_QUOTED = r"(b?(?P<q>\\{0,3}['\"]))(?:(?!(?P=q)).){1,500}(?P=q)"
+
+_NAMES: Final = ("key", "token", "secret", "pass", "pwd", "auth", "credential")
+_SECRETS: Final = tuple(
+    (re.compile(pattern, re.IGNORECASE | re.DOTALL), replacement, hints)
+    for pattern, replacement, hints in (
+        (
+            r"(-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----).*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)",
+            r"\1***",
+            ("private key-----",),
+        ),
+        # user and password of a URL, but no port; a password may hold "/" and "@"
+        (r"(://)[^\s/?#@:'\"<>]{0,128}+(?::(?!\d{1,5}[/?#])[^\s'\"<>]{1,256})?@", r"\1***@", ("@",)),
+        (
+            r"([?&](?:key|sig|signature|code|auth|token|password)=)[^\s&#'\"<>]+",
+            r"\1***",
+            (
+                "?",
+                "&",
+            ),
+        ),
+        # 'api_key': 'abc', "x-chroma-token": "abc", token="abc", (b'authorization', b'abc')
+        (rf"({_NAMED}\\{{0,3}}['\"]?\s{{0,3}}(?:=>|[:=])\s{{0,3}}){_QUOTED}", r"\1\2***\g<q>", (*_NAMES,)),
+        (rf"(\(b?['\"][\w-]{{0,40}}?{_NAMED}['\"],\s{{0,3}}){_QUOTED}", r"\1\2***\g<q>", (*_NAMES,)),
+        (
+            r"(authorization\\{0,3}['\"]?\s{0,3}[:=]\s{0,3}(?:b?\\{0,3}['\"])?"
+            r"(?:bearer|basic|token|api-?key|digest|negotiate|key)\s{1,3})" + _VALUE + "+",
+            r"\1***",
+            ("authorization",),
+        ),
+        (
+            rf"(?<![a-z])(bearer|basic)\s{{1,3}}{_LIKELY}{_VALUE}*",
+            r"\1 ***",
+            (
+                "bearer",
+                "basic",
+            ),
+        ),
+        (
+            r"(cookie\\{0,3}['\"]?\s{0,3}:\s{0,3}(?:\\{0,3}['\"])?)[^\s=;'\"]{1,100}=[^\n'\"\\]{1,2000}",
+            r"\1***",
+            ("cookie",),
+        ),
+        # api_key=abc, x-chroma-token: abc, password=abc; but no "password: required"
+        (rf"({_FIELD}\\{{0,3}}['\"]?\s{{0,3}}(?:=>|[:=])\s{{0,3}}{_OPEN}){_VALUE}+", r"\1***", (*_NAMES,)),
+        (
+            rf"((?:(?:token|secret|passw(?:or)?d|pwd)=|{_WORD_FOR_IT}(?:=|:(?=\S{{4}}))){_OPEN}){_VALUE}+",
+            r"\1***",
+            (*_NAMES,),
+        ),
+        (rf"({_WORD_FOR_IT}\s{{0,3}}[:=]\s{{1,3}}){_LIKELY}{_VALUE}*", r"\1***", (*_NAMES,)),
+        # keys that are told by their shape
+        (
+            r"(?<![a-z0-9])(sk|pk|rk)[-_](?:[\w*-]{16}|(?=[\w*-]{0,40}(?:\d|(?-i:[A-Z])))[\w*-]{8})[\w*-]*",
+            r"\1-***",
+            (
+                "sk-",
+                "sk_",
+                "pk-",
+                "pk_",
+                "rk-",
+                "rk_",
+            ),
+        ),
+        (
+            r"(?<![a-z0-9])(gh[pousr]_|github_pat_|glpat-|hf_|gsk_|pcsk_|npm_|xox[abeoprs]-)[\w-]{10,}",
+            r"\1***",
+            (
+                "gh",
+                "glpat-",
+                "hf_",
+                "gsk_",
+                "pcsk_",
+                "npm_",
+                "xox",
+            ),
+        ),
+        (
+            r"(?<![a-z0-9])(?-i:(AIza|ya29\.|SG\.)[\w.-]{10,}|(AKIA|ASIA)[A-Z0-9]{12,})",
+            r"\1\2***",
+            (
+                "aiza",
+                "ya29.",
+                "sg.",
+                "akia",
+                "asia",
+            ),
+        ),
+        (r"(?<![a-z0-9])(?-i:eyJ)[\w-]{6,}(?:\.[\w-]*){0,4}", "eyJ***", ("eyj",)),
+    )
 )
 
 
 def redacted(text: str) -> str:
-    """Give a text without what looks like a password or a key, for accounts and errors that others read."""
-    for pattern, replacement in _SECRETS:
-        text = pattern.sub(replacement, text)
+    """Give a text without what looks like a password or a key, for accounts, errors and logs that others read.
+
+    Taken out, and replaced by ``***``: user and password of URLs; values of headers, fields and query parameters that
+    are named like secrets; Bearer and Basic credentials; cookies; private keys in PEM form; JSON web tokens; keys that
+    are told by their shape (OpenAI, Anthropic, GitHub, GitLab, Slack, Hugging Face, Groq, Pinecone, npm, Google, AWS,
+    SendGrid, Stripe). A secret that has neither a name before it nor a shape of its own can't be told. Takes time
+    proportional to the text's length.
+    """
+    hay = text.lower()  # most texts hold none: looking for a word costs a hundredth of looking for a pattern
+    for pattern, replacement, hints in _SECRETS:
+        if any(hint in hay for hint in hints):
+            text = pattern.sub(replacement, text)
     return text
+
+
+def told_error(error: BaseException, limit: int = TOLD) -> str:
+    """Give what an error says, on as many lines, without secrets; its class where it says nothing.
+
+    Args:
+        error: Whose words are wanted: any client's.
+        limit: The most characters; of longer words the end is left out.
+    """
+    try:
+        words = told_words(str(error), limit)
+    except Exception:  # noqa: BLE001 (anybody's class)
+        words = ""
+    return words or type(error).__name__
+
+
+def told_words(text: str, limit: int = TOLD) -> str:
+    """Give somebody else's words without secrets, cut after that: of a key that is cut, half could not be told."""
+    read = text[: limit + READ_ON]
+    told = redacted(read)
+    if len(read) < len(text):
+        told = told[: max(0, len(told) - READ_ON)]
+    return told if len(told) <= limit else told[: max(0, limit - 1)] + "…"
 
 
 def sentence_spans(text: str) -> list[tuple[int, int]]:

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
 from llama_index_agentic_kb._terminal import show_response
-from llama_index_agentic_kb._text import one_line, printable
+from llama_index_agentic_kb._text import one_line, printable, told_error
 from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError
 from llama_index_agentic_kb.schema import OutputMode, ReasoningEffort
 
@@ -38,7 +38,12 @@ DEFAULT_MODEL: Final = "gpt-4o-mini"
 MORE: Final = "No API key: searched as asked, extracts only. For plans and cited answers set OPENAI_API_KEY, or \
 OPENAI_BASE_URL for any OpenAI-compatible server, and choose a model with --model."
 
-app = typer.Typer(add_completion=False, no_args_is_help=True, help="An agentic knowledge base over your own documents.")
+app = typer.Typer(
+    add_completion=False,
+    no_args_is_help=True,
+    pretty_exceptions_show_locals=False,  # one of them is the key
+    help="An agentic knowledge base over your own documents.",
+)
 console = Console()
 errors = Console(stderr=True)
 
@@ -55,7 +60,7 @@ def main() -> None:
     try:
         app()
     except AgenticKBError as error:
-        errors.print(Text(f"agentic-kb: {printable(str(error))}", "red"))
+        errors.print(Text(f"agentic-kb: {printable(told_error(error))}", "red"))
         raise SystemExit(1) from None
 
 
@@ -94,7 +99,7 @@ def ingest_command(
 @app.command()
 def repair(
     store: StoreOption = DEFAULT_STORE,
-    rebuild: Annotated[bool, typer.Option(help="Make everything again although nothing is wrong with it.")] = False,
+    rebuild: Annotated[bool, typer.Option(help="Make everything again without looking whether it is damaged.")] = False,
     wait: WaitOption = 0.0,
 ) -> None:
     """Look at a store, and make again from its documents what is damaged. May be interrupted and run again."""

@@ -13,8 +13,10 @@ from llama_index.core.llms.utils import LLMType
 from llama_index.core.llms.utils import resolve_llm as core_resolve_llm
 from llama_index.core.memory import BaseMemory
 
+from llama_index_agentic_kb.account.pickling import NotPickled
 from llama_index_agentic_kb.chat_engine import AgenticChatEngine
 from llama_index_agentic_kb.errors import ConfigurationError
+from llama_index_agentic_kb.guard.permissions import Permissions
 from llama_index_agentic_kb.llm import resolve_llm
 from llama_index_agentic_kb.query_engine import AgenticQueryEngine
 from llama_index_agentic_kb.retriever import AgenticRetriever
@@ -65,12 +67,14 @@ CONDENSE_ARGUMENTS = frozenset(
 """Keyword arguments that mean LlamaIndex's condense-question engine; others mean the query engine inside it."""
 
 
-class AgenticVectorStoreIndex(VectorStoreIndex):
+class AgenticVectorStoreIndex(NotPickled, VectorStoreIndex):
     """A ``VectorStoreIndex`` in every other respect: build it, insert into it and persist it as usual.
 
     ``as_retriever``, ``as_query_engine`` and ``as_chat_engine`` are agentic; without a language model they search the
     question as it is and give extracts. ``as_plain_retriever`` is LlamaIndex's own.
     """
+
+    instead_of_pickling = "Keep it with storage_context.persist(), and load it with load_index_from_storage."
 
     source_name = "index"
     """The name under which plans, activity and references know the index."""
@@ -81,9 +85,18 @@ class AgenticVectorStoreIndex(VectorStoreIndex):
     source_hybrid: bool | None = None
     """Whether words are searched beside vectors (BM25); see ``KnowledgeSource``."""
 
+    source_permissions: Permissions | None = None
+    """The metadata fields that say who may see a document; see ``KnowledgeSource``."""
+
     @classmethod
     def from_index(
-        cls, index: VectorStoreIndex, *, name: str = "index", description: str = "", hybrid: bool | None = None
+        cls,
+        index: VectorStoreIndex,
+        *,
+        name: str = "index",
+        description: str = "",
+        hybrid: bool | None = None,
+        permissions: Permissions | None = None,
     ) -> Self:
         """Make an agentic index of a plain one. Both share the store: nothing is copied or embedded again.
 
@@ -92,6 +105,8 @@ class AgenticVectorStoreIndex(VectorStoreIndex):
             name: How plans, activity and references call it.
             description: What is in it, for the planner.
             hybrid: Whether words are searched beside vectors; see ``KnowledgeSource``.
+            permissions: The metadata fields that say who may see a document; see ``KnowledgeSource``.
+                ``as_plain_retriever`` knows nothing of them.
         """
         agentic = cls(
             index_struct=index.index_struct,
@@ -102,6 +117,7 @@ class AgenticVectorStoreIndex(VectorStoreIndex):
         )
         agentic._object_map = index._object_map  # noqa: SLF001
         agentic.source_name, agentic.source_description, agentic.source_hybrid = name, description, hybrid
+        agentic.source_permissions = permissions
         return agentic
 
     def as_plain_retriever(self, **kwargs: Any) -> BaseRetriever:
@@ -124,6 +140,7 @@ class AgenticVectorStoreIndex(VectorStoreIndex):
             index=self,
             retriever_kwargs={name: kwargs[name] for name in STORE_ARGUMENTS & kwargs.keys()},
             hybrid=self.source_hybrid if hybrid is None else hybrid,
+            permissions=self.source_permissions,
         )
         own, _ = split_kwargs(kwargs)
         return AgenticRetriever(

@@ -15,8 +15,10 @@ from llama_index.core.memory import BaseMemory
 from llama_index.core.tools import QueryEngineTool, RetrieverTool
 
 from llama_index_agentic_kb._flow import Flow, arun, gather, run
+from llama_index_agentic_kb.account.pickling import NotPickled
 from llama_index_agentic_kb.chat_engine import AgenticChatEngine, conversation_request
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError
+from llama_index_agentic_kb.guard.permissions import Permissions
 from llama_index_agentic_kb.index import as_chat_engine, split_kwargs
 from llama_index_agentic_kb.llm import warm_up_llm
 from llama_index_agentic_kb.query_engine import AgenticQueryEngine, default_mode
@@ -43,7 +45,7 @@ Question: TypeAlias = str | Sequence[ChatMessage | Message | Mapping[str, Any]] 
 Observer: TypeAlias = Callable[[ActivityRecord], None]
 
 
-class KnowledgeBase(MetadataQueries):
+class KnowledgeBase(NotPickled, MetadataQueries):
     """Knowledge sources, a language model, and defaults: everything that answers questions is made of it.
 
         kb = KnowledgeBase([KnowledgeSource("docs", "product manuals", index=index)], llm=llm)
@@ -107,6 +109,7 @@ class KnowledgeBase(MetadataQueries):
         embed_model: Any = None,
         hybrid: bool | None = None,
         repair: Literal["never", "auto"] = "never",
+        permissions: Permissions | Mapping[str, Permissions | None] | None = None,
         **kwargs: Any,
     ) -> Self:
         """Open what ``agentic-kb ingest`` made: each of the store's sources becomes a source.
@@ -119,16 +122,19 @@ class KnowledgeBase(MetadataQueries):
             repair: What to do where a process that was killed has left the store's vectors damaged. "never" raises an
                 error that names ``agentic-kb repair``; "auto" makes them again, about a second for each thousand
                 chunks.
+            permissions: The metadata fields that say who may see a document: of all sources, or of each by its name
+                (None for one that is everybody's).
             kwargs: See the class.
 
         Raises:
             StoreMismatchError: The store was made with another embedding model.
             StoreDamagedError: It is damaged; the message names the remedy.
-            ConfigurationError: There is no store, or it holds no source.
+            ConfigurationError: There is no store, it holds no source, or ``permissions`` name others than there are.
         """
         from llama_index_agentic_kb.store import KnowledgeStore  # noqa: PLC0415 (loads chromadb)
 
         store = KnowledgeStore.open(path, embed_model=embed_model, repair=repair)
+        allowed = _by_source(permissions, [info.name for info in store.sources()])
         return cls(
             [
                 KnowledgeSource(
@@ -138,6 +144,7 @@ class KnowledgeBase(MetadataQueries):
                     metadata_reader=partial(store.metadata, info.name),
                     hybrid=hybrid,
                     lexical=store.lexical(info.name),
+                    permissions=allowed[info.name],
                 )
                 for info in store.sources()
             ],
@@ -320,6 +327,20 @@ class KnowledgeBase(MetadataQueries):
 
     def _warm_up_sources(self) -> Flow[None]:
         yield from gather([source.warm_up() for source in self.sources.values()])
+
+
+def _by_source(
+    permissions: Permissions | Mapping[str, Permissions | None] | None, names: Sequence[str]
+) -> Mapping[str, Permissions | None]:
+    """Give each source's permissions. None is left out by mistake: a source without any is everybody's."""
+    if not isinstance(permissions, Mapping):
+        return dict.fromkeys(names, permissions)
+    if set(permissions) != set(names):
+        raise ConfigurationError(
+            f"permissions: they are given for {', '.join(sorted(permissions))}, and the store's sources are "
+            f"{', '.join(names)}; give None for one that is everybody's"
+        )
+    return permissions
 
 
 def _messages(question: str | Sequence[ChatMessage | Message | Mapping[str, Any]]) -> list[Message]:

@@ -19,7 +19,7 @@ from llama_index.core.prompts.mixin import PromptDictType
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from llama_index_agentic_kb._flow import Call, Flow, WorkerPool, arun, run
-from llama_index_agentic_kb._text import redacted
+from llama_index_agentic_kb._text import told_error
 from llama_index_agentic_kb.account import ActivityLog, Budget, GuardedCallbacks
 from llama_index_agentic_kb.account.retry_budget import share_retries
 from llama_index_agentic_kb.errors import (
@@ -357,7 +357,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             return list((yield Call(sync=read, native=aread, deadline=deadline, pool=_MEMORIES, what="memory"))), []
         except Exception as error:  # noqa: BLE001 (whatever a memory raises; the question can be searched all the same)
             outcome = Outcome.TIMEOUT if isinstance(error, DeadlineExceededError) else Outcome.ERROR
-            reason = redacted(f"the conversation could not be read: {str(error) or type(error).__name__}")
+            reason = f"the conversation could not be read: {told_error(error)}"
             return [], [MissingPart(what="memory", outcome=outcome, reason=reason)]
 
     def _reason(self, retrieval: Retrieval, searched: Searched, strategy: Strategy, bundle: QueryBundle) -> Flow[None]:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -73,6 +74,27 @@ def test_ask_with_a_model_answers(store: Path, monkeypatch: pytest.MonkeyPatch, 
     assert "It was 110.6 m tall [1]." in done.output
     assert "height of the Saturn V" in done.output
     assert model in done.output
+
+
+@pytest.mark.slow
+def test_repair_tells_what_it_did(store: Path, tmp_path: Path) -> None:
+    """A whole store is left alone; a damaged one refuses questions and names ``repair``, which mends it."""
+    kept = Path(shutil.copytree(store, tmp_path / "kb"))
+    done = runner.invoke(cli.app, ["repair", "--store", str(kept)])
+    assert (done.exit_code, "The store is whole: 2 documents, 2 chunks" in done.output) == (0, True), done.output
+    shutil.rmtree(kept / "chroma")
+    done = runner.invoke(cli.app, ["ask", "x", "--store", str(kept)])
+    assert done.exit_code == 1
+    assert f"agentic-kb repair --store {kept}" in str(done.exception)
+    done = runner.invoke(cli.app, ["repair", "--store", str(kept)])
+    assert done.exit_code == 0, done.output
+    told = " ".join(done.output.split())
+    assert "damaged: the directory 'chroma' is gone" in told
+    assert "of 2 documents, 2 chunks; 2 vectors were kept, 0 chunks embedded" in told
+    done = runner.invoke(cli.app, ["ask", "How tall was the Saturn V?", "--store", str(kept), "--json"])
+    assert done.exit_code == 0, done.output
+    (kept / "documents.db").write_bytes(b"nothing")
+    assert runner.invoke(cli.app, ["repair", "--store", str(kept)]).exit_code == 1
 
 
 def test_errors_are_one_line(tmp_path: Path) -> None:

@@ -21,6 +21,9 @@ from llama_index_agentic_kb import (
     AgenticRetriever,
     AgenticVectorStoreIndex,
     ConfigurationError,
+    DeniedError,
+    Permissions,
+    Principal,
 )
 from llama_index_agentic_kb.testing import ChatRequest, HashEmbedding, LoopbackOpenAI
 
@@ -160,3 +163,18 @@ def test_words_are_searched_beside_vectors_unless_forgone(embedding: HashEmbeddi
         assert "110.6 m" in str(engine.query("How tall was the Saturn V rocket?"))
     assert "110.6 m" in str(agentic.as_chat_engine(hybrid=True).chat("How tall was the Saturn V rocket?"))
     assert not agentic.from_index(agentic, hybrid=False).source_hybrid
+
+
+def test_it_may_have_permissions(embedding: HashEmbedding) -> None:
+    """Everything that is made of it is for one principal then."""
+    access = Permissions(tenant="tenant")
+    texts = {"acme": "rain in acme", "beta": "rain in beta"}
+    documents = [Document(text=text, metadata=access.stamp({}, tenant=tenant)) for tenant, text in texts.items()]
+    plain = VectorStoreIndex.from_documents(documents, embed_model=embedding)
+    agentic = AgenticVectorStoreIndex.from_index(plain, permissions=access)
+    for tenant, text in texts.items():
+        made = agentic.as_retriever(principal=Principal(tenant=tenant)).retrieve("rain")
+        assert [node.node.get_content() for node in made] == [text]
+        assert text in str(agentic.as_chat_engine(principal=Principal(tenant=tenant)).chat("rain"))
+    with pytest.raises(DeniedError, match="no principal was given"):
+        agentic.as_query_engine().query("rain")

@@ -23,9 +23,12 @@ from llama_index_agentic_kb import (
     AgenticChatEngine,
     AgenticResponse,
     ConfigurationError,
+    DeniedError,
     InvalidRequestError,
     KnowledgeBase,
     KnowledgeSource,
+    Permissions,
+    Principal,
     RetrievalError,
     RetrievalRequest,
 )
@@ -399,3 +402,26 @@ def test_handlers_that_are_added_later_are_told() -> None:
     manager.add_handler(handler)
     kb.retrieve(QUESTION)
     assert [record.type for record in handler.records] == ["searchIndex", "searchIndex", "agenticReasoning"]
+
+
+def test_a_stores_sources_may_have_permissions(tmp_path: Path) -> None:
+    """One declaration for all, or one for each: a source that is left out by mistake would be everybody's."""
+    (tmp_path / "films").mkdir()
+    (tmp_path / "films" / "alien.md").write_text("Alien is a film about rain in space.")
+    with KnowledgeStore.open(tmp_path / "kb", embed_model=HashEmbedding(), create=True) as store:
+        ingest([tmp_path / "films"], store)
+    access = Permissions(tenant="tenant")
+
+    def opened(permissions: Any) -> KnowledgeBase:
+        return KnowledgeBase.from_store(
+            tmp_path / "kb", embed_model=HashEmbedding(), permissions=permissions, effort="minimal"
+        )
+
+    with pytest.raises(DeniedError, match="no principal was given"):
+        opened(access).retrieve("rain")
+    for kb in (opened(access), opened({"films": access})):
+        assert kb.retrieve("rain", principal=Principal(tenant="acme")).references == []
+        assert kb.count("films", principal=Principal(tenant="acme")) == 0
+    assert opened({"films": None}).count("films") == 1
+    with pytest.raises(ConfigurationError, match="given for movies, and the store's sources are films"):
+        opened({"movies": access})

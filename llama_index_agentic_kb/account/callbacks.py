@@ -14,10 +14,14 @@ from typing import Any, Final, TypeVar
 
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.callbacks.base_handler import BaseCallbackHandler
-from llama_index.core.callbacks.schema import CBEventType
+from llama_index.core.callbacks.schema import CBEventType, EventPayload
 from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.settings import Settings
 
+from llama_index_agentic_kb._text import told_error
+from llama_index_agentic_kb.account.logs import activity_logger, logger, redacted_leaves
+from llama_index_agentic_kb.account.pickling import NotPickled
+from llama_index_agentic_kb.errors import AgenticKBError
 from llama_index_agentic_kb.schema import ActivityRecord
 
 __all__ = [
@@ -30,8 +34,6 @@ __all__ = [
     "guarded",
     "with_handlers",
 ]
-
-logger = logging.getLogger("llama_index_agentic_kb")
 
 ACTIVITY_KEY: Final = "agentic_kb.activity"
 """Where a callback event's payload holds its ``ActivityRecord``."""
@@ -68,7 +70,8 @@ class ActivityCallbackHandler(BaseCallbackHandler):
     """Collects the activity of every query and logs it.
 
     Each closed record goes to the logger ``llama_index_agentic_kb.activity`` as one line of JSON (level INFO; a
-    failed stage WARNING), to ``on_activity`` if given, and to ``records``.
+    failed stage WARNING), to ``on_activity`` if given, and to ``records``. In the log, what looks like a secret is
+    ``***`` in questions and queries too.
 
     Args:
         on_activity: Called with each closed record.
@@ -82,7 +85,7 @@ class ActivityCallbackHandler(BaseCallbackHandler):
         super().__init__(event_starts_to_ignore=[], event_ends_to_ignore=[])
         self.records: list[ActivityRecord] = []
         self._on_activity = on_activity
-        self._log = logging.getLogger("llama_index_agentic_kb.activity") if log else None
+        self._log = activity_logger if log else None
         self._limit = limit
 
     def on_event_start(
@@ -111,7 +114,7 @@ class ActivityCallbackHandler(BaseCallbackHandler):
         del self.records[: max(0, len(self.records) - self._limit)]
         if self._log is not None:
             level = logging.WARNING if record.outcome is not None and record.outcome.failed else logging.INFO
-            self._log.log(level, "%s", json.dumps(record.to_dict(), ensure_ascii=False))
+            self._log.log(level, "%s", json.dumps(redacted_leaves(record.to_dict()), ensure_ascii=False))
         if self._on_activity is not None:
             self._on_activity(record)
 
@@ -149,7 +152,7 @@ class _GuardedHandler(BaseCallbackHandler):
     def _try(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         try:
             method(*args, **kwargs)
-        except Exception:
+        except Exception:  # noqa: BLE001 (whatever it is, it stays here and is logged)
             logger.warning("a callback handler failed: %s", type(self.handler).__name__, exc_info=True)
 
 
@@ -183,11 +186,19 @@ class GuardedCallbackManager(CallbackManager):
     def handlers(self, handlers: Sequence[BaseCallbackHandler]) -> None:
         self._source, self._own = None, [_guard(handler) for handler in handlers]
 
-    def on_event_start(self, *args: Any, **kwargs: Any) -> str:
-        """Tell the handlers; forget the trace map where nobody ends the trace that would reset it."""
+    def on_event_start(
+        self, event_type: CBEventType, payload: dict[str, Any] | None = None, *args: Any, **kwargs: Any
+    ) -> str:
+        """Tell the handlers, of secrets nothing; forget the trace map where nobody ends the trace that resets it."""
         if len(self._trace_map) > TRACE_LIMIT:
             self._trace_map = defaultdict(list)
-        return super().on_event_start(*args, **kwargs)
+        return super().on_event_start(event_type, _without_secrets(payload), *args, **kwargs)
+
+    def on_event_end(
+        self, event_type: CBEventType, payload: dict[str, Any] | None = None, *args: Any, **kwargs: Any
+    ) -> None:
+        """Tell the handlers; a client's error that holds secrets is told without them."""
+        super().on_event_end(event_type, _without_secrets(payload), *args, **kwargs)
 
     def add_handler(self, handler: BaseCallbackHandler) -> None:
         """Add a handler, guarded."""
@@ -200,6 +211,20 @@ class GuardedCallbackManager(CallbackManager):
             self._source.remove_handler(handler)
 
 
+def _without_secrets(payload: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Give an event's payload; an error in it that quotes secrets is replaced by one that doesn't.
+
+    LlamaIndex tells handlers of its clients' own errors, and servers repeat keys and headers in them.
+    """
+    error = (payload or {}).get(EventPayload.EXCEPTION)
+    if payload is None or not isinstance(error, BaseException):
+        return payload
+    told = told_error(error)
+    if told == (str(error) or type(error).__name__):
+        return payload
+    return {**payload, EventPayload.EXCEPTION: AgenticKBError(f"{type(error).__name__}: {told}")}
+
+
 def guarded(manager: CallbackManager | None) -> GuardedCallbackManager:
     """Give a manager with the same handlers, guarded; None stands for ``Settings.callback_manager``."""
     if isinstance(manager, GuardedCallbackManager):
@@ -207,7 +232,7 @@ def guarded(manager: CallbackManager | None) -> GuardedCallbackManager:
     return GuardedCallbackManager(manager or Settings.callback_manager)
 
 
-class GuardedCallbacks:
+class GuardedCallbacks(NotPickled):
     """Gives a component a ``callback_manager`` that is guarded, however it is set."""
 
     _guarded: GuardedCallbackManager

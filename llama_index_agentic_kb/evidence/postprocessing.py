@@ -17,7 +17,7 @@ from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from llama_index_agentic_kb._flow import Call, Flow, WorkerPool
-from llama_index_agentic_kb.account.callbacks import logger
+from llama_index_agentic_kb.account.logs import logger
 from llama_index_agentic_kb.errors import DeadlineExceededError
 from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY, provenance
 from llama_index_agentic_kb.schema import MissingPart, Outcome

@@ -18,7 +18,7 @@ from typing import Final
 
 from llama_index_agentic_kb._flow.workers import reset_after_fork
 from llama_index_agentic_kb._text import one_line, told_error
-from llama_index_agentic_kb.account.callbacks import logger
+from llama_index_agentic_kb.account.logs import logger
 from llama_index_agentic_kb.errors import AgenticKBError, CircuitOpenError, ConfigurationError, DeadlineExceededError
 from llama_index_agentic_kb.guard.retries import status_of
 

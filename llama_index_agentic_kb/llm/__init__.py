@@ -11,6 +11,7 @@ from llama_index_agentic_kb.llm.capabilities import (
     model_name,
     resolve_llm,
     structured_output,
+    tokens_of,
     warm_up_llm,
 )
 from llama_index_agentic_kb.llm.model import FALLBACK_CONTEXT_WINDOW, LanguageModel
@@ -29,6 +30,7 @@ __all__ = [
     "refuses_form",
     "resolve_llm",
     "structured_output",
+    "tokens_of",
     "unfenced",
     "warm_up_llm",
 ]

@@ -6,7 +6,7 @@ import json
 from types import TracebackType
 from typing import Any, Final
 
-from llama_index_agentic_kb._text import one_line, redacted
+from llama_index_agentic_kb._text import one_line, told_error, told_words
 from llama_index_agentic_kb.errors import AgenticKBError, LLMError
 from llama_index_agentic_kb.guard.retries import breaks_connection, status_of
 
@@ -14,6 +14,9 @@ __all__ = ["as_llm_error"]
 
 SHOWN: Final = 200
 """Characters of a server's own words that are told."""
+
+READ: Final = 2_000
+"""Characters of them that are read: on one line, and without secrets, they may be fewer."""
 
 
 def as_llm_error(error: Exception) -> LLMError:
@@ -30,7 +33,7 @@ def _reason(error: Exception) -> str:
     if status is not None:
         return f"the model's server answered with status {status}: {_words(_message_of(error))}"
     if isinstance(error, AgenticKBError):
-        return str(error)
+        return told_error(error)
     return _garbage(error) or _broken(error) or _named(error)
 
 
@@ -63,7 +66,7 @@ def _broken(error: Exception) -> str | None:
 
 
 def _named(error: BaseException) -> str:
-    words = redacted(one_line(str(error), SHOWN))
+    words = one_line(told_words(str(error), READ), SHOWN)
     return f"{type(error).__name__}: {words}" if words else type(error).__name__
 
 
@@ -90,4 +93,4 @@ def _message_in(told: Any) -> str:
 
 
 def _words(text: str) -> str:
-    return redacted(one_line(text, SHOWN)) or "nothing said"
+    return one_line(told_words(text, READ), SHOWN) or "nothing said"

@@ -12,6 +12,7 @@ from llama_index.core.llms import LLM
 
 from llama_index_agentic_kb._flow import END, Emit, Flow, Next
 from llama_index_agentic_kb.account.callbacks import with_handlers
+from llama_index_agentic_kb.account.pickling import NotPickled
 from llama_index_agentic_kb.account.retry_budget import shared_retries
 from llama_index_agentic_kb.errors import DeadlineExceededError, LLMError
 from llama_index_agentic_kb.guard.retries import NO_RETRIES, RetryPolicy, is_transient, retried
@@ -38,7 +39,7 @@ NOTHING_CAME: Final = "the model's server sent no piece of a reply: a web page, 
 NO_CHOICES: Final = "the model's server sent a reply without choices"
 
 
-class LanguageModel:
+class LanguageModel(NotPickled):
     """A LlamaIndex LLM, ready to be called from flows.
 
     Its calls hold a place of the model's bulkhead (``MODEL_PLACES``, 128 for each model object), and failures that

@@ -6,7 +6,7 @@ Not imported by its package, because it imports the OpenAI client.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Final
 
 from llama_index.core.base.llms.types import LLMMetadata
 from llama_index.core.bridge.pydantic import Field
@@ -14,11 +14,17 @@ from llama_index.core.utils import get_tokenizer
 from llama_index.llms.openai import OpenAI
 from llama_index.llms.openai.base import Tokenizer
 from llama_index.llms.openai.utils import DEFAULT_OPENAI_API_BASE
+from pydantic import SerializationInfo, SerializerFunctionWrapHandler, model_serializer
+
+from llama_index_agentic_kb._text import redacted
 
 __all__ = ["OpenAICompatible"]
 
 NO_KEY = "no-key"
 """Sent to servers other than OpenAI's where no key is set: the client insists on one, they often don't."""
+
+SECRET_FIELDS: Final = frozenset({"api_key", "default_headers"})
+"""What is never printed, serialized or pickled; user and password in ``api_base`` neither."""
 
 
 class OpenAICompatible(OpenAI):
@@ -28,6 +34,9 @@ class OpenAICompatible(OpenAI):
     one doesn't. All arguments are those of ``OpenAI``, and two:
 
         llm = OpenAICompatible(model="my-model", api_base="http://localhost:8000/v1", context_window=32_768)
+
+    Its ``repr``, ``to_dict``, ``model_dump`` and pickle hold no key, no headers and no password of ``api_base``: what
+    is loaded from them takes its key from ``OPENAI_API_KEY``, and headers have to be given again.
 
     Args:
         context_window: Tokens of prompt and reply together, for a name that LlamaIndex doesn't know. Default 8,192.
@@ -75,8 +84,23 @@ class OpenAICompatible(OpenAI):
         return given
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
-        """Leave the key out of what is printed."""
-        return [(name, value) for name, value in super().__repr_args__() if name != "api_key"]
+        """Leave keys and headers out of what is printed."""
+        for name, value in super().__repr_args__():
+            if name not in SECRET_FIELDS:
+                yield name, redacted(value) if isinstance(value, str) else value
+
+    @model_serializer(mode="wrap")
+    def custom_model_dump(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
+        """Leave keys and headers out of ``model_dump``, ``to_dict``, ``to_json`` and whatever holds the model."""
+        data = super().custom_model_dump(handler, info)
+        kept = {name: value for name, value in data.items() if name not in SECRET_FIELDS}
+        return {**kept, "api_base": redacted(kept["api_base"])} if "api_base" in kept else kept
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Leave keys and headers out of pickles: where one is loaded, the key is that of OPENAI_API_KEY."""
+        state = super().__getstate__()
+        kept = {name: value for name, value in state["__dict__"].items() if name not in SECRET_FIELDS}
+        return {**state, "__dict__": {**kept, "api_base": redacted(self.api_base or "") or None}}
 
 
 class _GlobalTokenizer:

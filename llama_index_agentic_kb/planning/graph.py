@@ -27,7 +27,7 @@ _ASKING: Final = re.compile(
 )
 # The ways in which models refer to another step: #q1, {q1}, <q1>, [q1]; no two parts can match the same text twice.
 _REFERENCE: Final = re.compile(
-    r"#([\w-]{1,60})|\{+#?([^\s{}#][^{}]{0,60})\}+|<#?([^\s<>#][^<>]{0,60})>|\[#?([^][\s#]{1,60})\]"
+    r"#([\w-]{1,60})|(?<!\{)\{++#?([^\s{}#][^{}]{0,60})\}+|<#?([^\s<>#][^<>]{0,60})>|\[#?([^][\s#]{1,60})\]"
 )
 _OURS: Final = re.compile(r"q\d+")
 

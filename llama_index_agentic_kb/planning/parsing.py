@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from pydantic_core import from_json
 
-from llama_index_agentic_kb._text import normalize, one_line
+from llama_index_agentic_kb._text import normalize, one_line, without_surrogates
 from llama_index_agentic_kb.errors import PlanningError
 from llama_index_agentic_kb.llm import mended_json, unfenced
 
@@ -24,6 +24,9 @@ MAX_BEGUN: Final = 20_000
 
 MAX_QUERY: Final = 1_000
 """Characters of one sub-query; longer ones are cut."""
+
+MAX_NUMBER: Final = 2**63
+"""Numbers are read up to here; Python refuses to write those of thousands of digits."""
 
 _LISTS: Final = ("sub_queries", "subqueries", "sub_questions", "subquestions", "queries", "questions", "plan", "items")
 _QUERIES: Final = ("query", "sub_query", "sub_question", "question", "search", "q", "text")
@@ -109,7 +112,7 @@ def read_begun(text: str) -> list[Proposal]:
     if start < 0 or len(text) > MAX_BEGUN:
         return []
     try:
-        value = from_json(text[start:], allow_partial="trailing-strings")
+        value = from_json(without_surrogates(text[start:]), allow_partial="trailing-strings")
     except ValueError:
         return []
     items = _items(value)
@@ -119,7 +122,7 @@ def read_begun(text: str) -> list[Proposal]:
         last = items.pop()
         if isinstance(last, dict) and "depends_on" in last and [*last][-1] == "finds":
             items.append({**last, "finds": ""})
-    elif not _ends_with_item(text[start:]):
+    elif not _ends_with_item(without_surrogates(text[start:])):
         items.pop()
     proposals = [_proposal(item, at) for at, item in enumerate(items, start=1)]
     return [proposal for proposal in proposals if proposal is not None]
@@ -207,7 +210,7 @@ def _proposal(item: Any, position: int) -> Proposal | None:
 
 def _clean(query: str, position: int) -> str:
     """Drop quotes, bullets and the query's own number; another number ("7. Symphonie") belongs to the query."""
-    text = " ".join(query[:MAX_REPLY].split())
+    text = " ".join(without_surrogates(query[:MAX_REPLY]).split())
     numbered = _NUMBERED.match(text)
     if numbered and numbered.group(1) in (None, str(position)):
         text = numbered.group(2)
@@ -225,8 +228,8 @@ def _text(item: dict[str, Any], names: Iterable[str]) -> str:
     lowered = {_key(key): value for key, value in item.items()}
     for name in names:
         value = lowered.get(name)
-        if isinstance(value, (str, int)) and str(value).strip():
-            return str(value)
+        if told := _told(value):
+            return told
     return ""
 
 
@@ -235,7 +238,14 @@ def _names(item: dict[str, Any], keys: Iterable[str]) -> tuple[str, ...]:
     for key in keys:
         value = lowered.get(key)
         if isinstance(value, str):
-            return tuple(part.strip() for part in value.split(",") if part.strip())
+            return tuple(part.strip() for part in without_surrogates(value).split(",") if part.strip())
         if isinstance(value, list):
-            return tuple(str(part).strip() for part in value if isinstance(part, (str, int)))
+            return tuple(told.strip() for part in value if (told := _told(part)))
     return ()
+
+
+def _told(value: Any) -> str:
+    """Give a text that UTF-8 can write, or a number, as text; "" for anything else, and for an endless number."""
+    if isinstance(value, str):
+        return without_surrogates(value) if value.strip() else ""
+    return str(value) if isinstance(value, int) and abs(value) < MAX_NUMBER else ""

@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
-from typing import Any, Self
+from typing import Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic.alias_generators import to_camel
+from pydantic_core import PydanticSerializationError
 
+from llama_index_agentic_kb._text import one_line, without_surrogates
 from llama_index_agentic_kb.errors import InvalidRequestError
 
 __all__ = ["Model"]
+
+MAX_DEPTH: Final = 200
+"""Objects and lists inside each other; about as many as pydantic reads of JSON text."""
+
+MAX_TOLD: Final = 20
+"""Fields at fault that an error names."""
+
+MAX_WORDS: Final = 300
+"""Characters of what it says of each: names and values are the caller's, and may be long."""
 
 
 class Model(BaseModel):
@@ -32,6 +44,16 @@ class Model(BaseModel):
         """Give the wire form as JSON text."""
         return self.model_dump_json(by_alias=True, exclude_none=True, indent=indent, fallback=str)
 
+    def model_dump_json(self, *, indent: int | None = None, **how: Any) -> str:
+        """Give JSON text as pydantic does; lone surrogates, which UTF-8 can't write, become U+FFFD."""
+        try:
+            return super().model_dump_json(indent=indent, **how)
+        except PydanticSerializationError:
+            how.pop("ensure_ascii", None)
+            data = self.model_dump(mode="json", **how)
+            between = (",", ":") if indent is None else None
+            return without_surrogates(json.dumps(data, ensure_ascii=False, indent=indent, separators=between))
+
     @classmethod
     def parse(cls, data: Any) -> Self:
         """Load wire data (a mapping, or JSON text), with errors that name each field at fault.
@@ -47,18 +69,23 @@ class Model(BaseModel):
             raise InvalidRequestError(describe(error)) from error
 
 
-def _plain(data: Any) -> Any:
+def _plain(data: Any, depth: int = 0) -> Any:
     """Give mappings of any kind, such as the models of Azure's SDK, as dictionaries, all the way down."""
+    if depth > MAX_DEPTH:
+        raise InvalidRequestError(f"request: it is nested too deep; at most {MAX_DEPTH} objects inside each other")
     if isinstance(data, Mapping):
-        return {key: _plain(value) for key, value in data.items()}
-    return [_plain(value) for value in data] if isinstance(data, list) else data
+        return {key: _plain(value, depth + 1) for key, value in data.items()}
+    return [_plain(value, depth + 1) for value in data] if isinstance(data, list) else data
 
 
 def describe(error: ValidationError) -> str:
-    """Tell a validation error in one line: each field by its path, and what is wrong with it."""
+    """Tell a validation error in one line: each field by its path, and what is wrong with it; of very many, some."""
+    problems = error.errors(include_url=False, include_context=False, include_input=False)
     parts = []
-    for problem in error.errors(include_url=False, include_context=False, include_input=False):
-        where = ".".join(str(step) for step in problem["loc"]) or "request"
-        message = problem["msg"].removeprefix("Value error, ")
+    for problem in problems[:MAX_TOLD]:
+        where = one_line(".".join(str(step)[:MAX_WORDS] for step in problem["loc"]), MAX_WORDS) or "request"
+        message = one_line(problem["msg"][: 2 * MAX_WORDS].removeprefix("Value error, "), MAX_WORDS)
         parts.append(message if message.startswith(where) else f"{where}: {message}")
+    if len(problems) > MAX_TOLD:
+        parts.append(f"and {len(problems) - MAX_TOLD:,} more")
     return "; ".join(parts)

@@ -12,10 +12,12 @@ import math
 import operator
 from collections.abc import Callable, Iterable, Mapping
 from enum import StrEnum
+from itertools import chain
 from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
+from llama_index_agentic_kb._text import without_surrogates
 from llama_index_agentic_kb.schema._model import Model
 
 __all__ = [
@@ -26,6 +28,7 @@ __all__ = [
     "FilterOperator",
     "all_of",
     "any_of",
+    "matcher",
     "matches",
 ]
 
@@ -58,6 +61,8 @@ class FilterLogic(StrEnum):
 
 
 _LISTS: Final = frozenset({FilterOperator.IN, FilterOperator.NIN, FilterOperator.ANY})
+_RESERVED: Final = frozenset({"_node_content", "_node_type"})
+"""Keys under which LlamaIndex's stores keep the node itself: they say nothing of a document."""
 
 
 class Condition(Model):
@@ -67,6 +72,22 @@ class Condition(Model):
     key: str = Field(min_length=1)
     operator: FilterOperator = FilterOperator.EQ
     value: Scalar | list[Scalar]
+
+    @field_validator("key", "value", mode="before")
+    @classmethod
+    def _writable(cls, given: Any) -> Any:
+        """Mend lone surrogates, as is done to what is found: no store could be asked for them."""
+        if isinstance(given, list):
+            return [without_surrogates(one) if isinstance(one, str) else one for one in given]
+        return without_surrogates(given) if isinstance(given, str) else given
+
+    @field_validator("key")
+    @classmethod
+    def _names_a_field(cls, key: str) -> str:
+        """A key is as much from outside as a value: stores read ``$or`` and its like as operators."""
+        if key.startswith("$") or key in _RESERVED:
+            raise ValueError(f"{key!r} is no field of a document: a name must not begin with '$', nor be a store's own")
+        return key
 
     @model_validator(mode="after")
     def _value_fits_operator(self) -> Self:
@@ -136,6 +157,50 @@ def matches(tree: FilterNode, metadata: Mapping[str, Any]) -> bool:
         False also where a key is absent or a value can't be compared (fail closed).
     """
     return _holds(tree, metadata) is True
+
+
+def matcher(tree: FilterNode) -> Callable[[Mapping[str, Any]], bool]:
+    """Give ``matches`` for one filter and much metadata: made ready once, and quick where a group has many conditions.
+
+    Who is in a thousand groups has a filter of a thousand conditions, of which a document's metadata hold few keys:
+    only these are compared.
+
+    Args:
+        tree: The filter.
+    """
+    holds = _ready(tree)
+    return lambda metadata: holds(metadata) is True
+
+
+_Ready: TypeAlias = Callable[[Mapping[str, Any]], bool | None]
+
+_MANY: Final = 8
+"""Conditions of a group from which on they are looked up by the keys that are there."""
+
+
+def _ready(tree: FilterNode) -> _Ready:
+    if isinstance(tree, Condition):
+        return lambda metadata: _compare(tree, metadata.get(tree.key))
+    by_key: dict[str, list[Condition]] = {}
+    if tree.logic is FilterLogic.OR and len(tree.filters) >= _MANY:
+        for child in tree.filters:
+            if isinstance(child, Condition):
+                by_key.setdefault(child.key, []).append(child)
+    others = [_ready(child) for child in tree.filters if not (by_key and isinstance(child, Condition))]
+    decides = tree.logic is not FilterLogic.AND
+    decided = tree.logic is FilterLogic.OR
+
+    def holds(metadata: Mapping[str, Any]) -> bool | None:
+        known = [key for key in metadata if key in by_key]
+        unknown = len(known) < len(by_key)  # a condition on an absent key
+        held = (_compare(one, metadata[key]) for key in known for one in by_key[key])
+        for one in chain(held, (other(metadata) for other in others)):
+            if one is decides:
+                return decided
+            unknown = unknown or one is None
+        return None if unknown else not decided
+
+    return holds
 
 
 def _holds(tree: FilterNode, metadata: Mapping[str, Any]) -> bool | None:

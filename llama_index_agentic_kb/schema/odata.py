@@ -25,7 +25,10 @@ import re
 from collections.abc import Mapping
 from typing import Any, Final
 
+from pydantic import ValidationError
+
 from llama_index_agentic_kb.errors import InvalidRequestError
+from llama_index_agentic_kb.schema._model import describe
 from llama_index_agentic_kb.schema.filters import (
     Condition,
     FilterGroup,
@@ -90,6 +93,8 @@ def parse_odata(text: str) -> FilterNode:
         return _parse(text)
     except RefusedError as error:
         raise InvalidRequestError(f"OData filter, character {error.position + 1}: {error}") from None
+    except ValidationError as error:  # what no condition can hold, such as the key "$or"
+        raise InvalidRequestError(f"OData filter: {describe(error)}") from None
 
 
 def _parse(text: str) -> FilterNode:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from enum import StrEnum
 from typing import Annotated, Any, Literal, Self, TypeAlias
 
@@ -105,7 +106,7 @@ class TextContent(Model):
 class ImageUrl(Model):
     """Where an image is."""
 
-    url: str
+    url: Text
 
 
 class ImageContent(Model):
@@ -118,7 +119,7 @@ class ImageContent(Model):
 class Message(Model):
     """One message of a conversation, or of a response."""
 
-    role: str = "user"
+    role: Text = "user"
     content: list[Annotated[TextContent | ImageContent, Field(discriminator="type")]]
 
     @field_validator("content", mode="before")
@@ -147,12 +148,12 @@ class SourceParams(Model):
 
     model_config = ConfigDict(extra="allow")
 
-    knowledge_source_name: str = Field(min_length=1)
-    kind: str | None = None
+    knowledge_source_name: Text = Field(min_length=1)
+    kind: Text | None = None
     """When set, it must be the source's kind."""
     filters: FilterNode | None = None
     """Narrows what the source returns, together with its mandatory filter; never widens it."""
-    filter_add_on: str | None = None
+    filter_add_on: Text | None = None
     """An OData filter (see ``schema.odata``); narrows as ``filters`` does."""
     include_references: bool = True
     include_reference_source_data: bool | None = None
@@ -231,10 +232,10 @@ class RetrievalRequest(Model):
             raise ValueError("messages and intents exclude each other: send one of them")
         if not self.intents and not self.question:
             raise ValueError("messages: a request needs a user message with text, or intents")
-        names = [params.knowledge_source_name for params in self.knowledge_source_params]
-        twice = sorted({name for name in names if names.count(name) > 1})
+        names = Counter(params.knowledge_source_name for params in self.knowledge_source_params)
+        twice = sorted(name for name, count in names.items() if count > 1)
         if twice:
-            raise ValueError(f"knowledgeSourceParams: {', '.join(twice)} is given twice")
+            raise ValueError(f"knowledgeSourceParams: {', '.join(twice[:20])} is given twice")
         for params in self.knowledge_source_params:
             if params.reranker_threshold is not None and params.results_processing is None:
                 self._check_processed(params.knowledge_source_name)

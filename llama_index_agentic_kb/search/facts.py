@@ -10,7 +10,7 @@ import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, TypeAlias, TypeGuard
 
 from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, FilterOperator, matches
 
@@ -59,7 +59,15 @@ def _group(parts: Sequence[Asked | None], *, every: bool) -> Asked | None:
     known = tuple(part for part in parts if part is not None)
     if every:
         return AllOf(known) if known else None
-    return AnyOf(parts=known) if len(known) == len(parts) else None
+    if len(known) < len(parts):
+        return None
+    # One set of terms is quick to ask for; a thousand of one term each (a principal's groups) are not.
+    terms = tuple(term for part in known if _is_plain(part) for term in part.terms)
+    return AnyOf(terms, tuple(part for part in known if not _is_plain(part)))
+
+
+def _is_plain(part: Asked) -> TypeGuard[AnyOf]:
+    return isinstance(part, AnyOf) and not part.parts
 
 
 def _condition(condition: Condition, values: Values, *, negate: bool) -> Asked | None:

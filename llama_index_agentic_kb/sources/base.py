@@ -17,6 +17,7 @@ from llama_index.core.schema import NodeWithScore, QueryBundle
 from llama_index.core.vector_stores.types import MetadataFilters
 
 from llama_index_agentic_kb._flow import Call, Flow
+from llama_index_agentic_kb.account.pickling import NotPickled
 from llama_index_agentic_kb.errors import ConfigurationError, DeniedError
 from llama_index_agentic_kb.guard.breaker import BreakerPolicy
 from llama_index_agentic_kb.guard.permissions import Permissions
@@ -54,7 +55,7 @@ __all__ = [
 RetrieverFactory = Callable[[MetadataFilters | None], BaseRetriever]
 
 
-class KnowledgeSource:
+class KnowledgeSource(NotPickled):
     """Something to search: an index, a retriever, or a function from filters to a retriever.
 
     Args:

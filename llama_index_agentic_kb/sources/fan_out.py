@@ -17,7 +17,7 @@ from llama_index.core.schema import NodeWithScore, QueryBundle
 from llama_index_agentic_kb._flow import Flow, Job, Start, Wait, deadline_after, earliest
 from llama_index_agentic_kb.account import ActivityLog, Budget
 from llama_index_agentic_kb.account.activity_log import describe_error
-from llama_index_agentic_kb.account.callbacks import logger
+from llama_index_agentic_kb.account.logs import logger
 from llama_index_agentic_kb.guard.pipeline import Progress
 from llama_index_agentic_kb.schema import (
     MissingPart,
@@ -222,6 +222,7 @@ class FanOut:
         lane = Lane(sub_query, chosen.source, record, must_answer=chosen.params.fail_on_error)
         try:
             result = yield from self._search(lane, self._deadline(chosen.source), progress)
+            nodes = result.nodes  # reads the nodes, which are anybody's
         except GeneratorExit:
             self._log.cancel(record)
             raise
@@ -232,7 +233,6 @@ class FanOut:
             logger.warning("source %r did not answer %s (%s): %s", name, sub_query.id, lane.stage, told(error))
             return lane
         lane.lists = result.lists
-        nodes = result.nodes
         self.stragglers.answered(name, time.monotonic() - began, found_something=bool(nodes))
         self._log.close(
             record,

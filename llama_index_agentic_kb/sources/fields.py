@@ -8,6 +8,7 @@ from typing import Any
 from llama_index.core.schema import MetadataMode, NodeWithScore
 from pydantic_core import to_jsonable_python
 
+from llama_index_agentic_kb._text import without_surrogates
 from llama_index_agentic_kb.schema import SourceData
 
 __all__ = ["SourceFields"]
@@ -43,8 +44,8 @@ class SourceFields:
         url = metadata.get(self.url)
         terms = metadata.get(self.terms) if self.terms else None
         return SourceData(
-            doc_key=str(key),
-            title=str(title),
+            doc_key=without_surrogates(str(key)),
+            title=without_surrogates(str(title)),
             content=str(content) if content else inner.get_content(metadata_mode=MetadataMode.NONE),
             url=str(url) if url else None,
             terms=", ".join(map(str, terms)) if isinstance(terms, (list, tuple)) else str(terms or "") or None,
@@ -55,6 +56,15 @@ class SourceFields:
 def _plain(value: Any) -> Any:
     """Give a value of the metadata as JSON has it; what is none of JSON's as text."""
     try:
-        return to_jsonable_python(value, fallback=str, inf_nan_mode="null")
+        return _writable(to_jsonable_python(value, fallback=str, inf_nan_mode="null"))
     except ValueError:  # it holds itself, or bytes that are no text
-        return str(value)
+        return without_surrogates(str(value))
+
+
+def _writable(value: Any) -> Any:
+    """Give JSON data without lone surrogates; it is not deep, see ``usable``."""
+    if isinstance(value, str):
+        return without_surrogates(value)
+    if isinstance(value, dict):
+        return {without_surrogates(key): _writable(inner) for key, inner in value.items()}
+    return [_writable(inner) for inner in value] if isinstance(value, list) else value

@@ -17,7 +17,7 @@ from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, FilterOperator
 from llama_index_agentic_kb.schema.odata import parse_odata
 
-__all__ = ["FilterLike", "conditions", "flat", "lower", "store_refusal", "to_tree"]
+__all__ = ["FilterLike", "conditions", "flat", "is_chroma", "lower", "store_refusal", "to_tree"]
 
 FilterLike: TypeAlias = "Condition | FilterGroup | MetadataFilters | MetadataFilter | str | None"
 """What callers may pass as a filter; a string is OData text."""
@@ -91,7 +91,7 @@ def store_refusal(store: BasePydanticVectorStore, tree: FilterNode) -> str | Non
     simple = flat(tree)
     if any(one.operator is FilterOperator.EXISTS for one in conditions(simple)) or _negates(simple):
         return "vector stores have no operator for 'exists', nor for the opposite of 'any'; compare with values instead"
-    if all(base.__name__ != "ChromaVectorStore" for base in type(store).__mro__):
+    if not is_chroma(store):
         return None
     for one in conditions(simple):
         if one.operator is FilterOperator.ANY:
@@ -102,6 +102,11 @@ def store_refusal(store: BasePydanticVectorStore, tree: FilterNode) -> str | Non
                 "keep a number such as 20240131"
             )
     return None
+
+
+def is_chroma(store: Any) -> bool:
+    """Tell whether a vector store is LlamaIndex's over Chroma, or made of it; without importing it."""
+    return any(base.__name__ == "ChromaVectorStore" for base in type(store).__mro__)
 
 
 def conditions(tree: FilterNode) -> Iterator[Condition]:

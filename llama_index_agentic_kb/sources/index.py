@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from typing import Any, Final
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -11,17 +11,20 @@ from llama_index.core.indices.base import BaseIndex
 from llama_index.core.indices.vector_store import VectorStoreIndex
 from llama_index.core.indices.vector_store.retrievers import VectorIndexRetriever
 from llama_index.core.retrievers import QueryFusionRetriever
+from llama_index.core.schema import BaseNode
 from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.core.vector_stores.types import BasePydanticVectorStore, VectorStoreQueryMode
 
+from llama_index_agentic_kb.errors import DeniedError
 from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, FilterOperator, all_of
 from llama_index_agentic_kb.sources.filtered import with_filtered_search
-from llama_index_agentic_kb.sources.filters import flat, lower, store_refusal
+from llama_index_agentic_kb.sources.filters import flat, is_chroma, lower, store_refusal
 from llama_index_agentic_kb.sources.request_timeouts import with_request_timeouts
 
 __all__ = [
     "has_native_async",
     "index_retriever",
+    "narrowed_by_ids",
     "query_embedding_model",
     "refusal",
     "score_scale",
@@ -44,7 +47,12 @@ def index_retriever(
 
     An index whose ``as_retriever`` is agentic would search itself through itself: such a one offers
     ``as_plain_retriever``.
+
+    Raises:
+        DeniedError: It is told to search some documents only, by their ids, and its store would search all.
     """
+    if (further or {}).get("doc_ids") is not None and is_chroma(getattr(index, "vector_store", None)):
+        raise DeniedError("Chroma ignores doc_ids, and would search everything: narrow it by filters=")
     make = getattr(index, "as_plain_retriever", index.as_retriever)
     kwargs: dict[str, Any] = dict(further or {})
     if top_k is not None:
@@ -92,6 +100,16 @@ def query_embedding_model(retriever: BaseRetriever) -> BaseEmbedding | None:
     if not isinstance(retriever, VectorIndexRetriever):
         return None
     return retriever._embed_model if retriever._needs_embedding() else None  # noqa: SLF001 (no public name)
+
+
+def narrowed_by_ids(retriever: BaseRetriever) -> Callable[[BaseNode], bool] | None:
+    """Give the check of what an index's retriever was told to find only, by its documents' ids: many stores ignore it.
+
+    Returns:
+        None where it was told nothing of the kind.
+    """
+    documents = retriever._doc_ids if isinstance(retriever, VectorIndexRetriever) else None  # noqa: SLF001 (no public name)
+    return None if documents is None else lambda node: node.ref_doc_id in documents
 
 
 def score_scale(retriever: BaseRetriever) -> Hashable | None:

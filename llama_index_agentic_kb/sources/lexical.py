@@ -29,8 +29,9 @@ from llama_index.core.storage.docstore import SimpleDocumentStore
 from llama_index.core.vector_stores.types import VectorStoreQueryMode
 
 from llama_index_agentic_kb.errors import ConfigurationError
-from llama_index_agentic_kb.schema import FilterNode
+from llama_index_agentic_kb.schema import FilterNode, matcher
 from llama_index_agentic_kb.search.lexical import LexicalIndex, LexicalSearch, NotIndexedError, lexical_document
+from llama_index_agentic_kb.sources.filters import is_chroma
 from llama_index_agentic_kb.sources.request_timeouts import with_request_timeouts
 
 __all__ = ["MOST_NODES", "IndexedNodes", "lexical_for"]
@@ -96,6 +97,9 @@ class _Nodes(Protocol):
     def get(self, node_ids: Sequence[str]) -> list[BaseNode]:
         """Read nodes; what is gone is left out."""
 
+    def allowed(self, node_ids: Sequence[str], filters: FilterNode) -> Sequence[str]:
+        """Give those that a filter lets through by what the store itself knows of them beside the node."""
+
     @property
     def listed_cheaply(self) -> bool:
         """Whether ``hashes`` is quick enough for each search."""
@@ -124,6 +128,9 @@ class _DocstoreNodes:
     def get(self, node_ids: Sequence[str]) -> list[BaseNode]:
         return list(self.docstore.get_nodes(list(node_ids), raise_error=False))
 
+    def allowed(self, node_ids: Sequence[str], filters: FilterNode) -> Sequence[str]:  # noqa: ARG002 (nothing else is known)
+        return node_ids
+
 
 @dataclass(frozen=True)
 class _StoredNodes:
@@ -136,7 +143,7 @@ class _StoredNodes:
         return False
 
     def count(self) -> int | None:
-        return int(self.store.client.count()) if _is_chroma(self.store) else None
+        return int(self.store.client.count()) if is_chroma(self.store) else None
 
     def hashes(self) -> dict[str, str]:
         return {node.node_id: node.hash for node in self.store.get_nodes(node_ids=None, filters=None)}
@@ -144,6 +151,15 @@ class _StoredNodes:
     def get(self, node_ids: Sequence[str]) -> list[BaseNode]:
         # No ids at all would mean every node.
         return list(self.store.get_nodes(node_ids=list(node_ids), filters=None)) if node_ids else []
+
+    def allowed(self, node_ids: Sequence[str], filters: FilterNode) -> Sequence[str]:
+        """A row's own keys may say other than the node in it: they were changed since, or forged."""
+        if not node_ids or not is_chroma(self.store):
+            return node_ids
+        rows = self.store.client.get(ids=list(node_ids), include=["metadatas"])
+        passes = matcher(filters)
+        passed = {row for row, metadata in zip(rows["ids"], rows["metadatas"], strict=True) if passes(metadata or {})}
+        return [node_id for node_id in node_ids if node_id in passed]
 
 
 def _nodes_of(index: VectorStoreIndex) -> _Nodes:
@@ -153,11 +169,7 @@ def _nodes_of(index: VectorStoreIndex) -> _Nodes:
 
 
 def _can_be_counted(index: VectorStoreIndex) -> bool:
-    return isinstance(_nodes_of(index), _DocstoreNodes) or _is_chroma(index.vector_store)
-
-
-def _is_chroma(store: Any) -> bool:
-    return any(base.__name__ == "ChromaVectorStore" for base in type(store).__mro__)
+    return isinstance(_nodes_of(index), _DocstoreNodes) or is_chroma(index.vector_store)
 
 
 _indexed: weakref.WeakKeyDictionary[VectorStoreIndex, IndexedNodes] = weakref.WeakKeyDictionary()
@@ -197,8 +209,12 @@ class IndexedNodes:
             NotIndexedError: There are more nodes than ``most``.
         """
         hits = self._in_step(most).search(query, top_k, filters)
-        nodes = {node.node_id: node for node in self._nodes.get([hit.node_id for hit in hits])}
+        found: Sequence[str] = [hit.node_id for hit in hits]
+        nodes = {node.node_id: node for node in self._nodes.get(self._allowed(found, filters))}
         return [NodeWithScore(node=nodes[hit.node_id], score=hit.score) for hit in hits if hit.node_id in nodes]
+
+    def _allowed(self, node_ids: Sequence[str], filters: FilterNode | None) -> Sequence[str]:
+        return node_ids if filters is None else self._nodes.allowed(node_ids, filters)
 
     def _in_step(self, most: int | None) -> LexicalIndex:
         with self._lock:

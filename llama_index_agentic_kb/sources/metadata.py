@@ -21,6 +21,7 @@ from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.core.vector_stores.types import BasePydanticVectorStore, MetadataFilters
 
 from llama_index_agentic_kb._flow import Call, Flow, WorkerPool
+from llama_index_agentic_kb._text import told_error
 from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError, InvalidRequestError, RetrievalError
 from llama_index_agentic_kb.schema import FilterGroup, FilterLogic, FilterNode, Principal, all_of, matcher
 from llama_index_agentic_kb.sources.filters import conditions, flat, lower
@@ -108,7 +109,8 @@ def over_metadata(
         except AgenticKBError:
             raise
         except Exception as error:
-            raise RetrievalError(f"the metadata of source {source.name!r} could not be read: {error}") from error
+            told = told_error(error)
+            raise RetrievalError(f"the metadata of source {source.name!r} could not be read: {told}") from error
 
     result: T = yield Call(sync=run, deadline=deadline, pool=_POOL, what=f"metadata of source {source.name!r}")
     return result

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from llama_index_agentic_kb._text import redacted
+from llama_index_agentic_kb._text import told_error
 from llama_index_agentic_kb.account.activity_log import describe_error
 from llama_index_agentic_kb.errors import DeadlineExceededError, DeniedError, FailedSearch, RetrievalError
 from llama_index_agentic_kb.schema import MissingPart, Outcome, SearchLane
@@ -26,7 +26,7 @@ def outcome_of(error: Exception) -> Outcome:
 
 def told(error: Exception | None) -> str:
     """Give an error in words; some have none of their own."""
-    return redacted(str(error)) or type(error).__name__
+    return type(error).__name__ if error is None else told_error(error)
 
 
 def told_list(ranked: NodeList, source: str) -> SearchLane:

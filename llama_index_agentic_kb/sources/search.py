@@ -21,7 +21,7 @@ from llama_index_agentic_kb.guard.pipeline import Progress, ResiliencePipeline
 from llama_index_agentic_kb.schema import FilterNode, matcher
 from llama_index_agentic_kb.search.lexical import LexicalSearch, NotIndexedError
 from llama_index_agentic_kb.sources.filtered import note_of, until
-from llama_index_agentic_kb.sources.index import has_native_async
+from llama_index_agentic_kb.sources.index import has_native_async, narrowed_by_ids
 from llama_index_agentic_kb.sources.recursion import resolve_index_nodes
 from llama_index_agentic_kb.sources.results import NodeList, SearchResult
 from llama_index_agentic_kb.sources.usable import UsableNodes, usable_nodes
@@ -185,7 +185,7 @@ class SourceSearch:
         )
         if every is not looked:
             every = yield from self._at_leisure(partial(usable_nodes, every, self._name), every, deadline)
-        kept = yield from self._at_leisure(partial(_passing, every, prepared.filters), every, deadline)
+        kept = yield from self._at_leisure(partial(_passing, every, prepared), every, deadline)
         if prepared.private:  # all counts are of what passed, and notes, which may tell how much there is, are left out
             elapsed = round(1000 * (time.monotonic() - started))
             return replace(made, nodes=kept[:limit], candidates=len(kept), elapsed_ms=elapsed, note=None)
@@ -223,8 +223,11 @@ def _stands_for_more(node: Any) -> bool:
     return isinstance(getattr(node, "node", None), IndexNode)
 
 
-def _passing(nodes: list[NodeWithScore], filters: FilterNode | None) -> list[NodeWithScore]:
-    if filters is None:
+def _passing(nodes: list[NodeWithScore], prepared: PreparedSource) -> list[NodeWithScore]:
+    named = narrowed_by_ids(prepared.retriever)
+    if named is not None:
+        nodes = [node for node in nodes if named(node.node)]
+    if prepared.filters is None:
         return nodes
-    passes = matcher(filters)
+    passes = matcher(prepared.filters)
     return [node for node in nodes if passes(node.node.metadata)]

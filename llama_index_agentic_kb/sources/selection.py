@@ -149,9 +149,7 @@ def passing(selected: Mapping[str, SelectedSource], found_by: Mapping[str, str])
     def may_be_shown(node: BaseNode) -> bool:
         source = found_by.get(node.node_id, "")
         own = checks.get(source)
-        theirs = source not in declared and any(
-            one.declares(key) for one in declared.values() for key in node.metadata
-        )
+        theirs = source not in declared and any(one.declares(key) for one in declared.values() for key in node.metadata)
         asked = others if own is None or theirs else [own]
         return not selected or any(check(node.metadata) for check in asked)
 

@@ -7,13 +7,13 @@ mended copy. The source's own nodes are never changed.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Final
 
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore
 
-from llama_index_agentic_kb._text import redacted, without_surrogates
+from llama_index_agentic_kb._text import told_error, without_surrogates
 from llama_index_agentic_kb.errors import RetrievalError
 
 __all__ = ["MOST_CHARACTERS", "MOST_NODES", "UsableNodes", "usable_nodes"]
@@ -24,6 +24,31 @@ MOST_CHARACTERS: Final = 1_000_000
 
 MOST_NODES: Final = 10_000
 """Nodes of one answer that are looked at; hardly any request wants more than some dozens."""
+
+MOST_FIELDS: Final = 1_000
+"""Fields of a node's metadata."""
+
+MOST_ID: Final = 10_000
+"""Characters of a node's id."""
+
+MOST_ITEMS: Final = 100_000
+"""Values within one field of the metadata, lists and mappings in it counted."""
+
+MOST_LEVELS: Final = 20
+"""Levels of lists and mappings within one field of the metadata."""
+
+MOST_BITS: Final = 10_000
+"""Of a whole number: Python refuses to write those of more than 4,300 digits."""
+
+_KINDS: Final[dict[str, type]] = {
+    "relationships": dict,
+    "excluded_embed_metadata_keys": list,
+    "excluded_llm_metadata_keys": list,
+    "text_template": str,
+    "metadata_template": str,
+    "metadata_separator": str,
+}
+"""What LlamaIndex's own methods take a node's fields for; code that goes around pydantic sets anything."""
 
 
 class UsableNodes(list[NodeWithScore]):
@@ -53,15 +78,13 @@ def usable_nodes(found: Any, source: str) -> UsableNodes:
         raise RetrievalError(f"source {source!r} returned no list of NodeWithScore: {type(found).__name__}")
     made = UsableNodes()
     made.returned = len(found)
-    for one in islice(found, MOST_NODES):
-        try:
-            node, flaw = _mended(one)
-        except Exception as error:  # noqa: BLE001 (nodes are anybody's classes)
-            made.unusable += 1
-            made.why = made.why or redacted(f"a node can't be used: {str(error) or type(error).__name__}"[:300])
-        else:
-            made.append(NodeWithScore.model_construct(node=node, score=_score(one.score)))
-            made.why = made.why or flaw
+    try:
+        for one in islice(found, MOST_NODES):
+            _take(made, one)
+    except Exception as error:
+        made.why = f"its list ended with {told_error(error, 300)}"
+        if not made:
+            raise RetrievalError(f"source {source!r} returned no list of NodeWithScore: {made.why}") from error
     if made.unusable and not made:
         raise RetrievalError(f"source {source!r} returned no list of NodeWithScore: {made.why}")
     if made.returned > MOST_NODES:
@@ -69,14 +92,28 @@ def usable_nodes(found: Any, source: str) -> UsableNodes:
     return made
 
 
+def _take(made: UsableNodes, one: Any) -> None:
+    """Add a node as it can be used, or count it."""
+    try:
+        node, flaw = _mended(one)
+        made.append(NodeWithScore.model_construct(node=node, score=_score(one.score)))
+        made.why = made.why or flaw
+    except Exception as error:  # noqa: BLE001 (nodes are anybody's classes)
+        made.unusable += 1
+        made.why = made.why or f"a node can't be used: {told_error(error, 300)}"
+
+
 def _mended(one: Any) -> tuple[BaseNode, str | None]:
     """Give a node in which ids, text and metadata are what everything after this takes them for."""
     node: Any = getattr(one, "node", None)
     if not isinstance(one, NodeWithScore) or not isinstance(node, BaseNode):
         raise TypeError(f"expected a NodeWithScore, got {type(one).__name__}")
-    if not isinstance(node.node_id, str) or not node.node_id:
-        raise TypeError(f"its id is no text: {node.node_id!r}")
-    text = node.get_content(metadata_mode=MetadataMode.NONE)
+    given: Any = node
+    node_id, text = given.node_id, given.get_content(metadata_mode=MetadataMode.NONE)
+    if not isinstance(node_id, str) or not node_id:
+        raise TypeError(f"its id is no text: {node_id!r}")
+    if len(node_id) > MOST_ID:
+        raise TypeError(f"its id has {len(node_id):,} characters; at most {MOST_ID:,}")
     if not isinstance(text, str):
         raise TypeError(f"its content is no text but {type(text).__name__}")
     return _with(node, *_cut(text))
@@ -94,7 +131,7 @@ def _cut(text: str) -> tuple[str, str | None, bool]:
 def _with(node: BaseNode, text: str, flaw: str | None, changed: bool) -> tuple[BaseNode, str | None]:
     metadata = _metadata(node.metadata)
     node_id = without_surrogates(node.node_id)
-    update: dict[str, Any] = {}
+    update: dict[str, Any] = dict(_defaults(node))
     if metadata is not node.metadata:
         update["metadata"] = metadata
     if node_id is not node.node_id:
@@ -106,12 +143,21 @@ def _with(node: BaseNode, text: str, flaw: str | None, changed: bool) -> tuple[B
     return node, flaw
 
 
+def _defaults(node: BaseNode) -> Iterator[tuple[str, Any]]:
+    """Give the defaults of the fields that are not of their kind."""
+    for name, kind in _KINDS.items():
+        if not isinstance(getattr(node, name, kind()), kind) and name in type(node).model_fields:
+            yield name, type(node).model_fields[name].get_default(call_default_factory=True)
+
+
 def _metadata(metadata: Any) -> dict[str, Any]:
     """Give metadata with text for keys; the same object where there is nothing to mend."""
     if metadata is None:
         return {}
     if not isinstance(metadata, Mapping):
         raise TypeError(f"its metadata are no mapping but {type(metadata).__name__}")
+    if len(metadata) > MOST_FIELDS:
+        raise TypeError(f"its metadata have {len(metadata):,} fields; at most {MOST_FIELDS:,}")
     if isinstance(metadata, dict) and all(map(_is_clean, metadata.items())):
         return metadata
     return {without_surrogates(str(key)): _clean(value) for key, value in metadata.items()}
@@ -123,11 +169,50 @@ def _is_clean(item: tuple[Any, Any]) -> bool:
 
 
 def _clean(value: Any) -> Any:
+    """Give a value that can be written; None, which passes no filter, where it can't."""
     if isinstance(value, str):
-        return without_surrogates(value)
+        return without_surrogates(value[:MOST_CHARACTERS])
+    if value is None or isinstance(value, (bool, float)):
+        return value
+    if isinstance(value, int):
+        return value if value.bit_length() <= MOST_BITS else None
+    if not _can_be_told(value):
+        return None
     if isinstance(value, list) and any(_clean(item) is not item for item in value if isinstance(item, str)):
         return [_clean(item) if isinstance(item, str) else item for item in value]
     return value
+
+
+def _can_be_told(value: Any) -> bool:
+    """Whether a value is small and flat enough, and each thing in it can be given as text."""
+    left, level = MOST_ITEMS, [value]
+    for _ in range(MOST_LEVELS):
+        left -= len(level)
+        if left < 0:
+            return False
+        inner: list[Any] = []
+        for one in level:
+            if isinstance(one, (Mapping, list, tuple, set, frozenset)):
+                if len(one) + len(inner) > left:
+                    return False
+                inner += [*one.keys(), *one.values()] if isinstance(one, Mapping) else one
+            elif not _has_words(one):
+                return False
+        if not inner:
+            return True
+        level = inner
+    return False
+
+
+def _has_words(value: Any) -> bool:
+    if value is None or isinstance(value, (str, bytes, bool, float)):
+        return True
+    if isinstance(value, int):
+        return value.bit_length() <= MOST_BITS
+    try:
+        return isinstance(str(value), str)
+    except Exception:  # noqa: BLE001 (metadata hold anybody's objects)
+        return False
 
 
 def _score(score: Any) -> float | None:
@@ -136,6 +221,6 @@ def _score(score: Any) -> float | None:
         return None
     try:
         number = float(score)
-    except (TypeError, ValueError, OverflowError):
+    except Exception:  # noqa: BLE001 (scores are anybody's objects)
         return None
     return number if math.isfinite(number) else None

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 from chromadb.api import ClientAPI, ServerAPI
@@ -20,11 +21,16 @@ from chromadb.api.models.Collection import Collection
 from chromadb.auth import UserIdentity
 from chromadb.config import Settings
 from chromadb.errors import ChromaError, NotFoundError
-from llama_index.core.schema import BaseNode
 
+from llama_index_agentic_kb._text import told_error
 from llama_index_agentic_kb.errors import ConfigurationError
+from llama_index_agentic_kb.store.chroma_access import Access, Unguarded, another_spelling, refuse_forked
 from llama_index_agentic_kb.store.chroma_collections import SOURCE_KEY, check_collection, collection_name
-from llama_index_agentic_kb.store.source_vector_store import SourceVectorStore
+
+if TYPE_CHECKING:
+    from llama_index.core.schema import BaseNode
+
+    from llama_index_agentic_kb.store.source_vector_store import SourceVectorStore
 
 __all__ = ["ChromaDatabase", "collection_name"]
 
@@ -43,38 +49,51 @@ class ChromaDatabase:
         client: An open Chroma client; closed with this object.
         version_of: Gives a source's version, so that searches under a filter may remember which rows it matches.
             None remembers nothing.
+        access: Keeps other processes apart from this one.
     """
 
-    def __init__(self, client: ClientAPI, version_of: VersionOf | None = None) -> None:
+    def __init__(self, client: ClientAPI, version_of: VersionOf | None = None, access: Access | None = None) -> None:
         self._client = client
         self._version_of = version_of
+        self._access = access or Unguarded()
         self._lock = threading.Lock()
         self._collections: dict[str, Collection] = {}
 
     @classmethod
-    def persistent(cls, path: str | Path, version_of: VersionOf | None = None) -> ChromaDatabase:
+    def persistent(
+        cls,
+        path: str | Path,
+        version_of: VersionOf | None = None,
+        *,
+        access: Access | None = None,
+        anew: int = 0,
+    ) -> ChromaDatabase:
         """Open the database in a directory, or make one there.
 
         Args:
             path: The directory. One process at a time may write into it.
             version_of: See the class.
+            access: See the class.
+            anew: A number that no other opening of the directory in this process has had reads all of it from disk;
+                openings with the same number share what was read.
 
         Returns:
             The open database.
 
         Raises:
-            ConfigurationError: The directory can't be opened.
+            ConfigurationError: The directory can't be opened, or this process was forked from one that had opened any.
         """
-        # Resolved: Chroma shares one engine per path as spelt, and two on one directory damage it.
+        refuse_forked()
+        # Resolved: Chroma shares one engine per path as spelt, and two that write into one directory damage it.
+        directory = str(Path(path).resolve()) + another_spelling(anew)
         settings = _settings(
-            chroma_api_impl="chromadb.api.rust.RustBindingsAPI",
-            is_persistent=True,
-            persist_directory=str(Path(path).resolve()),
+            chroma_api_impl="chromadb.api.rust.RustBindingsAPI", is_persistent=True, persist_directory=directory
         )
         try:
-            return cls(Client(settings=settings), version_of)
+            return cls(Client(settings=settings), version_of, access)
         except (ValueError, ChromaError, OSError) as error:
-            raise ConfigurationError(f"The Chroma database in {str(path)!r} can't be opened: {error}") from error
+            told = told_error(error)
+            raise ConfigurationError(f"The Chroma database in {str(path)!r} can't be opened: {told}") from error
 
     @classmethod
     def http(
@@ -115,7 +134,7 @@ class ChromaDatabase:
             return cls(_TimedClient(settings, timeout))
         except (ValueError, ChromaError, httpx.HTTPError) as error:
             raise ConfigurationError(
-                f"No Chroma server answers at {host}:{port} within {timeout:g} s: {error}. "
+                f"No Chroma server answers at {host}:{port} within {timeout:g} s: {told_error(error)}. "
                 "Start one with `chroma run`, or correct host and port."
             ) from error
 
@@ -127,6 +146,16 @@ class ChromaDatabase:
             close = getattr(self._client, "close", None)
             if close is not None:
                 close()
+
+    def has(self, source: str) -> bool:
+        """Tell whether a source has a collection here."""
+        if source in self._collections:
+            return True
+        try:
+            self._client.get_collection(collection_name(source), embedding_function=None)
+        except NotFoundError:
+            return False
+        return True
 
     def sources(self) -> list[str]:
         """List the sources that have a collection here, by name; other libraries' collections are left out."""
@@ -152,16 +181,18 @@ class ChromaDatabase:
             StoreMismatchError: The collection was not made by this library, or its configuration names an
                 embedding function.
         """
+        from llama_index_agentic_kb.store.source_vector_store import SourceVectorStore  # noqa: PLC0415  (loads LlamaIndex)
+
         version = None if self._version_of is None else partial(self._version_of, source)
-        return SourceVectorStore(self._collection(source, create=create), version)
+        return SourceVectorStore(self.collection(source, create=create), version)
 
     def count(self, source: str) -> int:
         """Count a source's nodes. Raises as `vector_store` does."""
-        return int(self._collection(source).count())
+        return int(self.collection(source).count())
 
     def node_ids(self, source: str) -> set[str]:
         """Collect the ids of all nodes of a source. Raises as `vector_store` does."""
-        collection = self._collection(source)
+        collection = self.collection(source)
         ids: set[str] = set()
         while page := collection.get(limit=_PAGE, offset=len(ids), include=[])["ids"]:
             ids.update(page)
@@ -177,7 +208,7 @@ class ChromaDatabase:
         Returns:
             Each node's vector, by its id. Raises as `vector_store` does.
         """
-        collection = self._collection(source)
+        collection = self.collection(source)
         vectors: dict[str, list[float]] = {}
         for batch in self._batches(node_ids):
             found = collection.get(ids=batch, include=["embeddings"])
@@ -197,33 +228,37 @@ class ChromaDatabase:
         store = self.vector_store(source)
         size = self._client.get_max_batch_size()
         for start in range(0, len(nodes), size):
-            store.add(list(nodes[start : start + size]))
+            with self._access.changing():
+                store.add(list(nodes[start : start + size]))
 
     def delete_nodes(self, source: str, node_ids: Iterable[str]) -> None:
         """Delete nodes by id, in batches; unknown ids are ignored. Raises as `vector_store` does."""
-        collection = self._collection(source)
+        collection = self.collection(source)
         for batch in self._batches(node_ids):
-            collection.delete(ids=batch)
+            with self._access.changing():
+                collection.delete(ids=batch)
 
     def delete_source(self, source: str) -> None:
         """Delete a source's collection; does nothing when there is none."""
         with self._lock:
             self._collections.pop(source, None)
-            try:
-                self._client.delete_collection(collection_name(source))
-            except NotFoundError:
-                return
+        with self._access.changing(), suppress(NotFoundError):
+            self._client.delete_collection(collection_name(source))
 
     def _batches(self, node_ids: Iterable[str]) -> Iterator[list[str]]:
         ids = sorted(set(node_ids))
         size = self._client.get_max_batch_size()
         return (ids[start : start + size] for start in range(0, len(ids), size))
 
-    def _collection(self, source: str, *, create: bool = False) -> Collection:
+    def collection(self, source: str, *, create: bool = False) -> Collection:
+        """Give Chroma's own object for a source's collection. Takes and raises what `vector_store` does."""
         with self._lock:
             if source not in self._collections:
-                collection = self._open_collection(source, create=create)
-                check_collection(collection, source)
+                with self._access.opening():
+                    collection = self._open_collection(source, create=create)
+                    check_collection(collection, source)
+                    if not isinstance(self._access, Unguarded):
+                        collection.count()  # reads it now, while nobody writes
                 self._collections[source] = collection
             return self._collections[source]
 

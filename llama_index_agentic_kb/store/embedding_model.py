@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llama_index_agentic_kb.errors import ConfigurationError
+from llama_index_agentic_kb._text import told_error
+from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError
 
 if TYPE_CHECKING:
     from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -31,6 +33,8 @@ DEFAULT_EMBED_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 
 # Texts per forward pass: on a CPU, larger batches only pad more.
 _EMBED_BATCH_SIZE = 32
+_SAME_WEIGHTS = 0.99
+"""The least cosine of two vectors of one text; other weights give less than half of it."""
 _LOAD_LOCK = threading.Lock()
 _CHATTY_LOGGERS = ("transformers", "sentence_transformers", "huggingface_hub")
 
@@ -42,10 +46,22 @@ class EmbedModelFingerprint:
     Args:
         name: The model's canonical name, as `embed_model_name` gives it.
         dimension: The length of its vectors.
+        probe: The vector of one text at length 1, by which models of one name with other weights are told apart. Empty
+            in stores of the first release.
     """
 
     name: str
     dimension: int
+    probe: tuple[float, ...] = field(default=(), compare=False, repr=False)
+
+    def agrees_with(self, other: EmbedModelFingerprint) -> bool:
+        """Tell whether two models' vectors can be compared; equal weights may differ by rounding on other hardware."""
+        if self != other:
+            return False
+        if not self.probe or len(self.probe) != len(other.probe):
+            return True
+        lengths = math.hypot(*self.probe) * math.hypot(*other.probe)
+        return sum(a * b for a, b in zip(self.probe, other.probe, strict=True)) >= _SAME_WEIGHTS * lengths
 
     def __str__(self) -> str:
         """Name and dimension, as error messages show them."""
@@ -98,9 +114,24 @@ def embed_model_fingerprint(model: BaseEmbedding) -> EmbedModelFingerprint:
         model: Any LlamaIndex embedding model; called once.
 
     Returns:
-        Its name and dimension.
+        Its name, dimension and probe.
+
+    Raises:
+        ConfigurationError: It gave no vector.
     """
-    return EmbedModelFingerprint(embed_model_name(model), len(model.get_text_embedding("dimension")))
+    name = embed_model_name(model)
+    try:
+        vector = model.get_text_embedding("dimension")
+    except AgenticKBError:
+        raise
+    except Exception as error:
+        told = f"{type(error).__name__}: {told_error(error, 2_000)}"
+        raise ConfigurationError(
+            f"embed_model: {name!r} gave no vector ({told}). Correct its key or its address, or see that it answers."
+        ) from error
+    length = math.hypot(*vector)
+    probe = tuple(x / length for x in vector) if 0 < length < math.inf else ()
+    return EmbedModelFingerprint(name, len(vector), probe)
 
 
 def model_tokenizer(model: BaseEmbedding) -> Callable[[str], Sequence[int]] | None:

@@ -3,16 +3,27 @@
 from __future__ import annotations
 
 import os
+import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from io import BufferedReader
 from pathlib import Path
 
 from llama_index_agentic_kb.errors import ConfigurationError
 
-__all__ = ["SUFFIXES", "FileSelection", "FoundFile", "SourceFiles", "select_files"]
+__all__ = ["SUFFIXES", "FileSelection", "FoundFile", "SourceFiles", "open_regular", "select_files"]
 
 SUFFIXES = frozenset({".txt", ".md", ".markdown", ".html", ".htm", ".pdf", ".docx"})
 """The kinds of files that are read, by lower-case suffix."""
+
+MAX_DEPTH = 64
+"""Folders below this depth are not gone into."""
+
+LEAVES = "is a symlink that leaves the folder, or leads nowhere (see follow_symlinks=, --follow-symlinks)"
+"""Why what lies behind a symlink is not read."""
+
+IRREGULAR = "is no regular file: a pipe, a socket or a device"
+"""Why something with a document's name is not read: it might never give an end."""
 
 DEFAULT_SOURCE = "documents"
 """The source of files that are named one by one."""
@@ -68,18 +79,20 @@ def select_files(
     *,
     source: str | None,
     recursive: bool,
+    follow_symlinks: bool = False,
     sources_at: Callable[[str], Iterable[str]],
 ) -> FileSelection:
     """Find the files to ingest, in an order that doesn't depend on the file system.
 
     Hidden files and folders are left out. A symlink to a file is followed while it stays under its folder; symlinks
-    to folders never are: what they show inside the folder is found without them.
+    to folders are not: what they show inside the folder is found without them. What leaves the folder is told.
 
     Args:
         paths: Files and folders.
         source: The source of all of them; ``None`` names each folder's source after the folder, and the source of
             single files ``documents``.
         recursive: Whether to go into subfolders.
+        follow_symlinks: Whether to follow all symlinks, wherever they lead.
         sources_at: Tells which sources hold documents from an absolute path, for paths that are gone from disk.
 
     Returns:
@@ -92,8 +105,9 @@ def select_files(
     for given in paths:
         path = Path(os.path.abspath(given))  # noqa: PTH100  (resolve() would rename a linked folder's source)
         if path.is_dir():
-            _add_folder(selection, path, _folder_name(path) if source is None else source, recursive=recursive)
-        elif path.is_file():
+            name = _folder_name(path) if source is None else source
+            _add_folder(selection, path, name, recursive=recursive, follow=follow_symlinks)
+        elif path.exists():
             _add_file(selection, path, DEFAULT_SOURCE if source is None else source)
         else:
             _add_missing(selection, path, source, sources_at(str(path)))
@@ -108,20 +122,36 @@ def printable(path: str | Path) -> str:
     return str(path).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
+def open_regular(path: Path) -> BufferedReader:
+    """Open a file for reading, unless it has become a pipe or a device, which might never give an end.
+
+    Raises:
+        OSError: It can't be opened, or is no regular file.
+    """
+    # Not blocking: to open a pipe nobody writes into would wait for ever.
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    opened = os.fdopen(os.open(path, flags), "rb")
+    if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+        opened.close()
+        raise OSError(IRREGULAR)
+    return opened
+
+
 def _folder_name(path: Path) -> str:
     if not path.name:
         raise ConfigurationError(f"The folder {str(path)!r} has no name; pass source= to name its source.")
     return path.name
 
 
-def _add_folder(selection: FileSelection, root: Path, source: str, *, recursive: bool) -> None:
+def _add_folder(selection: FileSelection, root: Path, source: str, *, recursive: bool, follow: bool) -> None:
     group = selection.sources.setdefault(source, SourceFiles())
     group.roots.add(str(root))
-    for path in _walk(root, selection, group, recursive=recursive):
+    walk = _Walk(root, selection, group, recursive=recursive, follow=follow)
+    for path in walk.files():
         if path.suffix.lower() not in SUFFIXES:
             selection.skipped += 1
-        elif not _stays_inside(path, root):
-            selection.failed.append((printable(path), "is a symlink that leaves the folder, or leads nowhere"))
+        elif reason := _unfit(path, None if follow else root):
+            selection.failed.append((printable(path), reason))
         else:
             _add(selection, group, FoundFile(path, path.relative_to(root).as_posix(), str(root)))
 
@@ -130,6 +160,9 @@ def _add_file(selection: FileSelection, path: Path, source: str) -> None:
     if path.suffix.lower() not in SUFFIXES:
         kinds = ", ".join(sorted(SUFFIXES))
         selection.failed.append((printable(path), f"is not of a kind that is read ({kinds})"))
+        return
+    if reason := _unfit(path, None):  # named by the caller: it may lie behind a symlink
+        selection.failed.append((printable(path), reason))
         return
     _add(selection, selection.sources.setdefault(source, SourceFiles()), FoundFile(path, path.name, ""))
 
@@ -152,16 +185,72 @@ def _add(selection: FileSelection, group: SourceFiles, file: FoundFile) -> None:
         )
 
 
-def _walk(root: Path, selection: FileSelection, group: SourceFiles, *, recursive: bool) -> Iterator[Path]:
-    def unreadable(error: OSError) -> None:
-        group.unlisted.add(str(error.filename))
-        selection.failed.append((printable(error.filename), f"can't be listed: {error.strerror}"))
+class _Walk:
+    """Goes through a folder, however deep it is and whatever links it holds."""
 
-    for folder, subfolders, names in os.walk(root, onerror=unreadable):
-        subfolders[:] = sorted(name for name in subfolders if recursive and not name.startswith("."))
-        for name in sorted(names):
-            if not name.startswith("."):
-                yield Path(folder, name)
+    def __init__(
+        self, root: Path, selection: FileSelection, group: SourceFiles, *, recursive: bool, follow: bool
+    ) -> None:
+        self._root = root
+        self._selection = selection
+        self._group = group
+        self._recursive = recursive
+        self._follow = follow
+        self._seen: set[tuple[int, int]] = set()
+
+    def files(self) -> Iterator[Path]:
+        """Give every entry that is not hidden and no folder."""
+        waiting = [(str(self._root), 0)]
+        while waiting:
+            folder, depth = waiting.pop()
+            try:
+                with os.scandir(folder) as entries:
+                    listed = sorted(entries, key=lambda entry: entry.name)
+            except OSError as error:
+                self._group.unlisted.add(folder)
+                self._selection.failed.append((printable(folder), f"can't be listed: {error.strerror}"))
+                continue
+            shown = [entry for entry in listed if not entry.name.startswith(".")]
+            folders = [entry for entry in shown if _is_folder(entry)]
+            yield from (Path(folder, entry.name) for entry in shown if entry not in folders)
+            below = [(entry.path, depth + 1) for entry in folders if self._enters(entry, depth)]
+            waiting += reversed(below)
+
+    def _enters(self, entry: os.DirEntry[str], depth: int) -> bool:
+        if not self._recursive:
+            return False
+        if depth >= MAX_DEPTH:
+            self._group.unlisted.add(entry.path)
+            self._selection.failed.append((printable(entry.path), f"is more than {MAX_DEPTH} folders deep"))
+            return False
+        if not entry.is_symlink():
+            return True
+        if not self._follow:
+            if not _stays_inside(Path(entry.path), self._root):
+                self._selection.failed.append((printable(entry.path), LEAVES))
+            return False
+        status = entry.stat()
+        known = (status.st_dev, status.st_ino) in self._seen
+        self._seen.add((status.st_dev, status.st_ino))
+        return not known
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link that leads round in a circle
+        return False
+
+
+def _unfit(path: Path, root: Path | None) -> str:
+    """Say why a file can't be taken: it is no regular one, or a symlink that leaves its folder; else nothing."""
+    if root is not None and not _stays_inside(path, root):
+        return LEAVES
+    try:
+        mode = path.stat().st_mode
+    except OSError as error:
+        return f"can't be read: {error.strerror}"
+    return "" if stat.S_ISREG(mode) else IRREGULAR
 
 
 def _stays_inside(path: Path, root: Path) -> bool:

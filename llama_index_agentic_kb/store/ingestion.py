@@ -11,15 +11,17 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sqlite3
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llama_index_agentic_kb._text import told_error
 from llama_index_agentic_kb.errors import ConfigurationError, IngestionError
-from llama_index_agentic_kb.store.files import FoundFile, SourceFiles, printable, select_files
+from llama_index_agentic_kb.store.file_reader import READ_SECONDS, FileReader
+from llama_index_agentic_kb.store.files import FoundFile, SourceFiles, open_regular, printable, select_files
+from llama_index_agentic_kb.store.readers import MAX_BYTES, check_size
 from llama_index_agentic_kb.store.records import Chunk, StoredDocument
 
 if TYPE_CHECKING:
@@ -77,6 +79,10 @@ def ingest(
     chunk_overlap: int = DEFAULT_CHUNK_OVERLAP,
     progress: ProgressCallback | None = None,
     recursive: bool = True,
+    wait: float = 0.0,
+    max_file_bytes: int = MAX_BYTES,
+    read_seconds: float = READ_SECONDS,
+    follow_symlinks: bool = False,
 ) -> IngestReport:
     """Bring a store up to date with files and folders.
 
@@ -92,6 +98,11 @@ def ingest(
         chunk_overlap: Tokens that neighbouring chunks share.
         progress: Called after each file.
         recursive: Whether to go into subfolders.
+        wait: Seconds to wait for another process that is writing into the store.
+        max_file_bytes: The largest file that is read, and the largest content of a packed one. Default 100 MB.
+        read_seconds: The time that a file's parser is given. Default 60.
+        follow_symlinks: Whether to read what lies outside the folders, behind symlinks in them. By default it is
+            told in the report's ``failed``.
 
     Returns:
         What was done.
@@ -109,13 +120,19 @@ def ingest(
     if not given:
         raise ConfigurationError("paths is empty; name at least one file or folder to ingest.")
     chunker = Chunker(store.embed_model, chunk_size, chunk_overlap)
-    with store.writing():
-        selection = select_files(given, source=source, recursive=recursive, sources_at=store.documents.sources_at)
+    with store.writing(wait), FileReader(max_file_bytes, read_seconds) as reader:
+        selection = select_files(
+            given,
+            source=source,
+            recursive=recursive,
+            follow_symlinks=follow_symlinks,
+            sources_at=store.documents.sources_at,
+        )
         total = sum(len(group.files) for group in selection.sources.values())
         tally = _Tally(total=total, progress=progress, failed=selection.failed)
         for name, group in selection.sources.items():
             vectors = SourceVectors(name, store)
-            _SourceIngestion(name, store.documents, vectors, chunker, tally).run(
+            _SourceIngestion(name, store.documents, vectors, chunker, reader, max_file_bytes, tally).run(
                 group, description, recursive=recursive
             )
             tally.chunks_embedded += vectors.embedded
@@ -165,34 +182,37 @@ class _SourceIngestion:
     """One source's part of an ingestion."""
 
     def __init__(
-        self, source: str, documents: DocumentDatabase, vectors: SourceVectors, chunker: Chunker, tally: _Tally
+        self,
+        source: str,
+        documents: DocumentDatabase,
+        vectors: SourceVectors,
+        chunker: Chunker,
+        reader: FileReader,
+        max_file_bytes: int,
+        tally: _Tally,
     ) -> None:
         self._source = source
         self._documents = documents
         self._vectors = vectors
         self._chunker = chunker
+        self._reader = reader
+        self._max_file_bytes = max_file_bytes
         self._tally = tally
         self._known = documents.documents(source)
         self._node_ids = documents.node_ids(source)
         self._pending: list[_Pending] = []
 
     def run(self, group: SourceFiles, description: str | None, *, recursive: bool) -> None:
-        try:
-            self._documents.put_source(self._source, description)
-            # A crash may have left vectors without a record.
-            self._vectors.keep_only(set[str]().union(*self._node_ids.values()))
-            for file in group.files.values():
-                self._take(file, group.roots)
-                if sum(len(item.chunks) for item in self._pending) >= _BATCH_CHUNKS:
-                    self._flush()
-            self._flush()
-            # Last, so that a file that was renamed finds its vectors under the old name.
-            self._remove_gone(group, recursive=recursive)
-        except sqlite3.Error as error:
-            raise IngestionError(
-                f"The record of the source {self._source!r} can't be written: {error}. Documents stored before this "
-                "stay; run the ingestion again to go on from there."
-            ) from error
+        self._documents.put_source(self._source, description)
+        # A crash may have left vectors without a record.
+        self._vectors.keep_only(set[str]().union(*self._node_ids.values()))
+        for file in group.files.values():
+            self._take(file, group.roots)
+            if sum(len(item.chunks) for item in self._pending) >= _BATCH_CHUNKS:
+                self._flush()
+        self._flush()
+        # Last, so that a file that was renamed finds its vectors under the old name.
+        self._remove_gone(group, recursive=recursive)
 
     def _take(self, file: FoundFile, roots: set[str]) -> None:
         """Read a file if it changed; whatever is wrong with it is that file's failure alone."""
@@ -203,24 +223,23 @@ class _SourceIngestion:
         except IngestionError as error:
             self._fail(file, str(error))
         except Exception as error:  # noqa: BLE001  (file parsers raise anything; the error is reported)
-            self._fail(file, f"can't be read: {type(error).__name__}: {error}")
+            self._fail(file, f"can't be read: {type(error).__name__}: {told_error(error)}")
         else:
             self._accept(file, item)
 
     def _examine(self, file: FoundFile, roots: set[str]) -> _Pending | None:
         """Read and cut a file; ``None`` when it is stored as it is now."""
-        from llama_index_agentic_kb.store.readers import read_file  # noqa: PLC0415  (not needed by importers)
-
         known = self._known.get(file.relative)
         if known is not None and _belongs_elsewhere(known, file, roots):
             raise IngestionError(f"has the same path in this source as {known.origin}; give its folder another source")
-        status = file.path.stat()
         # The hash first: if the file changes before it is read, the next ingestion sees another hash.
-        with file.path.open("rb") as opened:
+        with open_regular(file.path) as opened:
+            status = os.fstat(opened.fileno())
+            check_size(status.st_size, self._max_file_bytes)
             content_hash = hashlib.file_digest(opened, "sha256").hexdigest()
         if known is not None and self._is_unchanged(known, file, content_hash):
             return None
-        parsed = read_file(file.path)
+        parsed = self._reader.read(file.path)
         document = StoredDocument(
             source=self._source,
             path=file.relative,
@@ -259,11 +278,11 @@ class _SourceIngestion:
     def _flush(self) -> None:
         """Store the files that wait, in the order that the module's docstring tells."""
         pending, self._pending = self._pending, []
-        self._vectors.add([chunk for item in pending for chunk in item.chunks])
+        vectors = self._vectors.add([chunk for item in pending for chunk in item.chunks])
         for item in pending:
             path = item.document.path
             current = {chunk.node_id for chunk in item.chunks}
-            self._documents.put_document(item.document, item.chunks)
+            self._documents.put_document(item.document, item.chunks, vectors)
             self._vectors.delete(self._node_ids.get(path, set()) - current)
             changes = self._tally.updated if path in self._known else self._tally.added
             changes.append(item.document.document_id)

@@ -118,7 +118,7 @@ class StoredLexicalSearch:
         if index is not None and index.mark == version:
             return index
         try:
-            with self._store.writing():
+            with self._store.holding():
                 return self._write(self._version())
         except IngestionError as busy:
             if index is None or index.mark is None:

@@ -17,7 +17,7 @@ _FLOAT = re.compile(r"-?(?:0|[1-9][0-9]{0,17})\.[0-9]{1,17}")
 
 _HEADING = re.compile(r" {0,3}#{1,6}[ \t]+(.*?)[ \t]*#*[ \t]*")
 _CODE_FENCE = re.compile(r" {0,3}(```|~~~)")
-_LINK = re.compile(r"!?\[([^\]]*)\]\([^)]*\)")
+_LINK = re.compile(r"!?\[([^\[\]]*)\]\([^)]{0,2000}\)")
 
 _NO_TEXT = ("script", "style", "template", "noscript", "svg", "head", "title")
 _BLOCKS = (
@@ -111,7 +111,7 @@ def html_to_text(data: bytes) -> tuple[str, str]:
 def _scalar(value: str) -> MetadataValue | None:
     if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'":
         return value[1:-1]
-    value = re.sub(r"(?:^|\s+)#.*", "", value)
+    value = re.sub(r"(?:^|(?<!\s)\s+)#.*", "", value)
     if not value or value[0] in "[{|>&*!":
         return None
     if value.lower() in ("true", "false"):

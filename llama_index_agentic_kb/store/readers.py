@@ -27,7 +27,7 @@ from llama_index_agentic_kb.store.records import MetadataValue
 if TYPE_CHECKING:
     from llama_index.core.schema import Document
 
-__all__ = ["MAX_BYTES", "READER_VERSION", "ParsedFile", "Section", "read_file"]
+__all__ = ["MAX_BYTES", "READER_VERSION", "ParsedFile", "Section", "check_size", "read_file"]
 
 READER_VERSION = 2
 """Grows when files are read differently, so that stored ones are ingested again."""
@@ -64,11 +64,12 @@ class ParsedFile:
     metadata: Mapping[str, MetadataValue] = field(default_factory=dict)
 
 
-def read_file(path: Path) -> ParsedFile:
+def read_file(path: Path, max_bytes: int | None = None) -> ParsedFile:
     """Read a file by its suffix.
 
     Args:
         path: A file with one of the suffixes in `files.SUFFIXES`.
+        max_bytes: The largest file that is read, and the largest content of a packed one. None is `MAX_BYTES`.
 
     Returns:
         Its content; NUL and lone surrogates are out of the text, which no store takes.
@@ -76,10 +77,21 @@ def read_file(path: Path) -> ParsedFile:
     Raises:
         IngestionError: It can't be read; the message is the reason alone, without the path.
     """
-    size = path.stat().st_size
-    if size > MAX_BYTES:
-        raise IngestionError(f"is too large: {size:,} bytes, of at most {MAX_BYTES:,}")
+    most = MAX_BYTES if max_bytes is None else max_bytes
+    check_size(path.stat().st_size, most)
+    if path.suffix.lower() == ".docx":
+        return _read_docx(path, most)
     return _READERS[path.suffix.lower()](path)
+
+
+def check_size(size: int, most: int) -> None:
+    """Refuse a file that is too large.
+
+    Raises:
+        IngestionError: It has more than ``most`` bytes; the message is the reason alone.
+    """
+    if size > most:
+        raise IngestionError(f"is too large: {size:,} bytes, of at most {most:,} (max_file_bytes=, --max-megabytes)")
 
 
 def _read_text(path: Path) -> ParsedFile:
@@ -130,14 +142,14 @@ def _page(page: Document) -> Section:
     return Section(_clean(page.text), {"page_label": str(page.metadata["page_label"])})
 
 
-def _read_docx(path: Path) -> ParsedFile:
+def _read_docx(path: Path, most: int) -> ParsedFile:
     from llama_index.readers.file import DocxReader  # noqa: PLC0415  (loads pandas)
 
     try:
         with zipfile.ZipFile(path) as archive:
             size = sum(entry.file_size for entry in archive.infolist())
-        if size > MAX_BYTES:
-            raise IngestionError(f"is too large: {size:,} bytes when unpacked, of at most {MAX_BYTES:,}")
+        if size > most:
+            raise IngestionError(f"is too large: {size:,} bytes when unpacked, of at most {most:,}")
         documents = DocxReader().load_data(path)
     except (zipfile.BadZipFile, KeyError, SyntaxError) as error:  # SyntaxError: broken XML
         raise IngestionError(f"can't be read as .docx: {error}") from error
@@ -151,7 +163,6 @@ _READERS: Mapping[str, Callable[[Path], ParsedFile]] = {
     ".html": _read_html,
     ".htm": _read_html,
     ".pdf": _read_pdf,
-    ".docx": _read_docx,
 }
 
 _BOMS = ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"))

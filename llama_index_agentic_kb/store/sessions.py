@@ -22,7 +22,6 @@ from typing import Final, Self, TypeVar
 from sqlalchemy import Connection
 
 from llama_index_agentic_kb._flow import Call, Flow, WorkerPool, arun, run
-from llama_index_agentic_kb.account.pickling import NotPickled
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError
 from llama_index_agentic_kb.schema.answer import Answer, AnswerState
 from llama_index_agentic_kb.schema.answer_query import NEW_SESSION
@@ -40,7 +39,7 @@ T = TypeVar("T")
 _DONE: Final = (AnswerState.SUCCEEDED, AnswerState.FAILED)
 
 
-class SessionStore(NotPickled):
+class SessionStore:
     """Sessions and answers in SQLite or PostgreSQL; safe for threads, processes and forked children.
 
     Every call names an owner, an opaque key (of a tenant's user, say); another owner's session is not found. Calls

@@ -13,6 +13,8 @@ from llama_index_agentic_kb.store.filtered_search import ChromaFilteredSearch
 if TYPE_CHECKING:
     from chromadb.api.models.Collection import Collection
 
+    from llama_index_agentic_kb.store.chroma_access import LiveCollection
+
 __all__ = ["SourceVectorStore"]
 
 
@@ -26,7 +28,7 @@ class SourceVectorStore(ChromaVectorStore):
 
     _filtered_search: ChromaFilteredSearch = PrivateAttr()
 
-    def __init__(self, collection: Collection, version: Callable[[], Hashable] | None) -> None:
+    def __init__(self, collection: Collection | LiveCollection, version: Callable[[], Hashable] | None) -> None:
         super().__init__(chroma_collection=collection)
         self._filtered_search = ChromaFilteredSearch(self, version)
 

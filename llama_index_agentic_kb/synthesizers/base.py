@@ -14,14 +14,13 @@ from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.prompts.mixin import PromptDictType
 from llama_index.core.schema import NodeWithScore, QueryBundle
 from llama_index.core.settings import Settings
-from llama_index.core.utils import get_tokenizer
 from pydantic import BaseModel
 
 from llama_index_agentic_kb._flow import Call, Emit, Flow
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError
 from llama_index_agentic_kb.guard.retries import RetryPolicy
 from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight, as_spotlighting, draw
-from llama_index_agentic_kb.llm import LanguageModel, count_tokens
+from llama_index_agentic_kb.llm import LanguageModel, count_tokens, tokens_of
 from llama_index_agentic_kb.prompts import Passage
 from llama_index_agentic_kb.sources.base import KnowledgeSource
 from llama_index_agentic_kb.synthesizers.draft import Draft, Window
@@ -262,4 +261,4 @@ def _num_output(llm: LLM) -> int:
 
 def _tokens(text: str) -> list[Any]:
     """Tokenize when it is needed: core's helpers load the tokenizer when they are made."""
-    return get_tokenizer()(text)
+    return tokens_of(text)

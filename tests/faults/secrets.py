@@ -1,1 +1,214 @@
-"""Faults: secrets."""
+"""Faults that bring keys to light: servers that repeat what they are sent, clients that quote addresses and headers."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+import pickle
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from llama_index.core import VectorStoreIndex
+from llama_index.core.callbacks import CallbackManager
+from llama_index.core.callbacks.base_handler import BaseCallbackHandler
+from llama_index.core.schema import TextNode
+from llama_index.llms.openai import OpenAI
+
+from llama_index_agentic_kb import ActivityCallbackHandler, KnowledgeBase, KnowledgeSource
+from llama_index_agentic_kb.account.pickling import PicklingRefusedError
+from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError, RetrievalError, SynthesisError
+from llama_index_agentic_kb.guard.retries import RetryPolicy
+from llama_index_agentic_kb.store import KnowledgeStore, ingest
+from llama_index_agentic_kb.store.chroma import ChromaDatabase
+from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever
+from tests.faults.registry import fault
+from tests.openai_embedding import OpenAIEmbedding
+from tests.security.canaries import KEYS, Echo, Witness, assert_clean, told_of
+
+NOWHERE = "its key is in no log, activity, error, event or page"
+QUOTING = (
+    f"GET http://me:{KEYS['password']}@db:8000/search?api_key={KEYS['query']} failed, "
+    f"headers {{'x-chroma-token': '{KEYS['chroma']}', 'Authorization': 'Bearer {KEYS['key']}'}}"
+)
+TEXTS = ["Rain in Paris.", "Rain in Oslo."]
+
+
+def docs(name: str = "docs", **fields: Any) -> KnowledgeSource:
+    return KnowledgeSource(name, retriever=MemoryRetriever(TEXTS, **fields))
+
+
+def model(address: str) -> OpenAI:
+    """The real client, with keys wherever it takes some."""
+    headers = {"x-chroma-token": KEYS["header"]}
+    return OpenAI(model="gpt-4o-mini", api_key=KEYS["key"], api_base=address, default_headers=headers)
+
+
+def base(witness: Witness, *sources: KnowledgeSource, **fields: Any) -> KnowledgeBase:
+    manager = CallbackManager([witness.handler, ActivityCallbackHandler()])
+    quick = RetryPolicy(first_wait=0.01, longest_wait=0.02)
+    settings = {"effort": "minimal", "retries": quick, "callback_manager": manager, **fields}
+    return KnowledgeBase(list(sources) or [docs()], **settings)
+
+
+def failing(work: Callable[[], Any], kind: type[AgenticKBError]) -> str:
+    """Do what must fail, and give all that the error says by itself."""
+    try:
+        work()
+    except kind as error:
+        return told_of(error)
+    raise AssertionError(f"no {kind.__name__}")
+
+
+async def _stream(kb: KnowledgeBase) -> None:
+    response: Any = await kb.as_query_engine(streaming=True).aquery("rain")
+    async for _ in response.async_response_gen():
+        pass
+
+
+@fault("secrets", "a model's server refuses the key (401) and repeats it with all headers", NOWHERE)
+def refused_key() -> None:
+    witness = Witness()
+    with Echo() as server, witness.watching():
+        kb = base(witness, llm=model(server.address))
+        witness.told.append(failing(lambda: kb.retrieve("rain"), SynthesisError))
+        witness.told.append(failing(lambda: asyncio.run(_stream(kb)), SynthesisError))
+        assert KEYS["header"] in "".join(server.told)
+    assert "status 401" in witness.text
+    assert_clean(witness.text)
+
+
+@fault(
+    "secrets", "a model's server fails (500) while planning and repeats the key", f"evidence is given, and {NOWHERE}"
+)
+def failed_planning() -> None:
+    witness = Witness()
+    with Echo(500) as server, witness.watching():
+        kb = base(witness, llm=model(server.address), effort="low", output_mode="extractiveData")
+        response = kb.retrieve("rain")
+        witness.shown(response)
+        assert server.told
+    assert response.references
+    assert "status 500" in witness.text
+    assert_clean(witness.text)
+
+
+@fault("secrets", "a model's address with a password in it answers nobody", NOWHERE)
+def nobody_there() -> None:
+    witness = Witness()
+    with Echo() as gone:
+        address = gone.address
+    with witness.watching():
+        kb = base(witness, llm=model(address))
+        witness.told.append(failing(lambda: kb.retrieve("rain"), SynthesisError))
+    assert "connection" in witness.text
+    assert_clean(witness.text)
+
+
+@fault("secrets", "a source's client quotes address, headers and key in its error", f"the others answer, and {NOWHERE}")
+def quoting_client() -> None:
+    witness = Witness()
+    with witness.watching():
+        faulty = docs("bad", fault=ConnectionError(QUOTING))
+        kb = base(witness, faulty, docs("well"), output_mode="extractiveData")
+        response = asyncio.run(kb.aretrieve("rain"))
+        for _ in range(6):  # until the circuit breaker tells of it, too
+            witness.shown(kb.retrieve("rain"))
+        witness.told += [repr(faulty.health), repr(faulty)]
+        alone = base(witness, docs("bad", fault=RuntimeError(QUOTING)))
+        witness.told.append(failing(lambda: alone.retrieve("rain"), RetrievalError))
+    assert response.status_code == 206
+    assert {one.knowledge_source_name for one in response.references} == {"well"}
+    assert "circuit open" in witness.text
+    assert_clean(witness.text)
+
+
+@fault("secrets", "an embedding model's server repeats its headers", NOWHERE)
+def refused_embedding() -> None:
+    witness = Witness()
+    index = VectorStoreIndex([TextNode(text=text) for text in TEXTS], embed_model=HashEmbedding())
+    with Echo() as server, witness.watching():
+        index._embed_model = OpenAIEmbedding(api_base=server.address)
+        kb = base(witness, KnowledgeSource("docs", index=index, hybrid=False))
+        witness.told.append(failing(lambda: kb.retrieve("rain"), RetrievalError))
+        assert server.told
+    assert "401" in witness.text
+    assert_clean(witness.text)
+
+
+@fault("secrets", "the embedding model's server repeats its headers while documents are stored", NOWHERE)
+def refused_while_storing() -> None:
+    with tempfile.TemporaryDirectory() as folder, Echo() as server:
+        Path(folder, "docs").mkdir()
+        Path(folder, "docs", "rain.md").write_text(TEXTS[0], encoding="utf-8")
+        embed_model = OpenAIEmbedding(api_base=server.address)
+
+        def work() -> None:
+            with KnowledgeStore.open(Path(folder, "kb"), embed_model=embed_model, create=True) as store:
+                ingest([Path(folder, "docs")], store)
+
+        told = failing(work, AgenticKBError)
+        assert server.told
+    assert_clean(told)
+
+
+@fault("secrets", "a Chroma server refuses a token and repeats it", NOWHERE)
+def refused_token() -> None:
+    with Echo() as server:
+        headers = {"x-chroma-token": KEYS["chroma"]}
+        told = failing(
+            lambda: ChromaDatabase.http("127.0.0.1", server.port, headers=headers, timeout=5.0), ConfigurationError
+        )
+        assert server.told
+    assert_clean(told)
+
+
+class _Quoting(BaseCallbackHandler):
+    """A handler that fails and quotes its key."""
+
+    def __init__(self) -> None:
+        super().__init__([], [])
+
+    def on_event_start(self, *_: Any, **__: Any) -> str:
+        raise RuntimeError(QUOTING)
+
+    def on_event_end(self, *_: Any, **__: Any) -> None:
+        raise RuntimeError(QUOTING)
+
+    def start_trace(self, trace_id: str | None = None) -> None:
+        pass
+
+    def end_trace(self, trace_id: str | None = None, trace_map: Any = None) -> None:
+        pass
+
+
+@fault("secrets", "a callback handler fails and quotes its key", f"the query is answered; {NOWHERE}, tracebacks too")
+def quoting_handler() -> None:
+    witness = Witness()
+    with witness.watching():
+        response = base(witness, callback_manager=CallbackManager([_Quoting()])).retrieve("rain")
+    assert response.references
+    assert "Traceback" in witness.text
+    assert_clean(witness.text)
+
+
+@fault("secrets", "somebody pastes a key into a question", "the log of the activity shows it as ***")
+def pasted_key() -> None:
+    witness = Witness()
+    with witness.watching():
+        kb = base(witness, callback_manager=CallbackManager([ActivityCallbackHandler()]))
+        kb.retrieve(f"rain with api_key={KEYS['query']} and {KEYS['key']}?")
+        witness.told = [line for line in witness.told if not line.startswith("event ")]  # they hold what was asked
+    assert "rain with api_key=***" in witness.text
+    assert_clean(witness.text)
+
+
+@fault("secrets", "a knowledge base is pickled with its model", "refused by an error that names the remedy")
+def pickled() -> None:
+    kb = base(Witness(), llm=model("http://127.0.0.1:9/v1"))
+    for one in (kb, kb.retriever, kb.as_query_engine(), kb.as_chat_engine(), kb.sources["docs"], kb.as_tool()):
+        for way in (pickle.dumps, copy.deepcopy):
+            told = failing(lambda way=way, one=one: way(one), PicklingRefusedError)  # type: ignore[misc]
+            assert "Make it anew" in told
+            assert_clean(told)

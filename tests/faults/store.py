@@ -1,1 +1,360 @@
-"""Faults: store."""
+"""Faults of the store: writers that die, damaged and missing files, hostile folders, other processes, full disks."""
+
+from __future__ import annotations
+
+import os
+import resource
+import shutil
+import tempfile
+import threading
+import time
+import warnings
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llama_index_agentic_kb import KnowledgeBase
+from llama_index_agentic_kb.errors import ConfigurationError, IngestionError, StoreDamagedError, StoreMismatchError
+from llama_index_agentic_kb.store import KnowledgeStore, ingest, repair_store
+from llama_index_agentic_kb.store.documents import DocumentDatabase
+from llama_index_agentic_kb.store.file_reader import FileReader
+from llama_index_agentic_kb.store.write_lock import write_lock
+from llama_index_agentic_kb.testing import HashEmbedding
+from tests.deep_folders import deep_folders
+from tests.faults.registry import fault
+
+TEXTS = {
+    "oslo.md": "# Oslo\n\nSnow falls in winter.",
+    "paris.md": "# Paris\n\nRain falls in autumn.",
+    "quito.md": "# Quito\n\nThe sun stands high at noon.",
+}
+DEAD = "4194304 a process that died"
+WAITED = 20.0
+"""What a promise that is not kept would take, or more."""
+
+
+@contextmanager
+def folder() -> Iterator[Path]:
+    """A directory with documents in ``docs``; pytest's own are for tests only."""
+    with tempfile.TemporaryDirectory(prefix="faults-", ignore_cleanup_errors=True) as name:
+        made = Path(name).resolve()
+        (made / "docs").mkdir()
+        for file, text in TEXTS.items():
+            (made / "docs" / file).write_text(text)
+        yield made
+
+
+@contextmanager
+def kept() -> Iterator[Path]:
+    """A store of these documents."""
+    with folder() as made:
+        with opened(made / "store", create=True) as store:
+            assert len(ingest(made / "docs", store).added) == len(TEXTS)
+        yield made / "store"
+
+
+def opened(path: Path, **arguments: Any) -> KnowledgeStore:
+    return KnowledgeStore.open(path, embed_model=HashEmbedding(), **arguments)
+
+
+def asked(path: Path, question: str = "Where does snow fall?", **arguments: Any) -> list[str]:
+    """Ask a knowledge base over a store; the titles that it answers with."""
+    kb = KnowledgeBase.from_store(path, embed_model=HashEmbedding(), effort="minimal", **arguments)
+    return [reference.title for reference in kb.retrieve(question, output_mode="extractiveData").references]
+
+
+def assert_all_there(path: Path) -> None:
+    """Each document is found, by vectors and by words."""
+    with opened(path) as store:
+        assert set(store.documents.documents("docs")) == set(TEXTS)
+        for text in TEXTS.values():
+            title, _, body = text.removeprefix("# ").partition("\n\n")
+            dense = store.index("docs").as_retriever(similarity_top_k=1).retrieve(body)
+            assert [node.metadata["title"] for node in dense] == [title]
+            assert store.lexical("docs").search(body, 1)[0].metadata["title"] == title
+
+
+def refused(error: type[Exception], words: str, work: Callable[[], object]) -> None:
+    with pytest.raises(error, match=words):
+        work()
+
+
+# -- crashes and damage ----------------------------------------------------------------------------------------------
+
+
+@fault("store", "the last writer died, its vectors are whole", "they are looked at once, then used")
+def dead_writer() -> None:
+    with kept() as path:
+        with opened(path) as store:
+            store.documents.state.begin(DEAD)
+        assert "Oslo" in asked(path)
+        with opened(path) as store:
+            assert store.documents.state.writing is None
+        assert_all_there(path)
+
+
+@fault("store", "the vectors' directory is gone", "an error names `agentic-kb repair`, which restores all of it")
+def vectors_gone() -> None:
+    with kept() as path:
+        shutil.rmtree(path / "chroma")
+        refused(StoreDamagedError, "Nothing is lost: run `agentic-kb repair --store", lambda: asked(path))
+        assert repair_store(path, embed_model=HashEmbedding()).vectors_kept == len(TEXTS)
+        assert_all_there(path)
+
+
+@fault("store", "the vectors are damaged and repair='auto'", "the question is answered; no text is embedded again")
+def repaired_unasked() -> None:
+    with kept() as path:
+        shutil.rmtree(path / "chroma")
+        model = HashEmbedding()
+        with KnowledgeStore.open(path, embed_model=model, repair="auto"):
+            assert [texts for _, texts in model.calls] == [["dimension"]]  # tells models apart
+        assert "Oslo" in asked(path, repair="auto")
+        assert_all_there(path)
+
+
+@fault("store", "a repair dies midway", "the store is as before; what it left is removed, the next one ends")
+def dead_repair() -> None:
+    with kept() as path:
+        with opened(path) as store:
+            store.documents.state.begin("repair")
+        (path / "chroma-2").mkdir()
+        (path / "chroma-2" / "chroma.sqlite3").write_text("half")
+        assert repair_store(path, embed_model=HashEmbedding(), rebuild_all=True).chunks == len(TEXTS)
+        assert [entry.name for entry in path.glob("chroma*")] == ["chroma-2"]
+        assert_all_there(path)
+
+
+@fault("store", "store.json is cut off", "an error names `agentic-kb repair`, which writes it again")
+def store_file_cut() -> None:
+    with kept() as path:
+        (path / "store.json").write_text('{"formatVer')
+        refused(StoreDamagedError, "store.json' is damaged.*agentic-kb repair", lambda: asked(path))
+        assert repair_store(path, embed_model=HashEmbedding()).store_file
+        assert_all_there(path)
+
+
+@fault("store", "documents.db is overwritten", "a clear error; nothing else is touched")
+def documents_overwritten() -> None:
+    with kept() as path:
+        (path / "documents.db").write_bytes(b"no database" * 500)
+        for work in (lambda: asked(path), lambda: repair_store(path, embed_model=HashEmbedding())):
+            refused(StoreDamagedError, "can't be read as a document database.*Restore it", work)
+        assert (path / "chroma" / "chroma.sqlite3").is_file()
+
+
+@fault("store", "documents.db is gone", "a clear error instead of an empty store")
+def documents_gone() -> None:
+    with kept() as path:
+        (path / "documents.db").unlink()
+        refused(StoreDamagedError, "documents.db' is gone", lambda: asked(path))
+
+
+@fault("store", "the lexical indexes are gone", "the next search makes them again")
+def words_gone() -> None:
+    with kept() as path:
+        shutil.rmtree(path / "lexical")
+        assert_all_there(path)
+
+
+@fault(
+    "store", "a collection is gone from a store that is open", "an error names the remedy; no empty one takes its place"
+)
+def collection_gone() -> None:
+    with kept() as path, opened(path) as store:
+        collection = store.index("docs").vector_store.client
+        store.chroma._client.delete_collection(collection.name)
+        refused(StoreDamagedError, "lost the vectors.*agentic-kb repair", collection.count)
+        store.close()
+        repair_store(path, embed_model=HashEmbedding())
+        assert_all_there(path)
+
+
+@fault("store", "the embedding model fails midway", "what was stored before stays; the next run goes on")
+def model_fails() -> None:
+    with folder() as made, opened(made / "store", create=True) as store:
+        ingest(made / "docs" / "oslo.md", store, source="docs")
+        whole = store.embed_model
+        store._embed_model = HashEmbedding(dimensions=7)  # of which no vector fits
+        refused(IngestionError, "not 256 finite numbers", lambda: ingest(made / "docs", store))
+        store._embed_model = whole
+        assert len(store.nodes("docs")) == 1
+        ingest(made / "docs", store)
+        assert_all_there(made / "store")
+
+
+# -- what does not belong together -----------------------------------------------------------------------------------
+
+
+class OtherWeights(HashEmbedding):
+    """The same name and dimension, another model."""
+
+    def _get_text_embedding(self, text: str) -> list[float]:
+        return super()._get_text_embedding(f"other {text[::-1]}")
+
+
+@fault("store", "the embedding model has other weights, or another dimension", "an error, not nonsense")
+def other_model() -> None:
+    with kept() as path:
+        for model, words in ((OtherWeights(), "with other weights"), (HashEmbedding(dimensions=9), "9 dimensions")):
+            refused(
+                StoreMismatchError,
+                words,
+                lambda model=model: KnowledgeStore.open(path, embed_model=model),  # type: ignore[misc]
+            )
+
+
+@fault("store", "the directory holds other files", "no store is made among them")
+def foreign_files() -> None:
+    with folder() as made:
+        refused(ConfigurationError, "holds other files", lambda: opened(made / "docs", create=True))
+        assert {entry.name for entry in (made / "docs").iterdir()} == set(TEXTS)
+
+
+# -- other processes -------------------------------------------------------------------------------------------------
+
+
+@fault("store", "somebody else is writing", "an error names the process; with wait= the turn comes", deadline=5.0)
+def second_writer() -> float:
+    with kept() as path, opened(path) as store:
+        (path.parent / "docs" / "bergen.md").write_text("# Bergen\n\nHail.")
+        free, held = threading.Event(), threading.Event()
+
+        def write() -> None:
+            with write_lock(path / "write.lock"):
+                held.set()
+                free.wait(WAITED)
+
+        thread = threading.Thread(target=write)
+        thread.start()
+        assert held.wait(WAITED)
+        refused(IngestionError, f"Process {os.getpid()} is writing", lambda: ingest(path.parent / "docs", store))
+        assert "Oslo" in asked(path)
+        threading.Timer(0.2, free.set).start()
+        began = time.monotonic()
+        assert ingest(path.parent / "docs", store, wait=5.0).added == ("docs/bergen.md",)
+        thread.join()
+        return time.monotonic() - began
+
+
+@fault("store", "a forked child uses its parent's store", "it is told at once, where Chroma hangs", deadline=5.0)
+def forked() -> float:
+    with kept() as path, opened(path) as store:
+        retriever = store.index("docs").as_retriever()
+        assert retriever.retrieve("snow")
+        began = time.monotonic()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if pid == 0:
+            try:
+                refused(ConfigurationError, "was forked", lambda: retriever.retrieve("snow"))
+                refused(ConfigurationError, "can't open one any more", lambda: opened(path).chroma)
+                os._exit(7)
+            finally:
+                os._exit(1)
+        killer = threading.Timer(WAITED, os.kill, (pid, 9))
+        killer.start()
+        code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        killer.cancel()
+        assert code == 7
+        assert retriever.retrieve("snow")
+        return time.monotonic() - began
+
+
+@fault("store", "another program holds documents.db locked", "an error says so; afterwards all goes on", deadline=5.0)
+def locked() -> float:
+    with kept() as path, closing(DocumentDatabase(path / "documents.db")) as other, opened(path) as store:
+        store.documents._database._connection.execute("PRAGMA busy_timeout = 100")
+        (path.parent / "docs" / "bergen.md").write_text("# Bergen\n\nHail.")
+        began = time.monotonic()
+        with other._database.transaction():
+            refused(IngestionError, "locked.*wait for that to end", lambda: ingest(path.parent / "docs", store))
+            assert "Oslo" in asked(path)
+        waited = time.monotonic() - began
+        assert ingest(path.parent / "docs", store).added == ("docs/bergen.md",)
+        return waited
+
+
+@fault(
+    "store",
+    "the disk is full",
+    "an error says so; what was stored stays, and the rest comes once there is room",
+    slow=True,
+)
+def disk_full() -> None:
+    with kept() as path, opened(path) as store:
+        for number in range(20):
+            words = " ".join(f"word{number}x{at}" for at in range(1_500))
+            (path.parent / "docs" / f"{number}.txt").write_text(words)
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        largest = max(file.stat().st_size for file in path.rglob("*") if file.is_file())
+        resource.setrlimit(resource.RLIMIT_FSIZE, (largest + 50_000, before[1]))
+        try:
+            refused(IngestionError, "stored|[Mm]ake room|written", lambda: ingest(path.parent / "docs", store))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        with opened(path, repair="auto") as after:
+            assert set(TEXTS) <= set(after.documents.documents("docs"))
+            assert ingest(path.parent / "docs", after).failed == ()
+            assert len(after.documents.documents("docs")) == 20 + len(TEXTS)
+            assert after.lexical("docs").search("word7x700", 1)
+
+
+# -- hostile folders -------------------------------------------------------------------------------------------------
+
+
+@fault("store", "a pipe has a document's name", "it is told; nobody waits for it", deadline=5.0)
+def pipe() -> float:
+    with folder() as made, opened(made / "store", create=True) as store:
+        os.mkfifo(made / "docs" / "pipe.txt")
+        began = time.monotonic()
+        report = ingest(made / "docs", store)
+        assert report.failed[0][1].startswith("is no regular file")
+        assert len(report.added) == len(TEXTS)
+        return time.monotonic() - began
+
+
+@fault("store", "symlinks lead out of the folder", "they are not followed, and told")
+def symlinks() -> None:
+    with folder() as made, opened(made / "store", create=True) as store:
+        (made / "secret").mkdir()
+        (made / "secret" / "key.txt").write_text("SECRET")
+        (made / "docs" / "link.txt").symlink_to(made / "secret" / "key.txt")
+        (made / "docs" / "more").symlink_to(made / "secret")
+        report = ingest(made / "docs", store)
+        assert sorted(Path(path).name for path, _ in report.failed) == ["link.txt", "more"]
+        assert not any("SECRET" in node.text for node in store.nodes("docs"))
+
+
+@fault("store", "a .docx unpacks to more than the limit", "it is left out and told; the others are stored")
+def zip_bomb() -> None:
+    with folder() as made, opened(made / "store", create=True) as store:
+        with zipfile.ZipFile(made / "docs" / "bomb.docx", "w", zipfile.ZIP_DEFLATED) as archive:
+            archive.writestr("word/document.xml", bytes(20_000_000))
+        report = ingest(made / "docs", store, max_file_bytes=5_000_000)
+        assert "20,000,000 bytes when unpacked, of at most 5,000,000" in report.failed[0][1]
+        assert len(report.added) == len(TEXTS)
+
+
+@fault("store", "a file's parser hangs", "it is ended after its time; the next file is read", deadline=5.0)
+def parser_hangs() -> float:
+    with folder() as made, FileReader(seconds=0.3) as reader:
+        os.mkfifo(made / "hangs.html")
+        began = time.monotonic()
+        refused(IngestionError, "can't be read within 0.3 s", lambda: reader.read(made / "hangs.html"))
+        assert reader.read(made / "docs" / "oslo.md").title == "Oslo"
+        return time.monotonic() - began
+
+
+@fault("store", "folders are nested 1,200 deep", "those beyond 64 are told; the others are stored")
+def deep() -> None:
+    with folder() as made, opened(made / "store", create=True) as store:
+        with deep_folders(made / "docs"):
+            report = ingest(made / "docs", store)
+        assert "folders deep" in report.failed[0][1]
+        assert len(report.added) == len(TEXTS)

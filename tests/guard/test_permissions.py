@@ -10,8 +10,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from llama_index.core import StorageContext, VectorStoreIndex
+from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
-from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+from llama_index.core.schema import (
+    MetadataMode,
+    NodeRelationship,
+    NodeWithScore,
+    QueryBundle,
+    RelatedNodeInfo,
+    TextNode,
+)
 from llama_index.vector_stores.chroma import ChromaVectorStore
 
 from llama_index_agentic_kb import (
@@ -26,7 +34,7 @@ from llama_index_agentic_kb import (
     RetrievalResponse,
     acting_as,
 )
-from llama_index_agentic_kb.guard.permissions import current_principal
+from llama_index_agentic_kb.guard.permissions import ConversationOwner, current_principal
 from llama_index_agentic_kb.schema import SourceActivity, matches
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever, ScriptedLLM
 
@@ -351,6 +359,8 @@ def test_a_role_without_a_field_cannot_be_stamped() -> None:
         ({"tenant": "a b"}, "'a b' is no plain name"),
         ({"tenant": "$or"}, "is no plain name"),
         ({"groups": ""}, "is no plain name"),
+        ({"tenant": "_node_content"}, "is a key that stores write themselves"),
+        ({"owner": "document_id"}, "is a key that stores write themselves"),
         ({"tenant": "x", "owner": "x"}, "must be different keys"),
         ({"tenant": "acl_tenant", "groups": "acl_"}, "begins with the prefix of groups"),
         ({"users": "acl_", "groups": "acl_group_"}, "begins with the prefix of users"),
@@ -367,3 +377,180 @@ def test_only_permissions_are_permissions() -> None:
     """A mapping in their place would be no protection."""
     with pytest.raises(ConfigurationError, match="permissions: expected Permissions, got dict"):
         memory_source(permissions={"tenant": "tenant"})
+
+
+# -- what goes on from one request to the next ------------------------------------------------------------------------
+
+
+def test_a_conversation_is_its_principals() -> None:
+    """Whoever else speaks in it, or reads it, is denied; groups may change; after a reset it is the next one's."""
+    kb = KnowledgeBase([memory_source(permissions=FIELDS)], effort="minimal")
+    chat: Any = kb.as_chat_engine()
+    with acting_as(ALICE):
+        assert "rain for alice" in str(chat.chat("rain"))
+    with acting_as(Principal(tenant="acme", user="alice", groups=["managers"])):
+        assert "managers" in str(chat.chat("rain"))
+    assert len(chat.chat_history) == 4
+    for other in (MANAGER, BETA):
+        with acting_as(other):
+            with pytest.raises(DeniedError, match="another principal's"):
+                chat.chat("What was said?")
+            with pytest.raises(DeniedError, match="another principal's"):
+                _ = chat.chat_history
+    with pytest.raises(DeniedError, match=r"no principal was given|another principal's"):
+        chat.chat("What was said?")
+    chat.reset()
+    with acting_as(BETA):
+        assert "alice" not in str(chat.chat("rain"))
+
+
+async def test_a_conversation_is_denied_in_async_and_in_streams() -> None:
+    """Each way of chatting asks whose it is."""
+    kb = KnowledgeBase([memory_source(permissions=FIELDS)], effort="minimal")
+    chat: Any = kb.as_chat_engine()
+    with acting_as(ALICE):
+        await chat.achat("rain")
+    with acting_as(BETA):
+        for speak in (chat.achat, chat.astream_chat):
+            with pytest.raises(DeniedError, match="another principal's"):
+                await speak("rain")
+        with pytest.raises(DeniedError, match="another principal's"):
+            chat.stream_chat("rain")
+
+
+def test_a_retriever_with_a_memory_is_its_first_principals() -> None:
+    """A memory that LlamaIndex's own chat engines share holds what one may see."""
+    kb = KnowledgeBase([memory_source(permissions=FIELDS)], effort="minimal")
+    retriever = kb.as_retriever(memory=ChatMemoryBuffer.from_defaults(token_limit=1000))
+    with acting_as(ALICE):
+        assert found(retriever) == SEEN[ALICE]
+    with acting_as(BETA), pytest.raises(DeniedError, match="another principal's"):
+        retriever.retrieve("rain")
+
+
+def test_who_is_known_by_groups_alone_is_another_with_others() -> None:
+    """There is no name to know the same person by."""
+    owner = ConversationOwner()
+    owner.claim(Principal(tenant="acme", groups=["a"]))
+    owner.claim(Principal(tenant="acme", groups=["a"]))
+    with pytest.raises(DeniedError):
+        owner.claim(Principal(tenant="acme", groups=["b"]))
+
+
+def test_a_query_embedded_for_one_is_embedded_for_another() -> None:
+    """The cache of query vectors has a part for each principal."""
+    model = HashEmbedding()
+    index = VectorStoreIndex(nodes(), embed_model=model)
+    kb = KnowledgeBase([KnowledgeSource("docs", index=index, permissions=FIELDS, hybrid=False)], effort="minimal")
+    for principal in (ALICE, ALICE, BETA, ALICE):
+        kb.retrieve("whether it rains", principal=principal)
+    assert [texts for kind, texts in model.calls if kind == "query"] == [["whether it rains"]] * 2
+
+
+# -- what else is told ------------------------------------------------------------------------------------------------
+
+
+def test_whom_a_document_is_shared_with_is_not_told(index_source: KnowledgeSource) -> None:
+    """Neither references nor lists, facets or groups show a reader the document's other readers."""
+    kb = KnowledgeBase([index_source], effort="minimal", principal=MANAGER)
+    response = kb.retrieve("rain")
+    assert texts(response) == SEEN[MANAGER]
+    assert all(set(one.source_data.metadata) == {"title"} for one in response.references if one.source_data)
+    assert all(set(one.metadata) == {"title"} for one in kb.documents("docs"))
+    for key in ("tenant", "owner", "acl_user_bob", "acl_public"):
+        assert kb.facets("docs", key) == {key: []}
+        assert kb.group_by("docs", key) == []
+
+
+def test_what_is_hidden_is_not_counted(index_source: KnowledgeSource) -> None:
+    """A search's record is the same however much there is that its principal may not see."""
+    records = []
+    for foreign in (0, 30):
+        further = [
+            TextNode(id_=f"f{n}", text=f"rain {n}", metadata=FIELDS.stamp({}, tenant="beta", groups=["x"]))
+            for n in range(foreign)
+        ]
+        if further:
+            index_source._index.insert_nodes(further)  # type: ignore[union-attr]
+        response = KnowledgeBase([index_source], effort="minimal").retrieve("rain", principal=MANAGER)
+        (record,) = (one for one in response.activity or [] if isinstance(one, SourceActivity))
+        lanes = [(lane.kind, lane.count, lane.candidates, lane.note) for lane in record.lanes or []]
+        records.append((record.count, record.candidates, record.dropped_by_filter, lanes))
+    assert records[0] == records[1]
+
+
+async def test_a_knowledge_base_in_a_knowledge_base_is_asked_for_the_same_principal() -> None:
+    """A request's principal is the context's of all that is called for it."""
+    inner = AgenticRetriever([memory_source(permissions=FIELDS)], effort="minimal")
+    kb = KnowledgeBase([KnowledgeSource("inner", retriever=inner)], effort="minimal")
+    assert texts(kb.retrieve("rain", principal=ALICE)) == SEEN[ALICE]
+    assert texts(await kb.aretrieve("rain", principal=BETA)) == SEEN[BETA]
+    assert current_principal() is None
+    with pytest.raises(DeniedError, match="no principal was given"):
+        kb.retrieve("rain")
+
+
+def test_nothing_is_asked_where_all_is_denied() -> None:
+    """Neither the planner's model nor the memory is asked what could not be searched."""
+    llm = ScriptedLLM("{}")
+    kb = KnowledgeBase([memory_source(permissions=FIELDS)], llm=llm)
+    with pytest.raises(DeniedError, match="docs: no principal was given") as caught:
+        kb.retrieve("Which rain fell in acme, and which in beta?")
+    assert llm.calls == []
+    assert set(caught.value.causes) == {"docs"}
+
+
+def test_a_postprocessor_may_change_what_was_found() -> None:
+    """A node of a source without permissions may come back with another text; it is still that source's."""
+
+    class Shouts(BaseNodePostprocessor):
+        def _postprocess_nodes(
+            self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
+        ) -> list[NodeWithScore]:
+            return [
+                NodeWithScore(node=one.node.model_copy(update={"text": one.node.get_content().upper()}), score=1.0)
+                for one in nodes
+            ]
+
+    public = KnowledgeSource("public", retriever=MemoryRetriever(["rain for everybody"]))
+    kb = KnowledgeBase([memory_source(permissions=FIELDS), public], effort="minimal", principal=ALICE)
+    shouted = {node.node.get_content() for node in kb.as_retriever(node_postprocessors=[Shouts()]).retrieve("rain")}
+    assert shouted == {text.upper() for text in (*SEEN[ALICE], "rain for everybody")}
+
+
+def test_ids_that_a_store_ignores() -> None:
+    """Chroma's store would search everything: denied. In memory, whatever is not named is dropped."""
+    client = chromadb.EphemeralClient()
+    store = ChromaVectorStore(chroma_collection=client.create_collection("ignored-ids"))
+    context = StorageContext.from_defaults(vector_store=store)
+    in_chroma = VectorStoreIndex(nodes(), storage_context=context, embed_model=HashEmbedding())
+    fields: dict[str, Any] = {"retriever_kwargs": {"doc_ids": ["d"]}, "hybrid": False}
+    with pytest.raises(DeniedError, match="Chroma ignores doc_ids"):
+        KnowledgeBase([KnowledgeSource("docs", index=in_chroma, **fields)], effort="minimal").retrieve("rain")
+    client.delete_collection("ignored-ids")
+    source = RelatedNodeInfo(node_id="d")
+    named = TextNode(text="rain of d", relationships={NodeRelationship.SOURCE: source})
+    in_memory = VectorStoreIndex([*nodes(), named], embed_model=HashEmbedding())
+    kb = KnowledgeBase([KnowledgeSource("docs", index=in_memory, **fields)], effort="minimal")
+    assert texts(kb.retrieve("rain")) == {"rain of d"}
+
+
+def test_rows_whose_keys_say_other_than_their_nodes(index_source: KnowledgeSource) -> None:
+    """Permissions that were changed in Chroma hold at once, for both ways of searching."""
+    collection: Any = getattr(index_source._index, "vector_store", None)
+    if not isinstance(collection, ChromaVectorStore):
+        return
+    kb = KnowledgeBase([index_source], effort="minimal")
+    assert texts(kb.retrieve("rain", principal=ALICE)) == SEEN[ALICE]  # the lexical index is made
+    collection.client.update(ids=["n1"], metadatas=[{"owner": "carol"}])
+    assert texts(kb.retrieve("rain", principal=ALICE)) == SEEN[ALICE] - {"rain for alice of acme"}
+
+
+def test_a_node_can_be_protected() -> None:
+    """It is stamped, and whom it is shared with is neither embedded, nor indexed, nor shown to a model."""
+    node = TextNode(text="rain", metadata={"title": "t", "tenant": "eve"}, excluded_llm_metadata_keys=["title"])
+    made = FIELDS.protect(node, tenant="acme", groups=["managers"])
+    assert made.metadata == {"title": "t", "tenant": "acme", "acl_group_managers": True, "acl_public": False}
+    assert made.get_content(MetadataMode.EMBED) == "title: t\n\nrain"
+    assert made.get_content(MetadataMode.LLM) == "rain"
+    assert node.metadata["tenant"] == "eve"

@@ -16,7 +16,9 @@ from llama_index_agentic_kb.schema import (
     FilterNode,
     all_of,
     any_of,
+    matcher,
     matches,
+    parse_odata,
     to_odata,
 )
 
@@ -203,3 +205,30 @@ def test_as_odata() -> None:
         "(a eq 'it''s' and (b eq 1 or b eq true) and not (not (c eq 2.5) or d eq false) and e lt 3"
         " and f/any(x: x eq 'x' or x eq 2) and [g h] ne null)"
     )
+
+
+METADATA = st.dictionaries(KEYS, st.none() | SCALARS | st.lists(SCALARS, max_size=2), max_size=3)
+
+
+@given(TREES, st.lists(METADATA, max_size=4))
+def test_a_matcher_says_what_matches_says(tree: FilterNode, some: list[dict[str, Any]]) -> None:
+    """Making a filter ready once changes nothing of what it lets through."""
+    passes = matcher(tree)
+    assert [passes(one) for one in some] == [matches(tree, one) for one in some]
+
+
+@given(st.lists(CONDITIONS, min_size=8, max_size=12), st.sampled_from(FilterLogic), METADATA)
+def test_a_matcher_of_many_conditions(conditions: list[Condition], logic: FilterLogic, one: dict[str, Any]) -> None:
+    """Nor does looking up only the conditions on keys that are there, also where their group is negated."""
+    group = FilterGroup(logic=logic, filters=conditions)
+    for tree in (group, FilterGroup(logic=FilterLogic.NOT, filters=[group])):
+        assert matcher(tree)(one) is matches(tree, one)
+
+
+@pytest.mark.parametrize("key", ["$or", "$and", "$ne", "_node_content", "_node_type"])
+def test_a_key_is_a_field(key: str) -> None:
+    """What a store would read as an operator, or keeps for itself, is no field, in a tree and in OData text."""
+    with pytest.raises(ValueError, match="is no field of a document"):
+        Condition(key=key, value="x")
+    with pytest.raises(InvalidRequestError):
+        parse_odata(f"[{key}] eq 'x'")

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llama_index_agentic_kb.errors import ConfigurationError
+from llama_index_agentic_kb.schema import Principal
 from llama_index_agentic_kb.search.embedding_cache import ENTRY_BYTES, EmbeddingCache
 
 BYTES_OF_TWO = ENTRY_BYTES + 2 * 8
@@ -154,3 +155,31 @@ def test_a_forked_child_is_not_held_up() -> None:
             cache.put("m", "b", [2.0])
             os._exit(0 if cache.get("m", "a") is None and cache.get("m", "b") == [2.0] else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def test_a_principal_finds_its_own_vectors_only() -> None:
+    """Nobody can tell by the time whether somebody else asked the same; memory and counts are the whole cache's."""
+    cache = EmbeddingCache()
+    people = [
+        None,
+        Principal(tenant="a", user="b"),
+        Principal(tenant="a", user="c"),
+        Principal(tenant="a", user="b", groups=["g"]),
+        Principal(tenant="ab"),
+        Principal(user='["a", "b", []]'),
+    ]
+    for number, who in enumerate(people):
+        assert cache.of(who).get("model", "text") is None
+        cache.of(who).put("model", "text", [float(number)])
+    assert [cache.of(who).get("model", "text") for who in people] == [[float(n)] for n in range(len(people))]
+    assert cache.get("model", "text") == [0.0]
+    assert cache.statistics.entries == cache.of(people[1]).statistics.entries == len(people)
+    cache.of(people[1]).clear()
+    assert cache.statistics.entries == 0
+
+
+def test_parts_of_a_key_do_not_run_together() -> None:
+    """What ends one part of a key can't begin the next."""
+    cache = EmbeddingCache()
+    cache.put("model\0a", "b", [1.0])
+    assert cache.get("model", "a\0b") is None

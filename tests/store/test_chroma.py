@@ -13,11 +13,17 @@ import httpx
 import pytest
 from chromadb.api.client import Client
 from chromadb.config import Settings
+from llama_index.core import VectorStoreIndex
 from llama_index.core.schema import TextNode
 from llama_index.core.vector_stores.types import VectorStoreQuery
+from llama_index.core.vector_stores.utils import node_to_metadata_dict
+from llama_index.vector_stores.chroma import ChromaVectorStore
 
+from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource
 from llama_index_agentic_kb.errors import ConfigurationError, StoreMismatchError
 from llama_index_agentic_kb.store.chroma import ChromaDatabase, collection_name
+from llama_index_agentic_kb.store.chroma_access import another_spelling
+from llama_index_agentic_kb.testing import HashEmbedding
 
 ODD_NAMES = ["ab", "a b", "a-b", "ünïcode 🚀", "..", "10.0.0.1", "-x-", "x" * 600, "tab\tname", "a..b", "Missions"]
 
@@ -213,3 +219,57 @@ def test_server_can_not_make_the_client_load_a_model(
         database.add(source, [_node("a", [1.0])])
     assert loaded == []
     database.close()
+
+
+def _post(port: int, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    url = f"http://127.0.0.1:{port}/api/v2/tenants/default_tenant/databases/default_database/collections{path}"
+    request = urllib.request.Request(url, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=5) as answer:
+        return dict(json.loads(answer.read() or b"{}"))
+
+
+def test_questions_to_a_users_own_poisoned_collection_load_nothing(
+    chroma_server: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A knowledge base over a ``ChromaVectorStore`` that the user made, with and without a filter."""
+    import chromadb  # noqa: PLC0415
+    import sentence_transformers  # noqa: PLC0415
+
+    loaded: list[object] = []
+    monkeypatch.setattr(sentence_transformers, "SentenceTransformer", lambda *args, **kwargs: loaded.append(args))
+    config = {"model_name": "attacker/evil", "device": "cpu", "normalize_embeddings": False}
+    function = {"type": "known", "name": "sentence_transformer", "config": {**config, "kwargs": {}}}
+    body = {"name": "poisoned-own", "configuration": {"hnsw": {"space": "cosine"}, "embedding_function": function}}
+    made = _post(chroma_server[0], "", body)
+    node = TextNode(id_="n", text="Snow falls in winter.", metadata={"title": "Oslo", "year": 2001})
+    metadata = node_to_metadata_dict(node, remove_text=True, flat_metadata=True)
+    vector = HashEmbedding().get_text_embedding(node.text)
+    row = {"ids": ["n"], "embeddings": [vector], "documents": [node.text], "metadatas": [metadata]}
+    _post(chroma_server[0], f"/{made['id']}/add", {**row, "metadatas": [_without_none(metadata)]})
+    opened: Any = chromadb.HttpClient("127.0.0.1", chroma_server[0])
+    with opened as client:
+        collection = client.get_collection("poisoned-own", embedding_function=None)
+        index = VectorStoreIndex.from_vector_store(
+            ChromaVectorStore(chroma_collection=collection), embed_model=HashEmbedding()
+        )
+        assert [found.text for found in index.as_retriever().retrieve("snow")] == [node.text]
+        kb = KnowledgeBase([KnowledgeSource("own", index=index)], effort="minimal")
+        for filters in (None, "year eq 2001"):
+            parameters = [{"kind": "searchIndex", "knowledgeSourceName": "own", "filterAddOn": filters}]
+            kb.retrieve("snow", output_mode="extractiveData", knowledge_source_params=parameters)
+    assert loaded == []
+
+
+def _without_none(metadata: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in metadata.items() if value is not None}
+
+
+def test_spellings_of_a_path_lead_to_one_directory(tmp_path: Path) -> None:
+    """Each number another one, the longest short; 0 is the path itself."""
+    assert another_spelling(0) == ""
+    made = {another_spelling(number) for number in range(1, 2_000)}
+    assert len(made) == 1_999
+    assert max(map(len, made)) < 50
+    (tmp_path / "file").write_text("")
+    for spelling in (another_spelling(907), another_spelling(12)):
+        assert os.path.exists(f"{tmp_path}{spelling}/file")  # noqa: PTH110 (a Path cleans it)

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import base64
 import json
 import os
 import signal
+import struct
 import subprocess
 import sys
 import threading
@@ -16,6 +18,7 @@ from llama_index_agentic_kb.errors import ConfigurationError, IngestionError, St
 from llama_index_agentic_kb.store import KnowledgeStore, SourceInfo, ingest
 from llama_index_agentic_kb.store.documents import DocumentDatabase
 from llama_index_agentic_kb.store.embedding_model import DEFAULT_EMBED_MODEL
+from llama_index_agentic_kb.testing import HashEmbedding
 
 if TYPE_CHECKING:
     from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -49,6 +52,8 @@ def test_store_remembers_its_model(tmp_path: Path) -> None:
     """store.json holds format and model, written whole; creating again opens what is there."""
     KnowledgeStore.open(tmp_path / "store", embed_model=MOCK, create=True).close()
     content = json.loads((tmp_path / "store" / "store.json").read_text())
+    probe = content["embeddingModel"].pop("probe")
+    assert struct.unpack("<4e", base64.b64decode(probe)) == (0.5,) * 4
     assert content == {"formatVersion": 1, "embeddingModel": {"name": "MockEmbedding", "dimension": 4}}
     assert not (tmp_path / "store" / "store.json.tmp").exists()
     with KnowledgeStore.open(tmp_path / "store", embed_model=MOCK, create=True) as store:
@@ -65,6 +70,37 @@ def test_another_model_is_refused(tmp_path: Path) -> None:
     ]:
         with pytest.raises(StoreMismatchError, match=rf"MockEmbedding \(4 dimensions\) .* {shown}: .*embed_model="):
             KnowledgeStore.open(tmp_path / "store", embed_model=other)
+
+
+def test_other_weights_under_the_same_name_are_refused(tmp_path: Path) -> None:
+    """By the vector of one text; rounding, as on other hardware, is not taken for another model."""
+
+    class Weights(HashEmbedding):
+        noise: float = 0.0
+
+        def _get_text_embedding(self, text: str) -> list[float]:
+            return [x + self.noise * (-1) ** at for at, x in enumerate(super()._get_text_embedding(text))]
+
+    KnowledgeStore.open(tmp_path / "store", embed_model=Weights(), create=True).close()
+    KnowledgeStore.open(tmp_path / "store", embed_model=Weights(noise=0.001)).close()
+    with pytest.raises(StoreMismatchError, match=r"opened with hash \(256 dimensions\) with other weights"):
+        KnowledgeStore.open(tmp_path / "store", embed_model=Weights(noise=0.5))
+    content = json.loads((tmp_path / "store" / "store.json").read_text())
+    del content["embeddingModel"]["probe"]  # a store of the first release
+    (tmp_path / "store" / "store.json").write_text(json.dumps(content))
+    KnowledgeStore.open(tmp_path / "store", embed_model=Weights(noise=0.5)).close()
+
+
+def test_a_directory_that_can_not_be_written_is_told(tmp_path: Path) -> None:
+    """Whether a store is to be made there, or is there already."""
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ConfigurationError, match="No store can be made in"):
+        KnowledgeStore.open(tmp_path / "file" / "store", embed_model=MOCK, create=True)
+    KnowledgeStore.open(tmp_path / "store", embed_model=MOCK, create=True).close()
+    (tmp_path / "store" / "documents.db").unlink()
+    (tmp_path / "store" / "documents.db").mkdir()
+    with pytest.raises(ConfigurationError, match=r"documents\.db' can't be opened: unable to open.*right to write"):
+        KnowledgeStore.open(tmp_path / "store", embed_model=MOCK)
 
 
 def test_default_model_is_loaded_when_needed(tmp_path: Path, embed_model: BaseEmbedding) -> None:
@@ -84,6 +120,7 @@ def test_default_model_is_loaded_when_needed(tmp_path: Path, embed_model: BaseEm
     [
         ('{"formatVersion": 2, "embeddingModel": {}}', "format version 2; this release reads version 1"),
         ('{"formatVersion": 1, "embeddingModel": {"name": "x"}}', "names no embedding model"),
+        ('{"formatVersion": 1, "embeddingModel": {"name": "x", "dimension": 4, "probe": "AA"}}', "names no embedding"),
         ('{"formatVersion": 1', "is damaged"),
         ("[]", "is damaged"),
     ],
@@ -91,7 +128,7 @@ def test_default_model_is_loaded_when_needed(tmp_path: Path, embed_model: BaseEm
 def test_unknown_and_damaged_formats_are_refused(tmp_path: Path, content: str, message: str) -> None:
     """A store of another format, or a damaged one, says so and names the way out."""
     (tmp_path / "store.json").write_text(content)
-    with pytest.raises(ConfigurationError, match=f"{message}.*agentic-kb ingest"):
+    with pytest.raises(ConfigurationError, match=f"{message}.*agentic-kb (ingest|repair)"):
         KnowledgeStore.open(tmp_path)
 
 
@@ -101,7 +138,7 @@ def test_foreign_document_database_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError, match="can't be read as a document database"):
         DocumentDatabase(tmp_path / "garbage.db")
     database = DocumentDatabase(tmp_path / "newer.db")
-    database._connection.execute("PRAGMA user_version = 9")
+    database._database._connection.execute("PRAGMA user_version = 9")
     database.close()
     with pytest.raises(ConfigurationError, match="schema version 9"):
         DocumentDatabase(tmp_path / "newer.db")

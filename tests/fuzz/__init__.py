@@ -1,0 +1,1 @@
+"""Fuzzing: readers of outside text, fed with anything."""

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.fuzz.strategies import texts
+from tests.fuzz.targets import TARGETS, check, text_of
+
+FOUND: dict[str, tuple[str, ...]] = {
+    # Removing the marker in the middle made one of what stood around it.
+    "odata": (
+        "name eq '\ud800'",  # a lone surrogate, which no JSON text could be made of
+        "[$or] eq 1",  # pydantic's error instead of ours
+        "[_node_type] ne null",
+    ),
+    "plan": (
+        '[{"query": "\udc81", "sources": ["d\udc81"]}]',  # TypeError while it streamed
+        f'{{"sub_queries": [{{"query": {"9" * 5_000}}}]}}',  # more digits than Python writes
+    ),
+    "request": (
+        '{"role": "use\\ud800r", "content": "?"}',
+        '{"knowledgeSourceName": "docs", "kind": "\\udcf6", "more": 1e9991}',
+        '{"filters": ' * 2_000,
+        '{"messages": ' + "[" * 900 + "]" * 900 + "}",  # RecursionError
+    ),
+    "citations": ("[ref_[ref_id:9]id:7]", "[[ref_id:9]ref_id:7]", "[ref_id:[ref_id:9]7]"),
+}
+"""What the fuzzer found once."""
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_nothing_breaks_a_reader(name: str) -> None:
+    """Whatever comes, a reader reads it or raises this library's own errors, soon; the long run is a command."""
+    target = TARGETS[name]
+
+    @settings(max_examples=60, suppress_health_check=list(HealthCheck))
+    @given(texts(target))
+    def feed(text: str) -> None:
+        check(target, text)
+
+    feed()
+
+
+@pytest.mark.parametrize(("name", "text"), [(name, text) for name in TARGETS for text in TARGETS[name].seeds])
+def test_seeds_are_read(name: str, text: str) -> None:
+    """What the fuzzer begins with holds every promise."""
+    check(TARGETS[name], text)
+
+
+@pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in FOUND.items() for text in texts])
+def test_what_was_found_once_stays_mended(name: str, text: str) -> None:
+    """Inputs that broke a reader break it no more."""
+    check(TARGETS[name], text)
+
+
+@given(st.binary(max_size=50))
+def test_any_bytes_are_a_text(data: bytes) -> None:
+    """The fuzzer's bytes become texts of all kinds, lone surrogates among them."""
+    assert text_of(data).encode("utf-8", "surrogateescape") == data

@@ -1,0 +1,229 @@
+"""SIGKILL at random times while a store is filled or repaired; after each one, is everything still there?"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from llama_index_agentic_kb.store import KnowledgeStore, ingest, ingestion, repair_store
+from llama_index_agentic_kb.store.recovery import is_suspect
+from llama_index_agentic_kb.testing import HashEmbedding
+from tests.kills.forks import Child, Tell
+
+__all__ = ["Result", "kills_during_ingestion", "kills_during_repair"]
+
+DIMENSIONS = 384
+"""As all-MiniLM-L6-v2 has."""
+
+FILES = 120
+CHANGED = 0.6
+"""The share of the files that each round writes anew, renames or deletes."""
+
+BATCH = 64
+"""Chunks that are stored together; 256 unless told, which would take four times the files for as many batches."""
+
+SEARCHED = 25
+SOURCE = "docs"
+
+_WORDS = [f"{a}{b}" for a in ("ba", "ko", "mi", "ru", "te", "zo") for b in ("lan", "dor", "vik", "sen", "mar", "tul")]
+
+
+@dataclass
+class Result:
+    """What a series showed.
+
+    Args:
+        kills: Processes killed at work.
+        ended: Processes that had ended before they were to be killed; not counted above.
+        acknowledged: Documents that were told as stored, over all rounds.
+        lost: Those that were not there afterwards, or not as they had been told.
+        not_found: Chunks of documents, of those that were tried, that a search with their own vector or words missed.
+        clean: Openings of which the last writer had changed nothing yet, or had ended.
+        sound: Openings that looked at the vectors and found them whole.
+        repaired: Openings that found them damaged and made them again.
+        faults: What was wrong with them then.
+        slowest: Seconds of the slowest opening.
+        chunks: Chunks in the store at the end.
+        seconds: Of the whole series.
+    """
+
+    kills: int = 0
+    ended: int = 0
+    acknowledged: int = 0
+    lost: list[str] = field(default_factory=list)
+    not_found: int = 0
+    tried: int = 0
+    clean: int = 0
+    sound: int = 0
+    repaired: int = 0
+    faults: list[str] = field(default_factory=list)
+    slowest: float = 0.0
+    chunks: int = 0
+    seconds: float = 0.0
+
+
+def kills_during_ingestion(kills: int, folder: Path, seed: int, tell: Callable[[str], None]) -> Result:
+    """Kill ingestions of a folder whose files change from round to round.
+
+    Args:
+        kills: How many.
+        folder: An empty directory to work in.
+        seed: Of the files and of the times.
+        tell: Called with a line after each kill.
+    """
+    drawn = random.Random(seed)
+    docs, where = folder / SOURCE, folder / "store"
+    docs.mkdir(parents=True)
+    result, began = Result(), time.monotonic()
+    _change(docs, drawn, 1.0)
+    told: dict[str, str] = {}
+    while result.kills < kills:
+        before = dict(told)
+        _change(docs, drawn, CHANGED)
+        child = Child(lambda told: _ingest(docs, where, told))
+        # Each third of the kills: while it opens and reads, anywhere, and soon after a batch was stored.
+        after = drawn.choice([0, drawn.randrange(FILES), FILES // 3])
+        lines, code = child.end(drawn.uniform(0.0, 1.5), kill=True, after=after)
+        acknowledged = {path: _hash(docs / path) for path in lines}
+        told.update(acknowledged)
+        result.kills += code < 0
+        result.ended += code >= 0
+        result.acknowledged += len(acknowledged)
+        now = {path.name: _hash(path) for path in docs.iterdir()}
+        seen = Child(lambda told: told(json.dumps(_look(where)))).answer()
+        _judge(result, seen, told, before, now)
+        told = dict(seen["documents"])
+        tell(f"{result.kills:3}/{kills} {len(acknowledged)} acknowledged, {seen['how']} in {seen['seconds']:.1f} s")
+    result.seconds = time.monotonic() - began
+    return result
+
+
+def kills_during_repair(kills: int, folder: Path, seed: int, tell: Callable[[str], None]) -> Result:
+    """Damage a store's vectors and kill what repairs them, again and again; see ``kills_during_ingestion``."""
+    drawn = random.Random(seed)
+    docs, where = folder / SOURCE, folder / "store"
+    docs.mkdir(parents=True)
+    result, began = Result(), time.monotonic()
+    _change(docs, drawn, 1.0)
+    lines, _ = Child(lambda told: _ingest(docs, where, told)).end(300.0)
+    told = {path: _hash(docs / path) for path in lines}
+    longest = 4.0
+    while result.kills < kills:
+        _damage(where)
+        child = Child(lambda told: told(json.dumps(asdict(repair_store(where, embed_model=_model())))))
+        _, code = child.end(drawn.uniform(0.02, longest), kill=True)
+        result.kills += code < 0
+        result.ended += code >= 0
+        longest = longest * 0.9 if code >= 0 else longest * 1.01
+        seen = Child(lambda told: told(json.dumps(_look(where)))).answer()
+        _judge(result, seen, told, told, told)
+        tell(f"{result.kills:3}/{kills} {seen['how']} in {seen['seconds']:.1f} s")
+    result.seconds = time.monotonic() - began
+    return result
+
+
+def _judge(
+    result: Result, seen: dict[str, Any], told: dict[str, str], before: dict[str, str], now: dict[str, str]
+) -> None:
+    """What was told is there; what wasn't is as before or as the file is now, and gone only with its file."""
+    there: dict[str, str] = seen["documents"]
+    for path, wanted in told.items():
+        allowed = {wanted, before.get(path, wanted), now.get(path, wanted)} if wanted == before.get(path) else {wanted}
+        if there.get(path, "") not in allowed and path in now:
+            result.lost.append(path)
+    result.lost += seen["without_vectors"]
+    result.not_found += seen["not_found"]
+    result.tried += seen["tried"]
+    setattr(result, seen["how"], getattr(result, seen["how"]) + 1)
+    result.faults += [seen["fault"]] if seen["fault"] else []
+    result.slowest = max(result.slowest, seen["seconds"])
+    result.chunks = seen["chunks"]
+
+
+# -- in processes of their own ---------------------------------------------------------------------------------------
+
+
+def _ingest(docs: Path, where: Path, told: Tell) -> None:
+    ingestion._BATCH_CHUNKS = BATCH
+    with KnowledgeStore.open(where, embed_model=_model(), create=True, repair="auto") as store:
+        ingest(docs, store, progress=lambda _done, _total, path: told(Path(path).name))
+
+
+def _look(where: Path) -> dict[str, Any]:
+    """Open a store as a program does that repairs on its own, and look at all that it holds."""
+    began = time.monotonic()
+    with KnowledgeStore.open(where, embed_model=_model(), create=True, repair="later") as store:
+        suspect, before = is_suspect(where, store.documents), store.documents.state.vectors[0]
+    with KnowledgeStore.open(where, embed_model=_model(), repair="auto") as store:
+        seconds = time.monotonic() - began
+        repaired = store.documents.state.vectors[0] != before
+        store.documents.put_source(SOURCE)  # an ingestion may have been killed before it made it
+        store.chroma.collection(SOURCE, create=True)
+        documents = {path: one.content_hash for path, one in store.documents.documents(SOURCE).items()}
+        nodes = {node.node_id: node for node in store.nodes(SOURCE)}
+        held = store.chroma.embeddings(SOURCE, nodes)
+        drawn = random.Random(len(nodes)).sample(sorted(nodes), min(SEARCHED, len(nodes)))
+        missed = sum(not _is_found(store, nodes[node_id], held) for node_id in drawn)
+        return {
+            "how": "repaired" if repaired else "sound" if suspect else "clean",
+            "fault": "damaged" if repaired else "",
+            "documents": documents,
+            "without_vectors": sorted(nodes.keys() - held.keys()),
+            "not_found": missed,
+            "tried": len(drawn),
+            "chunks": len(nodes),
+            "seconds": seconds,
+        }
+
+
+def _is_found(store: KnowledgeStore, node: Any, held: dict[str, list[float]]) -> bool:
+    collection = store.chroma.collection(SOURCE)
+    result = collection.query(query_embeddings=np.asarray([held[node.node_id]], np.float32), n_results=10)
+    by_vector = node.node_id in result["ids"][0] or min((result["distances"] or [[]])[0], default=1.0) < 1e-5
+    by_words = node.node_id in {hit.node_id for hit in store.lexical(SOURCE).search(node.text, 20)}
+    return by_vector and by_words
+
+
+def _model() -> HashEmbedding:
+    return HashEmbedding(dimensions=DIMENSIONS, embed_batch_size=64)
+
+
+# -- files -----------------------------------------------------------------------------------------------------------
+
+
+def _change(docs: Path, drawn: random.Random, share: float) -> None:
+    """Write so large a share of the files anew; a few of them are not written but deleted."""
+    for number in range(FILES):
+        path = docs / f"{number:04}.md"
+        if drawn.random() > share:
+            continue
+        if drawn.random() < 0.05:
+            path.unlink(missing_ok=True)
+            continue
+        paragraphs = [" ".join(drawn.choices(_WORDS, k=60)) + "." for _ in range(drawn.randrange(1, 9))]
+        path.write_text(f"# Number {number}\n\n" + "\n\n".join(paragraphs), encoding="utf-8")
+
+
+def _damage(where: Path) -> None:
+    """Leave the vectors as a crash may: the graph's file cut, and the note of a writer that died."""
+    with KnowledgeStore.open(where, embed_model=_model(), repair="later") as store:
+        directory = where / store.documents.state.vectors[0]
+        store.documents.state.begin("1 died")
+    for file in directory.rglob("*.bin"):
+        os.truncate(file, file.stat().st_size // 2)
+    if not list(directory.rglob("*.bin")):
+        shutil.rmtree(directory)
+
+
+def _hash(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else ""

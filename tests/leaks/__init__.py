@@ -1,0 +1,1 @@
+"""Does anything of one principal ever reach another? Stateful property tests, and ``python -m tests.leaks``."""

@@ -1,0 +1,177 @@
+"""Keys that must be found nowhere, a server that repeats all it is sent, and who writes down all that we say."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Final, Self
+
+from llama_index.core.callbacks.base_handler import BaseCallbackHandler
+from llama_index.core.instrumentation.event_handlers import BaseEventHandler
+from llama_index_instrumentation import get_dispatcher
+from pydantic import PrivateAttr
+from rich.console import Console
+
+from llama_index_agentic_kb import RetrievalResponse
+from llama_index_agentic_kb._terminal import show_response
+
+__all__ = ["KEYS", "Echo", "Witness", "assert_clean", "told_of"]
+
+KEYS: Final = {
+    "key": "sk-proj-CaNaRy0key0123456789abcdef",
+    "password": "CaNaRy1hunter",
+    "header": "CaNaRy2header",
+    "embedding": "CaNaRy3embedding",  # of no known shape
+    "chroma": "CaNaRy4chroma",
+    "query": "CaNaRy5query",
+}
+CANARIES: Final = ("CaNaRy", "bWU6Q2FOYVJ5")
+"""What stands in each of them and nowhere else: as it is, and as Basic authentication encodes it."""
+
+
+def assert_clean(text: str) -> None:
+    """No canary is in it."""
+    for canary in CANARIES:
+        at = text.find(canary)
+        assert at < 0, f"leaked: ...{text[max(0, at - 200) : at + 60]}..."
+
+
+class Echo:
+    """Answers every request with a status and an error that repeats its address, its key and all of its headers."""
+
+    def __init__(self, status: int = 401) -> None:
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def answer(self) -> None:
+                self.rfile.read(int(self.headers.get("Content-Length") or 0))
+                sent = dict(self.headers.items())
+                bearer = sent.get("Authorization", "").removeprefix("Bearer ")
+                told = f"Incorrect API key provided: {bearer}. GET http://me:{KEYS['password']}@{sent.get('Host')}"
+                told += (
+                    f"{self.path}?api_key={KEYS['query']} with {sent} and Authorization: {sent.get('Authorization')}"
+                )
+                body = json.dumps({"error": {"message": told, "type": "invalid", "code": None}}).encode()
+                self.send_response(status)
+                self.send_header("Content-Type", "application/json")
+                self.send_header("Content-Length", str(len(body)))
+                self.send_header("Connection", "close")
+                self.end_headers()
+                self.wfile.write(body)
+                self.close_connection = True
+                echo.told.append(told)
+
+            do_GET = do_POST = answer  # noqa: N815 (http.server's names)
+
+            def log_message(self, *_: Any) -> None:
+                pass
+
+        echo = self
+        self.told: list[str] = []
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.port: int = self._server.server_address[1]
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+    @property
+    def address(self) -> str:
+        """The address with a user's password in it."""
+        return f"http://me:{KEYS['password']}@127.0.0.1:{self.port}/v1"
+
+
+def told_of(error: BaseException) -> str:
+    """Give all that an error of ours says by itself; its ``__cause__`` is the client's own."""
+    told = [str(error), repr(error), *traceback.format_exception(error, chain=False)]
+    told += [repr(getattr(error, name, None)) for name in ("partial", "failures", "step", "args")]
+    return "\n".join(told)
+
+
+class _Callbacks(BaseCallbackHandler):
+    def __init__(self, told: list[str]) -> None:
+        super().__init__([], [])
+        self._told = told
+
+    def on_event_start(
+        self, event_type: Any, payload: Any = None, event_id: str = "", parent_id: str = "", **_: Any
+    ) -> str:
+        self._told.append(f"callback {event_type} start {payload!r}")
+        return event_id
+
+    def on_event_end(self, event_type: Any, payload: Any = None, event_id: str = "", **_: Any) -> None:
+        self._told.append(f"callback {event_type} end {payload!r}")
+
+    def start_trace(self, trace_id: str | None = None) -> None:
+        pass
+
+    def end_trace(self, trace_id: str | None = None, trace_map: Any = None) -> None:
+        pass
+
+
+class _Events(BaseEventHandler):
+    _told: list[str] = PrivateAttr()
+
+    def __init__(self, told: list[str]) -> None:
+        super().__init__()
+        self._told = told
+
+    def handle(self, event: Any, **_: Any) -> None:
+        # LlamaIndex's own two events of its client's error: it sends them itself, past everything of ours.
+        if type(event).__name__ not in ("SpanDropEvent", "ExceptionEvent"):
+            self._told.append(f"event {event!r}")
+
+
+class Witness:
+    """Writes down every log line of ours, every callback and event, and what it is shown.
+
+    Args:
+        handler: Also a callback handler, to be given to what is watched.
+    """
+
+    def __init__(self) -> None:
+        self.told: list[str] = []
+        self.handler = _Callbacks(self.told)
+
+    @property
+    def text(self) -> str:
+        """All of it."""
+        return "\n".join(self.told)
+
+    @contextmanager
+    def watching(self) -> Iterator[Witness]:
+        """Listen."""
+        written, ours, root = io.StringIO(), logging.getLogger("llama_index_agentic_kb"), get_dispatcher("root")
+        handler, level = logging.StreamHandler(written), ours.level
+        handler.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
+        events = _Events(self.told)
+        ours.addHandler(handler)
+        ours.setLevel(logging.DEBUG)
+        root.add_event_handler(events)
+        try:
+            yield self
+        finally:
+            ours.removeHandler(handler)
+            ours.setLevel(level)
+            root.event_handlers.remove(events)
+            self.told.append(written.getvalue())
+
+    def shown(self, response: RetrievalResponse) -> None:
+        """Show a response in every way that it has."""
+        console = Console(file=io.StringIO(), width=300)
+        show_response(console, response)
+        assert isinstance(console.file, io.StringIO)
+        self.told += [response.to_json(), response._repr_html_(), repr(response), str(response)]
+        self.told.append(console.file.getvalue())

@@ -1,0 +1,235 @@
+"""Tests of ingestion as an attack surface: what may lie in a folder that somebody else fills."""
+
+from __future__ import annotations
+
+import ast
+import os
+import socket
+import tempfile
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llama_index_agentic_kb
+from llama_index_agentic_kb.errors import IngestionError
+from llama_index_agentic_kb.store import KnowledgeStore, ingest
+from llama_index_agentic_kb.store.file_reader import FileReader
+from llama_index_agentic_kb.store.files import MAX_DEPTH
+from llama_index_agentic_kb.testing import HashEmbedding
+from tests.deep_folders import deep_folders
+
+WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
+LAUGHS = "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10}">' for n in range(1, 12))
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[KnowledgeStore]:
+    with KnowledgeStore.open(tmp_path / "store", embed_model=HashEmbedding(), create=True) as opened:
+        yield opened
+
+
+@pytest.fixture
+def docs(tmp_path: Path) -> Path:
+    """A folder with one good file."""
+    made = tmp_path / "docs"
+    made.mkdir()
+    (made / "good.md").write_text("# Good\n\nSnow falls.")
+    return made
+
+
+def reasons(report: object) -> dict[str, str]:
+    return {Path(path).name: reason for path, reason in report.failed}  # type: ignore[attr-defined]
+
+
+def write_docx(path: Path, document: str) -> None:
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("word/document.xml", document)
+
+
+def paragraph(text: str) -> str:
+    return f'<w:document xmlns:w="{WORD}"><w:body><w:p><w:r><w:t>{text}</w:t></w:r></w:p></w:body></w:document>'
+
+
+def test_what_is_no_regular_file_is_told_and_never_waited_for(docs: Path, store: KnowledgeStore) -> None:
+    """Pipes, sockets and devices, found or named, or behind a link."""
+    os.mkfifo(docs / "pipe.txt")
+    os.mkfifo(docs / "pipe.pdf")
+    (docs / "device.txt").symlink_to("/dev/zero")
+    with socket.socket(socket.AF_UNIX) as listening:
+        home = Path.cwd()
+        os.chdir(docs)  # a socket's path may be no longer than 100 characters
+        listening.bind("socket.md")
+        os.chdir(home)
+        report = ingest([docs, docs / "pipe.txt"], store, follow_symlinks=True)
+    assert report.added == ("docs/good.md",)
+    assert sorted(Path(path).name for path, _ in report.failed) == [
+        *("device.txt", "pipe.pdf", "pipe.txt", "pipe.txt", "socket.md"),
+    ]
+    assert {reason for _, reason in report.failed} == {"is no regular file: a pipe, a socket or a device"}
+
+
+def test_a_file_that_becomes_a_pipe_is_not_waited_for(docs: Path, store: KnowledgeStore) -> None:
+    """Between its listing and its reading."""
+    (docs / "later.md").write_text("later")
+
+    def swap(_done: int, _total: int, path: str) -> None:
+        if path.endswith("bad.md"):
+            (docs / "later.md").unlink()
+            os.mkfifo(docs / "later.md")
+
+    (docs / "bad.md").write_bytes(b"\xff\xff")
+    assert "no regular file" in reasons(ingest(docs, store, progress=swap))["later.md"]
+
+
+def test_folders_without_end_are_left(docs: Path, store: KnowledgeStore) -> None:
+    """Deeper than Python may recurse; what is known of documents down there is not taken for gone."""
+    with deep_folders(docs):
+        report = ingest(docs, store)
+    assert report.added == ("docs/good.md",)
+    assert reasons(report) == {"d": f"is more than {MAX_DEPTH} folders deep"}
+
+
+def test_large_files_are_left_out(docs: Path, store: KnowledgeStore) -> None:
+    """As large as the setting says, on disk or unpacked; a packed size that lies is of no use."""
+    (docs / "large.txt").write_text("a" * 20_001)
+    write_docx(docs / "bomb.docx", paragraph("0" * 2_000_000))
+    write_docx(docs / "liar.docx", paragraph("1" * 2_000_000))
+    raw = (docs / "liar.docx").read_bytes()
+    size = len(paragraph("1" * 2_000_000)).to_bytes(4, "little")
+    assert raw.count(size) == 2  # in the entry's own head, and in the directory
+    (docs / "liar.docx").write_bytes(raw.replace(size, (900).to_bytes(4, "little")))
+    told = reasons(ingest(docs, store, max_file_bytes=20_000))
+    assert told["large.txt"] == "is too large: 20,001 bytes, of at most 20,000 (max_file_bytes=, --max-megabytes)"
+    assert "bytes when unpacked, of at most 20,000" in told["bomb.docx"]
+    assert "can't be read as .docx" in told["liar.docx"]
+    assert [node.text for node in store.nodes("docs")] == ["Snow falls."]
+
+
+def test_entities_are_not_followed(docs: Path, store: KnowledgeStore, tmp_path: Path) -> None:
+    """Neither to files (XXE) nor to more text than there is room for (a billion laughs)."""
+    (tmp_path / "secret").write_text("SECRET")
+    entity = f'<!DOCTYPE d [<!ENTITY l0 "ha"><!ENTITY x SYSTEM "{(tmp_path / "secret").as_uri()}">{LAUGHS}]>'
+    write_docx(docs / "xxe.docx", entity + paragraph("&x;"))
+    write_docx(docs / "laughs.docx", entity + paragraph("&l11;"))
+    (docs / "xxe.html").write_text(f"{entity}<p>page &x; &l11;</p>")
+    report = ingest(docs, store)
+    assert set(reasons(report)) <= {"xxe.docx", "laughs.docx"}
+    texts = [node.text for node in store.nodes("docs")]
+    assert not any("SECRET" in text or "haha" in text for text in texts)
+
+
+def test_nesting_without_end_costs_that_file_alone(tmp_path: Path) -> None:
+    """Over a page of ten thousand open tags its parser sits for minutes: it is ended, and the next file is read."""
+    (tmp_path / "deep.html").write_text("<div><b>" * 10_000 + "deep")
+    (tmp_path / "good.html").write_text("<p>Rain falls.")
+    with FileReader(seconds=60) as reader:
+        assert reader.read(tmp_path / "good.html").title == "good"
+        reader._seconds = 0.5
+        with pytest.raises(IngestionError, match=r"can't be read within 0\.5 s: its parser was ended"):
+            reader.read(tmp_path / "deep.html")
+        reader._seconds = 60
+        assert reader.read(tmp_path / "good.html").title == "good"
+
+
+def test_a_parser_that_hangs_or_dies_is_replaced(tmp_path: Path) -> None:
+    """It hangs for real: on a pipe that nobody writes into; its process is gone afterwards."""
+    os.mkfifo(tmp_path / "hangs.html")
+    (tmp_path / "good.html").write_text("<p>Rain falls.")
+    with FileReader(seconds=0.5) as reader:
+        with pytest.raises(IngestionError, match=r"can't be read within 0\.5 s"):
+            reader.read(tmp_path / "hangs.html")
+        hung: Any = reader._process
+        assert hung is None
+        reader._seconds = 30.0
+        assert reader.read(tmp_path / "good.html").sections[0].text == "Rain falls."
+        assert reader._process is not None
+        os.kill(reader._process.pid, 9)
+        time.sleep(0.1)
+        with pytest.raises(IngestionError, match="its parser's process ended with -9"):
+            reader.read(tmp_path / "good.html")
+        assert reader.read(tmp_path / "good.html").title == "good"
+
+
+def test_modules_beside_the_documents_are_not_loaded(
+    docs: Path, store: KnowledgeStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A folder's own ``bs4.py`` is a file that is not read, also where the folder is the working directory."""
+    for name in ("bs4", "llama_index_agentic_kb", "json"):
+        (docs / f"{name}.py").write_text(f"open({str(docs / 'loaded')!r}, 'w').close()")
+    (docs / "page.html").write_text("<p>Rain falls.")
+    monkeypatch.chdir(docs)
+    assert ingest(docs, store).added == ("docs/good.md", "docs/page.html")
+    assert not (docs / "loaded").exists()
+
+
+def test_names_lead_nowhere(docs: Path, store: KnowledgeStore, tmp_path: Path) -> None:
+    """Neither files nor sources whose names look like paths write outside the store."""
+    (docs / "..%2f..%2fetc.md").write_text("a")
+    (docs / "~root.md").write_text("b")
+    before = sorted(tmp_path.iterdir())
+    for source in ("../../up", "/etc/kb", "a/../../b", "..", "con\x00nul"):
+        ingest(docs, store, source=source)
+        assert store.lexical(source).search("snow", 1)
+    assert sorted(tmp_path.iterdir()) == before
+    assert {entry.name.partition(".")[0] for entry in store.path.iterdir()} == {
+        *("store", "documents", "chroma", "lexical", "write", "vectors"),
+    }
+
+
+def test_no_temporary_files_are_made(
+    docs: Path,
+    store: KnowledgeStore,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    write_pdf: Callable[[Path, list[str]], Path],
+) -> None:
+    """Nothing lands where others may read it, or have put a link in its way."""
+    (tmp_path / "tmp").mkdir()
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "tmp"))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+    write_pdf(docs / "a.pdf", ["One."])
+    write_docx(docs / "b.docx", paragraph("Two."))
+    assert len(ingest(docs, store).added) == 3
+    assert list((tmp_path / "tmp").iterdir()) == []
+
+
+_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "jsonpickle", "yaml"}
+_CALLS = {"eval", "exec", "compile", "__import__"}
+_METHODS = {"read_pickle", "to_pickle", "allow_pickle", "trust_remote_code", "unsafe_load", "mktemp", "persist"}
+_NAMES = {"SimpleChatStore", "SimpleKVStore"}
+
+
+def _forbidden(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import(names=names):
+                yield from (one.name for one in names if one.name.partition(".")[0] in _MODULES)
+            case ast.ImportFrom(module=module, names=names):
+                yield from (str(module) for _ in names[:1] if str(module).partition(".")[0] in _MODULES)
+                yield from (one.name for one in names if one.name in _NAMES)
+            case ast.Call(func=ast.Name(id=name)) if name in _CALLS:
+                yield name
+            case ast.Attribute(attr=name) if name in _METHODS | _NAMES:
+                yield name
+            case ast.keyword(arg=name) if name in _METHODS:
+                yield str(name)
+            case ast.Call(func=ast.Attribute(attr="load", value=ast.Name(id=("torch" | "pickle" | "yaml") as name))):
+                yield f"{name}.load"
+
+
+def test_nothing_of_ours_runs_what_it_reads() -> None:
+    """No pickle, no eval, no unsafe loader, no predictable temporary file, and none of core's stores that lose data."""
+    root = Path(llama_index_agentic_kb.__file__).parent
+    found = {
+        (path.relative_to(root).as_posix(), what)
+        for path in root.rglob("*.py")
+        for what in _forbidden(ast.parse(path.read_text(encoding="utf-8")))
+    }
+    assert found == set()
+    assert set(_forbidden(ast.parse("import pickle\ntorch.load(f)\neval('1')\nnp.load(f, allow_pickle=True)"))) == {
+        *("pickle", "torch.load", "eval", "allow_pickle"),
+    }
