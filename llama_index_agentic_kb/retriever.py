@@ -30,13 +30,9 @@ from llama_index_agentic_kb.errors import (
 )
 from llama_index_agentic_kb.evidence.gathering import Fusion, gather_evidence, references
 from llama_index_agentic_kb.evidence.options import EvidenceOptions, as_processing
+from llama_index_agentic_kb.guard.conversations import ConversationOwner
 from llama_index_agentic_kb.guard.limits import DEFAULT_INPUT_LIMITS, InputLimits
-from llama_index_agentic_kb.guard.permissions import (
-    ConversationOwner,
-    act_from_here,
-    current_principal,
-    the_principal,
-)
+from llama_index_agentic_kb.guard.permissions import act_from_here, current_principal, the_principal
 from llama_index_agentic_kb.guard.retries import RetryPolicy
 from llama_index_agentic_kb.guard.spotlighting import as_spotlighting
 from llama_index_agentic_kb.llm import LanguageModel, resolve_llm

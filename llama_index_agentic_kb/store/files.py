@@ -225,9 +225,10 @@ class _Walk:
             return False
         if not entry.is_symlink():
             return True
+        if _stays_inside(Path(entry.path), self._root):
+            return False  # what it shows is found without it
         if not self._follow:
-            if not _stays_inside(Path(entry.path), self._root):
-                self._selection.failed.append((printable(entry.path), LEAVES))
+            self._selection.failed.append((printable(entry.path), LEAVES))
             return False
         status = entry.stat()
         known = (status.st_dev, status.st_ino) in self._seen

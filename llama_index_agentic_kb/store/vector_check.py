@@ -31,7 +31,7 @@ SAMPLE: Final = 20_000
 SEARCHED: Final = 20
 """So many of them are searched by their own vectors."""
 
-SECONDS: Final = 60.0
+SECONDS: Final = 180.0
 NODES_PER_SECOND: Final = 1_000
 """The time that a check is given: these seconds, and more for large stores."""
 

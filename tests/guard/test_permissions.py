@@ -34,7 +34,8 @@ from llama_index_agentic_kb import (
     RetrievalResponse,
     acting_as,
 )
-from llama_index_agentic_kb.guard.permissions import ConversationOwner, current_principal
+from llama_index_agentic_kb.guard.conversations import ConversationOwner
+from llama_index_agentic_kb.guard.permissions import current_principal
 from llama_index_agentic_kb.schema import SourceActivity, matches
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever, ScriptedLLM
 

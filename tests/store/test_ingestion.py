@@ -299,10 +299,8 @@ def test_hidden_files_and_leaving_symlinks_stay_out(folder: Path, store: Knowled
     (folder / "inside.txt").symlink_to(folder / "deep/er/short.txt")
     report = ingest(folder, store)
     assert report.added == ("probes/deep/er/short.txt", "probes/inside.txt", "probes/long.md")
-    assert [(Path(path).name, reason[:35]) for path, reason in report.failed] == [
-        ("linked", "is a symlink that leaves the folder"),
-        ("link.txt", "is a symlink that leaves the folder"),
-    ]
+    assert {Path(path).name for path, _ in report.failed} == {"linked", "link.txt"}
+    assert all(reason.startswith("is a symlink that leaves the folder") for _, reason in report.failed)
     assert not any("secret" in node.text for node in _in_step(store, "probes"))
     report = ingest(folder, store, follow_symlinks=True)
     assert report.added == ("probes/link.txt", "probes/linked/secret.txt")
