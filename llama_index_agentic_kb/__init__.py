@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from llama_index_agentic_kb.errors import LLMError as LLMError
     from llama_index_agentic_kb.errors import RetrievalError as RetrievalError
     from llama_index_agentic_kb.errors import SourceUnavailableError as SourceUnavailableError
+    from llama_index_agentic_kb.errors import StoreDamagedError as StoreDamagedError
     from llama_index_agentic_kb.errors import StoreMismatchError as StoreMismatchError
     from llama_index_agentic_kb.errors import SynthesisError as SynthesisError
     from llama_index_agentic_kb.guard.breaker import BreakerPolicy as BreakerPolicy
