@@ -93,6 +93,7 @@ _HOMES = {
         "LLMError",
         "RetrievalError",
         "SourceUnavailableError",
+        "StoreDamagedError",
         "StoreMismatchError",
         "SynthesisError",
     ),

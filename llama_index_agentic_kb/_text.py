@@ -74,15 +74,17 @@ _LIKELY = r"(?!https?://)(?:(?=\S{0,80}\d)(?=\S{0,80}[a-z])\S{6}|\d{6}|\S{0,40}(
 # Names that stand in front of a secret: what no prose says, and what it does.
 _FIELD = (
     r"(?:(?:api|access|private|secret|signing|encryption|subscription|account|shared)[-_]?key(?:[-_]?id)?"
+    r"|shared[-_]?access[-_]?signature|x-(?:amz|goog)-signature"
     r"|api key provided|client[-_]?secret|(?<=[-_])(?:token|secret|passw(?:or)?d|pwd|auth)"
     r"|(?-i:(?<=[a-z])(?:Token|Secret|Password)))"
 )
 _WORD_FOR_IT = r"(?<![a-z])(?:token|secret|passw(?:or)?d|pwd|passphrase|credentials?|api key|(?:proxy-)?authorization)"
 _NAMED = rf"(?:{_FIELD}|{_WORD_FOR_IT})"
+_CALL = r"(?:(?<=\()['\"][^'\"]{1,500})?"  # SecretStr("...")
 _OPEN = r"(?:\\{0,3}['\"])?"  # of a value whose end was cut off
 _QUOTED = r"(b?(?P<q>\\{0,3}['\"]))(?:(?!(?P=q)).){1,500}(?P=q)"
 
-_NAMES: Final = ("key", "token", "secret", "pass", "pwd", "auth", "credential")
+_NAMES: Final = ("key", "token", "secret", "pass", "pwd", "auth", "credential", "signature")
 _SECRETS: Final = tuple(
     (re.compile(pattern, re.IGNORECASE | re.DOTALL), replacement, hints)
     for pattern, replacement, hints in (
@@ -111,12 +113,9 @@ _SECRETS: Final = tuple(
             ("authorization",),
         ),
         (
-            rf"(?<![a-z])(bearer|basic)\s{{1,3}}{_LIKELY}{_VALUE}*",
+            rf"(?<![a-z])(bearer|basic|api-?key)\s{{1,3}}{_LIKELY}{_VALUE}*",
             r"\1 ***",
-            (
-                "bearer",
-                "basic",
-            ),
+            ("bearer", "basic", "apikey", "api-key"),
         ),
         (
             r"(cookie\\{0,3}['\"]?\s{0,3}:\s{0,3}(?:\\{0,3}['\"])?)[^\s=;'\"]{1,100}=[^\n'\"\\]{1,2000}",
@@ -124,7 +123,7 @@ _SECRETS: Final = tuple(
             ("cookie",),
         ),
         # api_key=abc, x-chroma-token: abc, password=abc; but no "password: required"
-        (rf"({_FIELD}\\{{0,3}}['\"]?\s{{0,3}}(?:=>|[:=])\s{{0,3}}{_OPEN}){_VALUE}+", r"\1***", (*_NAMES,)),
+        (rf"({_FIELD}\\{{0,3}}['\"]?\s{{0,3}}(?:=>|[:=]|%3d)\s{{0,3}}{_OPEN}){_VALUE}+{_CALL}", r"\1***", (*_NAMES,)),
         (
             rf"((?:(?:token|secret|passw(?:or)?d|pwd)=|{_WORD_FOR_IT}(?:=|:(?=\S{{4}}))){_OPEN}){_VALUE}+",
             r"\1***",

@@ -167,14 +167,14 @@ async def test_a_failing_embedding_model_costs_only_its_sources(way: str) -> Non
 
 
 @pytest.mark.parametrize("way", WAYS)
-@pytest.mark.parametrize("model", [DownEmbedding(), HashEmbedding(latency=2.0)], ids=["down", "slow"])
+@pytest.mark.parametrize("model", [DownEmbedding(), HashEmbedding(latency=8.0)], ids=["down", "slow"])
 async def test_without_its_embedding_model_a_source_is_searched_by_words(way: str, model: HashEmbedding) -> None:
     """The lexical search does not wait for the query's vector, and stands when there is none; the account says why."""
     index = VectorStoreIndex([TextNode(text="rain in Oslo")], embed_model=HashEmbedding())
     index._embed_model = model
     started = time.monotonic()
-    made = await retrieved(way, [KnowledgeSource("words", index=index, timeout=0.5)])
-    assert time.monotonic() - started < 1.9
+    made = await retrieved(way, [KnowledgeSource("words", index=index, timeout=2.0)])
+    assert time.monotonic() - started < 7.9
     assert [node.text for node in made.nodes] == ["rain in Oslo"]
     (record,) = [record for record in made.log.records if isinstance(record, SourceActivity)]
     assert record.lanes is not None

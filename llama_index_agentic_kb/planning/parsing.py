@@ -25,6 +25,9 @@ MAX_BEGUN: Final = 20_000
 MAX_QUERY: Final = 1_000
 """Characters of one sub-query; longer ones are cut."""
 
+MAX_ITEMS: Final = 2_000
+"""Sub-queries of a reply that are read; a tool call's arguments come as objects, of any number."""
+
 MAX_NUMBER: Final = 2**63
 """Numbers are read up to here; Python refuses to write those of thousands of digits."""
 
@@ -95,7 +98,7 @@ def read_proposals(reply: str | dict[str, Any]) -> list[Proposal]:
     items = _items(reply) if isinstance(reply, dict) else _items_of_text(reply[:MAX_REPLY])
     if items is None:
         raise PlanningError(f"the model's reply holds no plan: {one_line(str(reply)[:400], 80)!r}")
-    proposals = [_proposal(item, position) for position, item in enumerate(items, start=1)]
+    proposals = [_proposal(item, position) for position, item in enumerate(items[:MAX_ITEMS], start=1)]
     return [proposal for proposal in proposals if proposal is not None]
 
 

@@ -110,7 +110,7 @@ class Support(Model):
     quote: str
     """What stands there, to the letter."""
     score: float = Field(ge=0, le=1, allow_inf_nan=False)
-    """How well this reference alone supports the claim."""
+    """How well it supports the claim; where two references are needed, how well both do together."""
 
 
 class GroundedClaim(Model):

@@ -143,7 +143,7 @@ def to_odata(tree: FilterNode) -> str:
     parts = [to_odata(child) for child in tree.filters]
     if tree.logic is FilterLogic.NOT:
         inner = parts[0] if len(parts) == 1 else " or ".join(parts)
-        grouped = len(parts) == 1 and isinstance(tree.filters[0], FilterGroup) and inner.startswith("(")
+        grouped = len(parts) == 1 and inner.startswith("(")  # and so ends with the same parenthesis
         return f"not {inner}" if grouped else f"not ({inner})"
     return parts[0] if len(parts) == 1 else f"({f' {tree.logic.value} '.join(parts)})"
 

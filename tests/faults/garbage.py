@@ -78,6 +78,23 @@ def _record(response: RetrievalResponse) -> SourceActivity:
     )
 
 
+class Mute:
+    """An object that can't be written."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+    __repr__ = __str__
+
+
+def deep() -> list[Any]:
+    """Lists inside each other, deeper than Python's recursion goes."""
+    made: list[Any] = []
+    for _ in range(100_000):
+        made = [made]
+    return made
+
+
 CYCLE: Final[dict[str, Any]] = {}
 CYCLE["itself"] = CYCLE
 
@@ -113,6 +130,14 @@ USED: Final[dict[str, Callable[[], Sequence[Any]]]] = {
         scored("rain two", metadata={"a": CYCLE}),
         scored("rain three", metadata={"a": object(), "b": {1, 2}, "c": b"\xff", "d": float("nan")}),
     ],
+    "metadata 100,000 levels deep, numbers without end, and objects that can't be written": lambda: [
+        scored("rain one", metadata={"a": deep(), "title": 10**5_000}),
+        scored("rain two", metadata={"title": Mute(), "a": [Mute()]}),
+    ],
+    "nodes whose fields are of other kinds": lambda: [
+        forced(scored(f"rain {name}"), of_node=True, **{name: None})
+        for name in ("relationships", "excluded_llm_metadata_keys", "text_template", "metadata_separator")
+    ],
 }
 for name, make in USED.items():
     fault(AREA, f"a source returns {name}", KEPT)(partial(survives, make))
@@ -122,6 +147,11 @@ DROPPED: Final[dict[str, tuple[int, Callable[[], Sequence[Any]]]]] = {
     "nodes whose text can't be read": (1, lambda: [NodeWithScore(node=Raises(text="x"), score=1)]),
     "nodes whose id is no text": (1, lambda: [forced(scored("rain"), of_node=True, id_=7)]),
     "nodes whose metadata are a list": (1, lambda: [forced(scored("rain"), of_node=True, metadata=[1])]),
+    "nodes whose metadata have 200,000 fields": (
+        1,
+        lambda: [scored("rain", metadata={f"field {number}": number for number in range(200_000)})],
+    ),
+    "nodes whose id has a million characters": (1, lambda: [scored("rain", "x" * 1_000_000)]),
 }
 for name, (count, make) in DROPPED.items():
     fault(AREA, f"a source returns {name}", f"{KEPT}; the bad ones are counted, with the reason")(
@@ -167,6 +197,32 @@ def too_long() -> None:
         notes = (_record(response).lanes or [])[0].note or ""
         assert f"was cut to {MOST_CHARACTERS:,}" in notes
         writable(response)
+
+
+@fault(
+    AREA,
+    "a source returns a million spaces",
+    "they are counted in pieces, and answered within the budget",
+    slow=True,
+)
+def spaces() -> None:
+    """OpenAI's tokenizer raises on them."""
+    for response in asked([scored(" " * 1_000_000 + "rain"), scored(FINE)], max_output_size_in_tokens=500):
+        assert FINE in writable(response) or "It rains in Oslo." in writable(response)
+
+
+@fault(AREA, "a source's list ends midway with an error", "what it gave by then is answered, and the error is told")
+def ends_midway() -> None:
+    """A list may read its items from somewhere."""
+
+    class Ending(list[Any]):
+        def __iter__(self) -> Any:
+            yield from super().__iter__()
+            raise ConnectionResetError("the server is gone")
+
+    for response in asked(Ending([scored(FINE)])):
+        assert FINE in writable(response)
+        assert "the server is gone" in ((_record(response).lanes or [])[0].note or "")
 
 
 @fault(AREA, "a source returns 100,000 nodes", "as many as are wanted are kept, all are counted", slow=True)

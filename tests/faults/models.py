@@ -35,6 +35,9 @@ SOON = 0.8
 LONGER = 1.5
 """The deadline where calls have to be answered before the one that hangs."""
 
+MANY = 6.0
+"""The deadline where many requests have to reach the model before it."""
+
 LATE = 25.0
 """The deadline of requests that nothing hangs in; a Retry-After of 30 s is beyond it."""
 
@@ -319,10 +322,15 @@ def caller_leaves() -> None:
         assert all_threads_are_free(kb)
 
 
-@fault(AREA, "30 answers of one model hang at once", "another model answers meanwhile: each has a bulkhead of its own")
+@fault(
+    AREA,
+    "30 answers of one model hang at once",
+    "another model answers meanwhile: each has a bulkhead of its own",
+    slow=True,
+)
 def a_model_hangs_beside_another() -> None:
     with model(lambda _: Fault.hang()) as bad, model(SAID) as good:
-        stuck = base(bad, seconds=LONGER)
+        stuck = base(bad, seconds=MANY)
         threads = [threading.Thread(target=ask, args=(stuck,), daemon=True) for _ in range(30)]
         for thread in threads:
             thread.start()

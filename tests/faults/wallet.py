@@ -210,6 +210,22 @@ REQUESTS: Final[dict[str, tuple[dict[str, Any], str]]] = {
         },
         "filterAddOn",
     ),
+    "20,000 sources that it says something about": (
+        {
+            "messages": [{"content": "rain"}],
+            "knowledgeSourceParams": [{"knowledgeSourceName": f"s{number}"} for number in range(20_000)],
+        },
+        "knowledgeSourceParams",
+    ),
+    "a filter over 20,000 values": (
+        {
+            "messages": [{"content": "rain"}],
+            "knowledgeSourceParams": [
+                {"knowledgeSourceName": "s0", "filters": {"key": "a", "operator": "in", "value": list(range(20_000))}}
+            ],
+        },
+        "knowledgeSourceParams[s0].filters",
+    ),
     "a filter of 5,000 nested parentheses": (
         {
             "messages": [{"content": "rain"}],

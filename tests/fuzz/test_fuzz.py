@@ -13,6 +13,7 @@ FOUND: dict[str, tuple[str, ...]] = {
         "name eq '\ud800'",  # a lone surrogate, which no JSON text could be made of
         "[$or] eq 1",  # pydantic's error instead of ours
         "[_node_type] ne null",
+        "not (b in (1, 2))",  # written with two pairs of parentheses, and read back with one
     ),
     "plan": (
         '[{"query": "\udc81", "sources": ["d\udc81"]}]',  # TypeError while it streamed

@@ -87,6 +87,11 @@ SECRET = [
     "xoxb-SECRET-1234567",
     "SG.SECRETSECRET.abc",
     "Cookie: session=SECRET; b=SECRET",
+    "sr=x&SharedAccessSignature=SECRET",
+    "http://h/a?X-Amz-Signature=SECRET&x=1",
+    "sent Api-Key SECRET12aB",
+    "body: client_secret%3DSECRET",
+    'Model(api_key=SecretStr("SECRET"), x=1)',
     "cut off: {'api_key': 'SECRET",
     'cut off: token="SECRET',
 ]
