@@ -227,7 +227,11 @@ def it_answers_late() -> float:
 
 
 @fault(
-    "source", "one of two hangs, 20 async requests at once", "each by its deadline, status 206", deadline=MANY, slow=True
+    "source",
+    "one of two hangs, 20 async requests at once",
+    "each by its deadline, status 206",
+    deadline=MANY,
+    slow=True,
 )
 def one_hangs_among_many_requests() -> float:
     with MemoryRetriever(TEXTS, fault="hang") as hung:
