@@ -31,7 +31,6 @@ from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.schema._model import describe
 from llama_index_agentic_kb.schema.filters import (
     Condition,
-    FilterGroup,
     FilterLogic,
     FilterNode,
     FilterOperator,

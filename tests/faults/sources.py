@@ -288,7 +288,7 @@ def a_parent_hangs() -> None:
 
 @fault("source", "it raises", "the others' answer, status 206, its reason in words")
 def it_raises() -> None:
-    kb = base(KnowledgeSource("bad", retriever=MemoryRetriever(TEXTS, fault=RuntimeError("disk on fire"))), well())
+    kb = base(KnowledgeSource("bad", retriever=MemoryRetriever(TEXTS, fault=RuntimeError("disk on fire"))), well(), seconds=20)
     response = kb.retrieve("rain")
     assert_partial(response, "bad", Outcome.ERROR)
     assert response.missing[0].reason == "disk on fire"
@@ -300,7 +300,7 @@ def it_exits() -> None:
         def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
             raise SystemExit(3)
 
-    kb = base(KnowledgeSource("bad", retriever=Exiting(TEXTS)), well())
+    kb = base(KnowledgeSource("bad", retriever=Exiting(TEXTS)), well(), seconds=20)
     for ask in (_sync(kb), in_a_loop_without_ticks(kb)):
         assert_partial(ask(), "bad", Outcome.ERROR)
 

@@ -169,10 +169,10 @@ def test_a_thousand_sub_queries_are_read() -> None:
 )
 def test_hostile_replies_end(hostile: str) -> None:
     """No reply keeps the reader busy for long (a quadratic reader would need minutes for some of these)."""
-    started = time.monotonic()
+    started = time.thread_time()  # of the processor: a busy machine is not the reader's fault
     with contextlib.suppress(PlanningError):
         assert isinstance(read_proposals(hostile), list)
-    assert time.monotonic() - started < 20
+    assert time.thread_time() - started < 20
 
 
 JSON = st.recursive(
