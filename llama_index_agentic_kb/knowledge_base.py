@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any, Literal, Self, TypeAlias
 
@@ -314,6 +315,7 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         """
         if self.llm is not None:
             warm_up_llm(self.llm)
+            import_module("llama_index_agentic_kb.grounding.repair")  # what checks answers
         parse_odata("loaded eq true")
         run(self._warm_up_sources())
         return self

@@ -14,6 +14,7 @@ The pattern is httpx's ``auth_flow`` (a generator of requests, two short drivers
 """
 
 from llama_index_agentic_kb._flow.asynchronous import aiterate, arun
+from llama_index_agentic_kb._flow.emitted import emitting
 from llama_index_agentic_kb._flow.steps import (
     END,
     Call,
@@ -56,6 +57,7 @@ __all__ = [
     "collect",
     "deadline_after",
     "earliest",
+    "emitting",
     "gather",
     "iterate",
     "run",

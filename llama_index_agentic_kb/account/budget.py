@@ -70,6 +70,12 @@ class Budget:
         return self.deadline - min(LAST_SECONDS, LAST_SHARE * (self.deadline - self.started))
 
     @property
+    def check_deadline(self) -> float | None:
+        """``time.monotonic()`` at which an answer's check is given up: half of what is kept after the answer."""
+        answer = self.answer_deadline
+        return None if answer is None or self.deadline is None else (answer + self.deadline) / 2
+
+    @property
     def retrieval_deadline(self) -> float | None:
         """``time.monotonic()`` at which searching ends, so that the answer keeps its share."""
         longest = None if self.retrieval_seconds is None else self.started + self.retrieval_seconds

@@ -8,9 +8,22 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from enum import StrEnum
 from typing import Final
 
-__all__ = ["MarkerFilter", "cited_ids", "clean_markers"]
+__all__ = ["MarkerFilter", "Markers", "cited_ids", "clean_markers", "marker_spans"]
+
+
+class Markers(StrEnum):
+    """What becomes of an answer's reference markers."""
+
+    KEEP = "keep"
+    """They stay: the N of ``[ref_id:N]`` is the place of a passage in the evidence."""
+    RENUMBER = "renumber"
+    """They are numbered in order of appearance, and the evidence is put into the same order."""
+    STRIP = "strip"
+    """They are taken out; the ledger tells what was cited."""
+
 
 # Every repetition is bounded: a marker is never held back for long, nor searched for at length.
 _MARKER: Final = re.compile(
@@ -40,11 +53,15 @@ class MarkerFilter:
 
     Args:
         valid: The ids that a marker may name.
+        style: What becomes of those that may stay.
     """
 
-    def __init__(self, valid: Collection[int]) -> None:
+    def __init__(self, valid: Collection[int], style: Markers = Markers.KEEP) -> None:
         self.removed = 0
         """How many ids were removed so far; a marker that names none counts as one."""
+        self.cited: list[int] = []
+        """The valid ids that were named so far, each once, in order of appearance."""
+        self._style = style
         self._valid = frozenset(valid)
         self._held = ""
         self._given = ""
@@ -85,9 +102,13 @@ class MarkerFilter:
         ids = _read_ids(marker["ids"])
         valid = [number for number in ids if number in self._valid]
         self.removed += max(len(ids), 1) - len(valid)
-        if not valid:
+        named = list(dict.fromkeys(valid))
+        self.cited += [number for number in named if number not in self.cited]
+        if not named or self._style is Markers.STRIP:
             return ""
-        return marker["space"] + "".join(f"[ref_id:{number}]" for number in dict.fromkeys(valid))
+        if self._style is Markers.RENUMBER:
+            named = [self.cited.index(number) for number in named]
+        return marker["space"] + "".join(f"[ref_id:{number}]" for number in named)
 
 
 def clean_markers(text: str, valid: Collection[int]) -> tuple[str, int]:
@@ -104,6 +125,11 @@ def clean_markers(text: str, valid: Collection[int]) -> tuple[str, int]:
 def cited_ids(text: str) -> list[int]:
     """Give the ids that a text's markers name, each once, in order of first mention."""
     return list(dict.fromkeys(number for marker in _MARKER.finditer(text) for number in _read_ids(marker["ids"])))
+
+
+def marker_spans(text: str) -> list[tuple[int, int]]:
+    """Give where a text's markers stand, each with the spaces before it: (start, end), end exclusive."""
+    return [marker.span() for marker in _MARKER.finditer(text) if _read_ids(marker["ids"])]
 
 
 def _read_ids(inner: str) -> list[int]:

@@ -36,6 +36,7 @@ BLOCKS: Final = (
     "later_steps",
     "found",
     "searches",
+    "end_user",
 )
 """The names of the blocks of our prompts."""
 

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 from pydantic import Discriminator, Field, SerializerFunctionWrapHandler, Tag, model_serializer, model_validator
 
 from llama_index_agentic_kb.schema._model import Model
+from llama_index_agentic_kb.schema.answer import QueryClassification
 from llama_index_agentic_kb.schema.filters import FilterNode
 from llama_index_agentic_kb.schema.odata import to_odata
 from llama_index_agentic_kb.schema.plan import Finding
@@ -87,6 +88,10 @@ class ModelQueryPlanningActivity(ActivityRecord):
     """Whether it planned, read what a wave of searches had found, or looked for gaps at the end."""
     sub_queries: list[str] | None = None
     """The plan's queries, the original question included; a revision's new ones."""
+    classifications: list[QueryClassification] | None = None
+    """What the question is, as far as it was judged; None where it was not classified."""
+    labels: list[str] | None = None
+    """The user's own labels that fit the question, where any does."""
 
 
 class SearchArguments(Model):
@@ -235,6 +240,12 @@ class ModelAnswerSynthesisActivity(ActivityRecord):
     """Passages that did not fit the budget, or the model."""
     links_removed: int | None = Field(default=None, ge=0)
     """Links of the model's replies that led to no reference, and were taken out."""
+    grounding_score: float | None = Field(default=None, ge=0, le=1)
+    """The mean score of the answer's claims; None where none was checked."""
+    claims: int | None = Field(default=None, ge=0)
+    """Claims of the answer that were checked against the evidence."""
+    supported_claims: int | None = Field(default=None, ge=0)
+    """Those of them that it supports."""
 
 
 def _activity_tag(value: Any) -> str:

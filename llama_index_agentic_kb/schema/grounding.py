@@ -204,6 +204,11 @@ class GroundingLedger(Model):
             raise ValueError("conflicts.claim: there is no such claim")
         return self
 
+    @property
+    def cited(self) -> list[str]:
+        """The references that the answer's markers name, each once, in order of first mention."""
+        return list(dict.fromkeys(reference for claim in self.claims for reference in claim.cited))
+
     def check_spans(self, answer: str) -> None:
         """Check that each claim stands in the answer where its span says.
 

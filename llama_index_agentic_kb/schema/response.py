@@ -10,6 +10,8 @@ from pydantic import ConfigDict, Field
 from llama_index_agentic_kb import _html
 from llama_index_agentic_kb.schema._model import Model
 from llama_index_agentic_kb.schema.activity import AnyActivity, Outcome
+from llama_index_agentic_kb.schema.answer import SkippedReason
+from llama_index_agentic_kb.schema.grounding import GroundingLedger
 from llama_index_agentic_kb.schema.plan import QueryPlan
 from llama_index_agentic_kb.schema.request import Message
 
@@ -80,6 +82,16 @@ class RetrievalResponse(Model):
     references: list[Reference] = Field(default_factory=list)
     missing: list[MissingPart] = Field(default_factory=list)
     plan: QueryPlan | None = None
+    grounding: GroundingLedger | None = None
+    """What each claim of the answer rests on; None where there is no answer to check. Of an answer that is withheld, it
+    is the ledger of what was written."""
+    skipped_reasons: list[SkippedReason] = Field(default_factory=list)
+    """Why there is no answer, or none that is given. ``text`` is then what is said instead."""
+
+    @property
+    def skipped(self) -> bool:
+        """Whether there is no answer, or none that is given; ``skipped_reasons`` say why."""
+        return bool(self.skipped_reasons)
 
     @property
     def text(self) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Final
 
@@ -164,6 +164,8 @@ class AgenticSynthesizer(FlowSynthesizer):
         max_output_tokens: int | None = None,
         sources: Mapping[str, KnowledgeSource] | None = None,
         streaming: bool | None = None,
+        instructions: str = "",
+        aside: Callable[[Spotlight], str] | None = None,
         **response_kwargs: Any,
     ) -> Flow[Synthesis]:
         """Make the answer. When streaming, deltas of its text are emitted, which together are the text.
@@ -175,6 +177,8 @@ class AgenticSynthesizer(FlowSynthesizer):
             max_output_tokens: In place of the synthesizer's own.
             sources: By name: they know the fields of the nodes that name them.
             streaming: In place of the synthesizer's own.
+            instructions: The caller's own, on tone, form, language; they stand behind the template's, and rank below.
+            aside: Gives what the model may read beside the evidence and never cites, marked as data.
             response_kwargs: Further variables of the templates.
 
         Raises:
@@ -188,7 +192,8 @@ class AgenticSynthesizer(FlowSynthesizer):
             model=self.model,
             asker=self._asker,
             window=self._window(limit),
-            query=query.query_str,
+            query=query.query_str if aside is None else f"{query.query_str}\n\n{aside(spotlight)}",
+            instructions=instructions,
             passages=shown,
             spotlight=spotlight,
             addresses={one.url for one in shown if one.url} if self.links == "references" else None,

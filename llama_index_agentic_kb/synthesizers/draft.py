@@ -16,7 +16,7 @@ from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError,
 from llama_index_agentic_kb.grounding.answers import AnswerFilter, AnswerRules, CheckedText, clean_answer
 from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight
 from llama_index_agentic_kb.llm import CUT_SHORT, LanguageModel, Reply, Usage, count_tokens
-from llama_index_agentic_kb.prompts import Passage, format_passages
+from llama_index_agentic_kb.prompts import Passage, format_passages, with_instructions
 from llama_index_agentic_kb.synthesizers.passages import Packed
 from llama_index_agentic_kb.synthesizers.structured import ObjectAsker, read_object
 
@@ -60,6 +60,7 @@ class Draft:
         deadline: ``time.monotonic()`` by which the answer must be there; None waits.
         max_output_tokens: The answer's budget; None leaves it to the model.
         variables: Further variables of the templates.
+        instructions: The caller's own; none is empty.
         streaming: Whether deltas of the answer are emitted.
         output_cls: The object that is wanted; None wants text.
         asked_cls: The class that prompts must leave room to describe; None is ``output_cls``.
@@ -75,6 +76,7 @@ class Draft:
     deadline: float | None = None
     max_output_tokens: int | None = None
     variables: dict[str, Any] = field(default_factory=dict)
+    instructions: str = ""
     streaming: bool = False
     output_cls: type[BaseModel] | None = None
     asked_cls: type[BaseModel] | None = None
@@ -99,7 +101,7 @@ class Draft:
         """Fill a template in and add what the LLM itself adds to prompts, as core's ``LLM.predict`` does."""
         llm = self.model.llm
         given = {"query_str": self.query, **self.variables, **variables}
-        messages = template.format_messages(llm=llm, **given)
+        messages = with_instructions(template.format_messages(llm=llm, **given), self.instructions)
         if llm.output_parser is not None:
             messages = llm.output_parser.format_messages(messages)
         return llm._extend_messages(messages)  # noqa: SLF001 (core's own prompt assembly has no public name)

@@ -1,0 +1,187 @@
+"""Checks an answer against facts, by itself: what Google's ``groundingConfigs:check`` does, offline if you like."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from pydantic import Field
+
+from llama_index_agentic_kb._flow import Flow, arun, deadline_after, run
+from llama_index_agentic_kb.errors import InvalidRequestError
+from llama_index_agentic_kb.grounding.ledger import GroundingSource, ground
+from llama_index_agentic_kb.grounding.scorers import CITATION_THRESHOLD, ClaimScorer
+from llama_index_agentic_kb.schema._model import Model
+from llama_index_agentic_kb.schema.grounding import GroundedClaim, Span, Verdict
+
+__all__ = [
+    "MAX_ANSWER_TOKENS",
+    "MAX_FACTS",
+    "MAX_FACT_CHARACTERS",
+    "CheckedClaim",
+    "CitedFact",
+    "GroundingCheck",
+    "GroundingFact",
+    "acheck_grounding",
+    "check_grounding",
+    "checking",
+]
+
+MAX_FACTS: Final = 200
+MAX_FACT_CHARACTERS: Final = 10_000
+MAX_ANSWER_TOKENS: Final = 4_096
+"""Words and marks: as Google counts, a word or a full stop is one."""
+
+_TOKEN: Final = re.compile(r"\w+|[^\w\s]")
+
+
+class GroundingFact(Model):
+    """A fact that claims are held against."""
+
+    fact_text: str = Field(max_length=MAX_FACT_CHARACTERS)
+    attributes: dict[str, str] = Field(default_factory=dict)
+    """Part of what it says: with ``author`` "Wikipedia", "Wikipedia cites that ..." is grounded."""
+
+
+class CitedFact(Model):
+    """A stretch of a fact that a claim cites."""
+
+    source: int = Field(ge=0)
+    """Which of the facts, from 0."""
+    chunk_text: str
+    span: Span
+    """In the fact, in characters."""
+
+
+class CheckedClaim(Model):
+    """One claim of the answer."""
+
+    claim_text: str
+    span: Span
+    """In the answer, in characters; ``grounding.spans`` gives bytes."""
+    grounding_check_required: bool
+    citation_indices: list[int] = Field(default_factory=list)
+    """Which of ``cited_chunks`` support it."""
+    score: float | None = Field(default=None, ge=0, le=1)
+    verdict: Verdict = Verdict.NOT_CHECKABLE
+
+
+class GroundingCheck(Model):
+    """What came of a check."""
+
+    support_score: float | None = Field(default=None, ge=0, le=1)
+    """The mean over the claims that need a check; None without any."""
+    claims: list[CheckedClaim] = Field(default_factory=list)
+    cited_chunks: list[CitedFact] = Field(default_factory=list)
+    warnings: list[str] = Field(default_factory=list)
+
+
+FactLike = str | GroundingFact | Mapping[str, object]
+
+
+def check_grounding(
+    answer: str,
+    facts: Sequence[FactLike],
+    *,
+    scorer: ClaimScorer | None = None,
+    citation_threshold: float = CITATION_THRESHOLD,
+    timeout: float | None = 30.0,
+) -> GroundingCheck:
+    """Check how far facts support an answer.
+
+        check = check_grounding("Apollo 11 landed on 20 July 1969.", ["It landed on 1969-07-20: Apollo 11."])
+
+    Args:
+        answer: The answer, of 4,096 tokens at most (a word or a full stop is one).
+        facts: At most 200 of 10,000 characters at most each: texts, ``GroundingFact``s, or mappings of the latter's
+            fields.
+        scorer: None is ``LexicalScorer()``.
+        citation_threshold: Score from which a claim cites a fact, 0 to 1; default 0.6.
+        timeout: Seconds after which it is given up, with a warning and no scores; None waits. Default 30.
+
+    Returns:
+        The claims with their scores, and what they cite.
+
+    Raises:
+        InvalidRequestError: A limit is broken.
+    """
+    return run(checking(answer, facts, scorer, citation_threshold, deadline_after(timeout)))
+
+
+async def acheck_grounding(
+    answer: str,
+    facts: Sequence[FactLike],
+    *,
+    scorer: ClaimScorer | None = None,
+    citation_threshold: float = CITATION_THRESHOLD,
+    timeout: float | None = 30.0,  # noqa: ASYNC109 (a deadline of the whole check, as everywhere here)
+) -> GroundingCheck:
+    """Check how far facts support an answer; see ``check_grounding``."""
+    return await arun(checking(answer, facts, scorer, citation_threshold, deadline_after(timeout)))
+
+
+def checking(
+    answer: str,
+    facts: Sequence[FactLike],
+    scorer: ClaimScorer | None,
+    citation_threshold: float,
+    deadline: float | None,
+) -> Flow[GroundingCheck]:
+    """Check an answer, as a flow; see ``check_grounding``."""
+    given = _within_limits(answer, facts, citation_threshold)
+    sources = [
+        GroundingSource(str(number), str(number), fact.fact_text, attributes=fact.attributes)
+        for number, fact in enumerate(given)
+    ]
+    ledger = yield from ground(answer, sources, scorer, threshold=citation_threshold, deadline=deadline)
+    cited: list[CitedFact] = []
+    claims = [_checked(claim, cited, citation_threshold) for claim in ledger.claims]
+    return GroundingCheck(
+        support_score=ledger.grounding_score, claims=claims, cited_chunks=cited, warnings=ledger.warnings
+    )
+
+
+def _within_limits(answer: str, facts: Sequence[FactLike], threshold: float) -> list[GroundingFact]:
+    if not answer.strip():
+        raise InvalidRequestError("answer: is empty")
+    tokens = sum(1 for _ in _TOKEN.finditer(answer))
+    if tokens > MAX_ANSWER_TOKENS:
+        raise InvalidRequestError(f"answer: has {tokens} tokens, at most {MAX_ANSWER_TOKENS} are checked; shorten it")
+    if len(facts) > MAX_FACTS:
+        raise InvalidRequestError(f"facts: {len(facts)} given, at most {MAX_FACTS} are taken; leave some out")
+    if not 0 <= threshold <= 1:
+        raise InvalidRequestError(f"citation_threshold: must be from 0 to 1, got {threshold}")
+    for number, fact in enumerate(facts):
+        if isinstance(fact, str) and len(fact) > MAX_FACT_CHARACTERS:
+            raise InvalidRequestError(
+                f"facts[{number}]: has {len(fact)} characters, at most {MAX_FACT_CHARACTERS} are taken; cut it"
+            )
+    return [_fact(fact) for fact in facts]
+
+
+def _fact(fact: FactLike) -> GroundingFact:
+    if isinstance(fact, str):
+        return GroundingFact(fact_text=fact)
+    return fact if isinstance(fact, GroundingFact) else GroundingFact.parse(fact)
+
+
+def _checked(claim: GroundedClaim, cited: list[CitedFact], threshold: float) -> CheckedClaim:
+    """Give a claim as checked; what it cites is added to what others cite."""
+    indices = []
+    supports = claim.supports if claim.verdict is not Verdict.CONTRADICTED else []
+    for support in supports:
+        if support.score < threshold:
+            continue
+        fact = CitedFact(source=int(support.reference_id), chunk_text=support.quote, span=support.span)
+        if fact not in cited:
+            cited.append(fact)
+        indices.append(cited.index(fact))
+    return CheckedClaim(
+        claim_text=claim.text,
+        span=claim.span,
+        grounding_check_required=claim.check_required,
+        citation_indices=indices,
+        score=claim.score,
+        verdict=claim.verdict,
+    )

@@ -1,0 +1,129 @@
+"""An answer held against the nodes that it was made from: its ledger, its repair, its markers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from llama_index.core.schema import NodeWithScore
+
+from llama_index_agentic_kb._flow import Flow
+from llama_index_agentic_kb._text import one_line
+from llama_index_agentic_kb.grounding.citations import MarkerFilter, Markers
+from llama_index_agentic_kb.grounding.settings import Grounding
+from llama_index_agentic_kb.grounding.stripping import strip_markers
+from llama_index_agentic_kb.guard.spotlighting import Spotlighting
+from llama_index_agentic_kb.llm import LanguageModel
+from llama_index_agentic_kb.schema import Reference
+from llama_index_agentic_kb.schema.answer import SkippedReason
+from llama_index_agentic_kb.schema.grounding import GroundingLedger
+
+__all__ = ["GroundedText", "ground_text", "numbering"]
+
+# What documents' metadata call the day they are of; the first that is there counts.
+_DATES: Final = ("date", "published", "published_at", "publication_date", "last_modified_date", "creation_date")
+_LONGEST_DATE: Final = 40
+
+
+@dataclass(frozen=True, slots=True)
+class GroundedText:
+    """An answer with what its claims rest on.
+
+    Args:
+        text: The answer, repaired and with its markers as asked for.
+        ledger: Of this text.
+        skipped: Why it is withheld; empty where it is given.
+    """
+
+    text: str
+    ledger: GroundingLedger
+    skipped: list[SkippedReason] = field(default_factory=list)
+
+
+def numbering(text: str, count: int) -> list[int]:
+    """Give the order of references in which markers are numbered as they appear: those cited, then the others.
+
+    Args:
+        text: The answer, with markers.
+        count: How many references there are.
+    """
+    markers = MarkerFilter(range(count))
+    markers.feed(text)
+    markers.close()
+    return [*markers.cited, *(number for number in range(count) if number not in set(markers.cited))]
+
+
+def ground_text(
+    text: str,
+    nodes: Sequence[NodeWithScore],
+    references: Sequence[Reference],
+    settings: Grounding,
+    *,
+    model: LanguageModel | None = None,
+    spotlighting: Spotlighting | None = "delimit",
+    deadline: float | None = None,
+) -> Flow[GroundedText]:
+    """Hold an answer against its evidence, and repair it where that was asked for.
+
+    Args:
+        text: The answer; ``[ref_id:N]`` is the N-th node.
+        nodes: What it was made from, in the order of the markers.
+        references: Those that may be shown; what others say counts, and is not quoted.
+        settings: How.
+        model: Rewrites, where ``settings.repair`` says so.
+        spotlighting: How its prompts mark what was retrieved.
+        deadline: ``time.monotonic()`` by which it must be done.
+    """
+    from llama_index_agentic_kb.grounding.ledger import GroundingSource, ground  # noqa: PLC0415 (loads the scorers)
+    from llama_index_agentic_kb.grounding.repair import is_low_grounded, repair  # noqa: PLC0415 (same)
+
+    shown = {reference.id: reference for reference in references}
+    titles = {number: reference.title for number, reference in shown.items()}
+    sources = [
+        GroundingSource(
+            str(position),
+            node.node.node_id,
+            getattr(node.node, "text", None) or "",
+            title=titles.get(str(position), ""),
+            date=_date_of(node),
+        )
+        for position, node in enumerate(nodes)
+    ]
+    scorer, threshold = settings.scorer, settings.threshold
+    ledger = yield from ground(text, sources, scorer, threshold=threshold, deadline=deadline)
+    if settings.repair is not None:
+        repaired = yield from repair(
+            text,
+            ledger,
+            sources,
+            model=model if settings.repair == "rewrite" else None,
+            scorer=scorer,
+            spotlighting=spotlighting,
+            threshold=threshold,
+            deadline=deadline,
+        )
+        text, ledger = repaired.answer, repaired.ledger
+    low = settings.filtering is not None and is_low_grounded(ledger, settings.filtering)
+    if len(shown) < len(sources):
+        ledger = _only_shown(ledger, set(shown))
+    if settings.markers == Markers.STRIP:
+        text, ledger = strip_markers(text, ledger)
+    return GroundedText(text, ledger, [SkippedReason.LOW_GROUNDED_ANSWER] if low else [])
+
+
+def _only_shown(ledger: GroundingLedger, shown: set[str]) -> GroundingLedger:
+    """Leave out the words of references that the response does not show."""
+    claims = [
+        claim.model_copy(update={"supports": [one for one in claim.supports if one.reference_id in shown]})
+        for claim in ledger.claims
+    ]
+    conflicts = [one for one in ledger.conflicts if all(side.support.reference_id in shown for side in one.values)]
+    return ledger.model_copy(update={"claims": claims, "conflicts": conflicts})
+
+
+def _date_of(node: NodeWithScore) -> str | None:
+    """Give the day that a document's own metadata tell, as it is written there."""
+    told = (node.node.metadata.get(name) for name in _DATES)
+    date = next((value for value in told if value), None)
+    return None if date is None else one_line(str(date), _LONGEST_DATE)

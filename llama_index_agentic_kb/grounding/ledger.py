@@ -1,0 +1,238 @@
+"""The evidence ledger: each claim of an answer with the reference, the place and the words that support it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from llama_index_agentic_kb._flow import Flow
+from llama_index_agentic_kb._text import one_line, told_error
+from llama_index_agentic_kb.grounding.claims import Claim, split_claims
+from llama_index_agentic_kb.grounding.scorers import (
+    CITATION_THRESHOLD,
+    PARTIAL_THRESHOLD,
+    ClaimScore,
+    ClaimScorer,
+    Evidence,
+    LexicalScorer,
+    Premise,
+    Rival,
+)
+from llama_index_agentic_kb.schema.grounding import (
+    ClaimFlag,
+    Conflict,
+    ConflictingValue,
+    GroundedClaim,
+    GroundingLedger,
+    Span,
+    Support,
+    Verdict,
+)
+
+__all__ = ["GroundingSource", "ground", "grounding_score"]
+
+_SURE_RIVAL: Final = 0.5
+"""Strength from which what another source says is a conflict."""
+
+
+@dataclass(frozen=True, slots=True)
+class GroundingSource:
+    """A reference that claims are held against.
+
+    Args:
+        reference_id: The N of ``[ref_id:N]``, as in ``Reference.id``.
+        node_id: The node's id.
+        text: The node's text; spans are of it.
+        title: The document's title; part of what it says.
+        attributes: Further facts of the document; part of what it says.
+        date: When it was written, where known; told with conflicts.
+    """
+
+    reference_id: str
+    node_id: str
+    text: str
+    title: str = ""
+    attributes: Mapping[str, str] = field(default_factory=dict)
+    date: str | None = None
+
+
+def ground(
+    answer: str,
+    sources: Sequence[GroundingSource],
+    scorer: ClaimScorer | None = None,
+    *,
+    threshold: float = CITATION_THRESHOLD,
+    deadline: float | None = None,
+) -> Flow[GroundingLedger]:
+    """Hold each claim of an answer against its references.
+
+    The answer is never lost to its check: where the scorer fails or is late, the ledger has the claims without scores,
+    flagged ``notScored``, and a warning.
+
+    Args:
+        answer: The answer, with its reference markers.
+        sources: The references.
+        scorer: None is ``LexicalScorer()``: offline, nothing downloaded.
+        threshold: Score from which a reference supports a claim, 0 to 1; Google's ``citationThreshold``.
+        deadline: ``time.monotonic()`` at which the check is given up; None waits.
+
+    Returns:
+        The ledger, its claims in the answer's order.
+    """
+    scorer = scorer or LexicalScorer()
+    claims = split_claims(answer)
+    asked = [claim for claim in claims if claim.check_required]
+    warnings: list[str] = []
+    scores: list[ClaimScore] = []
+    if asked and sources:
+        premises = [Premise(source.text, source.title, source.attributes) for source in sources]
+        try:
+            scores = yield from scorer.score(asked, premises, deadline=deadline)
+        except Exception as error:  # noqa: BLE001 (whatever a user's scorer raises: the answer stands without it)
+            warnings.append(f"the answer's claims were not checked: {one_line(told_error(error))}")
+    elif asked:
+        scores = [ClaimScore(0.0, Verdict.UNSUPPORTED) for _ in asked]
+    return _ledger(claims, scores, sources, scorer.name, threshold, warnings)
+
+
+def grounding_score(claims: Sequence[GroundedClaim]) -> float | None:
+    """Give the mean score over the claims that need a check and got one; None without any.
+
+    So Google's ``groundingScore`` fits its examples (0.54 where 1 of 2 claims is grounded).
+    """
+    scores = [claim.score for claim in claims if claim.check_required and claim.score is not None]
+    return sum(scores) / len(scores) if scores else None
+
+
+def _ledger(
+    claims: Sequence[Claim],
+    scores: Sequence[ClaimScore],
+    sources: Sequence[GroundingSource],
+    name: str,
+    threshold: float,
+    warnings: list[str],
+) -> GroundingLedger:
+    remaining = iter(scores)
+    grounded: list[GroundedClaim] = []
+    conflicts: list[Conflict] = []
+    for number, claim in enumerate(claims):
+        if not claim.check_required:
+            grounded.append(_entry(claim, check_required=False))
+            continue
+        score = next(remaining, None)
+        if score is None or score.score is None:
+            grounded.append(_entry(claim, flags=[ClaimFlag.NOT_SCORED]))
+            continue
+        entry = _judged(claim, score, sources, threshold)
+        grounded.append(entry)
+        if entry.verdict is Verdict.SUPPORTED and entry.supports:
+            found = _conflicts(number, score, entry.supports[0], sources)
+            conflicts += found
+            entry.flags += [ClaimFlag.CONFLICTING_SOURCES] if found else []
+    return GroundingLedger(
+        claims=grounded,
+        grounding_score=grounding_score(grounded),
+        scorer=name,
+        conflicts=conflicts,
+        warnings=warnings,
+    )
+
+
+def _entry(claim: Claim, *, check_required: bool = True, flags: Sequence[ClaimFlag] = ()) -> GroundedClaim:
+    return GroundedClaim(
+        text=claim.text,
+        span=claim.span,
+        check_required=check_required,
+        cited=[str(number) for number in claim.cited],
+        flags=list(flags),
+    )
+
+
+def _judged(claim: Claim, score: ClaimScore, sources: Sequence[GroundingSource], threshold: float) -> GroundedClaim:
+    least = min(threshold, PARTIAL_THRESHOLD)
+    told = score.verdict in (Verdict.SUPPORTED, Verdict.PARTIALLY_SUPPORTED)
+    evidence = [one for one in score.evidence if one.score >= least] if told else _against(score)
+    supports = [support for one in evidence for support in _supports(one, sources[one.premise])]
+    supporting = {sources[one.premise].reference_id for one in score.evidence if one.score >= threshold}
+    cited = [str(number) for number in claim.cited]
+    wrong = [reference for reference in cited if reference not in supporting] if supporting else []
+    flags = []
+    if wrong:
+        flags.append(ClaimFlag.MISATTRIBUTED)
+    if supporting and not cited:
+        flags.append(ClaimFlag.UNCITED)
+    if cited and not supporting:
+        flags.append(ClaimFlag.CITED_WITHOUT_SUPPORT)
+    return GroundedClaim(
+        text=claim.text,
+        span=claim.span,
+        verdict=score.verdict,
+        score=score.score,
+        supports=supports,
+        cited=cited,
+        flags=flags,
+        misattributed=wrong,
+    )
+
+
+def _against(score: ClaimScore) -> list[Evidence]:
+    """Give what contradicts a claim; of an unsupported one there is nothing to show."""
+    if score.verdict is not Verdict.CONTRADICTED:
+        return []
+    rivals = {rival.premise for rival in score.rivals}
+    return [one for one in score.evidence if one.premise in rivals or not rivals]
+
+
+def _supports(evidence: Evidence, source: GroundingSource) -> list[Support]:
+    return [_support(span, source, evidence.score) for span in _merged(evidence.spans, source.text)]
+
+
+def _support(span: Span, source: GroundingSource, score: float) -> Support:
+    return Support(
+        reference_id=source.reference_id,
+        node_id=source.node_id,
+        span=span,
+        quote=span.of(source.text),
+        score=min(1.0, max(0.0, score)),
+    )
+
+
+def _merged(spans: Sequence[Span], text: str) -> list[Span]:
+    """Join stretches with nothing but space between them, in the text's order."""
+    merged: list[Span] = []
+    for span in sorted(spans, key=lambda one: one.start):
+        if merged and not text[merged[-1].end : span.start].strip():
+            merged[-1] = Span(start=merged[-1].start, end=max(merged[-1].end, span.end))
+        else:
+            merged.append(span)
+    return merged
+
+
+def _conflicts(number: int, score: ClaimScore, support: Support, sources: Sequence[GroundingSource]) -> list[Conflict]:
+    """Give what other references say otherwise than the one that supports a claim."""
+    by_reference = {source.reference_id: source for source in sources}
+    found: dict[tuple[str, str], Conflict] = {}
+    for rival in score.rivals:
+        source = sources[rival.premise]
+        if source.reference_id == support.reference_id or rival.strength < _SURE_RIVAL:
+            continue
+        own = ConflictingValue(
+            value=one_line(rival.claimed), support=support, date=by_reference[support.reference_id].date
+        )
+        other = ConflictingValue(
+            value=one_line(rival.told),
+            support=_support(_quoted(rival, score), source, rival.strength),
+            date=source.date,
+        )
+        found.setdefault(
+            (source.reference_id, rival.kind), Conflict(claim=number, kind=rival.kind, values=[own, other])
+        )
+    return list(found.values())
+
+
+def _quoted(rival: Rival, score: ClaimScore) -> Span:
+    """Give the sentence that a rival stands in, where the evidence tells it."""
+    spans = [span for one in score.evidence if one.premise == rival.premise for span in one.spans]
+    around = (span for span in spans if span.start <= rival.span.start and rival.span.end <= span.end)
+    return next(around, rival.span)

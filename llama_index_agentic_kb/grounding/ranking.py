@@ -1,0 +1,214 @@
+"""Ranks records for a query, by itself: what Google's ``rankingConfigs:rank`` does, offline if you like."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Final, Self
+
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
+from llama_index.core.schema import NodeWithScore, TextNode
+from pydantic import Field, model_validator
+
+from llama_index_agentic_kb._flow import Call, Flow, arun, deadline_after, run
+from llama_index_agentic_kb.errors import InvalidRequestError
+from llama_index_agentic_kb.schema._model import Model
+from llama_index_agentic_kb.search.calibration import HIGHEST
+from llama_index_agentic_kb.search.rerank import Reranked, Reranker, as_reranker
+from llama_index_agentic_kb.search.tokenizing import Analyzer
+
+__all__ = ["MAX_RECORDS", "RankedRecord", "RankingRecord", "arank", "rank", "ranking"]
+
+MAX_RECORDS: Final = 200
+_K1: Final = 1.2
+_B: Final = 0.75
+"""BM25's usual parameters (Robertson and Zaragoza 2009)."""
+
+
+class RankingRecord(Model):
+    """What is ranked; at least one of title and content."""
+
+    id: str = ""
+    title: str = ""
+    content: str = ""
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if not (self.title.strip() or self.content.strip()):
+            raise ValueError("record: needs a title or a content")
+        return self
+
+    @property
+    def text(self) -> str:
+        """Title and content."""
+        return f"{self.title}\n{self.content}".strip()
+
+
+class RankedRecord(RankingRecord):
+    """A record with its score."""
+
+    score: float = Field(ge=0, le=1, allow_inf_nan=False)
+
+
+RecordLike = str | RankingRecord | Mapping[str, object]
+Ranks = Reranker | BaseNodePostprocessor | BaseEmbedding
+
+
+def rank(
+    query: str,
+    records: Sequence[RecordLike],
+    *,
+    top_n: int | None = None,
+    ranker: Ranks | None = None,
+    timeout: float | None = 30.0,
+) -> list[RankedRecord]:
+    """Rank records for a query.
+
+        rank("tall rocket", ["Saturn V was a tall rocket.", "A small cat."])
+
+    Args:
+        query: What they should answer.
+        records: At most 200: texts, ``RankingRecord``s, or mappings of the latter's fields.
+        top_n: How many are given back; None gives all.
+        ranker: A reranker or any LlamaIndex node postprocessor that reranks (their scores go through the calibration
+            that is known for them; without one, through the logistic function where they are not from 0 to 1), or an
+            embedding model (cosine similarity, below 0 as 0). None is BM25 over the records given, divided by the
+            highest score that a record could get for the query: offline.
+        timeout: Seconds after which it is given up; None waits. Default 30.
+
+    Returns:
+        The records with scores from 0 to 1, best first; equal ones in the given order.
+
+    Raises:
+        InvalidRequestError: The query is empty, a record says nothing, or there are too many.
+        RetrievalError: The ranker gave something unusable.
+        DeadlineExceededError: It was late.
+    """
+    return run(ranking(query, records, top_n=top_n, ranker=ranker, deadline=deadline_after(timeout)))
+
+
+async def arank(
+    query: str,
+    records: Sequence[RecordLike],
+    *,
+    top_n: int | None = None,
+    ranker: Ranks | None = None,
+    timeout: float | None = 30.0,  # noqa: ASYNC109 (a deadline of the whole ranking, as everywhere here)
+) -> list[RankedRecord]:
+    """Rank records for a query; see ``rank``."""
+    return await arun(ranking(query, records, top_n=top_n, ranker=ranker, deadline=deadline_after(timeout)))
+
+
+def ranking(
+    query: str,
+    records: Sequence[RecordLike],
+    *,
+    top_n: int | None = None,
+    ranker: Ranks | None = None,
+    deadline: float | None = None,
+) -> Flow[list[RankedRecord]]:
+    """Rank records, as a flow; see ``rank``."""
+    given = _within_limits(query, records, top_n)
+    if not given:
+        return []
+    if isinstance(ranker, BaseEmbedding):
+        scores = yield from _by_vectors(query, given, ranker, deadline)
+    elif ranker is not None:
+        scores = yield from _by_reranker(query, given, ranker, deadline)
+    else:
+        work = partial(_by_words, query, [record.text for record in given])
+        scores = yield Call(sync=work, deadline=deadline, what="ranking")
+    ranked = sorted(scores, key=lambda position: (-scores[position], position))
+    return [RankedRecord(**dict(given[position]), score=scores[position]) for position in ranked[:top_n]]
+
+
+def _within_limits(query: str, records: Sequence[RecordLike], top_n: int | None) -> list[RankingRecord]:
+    if not query.strip():
+        raise InvalidRequestError("query: is empty")
+    if len(records) > MAX_RECORDS:
+        raise InvalidRequestError(f"records: {len(records)} given, at most {MAX_RECORDS} are ranked; leave some out")
+    if top_n is not None and top_n < 1:
+        raise InvalidRequestError(f"top_n: must be at least 1, got {top_n}")
+    return [_record(record) for record in records]
+
+
+def _record(record: RecordLike) -> RankingRecord:
+    if isinstance(record, RankingRecord):
+        return record
+    return RankingRecord.parse({"content": record} if isinstance(record, str) else record)
+
+
+def _by_words(query: str, texts: Sequence[str]) -> dict[int, float]:
+    """Score texts by BM25, as a share of the highest score that there could be."""
+    analyzer = Analyzer()
+    analyzed = [analyzer.document(text) for text in texts]
+    documents = [Counter(terms.split()) for _, terms in analyzed]
+    wanted = analyzer.query(query, dict.fromkeys(language for language, _ in analyzed))
+    mean = sum(document.total() for document in documents) / len(documents) or 1.0
+    weights = []
+    for terms in wanted:
+        holders = sum(any(term in document for term in terms) for document in documents)
+        weights.append(math.log(1 + (len(documents) - holders + 0.5) / (holders + 0.5)))
+    highest = sum(weights) * (_K1 + 1)
+    if not highest:
+        return dict.fromkeys(range(len(texts)), 0.0)
+    scores = {}
+    for position, document in enumerate(documents):
+        length = _K1 * (1 - _B + _B * document.total() / mean)
+        total = 0.0
+        for terms, weight in zip(wanted, weights, strict=True):
+            often = max((document[term] for term in terms), default=0)
+            total += weight * often * (_K1 + 1) / (often + length) if often else 0.0
+        scores[position] = min(1.0, total / highest)
+    return scores
+
+
+def _by_vectors(
+    query: str, records: Sequence[RankingRecord], model: BaseEmbedding, deadline: float | None
+) -> Flow[dict[int, float]]:
+    texts = [record.text for record in records]
+    asked = yield Call(
+        sync=partial(model.get_query_embedding, query),
+        native=partial(model.aget_query_embedding, query),
+        deadline=deadline,
+        what="embedding model",
+    )
+    told = yield Call(
+        sync=partial(model.get_text_embedding_batch, texts),
+        native=partial(model.aget_text_embedding_batch, texts),
+        deadline=deadline,
+        what="embedding model",
+    )
+    return {position: _cosine(asked, vector) for position, vector in enumerate(told)}
+
+
+def _cosine(one: Sequence[float], other: Sequence[float]) -> float:
+    length = math.hypot(*one) * math.hypot(*other)
+    cosine = sum(map(operator.mul, one, other)) / length if length else 0.0
+    return min(1.0, max(0.0, cosine)) if math.isfinite(cosine) else 0.0
+
+
+def _by_reranker(
+    query: str, records: Sequence[RankingRecord], ranker: Reranker | BaseNodePostprocessor, deadline: float | None
+) -> Flow[dict[int, float]]:
+    reranker = as_reranker(ranker)
+    assert reranker is not None
+    nodes = [
+        NodeWithScore(node=TextNode(text=record.text, id_=f"record {position}"), score=None)
+        for position, record in enumerate(records)
+    ]
+    ranked: list[Reranked] = yield from reranker.rank(query, nodes, deadline=deadline)
+    return {one.position: _share(one, place, len(ranked)) for place, one in enumerate(ranked)}
+
+
+def _share(one: Reranked, place: int, count: int) -> float:
+    """Give a reranker's score as one from 0 to 1; its order, where it gave none."""
+    if one.score is not None:
+        return min(1.0, max(0.0, one.score / HIGHEST))
+    if one.raw is None:
+        return 1.0 - place / count
+    return one.raw if 0 <= one.raw <= 1 else 1 / (1 + math.exp(-max(-60.0, min(60.0, one.raw))))

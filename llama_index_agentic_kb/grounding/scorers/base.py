@@ -1,0 +1,134 @@
+"""What scores claims against passages: one protocol for language models, classifiers, and alignment without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final, Protocol, runtime_checkable
+
+from llama_index_agentic_kb._flow import Flow
+from llama_index_agentic_kb.grounding.claims import Claim
+from llama_index_agentic_kb.schema.answer_claims import CITATION_THRESHOLD
+from llama_index_agentic_kb.schema.grounding import ConflictKind, Span, Verdict
+
+__all__ = [
+    "CITATION_THRESHOLD",
+    "PARTIAL_THRESHOLD",
+    "ClaimScore",
+    "ClaimScorer",
+    "Evidence",
+    "Premise",
+    "Rival",
+    "verdict_of",
+]
+
+PARTIAL_THRESHOLD: Final = 0.35
+"""Score from which it supports a part of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Premise:
+    """A passage that claims are held against.
+
+    Args:
+        text: What it says.
+        title: What it is about; part of what it says.
+        attributes: Further facts of it ("author": "Wikipedia"); part of what it says.
+    """
+
+    text: str
+    title: str = ""
+    attributes: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """What one passage says of a claim.
+
+    Args:
+        premise: Which passage, by its position.
+        score: How far it alone supports the claim, 0 to 1.
+        spans: The sentences that say so, in the passage's text, best first; empty where the scorer can't tell.
+    """
+
+    premise: int
+    score: float
+    spans: tuple[Span, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Rival:
+    """What a passage says in the place of what the claim says.
+
+    Args:
+        kind: What differs.
+        claimed: The claim's words.
+        told: The passage's words.
+        premise: Which passage, by its position.
+        span: Where ``told`` stands, in the passage's text.
+        strength: How surely it is of the same, 0 to 1.
+    """
+
+    kind: ConflictKind
+    claimed: str
+    told: str
+    premise: int
+    span: Span
+    strength: float = 1.0
+
+
+@dataclass(slots=True)
+class ClaimScore:
+    """What came of scoring one claim.
+
+    Args:
+        score: How far the passages together support it, 0 to 1; None where the scorer could not judge it.
+        verdict: What that means.
+        evidence: By passage, best first; passages that say nothing of it may be left out.
+        rivals: What passages say otherwise.
+    """
+
+    score: float | None
+    verdict: Verdict
+    evidence: list[Evidence] = field(default_factory=list)
+    rivals: list[Rival] = field(default_factory=list)
+
+
+@runtime_checkable
+class ClaimScorer(Protocol):
+    """Scores claims against passages."""
+
+    name: str
+
+    def score(
+        self, claims: Sequence[Claim], premises: Sequence[Premise], *, deadline: float | None = None
+    ) -> Flow[list[ClaimScore]]:
+        """Score claims, all at once.
+
+        Args:
+            claims: Each needs a check.
+            premises: The passages.
+            deadline: ``time.monotonic()`` at which it is given up; None waits.
+
+        Returns:
+            One score for each claim, in order.
+
+        Raises:
+            DeadlineExceededError: It was late.
+            AgenticKBError: It failed.
+        """
+        ...
+
+
+def verdict_of(score: float, *, contradicted: bool = False) -> Verdict:
+    """Give what a score means.
+
+    Args:
+        score: 0 to 1.
+        contradicted: Whether a passage says otherwise.
+    """
+    if score >= CITATION_THRESHOLD:
+        return Verdict.SUPPORTED
+    if contradicted:
+        return Verdict.CONTRADICTED
+    return Verdict.PARTIALLY_SUPPORTED if score >= PARTIAL_THRESHOLD else Verdict.UNSUPPORTED

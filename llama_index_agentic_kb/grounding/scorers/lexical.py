@@ -1,0 +1,224 @@
+"""The scorer without a model: words are aligned, and numbers, dates, names and negation must agree."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from functools import partial
+from typing import Final
+
+from llama_index_agentic_kb._flow import Call, Flow
+from llama_index_agentic_kb.grounding.alignment.analysis import Analysis, Item, analyze, join
+from llama_index_agentic_kb.grounding.alignment.pairing import Pairing, pair
+from llama_index_agentic_kb.grounding.alignment.vocabulary import concept_of
+from llama_index_agentic_kb.grounding.claims import Claim
+from llama_index_agentic_kb.grounding.scorers.base import ClaimScore, Evidence, Premise, Rival, verdict_of
+from llama_index_agentic_kb.schema.grounding import ConflictKind, Span
+
+__all__ = ["LexicalScorer", "bearing_spans", "nearest_premises"]
+
+_MOST_PASSAGES: Final = 4
+"""Passages that a claim is aligned with: those that have most of its words."""
+_WORTHWHILE: Final = 0.65
+"""Share of the best passage's words that another must have to be aligned with as well."""
+_WHOLE: Final = 0.85
+"""Coverage from which no second passage is looked for."""
+_SAME_MATTER: Final = 0.55
+"""Coverage from which a passage speaks of the same as the claim, so that what differs contradicts it."""
+MAX_CHARACTERS: Final = 50_000
+"""Characters of a passage that claims are held against; what stands behind them is not read."""
+_TELLING: Final = 60
+"""Words from which a passage's own language is believed."""
+_SMOOTHING: Final = 4.0
+_KINDS: Final = {"number": ConflictKind.NUMBER, "date": ConflictKind.DATE, "name": ConflictKind.NAME}
+
+
+class LexicalScorer:
+    """Scores claims by alignment, offline and without a download; the same claims always get the same scores.
+
+    It reads what a sentence says by its words: paraphrases that share none are beyond it. English is served best; other
+    languages have stemming, numbers, dates and negation, and fewer names and synonyms. Of each passage the first 50,000
+    characters are read.
+
+    Args:
+        passages: Passages that each claim is aligned with, those with most of its words; default 4.
+    """
+
+    name = "lexical"
+
+    def __init__(self, *, passages: int = _MOST_PASSAGES) -> None:
+        self.passages = passages
+
+    def score(
+        self, claims: Sequence[Claim], premises: Sequence[Premise], *, deadline: float | None = None
+    ) -> Flow[list[ClaimScore]]:
+        """Score claims on a thread; see ``ClaimScorer``."""
+        work = partial(self.judge, [claim.plain for claim in claims], premises)
+        scores: list[ClaimScore] = yield Call(sync=work, deadline=deadline, what=f"scorer {self.name}")
+        return scores
+
+    def judge(self, claims: Sequence[str], premises: Sequence[Premise]) -> list[ClaimScore]:
+        """Score claims here and now."""
+        sources = analyzed(premises)
+        corpus = _Corpus(sources)
+        return [self._judge(claim, sources, corpus) for claim in claims]
+
+    def _judge(self, text: str, sources: Sequence[Analysis], corpus: _Corpus) -> ClaimScore:
+        claims = {language: analyze(text, "", language) for language in corpus.languages}
+        chosen = corpus.nearest(claims, self.passages)
+        pairings = {
+            number: pair(claims[sources[number].language], sources[number], corpus.weights, corpus.default)
+            for number in chosen
+        }
+        ranked = sorted(pairings, key=lambda number: (-pairings[number].score, number))
+        if not ranked:
+            return ClaimScore(0.0, verdict_of(0.0))
+        evidence = [_evidence(number, pairings[number], sources[number]) for number in ranked]
+        best = pairings[ranked[0]]
+        together = self._together(claims, sources, ranked, pairings, corpus)
+        score = best.score
+        if together is not None and together[0] > score:
+            score, evidence = together
+        rivals = [rival for number in ranked for rival in _rivals(text, number, pairings[number], sources[number])]
+        return ClaimScore(score, verdict_of(score, contradicted=bool(rivals)), evidence, rivals)
+
+    def _together(
+        self,
+        claims: dict[str, Analysis],
+        sources: Sequence[Analysis],
+        ranked: Sequence[int],
+        pairings: dict[int, Pairing],
+        corpus: _Corpus,
+    ) -> tuple[float, list[Evidence]] | None:
+        """Score a claim against its two best passages as one, where neither has all of it."""
+        first = ranked[0]
+        others = [number for number in ranked[1:] if sources[number].language == sources[first].language]
+        if not others or pairings[first].coverage >= _WHOLE:
+            return None
+        second = max(others, key=lambda number: pairings[number].coverage)
+        joined = join([sources[first], sources[second]])
+        both = pair(claims[joined.language], joined, corpus.weights, corpus.default)
+        split = len(sources[first].sentences)
+        parts = {
+            first: [sentence for sentence in both.sentences if sentence < split],
+            second: [sentence - split for sentence in both.sentences if sentence >= split],
+        }
+        evidence = [
+            Evidence(number, both.score, _spans(sources[number], sentences))
+            for number, sentences in parts.items()
+            if sentences
+        ]
+        return both.score, evidence
+
+
+def analyzed(premises: Sequence[Premise]) -> list[Analysis]:
+    """Take passages apart; a short one, whose language shows little, is taken to be in that of the others."""
+    sources = [_analyzed(premise) for premise in premises]
+    if not sources:
+        return []
+    common = Counter(source.language for source in sources).most_common(1)[0][0]
+    return [
+        source if source.language == common or len(source.tokens) >= _TELLING else _analyzed(premise, common)
+        for premise, source in zip(premises, sources, strict=True)
+    ]
+
+
+def _analyzed(premise: Premise, language: str | None = None) -> Analysis:
+    return analyze(premise.text[:MAX_CHARACTERS], _about(premise), language)
+
+
+def bearing_spans(claim: str, premise: Premise) -> tuple[Span, ...]:
+    """Give the sentences of a passage that have most of a claim's words, best first."""
+    source = _analyzed(premise)
+    corpus = _Corpus([source])
+    return _spans(source, pair(analyze(claim, "", source.language), source, corpus.weights, corpus.default).sentences)
+
+
+def nearest_premises(claims: Sequence[str], premises: Sequence[Premise], most: int) -> list[list[int]]:
+    """Give, for each claim, the passages that have most of its words."""
+    if len(premises) <= most:
+        return [list(range(len(premises))) for _ in claims]
+    corpus = _Corpus(analyzed(premises))
+    return [
+        corpus.nearest({language: analyze(claim, "", language) for language in corpus.languages}, most)
+        for claim in claims
+    ]
+
+
+class _Corpus:
+    """What the passages of a call have in common: which words are rare, and where they stand."""
+
+    def __init__(self, sources: Sequence[Analysis]) -> None:
+        self._sources = sources
+        self.languages = tuple(dict.fromkeys(source.language for source in sources))
+        counts: Counter[str] = Counter()
+        self._holders: dict[str, set[int]] = {}
+        self._conceptual: dict[int, set[int]] = {}
+        for number, source in enumerate(sources):
+            for stem, places in source.places.items():
+                counts[stem] += len({source.tokens[place].sentence for place in places})
+                self._holders.setdefault(stem, set()).add(number)
+            for stem in source.topic:
+                self._holders.setdefault(stem, set()).add(number)
+            for concept in source.concepts:
+                self._conceptual.setdefault(concept, set()).add(number)
+        total = sum(len(source.sentences) for source in sources) + _SMOOTHING
+        # Karen Spärck Jones's inverse document frequency, over sentences.
+        self.weights = {stem: math.log(1 + total / (count + 1)) for stem, count in counts.items()}
+        self.default = math.log(1 + total)
+
+    def nearest(self, claims: dict[str, Analysis], most: int) -> list[int]:
+        """Give the passages that have most of a claim's words, by weight."""
+        held: Counter[int] = Counter()
+        for language, claim in claims.items():
+            for stem in {token.stem for token in claim.tokens if token.content}:
+                weight = self.weights.get(stem, self.default)
+                holders = self._holders.get(stem) or set().union(
+                    *(self._conceptual.get(concept, ()) for concept in concept_of(stem))
+                )
+                for number in holders:
+                    if self._sources[number].language == language:
+                        held[number] += weight  # type: ignore[assignment]  # weights are no whole numbers
+        best = held.most_common(most)
+        if not best:
+            return list(range(min(most, len(self._sources))))
+        return [number for number, weight in best if weight >= _WORTHWHILE * best[0][1]]
+
+
+def _about(premise: Premise) -> str:
+    return " ".join([premise.title, *(f"{value}" for value in premise.attributes.values())]).strip()
+
+
+def _evidence(number: int, pairing: Pairing, source: Analysis) -> Evidence:
+    return Evidence(number, pairing.score, _spans(source, pairing.sentences))
+
+
+def _spans(source: Analysis, sentences: Sequence[int]) -> tuple[Span, ...]:
+    return tuple(Span(start=start, end=end) for start, end in (source.sentences[number] for number in sentences))
+
+
+def _rivals(text: str, number: int, pairing: Pairing, source: Analysis) -> list[Rival]:
+    """Give what a passage that speaks of the same says otherwise."""
+    if pairing.coverage < _SAME_MATTER or not pairing.sentences:
+        return []
+    found = []
+    if pairing.polarity == 0.0:
+        start, end = source.sentences[pairing.sentences[0]]
+        span = Span(start=start, end=end)
+        found.append(Rival(ConflictKind.POLARITY, text, source.text[start:end], number, span, pairing.coverage))
+    for slot in pairing.slots:
+        if slot.rival is not None and slot.score < 1 - _SAME_MATTER:
+            span = _item_span(slot.rival, source)
+            claimed = " ".join(slot.item.words)
+            if slot.item.fact is not None:
+                claimed = text[slot.item.fact.start : slot.item.fact.end]
+            strength = pairing.coverage * (1 - slot.score)
+            found.append(Rival(_KINDS[slot.item.kind], claimed, span.of(source.text), number, span, strength))
+    return found
+
+
+def _item_span(item: Item, source: Analysis) -> Span:
+    if item.fact is not None:
+        return Span(start=item.fact.start, end=item.fact.end)
+    return Span(start=source.tokens[item.first].start, end=source.tokens[item.last].end)

@@ -1,0 +1,85 @@
+"""How answers are held against their evidence."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final, Literal
+
+from llama_index_agentic_kb.errors import ConfigurationError
+from llama_index_agentic_kb.grounding.citations import Markers
+from llama_index_agentic_kb.schema.answer_claims import CITATION_THRESHOLD
+from llama_index_agentic_kb.schema.answer_query import FilteringLevel
+
+if TYPE_CHECKING:  # the scorers load when an answer is checked
+    from llama_index_agentic_kb.grounding.scorers import ClaimScorer
+
+__all__ = ["Grounding", "as_grounding"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grounding:
+    """How an answer is held against its evidence, and what becomes of what it does not bear out.
+
+    Args:
+        scorer: Judges claims; None is ``LexicalScorer()``: offline, no model, nothing downloaded.
+        threshold: Score, 0 to 1, from which a reference supports a claim; Google's ``citationThreshold``. Default 0.6.
+        repair: What becomes of unsupported and contradicted claims: None leaves them (the ledger tells of them),
+            "drop" takes them out, "rewrite" has the language model correct each once against its evidence and drops
+            what is still not supported.
+        filtering: Withholds an answer that is grounded too badly: "low" below a score of 0.4, "high" below 0.7. None
+            (default) withholds none.
+        markers: What becomes of ``[ref_id:N]``: "keep" (default), "renumber" in order of appearance (the source nodes
+            come in that order then), or "strip".
+        seconds: Time that the check may take, within the request's own. Default 10.
+
+    An answer that may yet change (``repair``, ``filtering``) is streamed in one piece, after its check.
+
+    Raises:
+        ConfigurationError: A value doesn't fit.
+    """
+
+    scorer: ClaimScorer | None = None
+    threshold: float = CITATION_THRESHOLD
+    repair: Literal["drop", "rewrite"] | None = None
+    filtering: FilteringLevel | Literal["low", "high"] | None = None
+    markers: Markers | Literal["keep", "renumber", "strip"] = Markers.KEEP
+    seconds: float = 10.0
+
+    def __post_init__(self) -> None:
+        """Check the values."""
+        if not 0 < self.threshold <= 1:
+            raise ConfigurationError(f"Grounding.threshold must be above 0 and at most 1: {self.threshold}")
+        if self.seconds <= 0:
+            raise ConfigurationError(f"Grounding.seconds must be above 0: {self.seconds}")
+        _one_of("repair", self.repair, (None, "drop", "rewrite"))
+        _one_of("filtering", self.filtering, (None, *FilteringLevel))
+        _one_of("markers", self.markers, tuple(Markers))
+
+    @property
+    def may_change(self) -> bool:
+        """Whether the answer is known only after its check."""
+        return self.repair is not None or self.filtering is not None
+
+
+def as_grounding(value: Grounding | bool | None) -> Grounding | None:
+    """Take settings, or whether to check at all; None and True are the defaults.
+
+    Raises:
+        ConfigurationError: It is something else.
+    """
+    if value is False:
+        return None
+    if value is None or value is True:
+        return DEFAULT_GROUNDING
+    if not isinstance(value, Grounding):
+        raise ConfigurationError(f"grounding: expected Grounding(...), True or False, got {type(value).__name__}")
+    return value
+
+
+def _one_of(name: str, value: object, known: tuple[object, ...]) -> None:
+    if value not in known:
+        told = ", ".join(str(one) for one in known)
+        raise ConfigurationError(f"Grounding.{name}: {value!r} is unknown; known are {told}")
+
+
+DEFAULT_GROUNDING: Final = Grounding()

@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import pytest
+
+from llama_index_agentic_kb._flow import Call, Emit, Flow, aiterate, emitting, iterate, run
+
+
+def counting(end: str = "done") -> Flow[str]:
+    """Emits, calls, and gives back what the call gave."""
+    yield Emit("a")
+    got = yield Call(sync=lambda: "b", what="call")
+    yield Emit(got)
+    try:
+        yield Call(sync=lambda: 1 / 0, what="call")
+    except ZeroDivisionError:
+        yield Emit("caught")
+    return end
+
+
+def test_items_are_changed_and_all_else_passes() -> None:
+    """Results reach the flow, errors are the flow's to handle, and what is empty is not emitted."""
+    held: list[str] = []
+
+    def change(item: str) -> str:
+        held.append(item)
+        return "" if item == "b" else item.upper()
+
+    assert list(iterate(emitting(counting(), change, lambda: "rest"))) == ["A", "CAUGHT", "rest"]
+    assert held == ["a", "b", "caught"]
+    assert run(emitting(counting("x"), str)) == "x"
+
+
+async def test_the_same_in_a_loop() -> None:
+    """One body for both."""
+    assert [item async for item in aiterate(emitting(counting(), str.upper))] == ["A", "B", "CAUGHT"]
+
+
+def test_closing_reaches_the_flow() -> None:
+    """A reader who leaves ends what is read."""
+    left = []
+
+    def endless() -> Flow[None]:
+        try:
+            while True:
+                yield Emit("x")
+        finally:
+            left.append(True)
+
+    stream = iterate(emitting(endless(), str))
+    assert next(stream) == "x"
+    stream.close()
+    assert left == [True]
+
+
+def test_an_error_of_the_flow_is_raised() -> None:
+    """Nothing is emitted after it."""
+
+    def failing() -> Flow[None]:
+        yield Emit("x")
+        raise ValueError("lost")
+
+    told = []
+    with pytest.raises(ValueError, match="lost"):
+        told += iterate(emitting(failing(), str, lambda: "rest"))
+    assert "rest" not in told

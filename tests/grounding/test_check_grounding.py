@@ -1,0 +1,107 @@
+"""``check_grounding`` stands alone: Google's shape, thresholds and limits."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from llama_index_agentic_kb.errors import InvalidRequestError
+from llama_index_agentic_kb.grounding.check import (
+    MAX_ANSWER_TOKENS,
+    MAX_FACT_CHARACTERS,
+    MAX_FACTS,
+    GroundingFact,
+    acheck_grounding,
+    check_grounding,
+)
+from llama_index_agentic_kb.grounding.scorers import LLMJudge
+from llama_index_agentic_kb.schema.grounding import Verdict
+from llama_index_agentic_kb.testing import ScriptedLLM, ScriptedReply
+
+FACTS = [
+    "Titanic is a 1997 American epic romance film. It was directed by James Cameron.",
+    "Titanic was released on December 19, 1997. It won eleven Academy Awards.",
+]
+
+
+def test_claims_and_citations() -> None:
+    """Each claim has its score and cites the stretches of the facts that support it."""
+    answer = "Here is what I found. James Cameron directed Titanic. It won 14 Academy Awards."
+    checked = check_grounding(answer, FACTS)
+    courtesy, right, wrong = checked.claims
+    assert [claim.span.of(answer) for claim in checked.claims] == [claim.claim_text for claim in checked.claims]
+    assert (courtesy.grounding_check_required, courtesy.score, courtesy.citation_indices) == (False, None, [])
+    cited = [checked.cited_chunks[index] for index in right.citation_indices]
+    assert "It was directed by James Cameron." in [chunk.chunk_text for chunk in cited]
+    assert all(chunk.span.of(FACTS[chunk.source]) == chunk.chunk_text for chunk in cited)
+    assert (wrong.verdict, wrong.citation_indices) == (Verdict.CONTRADICTED, [])
+    assert right.score is not None
+    assert wrong.score is not None
+    assert checked.support_score == pytest.approx((right.score + wrong.score) / 2)
+
+
+def test_attributes_are_part_of_a_fact() -> None:
+    """Facts come as texts, models or mappings; their attributes count."""
+    answer = "Wikipedia cites that Titanic won eleven Academy Awards."
+    fact = GroundingFact(fact_text="Titanic won eleven Academy Awards.", attributes={"author": "Wikipedia"})
+    for given in (fact, fact.to_dict(), {"fact_text": fact.fact_text, "attributes": fact.attributes}):
+        assert check_grounding(answer, [given]).claims[0].verdict is Verdict.SUPPORTED
+
+
+def test_threshold() -> None:
+    """Above its score a claim cites nothing; the score stays."""
+    loose, strict = (
+        check_grounding("James Cameron directed Titanic.", FACTS, citation_threshold=t) for t in (0.1, 1.0)
+    )
+    assert loose.support_score == strict.support_score
+    assert loose.claims[0].citation_indices
+    assert strict.claims[0].citation_indices == []
+
+
+async def test_async_is_the_same() -> None:
+    """The async way gives what the sync one gives."""
+    answer = "James Cameron directed Titanic. It won 14 Academy Awards."
+    assert await acheck_grounding(answer, FACTS) == check_grounding(answer, FACTS)
+
+
+def test_no_facts_and_nothing_to_check() -> None:
+    """Without facts nothing is grounded; without claims there is no score."""
+    assert check_grounding("Titanic is a film.", []).support_score == 0.0
+    assert check_grounding("Here is what I found.", FACTS).support_score is None
+
+
+@pytest.mark.parametrize(
+    ("answer", "facts", "threshold", "message"),
+    [
+        (" ", FACTS, 0.6, "answer: is empty"),
+        ("a. " * (MAX_ANSWER_TOKENS // 2 + 1), FACTS, 0.6, "answer: has 4098 tokens"),
+        ("Red.", ["x"] * (MAX_FACTS + 1), 0.6, "facts: 201 given"),
+        ("Red.", ["ok", "x" * (MAX_FACT_CHARACTERS + 1)], 0.6, r"facts\[1\]: has 10001 characters"),
+        ("Red.", [{"fact_text": "x" * (MAX_FACT_CHARACTERS + 1)}], 0.6, "fact_text"),
+        ("Red.", [{"text": "x"}], 0.6, "factText|fact_text"),
+        ("Red.", FACTS, 1.5, "citation_threshold"),
+    ],
+    ids=["empty", "long answer", "many facts", "long fact", "long mapping", "wrong field", "threshold"],
+)
+def test_limits(answer: str, facts: list[str], threshold: float, message: str) -> None:
+    """What is beyond the limits is refused, by name."""
+    with pytest.raises(InvalidRequestError, match=message):
+        check_grounding(answer, facts, citation_threshold=threshold)
+
+
+def test_at_the_limits() -> None:
+    """What is just within them is checked."""
+    facts = ["x" * MAX_FACT_CHARACTERS, *["Titanic is a film."] * (MAX_FACTS - 1)]
+    assert (
+        len(check_grounding("Titanic is a film. " * (MAX_ANSWER_TOKENS // 5), facts).claims) == MAX_ANSWER_TOKENS // 5
+    )
+
+
+def test_slow_scorer_is_told() -> None:
+    """A scorer that hangs costs the scores, not the call."""
+    begun = time.monotonic()
+    judge = LLMJudge(ScriptedLLM([ScriptedReply("x", latency=20)]))
+    checked = check_grounding("Titanic is a film.", FACTS, scorer=judge, timeout=0.1)
+    assert time.monotonic() - begun < 10
+    assert (checked.support_score, len(checked.warnings)) == (None, 1)

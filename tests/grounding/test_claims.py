@@ -1,0 +1,136 @@
+"""Claims: hand-labelled answers in four languages, what needs a check, and hostile texts."""
+
+from __future__ import annotations
+
+import time
+
+import pysbd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llama_index_agentic_kb.grounding.claims import Claim, plain_claim, split_claims
+from tests.grounding.labelled import Labelled, labelled
+
+SPECIAL = st.text(alphabet='ab AZ.!?…。！？\n-*|#:`"“”„()「」[]ref_id:0123456789', max_size=60)  # noqa: RUF001 (wide)
+
+
+def spans(text: str) -> list[tuple[int, int]]:
+    return [(claim.span.start, claim.span.end) for claim in split_claims(text)]
+
+
+@pytest.mark.parametrize("one", labelled("claims_labelled.txt"), ids=lambda one: one.name)
+def test_labelled(one: Labelled) -> None:
+    """The claims of a labelled answer have exactly the labelled spans."""
+    assert [one.text[start:end] for start, end in spans(one.text)] == [one.text[start:end] for start, end in one.spans]
+    assert spans(one.text) == one.spans
+
+
+def test_labelled_is_large() -> None:
+    """The labelled set has at least 150 claims, in four languages."""
+    every = labelled("claims_labelled.txt")
+    assert sum(len(one.spans) for one in every) >= 150
+    assert {one.language for one in every} == {"en", "de", "zh", "ja"}
+
+
+def test_blind() -> None:
+    """Of the set that was labelled afterwards, all but a few claims are found, and hardly anything else."""
+    found, wanted = set(), set()
+    for one in labelled("claims_blind.txt"):
+        found |= {(one.name, *span) for span in spans(one.text)}
+        wanted |= {(one.name, *span) for span in one.spans}
+    assert len(found & wanted) >= 0.9 * len(wanted)
+    assert len(found & wanted) >= 0.9 * len(found)
+
+
+def test_better_than_pysbd_alone() -> None:
+    """A general segmenter finds far fewer of the labelled claims: why there is one for answers."""
+    found = wanted = 0
+    for one in labelled("claims_labelled.txt"):
+        segmented = pysbd_spans(one)
+        found += len(segmented & set(one.spans))
+        wanted += len(one.spans)
+    assert found < 0.8 * wanted
+
+
+def pysbd_spans(one: Labelled) -> set[tuple[int, int]]:
+    found, position = set(), 0
+    for sentence in pysbd.Segmenter(language=one.language, clean=False).segment(one.text):
+        start = one.text.find(sentence, position)
+        if start >= 0:
+            position = start + len(sentence)
+            bare = sentence.strip()
+            begin = start + len(sentence) - len(sentence.lstrip())
+            found.add((begin, begin + len(bare)))
+    return found
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "Here is what I found.",
+        "Is it red?",
+        "Yes.",
+        "The passages do not say who built it.",
+        "The provided sources don't mention a date.",
+        "Let me know if you need more.",
+        "Hier sind die Ergebnisse.",
+        "以下是结果。",
+    ],
+)
+def test_needs_no_check(text: str) -> None:
+    """Courtesy, questions, and talk about the evidence need no check."""
+    [claim] = split_claims(text)
+    assert not claim.check_required
+
+
+@pytest.mark.parametrize(
+    "text", ["Mars is red.", "It is not red.", "No other planet has a ring.", "- Sputnik 1 (1957)", "火星是红色的。"]
+)
+def test_needs_check(text: str) -> None:
+    """What says something of the world needs one."""
+    [claim] = split_claims(text)
+    assert claim.check_required
+
+
+def test_carries_markers_and_context() -> None:
+    """A claim knows what it cites, what it says without signs, and under which lead-in or head it stands."""
+    table = "| Name | Year |\n|---|---|\n| Ingenuity | 2021 |"
+    answer = f"The rovers:\n- **Spirit** landed in 2004 [ref_id:3][ref_id:1]\n\n{table}"
+    item, row = split_claims(answer)
+    assert item == Claim(
+        "- **Spirit** landed in 2004 [ref_id:3][ref_id:1]",
+        item.span,
+        "Spirit landed in 2004",
+        (3, 1),
+        context="The rovers:",
+    )
+    assert (row.plain, row.context) == ("Ingenuity, 2021", "Name, Year")
+
+
+def test_plain_claim_keeps_names_with_underscores() -> None:
+    """Signs of emphasis go; those inside of a name stay."""
+    assert plain_claim("* the *field* `max_output_size` is __new__") == "the field max_output_size is new"
+
+
+@given(SPECIAL)
+@settings(max_examples=150, deadline=None)
+def test_spans_are_in_order(text: str) -> None:
+    """Whatever the text, claims stand in it in order, without space around them, and apart."""
+    position = 0
+    for claim in split_claims(text):
+        assert claim.span.start >= position
+        assert claim.span.of(text) == claim.text == claim.text.strip()
+        position = claim.span.end
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["." * 50_000, "(" * 50_000, "“" * 50_000, "a. " * 20_000, "\n- a" * 10_000, "|" * 50_000, "[ref_id:" * 10_000],
+    ids=["points", "brackets", "quotes", "letters", "items", "bars", "markers"],
+)
+def test_takes_linear_time(text: str) -> None:
+    """No text takes long (a quadratic way would take minutes)."""
+    begun = time.process_time()
+    split_claims(text)
+    assert time.process_time() - begun < 20

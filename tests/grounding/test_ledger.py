@@ -1,0 +1,141 @@
+"""The ledger: every claim with its reference, place and words; wrong markers and conflicts are told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llama_index_agentic_kb._flow import Flow, arun, run
+from llama_index_agentic_kb.errors import DeadlineExceededError, LLMError
+from llama_index_agentic_kb.grounding.claims import Claim
+from llama_index_agentic_kb.grounding.ledger import GroundingSource, ground
+from llama_index_agentic_kb.grounding.scorers import ClaimScore, Premise
+from llama_index_agentic_kb.schema.grounding import ClaimFlag, ConflictKind, GroundingLedger, Verdict
+
+SOURCES = [
+    GroundingSource(
+        "0",
+        "node-a",
+        "Apollo 11 was a mission of NASA. It landed on the Moon on 20 July 1969. It carried three astronauts.",
+        "Apollo 11",
+        date="1970-01-01",
+    ),
+    GroundingSource(
+        "1", "node-b", "Voyager 1 was launched on 5 September 1977. It carries a golden record.", "Voyager 1"
+    ),
+    GroundingSource("2", "node-c", "Apollo 11 landed on the Moon on 21 July 1969.", "Apollo 11", date="1999-05-05"),
+]
+
+
+def ledger(answer: str, sources: Sequence[GroundingSource] = SOURCES[:2]) -> GroundingLedger:
+    found = run(ground(answer, sources))
+    found.check_spans(answer)
+    return found
+
+
+def test_leads_to_the_words() -> None:
+    """A supported claim leads to reference, node, span and the one sentence that says it."""
+    [claim] = ledger("In 1977 Voyager 1 was launched [ref_id:1].").claims
+    [support] = claim.supports
+    assert (claim.verdict, support.reference_id, support.node_id) == (Verdict.SUPPORTED, "1", "node-b")
+    assert support.quote == support.span.of(SOURCES[1].text) == "Voyager 1 was launched on 5 September 1977."
+    assert claim.flags == []
+
+
+def test_score_is_the_mean_of_what_needs_a_check() -> None:
+    """Courtesy has no score and no supports; the grounding score is the mean of the others."""
+    found = ledger("Here is what I found. Voyager 1 was launched in 1977. Voyager 1 was launched in 1969.")
+    courtesy, right, wrong = found.claims
+    assert (courtesy.check_required, courtesy.score, courtesy.supports) == (False, None, [])
+    assert wrong.verdict is Verdict.CONTRADICTED
+    assert wrong.supports[0].reference_id == "1"
+    assert right.score is not None
+    assert wrong.score is not None
+    assert found.grounding_score == (right.score + wrong.score) / 2
+
+
+def test_without_anything_to_check_there_is_no_score() -> None:
+    """No claim that needs a check: no score, which is not 0."""
+    assert ledger("Here is what I found.").grounding_score is None
+    assert ledger("").claims == []
+
+
+def test_marker_on_the_wrong_reference() -> None:
+    """A marker that the evidence doesn't bear out is told, and which one."""
+    [claim] = ledger("Voyager 1 carries a golden record [ref_id:0][ref_id:1].").claims
+    assert (claim.cited, claim.misattributed) == (["0", "1"], ["0"])
+    assert ClaimFlag.MISATTRIBUTED in claim.flags
+
+
+def test_missing_and_empty_citations() -> None:
+    """A supported claim without a marker, and a marked one that nothing supports, are told apart."""
+    uncited, unsupported = ledger("Voyager 1 carries a golden record. Bananas are yellow fruits [ref_id:0].").claims
+    assert uncited.flags == [ClaimFlag.UNCITED]
+    assert unsupported.flags == [ClaimFlag.CITED_WITHOUT_SUPPORT]
+    assert unsupported.supports == []
+
+
+def test_conflicting_sources_are_data() -> None:
+    """Where another source says another date, both values stand in the ledger, each with its place and date."""
+    found = ledger("Apollo 11 landed on the Moon on 20 July 1969 [ref_id:0].", [SOURCES[0], SOURCES[2]])
+    [conflict] = found.conflicts
+    own, other = conflict.values
+    assert (conflict.claim, conflict.kind) == (0, ConflictKind.DATE)
+    assert (own.value, own.support.reference_id, own.date) == ("20 July 1969", "0", "1970-01-01")
+    assert (other.value, other.support.reference_id, other.date) == ("21 July 1969", "2", "1999-05-05")
+    assert other.support.quote == SOURCES[2].text
+    assert ClaimFlag.CONFLICTING_SOURCES in found.claims[0].flags
+
+
+def test_agreeing_sources_do_not_conflict() -> None:
+    """Sources that say the same, or nothing of it, are no conflict."""
+    assert ledger("Voyager 1 was launched in 1977 [ref_id:1].", SOURCES).conflicts == []
+
+
+class Failing:
+    """A scorer that fails."""
+
+    name = "failing"
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def score(
+        self, claims: Sequence[Claim], premises: Sequence[Premise], *, deadline: float | None = None
+    ) -> Flow[list[ClaimScore]]:
+        yield from ()
+        raise self.error
+
+
+async def test_a_failed_check_does_not_cost_the_answer() -> None:
+    """Where the scorer fails or is late, the claims are there without scores, and it is said."""
+    for error in (LLMError("the model refused"), DeadlineExceededError("late")):
+        found = await arun(ground("Mars is red [ref_id:0]. Here you are.", SOURCES, Failing(error)))
+        assert found.claims[0].flags == [ClaimFlag.NOT_SCORED]
+        assert found.grounding_score is None
+        assert str(error) in found.warnings[0]
+
+
+def test_a_deadline_that_has_passed() -> None:
+    """A check that can't begin is a ledger without scores."""
+    found = run(ground("Mars is red.", SOURCES, deadline=time.monotonic() - 1))
+    assert found.claims[0].flags == [ClaimFlag.NOT_SCORED]
+    assert found.warnings
+
+
+def test_without_sources_nothing_is_supported() -> None:
+    """No reference: unsupported, and not unknown."""
+    [claim] = ledger("Mars is red [ref_id:3].", []).claims
+    assert (claim.verdict, claim.score) == (Verdict.UNSUPPORTED, 0.0)
+
+
+@given(st.text(alphabet="Apollo 11 landed in1969.!?[ref_id:0]\n-|“”", max_size=80))
+@settings(max_examples=60, deadline=None)
+def test_any_answer_has_a_valid_ledger(answer: str) -> None:
+    """Whatever the answer, each quote stands in its node where the span says."""
+    texts = {source.node_id: source.text for source in SOURCES}
+    for claim in ledger(answer, SOURCES).claims:
+        assert all(support.span.of(texts[support.node_id]) == support.quote for support in claim.supports)

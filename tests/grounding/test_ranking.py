@@ -1,0 +1,97 @@
+"""``rank`` stands alone: offline by words, by an embedding model, or by any reranker."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import pytest
+
+from llama_index_agentic_kb.errors import DeadlineExceededError, InvalidRequestError, RetrievalError
+from llama_index_agentic_kb.grounding.ranking import MAX_RECORDS, RankingRecord, arank, rank
+from llama_index_agentic_kb.search.calibration import Calibration
+from llama_index_agentic_kb.search.rerank import Reranker
+from llama_index_agentic_kb.testing import HashEmbedding, OverlapReranker
+
+RECORDS = [
+    RankingRecord(id="cat", content="A small cat sleeps all day."),
+    RankingRecord(id="moon", title="Saturn V", content="The tall rocket flew to the Moon."),
+    RankingRecord(id="rocket", content="A rocket."),
+]
+
+
+@pytest.mark.parametrize(
+    "ranker",
+    [
+        None,
+        HashEmbedding(),
+        OverlapReranker(),
+        Reranker(OverlapReranker(), calibration=Calibration.piecewise([(0.0, 0.0), (1.0, 4.0)])),
+    ],
+    ids=["words", "vectors", "postprocessor", "calibrated"],
+)
+async def test_best_first(ranker: Any) -> None:
+    """However it is ranked, the best record comes first, with scores from 0 to 1; sync and async agree."""
+    found = rank("the tall rocket", RECORDS, ranker=ranker)
+    assert found[0].id == "moon"
+    assert [one.score for one in found] == sorted((one.score for one in found), reverse=True)
+    assert all(0 <= one.score <= 1 for one in found)
+    assert await arank("the tall rocket", RECORDS, ranker=ranker) == found
+
+
+def test_top_n_and_order_of_equals() -> None:
+    """No more than asked for; equal ones stay in the given order."""
+    assert [one.id for one in rank("rocket", RECORDS, top_n=1)] == ["rocket"]
+    assert [one.id for one in rank("nothing of this", RECORDS)] == ["cat", "moon", "rocket"]
+    assert {one.score for one in rank("nothing of this", RECORDS)} == {0.0}
+
+
+def test_forms_of_records() -> None:
+    """Texts, models and mappings are taken; the title counts."""
+    found = rank("saturn", ["plain text", {"id": "m", "title": "Saturn V"}, RECORDS[0]])
+    assert (found[0].id, found[0].title) == ("m", "Saturn V")
+    assert rank("saturn", []) == []
+
+
+def test_other_languages() -> None:
+    """Records are stemmed each in its own language."""
+    found = rank("Raketen", ["Die Rakete ist nicht sehr groß und auch alt.", "Der Hund ist in dem Haus und schläft."])
+    assert found[0].content.startswith("Die Rakete")
+    assert found[0].score > 0
+
+
+@pytest.mark.parametrize(
+    ("query", "records", "top_n", "message"),
+    [
+        (" ", RECORDS, None, "query"),
+        ("x", ["y"] * (MAX_RECORDS + 1), None, "records: 201"),
+        ("x", [{"id": "only"}], None, "needs a title or a content"),
+        ("x", ["  "], None, "needs a title or a content"),
+        ("x", RECORDS, 0, "top_n"),
+    ],
+)
+def test_limits(query: str, records: list[Any], top_n: int | None, message: str) -> None:
+    """What can't be ranked is refused, by name."""
+    with pytest.raises(InvalidRequestError, match=message):
+        rank(query, records, top_n=top_n)
+
+
+@pytest.mark.parametrize("fault", [ValueError("down"), "empty"])
+def test_failing_ranker(fault: Any) -> None:
+    """A reranker that fails, or gives nothing back, is told."""
+    with pytest.raises((ValueError, RetrievalError)):
+        rank("rocket", RECORDS, ranker=OverlapReranker(fault=fault))
+
+
+def test_slow_ranker() -> None:
+    """A reranker that hangs is given up in time."""
+    begun = time.monotonic()
+    with pytest.raises(DeadlineExceededError):
+        rank("rocket", RECORDS, ranker=OverlapReranker(latency=20), timeout=0.1)
+    assert time.monotonic() - begun < 10
+
+
+def test_order_alone_is_a_score() -> None:
+    """A reranker without scores gives shares of its order."""
+    found = rank("rocket", RECORDS, ranker=OverlapReranker(fault="none"))
+    assert [one.score for one in found] == pytest.approx([1, 2 / 3, 1 / 3])

@@ -1,0 +1,265 @@
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncGenerator, Sequence
+from typing import Any
+
+import pytest
+from llama_index.core.base.response.schema import AsyncStreamingResponse, StreamingResponse
+from llama_index.core.response_synthesizers import get_response_synthesizer as core_synthesizer
+
+from llama_index_agentic_kb import AgenticResponse, ConfigurationError, KnowledgeBase, KnowledgeSource
+from llama_index_agentic_kb._flow import Call, Flow
+from llama_index_agentic_kb.grounding.claims import Claim
+from llama_index_agentic_kb.grounding.scorers import ClaimScore, Premise
+from llama_index_agentic_kb.grounding.settings import Grounding, as_grounding
+from llama_index_agentic_kb.query_engine.responses import WITHHELD
+from llama_index_agentic_kb.schema import ModelAnswerSynthesisActivity, RetrievalResponse
+from llama_index_agentic_kb.schema.answer import SkippedReason
+from llama_index_agentic_kb.schema.grounding import ClaimFlag, Verdict
+from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM
+
+QUESTION = "How tall was the Saturn V rocket of Apollo 11 and when was it launched?"
+TEXTS = [
+    "The Saturn V rocket was 110.6 m tall.",
+    "Apollo 11 was launched by a Saturn V rocket in July 1969.",
+    "The Saturn V rocket of Apollo was built in several places.",
+]
+FALSE = "It was painted green all over"
+HEIGHT, LAUNCH, REST = range(3)
+
+
+def knowledge_base(answer: str, **fields: Any) -> tuple[KnowledgeBase, list[int]]:
+    """A base whose model gives an answer, {h}, {l} and {r} standing for the numbers of the three passages."""
+    order: list[int] = []
+
+    def say(messages: Sequence[Any]) -> str:
+        prompt = "\n".join(str(message.content) for message in messages)
+        places = [prompt.find(text) for text in TEXTS]
+        ranked = sorted(range(3), key=lambda number: places[number])
+        order[:] = [ranked.index(number) for number in range(3)]
+        return answer.format(h=order[HEIGHT], l=order[LAUNCH], r=order[REST])
+
+    source = KnowledgeSource("docs", retriever=MemoryRetriever(TEXTS, similarity_top_k=3))
+    return KnowledgeBase([source], llm=ScriptedLLM(say), effort="minimal", **fields), order
+
+
+GOOD = "Apollo 11 was launched in July 1969 [ref_id:{l}]. The Saturn V was 110.6 m tall [ref_id:{h}]."
+MIXED = GOOD + f" {FALSE} [ref_id:{{r}}]."
+
+
+def test_each_claim_leads_to_the_words_that_support_it() -> None:
+    """By default, offline: reference, node, span and quote; and a sentence without support says so."""
+    kb, order = knowledge_base(MIXED)
+    response = kb.retrieve(QUESTION)
+    assert response.grounding is not None
+    launch, height, green = response.grounding.claims
+    assert [claim.verdict for claim in (launch, height)] == [Verdict.SUPPORTED] * 2
+    for claim, number in ((launch, LAUNCH), (height, HEIGHT)):
+        assert claim.span.of(response.text) == claim.text
+        best = claim.supports[0]
+        assert best.reference_id == str(order[number])
+        assert best.node_id == response.references[order[number]].node_id
+        assert best.span.of(TEXTS[number]) == best.quote
+    assert green.verdict is Verdict.UNSUPPORTED
+    assert green.flags == [ClaimFlag.CITED_WITHOUT_SUPPORT]
+    assert not response.skipped
+
+
+def test_the_account_tells_what_came_of_it() -> None:
+    """The record of the answer counts its claims, and the score stands in it too."""
+    kb, _ = knowledge_base(MIXED)
+    response = kb.retrieve(QUESTION)
+    record = (response.activity or [])[-1]
+    assert isinstance(record, ModelAnswerSynthesisActivity)
+    assert (record.claims, record.supported_claims) == (3, 2)
+    assert response.grounding is not None
+    assert record.grounding_score == response.grounding.grounding_score
+    assert RetrievalResponse.parse(response.to_dict()) == response
+
+
+def test_a_marker_on_the_wrong_reference_is_flagged() -> None:
+    """The ledger disagrees, and says which one it is."""
+    kb, order = knowledge_base("Apollo 11 was launched in July 1969 [ref_id:{h}].")
+    response = kb.retrieve(QUESTION)
+    assert response.grounding is not None
+    [claim] = response.grounding.claims
+    assert claim.flags == [ClaimFlag.MISATTRIBUTED]
+    assert claim.misattributed == [str(order[HEIGHT])]
+
+
+def test_cited_nodes_stand_beside_source_nodes() -> None:
+    """In order of first mention."""
+    kb, order = knowledge_base(GOOD)
+    response = kb.as_query_engine().query(QUESTION)
+    assert isinstance(response, AgenticResponse)
+    assert [node.text for node in response.cited_nodes] == [TEXTS[LAUNCH], TEXTS[HEIGHT]]
+    assert len(response.source_nodes) == 3
+    unchecked = kb.as_query_engine(grounding=False).query(QUESTION)
+    assert isinstance(unchecked, AgenticResponse)
+    assert unchecked.account.grounding is None
+    assert [node.text for node in unchecked.cited_nodes] == [TEXTS[LAUNCH], TEXTS[HEIGHT]]
+    assert order
+
+
+@pytest.mark.parametrize("streaming", [False, True], ids=["whole", "streamed"])
+async def test_markers_are_numbered_in_order_of_appearance(streaming: bool) -> None:
+    """And the source nodes with them, so that the N-th node is still reference N."""
+    kb, _ = knowledge_base(MIXED)
+    engine = kb.as_query_engine(grounding=Grounding(markers="renumber"), streaming=streaming)
+    response: Any = await engine.aquery(QUESTION)
+    text = await told(response)
+    assert text == (
+        f"Apollo 11 was launched in July 1969 [ref_id:0]. The Saturn V was 110.6 m tall [ref_id:1]. {FALSE} [ref_id:2]."
+    )
+    assert [node.text for node in response.source_nodes] == [TEXTS[LAUNCH], TEXTS[HEIGHT], TEXTS[REST]]
+    account = response.account
+    assert [reference.id for reference in account.references] == ["0", "1", "2"]
+    assert [reference.node_id for reference in account.references] == [n.node.node_id for n in response.source_nodes]
+    assert account.grounding.cited == ["0", "1", "2"]
+    assert account.text == text
+
+
+async def told(response: Any) -> str:
+    """All of a response's text."""
+    if isinstance(response, AsyncStreamingResponse):
+        return "".join([token async for token in response.async_response_gen()])
+    return "".join(response.response_gen) if isinstance(response, StreamingResponse) else str(response)
+
+
+@pytest.mark.parametrize("streaming", [False, True], ids=["whole", "streamed"])
+def test_markers_can_be_stripped(streaming: bool) -> None:
+    """What was cited stays in the ledger, whose spans are of the text without markers."""
+    kb, _ = knowledge_base(MIXED)
+    response: Any = kb.as_query_engine(grounding=Grounding(markers="strip"), streaming=streaming).query(QUESTION)
+    text = "".join(response.response_gen) if streaming else str(response)
+    assert text == f"Apollo 11 was launched in July 1969. The Saturn V was 110.6 m tall. {FALSE}."
+    ledger = response.account.grounding
+    ledger.check_spans(text)
+    assert [node.text for node in response.cited_nodes] == [TEXTS[LAUNCH], TEXTS[HEIGHT], TEXTS[REST]]
+
+
+@pytest.mark.parametrize("streaming", [False, True], ids=["whole", "streamed"])
+def test_an_unsupported_claim_is_dropped_on_request(streaming: bool) -> None:
+    """The change is told; a stream tells the answer once it stands."""
+    kb, _ = knowledge_base(MIXED)
+    response: Any = kb.as_query_engine(grounding=Grounding(repair="drop"), streaming=streaming).query(QUESTION)
+    pieces = list(response.response_gen) if streaming else [str(response)]
+    assert len(pieces) == 1
+    assert FALSE not in pieces[0]
+    assert "110.6 m" in pieces[0]
+    [change] = response.account.grounding.changes
+    assert FALSE in change.before
+    response.account.grounding.check_spans(pieces[0])
+
+
+@pytest.mark.parametrize("streaming", [False, True], ids=["whole", "streamed"])
+@pytest.mark.parametrize(("answer", "withheld"), [(GOOD, False), (f"{FALSE} [ref_id:{{r}}].", True)], ids=["good", "bad"])
+def test_a_badly_grounded_answer_is_withheld_on_request(answer: str, withheld: bool, streaming: bool) -> None:
+    """The reason is data, the references are kept, and nothing of the answer is told."""
+    kb, _ = knowledge_base(answer)
+    response: Any = kb.as_query_engine(grounding=Grounding(filtering="low"), streaming=streaming).query(QUESTION)
+    text = "".join(response.response_gen) if streaming else str(response)
+    account = response.account
+    assert account.skipped == withheld
+    assert (text == WITHHELD) == withheld
+    assert account.skipped_reasons == [SkippedReason.LOW_GROUNDED_ANSWER] * withheld
+    assert account.status_code == 200
+    assert len(account.references) == 3
+
+
+def test_what_a_source_does_not_show_is_not_quoted() -> None:
+    """Without references its words still count, and stand nowhere."""
+    kb, _ = knowledge_base(GOOD)
+    params = [{"knowledgeSourceName": "docs", "includeReferences": False}]
+    response = kb.retrieve(QUESTION, knowledge_source_params=params)
+    assert response.references == []
+    assert response.grounding is not None
+    assert [claim.verdict for claim in response.grounding.claims] == [Verdict.SUPPORTED] * 2
+    assert [claim.supports for claim in response.grounding.claims] == [[], []]
+
+
+def test_without_evidence_the_reason_is_data() -> None:
+    """There is nothing to check then."""
+    source = KnowledgeSource("docs", retriever=MemoryRetriever([]))
+    response = KnowledgeBase([source], llm=ScriptedLLM(lambda _: "?"), effort="minimal").retrieve(QUESTION)
+    assert response.skipped_reasons == [SkippedReason.NO_RELEVANT_CONTENT]
+    assert response.grounding is None
+
+
+class Bad:
+    """A scorer that fails, or hangs."""
+
+    name = "bad"
+
+    def __init__(self, *, hangs: bool = False) -> None:
+        self.hangs = hangs
+
+    def score(
+        self, claims: Sequence[Claim], premises: Sequence[Premise], *, deadline: float | None = None
+    ) -> Flow[list[ClaimScore]]:
+        del claims, premises
+        if self.hangs:
+            yield Call(sync=lambda: time.sleep(3), deadline=deadline, what="scorer")
+        raise ZeroDivisionError("scorer")
+
+
+@pytest.mark.parametrize("hangs", [False, True], ids=["fails", "hangs"])
+def test_an_answer_is_never_lost_to_its_check(hangs: bool) -> None:
+    """Its claims are told as not scored, with a warning."""
+    kb, _ = knowledge_base(GOOD)
+    response = kb.as_query_engine(grounding=Grounding(scorer=Bad(hangs=hangs), seconds=0.2)).query(QUESTION)
+    assert isinstance(response, AgenticResponse)
+    assert "110.6 m" in str(response)
+    ledger = response.account.grounding
+    assert ledger is not None
+    assert [claim.flags for claim in ledger.claims] == [[ClaimFlag.NOT_SCORED]] * 2
+    assert ledger.grounding_score is None
+    assert "not checked" in ledger.warnings[0]
+
+
+@pytest.mark.parametrize("asked", [False, True], ids=["by default", "asked for"])
+def test_the_answers_of_other_synthesizers_are_checked_where_that_is_asked_for(asked: bool) -> None:
+    """They bear no markers: what supports a claim is found all the same."""
+    kb, _ = knowledge_base("The Saturn V was 110.6 m tall.")
+    synthesizer = core_synthesizer(llm=kb.llm)
+    response: Any = kb.as_query_engine(response_synthesizer=synthesizer, grounding=asked or None).query(QUESTION)
+    ledger = response.account.grounding
+    assert (ledger is not None) == asked
+    if asked:
+        assert ledger.claims[0].flags == [ClaimFlag.UNCITED]
+
+
+def test_extracts_are_not_checked() -> None:
+    """They are the evidence."""
+    kb, _ = knowledge_base(GOOD)
+    assert kb.retrieve(QUESTION, output_mode="extractiveData").grounding is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"threshold": 0.0}, "Grounding.threshold must be above 0"),
+        ({"seconds": 0}, "Grounding.seconds must be above 0"),
+        ({"repair": "mend"}, "Grounding.repair: 'mend' is unknown; known are None, drop, rewrite"),
+        ({"filtering": "none"}, "Grounding.filtering: 'none' is unknown"),
+        ({"markers": "drop"}, "Grounding.markers: 'drop' is unknown; known are keep, renumber, strip"),
+    ],
+    ids=["threshold", "seconds", "repair", "filtering", "markers"],
+)
+def test_settings_that_do_not_fit_are_refused(fields: dict[str, Any], message: str) -> None:
+    """The message names the field."""
+    with pytest.raises(ConfigurationError, match=message):
+        Grounding(**fields)
+    with pytest.raises(ConfigurationError, match="grounding: expected Grounding"):
+        as_grounding("yes")  # type: ignore[arg-type]
+
+
+async def test_a_stream_of_an_async_client_tells_its_account_at_the_end() -> None:
+    """The same as of a whole answer."""
+    kb, _ = knowledge_base(GOOD)
+    response: Any = await kb.as_query_engine(streaming=True).aquery(QUESTION)
+    tokens: AsyncGenerator[str, None] = response.async_response_gen()
+    text = "".join([token async for token in tokens])
+    response.account.grounding.check_spans(text)
+    assert [node.text for node in response.cited_nodes] == [TEXTS[LAUNCH], TEXTS[HEIGHT]]
