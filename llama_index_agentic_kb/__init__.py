@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from llama_index_agentic_kb.account import ActivityCallbackHandler as ActivityCallbackHandler
     from llama_index_agentic_kb.account import ActivityEndEvent as ActivityEndEvent
     from llama_index_agentic_kb.account import ActivityStartEvent as ActivityStartEvent
+    from llama_index_agentic_kb.answering.policy import AnswerPolicy as AnswerPolicy
+    from llama_index_agentic_kb.answering.session_memory import SessionMemory as SessionMemory
+    from llama_index_agentic_kb.answering.turns import session_owner as session_owner
     from llama_index_agentic_kb.chat_engine import AgenticChatEngine as AgenticChatEngine
     from llama_index_agentic_kb.errors import AgenticKBError as AgenticKBError
     from llama_index_agentic_kb.errors import BulkheadFullError as BulkheadFullError
@@ -33,11 +36,21 @@ if TYPE_CHECKING:
     from llama_index_agentic_kb.errors import DeniedError as DeniedError
     from llama_index_agentic_kb.errors import InvalidRequestError as InvalidRequestError
     from llama_index_agentic_kb.errors import LLMError as LLMError
+    from llama_index_agentic_kb.errors import NotFoundError as NotFoundError
     from llama_index_agentic_kb.errors import RetrievalError as RetrievalError
+    from llama_index_agentic_kb.errors import SessionStoreError as SessionStoreError
     from llama_index_agentic_kb.errors import SourceUnavailableError as SourceUnavailableError
     from llama_index_agentic_kb.errors import StoreDamagedError as StoreDamagedError
     from llama_index_agentic_kb.errors import StoreMismatchError as StoreMismatchError
     from llama_index_agentic_kb.errors import SynthesisError as SynthesisError
+    from llama_index_agentic_kb.grounding import CrossEncoderScorer as CrossEncoderScorer
+    from llama_index_agentic_kb.grounding import Grounding as Grounding
+    from llama_index_agentic_kb.grounding import LexicalScorer as LexicalScorer
+    from llama_index_agentic_kb.grounding import LLMJudge as LLMJudge
+    from llama_index_agentic_kb.grounding import acheck_grounding as acheck_grounding
+    from llama_index_agentic_kb.grounding import arank as arank
+    from llama_index_agentic_kb.grounding import check_grounding as check_grounding
+    from llama_index_agentic_kb.grounding import rank as rank
     from llama_index_agentic_kb.guard.breaker import BreakerPolicy as BreakerPolicy
     from llama_index_agentic_kb.guard.limits import InputLimits as InputLimits
     from llama_index_agentic_kb.guard.permissions import Permissions as Permissions
@@ -49,10 +62,16 @@ if TYPE_CHECKING:
     from llama_index_agentic_kb.llm.openai_compatible import OpenAICompatible as OpenAICompatible
     from llama_index_agentic_kb.planning import DEFAULT_LIMITS as DEFAULT_LIMITS
     from llama_index_agentic_kb.planning import EffortLimits as EffortLimits
+    from llama_index_agentic_kb.query_engine import AgenticAsyncStreamingResponse as AgenticAsyncStreamingResponse
     from llama_index_agentic_kb.query_engine import AgenticQueryEngine as AgenticQueryEngine
     from llama_index_agentic_kb.query_engine import AgenticResponse as AgenticResponse
+    from llama_index_agentic_kb.query_engine import AgenticStreamingResponse as AgenticStreamingResponse
     from llama_index_agentic_kb.retriever import AgenticRetriever as AgenticRetriever
+    from llama_index_agentic_kb.schema import Answer as Answer
+    from llama_index_agentic_kb.schema import AnswerQuery as AnswerQuery
+    from llama_index_agentic_kb.schema import AnswerResponse as AnswerResponse
     from llama_index_agentic_kb.schema import Finding as Finding
+    from llama_index_agentic_kb.schema import GroundingLedger as GroundingLedger
     from llama_index_agentic_kb.schema import OutputMode as OutputMode
     from llama_index_agentic_kb.schema import Principal as Principal
     from llama_index_agentic_kb.schema import QueryPlan as QueryPlan
@@ -60,6 +79,7 @@ if TYPE_CHECKING:
     from llama_index_agentic_kb.schema import ResultsProcessing as ResultsProcessing
     from llama_index_agentic_kb.schema import RetrievalRequest as RetrievalRequest
     from llama_index_agentic_kb.schema import RetrievalResponse as RetrievalResponse
+    from llama_index_agentic_kb.schema import SkippedReason as SkippedReason
     from llama_index_agentic_kb.schema import SourceParams as SourceParams
     from llama_index_agentic_kb.schema import parse_odata as parse_odata
     from llama_index_agentic_kb.search.calibration import Calibration as Calibration
@@ -75,12 +95,20 @@ if TYPE_CHECKING:
     from llama_index_agentic_kb.store import KnowledgeStore as KnowledgeStore
     from llama_index_agentic_kb.store import default_embed_model as default_embed_model
     from llama_index_agentic_kb.store import ingest as ingest
+    from llama_index_agentic_kb.store.sessions import SessionStore as SessionStore
     from llama_index_agentic_kb.synthesizers import get_response_synthesizer as get_response_synthesizer
 
 __version__ = "0.1.0"
 
 _HOMES = {
-    "account": ("ActivityCallbackHandler", "ActivityEndEvent", "ActivityStartEvent"),
+    "account": (
+        "ActivityCallbackHandler",
+        "ActivityEndEvent",
+        "ActivityStartEvent",
+    ),
+    "answering.policy": ("AnswerPolicy",),
+    "answering.session_memory": ("SessionMemory",),
+    "answering.turns": ("session_owner",),
     "chat_engine": ("AgenticChatEngine",),
     "errors": (
         "AgenticKBError",
@@ -91,31 +119,62 @@ _HOMES = {
         "DeniedError",
         "InvalidRequestError",
         "LLMError",
+        "NotFoundError",
         "RetrievalError",
+        "SessionStoreError",
         "SourceUnavailableError",
         "StoreDamagedError",
         "StoreMismatchError",
         "SynthesisError",
     ),
+    "grounding": (
+        "CrossEncoderScorer",
+        "Grounding",
+        "LLMJudge",
+        "LexicalScorer",
+        "acheck_grounding",
+        "arank",
+        "check_grounding",
+        "rank",
+    ),
     "guard.breaker": ("BreakerPolicy",),
     "guard.limits": ("InputLimits",),
-    "guard.permissions": ("Permissions", "acting_as"),
-    "guard.retries": ("NO_RETRIES", "RetryPolicy"),
+    "guard.permissions": (
+        "Permissions",
+        "acting_as",
+    ),
+    "guard.retries": (
+        "NO_RETRIES",
+        "RetryPolicy",
+    ),
     "index": ("AgenticVectorStoreIndex",),
     "knowledge_base": ("KnowledgeBase",),
     "llm.openai_compatible": ("OpenAICompatible",),
-    "planning": ("DEFAULT_LIMITS", "EffortLimits"),
-    "query_engine": ("AgenticQueryEngine", "AgenticResponse"),
+    "planning": (
+        "DEFAULT_LIMITS",
+        "EffortLimits",
+    ),
+    "query_engine": (
+        "AgenticAsyncStreamingResponse",
+        "AgenticQueryEngine",
+        "AgenticResponse",
+        "AgenticStreamingResponse",
+    ),
     "retriever": ("AgenticRetriever",),
     "schema": (
+        "Answer",
+        "AnswerQuery",
+        "AnswerResponse",
         "Finding",
+        "GroundingLedger",
         "OutputMode",
         "Principal",
         "QueryPlan",
         "ReasoningEffort",
-        "RetrievalRequest",
         "ResultsProcessing",
+        "RetrievalRequest",
         "RetrievalResponse",
+        "SkippedReason",
         "SourceParams",
         "parse_odata",
     ),
@@ -128,8 +187,17 @@ _HOMES = {
         "relative_score_fusion",
     ),
     "search.rerank": ("Reranker",),
-    "sources": ("Facet", "FilterField", "KnowledgeSource"),
-    "store": ("KnowledgeStore", "default_embed_model", "ingest"),
+    "sources": (
+        "Facet",
+        "FilterField",
+        "KnowledgeSource",
+    ),
+    "store": (
+        "KnowledgeStore",
+        "default_embed_model",
+        "ingest",
+    ),
+    "store.sessions": ("SessionStore",),
     "synthesizers": ("get_response_synthesizer",),
 }
 _HOME_OF = {name: home for home, names in _HOMES.items() for name in names}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import contextvars
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
 
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.callbacks import CallbackManager
@@ -14,11 +15,13 @@ from llama_index.core.chat_engine.types import BaseChatEngine, ChatMode
 from llama_index.core.llms import LLM
 from llama_index.core.memory import BaseMemory
 from llama_index.core.tools import QueryEngineTool, RetrieverTool
+from pydantic import ValidationError
 
-from llama_index_agentic_kb._flow import Flow, arun, gather, run
+from llama_index_agentic_kb._flow import Flow, aiterate, arun, gather, iterate, run
 from llama_index_agentic_kb.account.pickling import NotPickled
 from llama_index_agentic_kb.chat_engine import AgenticChatEngine, conversation_request
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError
+from llama_index_agentic_kb.grounding.settings import Grounding
 from llama_index_agentic_kb.guard.permissions import Permissions
 from llama_index_agentic_kb.index import as_chat_engine, split_kwargs
 from llama_index_agentic_kb.llm import warm_up_llm
@@ -35,8 +38,19 @@ from llama_index_agentic_kb.schema import (
     RetrievalResponse,
     parse_odata,
 )
+from llama_index_agentic_kb.schema._model import describe
+from llama_index_agentic_kb.schema.answer_pieces import (
+    AnswerPiece,
+)
+from llama_index_agentic_kb.schema.answer_query import AnswerQuery
+from llama_index_agentic_kb.schema.answer_response import AnswerResponse
 from llama_index_agentic_kb.sources import KnowledgeSource
 from llama_index_agentic_kb.sources.metadata_queries import MetadataQueries
+
+if TYPE_CHECKING:  # they load what checks answers, and SQLAlchemy
+    from llama_index_agentic_kb.answering.engine import AnswerEngine
+    from llama_index_agentic_kb.answering.policy import AnswerPolicy
+    from llama_index_agentic_kb.store.sessions import SessionStore
 
 __all__ = ["KnowledgeBase", "Question"]
 
@@ -62,6 +76,10 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         output_mode: Default output of ``retrieve``; None is an answer with a language model, else extracted data.
         max_runtime_in_seconds: Default deadline of requests. Default 90.
         max_output_size_in_tokens: Default budget of extracted data or of an answer, in tokens. None is the mode's own.
+        grounding: How answers are held against their evidence: ``Grounding(...)``; None (default) and True are its
+            defaults, False does not.
+        policy: What ``answer`` does not answer, by the application's own rules.
+        sessions: Keeps the turns of ``answer``; queries name the session. None keeps none.
         callback_manager: None is ``Settings.callback_manager``.
         retriever_kwargs: Further arguments of ``AgenticRetriever`` (``filters``, ``limits``, ``fusion``, ...).
 
@@ -80,10 +98,16 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         output_mode: OutputMode | str | None = None,
         max_runtime_in_seconds: float | None = 90.0,
         max_output_size_in_tokens: int | None = None,
+        grounding: Grounding | bool | None = None,
+        policy: AnswerPolicy | None = None,
+        sessions: SessionStore | None = None,
         callback_manager: CallbackManager | None = None,
         **retriever_kwargs: Any,
     ) -> None:
         self.name = name
+        self.grounding = grounding
+        self.policy = policy
+        self.sessions = sessions
         self.description = description
         self.max_output_size_in_tokens = max_output_size_in_tokens
         self._callback_manager = callback_manager
@@ -229,8 +253,84 @@ class KnowledgeBase(NotPickled, MetadataQueries):
                     "outputMode: answerSynthesis needs a language model; pass llm= or set OPENAI_API_KEY, "
                     "or ask for extractiveData"
                 )
-            self._engines[mode] = AgenticQueryEngine(self.retriever, response_mode=mode.value)
+            self._engines[mode] = AgenticQueryEngine(self.retriever, response_mode=mode.value, grounding=self.grounding)
         return self._engines[mode]
+
+    # -- answers with all that belongs to them -----------------------------------------------------------------------
+
+    def answer(
+        self, question: Question | AnswerQuery, *, on_activity: Observer | None = None, **fields: Any
+    ) -> AnswerResponse:
+        """Answer a question with an ``Answer``: citations and grounding as data, steps, references, and why not.
+
+            response = kb.answer("How tall was the Saturn V?", related_questions=True)
+            for support in response.answer.grounding_supports:
+                print(response.text[support.start : support.end], support.score, support.sources)
+
+        It never says by its text alone that there is no answer: ``answer.skipped_reasons`` tell why.
+
+        Args:
+            question: What ``retrieve`` takes, or an ``AnswerQuery``.
+            on_activity: Called with each activity record when it is opened and again when it is closed.
+            fields: Fields of ``AnswerQuery`` (``session=``, ``preamble=``, ``filtering_level=``, ...), or of
+                ``RetrievalRequest``. Unless ``question`` is an ``AnswerQuery``, citations and grounding supports are
+                on.
+
+        Raises:
+            InvalidRequestError: The query can't be carried out as asked.
+            DeniedError: There is no principal where one is needed, or the one may search no source.
+            NotFoundError: The session is not there, or is another's.
+            RetrievalError: No selected source could answer.
+            SynthesisError: The language model failed while answering.
+        """
+        return run(self._answers().answer(self.query(question, **fields), observer=on_activity))
+
+    async def aanswer(
+        self, question: Question | AnswerQuery, *, on_activity: Observer | None = None, **fields: Any
+    ) -> AnswerResponse:
+        """Answer a question with an ``Answer``; see ``answer``."""
+        return await arun(self._answers().answer(self.query(question, **fields), observer=on_activity))
+
+    def stream_answer(
+        self, question: Question | AnswerQuery, *, on_activity: Observer | None = None, **fields: Any
+    ) -> Iterator[AnswerPiece]:
+        """Answer a question piece by piece: steps, references, text and citations in turns, at last the response.
+
+        An answer that may yet be withheld or repaired (``filtering_level``, safety, a policy on answers, ``repair``) is
+        told in one piece, once it stands. See ``answer``.
+        """
+        query = self.query(question, **fields)
+        flow = self._answers().answer(query, observer=on_activity, streaming=True)
+        for pieces in iterate(flow, contextvars.copy_context()):
+            yield from pieces
+
+    async def astream_answer(
+        self, question: Question | AnswerQuery, *, on_activity: Observer | None = None, **fields: Any
+    ) -> AsyncIterator[AnswerPiece]:
+        """Answer a question piece by piece; see ``stream_answer``."""
+        query = self.query(question, **fields)
+        flow = self._answers().answer(query, observer=on_activity, streaming=True)
+        async for pieces in aiterate(flow, contextvars.copy_context()):
+            for piece in pieces:
+                yield piece
+
+    def query(self, question: Question | AnswerQuery, **fields: Any) -> AnswerQuery:
+        """Give the query that a question stands for, with this knowledge base's defaults.
+
+        Raises:
+            InvalidRequestError: A field doesn't fit; the message names it.
+        """
+        own = {name: fields.pop(name) for name in [*fields] if name in AnswerQuery.model_fields and name != "request"}
+        if not isinstance(question, AnswerQuery):
+            defaults = {"include_citations": True, "grounding_supports": True}
+            return _parsed_query({"request": self.request(question, **fields), **defaults, **own})
+        given = {name: getattr(question, name) for name in question.model_fields_set}
+        return _parsed_query({**given, **own, "request": self.request(question.request, **fields)})
+
+    def _answers(self) -> AnswerEngine:
+        from llama_index_agentic_kb.answering.engine import AnswerEngine  # noqa: PLC0415 (loads what checks answers)
+
+        return AnswerEngine(self._engine(OutputMode.ANSWER_SYNTHESIS), self.policy, self.sessions)
 
     # -- as parts of a LlamaIndex app --------------------------------------------------------------------------------
 
@@ -257,6 +357,7 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         if self.max_output_size_in_tokens is not None and "response_synthesizer" not in rest:
             rest.setdefault("max_output_tokens", self.max_output_size_in_tokens)
         mode = response_mode or self.output_mode.value
+        rest.setdefault("grounding", self.grounding)
         return AgenticQueryEngine(self.as_retriever(**own), response_mode=mode, streaming=streaming, **rest)
 
     @staticmethod
@@ -329,6 +430,13 @@ class KnowledgeBase(NotPickled, MetadataQueries):
 
     def _warm_up_sources(self) -> Flow[None]:
         yield from gather([source.warm_up() for source in self.sources.values()])
+
+
+def _parsed_query(fields: dict[str, Any]) -> AnswerQuery:
+    try:
+        return AnswerQuery.model_validate(fields)
+    except ValidationError as error:
+        raise InvalidRequestError(describe(error)) from error
 
 
 def _by_source(

@@ -36,7 +36,7 @@ from llama_index_agentic_kb.guard.permissions import act_from_here, current_prin
 from llama_index_agentic_kb.guard.retries import RetryPolicy
 from llama_index_agentic_kb.guard.spotlighting import as_spotlighting
 from llama_index_agentic_kb.llm import LanguageModel, resolve_llm
-from llama_index_agentic_kb.planning import EffortLimits, Planner, Scope
+from llama_index_agentic_kb.planning import ClassificationSpec, EffortLimits, Planner, Scope
 from llama_index_agentic_kb.planning.effort import as_effort, as_limits, planned_use
 from llama_index_agentic_kb.planning.findings import FindingsReader
 from llama_index_agentic_kb.planning.revision import Reviser
@@ -284,6 +284,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         bundle: QueryBundle | None = None,
         answer_share: float = 0.05,
         observer: Callable[[ActivityRecord], None] | None = None,
+        classification: ClassificationSpec | None = None,
     ) -> Flow[Retrieval]:
         """Scope, plan, fan out, fuse and postprocess.
 
@@ -292,6 +293,9 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             bundle: The caller's query; its vector serves the question's lane.
             answer_share: The part of the time that is kept for what comes after.
             observer: In place of the retriever's own.
+            classification: What the question is classified as, in the planner's own call; the plan tells. A question
+                that needs no plan is then planned all the same. At minimal effort, with intents and without a model
+                nothing is classified.
 
         Raises:
             InvalidRequestError: The request names an unknown source, leaves none, or is too large.
@@ -321,7 +325,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         if self.memory is not None:
             self._owner.claim(principal)
         memory, forgotten = yield from self._remember(request.question, budget.retrieval_share(0.25, MEMORY_SECONDS))
-        scope = Scope.of(request, memory)
+        scope = Scope.of(request, memory, classification)
         fan_out = FanOut(
             selected,
             log,

@@ -154,7 +154,9 @@ def test_an_unsupported_claim_is_dropped_on_request(streaming: bool) -> None:
 
 
 @pytest.mark.parametrize("streaming", [False, True], ids=["whole", "streamed"])
-@pytest.mark.parametrize(("answer", "withheld"), [(GOOD, False), (f"{FALSE} [ref_id:{{r}}].", True)], ids=["good", "bad"])
+@pytest.mark.parametrize(
+    ("answer", "withheld"), [(GOOD, False), (f"{FALSE} [ref_id:{{r}}].", True)], ids=["good", "bad"]
+)
 def test_a_badly_grounded_answer_is_withheld_on_request(answer: str, withheld: bool, streaming: bool) -> None:
     """The reason is data, the references are kept, and nothing of the answer is told."""
     kb, _ = knowledge_base(answer)
@@ -263,3 +265,11 @@ async def test_a_stream_of_an_async_client_tells_its_account_at_the_end() -> Non
     text = "".join([token async for token in tokens])
     response.account.grounding.check_spans(text)
     assert [node.text for node in response.cited_nodes] == [TEXTS[LAUNCH], TEXTS[HEIGHT]]
+
+
+def test_an_answer_that_says_that_it_is_none_is_data() -> None:
+    """In the model's own words; the reason stands beside them."""
+    kb, _ = knowledge_base("I don't know. The passages do not say how tall it was.")
+    response = kb.retrieve(QUESTION)
+    assert response.skipped_reasons == [SkippedReason.UNHELPFUL_ANSWER]
+    assert response.text.startswith("I don't know")

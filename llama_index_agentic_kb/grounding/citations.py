@@ -7,11 +7,11 @@ comes out as ``[ref_id:0][ref_id:2]``, every N one of the valid ids; what is not
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from enum import StrEnum
 from typing import Final
 
-__all__ = ["MarkerFilter", "Markers", "cited_ids", "clean_markers", "marker_spans"]
+__all__ = ["MarkerFilter", "Markers", "cited_ids", "clean_markers", "marker_spans", "without_markers"]
 
 
 class Markers(StrEnum):
@@ -130,6 +130,16 @@ def cited_ids(text: str) -> list[int]:
 def marker_spans(text: str) -> list[tuple[int, int]]:
     """Give where a text's markers stand, each with the spaces before it: (start, end), end exclusive."""
     return [marker.span() for marker in _MARKER.finditer(text) if _read_ids(marker["ids"])]
+
+
+def without_markers(position: int, cuts: Sequence[tuple[int, int]]) -> int:
+    """Give where a position of a text is once its markers are taken out.
+
+    Args:
+        position: In the text with markers.
+        cuts: Where they stand; see ``marker_spans``.
+    """
+    return position - sum(min(end, position) - start for start, end in cuts if start < position)
 
 
 def _read_ids(inner: str) -> list[int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llama_index_agentic_kb.grounding.citations import marker_spans
+from llama_index_agentic_kb.grounding.citations import marker_spans, without_markers
 from llama_index_agentic_kb.schema.grounding import GroundedClaim, GroundingLedger, Span
 
 __all__ = ["strip_markers"]
@@ -36,10 +36,5 @@ def strip_markers(text: str, ledger: GroundingLedger) -> tuple[str, GroundingLed
 
 
 def _moved(claim: GroundedClaim, cuts: Sequence[tuple[int, int]], shorter: str) -> GroundedClaim:
-    span = Span(start=_position(claim.span.start, cuts), end=_position(claim.span.end, cuts))
+    span = Span(start=without_markers(claim.span.start, cuts), end=without_markers(claim.span.end, cuts))
     return claim.model_copy(update={"span": span, "text": span.of(shorter)})
-
-
-def _position(position: int, cuts: Sequence[tuple[int, int]]) -> int:
-    """Give where a position of the longer text is in the shorter one."""
-    return position - sum(min(end, position) - start for start, end in cuts if start < position)

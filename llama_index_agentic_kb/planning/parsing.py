@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -54,12 +54,15 @@ class Proposal:
     filter: str = ""
 
 
-def plan_schema(sources: Sequence[str], *, filters: bool = False) -> dict[str, Any]:
+def plan_schema(
+    sources: Sequence[str], *, filters: bool = False, first: Mapping[str, dict[str, Any]] | None = None
+) -> dict[str, Any]:
     """Give the JSON schema of a plan over these sources, strict enough for OpenAI's structured outputs.
 
     Args:
         sources: Their names.
         filters: Whether a sub-query has a filter.
+        first: What else a reply holds, before the sub-queries: schemas by name.
     """
     names = {"type": "array", "items": {"type": "string", "enum": list(sources)}}
     sub_query = {
@@ -75,10 +78,11 @@ def plan_schema(sources: Sequence[str], *, filters: bool = False) -> dict[str, A
         "required": ["id", "query", "sources", "depends_on", *(["filter"] if filters else []), "finds"],
         "additionalProperties": False,
     }
+    parts = {**(first or {}), "sub_queries": {"type": "array", "items": sub_query}}
     return {
         "type": "object",
-        "properties": {"sub_queries": {"type": "array", "items": sub_query}},
-        "required": ["sub_queries"],
+        "properties": parts,
+        "required": [*parts],
         "additionalProperties": False,
     }
 

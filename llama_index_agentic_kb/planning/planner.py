@@ -13,18 +13,27 @@ from typing import Any, Final, TypeAlias
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.callbacks.schema import CBEventType
 from llama_index.core.prompts import BasePromptTemplate
-from llama_index.core.tools import FunctionTool
-from pydantic import BaseModel, Field
 
 from llama_index_agentic_kb._flow import Call, Flow
 from llama_index_agentic_kb._text import one_line, told_error
 from llama_index_agentic_kb.account import ActivityLog
 from llama_index_agentic_kb.account.activity_log import describe_error
-from llama_index_agentic_kb.errors import AgenticKBError, LLMError
+from llama_index_agentic_kb.errors import AgenticKBError, LLMError, PlanningError
 from llama_index_agentic_kb.llm import LanguageModel, Reply, Usage, is_function_calling, refuses_form, structured_output
+from llama_index_agentic_kb.planning.classification import (
+    PART,
+    ClassificationSpec,
+    Verdicts,
+    asking_for_classes,
+    classification_schema,
+    classify,
+    read_verdicts,
+    wanted,
+)
 from llama_index_agentic_kb.planning.effort import EffortLimits
 from llama_index_agentic_kb.planning.graph import Candidate, PlanGraph, plain_plan
 from llama_index_agentic_kb.planning.parsing import MAX_REPLY, Proposal, plan_schema, read_begun, read_proposals
+from llama_index_agentic_kb.planning.plan_tool import plan_tool
 from llama_index_agentic_kb.planning.scope import Scope
 from llama_index_agentic_kb.prompts import DEPENDENT, FILTERS, INDEPENDENT, PLANNER_TEMPLATE, as_data
 from llama_index_agentic_kb.schema import (
@@ -56,23 +65,6 @@ class Planning:
 
 Begin: TypeAlias = Callable[[Sequence[SubQuery]], Flow[None]]
 """What is done with sub-queries that can be searched."""
-
-
-class _PlannedQuery(BaseModel):
-    id: str = Field(description="q1, q2, ...")
-    query: str = Field(description="One standalone search.")
-    sources: list[str] = Field(description="Names of the sources to search.")
-    depends_on: list[str] = Field(default_factory=list, description="Ids of the sub-queries that it builds on.")
-    filter: str = Field(default="", description="An OData filter over fields that its sources list, or empty.")
-    finds: str = Field(default="", description="What its answer is, as a noun phrase in the question's own words.")
-
-
-class _Plan(BaseModel):
-    sub_queries: list[_PlannedQuery]
-
-
-def _submit_plan(**_: Any) -> None:
-    """Never runs: the call's arguments are what is wanted."""
 
 
 class Planner:
@@ -118,6 +110,8 @@ class Planner:
             input_tokens=planning.usage.input_tokens,
             output_tokens=planning.usage.output_tokens,
             sub_queries=[sub_query.query for sub_query in planning.plan.sub_queries],
+            classifications=planning.plan.classifications,
+            labels=planning.plan.labels or None,
         )
         return planning
 
@@ -130,10 +124,12 @@ class Planner:
         deadline: float | None,
         begin: Begin | None = None,
     ) -> Flow[Planning]:
-        """Plan the searches of a question.
+        """Plan the searches of a question, and classify it in the same call where that is asked for.
+
+        What was classified is kept where the rest of the call fails, as sub-queries are that were read by then.
 
         Args:
-            scope: Question and conversation.
+            scope: Question and conversation, and what it is to be classified as.
             sources: Those that may be searched, in declaration order.
             limits: How many sub-queries, sources and waves.
             deadline: ``time.monotonic()`` at which planning is given up.
@@ -142,11 +138,12 @@ class Planner:
         """
         planning = Planning(plain_plan(scope, sources))
         graph = PlanGraph(planning.plan, sources, limits)
-        intake = _Intake(graph, begin or _leave)
+        spec = wanted(scope.classification)
+        intake = _Intake(graph, begin or _leave, spec)
         try:
             reply = yield from self._ask(self._messages(scope, sources, limits), intake, sources, deadline)
             planning.usage = reply.usage
-            read = partial(read_proposals, reply.tool_arguments or reply.text)
+            read = partial(intake.read_whole, reply.tool_arguments or reply.text)
             yield from intake.take((yield Call(sync=read, deadline=deadline, what="reading the plan")))
             if reply.cut_short:
                 planning.plan.warnings.append("the model ran out of tokens while planning; the plan may be incomplete")
@@ -157,6 +154,7 @@ class Planner:
             kept = "what was planned by then is searched" if intake.began else "the question is searched as it is"
             planning.plan.warnings.append(f"planning failed, {kept}: {_reason(error)}")
         graph.finish()
+        classify(planning.plan, scope.classification, intake.verdicts)
         return planning
 
     def _ask(
@@ -187,22 +185,22 @@ class Planner:
     def _ask_structured(
         self, messages: list[ChatMessage], intake: _Intake, sources: Sequence[Candidate], deadline: float | None
     ) -> Flow[Reply]:
+        spec = intake.spec
+        first = None if spec is None else {PART: classification_schema(spec)}
+        names = [source.name for source in sources]
         schema = structured_output(
-            self.model.llm, "query_plan", plan_schema([source.name for source in sources], filters=_filterable(sources))
+            self.model.llm, "query_plan", plan_schema(names, filters=_filterable(sources), first=first)
         )
         if schema is not None:
             return (yield from self._read(messages, intake, deadline, **schema))
         if is_function_calling(self.model.llm):
-            tool = FunctionTool.from_defaults(
-                fn=_submit_plan, name="query_plan", description="Submit the plan.", fn_schema=_Plan
-            )
-            return (yield from self.model.call_tool(messages, tool, deadline=deadline))
+            return (yield from self.model.call_tool(messages, plan_tool(spec), deadline=deadline))
         return (yield from self._read(messages, intake, deadline))
 
     def _messages(self, scope: Scope, sources: Sequence[Candidate], limits: EffortLimits) -> list[ChatMessage]:
         waves = DEPENDENT.format(max_waves=limits.waves) if limits.waves > 1 else INDEPENDENT
         turns = [f"{role}: {one_line(text, 2_000)}" for role, text in scope.history[-limits.history_messages :]]
-        return self.template.format_messages(
+        messages = self.template.format_messages(
             llm=self.model.llm,
             max_sub_queries=str(limits.sub_queries),
             dependencies=f"{waves}\n- {FILTERS}" if _filterable(sources) else waves,
@@ -210,6 +208,7 @@ class Planner:
             conversation=as_data("\n".join([*turns, f"user: {scope.question}"])),
             query_str=as_data(scope.question),
         )
+        return asking_for_classes(messages, wanted(scope.classification))
 
 
 MAX_LOOKS: Final = 400
@@ -221,8 +220,10 @@ _MARKS: Final = frozenset('"}]')
 class _Intake:
     """Takes the proposals of a reply as they are written, and has begun what can be searched."""
 
-    def __init__(self, graph: PlanGraph, begin: Begin) -> None:
+    def __init__(self, graph: PlanGraph, begin: Begin, spec: ClassificationSpec | None) -> None:
         self.began = False
+        self.spec = spec
+        self.verdicts: Verdicts | None = None
         self._looks = 0
         self._graph = graph
         self._begin = begin
@@ -231,7 +232,26 @@ class _Intake:
         """Look into the reply where a key begins, or an object or a list ends."""
         if not _MARKS.isdisjoint(delta) and self._looks < MAX_LOOKS and not self._graph.full:
             self._looks += 1
+            if self.spec is not None and self.verdicts is None:
+                self.verdicts = read_verdicts(text, self.spec, whole=False)
             yield from self.take(read_begun(text))
+
+    def read_whole(self, reply: str | dict[str, Any]) -> list[Proposal]:
+        """Read verdicts and proposals of a reply that has ended.
+
+        Some models say no more of a question than what is wrong with it: that is no failure.
+
+        Raises:
+            PlanningError: There is neither a plan nor a verdict in it.
+        """
+        if self.spec is not None:
+            self.verdicts = read_verdicts(reply, self.spec) or self.verdicts
+        try:
+            return read_proposals(reply)
+        except PlanningError:
+            if self.verdicts is None:
+                raise
+            return []
 
     def take(self, proposals: Sequence[Proposal]) -> Flow[None]:
         """Take all proposals that were read so far."""

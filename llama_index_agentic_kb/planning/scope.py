@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from llama_index.core.base.llms.types import ChatMessage
 
+from llama_index_agentic_kb.planning.classification import ClassificationSpec
 from llama_index_agentic_kb.schema import Message, RetrievalRequest
 
 __all__ = ["Scope"]
@@ -23,17 +24,25 @@ class Scope:
         question: The last user message.
         history: (role, text) pairs before it, oldest first.
         intents: Queries that need no planning; then there is no single question.
+        classification: What the question is to be classified as; None classifies nothing.
     """
 
     question: str
     history: tuple[tuple[str, str], ...] = ()
     intents: tuple[str, ...] = field(default=())
+    classification: ClassificationSpec | None = None
 
     @classmethod
-    def of(cls, request: RetrievalRequest, memory: Sequence[ChatMessage] = ()) -> Scope:
+    def of(
+        cls,
+        request: RetrievalRequest,
+        memory: Sequence[ChatMessage] = (),
+        classification: ClassificationSpec | None = None,
+    ) -> Scope:
         """Read a request; ``memory`` stands in for the history where the request has none."""
         history = _pairs(request.history) or _remembered(memory, request.question)
-        return cls(request.question, history, tuple(intent.search for intent in request.intents or ()))
+        intents = tuple(intent.search for intent in request.intents or ())
+        return cls(request.question, history, intents, classification)
 
 
 def _pairs(messages: Sequence[Message]) -> tuple[tuple[str, str], ...]:

@@ -16,7 +16,7 @@ from llama_index_agentic_kb.planning.scope import Scope
 from llama_index_agentic_kb.sources.base import node_key
 from llama_index_agentic_kb.sources.fan_out import Lane
 
-__all__ = ["EvidenceStrength", "evidence_strength", "is_simple"]
+__all__ = ["EvidenceStrength", "evidence_strength", "is_simple", "word_coverage"]
 
 SIMPLE_WORDS: Final = 8
 """Words of the longest question that may be simple."""
@@ -105,7 +105,7 @@ def evidence_strength(scope: Scope, lanes: Sequence[Lane], options: EvidenceOpti
     best = best_of(lanes, options)[:TOP]
     text = normalize("\n".join(one.node.node.get_content(MetadataMode.EMBED) for one in best))
     signals = {
-        "coverage": round(_coverage(scope.question, text), 3),
+        "coverage": round(word_coverage(scope.question, text), 3),
         "agreement": round(_agreement(lanes), 3),
         "found": round(sum(bool(lane.nodes) for lane in lanes) / max(1, len(lanes)), 3),
     }
@@ -138,7 +138,8 @@ def _joins(question: str) -> bool:
     )
 
 
-def _coverage(question: str, text: str) -> float:
+def word_coverage(question: str, text: str) -> float:
+    """Give the share of a question's words, but for stop words, that a normalised text holds, 0 to 1."""
     words = {word for word in re.findall(r"\w+", normalize(question)) if word not in _STOP}
     return sum(_stem(word) in text for word in words) / len(words) if words else 0.0
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from llama_index_agentic_kb._flow import Flow, Wait
 from llama_index_agentic_kb.account import ActivityLog, Budget
 from llama_index_agentic_kb.evidence.options import EvidenceOptions
+from llama_index_agentic_kb.planning.classification import classify, wanted
 from llama_index_agentic_kb.planning.effort import EffortLimits
 from llama_index_agentic_kb.planning.graph import Candidate, plain_plan
 from llama_index_agentic_kb.planning.scope import Scope
@@ -38,6 +39,9 @@ class Strategy:
     def search(self, scope: Scope, fan_out: FanOut, budget: Budget, log: ActivityLog) -> Flow[Searched]:
         """Search the question as it is, or what a model plans; the question itself is searched while it plans.
 
+        A question that is to be classified is planned, however simple it is and however strong its evidence: the
+        planner's call tells its class. At minimal effort, with intents and without a model it stays unclassified.
+
         Args:
             scope: The question.
             fan_out: Searches the selected sources.
@@ -50,8 +54,10 @@ class Strategy:
         ]
         plain = plain_plan(scope, candidates, self.limits)
         if self.agents is None or self.effort is ReasoningEffort.MINIMAL or scope.intents:
+            classify(plain, scope.classification, None)
             return Searched(plain, (yield from fan_out.search(plain)))
-        if self.limits.skip_simple and is_simple(scope):
+        classified = wanted(scope.classification) is not None
+        if self.limits.skip_simple and not classified and is_simple(scope):
             decision = "not planned: a simple question"
             return Searched(plain, (yield from fan_out.search(plain)), decision=decision)
         auto = self.effort is ReasoningEffort.AUTO
@@ -68,6 +74,8 @@ class Strategy:
         )
         if not auto:
             return (yield from waves.search(plain))
+        if classified:
+            return _because("planned: the question is to be classified", (yield from waves.search(plain)))
         return (yield from self._search_first(waves, plain, scope, fan_out))
 
     def _search_first(self, waves: WaveSearch, plain: QueryPlan, scope: Scope, fan_out: FanOut) -> Flow[Searched]:
@@ -79,5 +87,10 @@ class Strategy:
             return Searched(plain, first.lanes, signals=strength.signals, decision=strength.reason)
         searched = yield from waves.search(plain, first)
         searched.signals = strength.signals
-        searched.decision = "; ".join(part for part in (strength.reason, searched.decision) if part)
-        return searched
+        return _because(strength.reason, searched)
+
+
+def _because(reason: str, searched: Searched) -> Searched:
+    """Tell why a search was planned, before why it stopped."""
+    searched.decision = "; ".join(part for part in (reason, searched.decision) if part)
+    return searched

@@ -99,6 +99,8 @@ class WaveSearch:
         planned: Planning = planning.result()
         self._allowance.account(planned.usage, planned.error)
         self._result.plan.warnings = planned.plan.warnings
+        self._result.plan.classifications = planned.plan.classifications
+        self._result.plan.labels = planned.plan.labels
         self._planned.update((one.id, one) for one in planned.plan.sub_queries)
         self._waiting = {one.id: one for one in planned.plan.sub_queries if one.depends_on}
         yield from self._begin_open()

@@ -22,6 +22,7 @@ from llama_index_agentic_kb.account.retry_budget import share_retries
 from llama_index_agentic_kb.errors import DeadlineExceededError
 from llama_index_agentic_kb.evidence.postprocessing import postprocess
 from llama_index_agentic_kb.grounding import MarkerFilter, Markers
+from llama_index_agentic_kb.grounding.helpfulness import unhelpful
 from llama_index_agentic_kb.grounding.settings import Grounding, as_grounding
 from llama_index_agentic_kb.query_engine.responses import (
     AgenticAsyncStreamingResponse,
@@ -191,7 +192,9 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
             answered.skipped = [SkippedReason.NO_RELEVANT_CONTENT]
         elif self.checks is not None and synthesis.output is None:
             answered.grounded = yield from checked(self.synthesizer, retrieval, synthesis, self.checks)
-            answered.skipped = answered.grounded.skipped
+            answered.skipped = [*answered.grounded.skipped]
+            if unhelpful(answered.grounded.text, question=retrieval.scope.question):
+                answered.skipped.append(SkippedReason.UNHELPFUL_ANSWER)
         return answered
 
     def retrieved(

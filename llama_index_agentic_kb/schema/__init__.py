@@ -18,6 +18,12 @@ from llama_index_agentic_kb.schema.activity import (
     SearchLane,
     SourceActivity,
 )
+from llama_index_agentic_kb.schema.answer import Answer, QueryClass, SkippedReason
+from llama_index_agentic_kb.schema.answer_pieces import (
+    AnswerPiece,
+)
+from llama_index_agentic_kb.schema.answer_query import AnswerQuery
+from llama_index_agentic_kb.schema.answer_response import AnswerResponse
 from llama_index_agentic_kb.schema.filters import (
     Condition,
     FilterGroup,
@@ -29,6 +35,7 @@ from llama_index_agentic_kb.schema.filters import (
     matcher,
     matches,
 )
+from llama_index_agentic_kb.schema.grounding import ClaimFlag, GroundedClaim, GroundingLedger, Verdict
 from llama_index_agentic_kb.schema.odata import parse_odata, to_odata
 from llama_index_agentic_kb.schema.plan import Confidence, Finding, QueryPlan, SubQuery, SubQueryOrigin
 from llama_index_agentic_kb.schema.principal import Principal
@@ -44,12 +51,18 @@ from llama_index_agentic_kb.schema.request import (
     TextContent,
 )
 from llama_index_agentic_kb.schema.response import Extract, MissingPart, Reference, RetrievalResponse, SourceData
+from llama_index_agentic_kb.schema.sessions import Session, Turn
 
 __all__ = [
     "ActivityError",
     "ActivityRecord",
     "AgenticReasoningActivity",
+    "Answer",
+    "AnswerPiece",
+    "AnswerQuery",
+    "AnswerResponse",
     "AnyActivity",
+    "ClaimFlag",
     "Condition",
     "Confidence",
     "EffortUse",
@@ -59,6 +72,8 @@ __all__ = [
     "FilterNode",
     "FilterOperator",
     "Finding",
+    "GroundedClaim",
+    "GroundingLedger",
     "ImageContent",
     "Intent",
     "Message",
@@ -69,6 +84,7 @@ __all__ = [
     "Outcome",
     "OutputMode",
     "Principal",
+    "QueryClass",
     "QueryPlan",
     "ReasoningEffort",
     "Reference",
@@ -77,12 +93,16 @@ __all__ = [
     "RetrievalResponse",
     "SearchArguments",
     "SearchLane",
+    "Session",
+    "SkippedReason",
     "SourceActivity",
     "SourceData",
     "SourceParams",
     "SubQuery",
     "SubQueryOrigin",
     "TextContent",
+    "Turn",
+    "Verdict",
     "all_of",
     "any_of",
     "matcher",

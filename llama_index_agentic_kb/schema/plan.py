@@ -7,6 +7,7 @@ from enum import StrEnum
 from pydantic import Field
 
 from llama_index_agentic_kb.schema._model import Model
+from llama_index_agentic_kb.schema.answer import QueryClassification
 from llama_index_agentic_kb.schema.filters import FilterNode
 
 __all__ = ["Confidence", "Finding", "QueryPlan", "SubQuery", "SubQueryOrigin"]
@@ -75,6 +76,11 @@ class QueryPlan(Model):
     sub_queries: list[SubQuery]
     warnings: list[str] = Field(default_factory=list)
     """What was wrong with the model's plan, and what was done about it."""
+    classifications: list[QueryClassification] | None = None
+    """What the question is, for each class that was asked for and judged. None where it was not classified, which is
+    never the same as harmless."""
+    labels: list[str] = Field(default_factory=list)
+    """Which of the user's own labels fit the question."""
 
     @property
     def sources(self) -> list[str]:

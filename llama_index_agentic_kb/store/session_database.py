@@ -31,8 +31,9 @@ _UPGRADE_LOCK: Final = 7_391_204_118
 """Names the lock under which one process at a time upgrades a PostgreSQL database."""
 _TOO_SLOW: Final = frozenset({"57014", "55P03"})
 """PostgreSQL's codes of a statement and of a lock that took too long."""
-_PASSING: Final = frozenset({"40001", "40P01", "57P01", "57P02", "57P03", "53300"})
-"""... of conflicts, of a server that is going down or coming up, and of one with too many clients."""
+_PASSING: Final = frozenset({"40001", "40P01", "23505", "57P01", "57P02", "57P03", "53300"})
+"""... of conflicts (two that make one session at once, too), of a server that is going down or coming up, and of one
+with too many clients."""
 _FIRST_PAUSE: Final = 0.02
 _LONGEST_PAUSE: Final = 1.0
 _ALEMBIC: Final = threading.Lock()  # its proxies are global

@@ -163,6 +163,7 @@ class SessionStore:
         query_id: str = "",
         query_config: Mapping[str, str] | None = None,
         user_pseudo_id: str = "",
+        may_make: bool = False,
         deadline: float | None = None,
     ) -> Turn:
         """Store a question and its whole answer as the next turn of a session.
@@ -176,6 +177,7 @@ class SessionStore:
             query_id: The question's id, if it has one.
             query_config: What else is kept of the question.
             user_pseudo_id: Of a session that is made: its user.
+            may_make: Whether a session that is not there is made, under this id and in the same transaction.
             deadline: ``time.monotonic()``; None is the store's timeout.
 
         Raises:
@@ -183,7 +185,7 @@ class SessionStore:
             NotFoundError: The owner has no such session.
         """
         said = Said(query, query_id, dict(query_config or {}), user_pseudo_id)
-        return run(self._add_turn(owner, session_id, said, answer, deadline))
+        return run(self._add_turn(owner, session_id, said, answer, deadline, may_make=may_make))
 
     async def aadd_turn(
         self,
@@ -195,11 +197,12 @@ class SessionStore:
         query_id: str = "",
         query_config: Mapping[str, str] | None = None,
         user_pseudo_id: str = "",
+        may_make: bool = False,
         deadline: float | None = None,
     ) -> Turn:
         """Store a question and its whole answer; see ``add_turn``."""
         said = Said(query, query_id, dict(query_config or {}), user_pseudo_id)
-        return await arun(self._add_turn(owner, session_id, said, answer, deadline))
+        return await arun(self._add_turn(owner, session_id, said, answer, deadline, may_make=may_make))
 
     def get_answer(self, owner: str, session_id: str, answer_id: str, *, deadline: float | None = None) -> Answer:
         """Give an answer of a session.
@@ -262,22 +265,21 @@ class SessionStore:
         work = writes.Deletion(key_of(owner, session_id))
         return self._do("deleting a session", work, deadline, write=True)
 
-    def _add_turn(self, owner: str, session_id: str, said: Said, answer: Answer, deadline: float | None) -> Flow[Turn]:
+    def _add_turn(
+        self, owner: str, session_id: str, said: Said, answer: Answer, deadline: float | None, *, may_make: bool
+    ) -> Flow[Turn]:
         if answer.state not in _DONE:
             raise InvalidRequestError(
                 f"answer.state: a turn holds a whole answer, succeeded or failed; this one is {answer.state.value!r}"
             )
         named = answer if answer.id else answer.model_copy(update={"id": uuid.uuid4().hex})
-        now = datetime.now(UTC)
-        made = None
         if session_id == NEW_SESSION:
-            changes = SessionChanges(user_pseudo_id=said.user_pseudo_id)
             # Of the answer's id: storing the same turn again finds the session that the first try made.
-            made_id = uuid.uuid5(uuid.NAMESPACE_OID, f"{owner}\n{named.id}").hex
-            made = NewSession(checked_owner(owner), made_id, now, changes)
-        key = made.key if made else key_of(owner, session_id)
-        turn = NewTurn(key, said, named, now, made)
-        return self._do("storing a turn", partial(writes.add_turn, turn), deadline, write=True)
+            may_make, session_id = True, uuid.uuid5(uuid.NAMESPACE_OID, f"{owner}\n{named.id}").hex
+        now, key = datetime.now(UTC), key_of(owner, session_id)
+        made = NewSession(*key, now, SessionChanges(user_pseudo_id=said.user_pseudo_id)) if may_make else None
+        work = partial(writes.add_turn, NewTurn(key, said, named, now, made))
+        return self._do("storing a turn", work, deadline, write=True)
 
     def _get_answer(self, owner: str, session_id: str, answer_id: str, deadline: float | None) -> Flow[Answer]:
         work = partial(reads.load_answer, key_of(owner, session_id), answer_id)

@@ -17,6 +17,13 @@ from typing import Any, Final
 
 from llama_index_agentic_kb.errors import InvalidAnswerError
 from llama_index_agentic_kb.schema.answer import Answer, AnswerReference, AnswerState, AnswerStep, Citation
+from llama_index_agentic_kb.schema.answer_pieces import (
+    AnswerPiece,
+    CitationPiece,
+    ReferencesPiece,
+    StepsPiece,
+    TextPiece,
+)
 from llama_index_agentic_kb.schema.sessions import Session
 from llama_index_agentic_kb.wire.google_answer_resource import (
     encode_answer,
@@ -133,6 +140,22 @@ class AnswerStream:
         if session is not None and self._parent is not None:
             kept = encode_session(session, self._parent, enum_as_int=self._enum_as_int)
         return self._element(told, kept) + b"]"
+
+    def piece(self, piece: AnswerPiece) -> bytes:
+        """Tell a piece of ``KnowledgeBase.stream_answer``; the last one closes the array.
+
+        for piece in kb.stream_answer(query):
+            yield stream.piece(piece)
+        """
+        if isinstance(piece, StepsPiece):
+            return self.steps(piece.steps) if piece.steps else b""
+        if isinstance(piece, ReferencesPiece):
+            return self.references(piece.references) if piece.references else b""
+        if isinstance(piece, TextPiece):
+            return self.text(piece.text)
+        if isinstance(piece, CitationPiece):
+            return self.citation(piece.citation)
+        return self.finish(piece.answer, piece.session)
 
     def fail(self) -> bytes:
         """Tell that no answer comes, and close the array; nothing where it is closed already."""

@@ -288,7 +288,9 @@ def a_parent_hangs() -> None:
 
 @fault("source", "it raises", "the others' answer, status 206, its reason in words")
 def it_raises() -> None:
-    kb = base(KnowledgeSource("bad", retriever=MemoryRetriever(TEXTS, fault=RuntimeError("disk on fire"))), well(), seconds=20)
+    kb = base(
+        KnowledgeSource("bad", retriever=MemoryRetriever(TEXTS, fault=RuntimeError("disk on fire"))), well(), seconds=20
+    )
     response = kb.retrieve("rain")
     assert_partial(response, "bad", Outcome.ERROR)
     assert response.missing[0].reason == "disk on fire"

@@ -30,6 +30,16 @@ from llama_index_agentic_kb.grounding.alignment.quantities import read_facts
         ("70 °F", "about 21 °C"),
         ("3.1 miles", "about 5 km"),
         ("12161300000", "12,161,300,000"),
+        ("forty-fourth", "44th"),
+        ("Q4", "fourth"),
+        ("$3.24B", "$3.24 billion"),
+        ("3:15 pm", "15:15"),
+        ("12 a.m.", "0:00"),
+        ("half", "50%"),
+        ("two thirds", "67 percent"),
+        ("one in five", "20%"),
+        ("ein Drittel", "33 Prozent"),
+        ("aged 54", "54 years"),
     ],
 )
 def test_same(one: str, other: str) -> None:
@@ -55,6 +65,10 @@ def test_same(one: str, other: str) -> None:
         ("283", "284"),
         ("29,036 ft", "29,029 feet"),
         ("9,003 kg", "9,000 kg"),
+        ("3:15 am", "15:15"),
+        ("a third of", "third"),
+        ("one in five", "5"),
+        ("Q3", "fourth"),
     ],
 )
 def test_different(one: str, other: str) -> None:
@@ -72,12 +86,24 @@ def test_different(one: str, other: str) -> None:
         ("the 19th century", "1848", 1.0, 1.0),
         ("1848", "the 19th century", 0.4, 0.6),
         ("the 1960s", "1969", 1.0, 1.0),
+        ("$3.2 billion", "$3.24 billion", 0.9, 0.9),
+        ("$3.24 billion", "$3.2 billion", 0.0, 0.0),
+        ("$3.3 billion", "$3.24 billion", 0.0, 0.0),
     ],
 )
 def test_less_and_more_exact(claimed: str, told: str, least: float, most: float) -> None:
     """What is claimed less exactly than told is borne out; what is claimed more exactly is only in part."""
     [first], [second] = list(read_facts(claimed)), list(read_facts(told))
     assert least <= agree(first, second) <= most
+
+
+@pytest.mark.parametrize("text", ["18 to 65 years", "aged 18 to 65", "18-65 years"])
+def test_ranges_have_one_unit(text: str) -> None:
+    """Of a range, the unit of one end is the other's as well."""
+    [least], [_] = list(read_facts("18 years")), list(read_facts("65 years"))
+    first, last = read_facts(text)
+    assert first.dimension == last.dimension == "time"
+    assert first.value == least.value
 
 
 def test_german_decimals() -> None:

@@ -95,6 +95,11 @@ def test_only_our_own_text_is_a_format() -> None:
     assert list(formats(ast.parse("question.format(x=1)")))
     ours = {
         ("planning/planner.py", "DEPENDENT.format(max_waves=limits.waves)"),  # a constant of prompts.py
+        ("planning/classification.py", "LABEL.format(name=quoted(name))"),  # the same
+        (  # the same
+            "planning/classification.py",
+            "CLASSIFICATION.format(classes='\\n'.join((_described(key, spec) for key in spec.keys)), form=form)",
+        ),
         ("guard/spotlighting.py", "_NOTES[self.technique].format(sign=self.sign)"),  # constants of the module
     }
     found = {(place.module, place.code) for module, tree in modules().items() for place in formats(tree, module)}

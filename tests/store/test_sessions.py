@@ -162,6 +162,29 @@ def test_turns_of_many_threads_and_tasks_keep_one_order(store: SessionStore, own
     assert times == sorted(times)
 
 
+def test_first_turns_at_once_make_one_session(store: SessionStore, owner: str) -> None:
+    """A session of a given id is made by its first turn, by many at once too; only where the caller says so."""
+    session_id = uuid.uuid4().hex
+    with pytest.raises(NotFoundError):
+        store.add_turn(owner, session_id, "Q?", ANSWER)
+
+    def add(at: int) -> None:
+        store.add_turn(owner, session_id, f"Q{at}", ANSWER, may_make=True, user_pseudo_id="u")
+
+    threads = [threading.Thread(target=add, args=(at,)) for at in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    session = store.get(owner, session_id)
+    assert sorted(turn.query for turn in session.turns) == sorted(f"Q{at}" for at in range(16))
+    assert (numbers(session), session.user_pseudo_id) == (list(range(1, 17)), "u")
+    other = owner + "x"
+    store.add_turn(other, session_id, "Mine", ANSWER, may_make=True)
+    assert numbers(store.get(other, session_id)) == [1]
+    assert len(store.get(owner, session_id).turns) == 16
+
+
 async def test_the_async_calls_do_the_same(store: SessionStore, owner: str) -> None:
     """Every call has an async one."""
     made = await store.acreate(owner, SessionChanges(display_name="N"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
@@ -31,12 +31,16 @@ class Recorded:
 
 
 class LoopbackGoogle:
-    """Answers each request with ``body`` (or, where it is a list, with its pieces as chunks) and ``status``."""
+    """Answers each request with ``body`` (or, where it is a list, with its pieces as chunks) and ``status``.
+
+    Where there is a ``service``, it is asked for the body instead.
+    """
 
     def __init__(self) -> None:
         self.requests: list[Recorded] = []
         self.status = 200
         self.body: bytes | list[bytes] = b"{}"
+        self.service: Callable[[Recorded], bytes | list[bytes]] | None = None
 
     def __enter__(self) -> Self:
         outer = self
@@ -46,11 +50,12 @@ class LoopbackGoogle:
                 parts = urlsplit(self.path)
                 query = dict(parse_qsl(parts.query, keep_blank_values=True))
                 outer.requests.append(Recorded(self.command, unquote(parts.path), query, self.read_body()))
-                if isinstance(outer.body, bytes):
-                    self.send_whole(outer.body, "application/json; charset=UTF-8", outer.status)
+                body = outer.body if outer.service is None else outer.service(outer.last)
+                if isinstance(body, bytes):
+                    self.send_whole(body, "application/json; charset=UTF-8", outer.status)
                     return
                 self.start_body("application/json; charset=UTF-8", None, outer.status)
-                for piece in [*filter(None, outer.body), b""]:
+                for piece in [*filter(None, body), b""]:
                     self.send_chunk(piece)
 
             do_GET = do_POST = do_PATCH = do_DELETE = _serve  # noqa: N815 (the base class's names)

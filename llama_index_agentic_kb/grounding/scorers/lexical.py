@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
 from llama_index_agentic_kb._flow import Call, Flow
-from llama_index_agentic_kb.grounding.alignment.analysis import Analysis, Item, analyze, join
+from llama_index_agentic_kb.grounding.alignment.analysis import Analysis, Item, analyze
+from llama_index_agentic_kb.grounding.alignment.joining import join
 from llama_index_agentic_kb.grounding.alignment.pairing import Pairing, pair
 from llama_index_agentic_kb.grounding.alignment.vocabulary import concept_of
 from llama_index_agentic_kb.grounding.claims import Claim
 from llama_index_agentic_kb.grounding.scorers.base import ClaimScore, Evidence, Premise, Rival, verdict_of
 from llama_index_agentic_kb.schema.grounding import ConflictKind, Span
+from llama_index_agentic_kb.search.languages import DEFAULT_LANGUAGE
 
 __all__ = ["LexicalScorer", "bearing_spans", "nearest_premises"]
 
@@ -30,6 +33,18 @@ MAX_CHARACTERS: Final = 50_000
 """Characters of a passage that claims are held against; what stands behind them is not read."""
 _TELLING: Final = 60
 """Words from which a passage's own language is believed."""
+_UNSURE: Final = frozenset([DEFAULT_LANGUAGE, "chinese", "japanese"])
+_SOURCES: Final = (
+    r"(?:(?:provided|given|above|retrieved|available|cited|supplied) )?(?:text|passage|article|context|document|source"
+    r"|excerpt|information|evidence|search result)s?(?: provided| given)?"
+)
+_FRAME: Final = re.compile(
+    rf"^\s*(?:(?:according to|based on|per|as per|as stated in|as mentioned in) (?:the|this|these|your) {_SOURCES},?\s+"
+    rf"|(?:the|this|these) {_SOURCES} (?:also )?"
+    r"(?:states?|says?|mentions?|notes?|explains?|indicates?|reports?) that\s+"
+    r"|laut (?:dem|der|den) (?:text|artikel|dokument|quelle|quellen|dokumenten)\s+)",
+    re.IGNORECASE,
+)
 _SMOOTHING: Final = 4.0
 _KINDS: Final = {"number": ConflictKind.NUMBER, "date": ConflictKind.DATE, "name": ConflictKind.NAME}
 
@@ -62,7 +77,7 @@ class LexicalScorer:
         """Score claims here and now."""
         sources = analyzed(premises)
         corpus = _Corpus(sources)
-        return [self._judge(claim, sources, corpus) for claim in claims]
+        return [self._judge(_unframed(claim), sources, corpus) for claim in claims]
 
     def _judge(self, text: str, sources: Sequence[Analysis], corpus: _Corpus) -> ClaimScore:
         claims = {language: analyze(text, "", language) for language in corpus.languages}
@@ -97,6 +112,8 @@ class LexicalScorer:
         if not others or pairings[first].coverage >= _WHOLE:
             return None
         second = max(others, key=lambda number: pairings[number].coverage)
+        if not _adds(claims[sources[first].language], sources[first], sources[second]):
+            return None
         joined = join([sources[first], sources[second]])
         both = pair(claims[joined.language], joined, corpus.weights, corpus.default)
         split = len(sources[first].sentences)
@@ -119,9 +136,20 @@ def analyzed(premises: Sequence[Premise]) -> list[Analysis]:
         return []
     common = Counter(source.language for source in sources).most_common(1)[0][0]
     return [
-        source if source.language == common or len(source.tokens) >= _TELLING else _analyzed(premise, common)
+        _analyzed(premise, common) if source.language != common and not _is_sure(source) else source
         for premise, source in zip(premises, sources, strict=True)
     ]
+
+
+def _is_sure(source: Analysis) -> bool:
+    """Whether a passage's own language is to be believed: few words of one that is not the default tell enough."""
+    return source.language not in _UNSURE or len(source.tokens) >= _TELLING
+
+
+def _unframed(claim: str) -> str:
+    """Give a claim without "according to the text": whose words they are, the passages don't say."""
+    rest = _FRAME.sub("", claim, count=1)
+    return claim if rest in ("", claim) else rest[:1].upper() + rest[1:]
 
 
 def _analyzed(premise: Premise, language: str | None = None) -> Analysis:
@@ -188,6 +216,13 @@ class _Corpus:
 
 def _about(premise: Premise) -> str:
     return " ".join([premise.title, *(f"{value}" for value in premise.attributes.values())]).strip()
+
+
+def _adds(claim: Analysis, first: Analysis, second: Analysis) -> bool:
+    """Whether a passage has two words of a claim, or a number or name, that another one lacks."""
+    new = {token.stem for token in claim.tokens if token.content} & second.places.keys() - first.places.keys()
+    named = any(token.name for token in claim.tokens if token.stem in new)
+    return named or len(new) > 1 or any(item.fact is not None for item in claim.items)
 
 
 def _evidence(number: int, pairing: Pairing, source: Analysis) -> Evidence:

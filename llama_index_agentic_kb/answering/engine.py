@@ -1,0 +1,317 @@
+"""The way of an ``AnswerQuery``: asked, classified, searched, gated, written, checked, kept.
+
+    policy ─▶ retrieval, classified ─▶ gate ─▶ synthesis ─▶ grounding ─▶ policy ─▶ related questions ─▶ session
+
+Wherever it ends early, steps and references so far are kept, the state is SUCCEEDED, and ``skipped_reasons`` say why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from llama_index_agentic_kb._flow import Emit, Flow, deadline_after, earliest, emitting
+from llama_index_agentic_kb.answering.end_user import end_user_part
+from llama_index_agentic_kb.answering.given_results import given_request, given_retriever
+from llama_index_agentic_kb.answering.pieces import Pieces
+from llama_index_agentic_kb.answering.policy import AnswerPolicy, Safety, check, rate
+from llama_index_agentic_kb.answering.query import classification_of, instructions_of, request_of
+from llama_index_agentic_kb.answering.references import answer_references
+from llama_index_agentic_kb.answering.related import RelatedQuestions
+from llama_index_agentic_kb.answering.relevance import judge_relevance
+from llama_index_agentic_kb.answering.resource import make_answer, unanswered_parts
+from llama_index_agentic_kb.answering.steps import answer_steps
+from llama_index_agentic_kb.answering.turns import Turns, session_owner
+from llama_index_agentic_kb.errors import DeadlineExceededError, InvalidRequestError
+from llama_index_agentic_kb.grounding import Markers
+from llama_index_agentic_kb.grounding.helpfulness import unhelpful
+from llama_index_agentic_kb.grounding.settings import DEFAULT_GROUNDING, Grounding
+from llama_index_agentic_kb.guard.spotlighting import Spotlight
+from llama_index_agentic_kb.query_engine import AgenticQueryEngine, Answered
+from llama_index_agentic_kb.query_engine.stages import arrived, checked, synthesized
+from llama_index_agentic_kb.retriever import Retrieval
+from llama_index_agentic_kb.schema import ActivityRecord, MissingPart, Outcome
+from llama_index_agentic_kb.schema.answer import (
+    AnswerReference,
+    AnswerStep,
+    QueryClass,
+    SafetyRating,
+    SkippedReason,
+)
+from llama_index_agentic_kb.schema.answer_pieces import (
+    ReferencesPiece,
+    StepsPiece,
+    TextPiece,
+)
+from llama_index_agentic_kb.schema.answer_query import AnswerQuery
+from llama_index_agentic_kb.schema.answer_response import AnswerResponse
+from llama_index_agentic_kb.store.sessions import SessionStore
+from llama_index_agentic_kb.synthesizers import Synthesis
+
+__all__ = ["NO_ANSWER", "AnswerEngine"]
+
+NO_ANSWER: Final = "No answer could be given to your question. Here is what was found."
+"""What is said where an answer is withheld; ``skipped_reasons`` say why, as data."""
+
+RELATED_SECONDS: Final = 10.0
+"""Time that related questions may take, within the request's own."""
+
+_IGNORED: Final = {
+    QueryClass.ADVERSARIAL_QUERY: ("ignore_adversarial_query", SkippedReason.ADVERSARIAL_QUERY_IGNORED),
+    QueryClass.JAIL_BREAKING_QUERY: ("ignore_jail_breaking_query", SkippedReason.JAIL_BREAKING_QUERY_IGNORED),
+    QueryClass.NON_ANSWER_SEEKING_QUERY: (
+        "ignore_non_answer_seeking_query",
+        SkippedReason.NON_ANSWER_SEEKING_QUERY_IGNORED,
+    ),
+    QueryClass.NON_ANSWER_SEEKING_QUERY_V2: (
+        "ignore_non_answer_seeking_query",
+        SkippedReason.NON_ANSWER_SEEKING_QUERY_IGNORED_V2,
+    ),
+}
+"""The switch that withholds the answer to a query of a class, and the reason that is told."""
+
+_AGAINST_POLICY: Final = {SkippedReason.CUSTOMER_POLICY_VIOLATION, SkippedReason.POTENTIAL_POLICY_VIOLATION}
+
+Observer = Callable[[ActivityRecord], None] | None
+
+
+@dataclass(slots=True)
+class _Way:
+    """What one query has come to so far."""
+
+    query: AnswerQuery
+    created_at: datetime
+    text: str = NO_ANSWER
+    retrieval: Retrieval | None = None
+    answered: Answered | None = None
+    references: dict[str, AnswerReference] = field(default_factory=dict)
+    steps: list[AnswerStep] = field(default_factory=list)
+    skipped: list[SkippedReason] = field(default_factory=list)
+    related: list[str] = field(default_factory=list)
+    ratings: list[SafetyRating] = field(default_factory=list)
+    missing: list[MissingPart] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def skip(self, *reasons: SkippedReason) -> None:
+        """Give no answer."""
+        self.skipped += reasons
+        self.text = NO_ANSWER
+
+
+class AnswerEngine:
+    """Answers queries with ``Answer`` resources.
+
+    Args:
+        engine: Retrieves and answers; its synthesizer is one of ours that a model writes for.
+        policy: The application's own rules; None has none.
+        sessions: Keeps turns; None keeps none, and refuses queries that name a session.
+
+    Raises:
+        InvalidRequestError: ``engine`` has no language model.
+    """
+
+    def __init__(
+        self, engine: AgenticQueryEngine, policy: AnswerPolicy | None = None, sessions: SessionStore | None = None
+    ) -> None:
+        if engine.retriever.llm is None:
+            raise InvalidRequestError("answer: it needs a language model; pass llm= or set OPENAI_API_KEY")
+        self.engine = engine
+        self.policy = policy or AnswerPolicy()
+        self.sessions = sessions
+
+    def answer(self, query: AnswerQuery, *, observer: Observer = None, streaming: bool = False) -> Flow[AnswerResponse]:
+        """Go the whole way of a query.
+
+        Args:
+            query: What is asked, and how it is answered.
+            observer: Called with each activity record when it is opened and when it is closed.
+            streaming: Whether pieces are emitted, in lists: steps, references, text and citations, the whole response.
+
+        Raises:
+            InvalidRequestError: The query can't be carried out as asked.
+            DeniedError: There is no principal where one is needed, or the one may search no source.
+            RetrievalError: No selected source could answer.
+            SynthesisError: The language model failed while answering.
+            NotFoundError: The session is not there, or is another's.
+        """
+        way = _Way(query, datetime.now(UTC))
+        owner = session_owner(self.engine.retriever.asking(query.request.principal))
+        turns = Turns(self.sessions, query, owner)
+        history = yield from turns.history()
+        objection = yield from check(self.policy.question, query.question, "question check", self._hook_deadline())
+        if objection is None:
+            yield from self._search(way, history, observer)
+            if streaming:
+                yield Emit([StepsPiece(steps=way.steps), ReferencesPiece(references=list(way.references.values()))])
+            yield from self._write(way, streaming=streaming)
+        else:
+            way.skip(SkippedReason.CUSTOMER_POLICY_VIOLATION)
+            way.warnings.append(f"the question is not answered: {objection}")
+        response = yield from self._kept(way, turns)
+        if streaming:
+            yield Emit([response])
+        return response
+
+    # -- searching -------------------------------------------------------------------------------------------------
+
+    def _search(self, way: _Way, history: Sequence[Any], observer: Observer) -> Flow[None]:
+        query = way.query
+        request, warnings = request_of(query, history, self.engine.retriever)
+        way.warnings += warnings
+        engine = self.engine
+        if query.search_results is not None:
+            given = given_retriever(query.search_results, engine.retriever)
+            engine = AgenticQueryEngine(given, engine.synthesizer, callback_manager=engine.callback_manager)
+            request = given_request(query.model_copy(update={"request": request}))
+        spec = classification_of(query, self.policy)
+        retrieval = yield from engine.retrieved(request, observer=observer, classification=spec)
+        way.retrieval = retrieval
+        way.references = answer_references(retrieval.nodes, retrieval.selected)
+        way.steps = answer_steps(
+            retrieval.plan,
+            retrieval.log.records,
+            retrieval.nodes,
+            retrieval.missing,
+            selected=retrieval.selected,
+            mode=query.result_mode,
+        )
+        way.missing += unanswered_parts(retrieval.plan, retrieval.findings, retrieval.log.records)
+        if spec is not None and retrieval.plan.classifications is None:
+            way.warnings.append("the question was not classified: no plan was made of it")
+        way.skip(*self._objections(way, retrieval))
+
+    def _objections(self, way: _Way, retrieval: Retrieval) -> Iterable[SkippedReason]:
+        """Give why what was asked, or what was found, is not to be answered."""
+        query = way.query
+        positive = {one.type for one in retrieval.plan.classifications or () if one.positive}
+        for kind, (switch, reason) in _IGNORED.items():
+            if kind in positive and getattr(query, switch):
+                yield reason
+        if any(label in self.policy.labels for label in retrieval.plan.labels):
+            yield SkippedReason.USER_DEFINED_CLASSIFICATION_QUERY_IGNORED
+        gate = query.ignore_low_relevant_content
+        gate = self.policy.low_relevance if gate is None else gate
+        brought = query.search_results is not None or bool(query.end_user_chunks)  # it may be what the answer rests on
+        if not retrieval.nodes or gate is True or (gate is None and not brought):
+            relevance = judge_relevance(retrieval.scope.question, retrieval.nodes, strict=gate is True)
+            if relevance.reason is not None:
+                yield relevance.reason
+
+    # -- writing ---------------------------------------------------------------------------------------------------
+
+    def _write(self, way: _Way, *, streaming: bool) -> Flow[None]:
+        retrieval = way.retrieval
+        if retrieval is None or way.skipped:
+            return
+        grounding = self._grounding(way.query)
+        held = grounding.may_change or self.policy.answer is not None or way.query.safety
+        body = self._synthesized(way, retrieval, streaming=streaming and not held)
+        try:
+            synthesis = yield from body
+            partial = True
+        except DeadlineExceededError as error:
+            synthesis = yield from arrived(self.engine.synthesizer, retrieval, error)
+            partial = bool(error.partial)
+        way.answered = Answered(retrieval, synthesis)
+        if not partial:  # extracts are no answer
+            way.warnings += synthesis.warnings
+            return
+        way.answered.grounded = yield from checked(self.engine.synthesizer, retrieval, synthesis, grounding)
+        way.text = way.answered.grounded.text
+        yield from self._judge(way)
+        if not way.skipped and way.query.related_questions:
+            yield from self._relate(way, retrieval)
+        if streaming and held and not way.skipped:
+            yield Emit([TextPiece(text=way.text)])
+
+    def _synthesized(self, way: _Way, retrieval: Retrieval, *, streaming: bool) -> Flow[Synthesis]:
+        query, chunks = way.query, way.query.end_user_chunks
+
+        def aside(spotlight: Spotlight) -> str:
+            return end_user_part(chunks, spotlight)
+
+        body = synthesized(
+            self.engine.synthesizer,
+            retrieval,
+            streaming=streaming,
+            instructions=instructions_of(query),
+            aside=aside if chunks else None,
+        )
+        if not streaming:
+            return body
+        pieces = Pieces(list(way.references), cite=query.include_citations)
+        return emitting(body, pieces.feed, pieces.close)
+
+    def _grounding(self, query: AnswerQuery) -> Grounding:
+        """Give how the answer is checked: markers are data here, in citations, and not in the text."""
+        own = self.engine.grounding or DEFAULT_GROUNDING
+        return replace(own, markers=Markers.STRIP, filtering=query.filtering_level or own.filtering)
+
+    def _judge(self, way: _Way) -> Flow[None]:
+        """Withhold an answer that is none, is grounded too badly, or is against a policy."""
+        answered = way.answered
+        if answered is None or answered.grounded is None:
+            return
+        text = answered.grounded.text
+        if unhelpful(text, question=way.query.question):
+            way.skipped.append(SkippedReason.UNHELPFUL_ANSWER)
+        if answered.grounded.skipped:
+            way.skip(*answered.grounded.skipped)
+        deadline = self._hook_deadline()
+        objection = yield from check(self.policy.answer, text, "answer check", deadline)
+        if objection is not None:
+            way.skip(SkippedReason.CUSTOMER_POLICY_VIOLATION)
+            way.warnings.append(f"the answer is withheld: {objection}")
+        safety: Safety = yield from rate(self.policy.safety, way.query, text, deadline)
+        way.ratings = safety.ratings
+        way.warnings += [safety.warning] if safety.warning else []
+        if safety.blocks:
+            way.skip(SkippedReason.POTENTIAL_POLICY_VIOLATION)
+
+    def _relate(self, way: _Way, retrieval: Retrieval) -> Flow[None]:
+        model = getattr(self.engine.synthesizer, "model", None)
+        if model is None:
+            return
+        asker = RelatedQuestions(model, spotlighting=self.engine.retriever.spotlighting)
+        deadline = earliest(retrieval.budget.check_deadline, deadline_after(RELATED_SECONDS))
+        related = yield from asker.ask(way.query.question, retrieval.nodes, answer=way.text, deadline=deadline)
+        way.related = related.questions
+        way.warnings += related.warnings
+
+    def _hook_deadline(self) -> float | None:
+        return deadline_after(self.policy.seconds)
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    def _kept(self, way: _Way, turns: Turns) -> Flow[AnswerResponse]:
+        """Put the answer together, and keep it as a turn where there is a session."""
+        retrieval, answered = way.retrieval, way.answered
+        answer = make_answer(
+            way.query,
+            way.text,
+            references=way.references,
+            steps=way.steps,
+            ledger=answered.grounded.ledger if answered is not None and answered.grounded is not None else None,
+            related_questions=way.related,
+            classifications=None if retrieval is None else retrieval.plan.classifications,
+            skipped_reasons=way.skipped,
+            safety_ratings=way.ratings,
+            created_at=way.created_at,
+            completed_at=datetime.now(UTC),
+        )
+        response = AnswerResponse(answer=answer, missing=way.missing, warnings=way.warnings)
+        if retrieval is not None:
+            withheld = answered is None or _AGAINST_POLICY.intersection(way.skipped)  # then nobody is told
+            whole = answered if answered is not None and not withheld else Answered(retrieval, Synthesis(text=""))
+            whole.skipped = way.skipped
+            response.account = whole.response()
+            response.missing += retrieval.missing
+        try:
+            response.answer, response.session = yield from turns.keep(answer)
+        except Exception as error:  # noqa: BLE001 (the answer is there: it is not lost to its keeping)
+            told = turns.failure(error)
+            response.warnings.append(told)
+            response.missing.append(MissingPart(what="session", outcome=Outcome.ERROR, reason=told))
+        return response

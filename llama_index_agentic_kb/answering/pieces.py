@@ -1,0 +1,77 @@
+"""The pieces of an answer while it is written: its text without markers, each claim's citations right after it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+from llama_index_agentic_kb.grounding import MarkerFilter, Markers
+from llama_index_agentic_kb.grounding.citations import marker_spans, without_markers
+from llama_index_agentic_kb.grounding.claims import split_claims
+from llama_index_agentic_kb.schema.answer import Citation
+from llama_index_agentic_kb.schema.answer_pieces import (
+    CitationPiece,
+    TextPiece,
+)
+
+__all__ = ["Pieces"]
+
+ENDS: Final = frozenset(".!?]\n。！？")  # noqa: RUF001 (full-width ends of sentences)
+"""Characters after which a claim may have ended."""
+
+MOST: Final = 20_000
+"""Characters of an answer whose claims are cited while it is written; of what comes after them only the whole tells."""
+
+
+class Pieces:
+    """Makes pieces of deltas.
+
+    A claim is cited once the next one has begun: until then its markers may yet come. Spans are in the text without
+    markers.
+
+    Args:
+        reference_ids: The N of ``[ref_id:N]`` of each reference, in the answer's order; others are not cited.
+        cite: Whether citations are told at all.
+    """
+
+    def __init__(self, reference_ids: Sequence[str], *, cite: bool) -> None:
+        self._index = {int(reference): position for position, reference in enumerate(reference_ids)}
+        self._markers = MarkerFilter(range(max(self._index, default=-1) + 1), Markers.STRIP)
+        self._cite = cite
+        self._raw = ""
+        self._told = 0
+        self._cited = 0
+
+    def feed(self, delta: str) -> list[TextPiece | CitationPiece]:
+        """Take a delta of the answer, markers included, and give what can be told now."""
+        self._raw += delta
+        pieces = self._text(self._markers.feed(delta))
+        if self._cite and len(self._raw) <= MOST and not ENDS.isdisjoint(delta):
+            pieces += self._citations(whole=False)
+        return pieces
+
+    def close(self) -> list[TextPiece | CitationPiece]:
+        """Give the rest, when all of the answer was taken."""
+        pieces = self._text(self._markers.close())
+        if self._cite and len(self._raw) <= MOST:
+            pieces += self._citations(whole=True)
+        return pieces
+
+    def _text(self, shown: str) -> list[TextPiece | CitationPiece]:
+        self._told += len(shown)
+        return [TextPiece(text=shown)] if shown else []
+
+    def _citations(self, *, whole: bool) -> list[TextPiece | CitationPiece]:
+        cuts = marker_spans(self._raw)
+        claims = split_claims(self._raw)
+        done = claims if whole else claims[:-1]
+        pieces: list[TextPiece | CitationPiece] = []
+        for claim in done[self._cited :]:
+            start, end = (without_markers(at, cuts) for at in (claim.span.start, claim.span.end))
+            if end > self._told:
+                break
+            self._cited += 1
+            sources = [self._index[number] for number in claim.cited if number in self._index]
+            if sources and start < end:
+                pieces.append(CitationPiece(citation=Citation(start=start, end=end, sources=sources)))
+        return pieces

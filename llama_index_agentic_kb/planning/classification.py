@@ -1,0 +1,264 @@
+"""Query classification: what a question is, beside what it asks, told by the planning model in the planner's own call.
+
+The classes are those of Google's ``queryClassificationSpec`` (Discovery Engine v1), and labels of the user's own. The
+verdicts stand first in the reply, so that they are read while the plan is still written, and stay known where the rest
+of it fails. They are made from the user's messages alone: no retrieved text is in the planner's prompt.
+
+A class that was not judged has no verdict: not classified is never the same as passed.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from llama_index.core.base.llms.types import ChatMessage
+from pydantic import BaseModel, Field, create_model
+
+from llama_index_agentic_kb._text import normalize, one_line
+from llama_index_agentic_kb.errors import ConfigurationError
+from llama_index_agentic_kb.guard.text import quoted
+from llama_index_agentic_kb.llm import mended_json, unfenced
+from llama_index_agentic_kb.planning.parsing import MAX_REPLY
+from llama_index_agentic_kb.prompts import CLASSES, CLASSIFICATION, LABEL, as_data, with_rules
+from llama_index_agentic_kb.schema import QueryPlan
+from llama_index_agentic_kb.schema.answer import QueryClass, QueryClassification
+
+__all__ = [
+    "ClassificationSpec",
+    "Verdicts",
+    "asking_for_classes",
+    "classification_model",
+    "classification_schema",
+    "classify",
+    "read_verdicts",
+    "wanted",
+]
+
+PART: Final = "classification"
+"""The key of the verdicts in a reply."""
+
+MOST_LABELS: Final = 50
+
+KEYS: Final[Mapping[QueryClass, str]] = {
+    QueryClass.ADVERSARIAL_QUERY: "adversarial",
+    QueryClass.JAIL_BREAKING_QUERY: "jail_breaking",
+    QueryClass.NON_ANSWER_SEEKING_QUERY: "non_answer_seeking",
+    QueryClass.NON_ANSWER_SEEKING_QUERY_V2: "no_clear_intent",
+}
+"""The key of each class in a reply; labels are ``label_1``, ``label_2``, ..."""
+
+MAX_READ: Final = 8_000
+"""Characters of verdicts, and of a reply from its first verdicts on, that are read."""
+
+MOST_PARTS: Final = 20
+"""Verdicts of one reply that are read: each may be 8,000 characters of nothing."""
+
+_PART: Final = re.compile(rf'"{PART}"\s{{0,20}}:\s{{0,20}}(?=\{{)', re.IGNORECASE)
+_BEGUN: Final = re.compile(r"\s{0,20}(?:```\w{0,10}\s{0,20})?\{\s{0,20}" + _PART.pattern, re.IGNORECASE)
+_WORDS: Final = {"true": True, "false": False}
+
+
+@dataclass(frozen=True, slots=True)
+class ClassificationSpec:
+    """What a question is classified as or not.
+
+    Args:
+        types: The classes that are asked for, each once. ``USER_DEFINED_CLASSIFICATION_QUERY`` can only be judged where
+            there are labels.
+        labels: The user's own labels: a name, and a description of the questions that it fits. With any, the
+            user-defined class is judged too: it is positive where a label fits.
+
+    Raises:
+        ConfigurationError: A type is none, a label has no name or no text, two labels have the same name, or there are
+            more than 50.
+    """
+
+    types: tuple[QueryClass, ...] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        """Check what was given, and keep copies of it."""
+        try:
+            types = tuple(dict.fromkeys(QueryClass(one) for one in self.types))
+        except (TypeError, ValueError):
+            known = ", ".join(one.value for one in QueryClass)
+            raise ConfigurationError(f"types: {self.types!r} are no query classes; known are {known}") from None
+        object.__setattr__(self, "types", types)
+        object.__setattr__(self, "labels", _checked_labels(self.labels))
+
+    @property
+    def keys(self) -> dict[str, str]:
+        """What is asked for: each key of the reply, with what it is called outside of it."""
+        named = {KEYS[one]: one.value for one in self.types if one in KEYS}
+        return named | {f"label_{number}": name for number, name in enumerate(self.labels, start=1)}
+
+
+def _checked_labels(labels: Any) -> dict[str, str]:
+    if not isinstance(labels, Mapping) or not all(isinstance(one, str) for pair in labels.items() for one in pair):
+        raise ConfigurationError("labels: give a mapping from names to descriptions, {'billing': 'About invoices.'}")
+    forms = [normalize(name) for name in labels]
+    if not all(forms) or len(set(forms)) < len(forms) or len(forms) > MOST_LABELS:
+        raise ConfigurationError(f"labels: give at most {MOST_LABELS}, each with a name of its own")
+    return dict(labels)
+
+
+def wanted(spec: ClassificationSpec | None) -> ClassificationSpec | None:
+    """Give a specification that asks for anything, else None."""
+    return spec if spec is not None and spec.keys else None
+
+
+# -- asking --------------------------------------------------------------------------------------------------------
+
+
+def asking_for_classes(messages: Sequence[ChatMessage], spec: ClassificationSpec | None) -> list[ChatMessage]:
+    """Give a planner's messages, whatever their template, with the classes asked for; as they are without any."""
+    if spec is None:
+        return list(messages)
+    form = json.dumps({PART: dict.fromkeys(spec.keys, False)})[:-1] + ', "sub_queries": [...]}'
+    told = CLASSIFICATION.format(classes="\n".join(_described(key, spec) for key in spec.keys), form=form)
+    return with_rules(messages, told)
+
+
+def _described(key: str, spec: ClassificationSpec) -> str:
+    return f'- "{key}": {_definition(key, spec)}'
+
+
+def _definition(key: str, spec: ClassificationSpec) -> str:
+    """Give when a key is true. A label's words are the application's; they can't end a line or a block."""
+    if key in CLASSES:
+        return CLASSES[key]
+    name = spec.keys[key]
+    about = one_line(as_data(spec.labels[name]), 400)
+    return LABEL.format(name=quoted(name)) + (f": {about}" if about else ".")
+
+
+def classification_schema(spec: ClassificationSpec) -> dict[str, Any]:
+    """Give the JSON schema of the verdicts, strict enough for OpenAI's structured outputs."""
+    return {
+        "type": "object",
+        "properties": {key: {"type": "boolean"} for key in spec.keys},
+        "required": [*spec.keys],
+        "additionalProperties": False,
+    }
+
+
+def classification_model(spec: ClassificationSpec) -> type[BaseModel]:
+    """Give the verdicts as the arguments of a tool."""
+    fields: dict[str, Any] = {key: (bool, Field(description=_definition(key, spec))) for key in spec.keys}
+    return create_model("_Classification", **fields)
+
+
+# -- reading -------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Verdicts:
+    """What a reply says of a question: a boolean by key, for what it says plainly; nothing else is taken from it."""
+
+    by_key: Mapping[str, bool]
+
+
+def read_verdicts(reply: str | Mapping[str, Any], spec: ClassificationSpec, *, whole: bool = True) -> Verdicts | None:
+    """Read the verdicts of a reply; None where it has none.
+
+    A model may repeat what a user wrote, verdicts and all, before it gives its own. So where there are several, each
+    class is positive where any of them says so, and negative only where all of them do.
+
+    Args:
+        reply: The reply's text, or the arguments of a tool call.
+        spec: What was asked for.
+        whole: Whether it has ended: then what is broken is mended. Else only verdicts that are complete, and that it
+            begins with, are read.
+    """
+    if isinstance(reply, Mapping):
+        given = reply.get(PART)
+        parts = [given] if isinstance(given, Mapping) else []
+    elif whole:
+        parts = _parts(reply[:MAX_REPLY]) or _mended(reply[:MAX_REPLY])
+    else:
+        parts = _parts(reply[:MAX_READ]) if _BEGUN.match(reply) else []
+    read = [_booleans(part, spec) for part in parts]
+    by_key = {key: verdict for key in spec.keys if (verdict := _agreed([one.get(key) for one in read])) is not None}
+    return Verdicts(by_key) if by_key else None
+
+
+def _agreed(said: Sequence[bool | None]) -> bool | None:
+    """Give what several say: True where any does, False where all do, else nothing."""
+    if any(said):
+        return True
+    return False if said and None not in said else None
+
+
+def _parts(text: str) -> list[Mapping[str, Any]]:
+    """Give the complete verdicts of a text; in a JSON string they are no verdicts, for its quotes are escaped."""
+    parts: list[Mapping[str, Any]] = []
+    decoder, position = json.JSONDecoder(), 0
+    while len(parts) < MOST_PARTS and (start := _PART.search(text, position)) is not None:
+        position = start.end()
+        try:
+            value, end = decoder.raw_decode(text[position : position + MAX_READ])
+        except (ValueError, RecursionError):
+            continue
+        parts.append(value)
+        position += end
+    return parts
+
+
+def _mended(text: str) -> list[Mapping[str, Any]]:
+    """Give the verdicts of broken JSON: cut off, with other quotes, with a comma too many."""
+    body = unfenced(text)
+    start = body.find("{")
+    try:
+        value = mended_json(body[start : start + MAX_READ]) if start >= 0 else None
+    except (ValueError, RecursionError):
+        return []
+    values = value if isinstance(value, list) else [value]
+    given = [one.get(PART) for one in values if isinstance(one, dict)]
+    return [one for one in given if isinstance(one, dict)]
+
+
+def _booleans(part: Mapping[str, Any], spec: ClassificationSpec) -> dict[str, bool]:
+    """Give the booleans of one set of verdicts by our keys; models also name a class or a label in full."""
+    known = {_form(name): key for key, name in spec.keys.items()} | {_form(key): key for key in spec.keys}
+    read: dict[str, bool] = {}
+    for name, value in part.items():
+        verdict = _WORDS.get(value.strip().casefold()) if isinstance(value, str) else value
+        if isinstance(verdict, bool) and (key := known.get(_form(name))) is not None:
+            read[key] = read.get(key, False) or verdict
+    return read
+
+
+def _form(name: Any) -> str:
+    """``jailBreakingQuery``, ``JAIL_BREAKING_QUERY``, ``jail-breaking`` and ``jail_breaking`` are one name."""
+    return re.sub(r"[\W_]+", "", normalize(str(name)[:400])).removesuffix("query")
+
+
+# -- telling -------------------------------------------------------------------------------------------------------
+
+
+def classify(plan: QueryPlan, spec: ClassificationSpec | None, verdicts: Verdicts | None) -> None:
+    """Write into a plan what its question was classified as, and warn of what was asked for and not judged.
+
+    Args:
+        plan: The plan; its ``classifications`` stay None where nothing was judged.
+        spec: What was asked for; None changes nothing.
+        verdicts: What the model said; None is nothing.
+    """
+    if spec is None:
+        return
+    said = {} if verdicts is None else dict(verdicts.by_key)
+    judged = {one: said[KEYS[one]] for one in spec.types if one in KEYS and KEYS[one] in said}
+    labels = {name: said.get(key) for key, name in spec.keys.items() if key not in CLASSES}
+    plan.labels = [name for name, fits in labels.items() if fits]
+    fits_any = _agreed([*labels.values()])
+    if fits_any is not None:
+        judged[QueryClass.USER_DEFINED_CLASSIFICATION_QUERY] = fits_any
+    plan.classifications = [QueryClassification(type=one, positive=judged[one]) for one in judged] or None
+    lacking = [one.value for one in spec.types if one not in judged]
+    lacking += [f"label {quoted(name)!r}" for name, fits in labels.items() if fits is None]
+    if lacking:
+        plan.warnings.append(f"the question was not classified as to: {', '.join(lacking)}")

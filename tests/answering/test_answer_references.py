@@ -1,0 +1,192 @@
+"""References of an answer: each node as what it is, and nothing that may not be shown."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, date, datetime
+from typing import Any
+
+import pytest
+from google.cloud import discoveryengine_v1 as google_v1
+from google.protobuf import json_format  # type: ignore[import-untyped]  # has no types
+from llama_index.core.schema import (
+    BaseNode,
+    Document,
+    ImageNode,
+    NodeRelationship,
+    NodeWithScore,
+    RelatedNodeInfo,
+    TextNode,
+)
+
+from llama_index_agentic_kb import KnowledgeSource
+from llama_index_agentic_kb.answering.references import answer_references
+from llama_index_agentic_kb.guard.permissions import Permissions
+from llama_index_agentic_kb.schema import Principal
+from llama_index_agentic_kb.schema.answer import Answer, ChunkReference, DocumentReference, StructuredReference
+from llama_index_agentic_kb.search.calibration import Calibration
+from llama_index_agentic_kb.search.rerank import Reranker
+from llama_index_agentic_kb.testing import OverlapReranker, Verbatim
+from llama_index_agentic_kb.wire.google_answer import encode_answer
+from tests.answering.retrieving import APOLLO, SATURN, retrieved, source
+
+QUESTION = "How tall was the Saturn V rocket?"
+SHARE = Calibration.piecewise([(0.0, 0.0), (1.0, 4.0)])
+
+
+def chunk(text: Any = SATURN, document: Any = "saturn.pdf", **metadata: Any) -> TextNode:
+    related = {NodeRelationship.SOURCE: RelatedNodeInfo(node_id=document)} if document else {}
+    return TextNode(id_=f"chunk-{text[:6]}", text=text, metadata=metadata, relationships=related)
+
+
+def only(node: BaseNode, **kwargs: Any) -> Any:
+    """The one reference of one node."""
+    retrieval = retrieved([source([node], **kwargs)], QUESTION)
+    (reference,) = answer_references(retrieval.nodes, retrieval.selected).values()
+    return reference
+
+
+@pytest.mark.parametrize(
+    ("node", "kind"),
+    [
+        pytest.param(chunk(), ChunkReference, id="a node with a source document"),
+        pytest.param(chunk(document=""), DocumentReference, id="a node that is nobody's"),
+        pytest.param(Document(id_="d", text=SATURN, metadata={"doc": "k"}), DocumentReference, id="a Document"),
+        pytest.param(chunk('{"rocket": "Saturn V", "height": 110.6}'), StructuredReference, id="a JSON object"),
+        pytest.param(chunk('{"rocket": '), ChunkReference, id="broken JSON"),
+        pytest.param(chunk('{"rocket": ' + "[" * 40 + "]" * 40 + "}"), ChunkReference, id="JSON too deep to be read"),
+        pytest.param(chunk('["rocket"]'), ChunkReference, id="a JSON list"),
+        pytest.param(chunk(struct_data={"height": 110.6}), StructuredReference, id="struct_data"),
+        pytest.param(chunk(struct_data={}), ChunkReference, id="empty struct_data"),
+    ],
+)
+def test_each_node_is_a_reference_of_its_kind(node: BaseNode, kind: type) -> None:
+    """A chunk, a whole document and a record are told apart by relation, class and content."""
+    assert type(only(node)) is kind
+
+
+def test_a_key_of_the_source_makes_a_chunk() -> None:
+    """A node without relation, whose source names the document's key, is a chunk of that document."""
+    found = only(chunk(document="", doc="manual-7"), key_field="doc")
+    assert (type(found), found.document, found.chunk) == (ChunkReference, "manual-7", "chunk-The Sa")
+
+
+def test_a_node_without_text_is_its_metadata() -> None:
+    """What has fields and no text is a record of these fields, without what retrieval wrote into them."""
+    node = ImageNode(id_="i", text="", metadata={"height": 110.6, "_own": 1})
+    docs = source([], memory={"fault": Verbatim([NodeWithScore(node=node, score=0.5)])})
+    retrieval = retrieved([docs], QUESTION)
+    assert answer_references(retrieval.nodes, retrieval.selected) == {
+        "0": StructuredReference(document="i", title="i", data={"height": 110.6})
+    }
+
+
+def test_a_chunk_tells_its_document() -> None:
+    """Name, text, page, title and address come under the source's own field names; metadata as they are."""
+    node = chunk(name="Saturn V", link="https://nasa.example/v", page_label="12", year=1967)
+    found = only(node, title_field="name", url_field="link")
+    assert found == ChunkReference(
+        chunk="chunk-The Sa",
+        content=SATURN,
+        document="saturn.pdf",
+        uri="https://nasa.example/v",
+        title="Saturn V",
+        page_identifier="12",
+        metadata={"name": "Saturn V", "link": "https://nasa.example/v", "page_label": "12", "year": 1967},
+    )
+
+
+@pytest.mark.parametrize("key", ["page_label", "page_identifier", "pageIdentifier", "page_number", "page"])
+def test_pages_have_many_names(key: str) -> None:
+    """A page is told whatever its reader calls it, as a number too; of a whole document with its one passage."""
+    assert only(chunk(**{key: 3})).page_identifier == "3"
+    assert only(chunk(document="", **{key: "iv"})).chunks[0].page_identifier == "iv"
+    assert only(chunk(**{key: ["1"]})).page_identifier == ""
+
+
+def test_relevance_is_a_calibrated_rerankers_or_none() -> None:
+    """A score of 0 to 4 becomes one of 0 to 1; a similarity of the source never does."""
+    nodes = [chunk(SATURN), chunk(APOLLO)]
+    plain = retrieved([source(nodes)], QUESTION)
+    assert all(node.score for node in plain.nodes)
+    told = answer_references(plain.nodes, plain.selected)
+    assert [one.relevance_score for one in told.values() if isinstance(one, ChunkReference)] == [None, None]
+    reranker = Reranker(OverlapReranker(), calibration=SHARE, threshold=0.0)
+    judged = retrieved([source(nodes)], QUESTION, reranker=reranker)
+    scores = [one.relevance_score for one in answer_references(judged.nodes, judged.selected).values()]  # type: ignore[union-attr]
+    assert scores == [pytest.approx((node.score or 0) / 4) for node in judged.nodes]
+    assert 0 < scores[1] < scores[0] <= 1
+
+
+def test_what_the_response_hides_is_hidden() -> None:
+    """A source without references leaves a gap in the ids; one without source data tells names, not content."""
+    sources = [
+        source([chunk("A rocket, hidden.")], "hidden"),
+        source([chunk("A rocket, named.", page_label="1")], "named"),
+        source([chunk('{"rocket": "record"}')], "record"),
+        source([chunk("A rocket, told.")], "told"),
+    ]
+    params = [
+        {"knowledgeSourceName": "hidden", "includeReferences": False},
+        {"knowledgeSourceName": "named", "includeReferenceSourceData": False},
+        {"knowledgeSourceName": "record", "includeReferenceSourceData": False},
+    ]
+    retrieval = retrieved(sources, "Which rocket?", params)
+    told = answer_references(retrieval.nodes, retrieval.selected)
+    assert list(told) == [one.id for one in retrieval.references]
+    assert len(told) == 3 < len(retrieval.nodes)
+    said = json.dumps([one.to_dict() for one in told.values()])
+    assert "A rocket, told." in said
+    for secret in ("hidden", "A rocket, named.", 'pageIdentifier": "1', '\\"record\\"'):
+        assert secret not in said
+    by_id = {one.id: one.knowledge_source_name for one in retrieval.references}
+    kinds = {by_id[name]: type(one) for name, one in told.items()}
+    assert kinds == {"named": ChunkReference, "record": StructuredReference, "told": ChunkReference}
+
+
+def test_whom_a_document_is_shared_with_is_not_told() -> None:
+    """The fields of permissions are in no reference, of a record neither."""
+    nodes: list[BaseNode] = [
+        chunk(acl_public=True, acl_group_board=True, year=1967),
+        chunk("rocket", struct_data={"height": 110.6}, acl_public=True),
+    ]
+    docs = source(nodes, permissions=Permissions(groups="acl_group_", public="acl_public"))
+    retrieval = retrieved([docs], QUESTION, principal=Principal(user="alice"))
+    told = answer_references(retrieval.nodes, retrieval.selected)
+    assert len(told) == 2
+    said = json.dumps([one.to_dict() for one in told.values()])
+    assert "1967" in said
+    assert "acl_" not in said
+
+
+def test_any_metadata_can_be_written() -> None:
+    """Dates, bytes, numbers that JSON lacks and lone surrogates are mended; what is huge is left out."""
+    node = chunk(
+        day=date(1967, 11, 9),
+        moment=datetime(1967, 11, 9, 12, tzinfo=UTC),
+        nan=float("nan"),
+        raw=b"\xff\x00",
+        odd="\ud800",
+        window="x" * 10_001,
+        small=[1, {"deep": (1, 2)}],
+        **{f"field{number}": "y" * 9_000 for number in range(9)},
+    )
+    reference = only(node)
+    assert reference.metadata["day"] == "1967-11-09"
+    assert reference.metadata["nan"] is None
+    assert reference.metadata["small"] == [1, {"deep": [1, 2]}]
+    assert "window" not in reference.metadata
+    assert 1 <= sum(key.startswith("field") for key in reference.metadata) <= 5
+    told = json.dumps(encode_answer(Answer(references=[reference])), allow_nan=False)
+    json_format.Parse(told, google_v1.Answer.pb(google_v1.Answer()), ignore_unknown_fields=False)
+    record = only(chunk('{"height": NaN, "large": 1e999, "long": "' + "x" * 20_000 + '", "name": "rocket \\ud800"}'))
+    assert set(record.data) == {"height", "large", "name"}
+    told = json.dumps(encode_answer(Answer(references=[record])), allow_nan=False)
+    json_format.Parse(told, google_v1.Answer.pb(google_v1.Answer()), ignore_unknown_fields=False)
+
+
+def test_nodes_that_no_search_found_are_not_told() -> None:
+    """As in the response: what bears no provenance, or is of a source that was not asked, is no reference."""
+    retrieval = retrieved([source([chunk()])], QUESTION)
+    assert answer_references(retrieval.nodes, {}) == {}
+    assert isinstance(retrieval.selected["docs"].source, KnowledgeSource)

@@ -1,0 +1,356 @@
+"""A session as a conversation's memory: turns whole, in one order, for everybody who shares it."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llama_index.core.base.llms.types import ChatMessage, MessageRole, ToolCallBlock
+from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextChatEngine, SimpleChatEngine
+from llama_index.core.chat_engine.types import BaseChatEngine
+
+from llama_index_agentic_kb import AgenticChatEngine, KnowledgeBase, SynthesisError
+from llama_index_agentic_kb._flow import run
+from llama_index_agentic_kb.answering.session_memory import SessionMemory
+from llama_index_agentic_kb.answering.turns import session_owner
+from llama_index_agentic_kb.errors import (
+    ConfigurationError,
+    DeniedError,
+    InvalidRequestError,
+    NotFoundError,
+    SessionStoreError,
+)
+from llama_index_agentic_kb.guard.permissions import acting_as
+from llama_index_agentic_kb.schema import Principal
+from llama_index_agentic_kb.schema.answer import Answer
+from llama_index_agentic_kb.store.sessions import SessionStore
+from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM
+from tests.answering.retrieving import APOLLO, SATURN, source
+from tests.kills_sessions.postgres import PostgresServer, why_not
+
+OWNER = "alice"
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SessionStore]:
+    with SessionStore(tmp_path / "sessions.db") as opened:
+        yield opened
+
+
+def user(text: str) -> ChatMessage:
+    return ChatMessage(role=MessageRole.USER, content=text)
+
+
+def assistant(text: str, **kwargs: Any) -> ChatMessage:
+    return ChatMessage(role=MessageRole.ASSISTANT, content=text, **kwargs)
+
+
+def echo(messages: list[ChatMessage]) -> str:
+    """A model that says which message it answers."""
+    question = str(messages[-1].content).rsplit("Question: ", 1)[-1].split("\n")[0]
+    return f"Answer to {question}"
+
+
+def base(llm: Any = None) -> KnowledgeBase:
+    return KnowledgeBase([source([APOLLO, SATURN])], llm=llm or ScriptedLLM(echo), effort="minimal")
+
+
+def chat_over(memory: SessionMemory, kb: KnowledgeBase | None = None) -> AgenticChatEngine:
+    engine = (kb or base()).as_chat_engine(memory=memory)
+    assert isinstance(engine, AgenticChatEngine)
+    return engine
+
+
+def said(messages: list[ChatMessage]) -> list[tuple[str, str]]:
+    return [(message.role.value, message.content or "") for message in messages]
+
+
+def stored(store: SessionStore, memory: SessionMemory) -> list[tuple[str, str]]:
+    """The turns as the store itself gives them."""
+    session = store.get(OWNER, memory.session_id, include_answers=True)
+    assert [turn.number for turn in session.turns] == list(range(1, len(session.turns) + 1))
+    return [(turn.query, turn.answer.text if turn.answer else "") for turn in session.turns]
+
+
+async def test_engine_retriever_and_store_see_the_same_turns(store: SessionStore) -> None:
+    """What is said in a chat, sync, async and streamed, is what retriever, memory and store give, in one order."""
+    kb = base()
+    memory = SessionMemory(store, owner=OWNER)
+    chat = chat_over(memory, kb)
+    chat.chat("Which rocket launched Apollo 11?")
+    await chat.achat("How tall was it?")
+    list(chat.stream_chat("Was it white?").response_gen)
+    streamed = await chat.astream_chat("Did the rocket fly?")
+    assert [delta async for delta in streamed.async_response_gen()]
+    questions = ["Which rocket launched Apollo 11?", "How tall was it?", "Was it white?", "Did the rocket fly?"]
+    turns = [(question, f"Answer to {question}") for question in questions]
+    assert stored(store, memory) == turns
+    told = [pair for question, answer in turns for pair in (("user", question), ("assistant", answer))]
+    assert said(memory.get()) == said(await memory.aget()) == said(chat.chat_history) == told
+    retriever = kb.as_retriever(memory=memory)
+    history = run(retriever.retrieval(retriever.request_for("And how heavy was it?"))).scope.history
+    assert [(role, text) for role, text in history] == told[-len(history) :]
+    assert len(history) == 8
+    elsewhere = SessionMemory(store, owner=OWNER, session_id=memory.session_id)
+    assert said(await elsewhere.aget_all()) == told
+
+
+def test_a_turn_from_elsewhere_is_part_of_the_conversation(store: SessionStore) -> None:
+    """What a server stores with its whole answer, a chat engine goes on with."""
+    turn = store.add_turn(OWNER, "-", "Which rocket?", Answer(text="Saturn V."))
+    memory = SessionMemory(store, owner=OWNER, session_id=turn.session_id)
+    chat_over(memory).chat("How tall was it?")
+    assert [question for question, _ in stored(store, memory)] == ["Which rocket?", "How tall was it?"]
+
+
+@pytest.mark.parametrize("shared", [True, False], ids=["one memory", "a memory each"])
+def test_engines_at_once_keep_turns_whole(store: SessionStore, shared: bool) -> None:
+    """Two engines that speak in one new session at once: every turn is there, each with its own answer."""
+    memory = SessionMemory(store, owner=OWNER)
+    kb = base()
+    if not shared:
+        chat_over(memory, kb).chat("First rocket?")
+    memories = [memory, memory if shared else SessionMemory(store, owner=OWNER, session_id=memory.session_id)]
+
+    def speak(number: int) -> None:
+        engine = chat_over(memories[number], kb)
+        for at in range(4):
+            engine.chat(f"Rocket {number}.{at}?")
+
+    threads = [threading.Thread(target=speak, args=(number,)) for number in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    turns = stored(store, memory)
+    assert all(answer == f"Answer to {question}" for question, answer in turns)
+    for number in range(2):
+        mine = [question for question, _ in turns if question.startswith(f"Rocket {number}.")]
+        assert mine == [f"Rocket {number}.{at}?" for at in range(4)]
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
+def test_a_new_session_is_made_once_in_postgresql() -> None:
+    """32 first turns of one new session at once make one session, with all of them."""
+    with PostgresServer() as server, SessionStore(server.url) as store:
+        memory = SessionMemory(store, owner=OWNER)
+
+        async def speak() -> None:
+            turns = ([user(f"Q{at}"), assistant(f"A{at}")] for at in range(32))
+            await asyncio.gather(*(memory.aput_messages(turn) for turn in turns))
+
+        asyncio.run(speak())
+        assert sorted(stored(store, memory)) == sorted((f"Q{at}", f"A{at}") for at in range(32))
+
+
+ENGINES: dict[str, Any] = {
+    "simple": lambda memory, llm: SimpleChatEngine(llm, memory, []),
+    "context": lambda memory, llm: ContextChatEngine(MemoryRetriever([SATURN]), llm, memory, []),
+    "condense": lambda memory, llm: CondensePlusContextChatEngine(MemoryRetriever([SATURN]), llm, memory),
+}
+
+
+@pytest.mark.parametrize("engine", list(ENGINES))
+async def test_llama_index_engines_store_whole_turns(store: SessionStore, engine: str) -> None:
+    """Engines that put question and answer one by one, sync, async and streamed, store each turn as they end it."""
+    memory = SessionMemory(store, owner=OWNER)
+    chat: BaseChatEngine = ENGINES[engine](memory, ScriptedLLM(lambda _: "Tall."))
+    chat.chat("A rocket?")
+    await chat.achat("B rocket?")
+    streamed = chat.stream_chat("C rocket?")
+    assert "".join(streamed.response_gen) == "Tall."
+    if streamed.write_response_to_history_thread is not None:
+        streamed.write_response_to_history_thread.join()
+    assert stored(store, memory) == [("A rocket?", "Tall."), ("B rocket?", "Tall."), ("C rocket?", "Tall.")]
+    assert len(chat.chat_history) == 6
+
+
+def test_a_question_waits_for_its_answer(store: SessionStore) -> None:
+    """A question is in the memory at once and in the store with its answer; one that got none is never stored."""
+    memory = SessionMemory(store, owner=OWNER)
+    memory.put(user("Lost?"))
+    assert said(memory.get()) == [("user", "Lost?")]
+    with pytest.raises(NotFoundError):
+        store.get(OWNER, memory.session_id)
+    memory.put(user("Kept?"))
+    memory.put(ChatMessage(role=MessageRole.SYSTEM, content="You are kind."))
+    assert said(memory.get_all()) == [("user", "Kept?")]
+    memory.put(assistant("Yes."))
+    assert stored(store, memory) == [("Kept?", "Yes.")]
+
+
+def test_calls_of_tools_are_no_answers(store: SessionStore) -> None:
+    """An agent's calls of tools and their results are left out; its answer completes the turn."""
+    memory = SessionMemory(store, owner=OWNER)
+    call = ToolCallBlock(tool_name="search", tool_kwargs={})
+    memory.put(user("How tall?"))
+    memory.put_messages(
+        [
+            assistant("", additional_kwargs={"tool_calls": [{"id": "1"}]}),
+            ChatMessage(role=MessageRole.ASSISTANT, blocks=[call]),
+            ChatMessage(role=MessageRole.TOOL, content="110.6 m"),
+            assistant("110.6 m."),
+        ]
+    )
+    assert stored(store, memory) == [("How tall?", "110.6 m.")]
+
+
+async def test_an_answer_without_a_question_is_refused(store: SessionStore) -> None:
+    """There is no half a turn: nothing of what was put is stored, and what waits goes on waiting."""
+    memory = SessionMemory(store, owner=OWNER)
+    with pytest.raises(InvalidRequestError, match="messages: an answer without a question"):
+        memory.put(assistant("Hello!"))
+    memory.put(user("Waits?"))
+    with pytest.raises(InvalidRequestError, match="messages: an answer without a question"):
+        await memory.aput_messages([assistant("a"), user("Q?"), assistant("b"), assistant("c")])
+    assert said(memory.get()) == [("user", "Waits?")]
+
+
+def test_a_failed_turn_leaves_nothing(store: SessionStore) -> None:
+    """Where no answer comes, the session is as it was; where it can't be stored, the error says so."""
+    memory = SessionMemory(store, owner=OWNER)
+    with pytest.raises(SynthesisError):
+        chat_over(memory, base(ScriptedLLM(lambda _: ValueError("no")))).chat("How tall?")
+    assert memory.get() == []
+    memory.put_messages([user("A?"), assistant("a")])
+    store.delete(OWNER, memory.session_id)
+    with pytest.raises(NotFoundError):
+        memory.put_messages([user("B?"), assistant("b")])
+    with pytest.raises(NotFoundError):
+        memory.get()
+
+
+def test_a_broken_store_is_told(tmp_path: Path) -> None:
+    """A database that is no longer one is an error of the store's, not an empty conversation."""
+    path = tmp_path / "sessions.db"
+    store = SessionStore(path)
+    memory = SessionMemory(store, owner=OWNER)
+    memory.put_messages([user("A?"), assistant("a")])
+    store.close()
+    for one in tmp_path.iterdir():
+        one.write_bytes(b"x" * 8192)
+    with pytest.raises(SessionStoreError):
+        memory.get()
+
+
+def test_resetting_begins_a_new_session_and_deletes_nothing(store: SessionStore) -> None:
+    """``reset`` of memory and engine go on in a session of their own; the old one is there as it was."""
+    memory = SessionMemory(store, owner=OWNER)
+    chat = chat_over(memory)
+    chat.chat("A rocket?")
+    before = memory.session_id
+    memory.put(user("Waits?"))
+    chat.reset()
+    assert memory.get() == []
+    assert memory.session_id != before
+    chat.chat("B rocket?")
+    assert stored(store, memory) == [("B rocket?", "Answer to B rocket?")]
+    assert [turn.query for turn in store.get(OWNER, before).turns] == ["A rocket?"]
+
+
+async def test_setting_goes_on_with_another_conversation(store: SessionStore) -> None:
+    """``set`` begins a session with the given turns, once; the old one stays; a question alone waits."""
+    memory = SessionMemory(store, owner=OWNER)
+    memory.put_messages([user("Old?"), assistant("old")])
+    before = memory.session_id
+    history = [ChatMessage(role=MessageRole.SYSTEM, content="s"), user("A?"), assistant("a"), user("B?")]
+    memory.set(history)
+    assert stored(store, memory) == [("A?", "a")]
+    assert said(memory.get_all()) == [("user", "A?"), ("assistant", "a"), ("user", "B?")]
+    now = memory.session_id
+    await memory.aset(history)
+    assert memory.session_id == now
+    assert [turn.query for turn in store.get(OWNER, before).turns] == ["Old?"]
+    with pytest.raises(InvalidRequestError):
+        memory.set([assistant("a")])
+    assert memory.session_id == now
+    memory.set([])
+    assert memory.get_all() == []
+    chat = chat_over(memory)
+    chat.chat("And how tall?", [user("Which rocket?"), assistant("Saturn V.")])
+    assert [question for question, _ in stored(store, memory)] == ["Which rocket?", "And how tall?"]
+
+
+async def test_the_newest_turns_fit_the_limit(store: SessionStore) -> None:
+    """Whole turns are left out, oldest first; the last is given in any case, and the waiting question."""
+    memory = SessionMemory(store, owner=OWNER, token_limit=40)
+    for number in range(60):
+        memory.put_messages([user(f"Question number {number}?"), assistant("word " * 9 + str(number))])
+    got = await memory.aget()
+    assert said(got) == said(memory.get_all())[-len(got) :]
+    assert [message.role for message in got[:2]] == [MessageRole.USER, MessageRole.ASSISTANT]
+    assert 2 <= len(got) <= 6
+    assert len(memory.get(initial_token_count=30)) == 2
+    assert len(memory.get(initial_token_count=40)) == 2
+    with pytest.raises(InvalidRequestError, match="initial_token_count: 41 is above the limit of 40"):
+        memory.get(initial_token_count=41)
+    memory.put(user("And?"))
+    assert said(memory.get("And?", initial_token_count=40))[-1] == ("user", "And?")
+    roomy = SessionMemory(store, owner=OWNER, session_id=memory.session_id, token_limit=100_000)
+    assert len(roomy.get()) == 120
+
+
+def test_owners_are_apart(store: SessionStore) -> None:
+    """Another owner's session is not found; nothing of it can be read, nor anything put into it."""
+    memory = SessionMemory(store, owner=OWNER)
+    memory.put_messages([user("Secret?"), assistant("Yes.")])
+    mallory = SessionMemory(store, owner="mallory", session_id=memory.session_id)
+    with pytest.raises(NotFoundError):
+        mallory.get()
+    with pytest.raises(NotFoundError):
+        mallory.put_messages([user("Q?"), assistant("a")])
+    assert stored(store, memory) == [("Secret?", "Yes.")]
+
+
+async def test_a_principals_memory_is_denied_to_others(store: SessionStore) -> None:
+    """Who acts for another principal neither reads it nor puts into it, in a chat or as a retriever's memory."""
+    alice, bob = Principal(tenant="t", user="alice"), Principal(tenant="t", user="bob")
+    memory = SessionMemory(store, owner=alice)
+    assert memory.owner == session_owner(alice)
+    kb = KnowledgeBase([source([APOLLO, SATURN])], llm=ScriptedLLM(echo), effort="minimal", principal=alice)
+    chat = chat_over(memory, kb)
+    chat.chat("Which rocket?")
+    await chat.achat("Was it white?")
+    list(chat.stream_chat("Was it tall?").response_gen)
+    assert len(memory.get()) == 6
+    with acting_as(alice):
+        assert len(await memory.aget_all()) == 6
+    theirs = KnowledgeBase([source([APOLLO])], llm=ScriptedLLM(echo), effort="minimal", principal=bob)
+    with pytest.raises(DeniedError):
+        chat_over(memory, theirs).chat("Which rocket?")
+    with pytest.raises(DeniedError):
+        await chat_over(memory, theirs).achat("Which rocket?")
+    retriever = theirs.as_retriever(memory=memory)
+    retrieval = run(retriever.retrieval(retriever.request_for("Which rocket?")))
+    assert retrieval.scope.history == ()
+    assert [part.what for part in retrieval.missing] == ["memory"]
+    with acting_as(bob):
+        for attempt in (memory.get, memory.get_all, lambda: memory.put(user("Q?")), lambda: memory.set([])):
+            with pytest.raises(DeniedError):
+                attempt()
+    assert len(memory.get()) == 6
+    assert len(store.get(session_owner(alice), memory.session_id).turns) == 3
+
+
+def test_it_is_made_as_llama_indexs_memories_are(store: SessionStore) -> None:
+    """``from_defaults`` takes a history and a model's window; what is lacking or senseless is told."""
+    memory = SessionMemory.from_defaults([user("A?"), assistant("a")], ScriptedLLM("x"), store=store, owner=OWNER)
+    assert memory.token_limit == int(ScriptedLLM("x").metadata.context_window * 0.75)
+    assert stored(store, memory) == [("A?", "a")]
+    assert SessionMemory.class_name() == "SessionMemory"
+    assert memory.model_dump(include={"owner", "token_limit"})["owner"] == OWNER
+    with pytest.raises(ConfigurationError, match="store and owner are needed"):
+        SessionMemory.from_defaults(owner=OWNER)
+    with pytest.raises(ConfigurationError, match="store and owner are needed"):
+        SessionMemory.from_defaults(store=store)
+    with pytest.raises(ConfigurationError, match="token_limit: must be at least 1"):
+        SessionMemory(store, owner=OWNER, token_limit=0)
+    named = SessionMemory(store, owner=OWNER, session_id=uuid.uuid4().hex)
+    with pytest.raises(NotFoundError, match="no session of this name"):
+        named.get()
