@@ -28,6 +28,7 @@ _MARKER: Final = re.compile(r"[ \t]{0,8}\[ref_id:([0-9]{1,9})\]")
 _WEB: Final = re.compile(r"https?://[^\s\"'<>\\^`{|}]+", re.IGNORECASE)
 _TONES: Final = {"ok": "ok", "empty": "warn", "skipped": "warn", "timeout": "bad", "error": "bad", "denied": "bad"}
 _STAGES: Final = {"modelQueryPlanning": "Plan", "agenticReasoning": "Evidence", "modelAnswerSynthesis": "Answer"}
+_VERDICTS: Final = {"supported": "ok", "partiallySupported": "warn", "unsupported": "bad", "contradicted": "bad"}
 _SCORES: Final = (("score", "score"), ("rerankerScore", "reranked"))
 _WORDS: Final = {"count": "found", "inputTokens": "tokens in", "outputTokens": "tokens out"}
 
@@ -80,7 +81,10 @@ def response_html(data: dict[str, Any]) -> str:
     keys = (_plain(item.get(key)) for item in (*references, *activity) for key in ("docKey", "startedAt"))
     prefix = f"akb-{hashlib.sha256(repr((text, *keys)).encode()).hexdigest()[:12]}"
     extracts = _extracts(text)
-    result = _answer(text, references, prefix) if extracts is None else _extracted(extracts, references, prefix)
+    if extracts is None:
+        result = _answer(text, references, prefix, _proof(_record(data.get("grounding"))))
+    else:
+        result = _extracted(extracts, references, prefix)
     return f'<div class="agentic-kb">{_STYLE}{_notices(data)}{result}{_timeline(activity)}</div>'
 
 
@@ -103,8 +107,8 @@ def _notices(data: Record) -> str:
     return shown
 
 
-def _answer(text: str, references: Sequence[Record], prefix: str) -> str:
-    """Show the answer, each marker a link to its source, and the sources; those not cited are folded."""
+def _answer(text: str, references: Sequence[Record], prefix: str, proof: str) -> str:
+    """Show the answer, each marker a link to its source, its proof, and the sources; those not cited are folded."""
     cited = {int(number) for number in _MARKER.findall(text)}
     used = [item for item in references if not cited or _ref_number(item.get("id")) in cited]
     rest = [item for item in references if cited and _ref_number(item.get("id")) not in cited]
@@ -118,7 +122,26 @@ def _answer(text: str, references: Sequence[Record], prefix: str) -> str:
     paragraphs = [part.strip("\n").replace("\n", "<br>") for part in re.split(r"\n[ \t]*\n", html.escape(text))]
     shown = "".join(f'<p dir="auto">{_MARKER.sub(link, part)}</p>' for part in paragraphs if part.strip())
     listed = _heading("Sources", f"{len(references):,}") + _listed(used, prefix) if references else ""
-    return _heading("Answer") + (shown or "<p>No answer.</p>") + listed + _listed(rest, rest="read and not cited")
+    return (
+        _heading("Answer") + (shown or "<p>No answer.</p>") + proof + listed + _listed(rest, rest="read and not cited")
+    )
+
+
+def _proof(ledger: Record) -> str:
+    """Show each checked claim with the words that support it, or contradict it; folded where all are supported."""
+    claims = [claim for claim in _records(ledger.get("claims")) if _number(claim.get("score"))]
+    good = sum(claim.get("verdict") == "supported" for claim in claims)
+
+    def row(claim: Record) -> str:
+        tone = _VERDICTS.get(_plain(claim.get("verdict")), "warn")
+        said = _text(_MARKER.sub("", _plain(claim.get("text"))), 300)
+        quotes = (f"“{_text(one.get('quote'), 300)}”" for one in _records(claim.get("supports"))[:2])
+        told = _joined(_text(claim.get("verdict"), 40), said, between=": ")
+        return f'<li class="akb-told akb-{tone}" dir="auto">{told}<div class="akb-dim">{_joined(*quotes)}</div></li>'
+
+    summary = f"<summary>{good:,} of {len(claims):,} claims supported</summary>"
+    opened = "" if good == len(claims) else " open"
+    return f"<details{opened}>{summary}<ul>{_rows(claims, row)}</ul></details>" if claims else ""
 
 
 def _extracted(extracts: Sequence[Record], references: Sequence[Record], prefix: str) -> str:

@@ -16,12 +16,14 @@ from llama_index_agentic_kb.schema import (
     ActivityRecord,
     AgenticReasoningActivity,
     Extract,
+    GroundingLedger,
     ModelAnswerSynthesisActivity,
     ModelQueryPlanningActivity,
     QueryPlan,
     Reference,
     RetrievalResponse,
     SourceActivity,
+    Verdict,
 )
 
 __all__ = ["show_response"]
@@ -29,6 +31,13 @@ __all__ = ["show_response"]
 _MARKER = re.compile(r"\[ref_id:(\d+)\]")
 _HEADING = re.compile(r"\A#+ [^\n]*\n")
 _COLOURS = {"ok": "green", "empty": "yellow", "skipped": "yellow", "timeout": "red", "error": "red", "denied": "red"}
+_VERDICTS = {
+    Verdict.SUPPORTED: Text("supported", "green"),
+    Verdict.PARTIALLY_SUPPORTED: Text("partly", "yellow"),
+    Verdict.UNSUPPORTED: Text("unsupported", "red"),
+    Verdict.CONTRADICTED: Text("contradicted", "red"),
+    Verdict.NOT_CHECKABLE: Text("not checked", "dim"),
+}
 BAR = 24
 """Columns of a timeline bar."""
 
@@ -50,6 +59,8 @@ def show_response(console: Console, response: RetrievalResponse, *, extract_line
         _section(console, f"Extracts ({len(extracts)})", _extracts(extracts, response.references, extract_lines))
     else:
         _section(console, "Answer", _answer(response.text))
+        if response.grounding is not None and response.grounding.grounding_score is not None:
+            _section(console, f"Proof ({_counted(response.grounding)})", _proof(response.grounding))
         _section(console, "Sources", _sources(response))
     for part in response.missing:
         console.print(
@@ -115,7 +126,10 @@ def _described(record: ActivityRecord) -> tuple[Text, Text]:
             query = record.arguments.search if record.arguments else ""
             return Text(printable(record.knowledge_source_name), "bold"), _text(f"{found}: {one_line(query)}")
         case ModelQueryPlanningActivity():
-            return Text("plan", "bold"), _text(f"{len(record.sub_queries or [])} queries{_tokens(record)}")
+            name = {"findings": "read", "revision": "check"}.get(record.purpose, "plan")
+            made = len(record.sub_queries or [])
+            told = f"{made} queries" if made or name == "plan" else name
+            return Text(name, "bold"), _text(f"{told}{_tokens(record)}")
         case ModelAnswerSynthesisActivity():
             return Text("answer", "bold"), _text(f"{record.response_mode}{_tokens(record)}")
         case AgenticReasoningActivity():
@@ -135,6 +149,25 @@ def _tokens(record: ModelQueryPlanningActivity | ModelAnswerSynthesisActivity) -
 def _answer(text: str) -> Text:
     """Give the answer with its markers as numbers from 1, like the list of sources below it."""
     return _text(_MARKER.sub(lambda marker: f"[{int(marker.group(1)) + 1}]", text) or "(no answer)")
+
+
+def _counted(ledger: GroundingLedger) -> str:
+    checked = [claim for claim in ledger.claims if claim.score is not None]
+    supported = sum(claim.verdict is Verdict.SUPPORTED for claim in checked)
+    return f"{supported} of {len(checked)} claims supported, score {ledger.grounding_score:.2f}"
+
+
+def _proof(ledger: GroundingLedger) -> Any:
+    """Show each checked claim with the words that support it, or contradict it."""
+    table = Table.grid(padding=(0, 1))
+    for claim in ledger.claims:
+        if claim.score is None:
+            continue
+        table.add_row(_VERDICTS[claim.verdict], _text(one_line(_MARKER.sub("", claim.text), 100)))
+        for support in claim.supports[:2]:
+            quote = Text(f"[{int(support.reference_id) + 1}] ", "dim")
+            table.add_row("", quote.append(f"\u201c{printable(one_line(support.quote, 100))}\u201d", "dim"))
+    return table
 
 
 def _sources(response: RetrievalResponse) -> Any:

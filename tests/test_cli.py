@@ -125,6 +125,9 @@ def test_demo_shows_extracts_and_the_recorded_answer(tmp_path: Path) -> None:
         assert source in before
     assert "Titan IVB" in before
     assert "121.6 g of Bennu [" in " ".join(after.split())
+    assert "could not be read" not in after
+    assert "claims supported" in after
+    assert "q4.2" in after
     for title in ("OSIRIS-REx", "Hayabusa2", "Bennu", "Ryugu", "Atlas V", "H-IIA"):
         assert title in after.split("Sources")[1]
 

@@ -207,6 +207,23 @@ def test_sources_with_one_number_share_no_id() -> None:
     assert page.hrefs[0] == f"#{page.ids[0]}"
 
 
+def test_each_claim_stands_with_the_words_that_support_it() -> None:
+    """Open where one has none; hostile text stays text."""
+    claims = [
+        {"text": "It is tall [ref_id:0].", "verdict": "supported", "score": 1.0, "supports": [{"quote": "so <b>tall"}]},
+        {"text": "<script>x</script>", "verdict": "unsupported", "score": 0.0, "supports": []},
+        {"text": "Here it is.", "verdict": "notCheckable"},
+    ]
+    data = {"response": [{"role": "assistant", "content": "It is tall [ref_id:0]."}]}
+    shown = response_html({**data, "grounding": {"claims": claims}})
+    assert "1 of 2 claims supported" in shown
+    assert "so &lt;b&gt;tall" in shown
+    assert "<script" not in shown
+    assert "<details open>" in shown
+    assert "<details open>" not in response_html({**data, "grounding": {"claims": claims[:1]}})
+    assert "claims supported" not in response_html(data)
+
+
 def test_fragments_of_other_content_have_other_ids() -> None:
     """Two responses on one page don't link into each other; one response always renders the same."""
     first, second = answer("One [ref_id:0]."), answer("Two [ref_id:0].")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from llama_index_agentic_kb._flow import Call, Flow
@@ -85,7 +85,11 @@ class Turns:
         if store is None or query.session is None:
             return answer, None
         given = (self._owner, query.session, query.question, answer)
-        about = {"query_id": query.query_id, "user_pseudo_id": query.user_pseudo_id, "query_config": query.user_labels}
+        about: dict[str, Any] = {
+            "query_id": query.query_id,
+            "user_pseudo_id": query.user_pseudo_id,
+            "query_config": query.user_labels,
+        }
         turn = yield Call(
             sync=partial(store.add_turn, *given, **about), native=partial(store.aadd_turn, *given, **about), what="turn"
         )

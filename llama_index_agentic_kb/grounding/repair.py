@@ -112,7 +112,7 @@ def repair(
     """Repair an answer: claims of some verdicts are dropped, or, with a model, rewritten once against the evidence.
 
     A rewritten claim is checked again; what is still not supported is dropped after all. So is a claim whose rewriting
-    fails or is late.
+    fails or is late; the ledger's warnings tell of it.
 
     Args:
         answer: The answer that the ledger is of.
@@ -137,15 +137,18 @@ def repair(
     if not faulty:
         return Repaired(answer, ledger)
     rewritten: dict[int, str] = {}
+    warnings: list[str] = []
     if model is not None and sources:
         writer = _Writer(model, template or REWRITE_TEMPLATE, sources, draw(spotlighting), deadline)
         jobs: list[Job[str]] = yield from gather([writer.rewrite(claim) for claim in faulty], deadline=deadline)
         rewritten = {claim.span.start: _result(job) for claim, job in zip(faulty, jobs, strict=True)}
+        warnings = [_failure(claim, job) for claim, job in zip(faulty, jobs, strict=True) if not _succeeded(job)]
         yield from _keep_supported(rewritten, sources, scorer, threshold, deadline)
     changes = [_change(claim, rewritten.get(claim.span.start, "")) for claim in faulty]
     text = _applied(answer, changes)
     again = yield from ground(text, sources, scorer, threshold=threshold, deadline=deadline)
     again.changes = [*ledger.changes, *changes]
+    again.warnings = [*warnings, *again.warnings]
     return Repaired(text, again)
 
 
@@ -191,8 +194,17 @@ class _Writer:
         return re.sub(r"\[ref_id:(\d+)\]", lambda marker: f"[ref_id:{ids[marker[1]]}]", text)
 
 
+def _succeeded(job: Job[str]) -> bool:
+    return job.done and job.error is None
+
+
 def _result(job: Job[str]) -> str:
-    return job.result() if job.done and job.error is None else ""
+    return job.result() if _succeeded(job) else ""
+
+
+def _failure(claim: GroundedClaim, job: Job[str]) -> str:
+    reason = one_line(str(job.error)) if job.error is not None else "it was late"
+    return f"a claim was dropped, for it could not be rewritten ({reason}): {one_line(claim.text, 80)}"
 
 
 def _keep_supported(

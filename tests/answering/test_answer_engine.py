@@ -176,8 +176,8 @@ def test_a_question_of_a_class_is_reported_or_ignored(key: str, ignored: bool) -
     kind, reason, switch = CLASSES[key]
     classes = {name: name == key for name in CLASSES}
     model = Model(plan={"classification": classes, "sub_queries": []})
-    fields = {switch: True} if ignored else {"classify": [kind]}
-    response = base(model, effort="low").answer(QUESTION, **{"classify": [kind], **fields})
+    fields: dict[str, Any] = {switch: True} if ignored else {}
+    response = base(model, effort="low").answer(QUESTION, classify=[kind], **fields)
     answer = check(response, *([reason] if ignored else []))
     assert answer.query_classifications == [QueryClassification(type=kind, positive=True)]
     assert (answer.text == NO_ANSWER) == ignored
@@ -292,7 +292,8 @@ def test_what_is_against_a_policy_is_not_answered(name: str, what: str) -> None:
     """What could not be checked is not told either; and nothing of the answer stands anywhere."""
     given, told = HOOKS[name]
     model = Model()
-    policy = AnswerPolicy(**{what: given}, seconds=0.3 if given is hanging else 20)
+    hooks: dict[str, Any] = {what: given}
+    policy = AnswerPolicy(**hooks, seconds=0.3 if given is hanging else 20)
     response = base(model, policy=policy).answer(QUESTION)
     answer = check(response, SkippedReason.CUSTOMER_POLICY_VIOLATION)
     assert told in response.warnings[0]

@@ -59,7 +59,7 @@ def test_an_error_of_the_flow_is_raised() -> None:
         yield Emit("x")
         raise ValueError("lost")
 
-    told = []
+    told: list[str] = []
     with pytest.raises(ValueError, match="lost"):
         told += iterate(emitting(failing(), str, lambda: "rest"))
     assert "rest" not in told

@@ -89,6 +89,8 @@ def test_what_is_still_wrong_is_dropped(reply: Any) -> None:
     found = repaired(f"{RIGHT} {WRONG}", model(reply))
     assert found.answer == RIGHT
     assert [change.kind for change in found.ledger.changes] == [ChangeKind.DROPPED]
+    assert len(found.ledger.warnings) == isinstance(reply, Exception)
+    assert all("could not be rewritten" in warning and "1969" in warning for warning in found.ledger.warnings)
 
 
 def test_forged_markers_are_removed() -> None:
@@ -106,6 +108,8 @@ async def test_slow_model_costs_the_claim_only() -> None:
     found = await arun(repair(answer, ledger, SOURCES, model=writer, deadline=time.monotonic() + 0.3))
     assert time.monotonic() - begun < 10
     assert found.answer == RIGHT
+    assert any("could not be rewritten" in warning for warning in found.ledger.warnings)
+    found.ledger.check_spans(found.answer)
 
 
 def test_nothing_to_repair() -> None:

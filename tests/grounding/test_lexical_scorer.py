@@ -174,3 +174,24 @@ def test_huge_passages(passage: str) -> None:
     begun = time.process_time()
     LexicalScorer().judge(["The word is not 1 of Ann Berger in 日本."], [Premise(passage), FINAL])
     assert time.process_time() - begun < 30
+
+
+@pytest.mark.parametrize("claim", ["1 2 3 4 5 " * 50_000, "Ann1 met Bob2 and " * 30_000], ids=["numbers", "names"])
+def test_endless_claims(claim: str) -> None:
+    """A claim without end is read up to a bound; each of its numbers against each other would take for ever."""
+    begun = time.process_time()
+    LexicalScorer().judge([claim], [Premise(claim[:5_000]), FINAL])
+    assert time.process_time() - begun < 30
+
+
+def test_stops_when_late() -> None:
+    """A thread that nobody waits for any more stops at the deadline, claim by claim."""
+    with pytest.raises(DeadlineExceededError, match="late after 0 claims"):
+        LexicalScorer().judge(["Mars is red."] * 3, [FINAL], deadline=time.monotonic())
+
+
+def test_said_twice_is_scored_once() -> None:
+    """The same claim has the same score wherever it stands."""
+    first, second, third = LexicalScorer().judge(["Mars is red.", "Hewitt was born in 1940.", "Mars is red."], [FINAL])
+    assert first is third
+    assert second.score != first.score

@@ -11,9 +11,9 @@ import functools
 import itertools
 import re
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, NamedTuple, TypeVar
+from typing import Final, NamedTuple
 
 from llama_index_agentic_kb.grounding.alignment.lexicon import BE_FORMS, PRONOUNS
 from llama_index_agentic_kb.grounding.alignment.quantities import Fact, read_facts
@@ -22,9 +22,7 @@ from llama_index_agentic_kb.grounding.sentences import sentence_ends
 from llama_index_agentic_kb.search.languages import FUNCTION_WORDS, detect_language
 from llama_index_agentic_kb.search.tokenizing import split_words
 
-__all__ = ["PREFIX", "Analysis", "Item", "Token", "analyze", "join"]
-
-K = TypeVar("K", str, int)
+__all__ = ["PREFIX", "Analysis", "Item", "Token", "analyze"]
 
 _TOKEN: Final = re.compile(r"(?:[A-Z]\.){2,}|[^\W\d_]+(?:['’][^\W\d_]+)*|\d+(?:[.,]\d+)*")
 _WIDE: Final = re.compile("[\u3041-\u30ff\u3400-\u9fff\uac00-\ud7af\u0e01-\u0e4e]")
@@ -101,6 +99,11 @@ class Analysis:
     """The sentence of each token."""
     firsts: list[int] = field(default_factory=list)
     """The first token of each sentence, and behind the last."""
+
+    def within(self, sentences: Collection[int]) -> Iterator[int]:
+        """Give the tokens of some sentences, in order."""
+        for sentence in sorted(sentences):
+            yield from range(self.firsts[sentence], self.firsts[sentence + 1])
 
 
 @functools.lru_cache(maxsize=4096)
@@ -286,33 +289,3 @@ def _opening_subject(analysis: Analysis) -> frozenset[str]:
     words = analysis.tokens[:2]
     is_subject = len(words) == 2 and words[0].content and words[1].word in BE_FORMS  # noqa: PLR2004 (two words)
     return frozenset({words[0].stem}) if is_subject else frozenset()
-
-
-def join(analyses: Sequence[Analysis]) -> Analysis:
-    """Give several texts as one, in which each keeps its own topic; sentence numbers go on from text to text."""
-    whole = Analysis("", analyses[0].language, [], [], [])
-    texts: list[str] = []
-    shift = 0
-    for one in analyses:
-        known, sentences = len(whole.tokens), len(whole.sentences)
-        whole.tokens += [
-            token._replace(start=token.start + shift, end=token.end + shift, sentence=token.sentence + sentences)
-            for token in one.tokens
-        ]
-        whole.sentences += [(start + shift, end + shift) for start, end in one.sentences]
-        whole.items += [item._replace(first=item.first + known, last=item.last + known) for item in one.items]
-        whole.topics += one.topics
-        whole.sentence_of += [sentence + sentences for sentence in one.sentence_of]
-        whole.firsts = [*whole.firsts[:-1], *(first + known for first in one.firsts)]
-        _append(whole.places, one.places, known)
-        _append(whole.concepts, one.concepts, known)
-        _append(whole.prefixes, one.prefixes, known)
-        texts.append(one.text)
-        shift += len(one.text) + 1
-    whole.text = "\n".join(texts)
-    return whole
-
-
-def _append(places: dict[K, list[int]], further: Mapping[K, Sequence[int]], shift: int) -> None:
-    for key, found in further.items():
-        places.setdefault(key, []).extend([place + shift for place in found])

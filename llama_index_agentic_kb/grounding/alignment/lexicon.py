@@ -1,7 +1,6 @@
 """Closed classes of words that change what a sentence says: negation, opposites, hedges, and common synonyms.
 
-Closed classes are listed in full. Opposites and synonyms are the
-Closed frequent ones of English that relations are told with
+Closed classes are listed in full. Opposites and synonyms are the frequent ones of English that relations are told with
 (being born, founding, winning, ...): a download-free floor, no thesaurus. Words are given as they stand in a text and
 compared by their stems.
 """
@@ -13,6 +12,8 @@ from typing import Final
 __all__ = [
     "ANTONYMS",
     "BE_FORMS",
+    "COUNTRIES",
+    "GRADED",
     "HEDGES",
     "IRREGULAR",
     "NEGATIONS",
@@ -187,9 +188,29 @@ SYNONYMS: Final = _groups(
     need require required must necessary
     allow permit enable let
     stop halt prevent cease
-    speak said say state stated tell told
+    speak said say state stated tell told announce announced report reported declare declared add added note noted
     belief believe think thought
     measure size dimension
+    seat seats hold holds accommodate capacity
+    spectator spectators people fans
+    patient patients participant participants volunteer volunteers subject subjects
+    resign resigned quit step
+    vehicle car truck
+    like similar
+    rough roughly about
+    executive ceo chief
+    likelihood likely probability chance risk
+    accord agree agreement deal pact treaty
+    show display exhibit
+    happen happened occur occurred take
+    hit struck strike
+    guy man person
+    reason cause because
+    fix repair mend correct
+    delete remove erase
+    error fault bug
+    praise praised positive acclaim acclaimed
+    close shut
     weight weigh weighs mass
     length long
     height high tall
@@ -215,6 +236,33 @@ SYNONYMS: Final = _groups(
     """
 )
 """Words that may stand for each other where a relation is told."""
+
+_GRADED: Final = _set(
+    "deep large big high tall long short old young new early late fast slow strong weak rich poor small great wide "
+    "narrow heavy light hot cold warm cool bright dark loud quiet safe clean dirty cheap near far thick thin low hard "
+    "soft easy simple deadly wealthy healthy happy busy steep dry wet noble close broad sharp smart"
+)
+GRADED: Final = {
+    form: word
+    for word in _GRADED
+    for stem in (word, word.removesuffix("e"), word.removesuffix("y") + "i", word + word[-1])
+    for form in (stem + "est",)
+} | {"best": "good", "worst": "bad", "farthest": "far", "furthest": "far"}
+"""Superlatives, and what each is one of ("biggest": "big")."""
+
+_COUNTRIES: Final = """\
+us usa america american americans|uk gb britain british briton britons|netherlands dutch holland|france french
+germany german germans|spain spanish spaniard spaniards|greece greek greeks|denmark danish dane danes
+poland polish pole poles|turkey turkish turk turks türkiye|switzerland swiss|wales welsh|england english
+scotland scottish scots scot|ireland irish|sweden swedish swede swedes|finland finnish finn finns
+iceland icelandic icelander|china chinese prc|japan japanese|portugal portuguese|thailand thai|cyprus cypriot
+philippines filipino filipina philippine|norway norwegian|czech czechia bohemian|ussr soviet soviets
+hungary hungarian|peru peruvian|israel israeli|iraq iraqi|pakistan pakistani|eu european europe
+deutschland deutsch deutsche|frankreich französisch|england englisch"""
+COUNTRIES: Final = {
+    word: group.split()[0] for group in "|".join(_COUNTRIES.splitlines()).split("|") for word in group.split()
+}
+"""Names of countries and of their people that don't begin alike, and one of them for each."""
 
 _IRREGULAR: Final = """
 arise arose arisen|bear bore borne|beat beaten|become became|begin began begun|bend bent|bind bound|bite bit

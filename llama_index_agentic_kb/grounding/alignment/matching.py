@@ -9,6 +9,7 @@ from typing import Final
 
 from llama_index_agentic_kb.grounding.alignment.agreement import agree
 from llama_index_agentic_kb.grounding.alignment.analysis import PREFIX, Analysis, Item
+from llama_index_agentic_kb.grounding.alignment.lexicon import COUNTRIES
 from llama_index_agentic_kb.grounding.alignment.vocabulary import concept_of, opposites_of
 
 __all__ = ["Match", "match_items", "match_words"]
@@ -104,6 +105,7 @@ def match_items(item: Item, source: Analysis) -> list[tuple[float, int, Item | N
 @functools.lru_cache(maxsize=32_768)
 def _same_name(claimed: tuple[str, ...], told: tuple[str, ...]) -> float:
     """Tell how far two names are one: 1 where one holds the other, or is its initials."""
+    claimed, told = _countries(claimed), _countries(told)
     one, other = set(claimed), set(told)
     if one <= other or other <= one:
         return 1.0
@@ -112,6 +114,20 @@ def _same_name(claimed: tuple[str, ...], told: tuple[str, ...]) -> float:
     shared = sum(any(_same_word(word, of) for of in other) for word in one)
     least = min(len(one), len(other))
     return 1.0 if shared >= least else 0.5 * shared / least
+
+
+_UNITED: Final = {"states": "us", "kingdom": "uk"}
+
+
+def _countries(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Give a name with one word for each country and its people."""
+    found: list[str] = []
+    for word in words:
+        if found and found[-1] == "united" and word in _UNITED:
+            found[-1] = _UNITED[word]
+        elif not (found and found[-1] == "us" and word == "america"):
+            found.append(COUNTRIES.get(word, word))
+    return tuple(found)
 
 
 def _same_word(one: str, other: str) -> bool:

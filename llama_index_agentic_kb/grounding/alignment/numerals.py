@@ -59,8 +59,8 @@ FRACTIONS: Final = {
 """Parts of a whole, each by its denominator."""
 SCALES: Final = {
     "hundred": 1e2, "hundert": 1e2, "thousand": 1e3, "tausend": 1e3, "k": 1e3, "million": 1e6, "millions": 1e6,
-    "millionen": 1e6, "mio": 1e6, "mn": 1e6, "m": 1e6, "b": 1e9, "billion": 1e9, "billions": 1e9, "bn": 1e9, "milliarde": 1e9,
-    "milliarden": 1e9, "mrd": 1e9, "trillion": 1e12, "dozen": 12.0, "万": 1e4, "億": 1e8, "亿": 1e8,
+    "millionen": 1e6, "mio": 1e6, "mn": 1e6, "m": 1e6, "b": 1e9, "billion": 1e9, "billions": 1e9, "bn": 1e9,
+    "milliarde": 1e9, "milliarden": 1e9, "mrd": 1e9, "trillion": 1e12, "dozen": 12.0, "万": 1e4, "億": 1e8, "亿": 1e8,
 }  # fmt: skip
 ONLY_MONEY: Final = frozenset({"k", "m", "mn", "b", "bn"})
 """Letters that multiply only behind a sum of money ("$5m")."""

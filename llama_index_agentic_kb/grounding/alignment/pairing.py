@@ -7,10 +7,12 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from llama_index_agentic_kb.grounding.alignment.additions import added_clauses
 from llama_index_agentic_kb.grounding.alignment.analysis import Analysis, Item
 from llama_index_agentic_kb.grounding.alignment.matching import TOPIC, Match, match_words
 from llama_index_agentic_kb.grounding.alignment.polarity import polarity
 from llama_index_agentic_kb.grounding.alignment.slots import Slot, fill_slots
+from llama_index_agentic_kb.grounding.alignment.subjects import other_subject
 
 __all__ = ["Pairing", "pair"]
 
@@ -28,6 +30,8 @@ WRONG: Final = 0.12
 """What is left of the score where a number, date or name is wrong."""
 TURNED: Final = 0.1
 """What is left where the source says the opposite."""
+ADDED: Final = 0.5
+"""What is left for each clause of which the source has no word."""
 ELSEWHOSE: Final = 0.3
 """What is left where a part of the claim is said of something that the claim does not name."""
 
@@ -71,6 +75,8 @@ def pair(claim: Analysis, source: Analysis, weights: Mapping[str, float], defaul
     sentences = _bearing(claim, source, matches, total)
     slots = fill_slots(claim, source, matches, sentences)
     sentences = _with_items(sentences, slots)
+    subject = other_subject(claim, source, matches, sentences)
+    slots += [subject] if subject is not None else []
     said = sum(match.weight * _likeness(match, source, sentences) for match in matches)
     said += _FACT_WEIGHT * sum(slot.place is not None for slot in slots if slot.item.fact is not None)
     coverage = said / total
@@ -80,6 +86,7 @@ def pair(claim: Analysis, source: Analysis, weights: Mapping[str, float], defaul
     for doubt in sorted(slot.score for slot in slots)[:2]:
         score *= WRONG + (1 - WRONG) * doubt
     score *= TURNED + (1 - TURNED) * agreed
+    score *= ADDED ** added_clauses(claim, matches)
     score *= 1.0 if coherent else ELSEWHOSE
     return Pairing(score, coverage, sentences, slots, agreed, coherent)
 

@@ -6,9 +6,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Final
 
+from llama_index_agentic_kb.grounding.alignment.additions import is_another_extreme
 from llama_index_agentic_kb.grounding.alignment.analysis import Analysis
 from llama_index_agentic_kb.grounding.alignment.lexicon import HEDGES, NEGATION_PREFIXES, NEGATIONS
 from llama_index_agentic_kb.grounding.alignment.matching import Match
+from llama_index_agentic_kb.grounding.alignment.succession import is_reversed
 from llama_index_agentic_kb.grounding.alignment.vocabulary import fellows_of
 
 __all__ = ["Polarity", "polarity"]
@@ -46,6 +48,8 @@ def polarity(claim: Analysis, source: Analysis, matches: Sequence[Match], senten
     if _says_otherwise(claim, source, matches, sentences):
         return 0.0
     agreed = _negations_agree(claim, source, matches, sentences)
+    if is_another_extreme(claim, source, sentences):
+        return 0.0
     if agreed and _overstates(claim, source, sentences):
         return min(agreed, GENERALIZED)
     if agreed and _words(source, sentences) & HEDGES and not _words(claim, range(len(claim.sentences))) & HEDGES:
@@ -54,7 +58,7 @@ def polarity(claim: Analysis, source: Analysis, matches: Sequence[Match], senten
 
 
 def _words(text: Analysis, sentences: Collection[int]) -> set[str]:
-    return {token.word for token in text.tokens if token.sentence in sentences}
+    return {text.tokens[at].word for at in text.within(sentences)}
 
 
 def _overstates(claim: Analysis, source: Analysis, sentences: Collection[int]) -> bool:
@@ -66,6 +70,7 @@ def _says_otherwise(claim: Analysis, source: Analysis, matches: Sequence[Match],
     """Whether the source has a word's opposite where the claim has the word, and neither is negated."""
     turned_here = _turned(claim, range(len(claim.sentences)))
     turned_there = _turned(source, sentences)
+    named = {place for match in matches for place in match.places}  # the claim has both: "opens" and "closes"
     for match in matches:
         if any(source.tokens[place].sentence in sentences for place in match.places):
             continue
@@ -73,7 +78,7 @@ def _says_otherwise(claim: Analysis, source: Analysis, matches: Sequence[Match],
         if any(_stands_in(other, source, sentences) for other in fellows_of(stem)):
             continue
         opposite = [*match.opposite, *_prefixed(stem, source)]
-        there = [place for place in opposite if source.tokens[place].sentence in sentences]
+        there = [place for place in opposite if source.tokens[place].sentence in sentences and place not in named]
         if there and not any((match.at in turned_here) != (place in turned_there) for place in there):
             return True
     return False
@@ -105,6 +110,8 @@ def _negations_agree(claim: Analysis, source: Analysis, matches: Sequence[Match]
     every = range(len(claim.sentences))
     if _wide_negations(claim, every) != _wide_negations(source, sentences):
         return 0.0
+    if is_reversed(claim, source, places, sentences):
+        return 0.0
     agreed = 1.0
     for scope in _scopes(claim, every):
         found = next((at for at in scope if places.get(at)), None)
@@ -115,8 +122,10 @@ def _negations_agree(claim: Analysis, source: Analysis, matches: Sequence[Match]
     claimed_at: Mapping[int, int] = {place: at for at, found in places.items() for place in found}
     for scope in _scopes(source, sentences):
         content = [at for at in scope if source.tokens[at].content][:_FIRST_WORDS]
-        at = next((claimed_at[place] for place in content if place in claimed_at), None)
-        if at is not None and at not in turned_here and all(place in turned_there for place in places[at]):
+        reached = [claimed_at[place] for place in content if place in claimed_at]
+        # Of a word that stands elsewhere as well ("only JSON export"), the others tell which is meant.
+        only = [at for at in reached if all(place in turned_there for place in places[at])]
+        if only and (only[0] == reached[0] or len(only) > 1) and not any(at in turned_here for at in reached):
             return 0.0
     return agreed
 
@@ -132,8 +141,9 @@ def _turned(text: Analysis, sentences: Collection[int]) -> frozenset[int]:
 def _scopes(text: Analysis, sentences: Collection[int]) -> Iterator[list[int]]:
     """Give the tokens that each negation may turn."""
     tokens = text.tokens
-    for at, token in enumerate(tokens):
-        if token.sentence not in sentences or not (token.word in NEGATIONS or token.word.endswith("n't")):
+    for at in text.within(sentences):
+        token = tokens[at]
+        if not (token.word in NEGATIONS or token.word.endswith("n't")):
             continue
         if token.word in ("not", "nicht") and at + 1 < len(tokens) and tokens[at + 1].word in ("only", "nur"):
             continue

@@ -24,6 +24,7 @@ from llama_index_agentic_kb.grounding.alignment.numerals import (
     TENS,
     UNITS,
 )
+from llama_index_agentic_kb.grounding.alignment.patterns import FACT
 
 __all__ = ["Fact", "read_facts"]
 
@@ -56,48 +57,35 @@ class Fact(NamedTuple):
     digits: int = 0
 
 
-_MONTH: Final = "|".join(sorted(map(re.escape, MONTHS), key=len, reverse=True))
-_NUMERAL: Final = r"\d{1,3}(?:[,.\u00a0\u202f'’]\d{3})+(?!\d)(?:[.,]\d+)?|\d+(?:[.,]\d+)?"
-_WRITTEN: Final = "|".join(sorted([*SMALL, *TENS, "hundred", "thousand", "million", "dozen"], key=len, reverse=True))
-_SMALL: Final = "|".join(sorted(SMALL, key=len, reverse=True))
-_UNIT: Final = "|".join(sorted(map(re.escape, UNITS), key=len, reverse=True))
-_SCALE: Final = "|".join(sorted(map(re.escape, SCALES), key=len, reverse=True))
-
-_FACT: Final = re.compile(
-    rf"""
-    (?P<iso>(?<![\d-])\d{{4}}-\d{{2}}-\d{{2}}(?!\d))
-  | (?P<cjk>\d{{4}}\s?年(?:\s?\d{{1,2}}\s?月(?:\s?\d{{1,2}}\s?日)?)?)
-  | (?P<dmy>\b(?P<d1>\d{{1,2}})(?:st|nd|rd|th|\.)?\s*(?:of\s+)?(?P<m1>{_MONTH})\b\.?,?(?:\s+(?P<y1>\d{{3,4}})\b)?)
-  | (?P<mdy>\b(?P<m2>{_MONTH})\.?\s+(?P<d2>\d{{1,2}})(?:st|nd|rd|th)?\b(?!\s*(?:{_MONTH})\b)
-      (?:\s*,?\s*(?P<y2>\d{{4}})\b)?)
-  | (?P<my>\b(?P<m3>{_MONTH})\.?,?\s+(?:of\s+)?(?P<y3>\d{{3,4}})\b)
-  | (?P<dots>\b(?P<d4>\d{{1,2}})[./](?P<m4>\d{{1,2}})[./](?P<y4>\d{{4}})\b)
-  | (?P<century>\b(?P<c>\d{{1,2}})(?:st|nd|rd|th|\.)[\s-]+(?:century|jahrhundert)\b)
-  | (?P<decade>\b(?P<dec>\d{{3}}0)(?:'?s|er)\b)
-  | (?P<clock>(?<![\d.,:])(?:(?P<h12>\d{{1,2}})(?:[:.](?P<min12>[0-5]\d))?\s?(?P<half>[ap])\.?m\b\.?
-      |(?P<h24>[01]?\d|2[0-3]):(?P<min24>[0-5]\d)(?![:\d])))
-  | (?P<fraction>\b(?:(?P<parts>a|one|two|three|four|ein|eine|die|zwei|drei)[\s-])?
-      (?P<part>{"|".join(FRACTIONS)})\b(?!-|\s+(?:{_MONTH})\b))
-  | (?P<inof>\b(?P<some>one|two|three|four|\d{{1,2}})\s(?:in|out\sof)\s(?:every\s)?(?P<every>{_SMALL}|\d{{1,3}})\b
-      (?!\s(?:{_MONTH})))
-  | (?P<quarter>\bQ(?P<q>[1-4])\b)
-  | (?P<rank>\b(?:(?P<tw>{"|".join(TENS)})[\s-])(?P<tr>{"|".join(ORDINALS)})\b|\b(?P<r>\d{{1,4}})(?:st|nd|rd|th)\b|\b(?P<rw>{"|".join(ORDINALS)})\b(?!\s+(?:of\s+all|name)))
-  | (?P<amount>(?P<money>[$€£¥]\s?)?
-      (?:(?<![\w.,])(?P<figures>(?:{_NUMERAL}))|\b(?P<written>(?:{_WRITTEN})(?:[\s-](?:and\s+)?(?:{_WRITTEN}))*)\b)
-      (?:[\s\u00a0-]?(?P<scale>{_SCALE})\b\.?)?
-      (?:[\s\u00a0-]?(?P<unit>{_UNIT})(?![^\W\d_]))?)
-  | (?P<other>\b(?:{"|".join(OTHER_COUNTS)})\b)
-    """,
-    re.IGNORECASE | re.VERBOSE,
-)
 _LOOSE: Final = re.compile(
     r"(?:about|around|approximately|approx\.?|roughly|nearly|almost|some|over|more than|circa|ca\.|c\.|etwa|rund|约|約)"
     r"\s*$",
     re.IGNORECASE,
 )
+_RANGE: Final = re.compile(r"\s*(?:to|and|or|und|bis|-|–|—)\s*", re.IGNORECASE)
+_AGED: Final = re.compile(r"\b(?:aged?|ages|age of|ages of|im alter von)\s+\Z", re.IGNORECASE)
+_APPOSED: Final = re.compile(r"[^\W\d_],\s\Z")
+_GOES_ON: Final = re.compile(r",\s[^\W\d_]")
+_OLDEST_PERSON: Final = 115
+_YEAR: Final = UNITS["years"]
 _HINT: Final = re.compile(r"(?<![^\W\d_])[^\W\d_]+|[$€£¥]?\s?\d+")
 _FIRST_WORDS: Final = frozenset(
-    [*MONTHS, *SMALL, *TENS, "hundred", "thousand", "million", "dozen", *ORDINALS, *OTHER_COUNTS, *FRACTIONS, "q", "a"]
+    [
+        *MONTHS,
+        *SMALL,
+        *TENS,
+        "hundred",
+        "thousand",
+        "million",
+        "dozen",
+        *ORDINALS,
+        *OTHER_COUNTS,
+        "half",
+        "hälfte",
+        "a",
+        "die",
+        "ein",
+    ]
 )
 """Words that a number or date may begin with."""
 _OLDEST: Final = 1000
@@ -118,13 +106,32 @@ def read_facts(text: str, *, german: bool = False) -> Iterator[Fact]:
         text: Any text.
         german: Whether a comma marks decimals and a point thousands.
     """
+    told: list[Fact] = []
+    for fact in _read_each(text, german=german):
+        told.append(_like_neighbour(told[-1], fact, text) if told else fact)
+        if len(told) > 1 and told[-2].kind == fact.kind == "number" and not told[-2].dimension:
+            told[-2] = _like_neighbour(fact, told[-2], text)
+    return iter(told)
+
+
+def _like_neighbour(one: Fact, fact: Fact, text: str) -> Fact:
+    """Give a bare number of a range ("18 to 65 years") the unit of its other end."""
+    first, last = sorted((one, fact))
+    if fact.kind != "number" or fact.dimension or one.dimension in ("", "#", "clock"):
+        return fact
+    if one.kind != "number" or not _RANGE.fullmatch(text, first.end, last.start):
+        return fact
+    return fact._replace(dimension=one.dimension, value=fact.value * one.factor, factor=one.factor)
+
+
+def _read_each(text: str, *, german: bool) -> Iterator[Fact]:
     position = 0
     for hint in _HINT.finditer(text):
         word = hint[0]
-        if hint.start() < position or (word[0].isalpha() and word.casefold() not in _FIRST_WORDS):
+        if hint.start() < position or (word[0].isalpha() and word.casefold() not in _FIRST_WORDS and word not in "qQ"):
             continue
         start = hint.start() + len(word) - len(word.lstrip())
-        match = _FACT.match(text, start)
+        match = FACT.match(text, start)
         fact = None if match is None else _read(match, text, german=german)
         if match is not None and fact is not None:
             position = fact.end
@@ -150,12 +157,37 @@ def _read(match: re.Match[str], text: str, *, german: bool) -> Fact | None:
     return Fact("date", start, end, date=_date(match, kind))
 
 
+def _share_or_time(match: re.Match[str], kind: str) -> Fact:
+    """Read "two thirds" and "one in five" as percent, "3:15 pm" in minutes, "Q4" as a rank."""
+    start, end = match.span()
+    if kind == "quarter":
+        return Fact("number", start, end, float(match["q"]), "#")
+    if kind == "clock":
+        hours = int(match["h24"]) if match["h24"] else int(match["h12"]) % 12 + 12 * (match["half"] in "pP")
+        return Fact("number", start, end, 60.0 * hours + int(match["min24"] or match["min12"] or 0), "clock")
+    parts, whole = 1.0, 2.0
+    if kind == "inof":
+        parts, whole = _small(match["some"]), _small(match["every"])
+    elif match["halves"] is None:
+        parts = SMALL.get((match["parts"] or "one").casefold(), 1)
+        whole = FRACTIONS[(match["part"] or match["lone"]).casefold()]
+    return Fact("number", start, end, 100 * parts / whole if whole else 0.0, "percent", loose=True)
+
+
+def _small(text: str) -> float:
+    return float(text) if text.isdecimal() else float(SMALL[text.casefold()])
+
+
+def _rank(match: re.Match[str]) -> int:
+    if match["r"]:
+        return int(match["r"])
+    if match["tr"]:
+        return TENS[match["tw"].casefold()] + ORDINALS[match["tr"].casefold()]
+    return ORDINALS[match["rw"].casefold()]
+
+
 def _kind(match: re.Match[str]) -> str:
-    return next(
-        name
-        for name in _KINDS
-        if match[name] is not None
-    )
+    return next(name for name in _KINDS if match[name] is not None)
 
 
 def _date(match: re.Match[str], kind: str) -> tuple[int | None, int | None, int | None]:
@@ -196,7 +228,27 @@ def _amount(match: re.Match[str], text: str, *, german: bool) -> Fact | None:
         return Fact("date", start, end, date=(int(value), None, None))
     if dimension == "fahrenheit":
         return Fact("number", start, end, (value - 32) / 1.8, "celsius", loose=_is_loose(text, start), factor=1 / 1.8)
-    return Fact("number", start, end, value * factor, dimension, loose=_is_loose(text, start), factor=factor)
+    if not dimension and figures and not scale and _is_age(value, text, start, end):
+        dimension, factor = _YEAR
+    digits = _digits(figures) if figures else 0
+    return Fact(
+        "number", start, end, value * factor, dimension, loose=_is_loose(text, start), factor=factor, digits=digits
+    )
+
+
+def _is_age(value: float, text: str, start: int, end: int) -> bool:
+    """Whether a bare number tells an age: "aged 18", or "the mayor, 54, said"."""
+    if not 0 < value <= _OLDEST_PERSON:
+        return False
+    if _AGED.search(text, max(0, start - 16), start):
+        return True
+    return bool(_APPOSED.search(text, max(0, start - 3), start) and _GOES_ON.match(text, end))
+
+
+def _digits(figures: str) -> int:
+    """Give the significant figures of a number; zeros at the end of a whole one are none."""
+    plain = re.sub(r"\D", "", figures).lstrip("0")
+    return len(plain if re.search(r"[.,]\d{1,2}$", figures) else plain.rstrip("0"))
 
 
 def _is_loose(text: str, start: int) -> bool:

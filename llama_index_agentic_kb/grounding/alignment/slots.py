@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from llama_index_agentic_kb.grounding.alignment.analysis import Analysis, Item
+from llama_index_agentic_kb.grounding.alignment.derivation import DERIVED, are_listed, derived
 from llama_index_agentic_kb.grounding.alignment.matching import Match, match_items
 from llama_index_agentic_kb.grounding.alignment.voice import Sides
 
@@ -40,8 +41,9 @@ TAKEN: Final = 0.6
 COUNTED: Final = 2.0
 FRONTED: Final = 4
 _OPENING: Final = 3
-_LISTING: Final = frozenset(["and", "or", "und", "oder", "et", "y", "e", "well", "as"])
 _MOST_CANDIDATES: Final = 12
+_MOST_ITEMS: Final = 40
+"""Items of a claim that are looked for; a sentence has few."""
 _IMPLIED: Final = 0.9
 
 
@@ -74,7 +76,7 @@ def fill_slots(claim: Analysis, source: Analysis, matches: Sequence[Match], sent
         sentences: The source's sentences that bear the claim.
     """
     setting = _Setting(claim, source, matches, sentences)
-    seekers = [_Seeker(item, setting) for item in claim.items]
+    seekers = [_Seeker(item, setting) for item in claim.items[:_MOST_ITEMS]]
     taken: set[int] = set()
     for seeker in sorted(seekers, key=lambda one: -one.best_fit):
         seeker.settle(taken)
@@ -166,6 +168,8 @@ class _Seeker:
         rivals = [(fit, other) for fit, other in self._others if other.first not in explained]
         best_rival, rival = max(rivals, key=lambda one: one[0], default=(0.0, None))
         tokens = self.setting.source.tokens
+        if self.place is None and (worked_out := derived(self.item, self.setting.source, self.setting.sentences)):
+            return Slot(self.item, DERIVED, worked_out.first, None, tokens[worked_out.first].sentence)
         if self.place is None:
             return Slot(self.item, 0.0, None, rival, None if rival is None else tokens[rival.first].sentence)
         own = self.fit * self.likeness
@@ -180,22 +184,22 @@ def _are_exchanged(one: _Seeker, other: _Seeker) -> bool:
     """Whether two items of a claim would fit the source better if each stood where the other does."""
     if one.place is None or other.place is None or one.place == other.place or one.item.kind != other.item.kind:
         return False
+    if (
+        one.item.fact is not None
+        and other.item.fact is not None
+        and one.item.fact.dimension != other.item.fact.dimension
+    ):
+        return False
     setting = one.setting
-    if _are_listed(setting.claim, one.item.last, other.item.first):
+    if are_listed(setting.claim, one.item.last, other.item.first):
         return False
     first, second = sorted(((one.place, one.found), (other.place, other.found)), key=lambda found: found[0])
-    if _are_listed(setting.source, first[0] if first[1] is None else first[1].last, second[0]):
+    if are_listed(setting.source, first[0] if first[1] is None else first[1].last, second[0]):
         return False
     both = {*range(one.item.first, one.item.last + 1), *range(other.item.first, other.item.last + 1)}
     as_said = one.fit_at(one.place, one.found, both) + other.fit_at(other.place, other.found, both)
     exchanged = one.fit_at(other.place, other.found, both) + other.fit_at(one.place, one.found, both)
     return exchanged > CLEARLY * as_said
-
-
-def _are_listed(text: Analysis, last: int, first: int) -> bool:
-    """Whether nothing but commas and "and" stands between two items: whatever is said, is said of both."""
-    between = text.tokens[last + 1 : first]
-    return last < first and all(token.word in _LISTING for token in between)
 
 
 def _rivalry(item: Item, other: Item | None) -> float:
@@ -248,7 +252,7 @@ def _fit(
     item: Item, place: int, other: Item | None, anchors: Sequence[tuple[Match, float]], setting: _Setting
 ) -> float:
     """Tell how well a place of the source fits what stands around a claim's item. Where most of the time goes."""
-    source, sides = setting.source, setting.sides
+    source, claimed, told = setting.source, setting.claim.tokens, setting.source.tokens
     sentence_of, is_name = source.sentence_of, item.kind == "name"
     last = place if other is None else other.last
     sentence = sentence_of[place]
@@ -256,6 +260,7 @@ def _fit(
     total = 0.0
     for match, weight in anchors:
         best = 0.0
+        has_sides = is_name and not claimed[match.at].name
         for at in match.places:
             if place <= at <= last:
                 continue
@@ -264,9 +269,12 @@ def _fit(
                 apart += SENTENCE * abs(sentence_of[at] - sentence)
             near = NEAR / (NEAR + apart)
             if near > best:
-                if is_name and not sides.agree(match.at, item.first, at, place):
+                is_verb = has_sides and sentence_of[at] == sentence and not told[at].name
+                if is_verb and not setting.sides.agree(match.at, item.first, at, place):
                     near *= WRONG_SIDE
-                best = max(best, near)
+                    if near < best:
+                        continue
+                best = near
         if topic and best < _IMPLIED and match.stem in topic:
             best = max(best, 2 * NEAR / (2 * NEAR + place - source.firsts[sentence]))
         total += weight * best

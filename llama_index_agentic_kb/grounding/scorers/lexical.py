@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
+import time
 from collections import Counter
 from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
 from llama_index_agentic_kb._flow import Call, Flow
+from llama_index_agentic_kb.errors import DeadlineExceededError
 from llama_index_agentic_kb.grounding.alignment.analysis import Analysis, Item, analyze
 from llama_index_agentic_kb.grounding.alignment.joining import join
 from llama_index_agentic_kb.grounding.alignment.pairing import Pairing, pair
@@ -31,6 +33,8 @@ _SAME_MATTER: Final = 0.55
 """Coverage from which a passage speaks of the same as the claim, so that what differs contradicts it."""
 MAX_CHARACTERS: Final = 50_000
 """Characters of a passage that claims are held against; what stands behind them is not read."""
+MAX_CLAIM: Final = 1_000
+"""Characters of a claim that are read: a sentence without end is no claim that a passage could bear out."""
 _TELLING: Final = 60
 """Words from which a passage's own language is believed."""
 _UNSURE: Final = frozenset([DEFAULT_LANGUAGE, "chinese", "japanese"])
@@ -54,7 +58,7 @@ class LexicalScorer:
 
     It reads what a sentence says by its words: paraphrases that share none are beyond it. English is served best; other
     languages have stemming, numbers, dates and negation, and fewer names and synonyms. Of each passage the first 50,000
-    characters are read.
+    characters are read, of each claim 1,000.
 
     Args:
         passages: Passages that each claim is aligned with, those with most of its words; default 4.
@@ -69,15 +73,26 @@ class LexicalScorer:
         self, claims: Sequence[Claim], premises: Sequence[Premise], *, deadline: float | None = None
     ) -> Flow[list[ClaimScore]]:
         """Score claims on a thread; see ``ClaimScorer``."""
-        work = partial(self.judge, [claim.plain for claim in claims], premises)
+        work = partial(self.judge, [claim.plain for claim in claims], premises, deadline=deadline)
         scores: list[ClaimScore] = yield Call(sync=work, deadline=deadline, what=f"scorer {self.name}")
         return scores
 
-    def judge(self, claims: Sequence[str], premises: Sequence[Premise]) -> list[ClaimScore]:
-        """Score claims here and now."""
+    def judge(
+        self, claims: Sequence[str], premises: Sequence[Premise], *, deadline: float | None = None
+    ) -> list[ClaimScore]:
+        """Score claims here and now; what is said twice is scored once.
+
+        Raises:
+            DeadlineExceededError: It was late; a thread that nobody waits for any more stops here.
+        """
         sources = analyzed(premises)
         corpus = _Corpus(sources)
-        return [self._judge(_unframed(claim), sources, corpus) for claim in claims]
+        scores: dict[str, ClaimScore] = {}
+        for claim in dict.fromkeys(claims):
+            if deadline is not None and time.monotonic() >= deadline:
+                raise DeadlineExceededError(f"scorer {self.name}: late after {len(scores)} claims")
+            scores[claim] = self._judge(_unframed(claim[:MAX_CLAIM]), sources, corpus)
+        return [scores[claim] for claim in claims]
 
     def _judge(self, text: str, sources: Sequence[Analysis], corpus: _Corpus) -> ClaimScore:
         claims = {language: analyze(text, "", language) for language in corpus.languages}
