@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check format bench bench-scale faults fuzz injection kills leaks clean
+.PHONY: demo test check format bench bench-grounding bench-scale faults fuzz injection kills leaks wire clean
 
 # Extracts over three real sources, then a recorded answer; no API key, no network.
 demo: $(VENV)/.demo
@@ -32,6 +32,11 @@ format: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python -m tests.benchmarks
 
+# How well the offline scorer tells supported claims from changed ones, by kind of change, and how fast it is; FOLDERS
+# in BEIR form: make bench-grounding FOLDERS="2wiki strategyqa"
+bench-grounding: $(VENV)/.dev
+	$(BIN)/python -m tests.benchmarks.grounding $(FOLDERS)
+
 # Writes build/bench-scale.json and prints it as a table. A million chunks take an hour to build, 10 GB of disk and
 # 4 GB of memory; what was built is kept in build/scale. Fewer: make bench-scale SIZES=1000,10000
 SIZES ?= 1000,10000,100000,1000000
@@ -56,6 +61,10 @@ leaks: $(VENV)/.dev
 
 injection: $(VENV)/.dev
 	$(BIN)/python -m tests.injection
+
+# 1,000 generated answers, sessions and streams, parsed strictly by Google's own protos.
+wire: $(VENV)/.dev
+	WIRE_EXAMPLES=1000 $(BIN)/python -m pytest tests/wire tests/answering/test_make_answer.py
 
 fuzz: $(VENV)/.dev
 	$(PIP_INSTALL) -e '.[fuzz]'

@@ -6,11 +6,13 @@ The way of a query, in order:
 2. ``AgenticRetriever`` (retriever.py) reads its scope, plans sub-queries with a language model (planning/), searches
    every (sub-query x source) side by side (sources/), and fuses what they found into one list of evidence (search/).
 3. A synthesizer (synthesizers/) turns the evidence into data or a cited answer.
-4. ``AgenticQueryEngine`` (query_engine.py) joins the two; ``AgenticChatEngine`` (chat_engine.py) adds a conversation,
-   ``AgenticVectorStoreIndex`` (index.py) puts both behind a LlamaIndex index.
+4. Each claim of the answer is held against the evidence (grounding/).
+5. ``AgenticQueryEngine`` (query_engine/) joins these; ``AgenticChatEngine`` (chat_engine.py) adds a conversation,
+   ``AgenticVectorStoreIndex`` (index.py) puts all behind a LlamaIndex index, and ``KnowledgeBase.answer`` (answering/)
+   makes an ``Answer`` of it, or says in data why there is none. wire/ writes it as other services do.
 
 A budget (one deadline, one allowance) and an activity log (account/) travel with the query; prompts.py holds every
-template, llm.py is the one way in which a language model is called, _flow/ lets one body serve sync and async.
+template, llm/ is the one way in which a language model is called, _flow/ lets one body serve sync and async.
 
 Names are exported lazily (PEP 562): importing the package loads neither torch nor chromadb nor a model's client.
 """
