@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Final
 
 from llama_index_agentic_kb.grounding import MarkerFilter, Markers
 from llama_index_agentic_kb.grounding.citations import marker_spans, without_markers
-from llama_index_agentic_kb.grounding.claims import split_claims
+from llama_index_agentic_kb.grounding.claims import Claim, split_claims
 from llama_index_agentic_kb.schema.answer import Citation
 from llama_index_agentic_kb.schema.answer_pieces import (
     CitationPiece,
@@ -19,8 +20,10 @@ __all__ = ["Pieces"]
 ENDS: Final = frozenset(".!?]\n。！？")  # noqa: RUF001 (full-width ends of sentences)
 """Characters after which a claim may have ended."""
 
-MOST: Final = 20_000
-"""Characters of an answer whose claims are cited while it is written; of what comes after them only the whole tells."""
+MOST: Final = 8_000
+"""Characters of a paragraph whose claims are cited while it is written; of a longer one only the whole tells."""
+
+_FENCE: Final = re.compile(r"^[ \t]{0,3}(?:`{3,}|~{3,})", re.MULTILINE)
 
 
 class Pieces:
@@ -40,20 +43,23 @@ class Pieces:
         self._cite = cite
         self._raw = ""
         self._told = 0
+        self._base = 0
+        """Where the paragraph begins that is written: what stands before it was cited."""
         self._cited = 0
+        """Claims from there on that were told."""
 
     def feed(self, delta: str) -> list[TextPiece | CitationPiece]:
         """Take a delta of the answer, markers included, and give what can be told now."""
         self._raw += delta
         pieces = self._text(self._markers.feed(delta))
-        if self._cite and len(self._raw) <= MOST and not ENDS.isdisjoint(delta):
+        if self._cite and len(self._raw) - self._base <= MOST and not ENDS.isdisjoint(delta):
             pieces += self._citations(whole=False)
         return pieces
 
     def close(self) -> list[TextPiece | CitationPiece]:
         """Give the rest, when all of the answer was taken."""
         pieces = self._text(self._markers.close())
-        if self._cite and len(self._raw) <= MOST:
+        if self._cite and len(self._raw) - self._base <= MOST:
             pieces += self._citations(whole=True)
         return pieces
 
@@ -62,16 +68,30 @@ class Pieces:
         return [TextPiece(text=shown)] if shown else []
 
     def _citations(self, *, whole: bool) -> list[TextPiece | CitationPiece]:
-        cuts = marker_spans(self._raw)
-        claims = split_claims(self._raw)
+        cuts, base = marker_spans(self._raw), self._base
+        claims = split_claims(self._raw[base:])
         done = claims if whole else claims[:-1]
         pieces: list[TextPiece | CitationPiece] = []
         for claim in done[self._cited :]:
-            start, end = (without_markers(at, cuts) for at in (claim.span.start, claim.span.end))
+            start, end = (without_markers(base + at, cuts) for at in (claim.span.start, claim.span.end))
             if end > self._told:
                 break
             self._cited += 1
             sources = [self._index[number] for number in claim.cited if number in self._index]
             if sources and start < end:
                 pieces.append(CitationPiece(citation=Citation(start=start, end=end, sources=sources)))
+        if self._cited < len(claims):
+            self._leave_paragraphs(claims)
         return pieces
+
+    def _leave_paragraphs(self, claims: Sequence[Claim]) -> None:
+        """Go on from the paragraph of the claim that is written: the whole is never read again and again.
+
+        Not out of a block of code, which may hold empty lines.
+        """
+        base = self._base
+        end = self._raw.rfind("\n\n", base, base + claims[self._cited].span.start)
+        if end < 0 or len(_FENCE.findall(self._raw, base, end)) % 2:
+            return
+        self._base = end + 2
+        self._cited = sum(claim.span.start >= self._base - base for claim in claims[: self._cited])

@@ -12,8 +12,9 @@ from llama_index_agentic_kb.grounding.citations import MarkerFilter
 from llama_index_agentic_kb.schema.answer_pieces import CitationPiece, TextPiece
 
 ANSWER = (
-    "# Launch\nApollo 11 was launched in 1969 [ref_id:1][ref_id:0]. Here are its facts:\n"
-    "- It was 110.6 m tall [ref_id:0].\n- 它很高。[ref_id:1]\nDr. Brown built it. [ref_id:1] 🚀 Nobody else did."
+    "```\nx = 1. y = 2.\n\nz = 3.\n```\n\n# Launch\n"
+    "Apollo 11 was launched in 1969 [ref_id:1][ref_id:0]. Here are its facts:\n"
+    "- It was 110.6 m tall [ref_id:0].\n\n- 它很高。[ref_id:1]\nDr. Brown built it. [ref_id:1] 🚀 Nobody else did."
 )
 
 
