@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextvars
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import aclosing, closing
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -299,20 +300,17 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         An answer that may yet be withheld or repaired (``filtering_level``, safety, a policy on answers, ``repair``) is
         told in one piece, once it stands. See ``answer``.
         """
-        query = self.query(question, **fields)
+        query = self.query(question, **fields)  # refused here and not where it is read
         flow = self._answers().answer(query, observer=on_activity, streaming=True)
-        for pieces in iterate(flow, contextvars.copy_context()):
-            yield from pieces
+        return _in_turn(iterate(flow, contextvars.copy_context()))
 
-    async def astream_answer(
+    def astream_answer(
         self, question: Question | AnswerQuery, *, on_activity: Observer | None = None, **fields: Any
     ) -> AsyncIterator[AnswerPiece]:
         """Answer a question piece by piece; see ``stream_answer``."""
         query = self.query(question, **fields)
         flow = self._answers().answer(query, observer=on_activity, streaming=True)
-        async for pieces in aiterate(flow, contextvars.copy_context()):
-            for piece in pieces:
-                yield piece
+        return _one_by_one(aiterate(flow, contextvars.copy_context()))
 
     def query(self, question: Question | AnswerQuery, **fields: Any) -> AnswerQuery:
         """Give the query that a question stands for, with this knowledge base's defaults.
@@ -430,6 +428,19 @@ class KnowledgeBase(NotPickled, MetadataQueries):
 
     def _warm_up_sources(self) -> Flow[None]:
         yield from gather([source.warm_up() for source in self.sources.values()])
+
+
+def _in_turn(several: Generator[list[AnswerPiece], None, None]) -> Iterator[AnswerPiece]:
+    with closing(several) as lists:
+        for pieces in lists:
+            yield from pieces
+
+
+async def _one_by_one(several: AsyncGenerator[list[AnswerPiece], None]) -> AsyncIterator[AnswerPiece]:
+    async with aclosing(several) as lists:
+        async for pieces in lists:
+            for piece in pieces:
+                yield piece
 
 
 def _parsed_query(fields: dict[str, Any]) -> AnswerQuery:

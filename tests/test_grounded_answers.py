@@ -273,3 +273,13 @@ def test_an_answer_that_says_that_it_is_none_is_data() -> None:
     response = kb.retrieve(QUESTION)
     assert response.skipped_reasons == [SkippedReason.UNHELPFUL_ANSWER]
     assert response.text.startswith("I don't know")
+
+
+def test_markers_are_taken_out_of_a_long_answer_in_linear_time() -> None:
+    """And the spans of thousands of claims are moved."""
+    kb, _ = knowledge_base(" ".join(["It is tall [ref_id:{h}]."] * 3_000))
+    began = time.process_time()
+    response: Any = kb.as_query_engine(grounding=Grounding(scorer=Bad(), markers="strip")).query(QUESTION)
+    assert time.process_time() - began < 20
+    response.account.grounding.check_spans(str(response))
+    assert len(response.account.grounding.claims) == 3_000

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Sequence
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 
 from llama_index_agentic_kb.errors import InvalidRequestError
+from llama_index_agentic_kb.grounding.stripping import strip_markers
 from llama_index_agentic_kb.llm import count_tokens
+from llama_index_agentic_kb.schema.grounding import GroundingLedger
 
 __all__ = ["as_messages", "completed_turns", "fitting_turns"]
 
@@ -33,9 +35,14 @@ def completed_turns(messages: Sequence[ChatMessage], waiting: str | None) -> tup
                 raise InvalidRequestError(
                     "messages: an answer without a question before it; a session holds questions with their answers"
                 )
-            turns.append((waiting, message.content or ""))
+            turns.append((waiting, _without_markers(message.content or "")))
             waiting = None
     return turns, waiting
+
+
+def _without_markers(answer: str) -> str:
+    """Leave out reference markers: beside a session's turn there is nothing that they could lead to."""
+    return strip_markers(answer, GroundingLedger())[0]
 
 
 def _calls_tools(message: ChatMessage) -> bool:

@@ -17,7 +17,7 @@ from llama_index_agentic_kb.answering.end_user import end_user_part
 from llama_index_agentic_kb.answering.given_results import given_request, given_retriever
 from llama_index_agentic_kb.answering.pieces import Pieces
 from llama_index_agentic_kb.answering.policy import AnswerPolicy, Safety, check, rate
-from llama_index_agentic_kb.answering.query import classification_of, instructions_of, request_of
+from llama_index_agentic_kb.answering.query import check_sizes, classification_of, instructions_of, request_of
 from llama_index_agentic_kb.answering.references import answer_references
 from llama_index_agentic_kb.answering.related import RelatedQuestions
 from llama_index_agentic_kb.answering.relevance import judge_relevance
@@ -30,11 +30,13 @@ from llama_index_agentic_kb.grounding.helpfulness import unhelpful
 from llama_index_agentic_kb.grounding.settings import DEFAULT_GROUNDING, Grounding
 from llama_index_agentic_kb.guard.spotlighting import Spotlight
 from llama_index_agentic_kb.query_engine import AgenticQueryEngine, Answered
+from llama_index_agentic_kb.query_engine.responses import WITHHELD
 from llama_index_agentic_kb.query_engine.stages import arrived, checked, synthesized
 from llama_index_agentic_kb.retriever import Retrieval
-from llama_index_agentic_kb.schema import ActivityRecord, MissingPart, Outcome
+from llama_index_agentic_kb.schema import ActivityRecord, MissingPart, Outcome, QueryPlan, SubQueryOrigin
 from llama_index_agentic_kb.schema.answer import (
     AnswerReference,
+    AnswerState,
     AnswerStep,
     QueryClass,
     SafetyRating,
@@ -52,7 +54,7 @@ from llama_index_agentic_kb.synthesizers import Synthesis
 
 __all__ = ["NO_ANSWER", "AnswerEngine"]
 
-NO_ANSWER: Final = "No answer could be given to your question. Here is what was found."
+NO_ANSWER: Final = WITHHELD
 """What is said where an answer is withheld; ``skipped_reasons`` say why, as data."""
 
 RELATED_SECONDS: Final = 10.0
@@ -84,6 +86,11 @@ class _Way:
     query: AnswerQuery
     created_at: datetime
     text: str = NO_ANSWER
+    state: AnswerState = AnswerState.SUCCEEDED
+    instructions: str = ""
+    deadline: float | None = None
+    told: bool = False
+    """Whether text was streamed."""
     retrieval: Retrieval | None = None
     answered: Answered | None = None
     references: dict[str, AnswerReference] = field(default_factory=dict)
@@ -137,18 +144,24 @@ class AnswerEngine:
             NotFoundError: The session is not there, or is another's.
         """
         way = _Way(query, datetime.now(UTC))
+        way.instructions = instructions_of(query)  # before anything is searched: it may be refused
+        check_sizes(query)
         owner = session_owner(self.engine.retriever.asking(query.request.principal))
         turns = Turns(self.sessions, query, owner)
         history = yield from turns.history()
-        objection = yield from check(self.policy.question, query.question, "question check", self._hook_deadline())
+        way.deadline = self._deadline(query)
+        objection = yield from check(self.policy.question, query.question, "question check", self._hook_deadline(way))
         if objection is None:
             yield from self._search(way, history, observer)
+            yield from self._check_plan(way, told_before=bool(history))
             if streaming:
                 yield Emit([StepsPiece(steps=way.steps), ReferencesPiece(references=list(way.references.values()))])
             yield from self._write(way, streaming=streaming)
         else:
             way.skip(SkippedReason.CUSTOMER_POLICY_VIOLATION)
             way.warnings.append(f"the question is not answered: {objection}")
+        if streaming and way.skipped and not way.told:
+            yield Emit([TextPiece(text=way.text)])
         response = yield from self._kept(way, turns)
         if streaming:
             yield Emit([response])
@@ -178,9 +191,24 @@ class AnswerEngine:
             mode=query.result_mode,
         )
         way.missing += unanswered_parts(retrieval.plan, retrieval.findings, retrieval.log.records)
-        if spec is not None and retrieval.plan.classifications is None:
-            way.warnings.append("the question was not classified: no plan was made of it")
+        if spec is not None and not any("not classified" in warning for warning in retrieval.plan.warnings):
+            judged = retrieval.plan.classifications is not None
+            way.warnings += [] if judged else ["the question was not classified: no plan was made of it"]
+        way.warnings += [warning for warning in retrieval.plan.warnings if "not classified" in warning]
         way.skip(*self._objections(way, retrieval))
+
+    def _check_plan(self, way: _Way, *, told_before: bool) -> Flow[None]:
+        """Ask the policy of what was planned, too, where it may be of what was said before ("Answer my last one.")."""
+        retrieval = way.retrieval
+        if self.policy.question is None or retrieval is None or not told_before or way.skipped:
+            return
+        planned = {one.query for one in retrieval.plan.sub_queries if one.origin is not SubQueryOrigin.QUESTION}
+        for query in sorted(planned):
+            objection = yield from check(self.policy.question, query, "question check", self._hook_deadline(way))
+            if objection is not None:
+                way.skip(SkippedReason.CUSTOMER_POLICY_VIOLATION)
+                way.warnings.append(f"the question is not answered: {objection}")
+                return
 
     def _objections(self, way: _Way, retrieval: Retrieval) -> Iterable[SkippedReason]:
         """Give why what was asked, or what was found, is not to be answered."""
@@ -189,15 +217,16 @@ class AnswerEngine:
         for kind, (switch, reason) in _IGNORED.items():
             if kind in positive and getattr(query, switch):
                 yield reason
-        if any(label in self.policy.labels for label in retrieval.plan.labels):
+        if self.policy.labels and _may_be_of_a_label(retrieval.plan):
             yield SkippedReason.USER_DEFINED_CLASSIFICATION_QUERY_IGNORED
         gate = query.ignore_low_relevant_content
         gate = self.policy.low_relevance if gate is None else gate
-        brought = query.search_results is not None or bool(query.end_user_chunks)  # it may be what the answer rests on
-        if not retrieval.nodes or gate is True or (gate is None and not brought):
-            relevance = judge_relevance(retrieval.scope.question, retrieval.nodes, strict=gate is True)
-            if relevance.reason is not None:
-                yield relevance.reason
+        planned = [one.query for one in retrieval.plan.sub_queries if one.origin is not SubQueryOrigin.QUESTION]
+        # A question that follows others says little by itself.
+        asked = planned if retrieval.scope.history else [retrieval.scope.question, *planned]
+        relevance = judge_relevance(asked, retrieval.nodes, strict=gate is True)
+        if relevance.reason is not None and (gate is not False or relevance.signal == "none"):
+            yield relevance.reason
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
@@ -213,17 +242,20 @@ class AnswerEngine:
             partial = True
         except DeadlineExceededError as error:
             synthesis = yield from arrived(self.engine.synthesizer, retrieval, error)
-            partial = bool(error.partial)
+            synthesis.text, partial = synthesis.text.rstrip(), bool(error.partial)
+            way.state = AnswerState.FAILED  # never by its text alone
         way.answered = Answered(retrieval, synthesis)
         if not partial:  # extracts are no answer
-            way.warnings += synthesis.warnings
+            way.warnings.append("the answer was not there by its deadline")
             return
         way.answered.grounded = yield from checked(self.engine.synthesizer, retrieval, synthesis, grounding)
         way.text = way.answered.grounded.text
+        way.warnings += way.answered.grounded.ledger.warnings
         yield from self._judge(way)
         if not way.skipped and way.query.related_questions:
             yield from self._relate(way, retrieval)
         if streaming and held and not way.skipped:
+            way.told = True
             yield Emit([TextPiece(text=way.text)])
 
     def _synthesized(self, way: _Way, retrieval: Retrieval, *, streaming: bool) -> Flow[Synthesis]:
@@ -236,12 +268,13 @@ class AnswerEngine:
             self.engine.synthesizer,
             retrieval,
             streaming=streaming,
-            instructions=instructions_of(query),
+            instructions=way.instructions,
             aside=aside if chunks else None,
         )
         if not streaming:
             return body
         pieces = Pieces(list(way.references), cite=query.include_citations)
+        way.told = True
         return emitting(body, pieces.feed, pieces.close)
 
     def _grounding(self, query: AnswerQuery) -> Grounding:
@@ -255,11 +288,11 @@ class AnswerEngine:
         if answered is None or answered.grounded is None:
             return
         text = answered.grounded.text
-        if unhelpful(text, question=way.query.question):
+        if not answered.grounded.skipped and unhelpful(text, question=way.query.question):
             way.skipped.append(SkippedReason.UNHELPFUL_ANSWER)
         if answered.grounded.skipped:
             way.skip(*answered.grounded.skipped)
-        deadline = self._hook_deadline()
+        deadline = self._hook_deadline(way)
         objection = yield from check(self.policy.answer, text, "answer check", deadline)
         if objection is not None:
             way.skip(SkippedReason.CUSTOMER_POLICY_VIOLATION)
@@ -276,12 +309,16 @@ class AnswerEngine:
             return
         asker = RelatedQuestions(model, spotlighting=self.engine.retriever.spotlighting)
         deadline = earliest(retrieval.budget.check_deadline, deadline_after(RELATED_SECONDS))
-        related = yield from asker.ask(way.query.question, retrieval.nodes, answer=way.text, deadline=deadline)
+        shown = [node for number, node in enumerate(retrieval.nodes) if str(number) in way.references]
+        related = yield from asker.ask(way.query.question, shown, answer=way.text, deadline=deadline)
         way.related = related.questions
         way.warnings += related.warnings
 
-    def _hook_deadline(self) -> float | None:
-        return deadline_after(self.policy.seconds)
+    def _deadline(self, query: AnswerQuery) -> float | None:
+        return deadline_after(query.request.max_runtime_in_seconds or self.engine.retriever.max_runtime_in_seconds)
+
+    def _hook_deadline(self, way: _Way) -> float | None:
+        return earliest(way.deadline, deadline_after(self.policy.seconds))
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
@@ -300,14 +337,17 @@ class AnswerEngine:
             safety_ratings=way.ratings,
             created_at=way.created_at,
             completed_at=datetime.now(UTC),
+            state=way.state,
         )
         response = AnswerResponse(answer=answer, missing=way.missing, warnings=way.warnings)
         if retrieval is not None:
             withheld = answered is None or _AGAINST_POLICY.intersection(way.skipped)  # then nobody is told
             whole = answered if answered is not None and not withheld else Answered(retrieval, Synthesis(text=""))
             whole.skipped = way.skipped
-            response.account = whole.response()
+            response.account = whole.response(include_activity=way.query.request.include_activity)
             response.missing += retrieval.missing
+        if way.state is AnswerState.FAILED:
+            return response
         try:
             response.answer, response.session = yield from turns.keep(answer)
         except Exception as error:  # noqa: BLE001 (the answer is there: it is not lost to its keeping)
@@ -315,3 +355,10 @@ class AnswerEngine:
             response.warnings.append(told)
             response.missing.append(MissingPart(what="session", outcome=Outcome.ERROR, reason=told))
         return response
+
+
+def _may_be_of_a_label(plan: QueryPlan) -> bool:
+    """Whether a question is of one of the application's labels, or was not judged: what is not checked is not told."""
+    kind = QueryClass.USER_DEFINED_CLASSIFICATION_QUERY
+    verdicts = [one.positive for one in plan.classifications or () if one.type is kind]
+    return bool(plan.labels) or not verdicts or any(verdicts)

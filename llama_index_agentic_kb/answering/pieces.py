@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from llama_index_agentic_kb.grounding import MarkerFilter, Markers
-from llama_index_agentic_kb.grounding.citations import marker_spans, without_markers
+from llama_index_agentic_kb.grounding.citations import MarkerCuts
 from llama_index_agentic_kb.grounding.claims import Claim, split_claims
 from llama_index_agentic_kb.schema.answer import Citation
 from llama_index_agentic_kb.schema.answer_pieces import (
@@ -22,6 +22,9 @@ ENDS: Final = frozenset(".!?]\n。！？")  # noqa: RUF001 (full-width ends of s
 
 MOST: Final = 8_000
 """Characters of a paragraph whose claims are cited while it is written; of a longer one only the whole tells."""
+
+OFTEN: Final = 20
+"""How often a paragraph is read while it doubles."""
 
 _FENCE: Final = re.compile(r"^[ \t]{0,3}(?:`{3,}|~{3,})", re.MULTILINE)
 
@@ -42,9 +45,11 @@ class Pieces:
         self._markers = MarkerFilter(range(max(self._index, default=-1) + 1), Markers.STRIP)
         self._cite = cite
         self._raw = ""
-        self._told = 0
+        self._shown = ""
         self._base = 0
         """Where the paragraph begins that is written: what stands before it was cited."""
+        self._split = 0
+        """Where the answer ended when it was read last."""
         self._cited = 0
         """Claims from there on that were told."""
 
@@ -52,7 +57,7 @@ class Pieces:
         """Take a delta of the answer, markers included, and give what can be told now."""
         self._raw += delta
         pieces = self._text(self._markers.feed(delta))
-        if self._cite and len(self._raw) - self._base <= MOST and not ENDS.isdisjoint(delta):
+        if self._cite and self._is_due() and not ENDS.isdisjoint(delta):
             pieces += self._citations(whole=False)
         return pieces
 
@@ -63,20 +68,28 @@ class Pieces:
             pieces += self._citations(whole=True)
         return pieces
 
+    def _is_due(self) -> bool:
+        """Whether so much was added that the paragraph is read again: a twentieth of it, so that it costs little."""
+        written = len(self._raw) - self._base
+        return written <= MOST and (len(self._raw) - self._split) * OFTEN >= written
+
     def _text(self, shown: str) -> list[TextPiece | CitationPiece]:
-        self._told += len(shown)
+        self._shown += shown
         return [TextPiece(text=shown)] if shown else []
 
     def _citations(self, *, whole: bool) -> list[TextPiece | CitationPiece]:
-        cuts, base = marker_spans(self._raw), self._base
+        cuts, base = MarkerCuts(self._raw), self._base
+        self._split = len(self._raw)
         claims = split_claims(self._raw[base:])
         done = claims if whole else claims[:-1]
         pieces: list[TextPiece | CitationPiece] = []
         for claim in done[self._cited :]:
-            start, end = (without_markers(base + at, cuts) for at in (claim.span.start, claim.span.end))
-            if end > self._told:
+            start, end = (cuts.position(base + at) for at in (claim.span.start, claim.span.end))
+            if end > len(self._shown):
                 break
             self._cited += 1
+            while start < end - 1 and self._shown[start].isspace():  # behind a marker that the claim began with
+                start += 1
             sources = [self._index[number] for number in claim.cited if number in self._index]
             if sources and start < end:
                 pieces.append(CitationPiece(citation=Citation(start=start, end=end, sources=sources)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 
-from llama_index_agentic_kb.grounding.citations import marker_spans
+from llama_index_agentic_kb.grounding.citations import MarkerCuts
 from llama_index_agentic_kb.schema.grounding import GroundedClaim, GroundingLedger, Span
 
 __all__ = ["placed_ledger"]
@@ -50,7 +50,7 @@ class _Bare:
     """A text without its markers, and where its characters stand in the whole."""
 
     def __init__(self, whole: str) -> None:
-        self._markers = marker_spans(whole)
+        self._markers = MarkerCuts(whole).spans
         edges = [0, *(edge for span in self._markers for edge in span), len(whole)]
         kept = [(start, end) for start, end in list(pairwise(edges))[::2] if start < end]
         self.text = "".join(whole[start:end] for start, end in kept)

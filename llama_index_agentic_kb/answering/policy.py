@@ -48,9 +48,11 @@ class AnswerPolicy:
         safety: Given question and answer where a query asks for safety ratings; gives the ratings. Without it there
             are none: this library invents none.
         labels: Classes of the application's own: a name and a description of the questions that it fits. A question of
-            one is not answered (USER_DEFINED_CLASSIFICATION_QUERY_IGNORED).
+            one is not answered (USER_DEFINED_CLASSIFICATION_QUERY_IGNORED), nor is one that could not be judged, as at
+            minimal effort.
         low_relevance: The relevance gate where a query says nothing: True withholds an answer where little of what was
-            asked is in the evidence, None (default) where the evidence is about something else, False never.
+            asked is in the evidence, None (default) where nothing was found or a calibrated reranker says that it is
+            about something else, False only where nothing was found.
         seconds: Time that each hook may take, within the request's own. Default 5.
 
     Raises:
@@ -83,12 +85,11 @@ def check(hook: TextCheck | None, text: str, what: str, deadline: float | None) 
     if hook is None:
         return None
     try:
-        found = yield _call(hook, (text,), what, deadline)
+        found = yield from _asked(hook, (text,), what, deadline)
+        told = one_line(found, 200) if isinstance(found, str) else "it is against the policy" if found else ""
     except Exception as error:  # noqa: BLE001 (whatever a user's hook raises: what is not checked is not told)
         return f"the {what} failed: {told_error(error)}"
-    if not found:
-        return None
-    return one_line(found, 200) if isinstance(found, str) else "it is against the policy"
+    return told or None
 
 
 def rate(hook: SafetyRater | None, query: AnswerQuery, answer: str, deadline: float | None) -> Flow[Safety]:
@@ -102,7 +103,7 @@ def rate(hook: SafetyRater | None, query: AnswerQuery, answer: str, deadline: fl
     if hook is None:
         return Safety(warning="safety: no hook is set (AnswerPolicy.safety), so that nothing was rated")
     try:
-        given = yield _call(hook, (query.question, answer), "safety hook", deadline)
+        given = yield from _asked(hook, (query.question, answer), "safety hook", deadline)
         ratings = [_judged(SafetyRating.model_validate(one), query) for one in given or ()]
     except Exception as error:  # noqa: BLE001 (as above)
         return Safety(failed=True, warning=f"the safety hook failed: {told_error(error)}")
@@ -137,8 +138,17 @@ def _judged(rating: SafetyRating, query: AnswerQuery) -> SafetyRating:
     return rating.model_copy(update={"blocked": rating.blocked or reached})
 
 
-def _call(hook: Callable[..., Any], arguments: tuple[str, ...], what: str, deadline: float | None) -> Call:
+def _asked(hook: Callable[..., Any], arguments: tuple[str, ...], what: str, deadline: float | None) -> Flow[Any]:
+    """Call a hook: a coroutine function in the loop, anything else on a thread; what it gives may be an awaitable."""
     work = partial(hook, *arguments)
-    if inspect.iscoroutinefunction(hook):
-        return Call(native=work, deadline=deadline, what=what)
-    return Call(sync=work, deadline=deadline, pool=_HOOKS, what=what)
+    is_async = inspect.iscoroutinefunction(hook) or inspect.iscoroutinefunction(getattr(hook, "__call__", None))  # noqa: B004 (an object whose call is a coroutine)
+    if is_async:
+        return (yield Call(native=work, deadline=deadline, what=what))
+    given = yield Call(sync=work, deadline=deadline, pool=_HOOKS, what=what)
+    if inspect.isawaitable(given):
+        return (yield Call(native=partial(_awaited, given), deadline=deadline, what=what))
+    return given
+
+
+async def _awaited(given: Awaitable[Any]) -> Any:
+    return await given

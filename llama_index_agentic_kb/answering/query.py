@@ -15,7 +15,10 @@ from llama_index_agentic_kb.schema.answer import QueryClass
 from llama_index_agentic_kb.schema.answer_query import AnswerQuery, DataStoreQuery
 from llama_index_agentic_kb.schema.request import SourceParams
 
-__all__ = ["classification_of", "instructions_of", "request_of"]
+__all__ = ["check_sizes", "classification_of", "instructions_of", "request_of"]
+
+MOST_GIVEN: Final = 32_000
+"""Characters of all that the end user gave along; Google takes 8,000 of each piece."""
 
 _TAG: Final = re.compile(r"[A-Za-z]{2,8}(?:-[A-Za-z0-9]{1,8}){0,5}")
 """A language tag as BCP 47 has them; enough to keep anything else out of a prompt."""
@@ -52,6 +55,7 @@ def request_of(
 
 
 def _effort(query: AnswerQuery) -> ReasoningEffort | None:
+    """Give the effort that a query's rephrasing stands for; None is the retriever's own."""
     if query.rephrasing.disabled:
         return ReasoningEffort.MINIMAL
     return ReasoningEffort.MEDIUM if query.rephrasing.max_steps > 1 else None
@@ -84,6 +88,17 @@ def _by_source(stores: Sequence[DataStoreQuery], retriever: AgenticRetriever) ->
         known = ", ".join(retriever.sources)
         raise InvalidRequestError(f"dataStoreSpecs: {', '.join(unknown)}: there is no such source; there are {known}")
     return named
+
+
+def check_sizes(query: AnswerQuery) -> None:
+    """Refuse what would leave a model no room for evidence.
+
+    Raises:
+        InvalidRequestError: What the end user gave along is too long.
+    """
+    given = sum(len(chunk.content) for chunk in query.end_user_chunks)
+    if given > MOST_GIVEN:
+        raise InvalidRequestError(f"endUserSpec: {given:,} characters are too many; at most {MOST_GIVEN:,} together")
 
 
 def _left_out(query: AnswerQuery) -> list[str]:

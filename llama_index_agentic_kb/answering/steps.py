@@ -5,7 +5,7 @@ Everything is read off the plan and the account of what was really done; a model
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -76,7 +76,9 @@ def answer_steps(
     for sub_query in plan.sub_queries:
         waves.setdefault(sub_query.wave, []).append(sub_query)
     steps = []
-    thoughts = _thoughts(plan, records, sorted(waves))
+    shown = {one.node_id for one in references(nodes, selected)}
+    hidden = {node.node.node_id for node in nodes} - shown
+    thoughts = _thoughts(plan, records, sorted(waves), hidden)
     for wave in sorted(waves):
         asked = waves[wave]
         actions = [
@@ -140,7 +142,10 @@ def _what_was_done(asked: Sequence[SubQuery]) -> str:
 # -- thoughts --------------------------------------------------------------------------------------------------------
 
 
-def _thoughts(plan: QueryPlan, records: Sequence[ActivityRecord], waves: Sequence[int]) -> dict[int, str]:
+def _thoughts(
+    plan: QueryPlan, records: Sequence[ActivityRecord], waves: Sequence[int], hidden: Collection[str]
+) -> dict[int, str]:
+    """Give the thought of each wave; what was read in a passage that is not shown is not told."""
     reasoning = next((one for one in reversed(records) if isinstance(one, AgenticReasoningActivity)), None)
     if reasoning is None or not waves:
         return dict.fromkeys(waves, "")
@@ -149,7 +154,8 @@ def _thoughts(plan: QueryPlan, records: Sequence[ActivityRecord], waves: Sequenc
     why, stop = _halves(reasoning.decision or "") if reasoning.signals is not None else ("", reasoning.decision or "")
     lines[waves[0]] += [why] if why else []
     for finding in reasoning.findings or ():
-        lines[_wave_of(finding, plan, waves)].append(_told(finding, plan))
+        if finding.node_id not in hidden:
+            lines[_wave_of(finding, plan, waves)].append(_told(finding, plan))
     lines[waves[-1]] += [stop] if stop else []
     return {wave: one_line("; ".join(told), THOUGHT_CHARACTERS) for wave, told in lines.items()}
 

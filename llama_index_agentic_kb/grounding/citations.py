@@ -7,11 +7,13 @@ comes out as ``[ref_id:0][ref_id:2]``, every N one of the valid ids; what is not
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from bisect import bisect_left
+from collections.abc import Collection
 from enum import StrEnum
+from itertools import accumulate
 from typing import Final
 
-__all__ = ["MarkerFilter", "Markers", "cited_ids", "clean_markers", "marker_spans", "without_markers"]
+__all__ = ["MarkerCuts", "MarkerFilter", "Markers", "cited_ids", "clean_markers"]
 
 
 class Markers(StrEnum):
@@ -127,19 +129,31 @@ def cited_ids(text: str) -> list[int]:
     return list(dict.fromkeys(number for marker in _MARKER.finditer(text) for number in _read_ids(marker["ids"])))
 
 
-def marker_spans(text: str) -> list[tuple[int, int]]:
-    """Give where a text's markers stand, each with the spaces before it: (start, end), end exclusive."""
-    return [marker.span() for marker in _MARKER.finditer(text) if _read_ids(marker["ids"])]
-
-
-def without_markers(position: int, cuts: Sequence[tuple[int, int]]) -> int:
-    """Give where a position of a text is once its markers are taken out.
+class MarkerCuts:
+    """Where positions of a text are once its markers are taken out, each with the spaces before it.
 
     Args:
-        position: In the text with markers.
-        cuts: Where they stand; see ``marker_spans``.
+        text: With markers.
     """
-    return position - sum(min(end, position) - start for start, end in cuts if start < position)
+
+    def __init__(self, text: str) -> None:
+        self.spans = [marker.span() for marker in _MARKER.finditer(text) if _read_ids(marker["ids"])]
+        """Where they stand: (start, end), end exclusive."""
+        self._starts = [start for start, _ in self.spans]
+        self._taken = [0, *accumulate(end - start for start, end in self.spans)]
+
+    def position(self, position: int) -> int:
+        """Give where a position of the text is in the shorter one."""
+        count = bisect_left(self._starts, position)
+        if count == 0:
+            return position
+        start, end = self.spans[count - 1]
+        return position - self._taken[count - 1] - (min(end, position) - start)
+
+    def applied(self, text: str) -> str:
+        """Give the text without its markers."""
+        bounds = [0, *(bound for span in self.spans for bound in span), len(text)]
+        return "".join(text[start:end] for start, end in zip(bounds[::2], bounds[1::2], strict=True))
 
 
 def _read_ids(inner: str) -> list[int]:

@@ -17,7 +17,7 @@ from llama_index_agentic_kb.guard.spotlighting import Spotlighting
 from llama_index_agentic_kb.llm import LanguageModel
 from llama_index_agentic_kb.schema import Reference
 from llama_index_agentic_kb.schema.answer import SkippedReason
-from llama_index_agentic_kb.schema.grounding import GroundingLedger
+from llama_index_agentic_kb.schema.grounding import ClaimFlag, GroundingLedger
 
 __all__ = ["GroundedText", "ground_text", "numbering"]
 
@@ -104,7 +104,8 @@ def ground_text(
             deadline=deadline,
         )
         text, ledger = repaired.answer, repaired.ledger
-    low = settings.filtering is not None and is_low_grounded(ledger, settings.filtering)
+    emptied = settings.repair is not None and bool(ledger.changes) and not ledger.claims
+    low = emptied or (settings.filtering is not None and is_low_grounded(ledger, settings.filtering))
     if len(shown) < len(sources):
         ledger = _only_shown(ledger, set(shown))
     if settings.markers == Markers.STRIP:
@@ -114,11 +115,21 @@ def ground_text(
 
 def _only_shown(ledger: GroundingLedger, shown: set[str]) -> GroundingLedger:
     """Leave out the words of references that the response does not show."""
-    claims = [
-        claim.model_copy(update={"supports": [one for one in claim.supports if one.reference_id in shown]})
-        for claim in ledger.claims
-    ]
     conflicts = [one for one in ledger.conflicts if all(side.support.reference_id in shown for side in one.values)]
+    disputed = {conflict.claim for conflict in conflicts}
+    claims = []
+    for number, claim in enumerate(ledger.claims):
+        flags = [one for one in claim.flags if one is not ClaimFlag.CONFLICTING_SOURCES or number in disputed]
+        claims.append(
+            claim.model_copy(
+                update={
+                    "supports": [one for one in claim.supports if one.reference_id in shown],
+                    "cited": [one for one in claim.cited if one in shown],
+                    "misattributed": [one for one in claim.misattributed if one in shown],
+                    "flags": flags,
+                }
+            )
+        )
     return ledger.model_copy(update={"claims": claims, "conflicts": conflicts})
 
 

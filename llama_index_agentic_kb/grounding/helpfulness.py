@@ -35,6 +35,12 @@ _CONCEDING: Final = re.compile(
     r"^((?:although|though|while|even though|obwohl|bien que|aunque|si bien|虽然|尽管)[^,、]{1,200})[,、]\s*"
 )
 _NOTHING: Final = ("", "empty response", "none found", "null", "n a")
+_ABOUT_DATA: Final = re.compile(
+    r"\b(?:passages?|sources?|documents?|documentation|databases?|files?|texts?|articles?|contain|error|quellen?|"
+    r"dokumente?|datei|datenbank|texte?|fichiers?|base de donnees|fuentes?|documentos?|archivos?)\b"
+    r"|数据库|文件|文档|資料|文書"
+)
+"""A question about what holds information: that it holds none is an answer."""
 _SAID_BUT: Final = re.compile(
     r",?\s{1,3}(sagen|sagt|nennen|nennt|erwähnen|erwähnt|enthalten|enthält|geben|machen)\s{1,3}(?:aber|jedoch)\s"
 )
@@ -75,6 +81,8 @@ def unhelpful_reason(answer: str, *, question: str = "") -> Unhelpful | None:
         return Unhelpful.EMPTY
     if question and words == _words(question):
         return Unhelpful.ECHO
+    if question and _ABOUT_DATA.search(normalize(question)):
+        return None  # "Is the key stored in the database?" "The database does not contain the key."
     return Unhelpful.NO_ANSWER if _refuses(answer) else None
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
-from llama_index_agentic_kb.grounding.citations import marker_spans, without_markers
+from llama_index_agentic_kb.grounding.citations import MarkerCuts
 from llama_index_agentic_kb.schema.grounding import GroundedClaim, GroundingLedger, Span
 
 __all__ = ["strip_markers"]
@@ -22,19 +20,17 @@ def strip_markers(text: str, ledger: GroundingLedger) -> tuple[str, GroundingLed
     Returns:
         The text without markers, and a ledger of it.
     """
-    cuts = marker_spans(text)
-    if not cuts:
+    cuts = MarkerCuts(text)
+    if not cuts.spans:
         return text, ledger
-    left, at = [], 0
-    for start, end in cuts:
-        left.append(text[at:start])
-        at = end
-    left.append(text[at:])
-    shorter = "".join(left)
+    shorter = cuts.applied(text)
     claims = [_moved(claim, cuts, shorter) for claim in ledger.claims]
     return shorter, ledger.model_copy(update={"claims": claims})
 
 
-def _moved(claim: GroundedClaim, cuts: Sequence[tuple[int, int]], shorter: str) -> GroundedClaim:
-    span = Span(start=without_markers(claim.span.start, cuts), end=without_markers(claim.span.end, cuts))
+def _moved(claim: GroundedClaim, cuts: MarkerCuts, shorter: str) -> GroundedClaim:
+    start, end = cuts.position(claim.span.start), cuts.position(claim.span.end)
+    while start < end - 1 and shorter[start].isspace():  # behind a marker that the claim began with
+        start += 1
+    span = Span(start=start, end=end)
     return claim.model_copy(update={"span": span, "text": span.of(shorter)})

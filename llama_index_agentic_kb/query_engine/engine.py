@@ -193,7 +193,7 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
         elif self.checks is not None and synthesis.output is None:
             answered.grounded = yield from checked(self.synthesizer, retrieval, synthesis, self.checks)
             answered.skipped = [*answered.grounded.skipped]
-            if unhelpful(answered.grounded.text, question=retrieval.scope.question):
+            if not answered.skipped and unhelpful(answered.grounded.text, question=retrieval.scope.question):
                 answered.skipped.append(SkippedReason.UNHELPFUL_ANSWER)
         return answered
 

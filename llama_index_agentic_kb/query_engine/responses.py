@@ -107,10 +107,11 @@ class AgenticAsyncStreamingResponse(_Accounted, AsyncStreamingResponse):
 
 
 def _cited(account: RetrievalResponse, nodes: Sequence[NodeWithScore]) -> list[NodeWithScore]:
-    if account.grounding is not None:
-        numbers = [int(number) for number in account.grounding.cited]
-    else:
-        numbers = cited_ids(account.text)
+    """Give the nodes that an answer that is given cites, its headings and lead-ins too."""
+    if SkippedReason.LOW_GROUNDED_ANSWER in account.skipped_reasons:
+        return []
+    claimed = [] if account.grounding is None else [int(number) for number in account.grounding.cited]
+    numbers = dict.fromkeys([*cited_ids(account.text), *claimed])
     return [nodes[number] for number in numbers if number < len(nodes)]
 
 

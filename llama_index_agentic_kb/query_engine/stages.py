@@ -27,7 +27,7 @@ from llama_index_agentic_kb.schema import (
     ModelInfo,
     Outcome,
 )
-from llama_index_agentic_kb.schema.grounding import Verdict
+from llama_index_agentic_kb.schema.grounding import ClaimFlag, Verdict
 from llama_index_agentic_kb.synthesizers import AgenticSynthesizer, Synthesis
 from llama_index_agentic_kb.synthesizers.late import what_arrived
 
@@ -210,6 +210,9 @@ def checked(
         deadline=earliest(budget.check_deadline, deadline_after(grounding.seconds)),
     )
     _tell(retrieval, grounded)
+    if grounding.may_change and any(ClaimFlag.NOT_SCORED in claim.flags for claim in grounded.ledger.claims):
+        told = "; ".join(grounded.ledger.warnings) or "some claims were not checked"
+        retrieval.missing.append(MissingPart(what="grounding", outcome=Outcome.ERROR, reason=told))
     return grounded
 
 

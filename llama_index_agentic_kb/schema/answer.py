@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 from pydantic import AwareDatetime, Field, model_validator
 
@@ -236,6 +236,15 @@ class SafetyRating(Model):
     blocked: bool = False
 
 
+_OFFENSIVE: Final = {
+    SkippedReason.ADVERSARIAL_QUERY_IGNORED,
+    SkippedReason.JAIL_BREAKING_QUERY_IGNORED,
+    SkippedReason.POTENTIAL_POLICY_VIOLATION,
+    SkippedReason.CUSTOMER_POLICY_VIOLATION,
+    SkippedReason.USER_DEFINED_CLASSIFICATION_QUERY_IGNORED,
+}
+
+
 class Answer(Model):
     """One answer, whole or as far as it is."""
 
@@ -264,6 +273,14 @@ class Answer(Model):
     def skipped(self) -> bool:
         """Whether the answer was withheld on purpose; ``skipped_reasons`` say why."""
         return bool(self.skipped_reasons)
+
+    @property
+    def is_kept_from_prompts(self) -> bool:
+        """Whether its turn is no part of the conversation that later questions are read with.
+
+        It failed, or was withheld for what was asked or said: of a class or a label that is ignored, against a policy.
+        """
+        return self.state is AnswerState.FAILED or bool(_OFFENSIVE.intersection(self.skipped_reasons))
 
     @model_validator(mode="after")
     def _spans_and_sources_exist(self) -> Self:

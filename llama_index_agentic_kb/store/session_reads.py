@@ -43,7 +43,7 @@ def load_answer(key: SessionKey, answer_id: str, connection: Connection) -> Answ
 
 
 def messages(key: SessionKey, last: int | None, connection: Connection) -> list[Message]:
-    """Give a session's turns as messages, oldest first."""
+    """Give a session's turns as messages, oldest first; see ``SessionStore.session_messages`` for those left out."""
     session_row(connection, key)
     newest = (
         select(*TURN_COLUMNS, turns.c.answer)
@@ -53,6 +53,8 @@ def messages(key: SessionKey, last: int | None, connection: Connection) -> list[
     )
     conversation = []
     for turn in map(read_turn, reversed(connection.execute(newest).all())):
+        if turn.answer is not None and turn.answer.is_kept_from_prompts:
+            continue
         conversation.append(Message.model_validate({"role": "user", "content": turn.query}))
         conversation.append(
             Message.model_validate({"role": "assistant", "content": turn.answer.text if turn.answer else ""})

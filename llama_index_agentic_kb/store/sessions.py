@@ -223,7 +223,8 @@ class SessionStore:
     ) -> list[Message]:
         """Give a session as a conversation, oldest first: a user's and an assistant's message for each turn.
 
-        It is what ``RetrievalRequest.messages`` and a chat engine's history begin with.
+        It is what ``RetrievalRequest.messages`` and a chat engine's history begin with. Turns that were not answered
+        for what was asked, or for what the answer said, are left out: else the next question would ask again for them.
 
         Args:
             owner: Whose session it is.

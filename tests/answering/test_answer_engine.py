@@ -36,6 +36,7 @@ from llama_index_agentic_kb.schema.answer import (
 )
 from llama_index_agentic_kb.schema.answer_pieces import (
     AnswerPiece,
+    TextPiece,
 )
 from llama_index_agentic_kb.schema.answer_query import (
     AnswerQuery,
@@ -190,7 +191,16 @@ def test_at_minimal_effort_nothing_is_classified() -> None:
     """Which is told, and never the same as passed."""
     response = base(Model()).answer(QUESTION, classify=[QueryClass.ADVERSARIAL_QUERY])
     assert check(response).query_classifications is None
-    assert response.warnings == ["the question was not classified: no plan was made of it"]
+    assert response.warnings == ["the question was not classified as to: adversarialQuery"]
+
+
+@pytest.mark.parametrize("effort", ["minimal", "low"])
+def test_a_question_that_no_label_could_be_judged_of_is_not_answered(effort: str) -> None:
+    """No query can turn the application's own rule off; nor can a broken plan."""
+    policy = AnswerPolicy(labels={"legal advice": "Asks what somebody may do under the law."})
+    response = base(Model(), effort=effort, policy=policy).answer(QUESTION)
+    check(response, SkippedReason.USER_DEFINED_CLASSIFICATION_QUERY_IGNORED)
+    assert "not classified" in response.warnings[0]
 
 
 def test_a_question_of_an_own_label_is_not_answered() -> None:
@@ -211,13 +221,13 @@ class Everything(MemoryRetriever):
 
 
 FOREIGN = "What is the capital of France?"
-HALF = "How tall was the green Ariane launcher without any Saturn engines in it?"
+HALF = "How heavy was the green Ariane rocket with its Saturn engines and side boosters?"
 
 
 @pytest.mark.parametrize(
     ("question", "gate", "reasons"),
     [
-        (FOREIGN, None, [SkippedReason.OUT_OF_DOMAIN_QUERY_IGNORED]),
+        (FOREIGN, None, []),
         (FOREIGN, True, [SkippedReason.OUT_OF_DOMAIN_QUERY_IGNORED]),
         (FOREIGN, False, []),
         (HALF, None, []),
@@ -255,6 +265,32 @@ def test_a_badly_grounded_answer_is_withheld(streaming: bool) -> None:
     assert not any("green" in str(piece) for piece in pieces[:-1])
 
 
+@pytest.mark.parametrize("fails", [True, False], ids=["fails", "works"])
+def test_a_check_that_could_not_be_made_is_told(fails: bool) -> None:
+    """Where answers are filtered by it, or repaired: the answer is given, and is not whole."""
+
+    class Down:
+        name = "down"
+
+        def score(self, *_: Any, **__: Any) -> Any:
+            raise ConnectionError("scorer is down")
+
+    grounding = Grounding(scorer=Down() if fails else None)
+    response = base(Model(), grounding=grounding).answer(QUESTION, filtering_level="high")
+    assert check(response).text == PLAIN
+    assert [part.what for part in response.missing] == ["grounding"] * fails
+    assert any("scorer is down" in warning for warning in response.warnings) == fails
+
+
+def test_an_answer_of_which_repair_leaves_nothing_is_low_grounded() -> None:
+    """Its text is not empty, and nobody says that the model had no answer."""
+    kb = base(Model(BAD), grounding=Grounding(repair="drop"))
+    answer = check(kb.answer(QUESTION), SkippedReason.LOW_GROUNDED_ANSWER)
+    assert answer.text == NO_ANSWER
+    response = kb.retrieve(QUESTION)
+    assert (response.text, response.skipped_reasons) == (NO_ANSWER, [SkippedReason.LOW_GROUNDED_ANSWER])
+
+
 def test_an_answer_that_says_that_it_is_none_is_told_as_such() -> None:
     """Its own words stay."""
     response = base(Model("I don't know. The passages do not say how tall it was.")).answer(QUESTION)
@@ -278,9 +314,26 @@ def hanging(_: str) -> None:
     time.sleep(3)
 
 
+class Odd:
+    """What a hook should not give."""
+
+    def __bool__(self) -> bool:
+        raise ValueError("can't be judged")
+
+
+class AsyncCheck:
+    """An object whose call is a coroutine."""
+
+    async def __call__(self, text: str) -> str | None:
+        return hook(text)
+
+
 HOOKS: dict[str, tuple[Callable[[str], Any], str]] = {
     "a function": (hook, "it names a rocket"),
     "a coroutine": (async_hook, "it names a rocket"),
+    "a coroutine's object": (AsyncCheck(), "it names a rocket"),
+    "one that gives a coroutine": (async_hook, "it names a rocket"),
+    "one that gives what can't be judged": (lambda _: Odd(), "can't be judged"),
     "one that fails": (failing, "moderation server is down"),
     "one that hangs": (hanging, "still running"),
 }
@@ -307,7 +360,9 @@ def test_a_streamed_answer_waits_for_the_policy() -> None:
     """Nothing of it is told before."""
     kb = base(Model(), policy=AnswerPolicy(answer=hook))
     pieces = list(kb.stream_answer(QUESTION))
-    assert [piece.kind for piece in pieces] == ["steps", "references", "whole"]
+    assert [piece.kind for piece in pieces] == ["steps", "references", "text", "whole"]
+    assert isinstance(pieces[2], TextPiece)
+    assert pieces[2].text == NO_ANSWER
     good = list(base(Model(), policy=AnswerPolicy(answer=lambda _: None)).stream_answer(QUESTION))
     assert [piece.kind for piece in good] == ["steps", "references", "text", "whole"]
 
@@ -533,6 +588,23 @@ def test_a_session_is_its_owners(sessions: SessionStore) -> None:
             kb.answer(QUESTION, session=made.id, principal=other)
 
 
+def test_a_withheld_question_is_not_asked_again_by_the_next_one(sessions: SessionStore) -> None:
+    """Its turn is kept, and no part of the conversation; what is planned of earlier turns is checked too."""
+    model = Model(plan={"sub_queries": [{"id": "q1", "query": "Saturn V bomb", "sources": ["docs"]}]})
+    policy = AnswerPolicy(question=lambda text: "banned" if "bomb" in text else None)
+    kb = base(model, effort="low", sessions=sessions, policy=policy)
+    first = kb.answer("How is a bomb like the Saturn V rocket built?", session="-")
+    check(first, SkippedReason.CUSTOMER_POLICY_VIOLATION)
+    assert first.session is not None
+    model.plan = {"sub_queries": []}
+    check(kb.answer(QUESTION, session=first.session.id))
+    assert not any("bomb" in prompt for prompt in model.prompts)
+    model.plan = {"sub_queries": [{"id": "q1", "query": "Saturn V bomb", "sources": ["docs"]}]}
+    again = kb.answer("Answer my first question on the rocket.", session=first.session.id)
+    check(again, SkippedReason.CUSTOMER_POLICY_VIOLATION)
+    assert len(sessions.get("anyone", first.session.id).turns) == 3
+
+
 def test_without_a_store_a_session_is_refused() -> None:
     """Before anything is searched."""
     model = Model()
@@ -593,3 +665,4 @@ def test_a_late_answer_is_told_as_far_as_it_came() -> None:
     assert [part.what for part in response.missing] == ["answer"]
     assert len(response.answer.references) == 3
     assert response.answer.text == NO_ANSWER
+    assert response.answer.state is AnswerState.FAILED  # never by the text alone

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import time
 from itertools import pairwise
 
 import pytest
@@ -73,3 +74,23 @@ def test_a_reference_that_is_not_shown_is_not_cited(ids: list[str]) -> None:
     text = "".join(piece.text for piece in made if isinstance(piece, TextPiece))
     assert text == "It is tall. So it is."
     assert [piece.citation.sources for piece in made if isinstance(piece, CitationPiece)] == [[0]] * len(ids)
+
+
+def test_a_marker_that_a_claim_begins_with_leaves_its_span_exact() -> None:
+    """The space behind it belongs to no claim."""
+    text, cited = told([*"[ref_id:0] It is tall. [ref_id:1]"])
+    assert cited == [("It is tall.", [0, 1])]
+    assert text == " It is tall."
+
+
+def test_a_long_answer_is_not_read_again_and_again() -> None:
+    """Each paragraph a bounded number of times: a quadratic reader would need minutes."""
+    began = time.thread_time()
+    pieces = Pieces(["0"], cite=True)
+    for _ in range(20_000):
+        pieces.feed(". ")
+    pieces.close()
+    text, cited = told(["It is tall [ref_id:0].\n\n"] * 400)
+    assert len(cited) == 400
+    assert len(text) == 400 * len("It is tall.\n\n")
+    assert time.thread_time() - began < 20

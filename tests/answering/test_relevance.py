@@ -23,24 +23,37 @@ def nodes(texts: Sequence[str], scores: Sequence[float | None] = ()) -> list[Nod
 
 
 @pytest.mark.parametrize(
-    ("question", "lenient", "strict"),
+    ("question", "strict"),
     [
-        ("How do I reset the pump, and who may do it?", None, None),
-        ("What is the capital of France?", OUT, OUT),
-        ("How do I paint the wooden garden fence with the pump?", None, NOTHING),
-        ("pump reset", None, None),  # in any language
-        ("Wie setze ich die Pumpe zurück?", None, None),  # the passages are in another one
-        ("泵怎么复位?", None, None),  # not written in words
-        ("", None, None),
+        ("How do I reset the pump, and who may do it?", None),
+        ("What is the capital of France?", OUT),
+        ("How do I varnish the antique wooden fence with the pump?", NOTHING),
+        ("What does it cost?", None),  # one word tells nothing
+        ("pump reset", None),  # in any language
+        ("Wie setze ich die Pumpe zurück?", None),  # the passages are in another one
+        ("泵怎么复位?", None),  # not written in words
+        ("", None),
     ],
-    ids=["own", "foreign", "half", "keywords", "german", "chinese", "empty"],
+    ids=["own", "foreign", "half", "one word", "keywords", "german", "chinese", "empty"],
 )
-def test_evidence_is_judged_by_the_words_of_the_question(
-    question: str, lenient: SkippedReason | None, strict: SkippedReason | None
-) -> None:
-    """Only where words can tell: the same language, and one whose words are set apart."""
-    assert judge_relevance(question, nodes(PUMP), strict=False).reason is lenient
-    assert judge_relevance(question, nodes(PUMP), strict=True).reason is strict
+def test_a_strict_gate_counts_the_words_of_the_question(question: str, strict: SkippedReason | None) -> None:
+    """Only where words can tell: several, in the same language, set apart; and only where it is asked for."""
+    assert judge_relevance([question], nodes(PUMP), strict=True).reason is strict
+    assert judge_relevance([question], nodes(PUMP), strict=False).reason is None
+
+
+def test_one_planned_question_that_the_passages_hold_is_enough() -> None:
+    """A question in other words is planned in theirs; and each passage counts, the last one too."""
+    asked = ["Which machine needs a fresh start again?", "How is the pump reset?"]
+    evidence = nodes(["Filler about gardens."] * 9 + PUMP)
+    assert judge_relevance(asked[:1], evidence, strict=True).reason is OUT
+    assert judge_relevance(asked, evidence, strict=True).reason is None
+    assert judge_relevance([], evidence, strict=True).reason is None
+
+
+def test_passages_without_text_are_none() -> None:
+    """Whatever their metadata say."""
+    assert judge_relevance(["How is the pump reset?"], nodes(["", " "]), strict=False).reason is NOTHING
 
 
 @pytest.mark.parametrize(
@@ -51,11 +64,11 @@ def test_a_calibrated_rerankers_best_score_goes_before_words(
 ) -> None:
     """It read both."""
     evidence = nodes(PUMP, [0.1, score])
-    assert judge_relevance("What is the capital of France?", evidence, strict=False).reason is lenient
-    judged = judge_relevance("What is the capital of France?", evidence, strict=True)
+    assert judge_relevance(["What is the capital of France?"], evidence, strict=False).reason is lenient
+    judged = judge_relevance(["What is the capital of France?"], evidence, strict=True)
     assert (judged.reason, judged.signal, judged.value) == (strict, "reranker", score)
 
 
 def test_nothing_is_never_relevant() -> None:
     """Nor is it out of domain: who knows."""
-    assert judge_relevance("How do I reset the pump?", [], strict=False).reason is NOTHING
+    assert judge_relevance(["How do I reset the pump?"], [], strict=False).reason is NOTHING

@@ -354,3 +354,14 @@ def test_it_is_made_as_llama_indexs_memories_are(store: SessionStore) -> None:
     named = SessionMemory(store, owner=OWNER, session_id=uuid.uuid4().hex)
     with pytest.raises(NotFoundError, match="no session of this name"):
         named.get()
+
+
+def test_markers_are_not_kept_in_a_session(tmp_path: Path) -> None:
+    """Beside a stored turn there is nothing that they could lead to."""
+    with SessionStore(tmp_path / "marked.db") as store:
+        memory = SessionMemory(store, owner="alice")
+        question = ChatMessage(role=MessageRole.USER, content="How tall?")
+        memory.put_messages(
+            [question, ChatMessage(role=MessageRole.ASSISTANT, content="110.6 m [ref_id:0][ref_id:2].")]
+        )
+        assert [message.content for message in memory.get()] == ["How tall?", "110.6 m."]

@@ -155,3 +155,18 @@ def test_hostile_texts_take_no_time(part: str) -> None:
     for length in (480, 3_900, 100_000):
         unhelpful(part * (length // len(part)))
         unhelpful("a" + part * (length // len(part)) + "z")
+
+
+@pytest.mark.parametrize(
+    ("question", "answer"),
+    [
+        ("Do the passages name the author?", "The passages do not name the author."),
+        ("Is the key stored in the database?", "The database does not contain the key."),
+        ("What does the file contain?", "The file contains no data."),
+        ("What does error 404 mean?", "No results found."),
+    ],
+    ids=["passages", "database", "file", "error"],
+)
+def test_an_answer_on_what_holds_information_is_one(question: str, answer: str) -> None:
+    """That it holds none may be what was asked."""
+    assert not unhelpful(answer, question=question)
