@@ -7,7 +7,7 @@ Wherever it ends early, steps and references so far are kept, the state is SUCCE
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
@@ -15,12 +15,12 @@ from typing import Any, Final
 from llama_index_agentic_kb._flow import Emit, Flow, deadline_after, earliest, emitting
 from llama_index_agentic_kb.answering.end_user import end_user_part
 from llama_index_agentic_kb.answering.given_results import given_request, given_retriever
+from llama_index_agentic_kb.answering.objections import objections
 from llama_index_agentic_kb.answering.pieces import Pieces
 from llama_index_agentic_kb.answering.policy import AnswerPolicy, Safety, check, rate
 from llama_index_agentic_kb.answering.query import check_sizes, classification_of, instructions_of, request_of
 from llama_index_agentic_kb.answering.references import answer_references
 from llama_index_agentic_kb.answering.related import RelatedQuestions
-from llama_index_agentic_kb.answering.relevance import judge_relevance
 from llama_index_agentic_kb.answering.resource import make_answer, unanswered_parts
 from llama_index_agentic_kb.answering.steps import answer_steps
 from llama_index_agentic_kb.answering.turns import Turns, session_owner
@@ -33,12 +33,11 @@ from llama_index_agentic_kb.query_engine import AgenticQueryEngine, Answered
 from llama_index_agentic_kb.query_engine.responses import WITHHELD
 from llama_index_agentic_kb.query_engine.stages import arrived, checked, synthesized
 from llama_index_agentic_kb.retriever import Retrieval
-from llama_index_agentic_kb.schema import ActivityRecord, MissingPart, Outcome, QueryPlan, SubQueryOrigin
+from llama_index_agentic_kb.schema import ActivityRecord, MissingPart, Outcome, SubQueryOrigin
 from llama_index_agentic_kb.schema.answer import (
     AnswerReference,
     AnswerState,
     AnswerStep,
-    QueryClass,
     SafetyRating,
     SkippedReason,
 )
@@ -59,20 +58,6 @@ NO_ANSWER: Final = WITHHELD
 
 RELATED_SECONDS: Final = 10.0
 """Time that related questions may take, within the request's own."""
-
-_IGNORED: Final = {
-    QueryClass.ADVERSARIAL_QUERY: ("ignore_adversarial_query", SkippedReason.ADVERSARIAL_QUERY_IGNORED),
-    QueryClass.JAIL_BREAKING_QUERY: ("ignore_jail_breaking_query", SkippedReason.JAIL_BREAKING_QUERY_IGNORED),
-    QueryClass.NON_ANSWER_SEEKING_QUERY: (
-        "ignore_non_answer_seeking_query",
-        SkippedReason.NON_ANSWER_SEEKING_QUERY_IGNORED,
-    ),
-    QueryClass.NON_ANSWER_SEEKING_QUERY_V2: (
-        "ignore_non_answer_seeking_query",
-        SkippedReason.NON_ANSWER_SEEKING_QUERY_IGNORED_V2,
-    ),
-}
-"""The switch that withholds the answer to a query of a class, and the reason that is told."""
 
 _AGAINST_POLICY: Final = {SkippedReason.CUSTOMER_POLICY_VIOLATION, SkippedReason.POTENTIAL_POLICY_VIOLATION}
 
@@ -195,7 +180,7 @@ class AnswerEngine:
             judged = retrieval.plan.classifications is not None
             way.warnings += [] if judged else ["the question was not classified: no plan was made of it"]
         way.warnings += [warning for warning in retrieval.plan.warnings if "not classified" in warning]
-        way.skip(*self._objections(way, retrieval))
+        way.skip(*objections(query, self.policy, retrieval))
 
     def _check_plan(self, way: _Way, *, told_before: bool) -> Flow[None]:
         """Ask the policy of what was planned, too, where it may be of what was said before ("Answer my last one.")."""
@@ -209,24 +194,6 @@ class AnswerEngine:
                 way.skip(SkippedReason.CUSTOMER_POLICY_VIOLATION)
                 way.warnings.append(f"the question is not answered: {objection}")
                 return
-
-    def _objections(self, way: _Way, retrieval: Retrieval) -> Iterable[SkippedReason]:
-        """Give why what was asked, or what was found, is not to be answered."""
-        query = way.query
-        positive = {one.type for one in retrieval.plan.classifications or () if one.positive}
-        for kind, (switch, reason) in _IGNORED.items():
-            if kind in positive and getattr(query, switch):
-                yield reason
-        if self.policy.labels and _may_be_of_a_label(retrieval.plan):
-            yield SkippedReason.USER_DEFINED_CLASSIFICATION_QUERY_IGNORED
-        gate = query.ignore_low_relevant_content
-        gate = self.policy.low_relevance if gate is None else gate
-        planned = [one.query for one in retrieval.plan.sub_queries if one.origin is not SubQueryOrigin.QUESTION]
-        # A question that follows others says little by itself.
-        asked = planned if retrieval.scope.history else [retrieval.scope.question, *planned]
-        relevance = judge_relevance(asked, retrieval.nodes, strict=gate is True)
-        if relevance.reason is not None and (gate is not False or relevance.signal == "none"):
-            yield relevance.reason
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
@@ -355,10 +322,3 @@ class AnswerEngine:
             response.warnings.append(told)
             response.missing.append(MissingPart(what="session", outcome=Outcome.ERROR, reason=told))
         return response
-
-
-def _may_be_of_a_label(plan: QueryPlan) -> bool:
-    """Whether a question is of one of the application's labels, or was not judged: what is not checked is not told."""
-    kind = QueryClass.USER_DEFINED_CLASSIFICATION_QUERY
-    verdicts = [one.positive for one in plan.classifications or () if one.type is kind]
-    return bool(plan.labels) or not verdicts or any(verdicts)
