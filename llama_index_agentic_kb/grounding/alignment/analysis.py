@@ -262,11 +262,15 @@ def _index(analysis: Analysis) -> None:
 PREFIX: Final = 4
 """Letters that two stems of one family share ("direct", "director")."""
 _OPENING_WORDS: Final = 6
+_FRONTED: Final = 9
+_FRONTING: Final = frozenset(["after", "before", "in", "on", "at", "under", "during", "from", "since", "with", "by"])
 
 
 def _find_topic(analysis: Analysis, title: str) -> None:
     """Find what the text is about, and which sentences say so by a pronoun or not at all."""
-    words = tuple(word for word in split_words(title) if word not in FUNCTION_WORDS.get(analysis.language, ()))
+    # As the text is: "Hayabusa2" is Hayabusa and a 2 in both.
+    found = [_plain_word(word) for word in _TOKEN.findall(title)] if title.isascii() else split_words(title)
+    words = tuple(word for word in found if word not in FUNCTION_WORDS.get(analysis.language, ()))
     analysis.topic = frozenset(stems_of(words, analysis.language))
     if not analysis.topic:
         analysis.topic = _opening_subject(analysis)
@@ -274,9 +278,15 @@ def _find_topic(analysis: Analysis, title: str) -> None:
     for sentence in range(len(analysis.sentences)):
         begin, behind = analysis.firsts[sentence], analysis.firsts[sentence + 1]
         opening = range(begin, min(behind, begin + _OPENING_WORDS))
+        opening = range(
+            begin, next((at for at in opening if at > begin and analysis.tokens[at].word in BE_FORMS), opening.stop)
+        )
         own = next((at for at in opening if at in names), None)
         pronoun = next((at for at in opening if analysis.tokens[at].word in PRONOUNS), None)
-        implied = own is None or (pronoun is not None and pronoun < own) or sentence == 0
+        # "After an Earth flyby it ...": what stands before the subject is not spoken of.
+        fronted = analysis.tokens[begin:behind][:_FRONTED]
+        is_fronted = any(token.word in PRONOUNS for token in fronted) and fronted[0].word in _FRONTING
+        implied = own is None or (pronoun is not None and pronoun < own) or sentence == 0 or is_fronted
         analysis.topics.append(analysis.topic if implied else frozenset())
 
 

@@ -232,6 +232,7 @@ SYNONYMS: Final = _groups(
     type kind sort form
     part portion section component piece
     also too additionally
+    reach reached arrive arrived
     about approximately around nearly roughly
     """
 )

@@ -111,7 +111,13 @@ def _same_name(claimed: tuple[str, ...], told: tuple[str, ...]) -> float:
         return 1.0
     if _are_initials(claimed, told) or _are_initials(told, claimed):
         return 1.0
-    shared = sum(any(_same_word(word, of) for of in other) for word in one)
+    alike = [word for word in one if any(_same_word(word, of) for of in other)]
+    # One letter alone is no name's initial: the "H" of "H-IIA" is not Hayabusa.
+    shared = (
+        len(alike)
+        if any(len(word) > 1 and any(len(of) > 1 and _same_word(word, of) for of in other) for word in alike)
+        else 0
+    )
     least = min(len(one), len(other))
     return 1.0 if shared >= least else 0.5 * shared / least
 

@@ -57,7 +57,13 @@ class Pairing:
     coherent: bool = True
 
 
-def pair(claim: Analysis, source: Analysis, weights: Mapping[str, float], default: float) -> Pairing:
+def pair(
+    claim: Analysis,
+    source: Analysis,
+    weights: Mapping[str, float],
+    default: float,
+    known: Collection[str] = frozenset(),
+) -> Pairing:
     """Align a claim with a source.
 
     Args:
@@ -65,8 +71,9 @@ def pair(claim: Analysis, source: Analysis, weights: Mapping[str, float], defaul
         source: A passage, or several joined.
         weights: Of stems: the rarer, the more.
         default: The weight of stems that have none.
+        known: Stems that are names in other sources: as a sentence's first word, too.
     """
-    claim = with_names_of(claim, source)
+    claim = with_names_of(claim, source, known)
     matches = match_words(claim, source, weights, default)
     facts = [item for item in claim.items if item.fact is not None]
     total = sum(match.weight for match in matches) + _FACT_WEIGHT * len(facts)
@@ -97,16 +104,18 @@ def _likelihood(coverage: float) -> float:
     return max(0.0, min(1.0, (some - none) / (every - none)))
 
 
-def with_names_of(claim: Analysis, source: Analysis) -> Analysis:
-    """Give a claim in which the first word of a sentence is a name if it is one in the source."""
+def with_names_of(claim: Analysis, source: Analysis, known: Collection[str] = frozenset()) -> Analysis:
+    """Give a claim in which the first word of a sentence is a name if it is one in the source, or known for one."""
     found: list[Item] = []
     named = {at for item in claim.items for at in range(item.first, item.last + 1)}
     for first in claim.firsts[:-1]:
         if first >= len(claim.tokens) or first in named:
             continue
         token = claim.tokens[first]
-        places = source.places.get(token.stem, ()) if token.content and claim.text[token.start].isupper() else ()
-        if any(source.tokens[place].name for place in places) or (places and token.stem in source.topic):
+        is_capital = token.content and claim.text[token.start].isupper()
+        places = source.places.get(token.stem, ()) if is_capital else ()
+        is_known = is_capital and not places and token.stem in known
+        if is_known or any(source.tokens[place].name for place in places) or (places and token.stem in source.topic):
             found.append(Item("name", first, first, (token.word,)))
     if not found:
         return claim

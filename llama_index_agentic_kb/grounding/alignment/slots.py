@@ -15,36 +15,27 @@ from typing import Final
 from llama_index_agentic_kb.grounding.alignment.analysis import Analysis, Item
 from llama_index_agentic_kb.grounding.alignment.derivation import DERIVED, are_listed, derived
 from llama_index_agentic_kb.grounding.alignment.matching import Match, match_items
-from llama_index_agentic_kb.grounding.alignment.voice import Sides
+from llama_index_agentic_kb.grounding.alignment.setting import IMPLIED, Setting, fit_of
 
 __all__ = ["Slot", "fill_slots"]
 
-NEAR: Final = 5.0
-"""Words apart at which an anchor counts half."""
-SENTENCE: Final = 8
-"""Words that a sentence's end counts for."""
-WRONG_SIDE: Final = 0.45
-"""What an anchor counts for a name on its other side: who does is not whom it is done to."""
-OTHER_PREPOSITION: Final = 0.6
+ATTRIBUTE: Final = 0.4
+"""What a name counts as a rival that only tells of what kind something is."""
+_ARTICLES: Final = frozenset(["a", "an", "the", "its", "their", "his", "her"])
+_PLACING: Final = frozenset(["in", "at", "on", "near", "from", "to", "with", "for", "around", "under", "above"])
+_LINKS: Final = frozenset(["and", "or", "but", "which", "who", "that", "to", "of", "in"])
 _BORNE_OUT: Final = 0.5
 """Likeness from which a candidate is the claimed item."""
 _LOW: Final = 0.5
 _HIGH: Final = 0.85
 """Shares of the best candidate's fit between which an item's place is doubtful."""
-_DIRECTIONS: Final = frozenset(
-    ["from", "to", "until", "since", "by", "after", "before", "over", "under", "against", "above", "below"]
-)
 EXCHANGED: Final = 0.1
 CLEARLY: Final = 1.12
 """By how much two items must fit better in each other's places to be taken for exchanged."""
 TAKEN: Final = 0.6
-COUNTED: Final = 2.0
-FRONTED: Final = 4
-_OPENING: Final = 3
 _MOST_CANDIDATES: Final = 12
 _MOST_ITEMS: Final = 40
 """Items of a claim that are looked for; a sentence has few."""
-_IMPLIED: Final = 0.9
 
 
 @dataclass(slots=True)
@@ -75,13 +66,16 @@ def fill_slots(claim: Analysis, source: Analysis, matches: Sequence[Match], sent
         matches: Where the claim's content words stand in the source.
         sentences: The source's sentences that bear the claim.
     """
-    setting = _Setting(claim, source, matches, sentences)
+    setting = Setting(claim, source, matches, sentences)
     seekers = [_Seeker(item, setting) for item in claim.items[:_MOST_ITEMS]]
     taken: set[int] = set()
     for seeker in sorted(seekers, key=lambda one: -one.best_fit):
         seeker.settle(taken)
     explained = {seeker.place for seeker in seekers if seeker.place is not None}
-    slots = [seeker.slot(explained) for seeker in seekers]
+    slots = [
+        seeker.slot(explained | {at for other in seekers if other is not seeker for at in other.named})
+        for seeker in seekers
+    ]
     for one, other in itertools.combinations(range(len(seekers)), 2):
         if _are_exchanged(seekers[one], seekers[other]):
             for number in (one, other):
@@ -90,42 +84,10 @@ def fill_slots(claim: Analysis, source: Analysis, matches: Sequence[Match], sent
     return slots
 
 
-class _Setting:
-    """What all items of a claim have in common."""
-
-    def __init__(self, claim: Analysis, source: Analysis, matches: Sequence[Match], sentences: Collection[int]) -> None:
-        self.claim = claim
-        self.source = source
-        self.matches = [match for match in matches if match.places]
-        self.every_match = matches
-        self.sentences = sentences
-        self.sides = Sides(claim, source)
-
-    def anchors(self, item: Item) -> list[tuple[Match, float]]:
-        """Give the words around an item, the nearer the weightier; the noun that a number counts most of all."""
-        is_fronted = self._is_fronted(item)
-        found = []
-        for match in self.matches:
-            if item.first <= match.at <= item.last:
-                continue
-            gap = FRONTED if is_fronted else abs(_gap(match.at, item))
-            weight = match.weight * match.likeness / (1 + gap / NEAR)
-            if item.kind == "number" and match.at == item.last + 1:
-                weight *= COUNTED
-            found.append((match, weight))
-        return found
-
-    def _is_fronted(self, item: Item) -> bool:
-        """Whether a date opens its sentence, apart from what it dates ("In 1526, she married ...")."""
-        tokens, sentence = self.claim.tokens, self.claim.tokens[item.first].sentence
-        opens = item.first - self.claim.firsts[sentence] <= _OPENING
-        return item.kind == "date" and opens and self.claim.text[tokens[item.last].end :][:1] == ","
-
-
 class _Seeker:
     """An item of a claim, and where it may stand."""
 
-    def __init__(self, item: Item, setting: _Setting) -> None:
+    def __init__(self, item: Item, setting: Setting) -> None:
         self.item = item
         self.setting = setting
         self.anchors = setting.anchors(item)
@@ -144,14 +106,19 @@ class _Seeker:
             if likeness >= _BORNE_OUT:
                 self._own.append((self.fit_at(place, other), likeness, place, other))
             elif other is not None and (weight := _rivalry(item, other)):
+                is_attribute = _is_attribute(other, setting.source) and not _is_attribute(item, setting.claim)
+                weight *= ATTRIBUTE if is_attribute else 1.0
                 self._others.append((weight * self.fit_at(place, other), other))
         self._own.sort(key=lambda one: -one[0] * one[1])
+        self.named = {
+            other.first for _, _, _, other in self._own if other is not None and other.words == item.words != ()
+        }
         self.best_fit = self._own[0][0] if self._own else 0.0
 
     def fit_at(self, place: int, other: Item | None, without: Collection[int] = ()) -> float:
         """Tell how well a place of the source fits what stands around the item in the claim."""
         anchors = [(match, weight) for match, weight in self.anchors if match.at not in without] if without else None
-        return _fit(self.item, place, other, self.anchors if anchors is None else anchors, self.setting)
+        return fit_of(self.item, place, other, self.anchors if anchors is None else anchors, self.setting)
 
     def settle(self, taken: set[int]) -> None:
         """Take the best place; one that a number or date of the claim has taken already counts less."""
@@ -165,7 +132,7 @@ class _Seeker:
 
     def slot(self, explained: Collection[int]) -> Slot:
         """Judge the item: whether something that no other item of the claim explains stands in its place."""
-        rivals = [(fit, other) for fit, other in self._others if other.first not in explained]
+        rivals = [(fit, other) for fit, other in self._others if other.first not in explained and self._may_be(other)]
         best_rival, rival = max(rivals, key=lambda one: one[0], default=(0.0, None))
         tokens = self.setting.source.tokens
         if self.place is None and (worked_out := derived(self.item, self.setting.source, self.setting.sentences)):
@@ -179,6 +146,70 @@ class _Seeker:
         at = self.place if rival is None else rival.first
         return Slot(self.item, score, self.place, rival, tokens[at].sentence)
 
+    def _may_be(self, other: Item) -> bool:
+        """Whether something else can stand in the item's place: a mass in that of a mass, a subject in a subject's."""
+        if self.place is None:
+            return True
+        if self.item.fact is not None:
+            alike = other.fact is not None and other.fact.dimension == self.item.fact.dimension
+            return alike or not self.item.fact.dimension
+        if self.is_spoken_of():
+            return self._does(other)
+        return not self._is_placed_otherwise(other)
+
+    def is_spoken_of(self) -> bool:
+        """Whether the item is what the claim speaks of, and what the sentence that bears most of it speaks of."""
+        claim, source = self.setting.claim, self.setting.source
+        first = claim.firsts[claim.tokens[self.item.first].sentence]
+        bearing = next(iter(self.setting.sentences), None)
+        opens = self.is_owner() or not any(claim.tokens[at].content for at in range(first, self.item.first))
+        if bearing is None or not opens:
+            return False
+        stems = {claim.tokens[at].stem for at in range(self.item.first, self.item.last + 1)}
+        topic = source.topics[bearing] or subject_of(source, bearing)
+        return bool(topic) and (stems <= topic or topic <= stems)
+
+    def is_owner(self) -> bool:
+        """Whether the claim speaks of something of the item ("The music of Low Tide")."""
+        tokens, at = self.setting.claim.tokens, self.item.first - 1
+        while at >= 0 and not tokens[at].content and tokens[at].word != "of":
+            at -= 1
+        first = self.setting.claim.firsts[tokens[self.item.first].sentence]
+        return at > first and tokens[at].word == "of" and sum(token.content for token in tokens[first:at]) == 1
+
+    def _does(self, other: Item) -> bool:
+        """Whether another name does what the claim says: it stands before the word for it, or behind "by"."""
+        source = self.setting.source
+        if source.sentence_of[other.first] != next(iter(self.setting.sentences)):
+            return False
+        after = other.last + 1
+        while (
+            after < len(source.tokens) and not source.tokens[after].content and source.tokens[after].word not in _LINKS
+        ):
+            after += 1
+        said = any(after in match.places for match in self.setting.matches)
+        return said or (other.first > 0 and source.tokens[other.first - 1].word == "by")
+
+    def _is_placed_otherwise(self, other: Item) -> bool:
+        """Whether the item has the claim's preposition in the source, and the other has another ("near A in B")."""
+        claim, source = self.setting.claim, self.setting.source
+        if self.place is None or 0 in (self.item.first, self.place, other.first):
+            return False
+        before, instead = claim.tokens[self.item.first - 1].word, source.tokens[other.first - 1].word
+        if instead == "by" and (before == "of" or before in _PLACING):
+            return True
+        if source.sentence_of[self.place] != source.sentence_of[other.first]:
+            return False
+        said, told = claim.tokens[self.item.first - 1].word, source.tokens[self.place - 1].word
+        return said == told and said in _PLACING and source.tokens[other.first - 1].word in _PLACING - {said}
+
+
+def subject_of(source: Analysis, sentence: int) -> frozenset[str]:
+    """Give the stems of the name that a sentence begins with."""
+    begin, behind = source.firsts[sentence], source.firsts[sentence + 1]
+    opening = itertools.dropwhile(lambda token: not token.content, source.tokens[begin:behind])
+    return frozenset(token.stem for token in itertools.takewhile(lambda token: token.name, opening))
+
 
 def _are_exchanged(one: _Seeker, other: _Seeker) -> bool:
     """Whether two items of a claim would fit the source better if each stood where the other does."""
@@ -191,6 +222,8 @@ def _are_exchanged(one: _Seeker, other: _Seeker) -> bool:
     ):
         return False
     setting = one.setting
+    if _is_told_too_little(one, other):
+        return False
     if are_listed(setting.claim, one.item.last, other.item.first):
         return False
     first, second = sorted(((one.place, one.found), (other.place, other.found)), key=lambda found: found[0])
@@ -202,6 +235,17 @@ def _are_exchanged(one: _Seeker, other: _Seeker) -> bool:
     return exchanged > CLEARLY * as_said
 
 
+def _is_told_too_little(one: _Seeker, other: _Seeker) -> bool:
+    """Whether where two items stand does not tell which is which: one of them is there by a pronoun alone."""
+    setting = one.setting
+    spoken_of = [seeker for seeker in (one, other) if seeker.is_spoken_of()]
+    has_words = any(not setting.claim.tokens[match.at].name for match in setting.matches)
+    if spoken_of and (not has_words or spoken_of[0].is_owner()):
+        return True
+    sentences = {setting.source.sentence_of[seeker.place] for seeker in (one, other) if seeker.place is not None}
+    return (one.found is None or other.found is None) and len(sentences) > 1
+
+
 def _rivalry(item: Item, other: Item | None) -> float:
     """Tell how far one item could stand in the place of another: one of the same kind and dimension."""
     if other is None or other.kind != item.kind:
@@ -211,11 +255,18 @@ def _rivalry(item: Item, other: Item | None) -> float:
     return 1.0
 
 
-def _gap(at: int, item: Item) -> int:
-    return item.first - at if at < item.first else at - item.last
+def _is_attribute(name: Item, source: Analysis) -> bool:
+    """Whether a name tells of what kind something is ("the first NASA mission", "a Danish director")."""
+    after = name.last + 1
+    if name.kind != "name" or name.first == 0 or after >= len(source.tokens):
+        return False
+    before, following = source.tokens[name.first - 1], source.tokens[after]
+    tight = source.text[source.tokens[name.last].end : following.start] == " "
+    is_noun = following.content and not following.name and not following.word.endswith("ed")
+    return tight and is_noun and (before.word in _ARTICLES or (before.content and not before.name))
 
 
-def _unnamed(item: Item, setting: _Setting) -> list[tuple[float, int, Item | None]]:
+def _unnamed(item: Item, setting: Setting) -> list[tuple[float, int, Item | None]]:
     """Give where a name's words stand without being a name there, or are implied by what the sentence is about."""
     source = setting.source
     if item.kind == "number":
@@ -230,11 +281,11 @@ def _unnamed(item: Item, setting: _Setting) -> list[tuple[float, int, Item | Non
     stems = {setting.claim.tokens[match.at].stem for match in own}
     for sentence, topic in enumerate(source.topics):
         if topic and (stems <= topic or topic <= stems):
-            places.append((_IMPLIED, source.firsts[sentence], None))
+            places.append((IMPLIED, source.firsts[sentence], None))
     return [(likeness, place, other) for likeness, place, other in places if place < len(source.tokens)]
 
 
-def _in_titles(item: Item, setting: _Setting) -> list[tuple[float, int, Item | None]]:
+def _in_titles(item: Item, setting: Setting) -> list[tuple[float, int, Item | None]]:
     """Give the sentences that speak of what has a number in its name ("Apollo 11")."""
     source = setting.source
     word = setting.claim.tokens[item.first].word
@@ -242,49 +293,7 @@ def _in_titles(item: Item, setting: _Setting) -> list[tuple[float, int, Item | N
     if not numbered:
         return []
     return [
-        (_IMPLIED, source.firsts[sentence], None)
+        (IMPLIED, source.firsts[sentence], None)
         for sentence, topic in enumerate(source.topics)
         if word in topic and source.firsts[sentence] < len(source.tokens)
     ]
-
-
-def _fit(
-    item: Item, place: int, other: Item | None, anchors: Sequence[tuple[Match, float]], setting: _Setting
-) -> float:
-    """Tell how well a place of the source fits what stands around a claim's item. Where most of the time goes."""
-    source, claimed, told = setting.source, setting.claim.tokens, setting.source.tokens
-    sentence_of, is_name = source.sentence_of, item.kind == "name"
-    last = place if other is None else other.last
-    sentence = sentence_of[place]
-    topic = source.topics[sentence]
-    total = 0.0
-    for match, weight in anchors:
-        best = 0.0
-        has_sides = is_name and not claimed[match.at].name
-        for at in match.places:
-            if place <= at <= last:
-                continue
-            apart = (place - at if at < place else at - last) - 1
-            if sentence_of[at] != sentence:
-                apart += SENTENCE * abs(sentence_of[at] - sentence)
-            near = NEAR / (NEAR + apart)
-            if near > best:
-                is_verb = has_sides and sentence_of[at] == sentence and not told[at].name
-                if is_verb and not setting.sides.agree(match.at, item.first, at, place):
-                    near *= WRONG_SIDE
-                    if near < best:
-                        continue
-                best = near
-        if topic and best < _IMPLIED and match.stem in topic:
-            best = max(best, 2 * NEAR / (2 * NEAR + place - source.firsts[sentence]))
-        total += weight * best
-    return total * _prepositions(item.first, place, setting.claim, source)
-
-
-def _prepositions(at: int, place: int, claim: Analysis, source: Analysis) -> float:
-    """Lower the fit where different words of direction stand in front ("from 5", "to 5")."""
-    if at == 0 or place == 0:
-        return 1.0
-    claimed, told = claim.tokens[at - 1].word, source.tokens[place - 1].word
-    differ = claimed != told and claimed in _DIRECTIONS and told in _DIRECTIONS
-    return OTHER_PREPOSITION if differ else 1.0

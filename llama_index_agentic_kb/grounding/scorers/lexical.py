@@ -12,13 +12,16 @@ from typing import Final
 
 from llama_index_agentic_kb._flow import Call, Flow
 from llama_index_agentic_kb.errors import DeadlineExceededError
-from llama_index_agentic_kb.grounding.alignment.analysis import Analysis, Item, analyze
+from llama_index_agentic_kb.grounding.alignment.analysis import Analysis, analyze
+from llama_index_agentic_kb.grounding.alignment.clauses import clauses_of
 from llama_index_agentic_kb.grounding.alignment.joining import join
 from llama_index_agentic_kb.grounding.alignment.pairing import Pairing, pair
 from llama_index_agentic_kb.grounding.alignment.vocabulary import concept_of
 from llama_index_agentic_kb.grounding.claims import Claim
-from llama_index_agentic_kb.grounding.scorers.base import ClaimScore, Evidence, Premise, Rival, verdict_of
-from llama_index_agentic_kb.schema.grounding import ConflictKind, Span
+from llama_index_agentic_kb.grounding.scorers.base import ClaimScore, Evidence, Premise, verdict_of
+from llama_index_agentic_kb.grounding.scorers.parts import by_parts
+from llama_index_agentic_kb.grounding.scorers.rivals import rivals_of
+from llama_index_agentic_kb.schema.grounding import Span, Verdict
 from llama_index_agentic_kb.search.languages import DEFAULT_LANGUAGE
 
 __all__ = ["LexicalScorer", "bearing_spans", "nearest_premises"]
@@ -29,8 +32,6 @@ _WORTHWHILE: Final = 0.65
 """Share of the best passage's words that another must have to be aligned with as well."""
 _WHOLE: Final = 0.85
 """Coverage from which no second passage is looked for."""
-_SAME_MATTER: Final = 0.55
-"""Coverage from which a passage speaks of the same as the claim, so that what differs contradicts it."""
 MAX_CHARACTERS: Final = 50_000
 """Characters of a passage that claims are held against; what stands behind them is not read."""
 MAX_CLAIM: Final = 1_000
@@ -50,7 +51,6 @@ _FRAME: Final = re.compile(
     re.IGNORECASE,
 )
 _SMOOTHING: Final = 4.0
-_KINDS: Final = {"number": ConflictKind.NUMBER, "date": ConflictKind.DATE, "name": ConflictKind.NAME}
 
 
 class LexicalScorer:
@@ -95,10 +95,22 @@ class LexicalScorer:
         return [scores[claim] for claim in claims]
 
     def _judge(self, text: str, sources: Sequence[Analysis], corpus: _Corpus) -> ClaimScore:
+        """Score a claim as a whole, and one of several facts by its parts, where different passages bear them."""
+        whole = self._whole(text, sources, corpus)
+        if not corpus.languages or (whole.verdict is Verdict.SUPPORTED and _bears_alone(whole)):
+            return whole
+        clauses = clauses_of(text, corpus.languages[0])
+        if len(clauses) < 2:  # noqa: PLR2004 (a part alone is the whole)
+            return whole
+        return by_parts(whole, [self._whole(one.text, sources, corpus, joins=False) for one in clauses], clauses)
+
+    def _whole(self, text: str, sources: Sequence[Analysis], corpus: _Corpus, *, joins: bool = True) -> ClaimScore:
         claims = {language: analyze(text, "", language) for language in corpus.languages}
         chosen = corpus.nearest(claims, self.passages)
         pairings = {
-            number: pair(claims[sources[number].language], sources[number], corpus.weights, corpus.default)
+            number: pair(
+                claims[sources[number].language], sources[number], corpus.weights, corpus.default, corpus.names
+            )
             for number in chosen
         }
         ranked = sorted(pairings, key=lambda number: (-pairings[number].score, number))
@@ -106,11 +118,11 @@ class LexicalScorer:
             return ClaimScore(0.0, verdict_of(0.0))
         evidence = [_evidence(number, pairings[number], sources[number]) for number in ranked]
         best = pairings[ranked[0]]
-        together = self._together(claims, sources, ranked, pairings, corpus)
+        together = self._together(claims, sources, ranked, pairings, corpus) if joins else None
         score = best.score
         if together is not None and together[0] > score:
             score, evidence = together
-        rivals = [rival for number in ranked for rival in _rivals(text, number, pairings[number], sources[number])]
+        rivals = [rival for number in ranked for rival in rivals_of(text, number, pairings[number], sources[number])]
         return ClaimScore(score, verdict_of(score, contradicted=bool(rivals)), evidence, rivals)
 
     def _together(
@@ -130,7 +142,7 @@ class LexicalScorer:
         if not _adds(claims[sources[first].language], sources[first], sources[second]):
             return None
         joined = join([sources[first], sources[second]])
-        both = pair(claims[joined.language], joined, corpus.weights, corpus.default)
+        both = pair(claims[joined.language], joined, corpus.weights, corpus.default, corpus.names)
         split = len(sources[first].sentences)
         parts = {
             first: [sentence for sentence in both.sentences if sentence < split],
@@ -198,6 +210,11 @@ class _Corpus:
         counts: Counter[str] = Counter()
         self._holders: dict[str, set[int]] = {}
         self._conceptual: dict[int, set[int]] = {}
+        # A word that also stands in small letters is no name by itself ("Composer", "Film").
+        self.names = {token.stem for source in sources for token in source.tokens if token.name}
+        self.names -= {
+            token.stem for source in sources for token in source.tokens if source.text[token.start].islower()
+        }
         for number, source in enumerate(sources):
             for stem, places in source.places.items():
                 counts[stem] += len({source.tokens[place].sentence for place in places})
@@ -240,35 +257,14 @@ def _adds(claim: Analysis, first: Analysis, second: Analysis) -> bool:
     return named or len(new) > 1 or any(item.fact is not None for item in claim.items)
 
 
+def _bears_alone(whole: ClaimScore) -> bool:
+    """Whether no passage but one speaks of a claim."""
+    return len(whole.evidence) == 1
+
+
 def _evidence(number: int, pairing: Pairing, source: Analysis) -> Evidence:
     return Evidence(number, pairing.score, _spans(source, pairing.sentences))
 
 
 def _spans(source: Analysis, sentences: Sequence[int]) -> tuple[Span, ...]:
     return tuple(Span(start=start, end=end) for start, end in (source.sentences[number] for number in sentences))
-
-
-def _rivals(text: str, number: int, pairing: Pairing, source: Analysis) -> list[Rival]:
-    """Give what a passage that speaks of the same says otherwise."""
-    if pairing.coverage < _SAME_MATTER or not pairing.sentences:
-        return []
-    found = []
-    if pairing.polarity == 0.0:
-        start, end = source.sentences[pairing.sentences[0]]
-        span = Span(start=start, end=end)
-        found.append(Rival(ConflictKind.POLARITY, text, source.text[start:end], number, span, pairing.coverage))
-    for slot in pairing.slots:
-        if slot.rival is not None and slot.score < 1 - _SAME_MATTER:
-            span = _item_span(slot.rival, source)
-            claimed = " ".join(slot.item.words)
-            if slot.item.fact is not None:
-                claimed = text[slot.item.fact.start : slot.item.fact.end]
-            strength = pairing.coverage * (1 - slot.score)
-            found.append(Rival(_KINDS[slot.item.kind], claimed, span.of(source.text), number, span, strength))
-    return found
-
-
-def _item_span(item: Item, source: Analysis) -> Span:
-    if item.fact is not None:
-        return Span(start=item.fact.start, end=item.fact.end)
-    return Span(start=source.tokens[item.first].start, end=source.tokens[item.last].end)
