@@ -44,6 +44,15 @@ def test_flow_bodies_run_in_the_callers_thread() -> None:
     assert seen == ["MainThread", "agentic-kb-leaf-1", "MainThread"]
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Python's own handler: a shell starts what runs in the background with interrupts ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_an_interrupt_ends_the_run_at_once() -> None:
     """Ctrl-C while a call hangs is raised at once, and closes every flow."""
     told: list[str] = []
