@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -139,3 +140,12 @@ def test_any_answer_has_a_valid_ledger(answer: str) -> None:
     texts = {source.node_id: source.text for source in SOURCES}
     for claim in ledger(answer, SOURCES).claims:
         assert all(support.span.of(texts[support.node_id]) == support.quote for support in claim.supports)
+
+
+@pytest.mark.parametrize("left", [None, -1.0], ids=["in time", "late"])
+def test_a_very_long_answer_is_taken_apart_off_the_loop(left: float | None) -> None:
+    """Where it is late, the ledger has no claims and says why."""
+    deadline = None if left is None else time.monotonic() + left
+    ledger = run(ground("It is tall. " * 3_000, [], deadline=deadline))
+    assert len(ledger.claims) == (3_000 if left is None else 0)
+    assert bool(ledger.warnings) == (left is not None)
