@@ -101,14 +101,14 @@ class _Seeker:
             candidates.sort(key=lambda one: (one[0] < _BORNE_OUT, tokens[one[1]].sentence not in setting.sentences))
             candidates = candidates[:_MOST_CANDIDATES]
         self._own: list[tuple[float, float, int, Item | None]] = []
-        self._others: list[tuple[float, Item]] = []
+        self._others: list[tuple[float, int, Item]] = []
         for likeness, place, other in candidates:
             if likeness >= _BORNE_OUT:
                 self._own.append((self.fit_at(place, other), likeness, place, other))
             elif other is not None and (weight := _rivalry(item, other)):
                 is_attribute = _is_attribute(other, setting.source) and not _is_attribute(item, setting.claim)
                 weight *= ATTRIBUTE if is_attribute else 1.0
-                self._others.append((weight * self.fit_at(place, other), other))
+                self._others.append((weight, place, other))
         self._own.sort(key=lambda one: -one[0] * one[1])
         self.named = {
             other.first for _, _, _, other in self._own if other is not None and other.words == item.words != ()
@@ -132,7 +132,11 @@ class _Seeker:
 
     def slot(self, explained: Collection[int]) -> Slot:
         """Judge the item: whether something that no other item of the claim explains stands in its place."""
-        rivals = [(fit, other) for fit, other in self._others if other.first not in explained and self._may_be(other)]
+        rivals = [
+            (weight * self.fit_at(place, other), other)
+            for weight, place, other in self._others
+            if other.first not in explained and self._may_be(other)
+        ]
         best_rival, rival = max(rivals, key=lambda one: one[0], default=(0.0, None))
         tokens = self.setting.source.tokens
         if self.place is None and (worked_out := derived(self.item, self.setting.source, self.setting.sentences)):

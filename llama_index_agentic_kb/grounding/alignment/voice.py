@@ -17,6 +17,7 @@ class Sides:
         self._claim = claim
         self._source = source
         self._known: dict[tuple[int, int, int, int], bool] = {}
+        self._sides: tuple[dict[tuple[int, int], int], dict[tuple[int, int], int]] = ({}, {})
 
     def agree(self, verb: int, name: int, source_verb: int, source_name: int) -> bool:
         """Whether a name is on the same side of a verb in claim and source; of another name, it always is."""
@@ -32,7 +33,14 @@ class Sides:
             return True
         if source.sentence_of[source_verb] != source.sentence_of[source_name]:
             return True
-        return _side(claim, verb, name) == _side(source, source_verb, source_name)
+        return self._side(0, claim, verb, name) == self._side(1, source, source_verb, source_name)
+
+    def _side(self, which: int, text: Analysis, verb: int, name: int) -> int:
+        known = self._sides[which]
+        key = (verb, name)
+        if key not in known:
+            known[key] = _side(text, verb, name)
+        return known[key]
 
 
 _BY: Final = frozenset(["by", "von", "par", "durch"])

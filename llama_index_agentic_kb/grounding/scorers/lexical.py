@@ -19,7 +19,7 @@ from llama_index_agentic_kb.grounding.alignment.pairing import Pairing, pair
 from llama_index_agentic_kb.grounding.alignment.vocabulary import concept_of
 from llama_index_agentic_kb.grounding.claims import Claim
 from llama_index_agentic_kb.grounding.scorers.base import ClaimScore, Evidence, Premise, verdict_of
-from llama_index_agentic_kb.grounding.scorers.parts import by_parts
+from llama_index_agentic_kb.grounding.scorers.parts import by_parts, may_matter
 from llama_index_agentic_kb.grounding.scorers.rivals import rivals_of
 from llama_index_agentic_kb.schema.grounding import Span, Verdict
 from llama_index_agentic_kb.search.languages import DEFAULT_LANGUAGE
@@ -102,7 +102,12 @@ class LexicalScorer:
         clauses = clauses_of(text, corpus.languages[0])
         if len(clauses) < 2:  # noqa: PLR2004 (a part alone is the whole)
             return whole
-        return by_parts(whole, [self._whole(one.text, sources, corpus, joins=False) for one in clauses], clauses)
+        parts: list[ClaimScore] = []
+        for left, clause in zip(range(len(clauses), 0, -1), clauses, strict=True):
+            if not may_matter(whole, parts, left):
+                return whole
+            parts.append(self._whole(clause.text, sources, corpus, joins=False))
+        return by_parts(whole, parts, clauses)
 
     def _whole(self, text: str, sources: Sequence[Analysis], corpus: _Corpus, *, joins: bool = True) -> ClaimScore:
         claims = {language: analyze(text, "", language) for language in corpus.languages}
@@ -141,7 +146,7 @@ class LexicalScorer:
         second = max(others, key=lambda number: pairings[number].coverage)
         if not _adds(claims[sources[first].language], sources[first], sources[second]):
             return None
-        joined = join([sources[first], sources[second]])
+        joined = corpus.joined(first, second)
         both = pair(claims[joined.language], joined, corpus.weights, corpus.default, corpus.names)
         split = len(sources[first].sentences)
         parts = {
@@ -208,6 +213,7 @@ class _Corpus:
         self._sources = sources
         self.languages = tuple(dict.fromkeys(source.language for source in sources))
         counts: Counter[str] = Counter()
+        self._joined: dict[tuple[int, int], Analysis] = {}
         self._holders: dict[str, set[int]] = {}
         self._conceptual: dict[int, set[int]] = {}
         # A word that also stands in small letters is no name by itself ("Composer", "Film").
@@ -227,6 +233,13 @@ class _Corpus:
         # Karen Spärck Jones's inverse document frequency, over sentences.
         self.weights = {stem: math.log(1 + total / (count + 1)) for stem, count in counts.items()}
         self.default = math.log(1 + total)
+
+    def joined(self, first: int, second: int) -> Analysis:
+        """Give two passages as one."""
+        known = self._joined.get((first, second))
+        if known is None:
+            known = self._joined[first, second] = join([self._sources[first], self._sources[second]])
+        return known
 
     def nearest(self, claims: dict[str, Analysis], most: int) -> list[int]:
         """Give the passages that have most of a claim's words, by weight."""

@@ -16,7 +16,7 @@ from llama_index_agentic_kb.grounding.scorers.base import (
 )
 from llama_index_agentic_kb.schema.grounding import Span, Verdict
 
-__all__ = ["by_parts"]
+__all__ = ["by_parts", "may_matter"]
 
 _NOT_WHOLE: Final = CITATION_THRESHOLD - 0.05
 """The most that a claim scores of which a part is not supported."""
@@ -35,10 +35,8 @@ def by_parts(whole: ClaimScore, parts: Sequence[ClaimScore], clauses: Sequence[C
     Returns:
         ``whole`` where one passage bears all parts: then it is judged better as one.
     """
-    bearing = [part.evidence[0].premise for part in parts if part.verdict is Verdict.SUPPORTED and part.evidence]
     denied = [part for part in parts if part.verdict is Verdict.CONTRADICTED]
-    is_joint = whole.verdict is Verdict.SUPPORTED and len(whole.evidence) > 1
-    if len(set(bearing)) < 2 and not (is_joint and denied):  # noqa: PLR2004 (two passages)
+    if len(_bearing(parts)) < 2 and not (_is_joint(whole) and denied):  # noqa: PLR2004 (two passages)
         return whole
     scores = [(part.score or 0.0) if clause.sound else 0.0 for part, clause in zip(parts, clauses, strict=True)]
     weights = [clause.weight for clause in clauses]
@@ -50,6 +48,26 @@ def by_parts(whole: ClaimScore, parts: Sequence[ClaimScore], clauses: Sequence[C
     rivals = [rival for part in denied for rival in part.rivals]
     told = denied or [part for part in parts if part.verdict is Verdict.SUPPORTED]
     return ClaimScore(score, verdict_of(score, contradicted=bool(denied)), _evidence(told), rivals)
+
+
+def may_matter(whole: ClaimScore, parts: Sequence[ClaimScore], left: int) -> bool:
+    """Tell whether the parts that are yet to be judged can change a claim's score.
+
+    Args:
+        whole: The claim's score as one.
+        parts: The scores of its first parts.
+        left: How many are to come.
+    """
+    return _is_joint(whole) or len(_bearing(parts)) + left >= 2  # noqa: PLR2004 (two passages)
+
+
+def _bearing(parts: Sequence[ClaimScore]) -> set[int]:
+    """Give the passages that bear parts best."""
+    return {part.evidence[0].premise for part in parts if part.verdict is Verdict.SUPPORTED and part.evidence}
+
+
+def _is_joint(whole: ClaimScore) -> bool:
+    return whole.verdict is Verdict.SUPPORTED and len(whole.evidence) > 1
 
 
 def _evidence(parts: Sequence[ClaimScore]) -> list[Evidence]:
