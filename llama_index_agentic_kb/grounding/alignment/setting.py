@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Sequence
 from typing import Final
 
@@ -25,6 +26,8 @@ COUNTED: Final = 2.0
 FRONTED: Final = 4
 _OPENING: Final = 3
 IMPLIED: Final = 0.9
+_FEW: Final = 3
+"""Places that are looked at one by one sooner than they are searched."""
 
 
 class Setting:
@@ -76,7 +79,7 @@ def fit_of(
     for match, weight in anchors:
         best = 0.0
         has_sides = is_name and not claimed[match.at].name
-        for at in match.places:
+        for at in match.places if has_sides else _nearest(match.places, place, last):
             if place <= at <= last:
                 continue
             apart = (place - at if at < place else at - last) - 1
@@ -94,6 +97,14 @@ def fit_of(
             best = max(best, 2 * NEAR / (2 * NEAR + place - source.firsts[sentence]))
         total += weight * best
     return total * _prepositions(item.first, place, setting.claim, source)
+
+
+def _nearest(places: Sequence[int], first: int, last: int) -> Sequence[int]:
+    """Give, of places in order, the nearest before and the nearest behind a stretch: no other counts for more."""
+    if len(places) <= _FEW:
+        return places
+    before, behind = bisect_left(places, first), bisect_right(places, last)
+    return [*places[max(0, before - 1) : before], *places[behind : behind + 1]]
 
 
 def _prepositions(at: int, place: int, claim: Analysis, source: Analysis) -> float:
