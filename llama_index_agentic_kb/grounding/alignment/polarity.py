@@ -45,9 +45,10 @@ def polarity(claim: Analysis, source: Analysis, matches: Sequence[Match], senten
         matches: Where the claim's content words stand in the source.
         sentences: The source's sentences that bear the claim.
     """
-    if _says_otherwise(claim, source, matches, sentences):
+    here, there = _Negations(claim, range(len(claim.sentences))), _Negations(source, sentences)
+    if _says_otherwise(claim, source, matches, sentences, here.turned, there.turned):
         return 0.0
-    agreed = _negations_agree(claim, source, matches, sentences)
+    agreed = _negations_agree(claim, source, matches, sentences, here, there)
     if is_another_extreme(claim, source, sentences):
         return 0.0
     if agreed and _overstates(claim, source, sentences):
@@ -66,10 +67,15 @@ def _overstates(claim: Analysis, source: Analysis, sentences: Collection[int]) -
     return bool(claimed & _UNIVERSAL and not told & _UNIVERSAL and told & _PARTIAL and not claimed & _PARTIAL)
 
 
-def _says_otherwise(claim: Analysis, source: Analysis, matches: Sequence[Match], sentences: Collection[int]) -> bool:
+def _says_otherwise(
+    claim: Analysis,
+    source: Analysis,
+    matches: Sequence[Match],
+    sentences: Collection[int],
+    turned_here: Collection[int],
+    turned_there: Collection[int],
+) -> bool:
     """Whether the source has a word's opposite where the claim has the word, and neither is negated."""
-    turned_here = _turned(claim, range(len(claim.sentences)))
-    turned_there = _turned(source, sentences)
     named = {place for match in matches for place in match.places}  # the claim has both: "opens" and "closes"
     for match in matches:
         if any(source.tokens[place].sentence in sentences for place in match.places):
@@ -101,26 +107,32 @@ def _prefixed(stem: str, source: Analysis) -> list[int]:
     return [place for form in forms for place in source.places.get(form, ())]
 
 
-def _negations_agree(claim: Analysis, source: Analysis, matches: Sequence[Match], sentences: Collection[int]) -> float:
+def _negations_agree(
+    claim: Analysis,
+    source: Analysis,
+    matches: Sequence[Match],
+    sentences: Collection[int],
+    here: _Negations,
+    there: _Negations,
+) -> float:
     places = {
         match.at: [place for place in match.places if source.tokens[place].sentence in sentences] for match in matches
     }
-    turned_there = _turned(source, sentences)
-    turned_here = _turned(claim, range(len(claim.sentences)))
+    turned_here, turned_there = here.turned, there.turned
     every = range(len(claim.sentences))
     if _wide_negations(claim, every) != _wide_negations(source, sentences):
         return 0.0
     if is_reversed(claim, source, places, sentences):
         return 0.0
     agreed = 1.0
-    for scope in _scopes(claim, every):
+    for scope in here.scopes:
         found = next((at for at in scope if places.get(at)), None)
         if found is None:
             agreed = min(agreed, 1.0 if turned_there else UNCERTAIN)
         elif not any(place in turned_there for place in places[found]):
             return 0.0
     claimed_at: Mapping[int, int] = {place: at for at, found in places.items() for place in found}
-    for scope in _scopes(source, sentences):
+    for scope in there.scopes:
         content = [at for at in scope if source.tokens[at].content][:_FIRST_WORDS]
         reached = [claimed_at[place] for place in content if place in claimed_at]
         # Of a word that stands elsewhere as well ("only JSON export"), the others tell which is meant.
@@ -130,12 +142,21 @@ def _negations_agree(claim: Analysis, source: Analysis, matches: Sequence[Match]
     return agreed
 
 
-def _turned(text: Analysis, sentences: Collection[int]) -> frozenset[int]:
-    """Give the tokens within the reach of a negation; two negations cancel each other."""
-    turned: set[int] = set()
-    for scope in _scopes(text, sentences):
-        turned ^= set(scope)
-    return frozenset(turned)
+class _Negations:
+    """What the negations of some sentences turn.
+
+    Args:
+        text: The text.
+        sentences: Of it.
+    """
+
+    def __init__(self, text: Analysis, sentences: Collection[int]) -> None:
+        self.scopes = list(_scopes(text, sentences))
+        turned: set[int] = set()
+        for scope in self.scopes:
+            turned ^= set(scope)
+        self.turned = frozenset(turned)
+        """The tokens within the reach of a negation; two negations cancel each other."""
 
 
 def _scopes(text: Analysis, sentences: Collection[int]) -> Iterator[list[int]]:
