@@ -29,6 +29,7 @@ from llama_index_agentic_kb.schema import (
 __all__ = ["show_response"]
 
 _MARKER = re.compile(r"\[ref_id:(\d+)\]")
+_SPACED_MARKER = re.compile(r"[ \t]{0,8}\[ref_id:\d+\]")
 _HEADING = re.compile(r"\A#+ [^\n]*\n")
 _COLOURS = {"ok": "green", "empty": "yellow", "skipped": "yellow", "timeout": "red", "error": "red", "denied": "red"}
 _VERDICTS = {
@@ -163,8 +164,9 @@ def _proof(ledger: GroundingLedger) -> Any:
     for claim in ledger.claims:
         if claim.score is None:
             continue
-        table.add_row(_VERDICTS[claim.verdict], _text(one_line(_MARKER.sub("", claim.text), 100)))
-        for support in claim.supports[:2]:
+        table.add_row(_VERDICTS[claim.verdict], _text(one_line(_SPACED_MARKER.sub("", claim.text), 100)))
+        best = {support.reference_id: support for support in reversed(claim.supports)}  # of each reference
+        for support in list(reversed(best.values()))[:3]:
             quote = Text(f"[{int(support.reference_id) + 1}] ", "dim")
             table.add_row("", quote.append(f"\u201c{printable(one_line(support.quote, 100))}\u201d", "dim"))
     return table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -34,6 +35,7 @@ from llama_index_agentic_kb.schema.grounding import (
 
 __all__ = ["GroundingSource", "ground", "grounding_score"]
 
+_WORD: Final = re.compile(r"\d+(?:[.,]\d+)*|\w+")
 _LONG: Final = 20_000
 """Characters of an answer up to which it is taken apart on the event loop: about 20 ms."""
 
@@ -169,7 +171,7 @@ def _judged(claim: Claim, score: ClaimScore, sources: Sequence[GroundingSource],
     least = min(threshold, PARTIAL_THRESHOLD)
     told = score.verdict in (Verdict.SUPPORTED, Verdict.PARTIALLY_SUPPORTED)
     evidence = [one for one in score.evidence if one.score >= least] if told else _against(score)
-    supports = [support for one in evidence for support in _supports(one, sources[one.premise])]
+    supports = [support for one in evidence for support in _supports(claim, one, sources[one.premise])]
     supporting = {sources[one.premise].reference_id for one in score.evidence if one.score >= threshold}
     cited = [str(number) for number in claim.cited]
     wrong = [reference for reference in cited if reference not in supporting] if supporting else []
@@ -200,8 +202,15 @@ def _against(score: ClaimScore) -> list[Evidence]:
     return [one for one in score.evidence if one.premise in rivals or not rivals]
 
 
-def _supports(evidence: Evidence, source: GroundingSource) -> list[Support]:
-    return [_support(span, source, evidence.score) for span in _merged(evidence.spans, source.text)]
+def _supports(claim: Claim, evidence: Evidence, source: GroundingSource) -> list[Support]:
+    """Give the stretches of a source that bear a claim, those first that have most of its words."""
+    said = _words(claim.plain)
+    stretches = sorted(_merged(evidence.spans, source.text), key=lambda span: -len(said & _words(span.of(source.text))))
+    return [_support(span, source, evidence.score) for span in stretches]
+
+
+def _words(text: str) -> set[str]:
+    return {word.casefold() for word in _WORD.findall(text)}
 
 
 def _support(span: Span, source: GroundingSource, score: float) -> Support:
