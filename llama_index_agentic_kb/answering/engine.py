@@ -7,6 +7,7 @@ Wherever it ends early, steps and references so far are kept, the state is SUCCE
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -26,12 +27,11 @@ from llama_index_agentic_kb.answering.steps import answer_steps
 from llama_index_agentic_kb.answering.turns import Turns, session_owner
 from llama_index_agentic_kb.errors import DeadlineExceededError, InvalidRequestError
 from llama_index_agentic_kb.grounding import Markers
-from llama_index_agentic_kb.grounding.helpfulness import unhelpful
 from llama_index_agentic_kb.grounding.settings import DEFAULT_GROUNDING, Grounding
 from llama_index_agentic_kb.guard.spotlighting import Spotlight
 from llama_index_agentic_kb.query_engine import AgenticQueryEngine, Answered
 from llama_index_agentic_kb.query_engine.responses import WITHHELD
-from llama_index_agentic_kb.query_engine.stages import arrived, checked, synthesized
+from llama_index_agentic_kb.query_engine.stages import arrived, synthesized
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import ActivityRecord, MissingPart, Outcome, SubQueryOrigin
 from llama_index_agentic_kb.schema.answer import (
@@ -51,10 +51,10 @@ from llama_index_agentic_kb.schema.answer_response import AnswerResponse
 from llama_index_agentic_kb.store.sessions import SessionStore
 from llama_index_agentic_kb.synthesizers import Synthesis
 
-__all__ = ["NO_ANSWER", "AnswerEngine"]
+__all__ = ["AnswerEngine"]
 
-NO_ANSWER: Final = WITHHELD
-"""What is said where an answer is withheld; ``skipped_reasons`` say why, as data."""
+LEAST_SECONDS: Final = 0.01
+"""Time that is left at least: a request without any is told as late, and not as one that can't be read."""
 
 RELATED_SECONDS: Final = 10.0
 """Time that related questions may take, within the request's own."""
@@ -70,7 +70,7 @@ class _Way:
 
     query: AnswerQuery
     created_at: datetime
-    text: str = NO_ANSWER
+    text: str = WITHHELD
     state: AnswerState = AnswerState.SUCCEEDED
     instructions: str = ""
     deadline: float | None = None
@@ -89,7 +89,7 @@ class _Way:
     def skip(self, *reasons: SkippedReason) -> None:
         """Give no answer."""
         self.skipped += reasons
-        self.text = NO_ANSWER
+        self.text = WITHHELD
 
 
 class AnswerEngine:
@@ -133,8 +133,8 @@ class AnswerEngine:
         check_sizes(query)
         owner = session_owner(self.engine.retriever.asking(query.request.principal))
         turns = Turns(self.sessions, query, owner)
-        history = yield from turns.history()
         way.deadline = self._deadline(query)
+        history = yield from turns.history(way.deadline)
         objection = yield from check(self.policy.question, query.question, "question check", self._hook_deadline(way))
         if objection is None:
             yield from self._search(way, history, observer)
@@ -163,6 +163,9 @@ class AnswerEngine:
             given = given_retriever(query.search_results, engine.retriever)
             engine = AgenticQueryEngine(given, engine.synthesizer, callback_manager=engine.callback_manager)
             request = given_request(query.model_copy(update={"request": request}))
+        if way.deadline is not None:  # what came before is taken off
+            left = max(way.deadline - time.monotonic(), LEAST_SECONDS)
+            request = request.model_copy(update={"max_runtime_in_seconds": left})
         spec = classification_of(query, self.policy)
         retrieval = yield from engine.retrieved(request, observer=observer, classification=spec)
         way.retrieval = retrieval
@@ -211,14 +214,12 @@ class AnswerEngine:
             synthesis = yield from arrived(self.engine.synthesizer, retrieval, error)
             synthesis.text, partial = synthesis.text.rstrip(), bool(error.partial)
             way.state = AnswerState.FAILED  # never by its text alone
-        way.answered = Answered(retrieval, synthesis)
         if not partial:  # extracts are no answer
+            way.answered = Answered(retrieval, synthesis)
             way.warnings.append("the answer was not there by its deadline")
             return
-        way.answered.grounded = yield from checked(self.engine.synthesizer, retrieval, synthesis, grounding)
-        way.text = way.answered.grounded.text
-        way.warnings += way.answered.grounded.ledger.warnings
-        yield from self._judge(way)
+        way.answered = yield from self.engine.grounded(retrieval, synthesis, grounding)
+        yield from self._judge(way, way.answered)
         if not way.skipped and way.query.related_questions:
             yield from self._relate(way, retrieval)
         if streaming and held and not way.skipped:
@@ -249,16 +250,12 @@ class AnswerEngine:
         own = self.engine.grounding or DEFAULT_GROUNDING
         return replace(own, markers=Markers.STRIP, filtering=query.filtering_level or own.filtering)
 
-    def _judge(self, way: _Way) -> Flow[None]:
-        """Withhold an answer that is none, is grounded too badly, or is against a policy."""
-        answered = way.answered
-        if answered is None or answered.grounded is None:
-            return
-        text = answered.grounded.text
-        if not answered.grounded.skipped and unhelpful(text, question=way.query.question):
-            way.skipped.append(SkippedReason.UNHELPFUL_ANSWER)
-        if answered.grounded.skipped:
-            way.skip(*answered.grounded.skipped)
+    def _judge(self, way: _Way, answered: Answered) -> Flow[None]:
+        """Take an answer, or withhold one that is grounded too badly or is against a policy."""
+        way.text = answered.text
+        way.skipped += answered.skipped
+        text = answered.synthesis.text if answered.grounded is None else answered.grounded.text
+        way.warnings += [] if answered.grounded is None else answered.grounded.ledger.warnings
         deadline = self._hook_deadline(way)
         objection = yield from check(self.policy.answer, text, "answer check", deadline)
         if objection is not None:

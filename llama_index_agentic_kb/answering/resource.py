@@ -12,7 +12,6 @@ from datetime import datetime
 from typing import Final
 
 from llama_index_agentic_kb._text import one_line
-from llama_index_agentic_kb.answering.placing import placed_ledger
 from llama_index_agentic_kb.schema import (
     ActivityRecord,
     Finding,
@@ -66,10 +65,11 @@ def make_answer(
 
     Args:
         query: What was asked, and how. Its language is the answer's.
-        text: The answer, or what is said in its place. With markers, without, or renumbered: claims are placed in it.
+        text: The answer, or what is said in its place.
         references: All that the model was given, by the N of ``[ref_id:N]``; see ``answer_references``.
         steps: See ``answer_steps``.
-        ledger: The claims of the answer, checked; None where nothing was.
+        ledger: The claims of this text, checked (``grounding.stripping`` makes one of a text without markers); of a
+            withheld answer, those of what was written. None where nothing was checked.
         related_questions: Questions that the evidence can answer.
         classifications: Whether the query is of a class, for each that was looked at (``QueryPlan.classifications``);
             None where none was.
@@ -78,10 +78,13 @@ def make_answer(
         created_at: When it was begun, with its time zone.
         completed_at: When it was done, with its time zone.
         state: Of an answer that was withheld on purpose it is SUCCEEDED, too.
+
+    Raises:
+        InvalidRequestError: The ledger is of another text.
     """
     references = references or {}
-    placed = None if ledger is None else placed_ledger(ledger, text)
-    checked = GroundingLedger() if placed is None or skipped_reasons else placed
+    checked = GroundingLedger() if ledger is None or skipped_reasons else ledger
+    checked.check_spans(text)
     ids = list(references)
     scored = query.grounding_supports or query.filtering_level is not None
     return Answer(

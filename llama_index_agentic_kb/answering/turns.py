@@ -59,8 +59,11 @@ class Turns:
         self._query = query
         self._owner = owner
 
-    def history(self) -> Flow[list[Message]]:
+    def history(self, deadline: float | None = None) -> Flow[list[Message]]:
         """Give what was said in the session so far.
+
+        Args:
+            deadline: ``time.monotonic()`` at which reading it is given up; None is the store's own time.
 
         Raises:
             NotFoundError: The owner has no such session.
@@ -69,14 +72,17 @@ class Turns:
         if store is None or session is None or self._query.makes_session:
             return []
         said: list[Message] = yield Call(
-            sync=partial(store.session_messages, self._owner, session, last=LAST),
-            native=partial(store.asession_messages, self._owner, session, last=LAST),
+            sync=partial(store.session_messages, self._owner, session, last=LAST, deadline=deadline),
+            native=partial(store.asession_messages, self._owner, session, last=LAST, deadline=deadline),
+            deadline=deadline,
             what="session",
         )
         return said
 
     def keep(self, answer: Answer) -> Flow[tuple[Answer, Session | None]]:
         """Store the turn; give the answer with its name, and the session without its turns.
+
+        It has the store's own time: a turn is not lost because its answer took all of the request's.
 
         Raises:
             SessionStoreError: It could not be stored.

@@ -10,7 +10,7 @@ from llama_index.core.schema import NodeWithScore
 
 from llama_index_agentic_kb._flow import Flow
 from llama_index_agentic_kb._text import one_line
-from llama_index_agentic_kb.grounding.citations import MarkerFilter, Markers
+from llama_index_agentic_kb.grounding.citations import Markers
 from llama_index_agentic_kb.grounding.settings import Grounding
 from llama_index_agentic_kb.grounding.stripping import strip_markers
 from llama_index_agentic_kb.guard.spotlighting import Spotlighting
@@ -19,7 +19,7 @@ from llama_index_agentic_kb.schema import Reference
 from llama_index_agentic_kb.schema.answer import SkippedReason
 from llama_index_agentic_kb.schema.grounding import ClaimFlag, GroundingLedger
 
-__all__ = ["GroundedText", "ground_text", "numbering"]
+__all__ = ["GroundedText", "ground_text"]
 
 # What documents' metadata call the day they are of; the first that is there counts.
 _DATES: Final = ("date", "published", "published_at", "publication_date", "last_modified_date", "creation_date")
@@ -39,19 +39,6 @@ class GroundedText:
     text: str
     ledger: GroundingLedger
     skipped: list[SkippedReason] = field(default_factory=list)
-
-
-def numbering(text: str, count: int) -> list[int]:
-    """Give the order of references in which markers are numbered as they appear: those cited, then the others.
-
-    Args:
-        text: The answer, with markers.
-        count: How many references there are.
-    """
-    markers = MarkerFilter(range(count))
-    markers.feed(text)
-    markers.close()
-    return [*markers.cited, *(number for number in range(count) if number not in set(markers.cited))]
 
 
 def ground_text(

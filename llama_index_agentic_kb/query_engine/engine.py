@@ -178,7 +178,7 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
             synthesis = yield from arrived(self.synthesizer, retrieval, error)
             if not error.partial:  # extracts say what the evidence says
                 return Answered(retrieval, synthesis)
-        return (yield from self._grounded(retrieval, synthesis))
+        return (yield from self.grounded(retrieval, synthesis, self.checks))
 
     @property
     def checks(self) -> Grounding | None:
@@ -186,12 +186,19 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
         grounding = self.grounding
         return grounding if is_checked(self.synthesizer, grounding, asked=self._grounding_asked) else None
 
-    def _grounded(self, retrieval: Retrieval, synthesis: Synthesis) -> Flow[Answered]:
+    def grounded(self, retrieval: Retrieval, synthesis: Synthesis, grounding: Grounding | None) -> Flow[Answered]:
+        """Go the last part of the way: hold the answer against the evidence, and tell why it is none, or is withheld.
+
+        Args:
+            retrieval: The evidence.
+            synthesis: The answer.
+            grounding: How; None does not check it.
+        """
         answered = Answered(retrieval, synthesis)
         if not retrieval.nodes:
             answered.skipped = [SkippedReason.NO_RELEVANT_CONTENT]
-        elif self.checks is not None and synthesis.output is None:
-            answered.grounded = yield from checked(self.synthesizer, retrieval, synthesis, self.checks)
+        elif grounding is not None and synthesis.output is None:
+            answered.grounded = yield from checked(self.synthesizer, retrieval, synthesis, grounding)
             answered.skipped = [*answered.grounded.skipped]
             if not answered.skipped and unhelpful(answered.grounded.text, question=retrieval.scope.question):
                 answered.skipped.append(SkippedReason.UNHELPFUL_ANSWER)
@@ -281,7 +288,7 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
                 share_retries(retrieval.budget.retries)
                 synthesis = yield from self._told(retrieval)
                 answered = Answered(retrieval, synthesis)
-                answered = yield from self._grounded(retrieval, synthesis)
+                answered = yield from self.grounded(retrieval, synthesis, self.checks)
                 if self._holds_back:
                     yield Emit(answered.text)
             except DeadlineExceededError:

@@ -15,7 +15,7 @@ from llama_index_agentic_kb._flow import END, Call, Emit, Flow, Next, Open, dead
 from llama_index_agentic_kb._text import one_line
 from llama_index_agentic_kb.errors import DeadlineExceededError
 from llama_index_agentic_kb.grounding import MarkerFilter, Markers
-from llama_index_agentic_kb.grounding.grounded import GroundedText, ground_text, numbering
+from llama_index_agentic_kb.grounding.grounded import GroundedText, ground_text
 from llama_index_agentic_kb.grounding.settings import Grounding
 from llama_index_agentic_kb.llm import CUT_SHORT
 from llama_index_agentic_kb.prompts import format_question
@@ -219,10 +219,10 @@ def checked(
 def _renumbered(text: str, retrieval: Retrieval) -> str:
     """Number an answer's markers in order of appearance; the nodes are put into the same order, in place."""
     nodes = retrieval.nodes
-    order = numbering(text, len(nodes))
     markers = MarkerFilter(range(len(nodes)), Markers.RENUMBER)
     shown = markers.feed(text) + markers.close()
-    nodes[:] = [nodes[number] for number in order]
+    rest = sorted(set(range(len(nodes))) - set(markers.cited))
+    nodes[:] = [nodes[number] for number in (*markers.cited, *rest)]
     return shown
 
 

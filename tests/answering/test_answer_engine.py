@@ -19,10 +19,10 @@ from llama_index_agentic_kb import (
     KnowledgeSource,
     Principal,
 )
-from llama_index_agentic_kb.answering.engine import NO_ANSWER
 from llama_index_agentic_kb.answering.policy import AnswerPolicy
 from llama_index_agentic_kb.errors import NotFoundError
 from llama_index_agentic_kb.grounding.settings import Grounding
+from llama_index_agentic_kb.query_engine.responses import WITHHELD
 from llama_index_agentic_kb.schema.answer import (
     Answer,
     AnswerState,
@@ -181,7 +181,7 @@ def test_a_question_of_a_class_is_reported_or_ignored(key: str, ignored: bool) -
     response = base(model, effort="low").answer(QUESTION, classify=[kind], **fields)
     answer = check(response, *([reason] if ignored else []))
     assert answer.query_classifications == [QueryClassification(type=kind, positive=True)]
-    assert (answer.text == NO_ANSWER) == ignored
+    assert (answer.text == WITHHELD) == ignored
     assert answer.steps
     assert len(answer.references) == 3
     assert len(model.prompts) == (1 if ignored else 2)
@@ -259,7 +259,7 @@ def test_a_badly_grounded_answer_is_withheld(streaming: bool) -> None:
     response = pieces[-1] if streaming else kb.answer(QUESTION, filtering_level="low")
     assert isinstance(response, AnswerResponse)
     answer = check(response, SkippedReason.LOW_GROUNDED_ANSWER)
-    assert (answer.text, answer.citations, answer.grounding_supports) == (NO_ANSWER, [], [])
+    assert (answer.text, answer.citations, answer.grounding_supports) == (WITHHELD, [], [])
     assert answer.grounding_score is not None
     assert answer.grounding_score < 0.4
     assert not any("green" in str(piece) for piece in pieces[:-1])
@@ -286,9 +286,9 @@ def test_an_answer_of_which_repair_leaves_nothing_is_low_grounded() -> None:
     """Its text is not empty, and nobody says that the model had no answer."""
     kb = base(Model(BAD), grounding=Grounding(repair="drop"))
     answer = check(kb.answer(QUESTION), SkippedReason.LOW_GROUNDED_ANSWER)
-    assert answer.text == NO_ANSWER
+    assert answer.text == WITHHELD
     response = kb.retrieve(QUESTION)
-    assert (response.text, response.skipped_reasons) == (NO_ANSWER, [SkippedReason.LOW_GROUNDED_ANSWER])
+    assert (response.text, response.skipped_reasons) == (WITHHELD, [SkippedReason.LOW_GROUNDED_ANSWER])
 
 
 def test_an_answer_that_says_that_it_is_none_is_told_as_such() -> None:
@@ -350,7 +350,7 @@ def test_what_is_against_a_policy_is_not_answered(name: str, what: str) -> None:
     response = base(model, policy=policy).answer(QUESTION)
     answer = check(response, SkippedReason.CUSTOMER_POLICY_VIOLATION)
     assert told in response.warnings[0]
-    assert answer.text == NO_ANSWER
+    assert answer.text == WITHHELD
     assert "110.6 m tall. Apollo" not in response.to_json()
     assert len(model.prompts) == (0 if what == "question" else 1)
     assert bool(answer.references) == (what == "answer")
@@ -362,7 +362,7 @@ def test_a_streamed_answer_waits_for_the_policy() -> None:
     pieces = list(kb.stream_answer(QUESTION))
     assert [piece.kind for piece in pieces] == ["steps", "references", "text", "whole"]
     assert isinstance(pieces[2], TextPiece)
-    assert pieces[2].text == NO_ANSWER
+    assert pieces[2].text == WITHHELD
     good = list(base(Model(), policy=AnswerPolicy(answer=lambda _: None)).stream_answer(QUESTION))
     assert [piece.kind for piece in good] == ["steps", "references", "text", "whole"]
 
@@ -664,5 +664,5 @@ def test_a_late_answer_is_told_as_far_as_it_came() -> None:
     response = kb.answer(QUESTION, max_runtime_in_seconds=1.0)
     assert [part.what for part in response.missing] == ["answer"]
     assert len(response.answer.references) == 3
-    assert response.answer.text == NO_ANSWER
+    assert response.answer.text == WITHHELD
     assert response.answer.state is AnswerState.FAILED  # never by the text alone

@@ -17,8 +17,10 @@ from llama_index_agentic_kb._flow import run
 from llama_index_agentic_kb.answering.references import answer_references
 from llama_index_agentic_kb.answering.resource import make_answer
 from llama_index_agentic_kb.answering.steps import answer_steps
+from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.grounding.citations import MarkerFilter, Markers
 from llama_index_agentic_kb.grounding.ledger import GroundingSource, ground
+from llama_index_agentic_kb.grounding.stripping import strip_markers
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema.answer import (
     Answer,
@@ -64,6 +66,14 @@ def checked(retrieval: Retrieval, text: str) -> GroundingLedger:
         for position, node in enumerate(retrieval.nodes)
     ]
     return run(ground(text, sources))
+
+
+def told(retrieval: Retrieval, text: str, style: Markers) -> tuple[str, GroundingLedger]:
+    """A text with its markers in a style, and its ledger."""
+    markers = MarkerFilter({0, 1}, Markers.RENUMBER if style is Markers.RENUMBER else Markers.KEEP)
+    shown = markers.feed(text) + markers.close()
+    ledger = checked(retrieval, shown)
+    return strip_markers(shown, ledger) if style is Markers.STRIP else (shown, ledger)
 
 
 def made(retrieval: Retrieval, asked: AnswerQuery = ALL, text: str = TEXT, **kwargs: Any) -> Answer:
@@ -167,11 +177,16 @@ def test_a_withheld_answer_keeps_steps_and_references(retrieval: Retrieval) -> N
 @pytest.mark.parametrize("style", list(Markers))
 def test_citations_fit_the_text_in_every_form(retrieval: Retrieval, style: Markers) -> None:
     """Whether its markers are kept, renumbered or stripped, a citation spans its claim."""
-    markers = MarkerFilter({0, 1}, style)
-    text = markers.feed(TEXT) + markers.close()
-    answer = made(retrieval, text=text)
+    text, ledger = told(retrieval, TEXT, style)
+    answer = made(retrieval, text=text, ledger=ledger)
     assert [text[one.start : one.end].split()[0] for one in answer.citations] == ["A", "It"]
     assert answer.citations[1].end == text.index(" I hope")
+
+
+def test_a_ledger_of_another_text_is_refused(retrieval: Retrieval) -> None:
+    """Nothing is cited where it does not stand."""
+    with pytest.raises(InvalidRequestError, match=r"claims\[0\].span: the answer does not say"):
+        made(retrieval, text="Another text, of no claim that was checked, however long it is made here.")
 
 
 def test_references_that_are_not_shown_are_no_sources() -> None:
@@ -197,15 +212,14 @@ def test_generated_answers_are_read_strictly(retrieval: Retrieval, data: st.Data
         f"{one}{marked}{ending}"
         for one, marked, ending in data.draw(st.lists(st.tuples(sentence, marker, end), max_size=4))
     )
-    ledger = data.draw(st.none() | st.just(checked(retrieval, text)))
-    markers = MarkerFilter({0, 1}, data.draw(st.sampled_from(list(Markers))))
+    text, ledger = told(retrieval, text, data.draw(st.sampled_from(list(Markers))))
     flags = {name: data.draw(st.booleans()) for name in ("include_citations", "grounding_supports", "safety")}
     asked = query(**flags, classify=data.draw(st.lists(st.sampled_from(QueryClass), max_size=2)))
     answer = made(
         retrieval,
         asked,
-        markers.feed(text) + markers.close(),
-        ledger=ledger,
+        text,
+        ledger=data.draw(st.sampled_from([None, ledger])),
         created_at=data.draw(st.none() | st.just(NOW)),
         skipped_reasons=data.draw(st.lists(st.sampled_from(SkippedReason), max_size=2)),
         state=data.draw(st.sampled_from([AnswerState.SUCCEEDED, AnswerState.FAILED])),
