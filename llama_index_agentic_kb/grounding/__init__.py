@@ -11,11 +11,11 @@ from llama_index_agentic_kb.grounding.answers import AnswerFilter, AnswerRules, 
 from llama_index_agentic_kb.grounding.citations import MarkerFilter, Markers, cited_ids, clean_markers
 
 if TYPE_CHECKING:
-    from llama_index_agentic_kb.grounding.check import GroundingFact, acheck_grounding, check_grounding
+    from llama_index_agentic_kb.grounding.check import acheck_grounding, check_grounding, grounding_ledger
     from llama_index_agentic_kb.grounding.claims import Claim, split_claims
     from llama_index_agentic_kb.grounding.ledger import GroundingSource, ground, grounding_score
     from llama_index_agentic_kb.grounding.metrics import acitation_quality, citation_quality
-    from llama_index_agentic_kb.grounding.ranking import RankingRecord, arank, rank
+    from llama_index_agentic_kb.grounding.ranking import arank, rank
     from llama_index_agentic_kb.grounding.repair import Repaired, is_low_grounded
     from llama_index_agentic_kb.grounding.scorers import ClaimScorer, CrossEncoderScorer, LexicalScorer, LLMJudge
     from llama_index_agentic_kb.grounding.settings import Grounding
@@ -26,11 +26,9 @@ _MODULES = {
     "ClaimScorer": "scorers",
     "CrossEncoderScorer": "scorers",
     "Grounding": "settings",
-    "GroundingFact": "check",
     "GroundingSource": "ledger",
     "LLMJudge": "scorers",
     "LexicalScorer": "scorers",
-    "RankingRecord": "ranking",
     "Repaired": "repair",
     "TextOffsets": "spans",
     "acheck_grounding": "check",
@@ -39,6 +37,7 @@ _MODULES = {
     "check_grounding": "check",
     "citation_quality": "metrics",
     "ground": "ledger",
+    "grounding_ledger": "check",
     "grounding_score": "ledger",
     "is_low_grounded": "repair",
     "rank": "ranking",
@@ -53,13 +52,11 @@ __all__ = [
     "ClaimScorer",
     "CrossEncoderScorer",
     "Grounding",
-    "GroundingFact",
     "GroundingSource",
     "LLMJudge",
     "LexicalScorer",
     "MarkerFilter",
     "Markers",
-    "RankingRecord",
     "Repaired",
     "TextOffsets",
     "acheck_grounding",
@@ -71,6 +68,7 @@ __all__ = [
     "clean_answer",
     "clean_markers",
     "ground",
+    "grounding_ledger",
     "grounding_score",
     "is_low_grounded",
     "rank",

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from typing import Final
 
 from pydantic import Field
 
@@ -13,35 +11,24 @@ from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.grounding.ledger import GroundingSource, ground
 from llama_index_agentic_kb.grounding.scorers import CITATION_THRESHOLD, ClaimScorer
 from llama_index_agentic_kb.schema._model import Model
-from llama_index_agentic_kb.schema.grounding import GroundedClaim, Span, Verdict
+from llama_index_agentic_kb.schema.checks import (
+    MAX_ANSWER_TOKENS,
+    MAX_FACT_CHARACTERS,
+    MAX_FACTS,
+    Fact,
+    GroundingQuery,
+    answer_tokens,
+)
+from llama_index_agentic_kb.schema.grounding import GroundedClaim, GroundingLedger, Span, Verdict
 
 __all__ = [
-    "MAX_ANSWER_TOKENS",
-    "MAX_FACTS",
-    "MAX_FACT_CHARACTERS",
     "CheckedClaim",
     "CitedFact",
     "GroundingCheck",
-    "GroundingFact",
     "acheck_grounding",
     "check_grounding",
-    "checking",
+    "grounding_ledger",
 ]
-
-MAX_FACTS: Final = 200
-MAX_FACT_CHARACTERS: Final = 10_000
-MAX_ANSWER_TOKENS: Final = 4_096
-"""Words and marks: as Google counts, a word or a full stop is one."""
-
-_TOKEN: Final = re.compile(r"\w+|[^\w\s]")
-
-
-class GroundingFact(Model):
-    """A fact that claims are held against."""
-
-    fact_text: str = Field(max_length=MAX_FACT_CHARACTERS)
-    attributes: dict[str, str] = Field(default_factory=dict)
-    """Part of what it says: with ``author`` "Wikipedia", "Wikipedia cites that ..." is grounded."""
 
 
 class CitedFact(Model):
@@ -77,7 +64,7 @@ class GroundingCheck(Model):
     warnings: list[str] = Field(default_factory=list)
 
 
-FactLike = str | GroundingFact | Mapping[str, object]
+FactLike = str | Fact | Mapping[str, object]
 
 
 def check_grounding(
@@ -94,7 +81,7 @@ def check_grounding(
 
     Args:
         answer: The answer, of 4,096 tokens at most (a word or a full stop is one).
-        facts: At most 200 of 10,000 characters at most each: texts, ``GroundingFact``s, or mappings of the latter's
+        facts: At most 200 of 10,000 characters at most each: texts, ``Fact``s, or mappings of the latter's
             fields.
         scorer: None is ``LexicalScorer()``.
         citation_threshold: Score from which a claim cites a fact, 0 to 1; default 0.6.
@@ -106,7 +93,7 @@ def check_grounding(
     Raises:
         InvalidRequestError: A limit is broken.
     """
-    return run(checking(answer, facts, scorer, citation_threshold, deadline_after(timeout)))
+    return run(_checking(answer, facts, scorer, citation_threshold, deadline_after(timeout)))
 
 
 async def acheck_grounding(
@@ -118,23 +105,38 @@ async def acheck_grounding(
     timeout: float | None = 30.0,  # noqa: ASYNC109 (a deadline of the whole check, as everywhere here)
 ) -> GroundingCheck:
     """Check how far facts support an answer; see ``check_grounding``."""
-    return await arun(checking(answer, facts, scorer, citation_threshold, deadline_after(timeout)))
+    return await arun(_checking(answer, facts, scorer, citation_threshold, deadline_after(timeout)))
 
 
-def checking(
+def grounding_ledger(
+    query: GroundingQuery, scorer: ClaimScorer | None = None, *, deadline: float | None = None
+) -> Flow[GroundingLedger]:
+    """Hold an answer against facts, as a flow: the ledger that ``wire.google_checks.encode_check_grounding`` writes.
+
+    Args:
+        query: The answer and the facts.
+        scorer: None is ``LexicalScorer()``.
+        deadline: ``time.monotonic()`` at which it is given up, with a warning and no scores; None waits.
+
+    Returns:
+        The claims; a support's ``reference_id`` is the index of the fact.
+    """
+    sources = [
+        GroundingSource(str(number), str(number), fact.text, attributes=fact.attributes)
+        for number, fact in enumerate(query.facts)
+    ]
+    return ground(query.answer, sources, scorer, threshold=query.citation_threshold, deadline=deadline)
+
+
+def _checking(
     answer: str,
     facts: Sequence[FactLike],
     scorer: ClaimScorer | None,
     citation_threshold: float,
     deadline: float | None,
 ) -> Flow[GroundingCheck]:
-    """Check an answer, as a flow; see ``check_grounding``."""
-    given = _within_limits(answer, facts, citation_threshold)
-    sources = [
-        GroundingSource(str(number), str(number), fact.fact_text, attributes=fact.attributes)
-        for number, fact in enumerate(given)
-    ]
-    ledger = yield from ground(answer, sources, scorer, threshold=citation_threshold, deadline=deadline)
+    query = _within_limits(answer, facts, citation_threshold)
+    ledger = yield from grounding_ledger(query, scorer, deadline=deadline)
     cited: list[CitedFact] = []
     claims = [_checked(claim, cited, citation_threshold) for claim in ledger.claims]
     return GroundingCheck(
@@ -142,28 +144,29 @@ def checking(
     )
 
 
-def _within_limits(answer: str, facts: Sequence[FactLike], threshold: float) -> list[GroundingFact]:
+def _within_limits(answer: str, facts: Sequence[FactLike], threshold: float) -> GroundingQuery:
     if not answer.strip():
         raise InvalidRequestError("answer: is empty")
-    tokens = sum(1 for _ in _TOKEN.finditer(answer))
+    tokens = answer_tokens(answer)
     if tokens > MAX_ANSWER_TOKENS:
         raise InvalidRequestError(f"answer: has {tokens} tokens, at most {MAX_ANSWER_TOKENS} are checked; shorten it")
     if len(facts) > MAX_FACTS:
         raise InvalidRequestError(f"facts: {len(facts)} given, at most {MAX_FACTS} are taken; leave some out")
     if not 0 <= threshold <= 1:
         raise InvalidRequestError(f"citation_threshold: must be from 0 to 1, got {threshold}")
-    for number, fact in enumerate(facts):
-        if isinstance(fact, str) and len(fact) > MAX_FACT_CHARACTERS:
+    given = [_fact(fact) for fact in facts]
+    for number, fact in enumerate(given):
+        if len(fact.text) > MAX_FACT_CHARACTERS:
             raise InvalidRequestError(
-                f"facts[{number}]: has {len(fact)} characters, at most {MAX_FACT_CHARACTERS} are taken; cut it"
+                f"facts[{number}]: has {len(fact.text)} characters, at most {MAX_FACT_CHARACTERS} are taken; cut it"
             )
-    return [_fact(fact) for fact in facts]
+    return GroundingQuery(answer=answer, facts=given, citation_threshold=threshold)
 
 
-def _fact(fact: FactLike) -> GroundingFact:
+def _fact(fact: FactLike) -> Fact:
     if isinstance(fact, str):
-        return GroundingFact(fact_text=fact)
-    return fact if isinstance(fact, GroundingFact) else GroundingFact.parse(fact)
+        return Fact(text=fact)
+    return fact if isinstance(fact, Fact) else Fact.parse(fact)
 
 
 def _checked(claim: GroundedClaim, cited: list[CitedFact], threshold: float) -> CheckedClaim:

@@ -7,54 +7,27 @@ import operator
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from functools import partial
-from typing import Final, Self
+from typing import Final
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import NodeWithScore, TextNode
-from pydantic import Field, model_validator
 
 from llama_index_agentic_kb._flow import Call, Flow, arun, deadline_after, run
 from llama_index_agentic_kb.errors import InvalidRequestError
-from llama_index_agentic_kb.schema._model import Model
+from llama_index_agentic_kb.schema.checks import MAX_RECORDS, RankRecord
 from llama_index_agentic_kb.search.calibration import HIGHEST
 from llama_index_agentic_kb.search.rerank import Reranked, Reranker, as_reranker
 from llama_index_agentic_kb.search.tokenizing import Analyzer
 
-__all__ = ["MAX_RECORDS", "RankedRecord", "RankingRecord", "arank", "rank", "ranking"]
+__all__ = ["arank", "rank", "ranking"]
 
-MAX_RECORDS: Final = 200
 _K1: Final = 1.2
 _B: Final = 0.75
 """BM25's usual parameters (Robertson and Zaragoza 2009)."""
 
 
-class RankingRecord(Model):
-    """What is ranked; at least one of title and content."""
-
-    id: str = ""
-    title: str = ""
-    content: str = ""
-
-    @model_validator(mode="after")
-    def _says_something(self) -> Self:
-        if not (self.title.strip() or self.content.strip()):
-            raise ValueError("record: needs a title or a content")
-        return self
-
-    @property
-    def text(self) -> str:
-        """Title and content."""
-        return f"{self.title}\n{self.content}".strip()
-
-
-class RankedRecord(RankingRecord):
-    """A record with its score."""
-
-    score: float = Field(ge=0, le=1, allow_inf_nan=False)
-
-
-RecordLike = str | RankingRecord | Mapping[str, object]
+RecordLike = str | RankRecord | Mapping[str, object]
 Ranks = Reranker | BaseNodePostprocessor | BaseEmbedding
 
 
@@ -65,14 +38,14 @@ def rank(
     top_n: int | None = None,
     ranker: Ranks | None = None,
     timeout: float | None = 30.0,
-) -> list[RankedRecord]:
+) -> list[RankRecord]:
     """Rank records for a query.
 
         rank("tall rocket", ["Saturn V was a tall rocket.", "A small cat."])
 
     Args:
         query: What they should answer.
-        records: At most 200: texts, ``RankingRecord``s, or mappings of the latter's fields.
+        records: At most 200: texts, ``RankRecord``s, or mappings of the latter's fields.
         top_n: How many are given back; None gives all.
         ranker: A reranker or any LlamaIndex node postprocessor that reranks (their scores go through the calibration
             that is known for them; without one, through the logistic function where they are not from 0 to 1), or an
@@ -98,7 +71,7 @@ async def arank(
     top_n: int | None = None,
     ranker: Ranks | None = None,
     timeout: float | None = 30.0,  # noqa: ASYNC109 (a deadline of the whole ranking, as everywhere here)
-) -> list[RankedRecord]:
+) -> list[RankRecord]:
     """Rank records for a query; see ``rank``."""
     return await arun(ranking(query, records, top_n=top_n, ranker=ranker, deadline=deadline_after(timeout)))
 
@@ -110,7 +83,7 @@ def ranking(
     top_n: int | None = None,
     ranker: Ranks | None = None,
     deadline: float | None = None,
-) -> Flow[list[RankedRecord]]:
+) -> Flow[list[RankRecord]]:
     """Rank records, as a flow; see ``rank``."""
     given = _within_limits(query, records, top_n)
     if not given:
@@ -123,10 +96,10 @@ def ranking(
         work = partial(_by_words, query, [record.text for record in given])
         scores = yield Call(sync=work, deadline=deadline, what="ranking")
     ranked = sorted(scores, key=lambda position: (-scores[position], position))
-    return [RankedRecord(**dict(given[position]), score=scores[position]) for position in ranked[:top_n]]
+    return [given[position].model_copy(update={"score": scores[position]}) for position in ranked[:top_n]]
 
 
-def _within_limits(query: str, records: Sequence[RecordLike], top_n: int | None) -> list[RankingRecord]:
+def _within_limits(query: str, records: Sequence[RecordLike], top_n: int | None) -> list[RankRecord]:
     if not query.strip():
         raise InvalidRequestError("query: is empty")
     if len(records) > MAX_RECORDS:
@@ -136,10 +109,12 @@ def _within_limits(query: str, records: Sequence[RecordLike], top_n: int | None)
     return [_record(record) for record in records]
 
 
-def _record(record: RecordLike) -> RankingRecord:
-    if isinstance(record, RankingRecord):
-        return record
-    return RankingRecord.parse({"content": record} if isinstance(record, str) else record)
+def _record(record: RecordLike) -> RankRecord:
+    if not isinstance(record, RankRecord):
+        record = RankRecord.parse({"content": record} if isinstance(record, str) else record)
+    if not record.text:
+        raise InvalidRequestError("records: a record needs a title or a content")
+    return record
 
 
 def _by_words(query: str, texts: Sequence[str]) -> dict[int, float]:
@@ -168,7 +143,7 @@ def _by_words(query: str, texts: Sequence[str]) -> dict[int, float]:
 
 
 def _by_vectors(
-    query: str, records: Sequence[RankingRecord], model: BaseEmbedding, deadline: float | None
+    query: str, records: Sequence[RankRecord], model: BaseEmbedding, deadline: float | None
 ) -> Flow[dict[int, float]]:
     texts = [record.text for record in records]
     asked = yield Call(
@@ -193,7 +168,7 @@ def _cosine(one: Sequence[float], other: Sequence[float]) -> float:
 
 
 def _by_reranker(
-    query: str, records: Sequence[RankingRecord], ranker: Reranker | BaseNodePostprocessor, deadline: float | None
+    query: str, records: Sequence[RankRecord], ranker: Reranker | BaseNodePostprocessor, deadline: float | None
 ) -> Flow[dict[int, float]]:
     reranker = as_reranker(ranker)
     assert reranker is not None

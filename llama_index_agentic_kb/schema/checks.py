@@ -2,13 +2,39 @@
 
 from __future__ import annotations
 
+import re
+from typing import Final
+
 from pydantic import Field
 
 from llama_index_agentic_kb.schema._model import Model
 from llama_index_agentic_kb.schema.answer import UnitScore
 from llama_index_agentic_kb.schema.answer_claims import CITATION_THRESHOLD
 
-__all__ = ["Fact", "GroundingQuery", "RankQuery", "RankRecord"]
+__all__ = [
+    "MAX_ANSWER_TOKENS",
+    "MAX_FACTS",
+    "MAX_FACT_CHARACTERS",
+    "MAX_RECORDS",
+    "Fact",
+    "GroundingQuery",
+    "RankQuery",
+    "RankRecord",
+    "answer_tokens",
+]
+
+MAX_FACTS: Final = 200
+MAX_FACT_CHARACTERS: Final = 10_000
+MAX_ANSWER_TOKENS: Final = 4_096
+MAX_RECORDS: Final = 200
+"""Google's limits, and ours."""
+
+_TOKEN: Final = re.compile(r"\w+|[^\w\s]")
+
+
+def answer_tokens(answer: str) -> int:
+    """Count an answer's tokens as Google does: a word is one, and so is a full stop."""
+    return sum(1 for _ in _TOKEN.finditer(answer))
 
 
 class Fact(Model):
@@ -37,6 +63,11 @@ class RankRecord(Model):
     title: str = ""
     content: str = ""
     score: UnitScore = 0.0
+
+    @property
+    def text(self) -> str:
+        """Title and content."""
+        return f"{self.title}\n{self.content}".strip()
 
 
 class RankQuery(Model):

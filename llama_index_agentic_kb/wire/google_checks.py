@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from typing import Annotated, Any, Final
 
@@ -10,7 +9,17 @@ from pydantic import Field
 
 from llama_index_agentic_kb.errors import InvalidAnswerError, InvalidRequestError
 from llama_index_agentic_kb.schema.answer_claims import CITATION_THRESHOLD, ledger_supports
-from llama_index_agentic_kb.schema.checks import Fact, GroundingQuery, RankQuery, RankRecord
+from llama_index_agentic_kb.schema.checks import (
+    MAX_ANSWER_TOKENS,
+    MAX_FACT_CHARACTERS,
+    MAX_FACTS,
+    MAX_RECORDS,
+    Fact,
+    GroundingQuery,
+    RankQuery,
+    RankRecord,
+    answer_tokens,
+)
 from llama_index_agentic_kb.schema.grounding import GroundedClaim, GroundingLedger
 from llama_index_agentic_kb.wire.google_fields import Flag, Int32, Labels, Number, Text, WireMessage, at_most, load
 from llama_index_agentic_kb.wire.google_names import parse_config_name
@@ -18,13 +27,7 @@ from llama_index_agentic_kb.wire.google_values import Utf8Offsets, clean, float3
 
 __all__ = ["decode_check_grounding", "decode_rank", "encode_check_grounding", "encode_rank"]
 
-MAX_FACTS: Final = 200
-MAX_FACT_CHARACTERS: Final = 10_000
-MAX_ANSWER_TOKENS: Final = 4_096
-MAX_RECORDS: Final = 200
 DEFAULT_RANKER: Final = "semantic-ranker-512@latest"
-_TOKEN: Final = re.compile(r"\w+|[^\w\s]")
-"""Google counts a word, or a full stop, as one token."""
 
 
 class _GroundingFact(WireMessage):
@@ -78,7 +81,7 @@ def decode_check_grounding(body: Any, *, grounding_config: str | None = None) ->
         parse_config_name(name, "groundingConfig")
     if not sent.answer_candidate.strip():
         raise InvalidRequestError("answerCandidate: an answer to check is needed")
-    tokens = sum(1 for _ in _TOKEN.finditer(sent.answer_candidate))
+    tokens = answer_tokens(sent.answer_candidate)
     if tokens > MAX_ANSWER_TOKENS:
         raise InvalidRequestError(f"answerCandidate: {tokens} tokens; at most {MAX_ANSWER_TOKENS} are checked")
     threshold = sent.grounding_spec.citation_threshold
@@ -95,7 +98,8 @@ def encode_check_grounding(query: GroundingQuery, ledger: GroundingLedger) -> di
 
     Args:
         query: What was asked.
-        ledger: The claims of its answer; a support's ``reference_id`` is the index of the fact.
+        ledger: The claims of its answer, of ``grounding.check.grounding_ledger``; a support's ``reference_id`` is the
+            index of the fact.
 
     Raises:
         InvalidAnswerError: A claim does not stand in the answer where the ledger says.
@@ -154,7 +158,7 @@ def encode_rank(query: RankQuery, records: Sequence[RankRecord]) -> dict[str, An
 
     Args:
         query: What was asked.
-        records: Its records, best first, with their scores.
+        records: Its records, best first, with their scores, of ``grounding.rank``.
     """
     return message({"records": [_record(one, details=not query.ids_only) for one in records[: query.top_n]]})
 

@@ -7,15 +7,9 @@ import time
 import pytest
 
 from llama_index_agentic_kb.errors import InvalidRequestError
-from llama_index_agentic_kb.grounding.check import (
-    MAX_ANSWER_TOKENS,
-    MAX_FACT_CHARACTERS,
-    MAX_FACTS,
-    GroundingFact,
-    acheck_grounding,
-    check_grounding,
-)
+from llama_index_agentic_kb.grounding.check import acheck_grounding, check_grounding
 from llama_index_agentic_kb.grounding.scorers import LLMJudge
+from llama_index_agentic_kb.schema.checks import MAX_ANSWER_TOKENS, MAX_FACT_CHARACTERS, MAX_FACTS, Fact
 from llama_index_agentic_kb.schema.grounding import Verdict
 from llama_index_agentic_kb.testing import ScriptedLLM, ScriptedReply
 
@@ -44,8 +38,8 @@ def test_claims_and_citations() -> None:
 def test_attributes_are_part_of_a_fact() -> None:
     """Facts come as texts, models or mappings; their attributes count."""
     answer = "Wikipedia cites that Titanic won eleven Academy Awards."
-    fact = GroundingFact(fact_text="Titanic won eleven Academy Awards.", attributes={"author": "Wikipedia"})
-    for given in (fact, fact.to_dict(), {"fact_text": fact.fact_text, "attributes": fact.attributes}):
+    fact = Fact(text="Titanic won eleven Academy Awards.", attributes={"author": "Wikipedia"})
+    for given in (fact, fact.to_dict(), {"text": fact.text, "attributes": fact.attributes}):
         assert check_grounding(answer, [given]).claims[0].verdict is Verdict.SUPPORTED
 
 
@@ -78,8 +72,8 @@ def test_no_facts_and_nothing_to_check() -> None:
         ("a. " * (MAX_ANSWER_TOKENS // 2 + 1), FACTS, 0.6, "answer: has 4098 tokens"),
         ("Red.", ["x"] * (MAX_FACTS + 1), 0.6, "facts: 201 given"),
         ("Red.", ["ok", "x" * (MAX_FACT_CHARACTERS + 1)], 0.6, r"facts\[1\]: has 10001 characters"),
-        ("Red.", [{"fact_text": "x" * (MAX_FACT_CHARACTERS + 1)}], 0.6, "fact_text"),
-        ("Red.", [{"text": "x"}], 0.6, "factText|fact_text"),
+        ("Red.", [{"text": "x" * (MAX_FACT_CHARACTERS + 1)}], 0.6, r"facts\[0\]: has 10001"),
+        ("Red.", [{"words": "x"}], 0.6, "text: Field required"),
         ("Red.", FACTS, 1.5, "citation_threshold"),
     ],
     ids=["empty", "long answer", "many facts", "long fact", "long mapping", "wrong field", "threshold"],

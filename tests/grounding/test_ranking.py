@@ -8,15 +8,16 @@ from typing import Any
 import pytest
 
 from llama_index_agentic_kb.errors import DeadlineExceededError, InvalidRequestError, RetrievalError
-from llama_index_agentic_kb.grounding.ranking import MAX_RECORDS, RankingRecord, arank, rank
+from llama_index_agentic_kb.grounding.ranking import arank, rank
+from llama_index_agentic_kb.schema.checks import MAX_RECORDS, RankRecord
 from llama_index_agentic_kb.search.calibration import Calibration
 from llama_index_agentic_kb.search.rerank import Reranker
 from llama_index_agentic_kb.testing import HashEmbedding, OverlapReranker
 
 RECORDS = [
-    RankingRecord(id="cat", content="A small cat sleeps all day."),
-    RankingRecord(id="moon", title="Saturn V", content="The tall rocket flew to the Moon."),
-    RankingRecord(id="rocket", content="A rocket."),
+    RankRecord(id="cat", content="A small cat sleeps all day."),
+    RankRecord(id="moon", title="Saturn V", content="The tall rocket flew to the Moon."),
+    RankRecord(id="rocket", content="A rocket."),
 ]
 
 
