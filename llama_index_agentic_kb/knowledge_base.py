@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextvars
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
-from contextlib import aclosing, closing
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -16,10 +14,10 @@ from llama_index.core.chat_engine.types import BaseChatEngine, ChatMode
 from llama_index.core.llms import LLM
 from llama_index.core.memory import BaseMemory
 from llama_index.core.tools import QueryEngineTool, RetrieverTool
-from pydantic import ValidationError
 
-from llama_index_agentic_kb._flow import Flow, aiterate, arun, gather, iterate, run
+from llama_index_agentic_kb._flow import Flow, arun, gather, run
 from llama_index_agentic_kb.account.pickling import NotPickled
+from llama_index_agentic_kb.answering.front import AnswerQueries, Question
 from llama_index_agentic_kb.chat_engine import AgenticChatEngine, conversation_request
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError
 from llama_index_agentic_kb.grounding.settings import Grounding
@@ -39,12 +37,6 @@ from llama_index_agentic_kb.schema import (
     RetrievalResponse,
     parse_odata,
 )
-from llama_index_agentic_kb.schema._model import describe
-from llama_index_agentic_kb.schema.answer_pieces import (
-    AnswerPiece,
-)
-from llama_index_agentic_kb.schema.answer_query import AnswerQuery
-from llama_index_agentic_kb.schema.answer_response import AnswerResponse
 from llama_index_agentic_kb.sources import KnowledgeSource
 from llama_index_agentic_kb.sources.metadata_queries import MetadataQueries
 
@@ -55,13 +47,10 @@ if TYPE_CHECKING:  # they load what checks answers, and SQLAlchemy
 
 __all__ = ["KnowledgeBase", "Question"]
 
-Question: TypeAlias = str | Sequence[ChatMessage | Message | Mapping[str, Any]] | RetrievalRequest | Mapping[str, Any]
-"""What can be asked: a question, a conversation whose last message is the question, or a request (typed or wire)."""
-
 Observer: TypeAlias = Callable[[ActivityRecord], None]
 
 
-class KnowledgeBase(NotPickled, MetadataQueries):
+class KnowledgeBase(NotPickled, MetadataQueries, AnswerQueries):
     """Knowledge sources, a language model, and defaults: everything that answers questions is made of it.
 
         kb = KnowledgeBase([KnowledgeSource("docs", "product manuals", index=index)], llm=llm)
@@ -257,73 +246,7 @@ class KnowledgeBase(NotPickled, MetadataQueries):
             self._engines[mode] = AgenticQueryEngine(self.retriever, response_mode=mode.value, grounding=self.grounding)
         return self._engines[mode]
 
-    # -- answers with all that belongs to them -----------------------------------------------------------------------
-
-    def answer(
-        self, question: Question | AnswerQuery, *, on_activity: Observer | None = None, **fields: Any
-    ) -> AnswerResponse:
-        """Answer a question with an ``Answer``: citations and grounding as data, steps, references, and why not.
-
-            response = kb.answer("How tall was the Saturn V?", related_questions=True)
-            for support in response.answer.grounding_supports:
-                print(response.text[support.start : support.end], support.score, support.sources)
-
-        It never says by its text alone that there is no answer: ``answer.skipped_reasons`` tell why.
-
-        Args:
-            question: What ``retrieve`` takes, or an ``AnswerQuery``.
-            on_activity: Called with each activity record when it is opened and again when it is closed.
-            fields: Fields of ``AnswerQuery`` (``session=``, ``preamble=``, ``filtering_level=``, ...), or of
-                ``RetrievalRequest``. Unless ``question`` is an ``AnswerQuery``, citations and grounding supports are
-                on.
-
-        Raises:
-            InvalidRequestError: The query can't be carried out as asked.
-            DeniedError: There is no principal where one is needed, or the one may search no source.
-            NotFoundError: The session is not there, or is another's.
-            RetrievalError: No selected source could answer.
-            SynthesisError: The language model failed while answering.
-        """
-        return run(self._answers().answer(self.query(question, **fields), observer=on_activity))
-
-    async def aanswer(
-        self, question: Question | AnswerQuery, *, on_activity: Observer | None = None, **fields: Any
-    ) -> AnswerResponse:
-        """Answer a question with an ``Answer``; see ``answer``."""
-        return await arun(self._answers().answer(self.query(question, **fields), observer=on_activity))
-
-    def stream_answer(
-        self, question: Question | AnswerQuery, *, on_activity: Observer | None = None, **fields: Any
-    ) -> Iterator[AnswerPiece]:
-        """Answer a question piece by piece: steps, references, text and citations in turns, at last the response.
-
-        An answer that may yet be withheld or repaired (``filtering_level``, safety, a policy on answers, ``repair``) is
-        told in one piece, once it stands. See ``answer``.
-        """
-        query = self.query(question, **fields)  # refused here and not where it is read
-        flow = self._answers().answer(query, observer=on_activity, streaming=True)
-        return _in_turn(iterate(flow, contextvars.copy_context()))
-
-    def astream_answer(
-        self, question: Question | AnswerQuery, *, on_activity: Observer | None = None, **fields: Any
-    ) -> AsyncIterator[AnswerPiece]:
-        """Answer a question piece by piece; see ``stream_answer``."""
-        query = self.query(question, **fields)
-        flow = self._answers().answer(query, observer=on_activity, streaming=True)
-        return _one_by_one(aiterate(flow, contextvars.copy_context()))
-
-    def query(self, question: Question | AnswerQuery, **fields: Any) -> AnswerQuery:
-        """Give the query that a question stands for, with this knowledge base's defaults.
-
-        Raises:
-            InvalidRequestError: A field doesn't fit; the message names it.
-        """
-        own = {name: fields.pop(name) for name in [*fields] if name in AnswerQuery.model_fields and name != "request"}
-        if not isinstance(question, AnswerQuery):
-            defaults = {"include_citations": True, "grounding_supports": True}
-            return _parsed_query({"request": self.request(question, **fields), **defaults, **own})
-        given = {name: getattr(question, name) for name in question.model_fields_set}
-        return _parsed_query({**given, **own, "request": self.request(question.request, **fields)})
+    # -- for the parts of it -----------------------------------------------------------------------------------------
 
     def _answers(self) -> AnswerEngine:
         from llama_index_agentic_kb.answering.engine import AnswerEngine  # noqa: PLC0415 (loads what checks answers)
@@ -428,26 +351,6 @@ class KnowledgeBase(NotPickled, MetadataQueries):
 
     def _warm_up_sources(self) -> Flow[None]:
         yield from gather([source.warm_up() for source in self.sources.values()])
-
-
-def _in_turn(several: Generator[list[AnswerPiece], None, None]) -> Iterator[AnswerPiece]:
-    with closing(several) as lists:
-        for pieces in lists:
-            yield from pieces
-
-
-async def _one_by_one(several: AsyncGenerator[list[AnswerPiece], None]) -> AsyncIterator[AnswerPiece]:
-    async with aclosing(several) as lists:
-        async for pieces in lists:
-            for piece in pieces:
-                yield piece
-
-
-def _parsed_query(fields: dict[str, Any]) -> AnswerQuery:
-    try:
-        return AnswerQuery.model_validate(fields)
-    except ValidationError as error:
-        raise InvalidRequestError(describe(error)) from error
 
 
 def _by_source(

@@ -13,15 +13,15 @@ from functools import partial
 from typing import Any, Final
 
 from llama_index.core.base.llms.types import ChatMessage
-from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.schema import NodeWithScore
 
 from llama_index_agentic_kb._flow import Call, Flow
 from llama_index_agentic_kb._text import normalize, one_line, told_error
 from llama_index_agentic_kb.errors import ConfigurationError, LLMError
-from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight, Spotlighting, draw
+from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight, draw
 from llama_index_agentic_kb.guard.text import plain_value
-from llama_index_agentic_kb.llm import LanguageModel, Usage, mended_json, unfenced
+from llama_index_agentic_kb.llm import Usage, mended_json, unfenced
+from llama_index_agentic_kb.planning.passage_reader import PassageReader
 from llama_index_agentic_kb.prompts import RELATED_TEMPLATE, Passage, as_data, format_passages
 from llama_index_agentic_kb.search.languages import FUNCTION_WORDS, detect_language
 from llama_index_agentic_kb.search.tokenizing import split_words, stem_words
@@ -86,25 +86,13 @@ class Related:
         return [one.question for one in self.proposals]
 
 
-class RelatedQuestions:
+class RelatedQuestions(PassageReader):
     """Proposes questions that the evidence of an answer can answer too.
 
-    Args:
-        model: The language model.
-        template: The prompt; None is ``RELATED_TEMPLATE``.
-        spotlighting: How passages are marked as data; see ``guard.spotlighting``.
+    Its arguments are those of ``PassageReader``.
     """
 
-    def __init__(
-        self,
-        model: LanguageModel,
-        template: BasePromptTemplate | None = None,
-        *,
-        spotlighting: Spotlighting | None = "delimit",
-    ) -> None:
-        self.model = model
-        self.template = template or RELATED_TEMPLATE
-        self.spotlighting = spotlighting
+    default_template = RELATED_TEMPLATE
 
     def ask(
         self,

@@ -10,17 +10,17 @@ from functools import partial
 from typing import Any, Final, TypeAlias
 
 from llama_index.core.callbacks.schema import CBEventType
-from llama_index.core.prompts import BasePromptTemplate
 
 from llama_index_agentic_kb._flow import Call, Flow
 from llama_index_agentic_kb._text import normalize, one_line
 from llama_index_agentic_kb.account import ActivityLog
 from llama_index_agentic_kb.account.activity_log import describe_error
 from llama_index_agentic_kb.errors import LLMError
-from llama_index_agentic_kb.guard.spotlighting import Spotlight, Spotlighting, draw
+from llama_index_agentic_kb.guard.spotlighting import Spotlight, draw
 from llama_index_agentic_kb.guard.text import plain_value
-from llama_index_agentic_kb.llm import LanguageModel, Usage, mended_json, unfenced
+from llama_index_agentic_kb.llm import Usage, mended_json, unfenced
 from llama_index_agentic_kb.planning.graph import refers
+from llama_index_agentic_kb.planning.passage_reader import PassageReader
 from llama_index_agentic_kb.planning.reading import Reading, numbered
 from llama_index_agentic_kb.prompts import FINDINGS_TEMPLATE, as_data
 from llama_index_agentic_kb.schema import Confidence, Finding, ModelInfo, ModelQueryPlanningActivity, Outcome
@@ -65,7 +65,7 @@ class Findings:
     error: Exception | None = None
 
 
-class FindingsReader:
+class FindingsReader(PassageReader):
     """Reads answers out of passages with a language model.
 
     The passages may be hostile, and so may what the model reads in them. An answer becomes words of a later query, and
@@ -73,22 +73,10 @@ class FindingsReader:
     passage was read for. It is one short line of plain words: no address, tag, marker, reference to a step, JSON or
     hidden character is left in it.
 
-    Args:
-        model: The language model.
-        template: The prompt; None is ``FINDINGS_TEMPLATE``.
-        spotlighting: How passages are marked as data; see ``guard.spotlighting``.
+    Its arguments are those of ``PassageReader``.
     """
 
-    def __init__(
-        self,
-        model: LanguageModel,
-        template: BasePromptTemplate | None = None,
-        *,
-        spotlighting: Spotlighting | None = "delimit",
-    ) -> None:
-        self.model = model
-        self.template = template or FINDINGS_TEMPLATE
-        self.spotlighting = spotlighting
+    default_template = FINDINGS_TEMPLATE
 
     def read(
         self,

@@ -8,7 +8,6 @@ from functools import partial
 from typing import Any, Final
 
 from llama_index.core.callbacks.schema import CBEventType
-from llama_index.core.prompts import BasePromptTemplate
 
 from llama_index_agentic_kb._flow import Call, Flow
 from llama_index_agentic_kb._text import one_line
@@ -16,11 +15,12 @@ from llama_index_agentic_kb.account import ActivityLog
 from llama_index_agentic_kb.account.activity_log import describe_error
 from llama_index_agentic_kb.errors import LLMError, PlanningError
 from llama_index_agentic_kb.guard.hidden import visible
-from llama_index_agentic_kb.guard.spotlighting import Spotlighting, draw
+from llama_index_agentic_kb.guard.spotlighting import draw
 from llama_index_agentic_kb.guard.text import plain_value
-from llama_index_agentic_kb.llm import LanguageModel, Usage, mended_json, unfenced
+from llama_index_agentic_kb.llm import Usage, mended_json, unfenced
 from llama_index_agentic_kb.planning.graph import Candidate
 from llama_index_agentic_kb.planning.parsing import Proposal, read_proposals
+from llama_index_agentic_kb.planning.passage_reader import PassageReader
 from llama_index_agentic_kb.planning.planner import describe_sources
 from llama_index_agentic_kb.planning.reading import Reading
 from llama_index_agentic_kb.prompts import REVISION_TEMPLATE, as_data
@@ -53,29 +53,17 @@ class Revision:
     error: Exception | None = None
 
 
-class Reviser:
+class Reviser(PassageReader):
     """Judges with a language model whether the evidence is sufficient.
 
     The model has read retrieved text, which may tell it what to search. So what it proposes is bounded: plans and
     filters come only from the user's messages. A proposal is a short line of plain words and the names of allowed
     sources; it has no filter, builds on no other, and changes no planned search.
 
-    Args:
-        model: The language model.
-        template: The prompt; None is ``REVISION_TEMPLATE``.
-        spotlighting: How passages are marked as data; see ``guard.spotlighting``.
+    Its arguments are those of ``PassageReader``.
     """
 
-    def __init__(
-        self,
-        model: LanguageModel,
-        template: BasePromptTemplate | None = None,
-        *,
-        spotlighting: Spotlighting | None = "delimit",
-    ) -> None:
-        self.model = model
-        self.template = template or REVISION_TEMPLATE
-        self.spotlighting = spotlighting
+    default_template = REVISION_TEMPLATE
 
     def revise(
         self,
