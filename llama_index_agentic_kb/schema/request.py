@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from enum import StrEnum
-from typing import Annotated, Any, Literal, Self, TypeAlias
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 from pydantic import (
     AliasChoices,
@@ -24,6 +24,7 @@ from llama_index_agentic_kb.schema.filters import FilterNode
 from llama_index_agentic_kb.schema.principal import Principal
 
 __all__ = [
+    "MAX_DOCUMENTS",
     "EffortField",
     "ImageContent",
     "Intent",
@@ -35,6 +36,9 @@ __all__ = [
     "SourceParams",
     "TextContent",
 ]
+
+MAX_DOCUMENTS: Final = 10_000
+"""Documents that a request may ask for; several times what a model reads. A search engine allocates for as many."""
 
 
 class ReasoningEffort(StrEnum):
@@ -165,7 +169,7 @@ class SourceParams(Model):
     source's activity says where there is none."""
     results_processing: ResultsProcessing | None = None
     """None is the request's, then the retriever's own."""
-    max_output_documents: int | None = Field(default=None, ge=1)
+    max_output_documents: int | None = Field(default=None, ge=1, le=MAX_DOCUMENTS)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
@@ -209,7 +213,7 @@ class RetrievalRequest(Model):
         default=None, ge=1, validation_alias=AliasChoices("maxOutputSizeInTokens", "maxOutputSize")
     )
     """The budget of the extracted data, or of the answer, in tokens."""
-    max_output_documents: int | None = Field(default=None, ge=1)
+    max_output_documents: int | None = Field(default=None, ge=1, le=MAX_DOCUMENTS)
     results_processing: ResultsProcessing | None = None
     """For every source whose parameters say nothing else; None is the retriever's own."""
     knowledge_source_params: list[SourceParams] = Field(default_factory=list)

@@ -1,9 +1,8 @@
-"""Codecs: other contracts' messages, read into and written from the models of ``schema``. No HTTP, no engine.
+"""Codecs: messages of other contracts, read into and written from the models of ``schema``. No HTTP, no engine.
 
-One family of modules a contract:
+* ``google_answer``: Google's Answer method (Discovery Engine v1, JSON): questions in, answers out, whole or streamed.
+* ``google_sessions`` and ``google_checks``: the messages of the session methods, of CheckGrounding and of Rank.
+* ``google_names`` and ``google_filter``: resource names and filter text. These two need no further package.
 
-* ``google_answer``: Google's Answer, Session, CheckGrounding and Rank messages (Discovery Engine v1, JSON).
-  ``google_answer_request`` reads questions, ``google_stream`` writes streamed answers, ``google_sessions`` and
-  ``google_checks`` the other methods' messages, ``google_names`` resource names, ``google_filter`` filter text,
-  ``google_errors`` error bodies.
+The rest needs the extra ``google``: protobuf's own JSON and Google's message classes, loaded at the first call.
 """

@@ -1,38 +1,79 @@
-"""Google's Answer method and its relatives (Discovery Engine v1, JSON): the codec's front.
+"""Google's Answer method (Discovery Engine v1, JSON): questions in; answers out, whole or as a stream.
 
     query = decode_answer_query(body, serving_config=path)
-    ...
     body = encode_answer_response(answer, parent=config.parent, session=session, enum_as_int=True)
 
-``google_stream.AnswerStream`` writes the same as it comes about. What is written is strictly v1, and checked
-(``validate_answer``) before it goes out.
+What goes out is strictly v1. Offsets count bytes of UTF-8, references are indices as text, times are in UTC.
+
+A stream is one JSON array over chunked HTTP: steps, references, then text and citations in turns (each citation right
+after its claim's text), then the whole answer. The stock client (``google.api_core.rest_streaming``) takes nothing but
+an array: no line break before its ``[``, no server-sent events; an ``{"error": ...}`` inside of it would be swallowed.
+So an answer that fails on the way ends with state FAILED, and the array is always closed.
 """
 
 from __future__ import annotations
 
-from typing import Any
+import json
+from collections.abc import Iterator, Sequence
+from enum import IntEnum
+from typing import Any, Final
 
-from llama_index_agentic_kb.schema.answer import Answer
+from pydantic import ValidationError
+
+from llama_index_agentic_kb import _text
+from llama_index_agentic_kb.errors import AgenticKBError, InvalidAnswerError
+from llama_index_agentic_kb.schema._model import describe
+from llama_index_agentic_kb.schema.answer import (
+    Answer,
+    AnswerReference,
+    AnswerState,
+    AnswerStep,
+    ChunkReference,
+    Citation,
+    DocumentReference,
+    GroundingSupport,
+    SearchObservation,
+)
+from llama_index_agentic_kb.schema.answer_pieces import (
+    AnswerPiece,
+    CitationPiece,
+    ReferencesPiece,
+    StepsPiece,
+    TextPiece,
+)
 from llama_index_agentic_kb.schema.sessions import Session
-from llama_index_agentic_kb.wire.google_answer_request import decode_answer_query
-from llama_index_agentic_kb.wire.google_answer_resource import encode_answer
-from llama_index_agentic_kb.wire.google_errors import encode_error
-from llama_index_agentic_kb.wire.google_names import Parent
-from llama_index_agentic_kb.wire.google_sessions import answer_name, encode_session
-from llama_index_agentic_kb.wire.google_stream import AnswerStream, stream_answer
-from llama_index_agentic_kb.wire.google_validation import validate_answer
-from llama_index_agentic_kb.wire.google_values import clean, message
+from llama_index_agentic_kb.wire._proto import byte_offsets, clean, number, write
+from llama_index_agentic_kb.wire.google_names import Parent, SessionName
+from llama_index_agentic_kb.wire.google_request import decode_answer_query
 
 __all__ = [
+    "CONTENT_TYPE",
     "AnswerStream",
+    "answer_fields",
     "decode_answer_query",
     "encode_answer",
     "encode_answer_response",
     "encode_error",
-    "encode_session",
+    "session_fields",
     "stream_answer",
-    "validate_answer",
 ]
+
+CONTENT_TYPE: Final = "application/json; charset=UTF-8"
+_DONE: Final = (AnswerState.SUCCEEDED, AnswerState.FAILED)
+
+
+def encode_answer(answer: Answer, *, name: str | None = None, enum_as_int: bool = False) -> dict[str, Any]:
+    """Return an answer's JSON.
+
+    Args:
+        answer: The answer. Its ``language`` has no field in v1.
+        name: Its resource name; None without a session.
+        enum_as_int: Whether enums are numbers (the client asks by ``$alt=json;enum-encoding=int``).
+
+    Raises:
+        InvalidAnswerError: It breaks a rule of its model; the message names the field.
+    """
+    return write("Answer", answer_fields(answer, name), enum_as_int=enum_as_int)
 
 
 def encode_answer_response(
@@ -43,23 +84,343 @@ def encode_answer_response(
     token: str = "",
     enum_as_int: bool = False,
 ) -> dict[str, Any]:
-    """Give the response of ``:answer``.
+    """Return the response of ``:answer``.
 
     Args:
         answer: The answer; its name is built from the session's and its ``id``.
         parent: What was asked; needed with a session.
         session: The session as it is after this turn; None is sessionless, and nothing is named then.
         token: The ``answerQueryToken``.
-        enum_as_int: Whether enums are numbers (the client asks by ``$alt=json;enum-encoding=int``).
+        enum_as_int: Whether enums are numbers.
 
     Raises:
-        InvalidAnswerError: The answer breaks a rule of the contract.
+        InvalidAnswerError: The answer breaks a rule of its model.
     """
-    told = None
-    if session is not None and parent is not None:
-        told = encode_session(session, parent, enum_as_int=enum_as_int)
-    name = answer_name(answer, parent, session)
-    return message(
-        {"answerQueryToken": clean(token)},
-        {"answer": encode_answer(answer, name=name, enum_as_int=enum_as_int), "session": told},
-    )
+    fields = {
+        "answerQueryToken": token,
+        "answer": answer_fields(answer, _answer_name(answer.id, parent, session)),
+        "session": _session(session, parent),
+    }
+    return write("AnswerQueryResponse", fields, enum_as_int=enum_as_int)
+
+
+def _answer_name(answer_id: str | None, parent: Parent | None, session: Session | None) -> str | None:
+    if parent is None or session is None or answer_id is None:
+        return None
+    return str(SessionName(parent, session.id).answer(answer_id))
+
+
+def answer_fields(answer: Answer, name: str | None) -> dict[str, Any]:
+    """Return the fields of an ``Answer`` message, for ``write``.
+
+    Raises:
+        InvalidAnswerError: It was changed after it was made, and breaks a rule of its model.
+    """
+    try:
+        Answer.model_validate(answer.model_dump(warnings="none"))
+    except ValidationError as error:
+        raise InvalidAnswerError(describe(error)) from error
+    offsets = byte_offsets(answer.text)
+    classified = [{"type": number(one.type), "positive": one.positive} for one in answer.query_classifications or ()]
+    return {
+        "name": name,
+        "state": number(answer.state),
+        "answerText": answer.text,
+        "groundingScore": answer.grounding_score,
+        "citations": [_claim(one, offsets) for one in answer.citations],
+        "groundingSupports": [
+            {**_claim(one, offsets), "groundingScore": one.score, "groundingCheckRequired": one.check_required}
+            for one in answer.grounding_supports
+        ],
+        "references": [_reference(one) for one in answer.references],
+        "relatedQuestions": answer.related_questions,
+        "steps": _steps(answer.steps),
+        "queryUnderstandingInfo": {"queryClassificationInfo": classified} if classified else None,
+        "answerSkippedReasons": [number(one) for one in answer.skipped_reasons],
+        "createTime": answer.created_at,
+        "completeTime": answer.completed_at,
+        "safetyRatings": [
+            {
+                "category": number(one.category),
+                "probability": number(one.probability),
+                "probabilityScore": one.probability_score,
+                "severity": number(one.severity),
+                "severityScore": one.severity_score,
+                "blocked": one.blocked,
+            }
+            for one in answer.safety_ratings
+        ],
+    }
+
+
+def _claim(claim: Citation | GroundingSupport, offsets: Sequence[int]) -> dict[str, Any]:
+    return {
+        "startIndex": offsets[claim.start],
+        "endIndex": offsets[claim.end],
+        "sources": [{"referenceId": str(source)} for source in claim.sources],
+    }
+
+
+def _reference(reference: AnswerReference) -> dict[str, Any]:
+    document = {"document": reference.document, "uri": reference.uri, "title": reference.title}
+    if isinstance(reference, ChunkReference):
+        metadata = {**document, "pageIdentifier": reference.page_identifier, "structData": reference.metadata or None}
+        return {"chunkInfo": {**_chunk(reference), "documentMetadata": metadata}}
+    if isinstance(reference, DocumentReference):
+        chunks = [
+            {"content": one.content, "pageIdentifier": one.page_identifier, "relevanceScore": one.relevance_score}
+            for one in reference.chunks
+        ]
+        data = {"chunkContents": chunks, "structData": reference.metadata or None}
+        return {"unstructuredDocumentInfo": {**document, **data}}
+    return {"structuredDocumentInfo": {**document, "structData": reference.data or None}}
+
+
+def _chunk(chunk: ChunkReference) -> dict[str, Any]:
+    return {"chunk": chunk.chunk, "content": chunk.content, "relevanceScore": chunk.relevance_score}
+
+
+def _steps(steps: Sequence[AnswerStep]) -> list[dict[str, Any]]:
+    return [
+        {
+            "state": number(step.state),
+            "description": step.description,
+            "thought": step.thought,
+            "actions": [
+                {
+                    "searchAction": None if action.query is None else {"query": action.query},
+                    "observation": None
+                    if action.results is None
+                    else {"searchResults": [_result(one) for one in action.results]},
+                }
+                for action in step.actions
+            ],
+        }
+        for step in steps
+    ]
+
+
+def _result(result: SearchObservation) -> dict[str, Any]:
+    return {
+        "document": result.document,
+        "uri": result.uri,
+        "title": result.title,
+        "snippetInfo": [{"snippet": one.snippet, "snippetStatus": one.status} for one in result.snippets],
+        "chunkInfo": [_chunk(one) for one in result.chunks],
+        "structData": result.metadata or None,
+    }
+
+
+def session_fields(session: Session, parent: Parent) -> dict[str, Any]:
+    """Return the fields of a ``Session`` message, for ``write``; turns hold their whole answers where loaded."""
+    name = SessionName(parent, session.id)
+    return {
+        "name": str(name),
+        "displayName": session.display_name,
+        "state": number(session.state),
+        "userPseudoId": session.user_pseudo_id,
+        "turns": [
+            {
+                "query": {"queryId": turn.query_id, "text": turn.query},
+                "answer": (answer := str(name.answer(turn.answer_id))),
+                "queryConfig": turn.query_config,
+                "detailedAnswer": None if turn.answer is None else answer_fields(turn.answer, answer),
+            }
+            for turn in session.turns
+        ],
+        "labels": session.labels,
+        "isPinned": session.is_pinned,
+        "startTime": session.started_at,
+        "endTime": session.ended_at,
+    }
+
+
+def _session(session: Session | None, parent: Parent | None) -> dict[str, Any] | None:
+    return None if session is None or parent is None else session_fields(session, parent)
+
+
+class _Stage(IntEnum):
+    STARTED = 0
+    STEPS = 1
+    REFERENCES = 2
+    TEXT = 3
+    ENDED = 4
+
+
+class AnswerStream:
+    """Writes an answer piece by piece; each method returns the bytes to send now.
+
+        stream = AnswerStream(token="T")
+        for piece in kb.stream_answer(query):
+            yield stream.piece(piece)        # or steps(), references(), text(), citation(), finish()
+
+    Args:
+        parent: What was asked; needed with a session.
+        session: The session that keeps the turn; its name stands in every piece's answer once ``answer_id`` is known.
+        answer_id: The id that the finished answer will have; None without a session.
+        token: The ``answerQueryToken``, repeated in every piece.
+        enum_as_int: Whether enums are numbers.
+    """
+
+    def __init__(
+        self,
+        *,
+        parent: Parent | None = None,
+        session: Session | None = None,
+        answer_id: str | None = None,
+        token: str = "",
+        enum_as_int: bool = False,
+    ) -> None:
+        self._parent = parent
+        self._session = session
+        self._name = _answer_name(answer_id, parent, session)
+        self._token = token
+        self._enum_as_int = enum_as_int
+        self._stage = _Stage.STARTED
+        self._opened = False
+        self._text = ""
+        self._references = 0
+
+    def steps(self, steps: Sequence[AnswerStep]) -> bytes:
+        """Return the piece with the steps; first, if at all."""
+        self._enter(_Stage.STEPS, "steps")
+        return self._piece({"steps": _steps(steps)})
+
+    def references(self, references: Sequence[AnswerReference]) -> bytes:
+        """Return the piece with all references; before the text."""
+        self._enter(_Stage.REFERENCES, "references")
+        self._references = len(references)
+        return self._piece({"references": [_reference(one) for one in references]})
+
+    def text(self, delta: str) -> bytes:
+        """Return the piece with what comes next of the text; nothing for an empty delta."""
+        self._enter(_Stage.TEXT, "text", again=True)
+        self._text += clean(delta)
+        return self._piece({"answerText": delta}) if delta else b""
+
+    def citation(self, citation: Citation) -> bytes:
+        """Return the piece with a claim's sources, after the claim's text.
+
+        Raises:
+            InvalidAnswerError: Its text was not sent yet, or it names no reference.
+        """
+        self._enter(_Stage.TEXT, "citation", again=True)
+        if citation.end > len(self._text):
+            raise InvalidAnswerError(
+                f"citations.0.end: the claim ends at character {citation.end}; only {len(self._text)} were sent"
+            )
+        if any(source >= self._references for source in citation.sources):
+            raise InvalidAnswerError(f"citations.0.sources: one is no reference; {self._references} were sent")
+        return self._piece({"citations": [_claim(citation, byte_offsets(self._text))]})
+
+    def finish(self, answer: Answer, session: Session | None = None) -> bytes:
+        """Return the whole answer, which takes the place of what was streamed, and the end of the array.
+
+        Args:
+            answer: The answer, SUCCEEDED or FAILED.
+            session: The session as it is after the turn; None is that of the constructor.
+        """
+        if answer.state not in _DONE:
+            raise InvalidAnswerError(f"state: a finished answer has succeeded or failed, found {answer.state.value!r}")
+        session = session or self._session
+        fields = answer_fields(answer, _answer_name(answer.id, self._parent, session) or self._name)
+        self._enter(_Stage.ENDED, "finish")
+        return self._element(fields, _session(session, self._parent)) + b"]"
+
+    def piece(self, piece: AnswerPiece) -> bytes:
+        """Return a piece of ``KnowledgeBase.stream_answer``; the last one closes the array."""
+        if isinstance(piece, StepsPiece):
+            return self.steps(piece.steps) if piece.steps else b""
+        if isinstance(piece, ReferencesPiece):
+            return self.references(piece.references) if piece.references else b""
+        if isinstance(piece, TextPiece):
+            return self.text(piece.text)
+        if isinstance(piece, CitationPiece):
+            return self.citation(piece.citation)
+        return self.finish(piece.answer, piece.session)
+
+    def fail(self) -> bytes:
+        """Return the end of an answer that failed; nothing where the array is closed already."""
+        return b"" if self._stage is _Stage.ENDED else self.finish(Answer(state=AnswerState.FAILED))
+
+    def _enter(self, stage: _Stage, what: str, *, again: bool = False) -> None:
+        if self._stage > stage or (self._stage is stage and not again):
+            raise InvalidAnswerError(f"{what}: too late; a stream goes steps, references, text and citations, finish")
+        self._stage = stage
+
+    def _piece(self, fields: dict[str, Any]) -> bytes:
+        return self._element({"name": self._name, "state": number(AnswerState.STREAMING), **fields}, None)
+
+    def _element(self, answer: dict[str, Any], session: dict[str, Any] | None) -> bytes:
+        fields = {"answerQueryToken": self._token, "answer": answer, "session": session}
+        element = write("AnswerQueryResponse", fields, enum_as_int=self._enum_as_int)
+        before = b",\n" if self._opened else b"["
+        self._opened = True
+        return before + json.dumps(element, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+
+
+def stream_answer(
+    answer: Answer,
+    *,
+    parent: Parent | None = None,
+    session: Session | None = None,
+    token: str = "",
+    enum_as_int: bool = False,
+) -> Iterator[bytes]:
+    """Stream an answer that is whole already, in the order and the pieces of one that comes about.
+
+    Text is sent claim by claim, each followed by its citations; see ``AnswerStream`` for the arguments.
+
+    Raises:
+        InvalidAnswerError: The answer breaks a rule of its model; before anything is sent.
+    """
+    answer_fields(answer, None)
+    stream = AnswerStream(parent=parent, session=session, answer_id=answer.id, token=token, enum_as_int=enum_as_int)
+    return _streamed(stream, answer)
+
+
+def _streamed(stream: AnswerStream, answer: Answer) -> Iterator[bytes]:
+    if answer.steps:
+        yield stream.steps(answer.steps)
+    if answer.references:
+        yield stream.references(answer.references)
+    sent = 0
+    for citation in sorted(answer.citations, key=lambda one: (one.end, one.start)):
+        if citation.end > sent:
+            yield stream.text(answer.text[sent : citation.end])
+            sent = citation.end
+        yield stream.citation(citation)
+    if sent < len(answer.text):
+        yield stream.text(answer.text[sent:])
+    yield stream.finish(answer)
+
+
+_STATUS: Final = {
+    400: "INVALID_ARGUMENT",
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    409: "ALREADY_EXISTS",
+    429: "RESOURCE_EXHAUSTED",
+    500: "INTERNAL",
+    501: "UNIMPLEMENTED",
+    503: "UNAVAILABLE",
+    504: "DEADLINE_EXCEEDED",
+}
+_REPLACED: Final = {502: 503}
+"""Google's list of statuses has no bad gateway."""
+
+
+def encode_error(error: BaseException) -> tuple[int, list[dict[str, Any]]]:
+    """Return an error's HTTP status and body, ``[{"error": {"code", "message", "status"}}]``.
+
+    The body says what an error of this library says, without what looks like a secret; of any other only that there was
+    one.
+    """
+    status, text = 500, "Internal error."
+    if isinstance(error, AgenticKBError):
+        text = _text.printable(_text.redacted(str(error)))
+        found = 504 if isinstance(error, TimeoutError) else error.status_code or status
+        found = _REPLACED.get(found, found)
+        status = found if found in _STATUS else status
+    return status, [{"error": {"code": status, "message": text, "status": _STATUS[status]}}]

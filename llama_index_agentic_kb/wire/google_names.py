@@ -15,7 +15,6 @@ from llama_index_agentic_kb.schema.answer_query import NEW_SESSION
 
 __all__ = [
     "AnswerName",
-    "ConfigName",
     "Parent",
     "ServingConfigName",
     "SessionName",
@@ -31,16 +30,11 @@ _LOCATION: Final = rf"projects/(?P<project>{_SEGMENT})/locations/(?P<location>{_
 _PARENT: Final = (
     rf"{_LOCATION}(?:/collections/(?P<collection>{_SEGMENT}))?/(?P<kind>dataStores|engines)/(?P<id>{_SEGMENT})"
 )
-_PARENT_NAME: Final = re.compile(_PARENT)
-_CHILD_NAME: Final = re.compile(
-    rf"(?P<parent>{_PARENT})/(?P<child>servingConfigs|sessions)/(?P<child_id>{_SEGMENT})(?:/answers/(?P<answer>{_SEGMENT}))?"
-)
-_CONFIG_NAME: Final = re.compile(rf"{_LOCATION}/(?P<kind>groundingConfigs|rankingConfigs)/(?P<id>{_SEGMENT})")
 
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """A data store or an engine.
+    """A data store or an engine; ``str`` of it, and of every name here, is the resource name.
 
     Args:
         project: Its project.
@@ -57,7 +51,7 @@ class Parent:
     engine: bool = False
 
     def __str__(self) -> str:
-        """Give the resource name."""
+        """Return the resource name."""
         collection = f"/collections/{self.collection}" if self.collection else ""
         kind = "engines" if self.engine else "dataStores"
         return f"projects/{self.project}/locations/{self.location}{collection}/{kind}/{self.id}"
@@ -71,13 +65,13 @@ class ServingConfigName:
     id: str
 
     def __str__(self) -> str:
-        """Give the resource name."""
+        """Return the resource name."""
         return f"{self.parent}/servingConfigs/{self.id}"
 
 
 @dataclass(frozen=True, slots=True)
 class SessionName:
-    """A session; of id ``-`` one that is to be made, or (of an answer) any."""
+    """A session; the id ``-`` is one that is to be made, or (of an answer) any."""
 
     parent: Parent
     id: str
@@ -88,11 +82,11 @@ class SessionName:
         return self.id == NEW_SESSION
 
     def __str__(self) -> str:
-        """Give the resource name."""
+        """Return the resource name."""
         return f"{self.parent}/sessions/{self.id}"
 
     def answer(self, answer_id: str) -> AnswerName:
-        """Name an answer of the session."""
+        """Return the name of an answer of the session."""
         return AnswerName(self, answer_id)
 
 
@@ -104,23 +98,8 @@ class AnswerName:
     id: str
 
     def __str__(self) -> str:
-        """Give the resource name."""
+        """Return the resource name."""
         return f"{self.session}/answers/{self.id}"
-
-
-@dataclass(frozen=True, slots=True)
-class ConfigName:
-    """A grounding config or a ranking config."""
-
-    project: str
-    location: str
-    id: str
-    ranking: bool = False
-
-    def __str__(self) -> str:
-        """Give the resource name."""
-        kind = "rankingConfigs" if self.ranking else "groundingConfigs"
-        return f"projects/{self.project}/locations/{self.location}/{kind}/{self.id}"
 
 
 def parse_parent(name: str, field: str = "parent") -> Parent:
@@ -133,44 +112,32 @@ def parse_parent(name: str, field: str = "parent") -> Parent:
     Raises:
         InvalidRequestError: It is no such name.
     """
-    return _parent(_matched(_PARENT_NAME, name, field, "{parent}"))
+    return _parent(_matched(_PARENT, name, field, "{parent}"))
 
 
 def parse_serving_config(name: str, field: str = "servingConfig") -> ServingConfigName:
     """Read the name of a serving config; see ``parse_parent``."""
-    return ServingConfigName(*_child(name, field, "servingConfigs"))
+    found = _matched(rf"{_PARENT}/servingConfigs/(?P<child>{_SEGMENT})", name, field, "{parent}/servingConfigs/{id}")
+    return ServingConfigName(_parent(found), found["child"])
 
 
 def parse_session_name(name: str, field: str = "session") -> SessionName:
     """Read the name of a session, ``{parent}/sessions/-`` included; see ``parse_parent``."""
-    return SessionName(*_child(name, field, "sessions"))
+    found = _matched(rf"{_PARENT}/sessions/(?P<child>{_SEGMENT})", name, field, "{parent}/sessions/{id}")
+    return SessionName(_parent(found), found["child"])
 
 
 def parse_answer_name(name: str, field: str = "name") -> AnswerName:
     """Read the name of an answer; see ``parse_parent``."""
-    shape = "{parent}/sessions/{session}/answers/{answer}"
-    found = _matched(_CHILD_NAME, name, field, shape)
-    if found["child"] != "sessions" or found["answer"] is None:
-        raise _refused(name, field, shape)
-    return AnswerName(SessionName(_parent(found), found["child_id"]), found["answer"])
+    pattern = rf"{_PARENT}/sessions/(?P<child>{_SEGMENT})/answers/(?P<answer>{_SEGMENT})"
+    found = _matched(pattern, name, field, "{parent}/sessions/{session}/answers/{answer}")
+    return AnswerName(SessionName(_parent(found), found["child"]), found["answer"])
 
 
-def parse_config_name(name: str, field: str) -> ConfigName:
-    """Read the name of a grounding config or a ranking config; see ``parse_parent``."""
-    kind = "rankingConfigs" if field == "rankingConfig" else "groundingConfigs"
-    shape = f"projects/{{project}}/locations/{{location}}/{kind}/{{config}}"
-    found = _matched(_CONFIG_NAME, name, field, shape)
-    if found["kind"] != kind:
-        raise _refused(name, field, shape)
-    return ConfigName(found["project"], found["location"], found["id"], ranking=kind == "rankingConfigs")
-
-
-def _child(name: str, field: str, kind: str) -> tuple[Parent, str]:
-    shape = f"{{parent}}/{kind}/{{id}}"
-    found = _matched(_CHILD_NAME, name, field, shape)
-    if found["child"] != kind or found["answer"] is not None:
-        raise _refused(name, field, shape)
-    return _parent(found), found["child_id"]
+def parse_config_name(name: str, field: str) -> str:
+    """Check the name of a grounding or a ranking config (field "groundingConfig" or "rankingConfig"), and return it."""
+    shape = f"projects/{{project}}/locations/{{location}}/{field}s/{{config}}"
+    return _matched(rf"{_LOCATION}/{field}s/{_SEGMENT}", name, field, shape)[0]
 
 
 def _parent(found: re.Match[str]) -> Parent:
@@ -182,15 +149,11 @@ def _parent(found: re.Match[str]) -> Parent:
     return Parent(found["project"], found["location"], found["id"], found["collection"], engine)
 
 
-def _matched(pattern: re.Pattern[str], name: str, field: str, shape: str) -> re.Match[str]:
-    found = pattern.fullmatch(name)
+def _matched(pattern: str, name: str, field: str, shape: str) -> re.Match[str]:
+    found = re.fullmatch(pattern, name)
     if found is None:
-        raise _refused(name, field, shape)
+        raise InvalidRequestError(
+            f"{field}: {name[:200]!r} is no resource name of the form {shape}, with a parent such as "
+            "projects/P/locations/L/collections/C/engines/E"
+        )
     return found
-
-
-def _refused(name: str, field: str, shape: str) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"{field}: {name[:200]!r} is no resource name of the form {shape}, with a parent such as "
-        "projects/P/locations/L/collections/C/engines/E"
-    )

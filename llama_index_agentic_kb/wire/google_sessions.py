@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from typing import Annotated, Any, Final
-
-from pydantic import Field
+from typing import Any, Final
 
 from llama_index_agentic_kb.errors import InvalidRequestError
-from llama_index_agentic_kb.schema.answer import Answer
 from llama_index_agentic_kb.schema.filters import Condition, FilterGroup, FilterNode
 from llama_index_agentic_kb.schema.sessions import (
     Session,
@@ -18,17 +14,13 @@ from llama_index_agentic_kb.schema.sessions import (
     SessionPage,
     SessionQuery,
     SessionState,
-    Turn,
 )
-from llama_index_agentic_kb.wire.google_answer_resource import encode_answer
-from llama_index_agentic_kb.wire.google_enums import SESSION_STATE
-from llama_index_agentic_kb.wire.google_fields import Flag, Int32, Text, WireMessage, at_most, enum, load
+from llama_index_agentic_kb.wire._proto import ProtoMessage, member, message_class, read, write
+from llama_index_agentic_kb.wire.google_answer import session_fields
 from llama_index_agentic_kb.wire.google_filter import parse_session_filter
-from llama_index_agentic_kb.wire.google_names import Parent, SessionName
-from llama_index_agentic_kb.wire.google_values import clean, message, timestamp
+from llama_index_agentic_kb.wire.google_names import Parent
 
 __all__ = [
-    "answer_name",
     "decode_create_session",
     "decode_list_sessions",
     "decode_update_session",
@@ -59,35 +51,13 @@ _CHANGEABLE: Final = ("display_name", "labels", "is_pinned", "user_pseudo_id")
 _BOOLEANS: Final = {"true": True, "false": False, "": False, "1": True, "0": False}
 
 
-class _Session(WireMessage):
-    """What a client may say of a session; what only the service sets is read and let go."""
-
-    name: Text = ""
-    display_name: Text = ""
-    state: Annotated[SessionState | None, enum(SESSION_STATE)] = None
-    user_pseudo_id: Annotated[Text, at_most(128)] = ""
-    turns: list[Any] = Field(default_factory=list)
-    labels: list[Text] = Field(default_factory=list)
-    start_time: Text = ""
-    end_time: Text = ""
-    is_pinned: Flag = False
-
-
-class _ListSessionsRequest(WireMessage):
-    parent: Text = ""
-    page_size: Annotated[Int32, Field(ge=0)] = 0
-    page_token: Text = ""
-    filter: Text = ""
-    order_by: Text = ""
-
-
 def decode_create_session(body: Any) -> SessionChanges:
     """Read the body of CreateSession: the new session's display name, labels, pin and user.
 
     Raises:
         InvalidRequestError: It is no session, or holds turns: those come from answering.
     """
-    sent = _Session.parse(load(body))
+    sent = read("Session", body)
     if sent.turns:
         raise InvalidRequestError("session.turns: turns are made by answering, not sent")
     return _changes(sent, _CHANGEABLE)
@@ -104,8 +74,9 @@ def decode_update_session(body: Any, update_mask: str = "") -> SessionChanges:
     Raises:
         InvalidRequestError: The mask names a field that can't be changed.
     """
-    sent = _Session.parse(load(body))
-    names = [_snake(name.strip()) for name in update_mask.split(",") if name.strip()]
+    sent = read("Session", body)
+    spellings = {field.json_name: field.name for field in message_class("Session").DESCRIPTOR.fields}
+    names = [spellings.get(name.strip(), name.strip()) for name in update_mask.split(",") if name.strip()]
     for name in names:
         if name not in _CHANGEABLE:
             raise InvalidRequestError(
@@ -114,12 +85,10 @@ def decode_update_session(body: Any, update_mask: str = "") -> SessionChanges:
     return _changes(sent, names or _CHANGEABLE)
 
 
-def _changes(sent: _Session, names: Any) -> SessionChanges:
-    return SessionChanges(**{name: getattr(sent, name) for name in names})
-
-
-def _snake(name: str) -> str:
-    return re.sub(r"(?<=[a-z0-9])([A-Z])", r"_\1", name).lower()
+def _changes(sent: ProtoMessage, names: Any) -> SessionChanges:
+    return SessionChanges(
+        **{name: list(sent.labels) if name == "labels" else getattr(sent, name) for name in names},
+    )
 
 
 def decode_list_sessions(params: Mapping[str, Any]) -> SessionQuery:
@@ -128,21 +97,21 @@ def decode_list_sessions(params: Mapping[str, Any]) -> SessionQuery:
     Raises:
         InvalidRequestError: One can't be read; the message names it.
     """
-    sent = _ListSessionsRequest.parse(dict(params))
+    sent = read("ListSessionsRequest", dict(params))
     filters = parse_session_filter(sent.filter, _KEYS, lists=("labels",))
-    if filters is not None:
-        filters = _ours(filters)
-    order = [_order(part.split()) for part in sent.order_by.split(",")] if sent.order_by.strip() else None
     query = SessionQuery(
-        page_size=min(sent.page_size or DEFAULT_PAGE, MAX_PAGE), page_token=sent.page_token or None, filters=filters
+        page_size=min(sent.page_size or DEFAULT_PAGE, MAX_PAGE),
+        page_token=sent.page_token or None,
+        filters=None if filters is None else _with_our_states(filters),
     )
-    return query if order is None else query.model_copy(update={"order_by": order})
+    if not sent.order_by.strip():
+        return query
+    return query.model_copy(update={"order_by": [_order(part.split()) for part in sent.order_by.split(",")]})
 
 
-def _ours(tree: FilterNode) -> FilterNode:
-    """Put our names of states in place of Google's."""
+def _with_our_states(tree: FilterNode) -> FilterNode:
     if isinstance(tree, FilterGroup):
-        return FilterGroup(logic=tree.logic, filters=[_ours(child) for child in tree.filters])
+        return FilterGroup(logic=tree.logic, filters=[_with_our_states(child) for child in tree.filters])
     if tree.key != "state":
         return tree
     values = [_state(value) for value in tree.values]
@@ -150,10 +119,10 @@ def _ours(tree: FilterNode) -> FilterNode:
 
 
 def _state(value: Any) -> str:
-    try:
-        return str(SESSION_STATE.decode(value) or "")
-    except ValueError as error:
-        raise InvalidRequestError(f"filter: {error}") from None
+    enum = message_class("Session").DESCRIPTOR.fields_by_name["state"].enum_type
+    if value not in enum.values_by_name:
+        raise InvalidRequestError(f"filter: Session.State has no value {str(value)[:60]!r}")
+    return str(member(SessionState, enum.values_by_name[value].number) or "")
 
 
 def _order(words: list[str]) -> SessionOrder:
@@ -166,26 +135,19 @@ def _order(words: list[str]) -> SessionOrder:
 
 
 def wants_answer_details(params: Mapping[str, str]) -> bool:
-    """Tell whether GetSession asks for whole answers (``includeAnswerDetails=true``).
+    """Return whether GetSession asks for whole answers (``includeAnswerDetails=true``).
 
     Raises:
         InvalidRequestError: It is neither true nor false.
     """
-    given = params.get("includeAnswerDetails", params.get("include_answer_details", ""))
-    if given.lower() not in _BOOLEANS:
-        raise InvalidRequestError(f"includeAnswerDetails: {given[:20]!r} is neither true nor false")
-    return _BOOLEANS[given.lower()]
-
-
-def answer_name(answer: Answer, parent: Parent | None, session: Session | None) -> str | None:
-    """Give an answer's resource name; None where no session keeps it."""
-    if parent is None or session is None or answer.id is None:
-        return None
-    return str(SessionName(parent, session.id).answer(answer.id))
+    sent = params.get("includeAnswerDetails", params.get("include_answer_details", ""))
+    if sent.lower() not in _BOOLEANS:
+        raise InvalidRequestError(f"includeAnswerDetails: {sent[:20]!r} is neither true nor false")
+    return _BOOLEANS[sent.lower()]
 
 
 def encode_session(session: Session, parent: Parent, *, enum_as_int: bool = False) -> dict[str, Any]:
-    """Give a session's JSON; turns hold their whole answers where these were loaded.
+    """Return a session's JSON; turns hold their whole answers where these were loaded.
 
     Args:
         session: The session.
@@ -193,32 +155,15 @@ def encode_session(session: Session, parent: Parent, *, enum_as_int: bool = Fals
         enum_as_int: Whether enums are numbers.
 
     Raises:
-        InvalidAnswerError: An answer breaks a rule of the contract.
+        InvalidAnswerError: An answer breaks a rule of its model.
     """
-    name = SessionName(parent, session.id)
-    return message(
-        {
-            "name": str(name),
-            "displayName": clean(session.display_name),
-            "state": SESSION_STATE.encode(session.state, as_int=enum_as_int),
-            "userPseudoId": clean(session.user_pseudo_id),
-            "turns": [_turn(turn, name, enum_as_int=enum_as_int) for turn in session.turns],
-            "labels": [clean(label) for label in session.labels],
-            "isPinned": session.is_pinned,
-        },
-        {"startTime": timestamp(session.started_at), "endTime": timestamp(session.ended_at)},
-    )
-
-
-def _turn(turn: Turn, session: SessionName, *, enum_as_int: bool) -> dict[str, Any]:
-    name = str(session.answer(turn.answer_id))
-    detailed = None if turn.answer is None else encode_answer(turn.answer, name=name, enum_as_int=enum_as_int)
-    query = message({"queryId": clean(turn.query_id)}, {"text": clean(turn.query)})
-    config = {clean(key): clean(value) for key, value in turn.query_config.items()}
-    return message({"query": query, "answer": name, "queryConfig": config}, {"detailedAnswer": detailed})
+    return write("Session", session_fields(session, parent), enum_as_int=enum_as_int)
 
 
 def encode_session_page(page: SessionPage, parent: Parent, *, enum_as_int: bool = False) -> dict[str, Any]:
-    """Give the response of ListSessions."""
-    sessions = [encode_session(session, parent, enum_as_int=enum_as_int) for session in page.sessions]
-    return message({"sessions": sessions, "nextPageToken": page.next_page_token or ""})
+    """Return the response of ListSessions."""
+    fields = {
+        "sessions": [session_fields(session, parent) for session in page.sessions],
+        "nextPageToken": page.next_page_token or "",
+    }
+    return write("ListSessionsResponse", fields, enum_as_int=enum_as_int)

@@ -8,6 +8,7 @@ from google.cloud import discoveryengine_v1 as g
 from hypothesis import strategies as st
 
 from llama_index_agentic_kb.schema.answer_query import AnswerQuery
+from llama_index_agentic_kb.schema.request import MAX_DOCUMENTS
 
 R = g.AnswerQueryRequest
 STORE = "projects/1/locations/global/collections/default_collection/dataStores/d"
@@ -55,11 +56,11 @@ _STORES = st.builds(
     filter=FILTERS,
     boost_spec=st.none() | _BOOST_SPECS,
     custom_search_operators=WORDS,
-    num_results=st.integers(0, 2**31 - 1),
+    num_results=st.integers(0, MAX_DOCUMENTS),
 )
 _PARAMS = st.builds(
     R.SearchSpec.SearchParams,
-    max_return_results=st.integers(0, 2**31 - 1),
+    max_return_results=st.integers(0, MAX_DOCUMENTS),
     filter=FILTERS,
     boost_spec=st.none() | _BOOST_SPECS,
     order_by=WORDS,

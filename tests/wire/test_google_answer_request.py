@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import sys
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llama_index_agentic_kb.errors import InvalidRequestError
+from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError
 from llama_index_agentic_kb.schema.checks import MAX_RECORDS
 from llama_index_agentic_kb.wire.google_answer import decode_answer_query
 from llama_index_agentic_kb.wire.google_checks import decode_check_grounding, decode_rank
@@ -40,60 +41,63 @@ def params(**fields: Any) -> dict[str, Any]:
             '{"query": {"text": "a", "text": "b"}}',
             "body: it is no JSON that can be read: the key 'text' is given twice",
         ),
-        ('{"query": {"text": NaN}}', "NaN is no JSON"),
+        ('{"query": {"text": NaN}}', "query.text: expected string"),
         (b"\xff", "body: it is no JSON"),
         ("[" * 100_000, "body: it is no JSON that can be read: it is nested too deeply"),
-        ([], "request: an object is expected, found '[]'"),
+        ([], "body: an object is expected, found '[]'"),
         ({}, "query.text: a question is needed"),
         ({"query": {"text": " "}}, "query.text: a question is needed"),
-        ({"query": {"text": "\ud800"}}, "query.text: the text holds a lone surrogate"),
-        ({"query": {"text": 3}}, "query.text: Input should be a valid string"),
-        ({"query": {"text": ["a"]}}, "query.text: Input should be a valid string"),
+        ({"query": {"text": "\ud800"}}, "query.text: Unpaired surrogate"),
+        ({"query": {"text": 3}}, "query.text: expected string"),
+        ({"query": {"text": ["a"]}}, "query.text: expected string"),
         ({"query": "Who?"}, "query: an object is expected, found 'Who?'"),
-        (body(qeury=1), "qeury: Extra inputs are not permitted"),
-        (body(searchSpec={"searchParams": {"blobs": {}}}), f"{PARAMS}.blobs: Extra inputs"),
-        (params(naturalLanguageQueryUnderstandingSpec={}), f"{PARAMS}.naturalLanguageQueryUnderstandingSpec: Extra"),
+        (body(qeury=1), "qeury: AnswerQueryRequest has no such field"),
+        (body(searchSpec={"searchParams": {"blobs": {}}}), f"{PARAMS}.blobs: SearchParams has no such field"),
+        (
+            params(naturalLanguageQueryUnderstandingSpec={}),
+            f"{PARAMS}.naturalLanguageQueryUnderstandingSpec: SearchParams has no",
+        ),
         (
             body(searchSpec={"searchParams": {}, "searchResultList": {}}),
-            "searchSpec: searchParams and searchResultList exclude each other",
+            'searchSpec: Message type "google.cloud.discoveryengine.v1.AnswerQueryRequest.SearchSpec" should not',
         ),
         (
             body(searchSpec={"search_params": {}, "searchResultList": {}}),
-            "searchSpec: searchParams and searchResultList exclude each other",
+            'searchSpec: Message type "google.cloud.discoveryengine.v1.AnswerQueryRequest.SearchSpec" should not',
         ),
         (
             body(
                 searchSpec={"searchResultList": {"searchResults": [{"unstructuredDocumentInfo": {}, "chunkInfo": {}}]}}
             ),
-            "searchResults.0: unstructuredDocumentInfo and chunkInfo exclude each other",
+            'should not have multiple "content" oneof fields',
         ),
-        (body(userPseudoId="a", user_pseudo_id="b"), "userPseudoId is given twice, in both spellings"),
+        (body(userPseudoId="a", user_pseudo_id="b"), "user_pseudo_id: it is given twice, in both spellings"),
         (body(asynchronousMode=True), "asynchronousMode: asynchronous mode is deprecated."),
-        (body(asynchronousMode="true"), "asynchronousMode: Input should be a valid boolean"),
-        (body(userPseudoId="x" * 129), "userPseudoId: the text has 129 characters; at most 128"),
+        (body(asynchronousMode="true"), "asynchronousMode: Expected true or false"),
+        (body(userPseudoId="x" * 129), "userPseudoId: 129 characters; at most 128"),
         (body(userLabels={str(key): "" for key in range(65)}), "userLabels: 65 labels; at most 64"),
-        (body(userLabels={"": "x"}), "userLabels: label '': a key has 1 to 63 characters"),
-        (body(userLabels={"x": None}), "userLabels.x: Input should be a valid string"),
+        (body(userLabels={"": "x"}), "userLabels: a label's key has 1 to 63 characters"),
+        (body(userLabels={"x": None}), "userLabels: expected string"),
         (
             body(endUserSpec={"endUserMetadata": [{"chunkInfo": {"content": "x" * 8001}}]}),
-            "endUserSpec.endUserMetadata.0.chunkInfo.content: the text has 8001 characters; at most 8000",
+            "endUserSpec.endUserMetadata.0.chunkInfo.content: 8001 characters; at most 8000",
         ),
         (
             body(queryUnderstandingSpec={"queryRephraserSpec": {"maxRephraseSteps": 6}}),
-            "queryUnderstandingSpec.queryRephraserSpec.maxRephraseSteps: Input should be less than or equal to 5",
+            "queryUnderstandingSpec.queryRephraserSpec.maxRephraseSteps: a finite number from 0 to 5",
         ),
         (
             body(queryUnderstandingSpec={"queryRephraserSpec": {"maxRephraseSteps": -1}}),
-            "maxRephraseSteps: Input should be greater than or equal to 0",
+            "maxRephraseSteps: a finite number from 0 to 5 is expected, found -1",
         ),
         (
             body(queryUnderstandingSpec={"queryClassificationSpec": {"types": ["adversarial_query"]}}),
-            "queryClassificationSpec.types.0: QueryClassificationInfo.Type has no value 'adversarial_query'; it has",
+            "queryClassificationSpec.types.0: Type has no value 'adversarial_query'; it has",
         ),
-        (body(queryUnderstandingSpec={"queryClassificationSpec": {"types": [6]}}), "types.0: QueryClassification"),
-        (body(queryUnderstandingSpec={"queryClassificationSpec": {"types": [None]}}), "has no value 'None'"),
+        (body(queryUnderstandingSpec={"queryClassificationSpec": {"types": [6]}}), "types.0: Type has no value"),
+        (body(queryUnderstandingSpec={"queryClassificationSpec": {"types": [None]}}), "types.0: null is not allowed"),
         (body(queryUnderstandingSpec={"queryClassificationSpec": {"types": [True]}}), "has no value 'True'"),
-        (body(groundingSpec={"filteringLevel": -1}), "groundingSpec.filteringLevel: GroundingSpec.FilteringLevel has"),
+        (body(groundingSpec={"filteringLevel": -1}), "groundingSpec.filteringLevel: FilteringLevel has no value '-1'"),
         (
             body(safetySpec={"safetySettings": [{"category": 1}]}),
             "safetySpec.safetySettings.0: category and threshold are both needed",
@@ -102,21 +106,31 @@ def params(**fields: Any) -> dict[str, Any]:
         (body(session="projects/p/locations/l/collections/c/dataStores/d/sessions/s/answers/a"), "session: "),
         (body(session="projects/p/locations/l/engines/e/sessions/s"), "an engine is named with its collection"),
         (body(servingConfig="x"), "servingConfig: 'x' is no resource name"),
-        (params(maxReturnResults=1.5), f"{PARAMS}.maxReturnResults: a whole number is expected, found '1.5'"),
-        (params(maxReturnResults=" 5"), "a number is expected, found ' 5'"),
-        (params(maxReturnResults=True), "a number is expected, found 'True'"),
-        (params(maxReturnResults=2**31), "is out of the range of 32 bits"),
-        (params(maxReturnResults="9" * 100), "a number is expected"),
-        (params(maxReturnResults="1e999"), "a whole number is expected"),
-        (params(maxReturnResults=-1), f"{PARAMS}.maxReturnResults: Input should be greater than or equal to 0"),
+        (params(maxReturnResults=1.5), f"{PARAMS}.maxReturnResults: Couldn't parse integer: 1.5"),
+        (params(maxReturnResults=" 5"), 'maxReturnResults: Couldn\'t parse integer: " 5"'),
+        (params(maxReturnResults=True), "maxReturnResults: Bool value True is not acceptable"),
+        (params(maxReturnResults=2**31), "maxReturnResults: Value out of range"),
+        (params(maxReturnResults="9" * 100), "maxReturnResults: Value out of range"),
+        (
+            params(maxReturnResults=10_001),
+            "maxReturnResults: a finite number from 0 to 10,000 is expected, found 10001",
+        ),
+        (params(maxReturnResults="1e999"), "maxReturnResults: Couldn't parse"),
+        (
+            params(maxReturnResults=-1),
+            f"{PARAMS}.maxReturnResults: a finite number from 0 to 10,000 is expected, found -1",
+        ),
         (params(filter="color = red"), f"{PARAMS}.filter, character 9: found 'red', expected a number"),
         (params(dataStoreSpecs=[{"dataStore": "x"}]), f"{PARAMS}.dataStoreSpecs.0.dataStore: 'x' is no resource name"),
         (
             params(boostSpec={"conditionBoostSpecs": [{"boost": 1.5}]}),
-            f"{PARAMS}.boostSpec.conditionBoostSpecs.0.boost: Input should be less than or equal to 1",
+            f"{PARAMS}.boostSpec.conditionBoostSpecs.0.boost: a finite number from -1 to 1 is expected, found 1.5",
         ),
-        (params(boostSpec={"conditionBoostSpecs": [{"boost": "NaN"}]}), "boost: a number is expected, found 'NaN'"),
-        (params(boostSpec={"conditionBoostSpecs": [{}] * 21}), "List should have at most 20 items"),
+        (
+            params(boostSpec={"conditionBoostSpecs": [{"boost": "NaN"}]}),
+            "boost: a finite number from -1 to 1 is expected, found nan",
+        ),
+        (params(boostSpec={"conditionBoostSpecs": [{}] * 21}), "conditionBoostSpecs: 21 items; at most 20"),
         (
             params(boostSpec={"conditionBoostSpecs": [{"condition": "("}]}),
             f"{PARAMS}.boostSpec.conditionBoostSpecs.0.condition, character 2: the filter ends",
@@ -128,6 +142,14 @@ def test_what_is_wrong_is_refused_by_its_field(sent: Any, message: str) -> None:
     with pytest.raises(InvalidRequestError) as refused:
         decode_answer_query(sent)
     assert message in str(refused.value)
+
+
+def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the extra the error says what to install."""
+    monkeypatch.setitem(sys.modules, "google.cloud.discoveryengine_v1", None)
+    monkeypatch.delattr("google.cloud.discoveryengine_v1")
+    with pytest.raises(ConfigurationError, match=r"llama-index-agentic-kb\[google\]"):
+        decode_answer_query(body())
 
 
 def test_the_path_and_the_body_name_one_serving_config() -> None:
@@ -223,16 +245,16 @@ def test_whatever_is_sent_is_read_or_refused(data: Any) -> None:
     [
         (decode_check_grounding, {}, "answerCandidate: an answer to check is needed"),
         (decode_check_grounding, {"answerCandidate": "a. " * 2049}, "answerCandidate: 4098 tokens; at most 4096"),
-        (decode_check_grounding, {"answerCandidate": "a", "facts": [{}] * 201}, "facts: List should have at most 200"),
+        (decode_check_grounding, {"answerCandidate": "a", "facts": [{}] * 201}, "facts: 201 items; at most 200"),
         (
             decode_check_grounding,
             {"answerCandidate": "a", "facts": [{"factText": "x" * 10_001}]},
-            "facts.0.factText: the text has 10001 characters; at most 10000",
+            "facts.0.factText: 10001 characters; at most 10000",
         ),
         (
             decode_check_grounding,
             {"answerCandidate": "a", "groundingSpec": {"citationThreshold": 1.1}},
-            "groundingSpec.citationThreshold: Input should be less than or equal to 1",
+            "groundingSpec.citationThreshold: a finite number from 0 to 1",
         ),
         (decode_check_grounding, {"answerCandidate": "a", "groundingConfig": "x"}, "groundingConfig: 'x' is no"),
         (
@@ -242,11 +264,11 @@ def test_whatever_is_sent_is_read_or_refused(data: Any) -> None:
         ),
         (decode_rank, {"records": []}, "records: records to rank are needed"),
         (decode_rank, {"records": [{"title": "a"}, {"id": "1"}]}, "records.1: a title or content is needed"),
-        (decode_rank, {"records": [{"title": "a"}] * (MAX_RECORDS + 1)}, "records: List should have at most 200"),
-        (decode_rank, {"records": [{"title": "a"}], "topN": -1}, "topN: Input should be greater than or equal to 0"),
+        (decode_rank, {"records": [{"title": "a"}] * (MAX_RECORDS + 1)}, "records: 201 items; at most 200"),
+        (decode_rank, {"records": [{"title": "a"}], "topN": -1}, "topN: a finite number from 0 to"),
         (decode_create_session, {"turns": [{}]}, "session.turns: turns are made by answering"),
-        (decode_create_session, {"isPinned": "yes"}, "isPinned: Input should be a valid boolean"),
-        (decode_list_sessions, {"pageSize": "-1"}, "pageSize: Input should be greater than or equal to 0"),
+        (decode_create_session, {"isPinned": "yes"}, "isPinned: Expected true or false"),
+        (decode_list_sessions, {"pageSize": "-1"}, "pageSize: a finite number from 0 to"),
         (decode_list_sessions, {"orderBy": "title"}, "orderBy: can't read 'title'"),
         (decode_list_sessions, {"orderBy": "update_time down"}, "orderBy: can't read 'update_time down'"),
         (decode_list_sessions, {"orderBy": "update_time,"}, "orderBy: can't read ''"),

@@ -42,7 +42,7 @@ def test_configs_are_named_too() -> None:
     """Grounding and ranking configs have no data store above them."""
     for kind, field in (("groundingConfigs", "groundingConfig"), ("rankingConfigs", "rankingConfig")):
         name = f"projects/p/locations/global/{kind}/default"
-        assert str(parse_config_name(name, field)) == name
+        assert parse_config_name(name, field) == name
 
 
 @pytest.mark.parametrize(

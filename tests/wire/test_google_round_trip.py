@@ -27,7 +27,6 @@ from llama_index_agentic_kb.wire.google_answer import (
     encode_answer,
     encode_answer_response,
     encode_error,
-    encode_session,
 )
 from llama_index_agentic_kb.wire.google_checks import (
     decode_check_grounding,
@@ -36,7 +35,7 @@ from llama_index_agentic_kb.wire.google_checks import (
     encode_rank,
 )
 from llama_index_agentic_kb.wire.google_names import parse_answer_name, parse_serving_config, parse_session_name
-from llama_index_agentic_kb.wire.google_sessions import wants_answer_details
+from llama_index_agentic_kb.wire.google_sessions import encode_session, wants_answer_details
 from tests.wire.google_requests import CONFIGS
 from tests.wire.loopback import LoopbackGoogle, Recorded
 

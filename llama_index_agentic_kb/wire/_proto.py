@@ -1,0 +1,276 @@
+"""Protobuf's JSON, read strictly and written: Google's message classes, and what their parser does not check."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Mapping, Sequence
+from datetime import date
+from enum import Enum
+from itertools import accumulate
+from typing import Any, Final, TypeAlias, TypeVar
+
+from llama_index_agentic_kb.errors import ConfigurationError, InvalidAnswerError, InvalidRequestError
+from llama_index_agentic_kb.schema.checks import MAX_FACT_CHARACTERS, MAX_FACTS, MAX_RECORDS
+from llama_index_agentic_kb.schema.request import MAX_DOCUMENTS
+
+__all__ = ["ProtoMessage", "byte_offsets", "clean", "member", "message_class", "number", "read", "write"]
+
+ProtoMessage: TypeAlias = Any
+"""A protobuf message. Their classes are made at run time and have no types."""
+
+MAX_DEPTH: Final = 40
+"""Objects and lists inside each other that are written; what lies deeper is text. Protobuf's parsers stop at 100."""
+_EXACT: Final = 2**53
+_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_MAX_LABELS: Final = 64
+_MAX_LABEL: Final = 63
+_SHOWN: Final = 60
+
+_BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
+    "SearchParams.max_return_results": (0, MAX_DOCUMENTS),
+    "DataStoreSpec.num_results": (0, MAX_DOCUMENTS),
+    "ConditionBoostSpec.boost": (-1, 1),
+    "ControlPoint.boost_amount": (-1, 1),
+    "QueryRephraserSpec.max_rephrase_steps": (0, 5),
+    "CheckGroundingSpec.citation_threshold": (0, 1),
+    "RankRequest.top_n": (0, 2**31 - 1),
+    "ListSessionsRequest.page_size": (0, 2**31 - 1),
+}
+"""What a number may be. The protos have no ranges; these are those of Google's reference, and our own of documents."""
+_LENGTHS: Final[Mapping[str, int]] = {
+    "AnswerQueryRequest.user_pseudo_id": 128,
+    "Session.user_pseudo_id": 128,
+    "EndUserMetaData.ChunkInfo.content": 8_000,
+    "BoostSpec.condition_boost_specs": 20,
+    "CheckGroundingRequest.facts": MAX_FACTS,
+    "GroundingFact.fact_text": MAX_FACT_CHARACTERS,
+    "RankRequest.records": MAX_RECORDS,
+}
+"""How many characters or items a field may have."""
+
+T = TypeVar("T")
+E = TypeVar("E", bound=Enum)
+
+
+def message_class(kind: str) -> Any:
+    """Return one of Google's message classes, such as "Answer".
+
+    Raises:
+        ConfigurationError: The package that holds them is not installed.
+    """
+    try:
+        from google.cloud import discoveryengine_v1  # noqa: PLC0415 (an extra, and 0.7 s)
+    except ImportError as error:
+        raise ConfigurationError(
+            "Google's contract needs the package google-cloud-discoveryengine; "
+            "install it with: pip install 'llama-index-agentic-kb[google]'"
+        ) from error
+    return getattr(discoveryengine_v1, kind).pb()
+
+
+def number(value: Enum | None) -> int:
+    """Return the number of one of our enums' values, whose members stand in Google's order; 0 (unspecified) of None."""
+    return 0 if value is None else 1 + list(type(value)).index(value)
+
+
+def member(kind: type[E], value: int) -> E | None:
+    """Return the value of a number; None of 0. See ``number``."""
+    return list(kind)[value - 1] if value else None
+
+
+def byte_offsets(text: str) -> Sequence[int]:
+    """Return the byte of UTF-8 at which each character begins, and the text's length in bytes.
+
+    A lone surrogate counts as the three bytes of the U+FFFD that is written for it.
+    """
+    if text.isascii():
+        return range(len(text) + 1)
+    return list(accumulate((len(character.encode("utf-8", "surrogatepass")) for character in text), initial=0))
+
+
+def clean(text: str) -> str:
+    """Return a text that UTF-8 can write, with as many characters: lone surrogates become U+FFFD."""
+    return _SURROGATE.sub("\ufffd", text)
+
+
+def write(kind: str, data: Mapping[str, Any], *, enum_as_int: bool = False) -> dict[str, Any]:
+    """Return a message's JSON in protobuf's own form: defaults left out, int64 as text, times in UTC.
+
+    What a document holds never keeps an answer from going out: characters that UTF-8 can't write become U+FFFD, numbers
+    that JSON can't write become null, whole numbers beyond 2^53 and what JSON has no type for become text.
+
+    Args:
+        kind: The message's class.
+        data: Its fields, by their JSON names; None is not set.
+        enum_as_int: Whether enums are numbers (the client asks by ``$alt=json;enum-encoding=int``).
+
+    Raises:
+        InvalidAnswerError: The data are no such message.
+    """
+    message = message_class(kind)()
+    from google.protobuf import json_format  # type: ignore[import-untyped]  # noqa: PLC0415 (an extra)
+
+    try:
+        json_format.ParseDict(_plain(data), message)
+    except json_format.ParseError as error:
+        raise InvalidAnswerError(f"{kind}: {error}") from error
+    written: dict[str, Any] = json_format.MessageToDict(message, use_integers_for_enums=enum_as_int)
+    return written
+
+
+def _plain(value: Any, depth: int = 0) -> Any:
+    if isinstance(value, Mapping) and depth < MAX_DEPTH:
+        return {clean(str(key)): _plain(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, (list, tuple, set, frozenset)) and depth < MAX_DEPTH:
+        return [_plain(item, depth + 1) for item in value]
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if value is None or isinstance(value, bool) or (isinstance(value, int) and abs(value) <= _EXACT):
+        return value
+    return value.isoformat() if isinstance(value, date) else clean(str(value))
+
+
+def read(kind: str, body: Any) -> ProtoMessage:
+    """Return the message that a request's body holds.
+
+    Names are camelCase or snake_case; null is not set; int64 is a number or text; enums are names or numbers.
+
+    Args:
+        kind: The message's class.
+        body: JSON text, or its data.
+
+    Raises:
+        InvalidRequestError: It is no such message: not JSON, a key twice, an unknown field or enum value, a field in
+            both spellings, two members of a oneof, a wrong type, a lone surrogate, or beyond a bound. The message names
+            the field.
+    """
+    message = message_class(kind)()
+    from google.protobuf import json_format  # noqa: PLC0415 (an extra)
+
+    data = _load(body)
+    _check_shape(data, message.DESCRIPTOR, "")
+    try:
+        json_format.ParseDict(data, message)
+    except json_format.ParseError as error:
+        raise InvalidRequestError(_reason(str(error), kind)) from None
+    _check_bounds(message, "")
+    return message
+
+
+def _load(body: Any) -> Any:
+    if not isinstance(body, (str, bytes, bytearray)):
+        return body
+    try:
+        return json.loads(body, object_pairs_hook=_object)
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+        raise InvalidRequestError(f"body: it is no JSON that can be read: {reason}") from None
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    data: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in data:
+            raise ValueError(f"the key {key[:_SHOWN]!r} is given twice")
+        data[key] = value
+    return data
+
+
+def _refused(path: str, reason: str) -> InvalidRequestError:
+    return InvalidRequestError(f"{path or 'body'}: {reason}")
+
+
+def _join(path: str, step: object) -> str:
+    return f"{path}.{str(step)[:_SHOWN]}" if path else str(step)[:_SHOWN]
+
+
+def _check_shape(data: Any, descriptor: Any, path: str) -> None:
+    """Refuse what ``json_format`` takes in silence: lists as objects, two spellings, numbers that no enum has.
+
+    Unknown fields are refused here too, for a message that names the place.
+    """
+    if not isinstance(data, Mapping):
+        raise _refused(path, f"an object is expected, found {_shown(data)}")
+    fields = {name: field for field in descriptor.fields for name in (field.json_name, field.name)}
+    seen: set[str] = set()
+    for key, value in data.items():
+        field, at = fields.get(key), _join(path, key)
+        if field is None:
+            raise _refused(at, f"{descriptor.name} has no such field")
+        if field.name in seen:
+            raise _refused(at, "it is given twice, in both spellings")
+        seen.add(field.name)
+        _check_field(value, field, at)
+
+
+def _check_field(value: Any, field: Any, path: str) -> None:
+    many = field.is_repeated and isinstance(value, list)
+    for position, item in enumerate(value if many else [value]):
+        at = _join(path, position) if many else path
+        if item is None or (field.is_repeated and not many):
+            continue  # json_format's own to refuse, or not set
+        if field.enum_type:
+            _check_enum(item, field.enum_type, at)
+        elif _is_ours(field):
+            _check_shape(item, field.message_type, at)
+
+
+def _check_enum(value: Any, enum: Any, path: str) -> None:
+    if isinstance(value, str) and value in enum.values_by_name:
+        return
+    digits = isinstance(value, str) and len(value) < _SHOWN and value.isascii() and value.isdigit()
+    found = int(value) if digits else value
+    known = isinstance(found, (int, float)) and not isinstance(found, bool) and found in range(len(enum.values))
+    if not known:
+        raise _refused(path, f"{enum.name} has no value {_shown(value)}; it has {', '.join(enum.values_by_name)}")
+
+
+def _is_ours(field: Any) -> bool:
+    """Whether a field holds messages that are no maps and none of protobuf's own, such as times."""
+    kind = field.message_type
+    return bool(kind) and not kind.GetOptions().map_entry and not kind.full_name.startswith("google.protobuf.")
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else repr(str(value)[:_SHOWN])
+
+
+def _reason(text: str, kind: str) -> str:
+    """Return what ``json_format`` says of a field, behind the field's path."""
+    place = re.search(rf' at "?{kind}\.([\w.\[\]]+?)"?\.*$', text)
+    path = place[1] if place else ".".join(re.findall(r"Failed to parse (\w+) field: ", text))
+    reason = re.sub(r"Failed to parse \w+ field: ", "", text[: place.start()] if place else text).strip(".")
+    return str(_refused(re.sub(r"\[(\d+)\]", r".\1", path), reason[: 5 * _SHOWN]))
+
+
+def _check_bounds(message: ProtoMessage, path: str) -> None:
+    for field, value in message.ListFields():
+        at = _join(path, field.json_name)
+        name = f"{field.containing_type.full_name}.{field.name}"
+        limit = _limit(name, _LENGTHS)
+        if limit is not None and len(value) > limit:
+            raise _refused(
+                at, f"{len(value)} {'items' if field.is_repeated else 'characters'}; at most {limit} are taken"
+            )
+        if field.name == "user_labels":
+            _check_labels(value, at)
+        if _is_ours(field):
+            for position, item in enumerate(value if field.is_repeated else [value]):
+                _check_bounds(item, _join(at, position) if field.is_repeated else at)
+        elif isinstance(value, (int, float)):
+            least, most = _limit(name, _BOUNDS) or (-math.inf, math.inf)
+            if not (math.isfinite(value) and least <= value <= most):
+                raise _refused(at, f"a finite number from {least:,} to {most:,} is expected, found {value}")
+
+
+def _limit(name: str, limits: Mapping[str, T]) -> T | None:
+    return next((limit for field, limit in limits.items() if name.endswith(f".{field}")), None)
+
+
+def _check_labels(labels: Mapping[str, str], path: str) -> None:
+    if len(labels) > _MAX_LABELS:
+        raise _refused(path, f"{len(labels)} labels; at most {_MAX_LABELS} are taken")
+    if any(not 1 <= len(key) <= _MAX_LABEL or len(value) > _MAX_LABEL for key, value in labels.items()):
+        raise _refused(path, f"a label's key has 1 to {_MAX_LABEL} characters, its value at most {_MAX_LABEL}")
