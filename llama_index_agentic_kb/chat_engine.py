@@ -14,7 +14,7 @@ from llama_index.core.chat_engine.types import AgentChatResponse, BaseChatEngine
 from llama_index.core.memory import BaseMemory, ChatMemoryBuffer
 from llama_index.core.tools import ToolOutput
 
-from llama_index_agentic_kb._flow import Call, Flow, arun, run
+from llama_index_agentic_kb._aio import Call, arun, run
 from llama_index_agentic_kb.account import GuardedCallbacks
 from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.guard.conversations import ConversationOwner
@@ -121,7 +121,7 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         self._owner.check(current_principal())
         return list(self.memory.get_all())
 
-    def _request(self, message: str, chat_history: Sequence[ChatMessage] | None) -> Flow[RetrievalRequest]:
+    async def _request(self, message: str, chat_history: Sequence[ChatMessage] | None) -> RetrievalRequest:
         if not message.strip():
             raise InvalidRequestError("message: the message is empty")
         principal = self.query_engine.retriever.asking()
@@ -129,17 +129,17 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         act_from_here(principal)  # a memory may be kept for one principal
         if chat_history is not None:
             history = list(chat_history)
-            yield Call(sync=partial(self.memory.set, history), native=partial(self.memory.aset, history), what="memory")
+            await Call(sync=partial(self.memory.set, history), native=partial(self.memory.aset, history), what="memory")
         read, aread = partial(self.memory.get, input=message), partial(self.memory.aget, input=message)
-        said = yield Call(sync=read, native=aread, what="memory")
+        said = await Call(sync=read, native=aread, what="memory")
         return conversation_request([*said, ChatMessage(role=MessageRole.USER, content=message)])
 
-    def _remember(self, message: str, answer: str) -> Flow[None]:
+    async def _remember(self, message: str, answer: str) -> None:
         turn = [
             ChatMessage(role=MessageRole.USER, content=message),
             ChatMessage(role=MessageRole.ASSISTANT, content=answer),
         ]
-        yield Call(
+        await Call(
             sync=partial(self.memory.put_messages, turn), native=partial(self.memory.aput_messages, turn), what="memory"
         )
 

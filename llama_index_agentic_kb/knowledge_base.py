@@ -15,7 +15,7 @@ from llama_index.core.llms import LLM
 from llama_index.core.memory import BaseMemory
 from llama_index.core.tools import QueryEngineTool, RetrieverTool
 
-from llama_index_agentic_kb._flow import Flow, arun, gather, run
+from llama_index_agentic_kb._aio import arun, gather, run
 from llama_index_agentic_kb.account.pickling import NotPickled
 from llama_index_agentic_kb.answering.front import AnswerQueries, Question
 from llama_index_agentic_kb.chat_engine import AgenticChatEngine, conversation_request
@@ -208,12 +208,12 @@ class KnowledgeBase(NotPickled, MetadataQueries, AnswerQueries):
         """Answer a question, or give its evidence; see ``retrieve``."""
         return await arun(self._respond(question, fields, on_activity))
 
-    def _respond(
+    async def _respond(
         self, question: Question, fields: dict[str, Any], on_activity: Observer | None
-    ) -> Flow[RetrievalResponse]:
+    ) -> RetrievalResponse:
         request = self.request(question, **fields)
         engine = self._engine(request.output_mode or self.output_mode)
-        answered = yield from engine.answer(request, observer=on_activity)
+        answered = await engine.answer(request, observer=on_activity)
         return answered.response(include_activity=request.include_activity)
 
     def request(self, question: Question, **fields: Any) -> RetrievalRequest:
@@ -349,8 +349,8 @@ class KnowledgeBase(NotPickled, MetadataQueries, AnswerQueries):
         await asyncio.to_thread(self.warm_up)
         return self
 
-    def _warm_up_sources(self) -> Flow[None]:
-        yield from gather([source.warm_up() for source in self.sources.values()])
+    async def _warm_up_sources(self) -> None:
+        await gather([source.warm_up() for source in self.sources.values()])
 
 
 def _by_source(

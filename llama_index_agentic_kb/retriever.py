@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -18,7 +19,7 @@ from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.prompts.mixin import PromptDictType
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
-from llama_index_agentic_kb._flow import Call, Flow, WorkerPool, arun, run
+from llama_index_agentic_kb._aio import Call, WorkerPool, arun, run
 from llama_index_agentic_kb._text import told_error
 from llama_index_agentic_kb.account import ActivityLog, Budget, GuardedCallbacks
 from llama_index_agentic_kb.account.retry_budget import share_retries
@@ -277,7 +278,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
 
     # -- the way of a query ----------------------------------------------------------------------------------------
 
-    def retrieval(
+    async def retrieval(
         self,
         request: RetrievalRequest,
         *,
@@ -285,7 +286,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         answer_share: float = 0.05,
         observer: Callable[[ActivityRecord], None] | None = None,
         classification: ClassificationSpec | None = None,
-    ) -> Flow[Retrieval]:
+    ) -> Retrieval:
         """Scope, plan, fan out, fuse and postprocess.
 
         Args:
@@ -324,7 +325,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         raise_if_denied(selected)
         if self.memory is not None:
             self._owner.claim(principal)
-        memory, forgotten = yield from self._remember(request.question, budget.retrieval_share(0.25, MEMORY_SECONDS))
+        memory, forgotten = await self._remember(request.question, budget.retrieval_share(0.25, MEMORY_SECONDS))
         scope = Scope.of(request, memory, classification)
         fan_out = FanOut(
             selected,
@@ -337,14 +338,14 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             embedding_cache=None if self.embedding_cache is None else self.embedding_cache.of(principal),
         )
         strategy = Strategy(effort, limits, self._agents, options)
-        searched = yield from strategy.search(scope, fan_out, budget, log)
+        searched = await strategy.search(scope, fan_out, budget, log)
         raise_if_lost(searched.lanes)
         missing = [*forgotten, *missing_parts(searched.lanes), *fan_out.left_out]
         retrieval = Retrieval([], searched.plan, log, budget, missing, selected, scope, searched.findings)
-        yield from self._reason(retrieval, searched, strategy, bundle or QueryBundle(request.question))
+        await self._reason(retrieval, searched, strategy, bundle or QueryBundle(request.question))
         return retrieval
 
-    def _remember(self, question: str, deadline: float | None) -> Flow[tuple[list[Any], list[MissingPart]]]:
+    async def _remember(self, question: str, deadline: float | None) -> tuple[list[Any], list[MissingPart]]:
         """Read the shared memory as LlamaIndex's chat engines do: some memories look up what the question is about.
 
         Returns:
@@ -354,13 +355,13 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             return [], []
         read, aread = partial(self.memory.get, input=question), partial(self.memory.aget, input=question)
         try:
-            return list((yield Call(sync=read, native=aread, deadline=deadline, pool=_MEMORIES, what="memory"))), []
+            return list(await Call(sync=read, native=aread, deadline=deadline, pool=_MEMORIES, what="memory")), []
         except Exception as error:  # noqa: BLE001 (whatever a memory raises; the question can be searched all the same)
             outcome = Outcome.TIMEOUT if isinstance(error, DeadlineExceededError) else Outcome.ERROR
             reason = f"the conversation could not be read: {told_error(error)}"
             return [], [MissingPart(what="memory", outcome=outcome, reason=reason)]
 
-    def _reason(self, retrieval: Retrieval, searched: Searched, strategy: Strategy, bundle: QueryBundle) -> Flow[None]:
+    async def _reason(self, retrieval: Retrieval, searched: Searched, strategy: Strategy, bundle: QueryBundle) -> None:
         """Make one list of evidence out of the lanes, and count what became of every candidate."""
         log, budget, limits = retrieval.log, retrieval.budget, strategy.limits
         wanted = budget.output_documents or self.similarity_top_k or limits.documents
@@ -376,7 +377,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             decision=searched.decision or None,
         )
         try:
-            gathered = yield from gather_evidence(
+            gathered = await gather_evidence(
                 searched.lanes,
                 retrieval.selected,
                 strategy.options,
@@ -386,7 +387,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
                 deadline=budget.evidence_deadline,
                 rerank_deadline=budget.retrieval_deadline,
             )
-        except GeneratorExit:
+        except asyncio.CancelledError:
             log.cancel(record)
             raise
         except Exception as error:

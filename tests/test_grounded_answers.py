@@ -9,7 +9,7 @@ from llama_index.core.base.response.schema import AsyncStreamingResponse, Stream
 from llama_index.core.response_synthesizers import get_response_synthesizer as core_synthesizer
 
 from llama_index_agentic_kb import AgenticResponse, ConfigurationError, KnowledgeBase, KnowledgeSource
-from llama_index_agentic_kb._flow import Call, Flow
+from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb.grounding.claims import Claim
 from llama_index_agentic_kb.grounding.scorers import ClaimScore, Premise
 from llama_index_agentic_kb.grounding.settings import Grounding, as_grounding
@@ -197,12 +197,12 @@ class Bad:
     def __init__(self, *, hangs: bool = False) -> None:
         self.hangs = hangs
 
-    def score(
+    async def score(
         self, claims: Sequence[Claim], premises: Sequence[Premise], *, deadline: float | None = None
-    ) -> Flow[list[ClaimScore]]:
+    ) -> list[ClaimScore]:
         del claims, premises
         if self.hangs:
-            yield Call(sync=lambda: time.sleep(3), deadline=deadline, what="scorer")
+            await Call(sync=lambda: time.sleep(3), deadline=deadline, what="scorer")
         raise ZeroDivisionError("scorer")
 
 

@@ -12,7 +12,7 @@ from llama_index.core.indices.prompt_helper import PromptHelper
 from pydantic import BaseModel
 
 from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, RetrievalResponse
-from llama_index_agentic_kb._flow import arun
+from llama_index_agentic_kb._aio import arun
 from llama_index_agentic_kb.errors import DeadlineExceededError, SynthesisError
 from llama_index_agentic_kb.guard.retries import RetryPolicy
 from llama_index_agentic_kb.schema import ModelAnswerSynthesisActivity, Outcome

@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import pickle
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
@@ -16,7 +16,7 @@ from llama_index.core.utils import get_tokenizer, set_global_tokenizer
 from llama_index.llms.openai import OpenAI
 
 from llama_index_agentic_kb import OpenAICompatible
-from llama_index_agentic_kb._flow import Call, Flow, aiterate, arun, deadline_after, iterate, run
+from llama_index_agentic_kb._aio import Call, aiterate, arun, deadline_after, iterate, run
 from llama_index_agentic_kb.errors import DeadlineExceededError, LLMError
 from llama_index_agentic_kb.guard.retries import NO_RETRIES, RetryPolicy
 from llama_index_agentic_kb.llm import (
@@ -39,23 +39,23 @@ from llama_index_agentic_kb.testing import count_tokens as billed_tokens
 ASK = [ChatMessage(role="system", content="Be brief."), ChatMessage(role="user", content="Who was first on the moon?")]
 SAID = "Neil Armstrong, in July 1969, with Buzz Aldrin after him."
 
-Perform = Callable[[Flow[Reply]], Reply]
+Perform = Callable[[Coroutine[Any, Any, Reply]], Reply]
 
 
 @pytest.fixture(params=["sync", "async"])
 def perform(request: pytest.FixtureRequest) -> Perform:
     """Performs a flow with either driver."""
 
-    def sync(flow: Flow[Reply]) -> Reply:
+    def sync(flow: Coroutine[Any, Any, Reply]) -> Reply:
         return run(flow)
 
-    def native(flow: Flow[Reply]) -> Reply:
+    def native(flow: Coroutine[Any, Any, Reply]) -> Reply:
         return asyncio.run(arun(flow))
 
     return sync if request.param == "sync" else native
 
 
-def ask(model: LanguageModel, way: str, seconds: float | None = 20, **kwargs: Any) -> Flow[Reply]:
+def ask(model: LanguageModel, way: str, seconds: float | None = 20, **kwargs: Any) -> Coroutine[Any, Any, Reply]:
     deadline = deadline_after(seconds)
     return (model.chat if way == "chat" else model.stream)(ASK, deadline=deadline, **kwargs)
 
@@ -146,8 +146,8 @@ def test_a_stream_is_acted_on_as_it_comes(perform: Perform) -> None:
     """Each piece is handed on with all text so far, as it comes; the steps of what reads it are performed."""
     seen: list[tuple[str, str]] = []
 
-    def each(delta: str, text: str) -> Flow[None]:
-        came = yield Call(sync=lambda: delta)
+    async def each(delta: str, text: str) -> None:
+        came = await Call(sync=lambda: delta)
         seen.append((came, text))
 
     llm = ScriptedLLM(ScriptedReply(SAID, chunk_size=10))
@@ -159,8 +159,8 @@ def test_a_stream_is_acted_on_as_it_comes(perform: Perform) -> None:
 def test_what_acts_on_a_stream_may_fail(perform: Perform) -> None:
     """Its error is the reader's."""
 
-    def each(delta: str, text: str) -> Flow[None]:
-        yield Call(sync=lambda: open(f"/nowhere/{delta}{text}"))  # noqa: PTH123, SIM115
+    async def each(delta: str, text: str) -> None:
+        await Call(sync=lambda: open(f"/nowhere/{delta}{text}"))  # noqa: PTH123, SIM115
 
     with pytest.raises(FileNotFoundError, match="nowhere"):
         perform(language_model(ScriptedLLM(SAID)).read(ASK, each, deadline=deadline_after(20)))
@@ -179,14 +179,14 @@ def test_a_stream_is_read_no_further_than_wanted(perform: Perform) -> None:
     assert reply.cut_short
 
 
-def _nothing(_: str, __: str) -> Flow[None]:
-    yield from ()
+async def _nothing(_: str, __: str) -> None:
+    """Drop a piece."""
 
 
-def _and_rest(flow: Flow[Reply]) -> Flow[Reply]:
+async def _and_rest(flow: Coroutine[Any, Any, Reply]) -> Reply:
     """Go on for a moment after a flow, as a request does."""
-    reply = yield from flow
-    yield Call(sync=lambda: time.sleep(0.6))
+    reply = await flow
+    await Call(sync=lambda: time.sleep(0.6))
     return reply
 
 

@@ -21,7 +21,7 @@ from llama_index_agentic_kb import (
     interleave,
     reciprocal_rank_fusion,
 )
-from llama_index_agentic_kb._flow import run
+from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import SourceActivity

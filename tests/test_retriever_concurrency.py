@@ -17,7 +17,7 @@ from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQu
 from llama_index.vector_stores.chroma import ChromaVectorStore
 
 from llama_index_agentic_kb import AgenticRetriever, KnowledgeSource
-from llama_index_agentic_kb._flow import gather, run
+from llama_index_agentic_kb._aio import gather, run
 from llama_index_agentic_kb.testing import HashEmbedding, LoopbackOpenAI, MemoryRetriever, ScriptedLLM
 
 if TYPE_CHECKING:

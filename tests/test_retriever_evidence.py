@@ -20,7 +20,7 @@ from llama_index_agentic_kb import (
     KnowledgeSource,
     RetrievalRequest,
 )
-from llama_index_agentic_kb._flow import run
+from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError
 from llama_index_agentic_kb.evidence.provenance import provenance
 from llama_index_agentic_kb.retriever import Retrieval

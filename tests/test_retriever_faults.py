@@ -25,7 +25,7 @@ from llama_index_agentic_kb import (
     ReasoningEffort,
     RetrievalRequest,
 )
-from llama_index_agentic_kb._flow import arun, run
+from llama_index_agentic_kb._aio import arun, run
 from llama_index_agentic_kb.errors import DeniedError, InvalidRequestError, RetrievalError
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import Condition, Outcome, SourceActivity

@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Final
 
-from llama_index_agentic_kb._flow import deadline_after, earliest
+from llama_index_agentic_kb._aio import deadline_after, earliest
 from llama_index_agentic_kb.account.retry_budget import RetryBudget
 
 __all__ = ["Budget"]

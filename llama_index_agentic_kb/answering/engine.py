@@ -8,12 +8,12 @@ Wherever it ends early, steps and references so far are kept, the state is SUCCE
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from llama_index_agentic_kb._flow import Emit, Flow, deadline_after, earliest, emitting
+from llama_index_agentic_kb._aio import deadline_after, earliest, emit, emitting
 from llama_index_agentic_kb.answering.end_user import end_user_part
 from llama_index_agentic_kb.answering.given_results import given_request, given_retriever
 from llama_index_agentic_kb.answering.objections import objections
@@ -113,7 +113,7 @@ class AnswerEngine:
         self.policy = policy or AnswerPolicy()
         self.sessions = sessions
 
-    def answer(self, query: AnswerQuery, *, observer: Observer = None, streaming: bool = False) -> Flow[AnswerResponse]:
+    async def answer(self, query: AnswerQuery, *, observer: Observer = None, streaming: bool = False) -> AnswerResponse:
         """Go the whole way of a query.
 
         Args:
@@ -134,27 +134,27 @@ class AnswerEngine:
         owner = session_owner(self.engine.retriever.asking(query.request.principal))
         turns = Turns(self.sessions, query, owner)
         way.deadline = self._deadline(query)
-        history = yield from turns.history(way.deadline)
-        objection = yield from check(self.policy.question, query.question, "question check", self._hook_deadline(way))
+        history = await turns.history(way.deadline)
+        objection = await check(self.policy.question, query.question, "question check", self._hook_deadline(way))
         if objection is None:
-            yield from self._search(way, history, observer)
-            yield from self._check_plan(way, told_before=bool(history))
+            await self._search(way, history, observer)
+            await self._check_plan(way, told_before=bool(history))
             if streaming:
-                yield Emit([StepsPiece(steps=way.steps), ReferencesPiece(references=list(way.references.values()))])
-            yield from self._write(way, streaming=streaming)
+                await emit([StepsPiece(steps=way.steps), ReferencesPiece(references=list(way.references.values()))])
+            await self._write(way, streaming=streaming)
         else:
             way.skip(SkippedReason.CUSTOMER_POLICY_VIOLATION)
             way.warnings.append(f"the question is not answered: {objection}")
         if streaming and way.skipped and not way.told:
-            yield Emit([TextPiece(text=way.text)])
-        response = yield from self._kept(way, turns)
+            await emit([TextPiece(text=way.text)])
+        response = await self._kept(way, turns)
         if streaming:
-            yield Emit([response])
+            await emit([response])
         return response
 
     # -- searching -------------------------------------------------------------------------------------------------
 
-    def _search(self, way: _Way, history: Sequence[Any], observer: Observer) -> Flow[None]:
+    async def _search(self, way: _Way, history: Sequence[Any], observer: Observer) -> None:
         query = way.query
         request, warnings = request_of(query, history, self.engine.retriever)
         way.warnings += warnings
@@ -167,7 +167,7 @@ class AnswerEngine:
             left = max(way.deadline - time.monotonic(), LEAST_SECONDS)
             request = request.model_copy(update={"max_runtime_in_seconds": left})
         spec = classification_of(query, self.policy)
-        retrieval = yield from engine.retrieved(request, observer=observer, classification=spec)
+        retrieval = await engine.retrieved(request, observer=observer, classification=spec)
         way.retrieval = retrieval
         way.references = answer_references(retrieval.nodes, retrieval.selected)
         way.steps = answer_steps(
@@ -185,14 +185,14 @@ class AnswerEngine:
         way.warnings += [warning for warning in retrieval.plan.warnings if "not classified" in warning]
         way.skip(*objections(query, self.policy, retrieval))
 
-    def _check_plan(self, way: _Way, *, told_before: bool) -> Flow[None]:
+    async def _check_plan(self, way: _Way, *, told_before: bool) -> None:
         """Ask the policy of what was planned, too, where it may be of what was said before ("Answer my last one.")."""
         retrieval = way.retrieval
         if self.policy.question is None or retrieval is None or not told_before or way.skipped:
             return
         planned = {one.query for one in retrieval.plan.sub_queries if one.origin is not SubQueryOrigin.QUESTION}
         for query in sorted(planned):
-            objection = yield from check(self.policy.question, query, "question check", self._hook_deadline(way))
+            objection = await check(self.policy.question, query, "question check", self._hook_deadline(way))
             if objection is not None:
                 way.skip(SkippedReason.CUSTOMER_POLICY_VIOLATION)
                 way.warnings.append(f"the question is not answered: {objection}")
@@ -200,7 +200,7 @@ class AnswerEngine:
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
-    def _write(self, way: _Way, *, streaming: bool) -> Flow[None]:
+    async def _write(self, way: _Way, *, streaming: bool) -> None:
         retrieval = way.retrieval
         if retrieval is None or way.skipped:
             return
@@ -208,25 +208,25 @@ class AnswerEngine:
         held = grounding.may_change or self.policy.answer is not None or way.query.safety
         body = self._synthesized(way, retrieval, streaming=streaming and not held)
         try:
-            synthesis = yield from body
+            synthesis = await body
             partial = True
         except DeadlineExceededError as error:
-            synthesis = yield from arrived(self.engine.synthesizer, retrieval, error)
+            synthesis = await arrived(self.engine.synthesizer, retrieval, error)
             synthesis.text, partial = synthesis.text.rstrip(), bool(error.partial)
             way.state = AnswerState.FAILED  # never by its text alone
         if not partial:  # extracts are no answer
             way.answered = Answered(retrieval, synthesis)
             way.warnings.append("the answer was not there by its deadline")
             return
-        way.answered = yield from self.engine.grounded(retrieval, synthesis, grounding)
-        yield from self._judge(way, way.answered)
+        way.answered = await self.engine.grounded(retrieval, synthesis, grounding)
+        await self._judge(way, way.answered)
         if not way.skipped and way.query.related_questions:
-            yield from self._relate(way, retrieval)
+            await self._relate(way, retrieval)
         if streaming and held and not way.skipped:
             way.told = True
-            yield Emit([TextPiece(text=way.text)])
+            await emit([TextPiece(text=way.text)])
 
-    def _synthesized(self, way: _Way, retrieval: Retrieval, *, streaming: bool) -> Flow[Synthesis]:
+    def _synthesized(self, way: _Way, retrieval: Retrieval, *, streaming: bool) -> Coroutine[Any, Any, Synthesis]:
         query, chunks = way.query, way.query.end_user_chunks
 
         def aside(spotlight: Spotlight) -> str:
@@ -250,31 +250,31 @@ class AnswerEngine:
         own = self.engine.grounding or DEFAULT_GROUNDING
         return replace(own, markers=Markers.STRIP, filtering=query.filtering_level or own.filtering)
 
-    def _judge(self, way: _Way, answered: Answered) -> Flow[None]:
+    async def _judge(self, way: _Way, answered: Answered) -> None:
         """Take an answer, or withhold one that is grounded too badly or is against a policy."""
         way.text = answered.text
         way.skipped += answered.skipped
         text = answered.synthesis.text if answered.grounded is None else answered.grounded.text
         way.warnings += [] if answered.grounded is None else answered.grounded.ledger.warnings
         deadline = self._hook_deadline(way)
-        objection = yield from check(self.policy.answer, text, "answer check", deadline)
+        objection = await check(self.policy.answer, text, "answer check", deadline)
         if objection is not None:
             way.skip(SkippedReason.CUSTOMER_POLICY_VIOLATION)
             way.warnings.append(f"the answer is withheld: {objection}")
-        safety: Safety = yield from rate(self.policy.safety, way.query, text, deadline)
+        safety: Safety = await rate(self.policy.safety, way.query, text, deadline)
         way.ratings = safety.ratings
         way.warnings += [safety.warning] if safety.warning else []
         if safety.blocks:
             way.skip(SkippedReason.POTENTIAL_POLICY_VIOLATION)
 
-    def _relate(self, way: _Way, retrieval: Retrieval) -> Flow[None]:
+    async def _relate(self, way: _Way, retrieval: Retrieval) -> None:
         model = getattr(self.engine.synthesizer, "model", None)
         if model is None:
             return
         asker = RelatedQuestions(model, spotlighting=self.engine.retriever.spotlighting)
         deadline = earliest(retrieval.budget.check_deadline, deadline_after(RELATED_SECONDS))
         shown = [node for number, node in enumerate(retrieval.nodes) if str(number) in way.references]
-        related = yield from asker.ask(way.query.question, shown, answer=way.text, deadline=deadline)
+        related = await asker.ask(way.query.question, shown, answer=way.text, deadline=deadline)
         way.related = related.questions
         way.warnings += related.warnings
 
@@ -286,7 +286,7 @@ class AnswerEngine:
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
-    def _kept(self, way: _Way, turns: Turns) -> Flow[AnswerResponse]:
+    async def _kept(self, way: _Way, turns: Turns) -> AnswerResponse:
         """Put the answer together, and keep it as a turn where there is a session."""
         retrieval, answered = way.retrieval, way.answered
         answer = make_answer(
@@ -313,7 +313,7 @@ class AnswerEngine:
         if way.state is AnswerState.FAILED:
             return response
         try:
-            response.answer, response.session = yield from turns.keep(answer)
+            response.answer, response.session = await turns.keep(answer)
         except Exception as error:  # noqa: BLE001 (the answer is there: it is not lost to its keeping)
             told = turns.failure(error)
             response.warnings.append(told)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from llama_index.core.base.llms.types import ChatMessage
 from pydantic import ValidationError
 
-from llama_index_agentic_kb._flow import aiterate, arun, iterate, run
+from llama_index_agentic_kb._aio import aiterate, arun, iterate, run
 from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.schema import ActivityRecord, Message, RetrievalRequest
 from llama_index_agentic_kb.schema._model import describe

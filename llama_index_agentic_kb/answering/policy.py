@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeAlias
 
-from llama_index_agentic_kb._flow import Call, Flow, WorkerPool
+from llama_index_agentic_kb._aio import Call, WorkerPool
 from llama_index_agentic_kb._text import one_line, told_error
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.schema.answer import HarmLevel, SafetyRating
@@ -76,7 +76,7 @@ class AnswerPolicy:
             raise ConfigurationError(f"AnswerPolicy.seconds must be above 0: {self.seconds}")
 
 
-def check(hook: TextCheck | None, text: str, what: str, deadline: float | None) -> Flow[str | None]:
+async def check(hook: TextCheck | None, text: str, what: str, deadline: float | None) -> str | None:
     """Ask a hook about a text.
 
     Returns:
@@ -85,14 +85,14 @@ def check(hook: TextCheck | None, text: str, what: str, deadline: float | None) 
     if hook is None:
         return None
     try:
-        found = yield from _asked(hook, (text,), what, deadline)
+        found = await _asked(hook, (text,), what, deadline)
         told = one_line(found, 200) if isinstance(found, str) else "it is against the policy" if found else ""
     except Exception as error:  # noqa: BLE001 (whatever a user's hook raises: what is not checked is not told)
         return f"the {what} failed: {told_error(error)}"
     return told or None
 
 
-def rate(hook: SafetyRater | None, query: AnswerQuery, answer: str, deadline: float | None) -> Flow[Safety]:
+async def rate(hook: SafetyRater | None, query: AnswerQuery, answer: str, deadline: float | None) -> Safety:
     """Ask the safety hook, where the query wants ratings.
 
     A rating blocks where the hook says so, or where its probability reaches the query's threshold of its category: low
@@ -103,7 +103,7 @@ def rate(hook: SafetyRater | None, query: AnswerQuery, answer: str, deadline: fl
     if hook is None:
         return Safety(warning="safety: no hook is set (AnswerPolicy.safety), so that nothing was rated")
     try:
-        given = yield from _asked(hook, (query.question, answer), "safety hook", deadline)
+        given = await _asked(hook, (query.question, answer), "safety hook", deadline)
         ratings = [_judged(SafetyRating.model_validate(one), query) for one in given or ()]
     except Exception as error:  # noqa: BLE001 (as above)
         return Safety(failed=True, warning=f"the safety hook failed: {told_error(error)}")
@@ -138,15 +138,15 @@ def _judged(rating: SafetyRating, query: AnswerQuery) -> SafetyRating:
     return rating.model_copy(update={"blocked": rating.blocked or reached})
 
 
-def _asked(hook: Callable[..., Any], arguments: tuple[str, ...], what: str, deadline: float | None) -> Flow[Any]:
+async def _asked(hook: Callable[..., Any], arguments: tuple[str, ...], what: str, deadline: float | None) -> Any:
     """Call a hook: a coroutine function in the loop, anything else on a thread; what it gives may be an awaitable."""
     work = partial(hook, *arguments)
     is_async = inspect.iscoroutinefunction(hook) or inspect.iscoroutinefunction(getattr(hook, "__call__", None))  # noqa: B004 (an object whose call is a coroutine)
     if is_async:
-        return (yield Call(native=work, deadline=deadline, what=what))
-    given = yield Call(sync=work, deadline=deadline, pool=_HOOKS, what=what)
+        return await Call(native=work, deadline=deadline, what=what)
+    given = await Call(sync=work, deadline=deadline, pool=_HOOKS, what=what)
     if inspect.isawaitable(given):
-        return (yield Call(native=partial(_awaited, given), deadline=deadline, what=what))
+        return await Call(native=partial(_awaited, given), deadline=deadline, what=what)
     return given
 
 

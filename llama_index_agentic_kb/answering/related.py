@@ -15,7 +15,7 @@ from typing import Any, Final
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.schema import NodeWithScore
 
-from llama_index_agentic_kb._flow import Call, Flow
+from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb._text import normalize, one_line, told_error
 from llama_index_agentic_kb.errors import ConfigurationError, LLMError
 from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight, draw
@@ -94,7 +94,7 @@ class RelatedQuestions(PassageReader):
 
     default_template = RELATED_TEMPLATE
 
-    def ask(
+    async def ask(
         self,
         question: str,
         nodes: Sequence[NodeWithScore],
@@ -103,7 +103,7 @@ class RelatedQuestions(PassageReader):
         count: int = 3,
         sources: Mapping[str, KnowledgeSource] | None = None,
         deadline: float | None = None,
-    ) -> Flow[Related]:
+    ) -> Related:
         """Ask once; whatever fails ends in fewer questions and a warning, never in an error.
 
         Left out is a question whose quote does not stand in the passage that it names, or is of fewer than three
@@ -128,12 +128,12 @@ class RelatedQuestions(PassageReader):
             return related
         try:
             show = partial(self._shown, nodes, sources, spotlight)
-            shown: list[Passage] = yield Call(sync=show, deadline=deadline, what="passages for related questions")
+            shown: list[Passage] = await Call(sync=show, deadline=deadline, what="passages for related questions")
             messages = self._messages(question, answer, shown, count)
-            reply = yield from self.model.chat(messages, deadline=deadline)
+            reply = await self.model.chat(messages, deadline=deadline)
             related.usage = reply.usage
             choose = partial(_chosen, related, reply.text[:MAX_REPLY], shown, question, count)
-            yield Call(sync=choose, deadline=deadline, what="reading related questions")
+            await Call(sync=choose, deadline=deadline, what="reading related questions")
         except Exception as error:  # noqa: BLE001 (an answer stands without the questions that may follow it)
             if isinstance(error, LLMError) and error.usage is not None:
                 related.usage = error.usage

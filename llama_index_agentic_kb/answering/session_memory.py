@@ -20,7 +20,7 @@ from llama_index.core.bridge.pydantic import Field, PrivateAttr
 from llama_index.core.llms import LLM
 from llama_index.core.memory import BaseMemory
 
-from llama_index_agentic_kb._flow import Call, Flow, arun, run
+from llama_index_agentic_kb._aio import Call, arun, run
 from llama_index_agentic_kb.answering.conversation import as_messages, completed_turns, fitting_turns
 from llama_index_agentic_kb.answering.turns import session_owner
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError, NotFoundError
@@ -209,25 +209,25 @@ class SessionMemory(BaseMemory):
 
     # -- one body for both -----------------------------------------------------------------------------------------
 
-    def _get(self, used: int) -> Flow[list[ChatMessage]]:
+    async def _get(self, used: int) -> list[ChatMessage]:
         if used > self.token_limit:
             raise InvalidRequestError(f"initial_token_count: {used} is above the limit of {self.token_limit}")
-        said = yield from self._read(RECENT)
+        said = await self._read(RECENT)
         fitting = fitting_turns(said, self.token_limit - used)
         if len(said) == 2 * RECENT and len(fitting) == len(said):
-            fitting = fitting_turns((yield from self._read(None)), self.token_limit - used)
+            fitting = fitting_turns((await self._read(None)), self.token_limit - used)
         return [*fitting, *self._waiting()]
 
-    def _get_all(self) -> Flow[list[ChatMessage]]:
-        return [*(yield from self._read(None)), *self._waiting()]
+    async def _get_all(self) -> list[ChatMessage]:
+        return [*(await self._read(None)), *self._waiting()]
 
-    def _read(self, last: int | None) -> Flow[list[ChatMessage]]:
+    async def _read(self, last: int | None) -> list[ChatMessage]:
         """Give the stored turns; a session that nobody has spoken in is not there yet."""
         self._speaker.check(current_principal())
         args = partial(self._store.session_messages, self.owner, self._session_id, last=last)
         native = partial(self._store.asession_messages, self.owner, self._session_id, last=last)
         try:
-            found = yield Call(sync=args, native=native, what="session")
+            found = await Call(sync=args, native=native, what="session")
         except NotFoundError:
             if not self._is_new:
                 raise
@@ -238,31 +238,31 @@ class SessionMemory(BaseMemory):
         question = self._question
         return [] if question is None else [ChatMessage(role=MessageRole.USER, content=question)]
 
-    def _put(self, messages: Sequence[ChatMessage]) -> Flow[None]:
+    async def _put(self, messages: Sequence[ChatMessage]) -> None:
         self._speaker.check(current_principal())
         with self._lock:
             turns, self._question = completed_turns(messages, self._question)
             session_id, is_new = self._session_id, self._is_new
         if turns:
-            yield from self._store_turns(session_id, turns, is_new=is_new)
+            await self._store_turns(session_id, turns, is_new=is_new)
             self._is_there(session_id)
 
-    def _set(self, messages: Sequence[ChatMessage]) -> Flow[None]:
+    async def _set(self, messages: Sequence[ChatMessage]) -> None:
         turns, question = completed_turns(messages, None)
-        stored = yield from self._read(None)
+        stored = await self._read(None)
         if [(one.role, one.content) for one in stored] == list(as_messages(turns)):
             self._go_on_in(self._session_id, is_new=self._is_new, question=question)
             return
         session_id = _new_id()
-        yield from self._store_turns(session_id, turns, is_new=True)
+        await self._store_turns(session_id, turns, is_new=True)
         self._go_on_in(session_id, is_new=not turns, question=question)
 
-    def _store_turns(self, session_id: str, turns: Iterable[tuple[str, str]], *, is_new: bool) -> Flow[None]:
+    async def _store_turns(self, session_id: str, turns: Iterable[tuple[str, str]], *, is_new: bool) -> None:
         for question, answer in turns:
             # Named here: a call that is made again stores the turn once.
             whole = Answer(id=uuid.uuid4().hex, text=answer)
             given = (self.owner, session_id, question, whole)
-            yield Call(
+            await Call(
                 sync=partial(self._store.add_turn, *given, may_make=is_new),
                 native=partial(self._store.aadd_turn, *given, may_make=is_new),
                 what="session",

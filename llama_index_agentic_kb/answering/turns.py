@@ -6,7 +6,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
-from llama_index_agentic_kb._flow import Call, Flow
+from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb._text import told_error
 from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.schema import Message, Principal
@@ -59,7 +59,7 @@ class Turns:
         self._query = query
         self._owner = owner
 
-    def history(self, deadline: float | None = None) -> Flow[list[Message]]:
+    async def history(self, deadline: float | None = None) -> list[Message]:
         """Give what was said in the session so far.
 
         Args:
@@ -71,7 +71,7 @@ class Turns:
         store, session = self._store, self._query.session
         if store is None or session is None or self._query.makes_session:
             return []
-        said: list[Message] = yield Call(
+        said: list[Message] = await Call(
             sync=partial(store.session_messages, self._owner, session, last=LAST, deadline=deadline),
             native=partial(store.asession_messages, self._owner, session, last=LAST, deadline=deadline),
             deadline=deadline,
@@ -79,7 +79,7 @@ class Turns:
         )
         return said
 
-    def keep(self, answer: Answer) -> Flow[tuple[Answer, Session | None]]:
+    async def keep(self, answer: Answer) -> tuple[Answer, Session | None]:
         """Store the turn; give the answer with its name, and the session without its turns.
 
         It has the store's own time: a turn is not lost because its answer took all of the request's.
@@ -96,10 +96,10 @@ class Turns:
             "user_pseudo_id": query.user_pseudo_id,
             "query_config": query.user_labels,
         }
-        turn = yield Call(
+        turn = await Call(
             sync=partial(store.add_turn, *given, **about), native=partial(store.aadd_turn, *given, **about), what="turn"
         )
-        session = yield Call(
+        session = await Call(
             sync=partial(store.get, self._owner, turn.session_id),
             native=partial(store.aget, self._owner, turn.session_id),
             what="session",

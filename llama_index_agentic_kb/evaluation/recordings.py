@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-from llama_index_agentic_kb._flow import run as perform
+from llama_index_agentic_kb._aio import run as perform
 from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.evaluation.dataset import EvaluationQuery
 from llama_index_agentic_kb.evaluation.metering import Meter

@@ -17,7 +17,7 @@ from llama_index.core.retrievers import QueryFusionRetriever
 from llama_index.core.retrievers.fusion_retriever import FUSION_MODES
 from llama_index.core.schema import NodeWithScore
 
-from llama_index_agentic_kb._flow import arun
+from llama_index_agentic_kb._aio import arun
 from llama_index_agentic_kb.account.callbacks import with_handlers
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.evaluation.corpus import CorpusIndex

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar, cast
 
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
-from llama_index_agentic_kb._flow import Call, Flow
+from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb.evidence.arrangement import Arranged, arrange
 from llama_index_agentic_kb.evidence.candidates import (
     Candidate,
@@ -107,7 +107,7 @@ class Gathered:
     missing: MissingPart | None = None
 
 
-def gather_evidence(
+async def gather_evidence(
     lanes: Sequence[Lane],
     selected: Mapping[str, SelectedSource],
     options: EvidenceOptions,
@@ -117,7 +117,7 @@ def gather_evidence(
     wanted: int,
     deadline: float | None,
     rerank_deadline: float | None = None,
-) -> Flow[Gathered]:
+) -> Gathered:
     """Fuse, rerank, postprocess, join neighbours and cut.
 
     Where a source's results are not to be processed (``resultsProcessing: none``), nothing is merged: the searches
@@ -137,8 +137,8 @@ def gather_evidence(
     """
     found = sum(len(one.nodes) for lane in lanes for one in lane.lists)
     untouched = {lane.source.name for lane in lanes if _processing(lane, selected, options) is ResultsProcessing.NONE}
-    candidates, lists = yield from _at_leisure(lambda: (collect(lanes), _lists(lanes, options, untouched)), found)
-    reranking = yield from rerank(
+    candidates, lists = await _at_leisure(lambda: (collect(lanes), _lists(lanes, options, untouched)), found)
+    reranking = await rerank(
         lists,
         candidates,
         options.reranker,
@@ -146,11 +146,11 @@ def gather_evidence(
         most=ranked,
         deadline=deadline if rerank_deadline is None else rerank_deadline,
     )
-    order = yield from _at_leisure(
+    order = await _at_leisure(
         lambda: _order(reranking, candidates, options, wanted, in_turns=bool(untouched)), len(candidates)
     )
     seen = [candidates[fused.key].evidence() for fused in order[:ranked]]
-    left = yield from postprocess(seen, options.postprocessors, bundle, deadline, selected)
+    left = await postprocess(seen, options.postprocessors, bundle, deadline, selected)
     capped = cap_per_source(left.nodes, selected)
     arranged = _arrange(capped, wanted, options, as_they_are=bool(untouched))
     below, left_out = len(reranking.below), len(reranking.left_out)
@@ -177,11 +177,11 @@ def _processing(lane: Lane, selected: Mapping[str, SelectedSource], options: Evi
     return asked or options.results_processing
 
 
-def _at_leisure(work: Callable[[], T], over: int) -> Flow[T]:
+async def _at_leisure(work: Callable[[], T], over: int) -> T:
     """Do work over so many candidates; over very many of them off the event loop, which it would hold up."""
     if over <= MANY:
         return work()
-    return cast("T", (yield Call(sync=work, what="fusing evidence")))
+    return cast("T", (await Call(sync=work, what="fusing evidence")))
 
 
 def _threshold(options: EvidenceOptions, selected: Mapping[str, SelectedSource], source: str) -> float | None:

@@ -16,7 +16,7 @@ from typing import Final
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
-from llama_index_agentic_kb._flow import Call, Flow, WorkerPool
+from llama_index_agentic_kb._aio import Call, WorkerPool
 from llama_index_agentic_kb.account.logs import logger
 from llama_index_agentic_kb.errors import DeadlineExceededError
 from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY, provenance
@@ -47,13 +47,13 @@ class Postprocessed:
     missing: MissingPart | None = None
 
 
-def postprocess(
+async def postprocess(
     nodes: list[NodeWithScore],
     postprocessors: Sequence[BaseNodePostprocessor],
     bundle: QueryBundle,
     deadline: float | None,
     selected: Mapping[str, SelectedSource],
-) -> Flow[Postprocessed]:
+) -> Postprocessed:
     """Apply postprocessors in order.
 
     Args:
@@ -69,7 +69,7 @@ def postprocess(
         before, name = len(nodes), type(postprocessor).__name__
         work = partial(postprocessor.postprocess_nodes, nodes, query_bundle=bundle)
         try:
-            nodes = yield Call(sync=work, deadline=deadline, pool=_POOL, what=f"node postprocessor {name}")
+            nodes = await Call(sync=work, deadline=deadline, pool=_POOL, what=f"node postprocessor {name}")
         except DeadlineExceededError as late:
             reason = f"{late}; what it was given is withheld"
             missing = MissingPart(what=f"node postprocessor {name}", outcome=Outcome.TIMEOUT, reason=reason)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 from llama_index.core.schema import NodeWithScore
 
-from llama_index_agentic_kb._flow import Flow, Job, gather
+from llama_index_agentic_kb._aio import Job, gather
 from llama_index_agentic_kb._text import one_line, told_error
 from llama_index_agentic_kb.evidence.candidates import Candidate, CandidateList
 from llama_index_agentic_kb.search.fusion import Ranked, interleave
@@ -41,7 +41,7 @@ class Reranking:
     warning: str | None = None
 
 
-def rerank(
+async def rerank(
     lists: Sequence[CandidateList],
     candidates: Mapping[NodeKey, Candidate],
     reranker: Reranker | None,
@@ -49,7 +49,7 @@ def rerank(
     *,
     most: int,
     deadline: float | None,
-) -> Flow[Reranking]:
+) -> Reranking:
     """Rerank the lists that are to be processed: one call a sub-query, over its candidates of all sources.
 
     A candidate that several sub-queries found keeps its best score. It is dropped where its score for every sub-query
@@ -75,7 +75,7 @@ def rerank(
         reranker.rank(group[0].sub_query.query, _nodes(asked[name], candidates), deadline=deadline)
         for name, group in turns.items()
     ]
-    jobs = yield from gather(works, deadline=deadline)
+    jobs = await gather(works, deadline=deadline)
     made = Reranking([], read=sum(map(len, asked.values())))
     verdicts: dict[str, dict[NodeKey, Reranked]] = {}
     failed: dict[str, str] = {}

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any
 
 from pydantic import Field
 
-from llama_index_agentic_kb._flow import Flow, arun, deadline_after, run
+from llama_index_agentic_kb._aio import arun, deadline_after, run
 from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.grounding.ledger import GroundingSource, ground
 from llama_index_agentic_kb.grounding.scorers import CITATION_THRESHOLD, ClaimScorer
@@ -110,7 +111,7 @@ async def acheck_grounding(
 
 def grounding_ledger(
     query: GroundingQuery, scorer: ClaimScorer | None = None, *, deadline: float | None = None
-) -> Flow[GroundingLedger]:
+) -> Coroutine[Any, Any, GroundingLedger]:
     """Hold an answer against facts, as a flow: the ledger that ``wire.google_checks.encode_check_grounding`` writes.
 
     Args:
@@ -128,15 +129,15 @@ def grounding_ledger(
     return ground(query.answer, sources, scorer, threshold=query.citation_threshold, deadline=deadline)
 
 
-def _checking(
+async def _checking(
     answer: str,
     facts: Sequence[FactLike],
     scorer: ClaimScorer | None,
     citation_threshold: float,
     deadline: float | None,
-) -> Flow[GroundingCheck]:
+) -> GroundingCheck:
     query = _within_limits(answer, facts, citation_threshold)
-    ledger = yield from grounding_ledger(query, scorer, deadline=deadline)
+    ledger = await grounding_ledger(query, scorer, deadline=deadline)
     cited: list[CitedFact] = []
     claims = [_checked(claim, cited, citation_threshold) for claim in ledger.claims]
     return GroundingCheck(

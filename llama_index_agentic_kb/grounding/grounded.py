@@ -8,7 +8,6 @@ from typing import Final
 
 from llama_index.core.schema import NodeWithScore
 
-from llama_index_agentic_kb._flow import Flow
 from llama_index_agentic_kb._text import one_line
 from llama_index_agentic_kb.grounding.citations import Markers
 from llama_index_agentic_kb.grounding.settings import Grounding
@@ -41,7 +40,7 @@ class GroundedText:
     skipped: list[SkippedReason] = field(default_factory=list)
 
 
-def ground_text(
+async def ground_text(
     text: str,
     nodes: Sequence[NodeWithScore],
     references: Sequence[Reference],
@@ -50,7 +49,7 @@ def ground_text(
     model: LanguageModel | None = None,
     spotlighting: Spotlighting | None = "delimit",
     deadline: float | None = None,
-) -> Flow[GroundedText]:
+) -> GroundedText:
     """Hold an answer against its evidence, and repair it where that was asked for.
 
     Args:
@@ -78,9 +77,9 @@ def ground_text(
         for position, node in enumerate(nodes)
     ]
     scorer, threshold = settings.scorer, settings.threshold
-    ledger = yield from ground(text, sources, scorer, threshold=threshold, deadline=deadline)
+    ledger = await ground(text, sources, scorer, threshold=threshold, deadline=deadline)
     if settings.repair is not None:
-        repaired = yield from repair(
+        repaired = await repair(
             text,
             ledger,
             sources,

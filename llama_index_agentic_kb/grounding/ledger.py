@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
-from llama_index_agentic_kb._flow import Call, Flow
+from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb._text import one_line, told_error
 from llama_index_agentic_kb.errors import DeadlineExceededError
 from llama_index_agentic_kb.grounding.claims import Claim, split_claims
@@ -64,14 +64,14 @@ class GroundingSource:
     date: str | None = None
 
 
-def ground(
+async def ground(
     answer: str,
     sources: Sequence[GroundingSource],
     scorer: ClaimScorer | None = None,
     *,
     threshold: float = CITATION_THRESHOLD,
     deadline: float | None = None,
-) -> Flow[GroundingLedger]:
+) -> GroundingLedger:
     """Hold each claim of an answer against its references.
 
     The answer is never lost to its check: where the scorer fails or is late, the ledger has the claims without scores,
@@ -89,7 +89,7 @@ def ground(
     """
     scorer = scorer or LexicalScorer()
     try:
-        claims = yield from _split(answer, deadline)
+        claims = await _split(answer, deadline)
     except DeadlineExceededError as error:
         return GroundingLedger(scorer=scorer.name, warnings=[f"the answer's claims were not checked: {error}"])
     asked = [claim for claim in claims if claim.check_required]
@@ -98,7 +98,7 @@ def ground(
     if asked and sources:
         premises = [Premise(source.text, source.title, source.attributes) for source in sources]
         try:
-            scores = yield from scorer.score(asked, premises, deadline=deadline)
+            scores = await scorer.score(asked, premises, deadline=deadline)
         except Exception as error:  # noqa: BLE001 (whatever a user's scorer raises: the answer stands without it)
             warnings.append(f"the answer's claims were not checked: {one_line(told_error(error))}")
     elif asked:
@@ -106,11 +106,11 @@ def ground(
     return _ledger(claims, scores, sources, scorer.name, threshold, warnings)
 
 
-def _split(answer: str, deadline: float | None) -> Flow[list[Claim]]:
+async def _split(answer: str, deadline: float | None) -> list[Claim]:
     """Take an answer apart; a very long one off the event loop."""
     if len(answer) <= _LONG:
         return split_claims(answer)
-    claims: list[Claim] = yield Call(sync=partial(split_claims, answer), deadline=deadline, what="claims")
+    claims: list[Claim] = await Call(sync=partial(split_claims, answer), deadline=deadline, what="claims")
     return claims
 
 

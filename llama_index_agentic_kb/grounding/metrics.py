@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from llama_index_agentic_kb._flow import Flow, arun, run
+from llama_index_agentic_kb._aio import arun, run
 from llama_index_agentic_kb.grounding.claims import Claim, split_claims
 from llama_index_agentic_kb.grounding.scorers import CITATION_THRESHOLD, ClaimScorer, LexicalScorer, Premise
 
@@ -94,20 +94,20 @@ async def acitation_quality(
     return await arun(measuring_citations(answer, passages, scorer, threshold=threshold, deadline=deadline))
 
 
-def measuring_citations(
+async def measuring_citations(
     answer: str,
     passages: Mapping[int, str],
     scorer: ClaimScorer | None = None,
     *,
     threshold: float = CITATION_THRESHOLD,
     deadline: float | None = None,
-) -> Flow[CitationQuality]:
+) -> CitationQuality:
     """Measure the citations of an answer, as a flow; see ``citation_quality``."""
     judge = _Judge(scorer or LexicalScorer(), passages, threshold, deadline)
     statements = []
     for claim in split_claims(answer):
         if claim.check_required:
-            statements.append((yield from _measured(claim, judge)))
+            statements.append(await _measured(claim, judge))
     citations = [number for statement in statements for number in statement.cited]
     precise = sum(len(statement.precise) for statement in statements)
     return CitationQuality(
@@ -128,27 +128,27 @@ class _Judge:
         self._threshold = threshold
         self._deadline = deadline
 
-    def supports(self, claim: Claim, ids: tuple[int, ...]) -> Flow[bool]:
+    async def supports(self, claim: Claim, ids: tuple[int, ...]) -> bool:
         """Tell whether passages together support a claim."""
         known = [self._passages[number] for number in ids if number in self._passages]
         if not known:
             return False
         premise = Premise("\n\n".join(known))
-        scores = yield from self._scorer.score([claim], [premise], deadline=self._deadline)
+        scores = await self._scorer.score([claim], [premise], deadline=self._deadline)
         score = scores[0].score
         return score is not None and score >= self._threshold
 
 
-def _measured(claim: Claim, judge: _Judge) -> Flow[StatementCitations]:
-    recalled = yield from judge.supports(claim, claim.cited)
+async def _measured(claim: Claim, judge: _Judge) -> StatementCitations:
+    recalled = await judge.supports(claim, claim.cited)
     if not recalled:
         return StatementCitations(claim, recalled=False, precise=(), cited=claim.cited)
     if len(claim.cited) == 1:
         return StatementCitations(claim, recalled=True, precise=claim.cited, cited=claim.cited)
     precise = []
     for number in claim.cited:
-        alone = yield from judge.supports(claim, (number,))
+        alone = await judge.supports(claim, (number,))
         others = tuple(other for other in claim.cited if other != number)
-        if alone or not (yield from judge.supports(claim, others)):
+        if alone or not (await judge.supports(claim, others)):
             precise.append(number)
     return StatementCitations(claim, recalled=True, precise=tuple(precise), cited=claim.cited)

@@ -13,7 +13,7 @@ from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import NodeWithScore, TextNode
 
-from llama_index_agentic_kb._flow import Call, Flow, arun, deadline_after, run
+from llama_index_agentic_kb._aio import Call, arun, deadline_after, run
 from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.schema.checks import MAX_RECORDS, RankRecord
 from llama_index_agentic_kb.search.calibration import HIGHEST
@@ -76,25 +76,25 @@ async def arank(
     return await arun(ranking(query, records, top_n=top_n, ranker=ranker, deadline=deadline_after(timeout)))
 
 
-def ranking(
+async def ranking(
     query: str,
     records: Sequence[RecordLike],
     *,
     top_n: int | None = None,
     ranker: Ranks | None = None,
     deadline: float | None = None,
-) -> Flow[list[RankRecord]]:
+) -> list[RankRecord]:
     """Rank records, as a flow; see ``rank``."""
     given = _within_limits(query, records, top_n)
     if not given:
         return []
     if isinstance(ranker, BaseEmbedding):
-        scores = yield from _by_vectors(query, given, ranker, deadline)
+        scores = await _by_vectors(query, given, ranker, deadline)
     elif ranker is not None:
-        scores = yield from _by_reranker(query, given, ranker, deadline)
+        scores = await _by_reranker(query, given, ranker, deadline)
     else:
         work = partial(_by_words, query, [record.text for record in given])
-        scores = yield Call(sync=work, deadline=deadline, what="ranking")
+        scores = await Call(sync=work, deadline=deadline, what="ranking")
     ranked = sorted(scores, key=lambda position: (-scores[position], position))
     return [given[position].model_copy(update={"score": scores[position]}) for position in ranked[:top_n]]
 
@@ -142,17 +142,17 @@ def _by_words(query: str, texts: Sequence[str]) -> dict[int, float]:
     return scores
 
 
-def _by_vectors(
+async def _by_vectors(
     query: str, records: Sequence[RankRecord], model: BaseEmbedding, deadline: float | None
-) -> Flow[dict[int, float]]:
+) -> dict[int, float]:
     texts = [record.text for record in records]
-    asked = yield Call(
+    asked = await Call(
         sync=partial(model.get_query_embedding, query),
         native=partial(model.aget_query_embedding, query),
         deadline=deadline,
         what="embedding model",
     )
-    told = yield Call(
+    told = await Call(
         sync=partial(model.get_text_embedding_batch, texts),
         native=partial(model.aget_text_embedding_batch, texts),
         deadline=deadline,
@@ -167,16 +167,16 @@ def _cosine(one: Sequence[float], other: Sequence[float]) -> float:
     return min(1.0, max(0.0, cosine)) if math.isfinite(cosine) else 0.0
 
 
-def _by_reranker(
+async def _by_reranker(
     query: str, records: Sequence[RankRecord], ranker: Reranker | BaseNodePostprocessor, deadline: float | None
-) -> Flow[dict[int, float]]:
+) -> dict[int, float]:
     reranker = as_reranker(ranker)
     assert reranker is not None
     nodes = [
         NodeWithScore(node=TextNode(text=record.text, id_=f"record {position}"), score=None)
         for position, record in enumerate(records)
     ]
-    ranked: list[Reranked] = yield from reranker.rank(query, nodes, deadline=deadline)
+    ranked: list[Reranked] = await reranker.rank(query, nodes, deadline=deadline)
     return {one.position: _share(one, place, len(ranked)) for place, one in enumerate(ranked)}
 
 

@@ -10,7 +10,7 @@ from typing import Final
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.prompts import BasePromptTemplate, ChatPromptTemplate
 
-from llama_index_agentic_kb._flow import Flow, Job, gather
+from llama_index_agentic_kb._aio import Job, gather
 from llama_index_agentic_kb._text import one_line
 from llama_index_agentic_kb.grounding.citations import clean_markers
 from llama_index_agentic_kb.grounding.claims import split_claims
@@ -96,7 +96,7 @@ class Repaired:
     ledger: GroundingLedger
 
 
-def repair(
+async def repair(
     answer: str,
     ledger: GroundingLedger,
     sources: Sequence[GroundingSource],
@@ -108,7 +108,7 @@ def repair(
     spotlighting: Spotlighting | None = "delimit",
     threshold: float = CITATION_THRESHOLD,
     deadline: float | None = None,
-) -> Flow[Repaired]:
+) -> Repaired:
     """Repair an answer: claims of some verdicts are dropped, or, with a model, rewritten once against the evidence.
 
     A rewritten claim is checked again; what is still not supported is dropped after all. So is a claim whose rewriting
@@ -140,13 +140,13 @@ def repair(
     warnings: list[str] = []
     if model is not None and sources:
         writer = _Writer(model, template or REWRITE_TEMPLATE, sources, draw(spotlighting), deadline)
-        jobs: list[Job[str]] = yield from gather([writer.rewrite(claim) for claim in faulty], deadline=deadline)
+        jobs: list[Job[str]] = await gather([writer.rewrite(claim) for claim in faulty], deadline=deadline)
         rewritten = {claim.span.start: _result(job) for claim, job in zip(faulty, jobs, strict=True)}
         warnings = [_failure(claim, job) for claim, job in zip(faulty, jobs, strict=True) if not _succeeded(job)]
-        yield from _keep_supported(rewritten, sources, scorer, threshold, deadline)
+        await _keep_supported(rewritten, sources, scorer, threshold, deadline)
     changes = [_change(claim, rewritten.get(claim.span.start, "")) for claim in faulty]
     text = _applied(answer, changes)
-    again = yield from ground(text, sources, scorer, threshold=threshold, deadline=deadline)
+    again = await ground(text, sources, scorer, threshold=threshold, deadline=deadline)
     again.changes = [*ledger.changes, *changes]
     again.warnings = [*warnings, *again.warnings]
     return Repaired(text, again)
@@ -167,7 +167,7 @@ class _Writer:
         self._spotlight = spotlight
         self._deadline = deadline
 
-    def rewrite(self, claim: GroundedClaim) -> Flow[str]:
+    async def rewrite(self, claim: GroundedClaim) -> str:
         """Give a claim anew; empty where nothing of it is left."""
         premises = [Premise(source.text, source.title) for source in self._sources]
         [nearest] = nearest_premises([claim.text], premises, _MOST_PASSAGES)
@@ -180,7 +180,7 @@ class _Writer:
         messages = self._template.format_messages(
             llm=self._model.llm, context_str=format_passages(passages), claim=as_data(one_line(claim.text, _LONGEST))
         )
-        reply = yield from self._model.chat(messages, deadline=self._deadline)
+        reply = await self._model.chat(messages, deadline=self._deadline)
         text = one_line(self._spotlight.unmarked(reply.text), _LONGEST)
         if reply.cut_short or _NOTHING.match(text):
             return ""
@@ -207,13 +207,13 @@ def _failure(claim: GroundedClaim, job: Job[str]) -> str:
     return f"a claim was dropped, for it could not be rewritten ({reason}): {one_line(claim.text, 80)}"
 
 
-def _keep_supported(
+async def _keep_supported(
     rewritten: dict[int, str],
     sources: Sequence[GroundingSource],
     scorer: ClaimScorer | None,
     threshold: float,
     deadline: float | None,
-) -> Flow[None]:
+) -> None:
     """Empty what is not borne out in its new form either, or is no claim any more."""
     for start, text in rewritten.items():
         if not text:
@@ -221,7 +221,7 @@ def _keep_supported(
         if len(split_claims(text)) != 1:
             rewritten[start] = ""
             continue
-        ledger = yield from ground(text, sources, scorer, threshold=threshold, deadline=deadline)
+        ledger = await ground(text, sources, scorer, threshold=threshold, deadline=deadline)
         if any(claim.verdict is not Verdict.SUPPORTED for claim in ledger.claims):
             rewritten[start] = ""
 

@@ -16,7 +16,7 @@ from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Final
 
-from llama_index_agentic_kb._flow.workers import reset_after_fork
+from llama_index_agentic_kb._aio.threads import reset_after_fork
 from llama_index_agentic_kb._text import one_line, told_error
 from llama_index_agentic_kb.account.logs import logger
 from llama_index_agentic_kb.errors import AgenticKBError, CircuitOpenError, ConfigurationError, DeadlineExceededError

@@ -19,8 +19,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
 
-from llama_index_agentic_kb._flow import Call, Flow, WorkerPool
-from llama_index_agentic_kb._flow.workers import reset_after_fork
+from llama_index_agentic_kb._aio import Call, WorkerPool
+from llama_index_agentic_kb._aio.threads import reset_after_fork
 from llama_index_agentic_kb.errors import BulkheadFullError, DeadlineExceededError
 
 __all__ = ["MOST_WAITING", "Bulkhead", "BulkheadState", "Place", "call_deadline"]
@@ -118,7 +118,7 @@ class Bulkhead:
         with self._lock:
             return BulkheadState(len(self._held) - self._abandoned, len(self._waiting), self._abandoned, self.places)
 
-    def call(self, call: Call, place: Place | None = None) -> Flow[Any]:
+    async def call(self, call: Call, place: Place | None = None) -> Any:
         """Make a call when there is a place for it.
 
         Args:
@@ -134,16 +134,16 @@ class Bulkhead:
         self._enter(place)
         try:
             if not place.granted:
-                yield from self._wait(place, call)
+                await self._wait(place, call)
             sync = None if call.sync is None else partial(self._run, place, call.sync, call.deadline)
             native = None if call.native is None else partial(self._arun, place, call.native, call.deadline)
-            return (yield Call(sync, native, call.deadline, self._pool, call.what))
+            return await Call(sync, native, call.deadline, self._pool, call.what)
         finally:
             self._leave(place)
 
-    def _wait(self, place: Place, call: Call) -> Flow[None]:
+    async def _wait(self, place: Place, call: Call) -> None:
         try:
-            yield Call(
+            await Call(
                 sync=partial(_admit, place), pool=_Turnstile(self, place), deadline=call.deadline, what=self.name
             )
         except DeadlineExceededError:

@@ -7,6 +7,7 @@ The order is Polly's and Resilience4j's: each attempt is counted by the breaker,
 
 from __future__ import annotations
 
+import asyncio
 import re
 import threading
 import time
@@ -15,8 +16,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final
 
-from llama_index_agentic_kb._flow import Call, Cancel, Flow, Job, Start, Wait, earliest
-from llama_index_agentic_kb._flow.workers import reset_after_fork
+from llama_index_agentic_kb._aio import Call, Job, cancel, earliest, start, wait
+from llama_index_agentic_kb._aio.threads import reset_after_fork
 from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError, DeadlineExceededError
 from llama_index_agentic_kb.guard.breaker import BreakerPolicy, CircuitBreaker, CircuitState, Passage
 from llama_index_agentic_kb.guard.bulkhead import Bulkhead, Place
@@ -96,14 +97,14 @@ class Progress:
         """Add a call's job."""
         self._jobs.append(job)
 
-    def give_up(self, reason: str) -> Flow[None]:
+    async def give_up(self, reason: str) -> None:
         """Stop all calls: each raises ``DeadlineExceededError`` with the reason where it is waited for."""
         self.given_up = reason
         for job in self._jobs:
-            yield Cancel(job)
+            await cancel(job)
         for one in self._shared:
             if one.at_work_since is not None:
-                yield from one.give_up(reason)
+                await one.give_up(reason)
 
     def result_of(self, job: Job[Any]) -> Any:
         """Give a call's result, or raise why there is none."""
@@ -184,11 +185,11 @@ class ResiliencePipeline:
             median_seconds=self.latencies.median,
         )
 
-    def plain_call(self, call: Call) -> Flow[Any]:
+    async def plain_call(self, call: Call) -> Any:
         """Make a call that only needs a place: work of ours over what came back, or what a search needs beside it."""
-        return (yield from self._bulkhead.call(call))
+        return await self._bulkhead.call(call)
 
-    def call(self, call: Call, progress: Progress) -> Flow[Any]:
+    async def call(self, call: Call, progress: Progress) -> Any:
         """Make a call.
 
         Args:
@@ -202,30 +203,28 @@ class ResiliencePipeline:
             Exception: What the call raised in its last attempt.
         """
         progress.calls += 1
-        return (
-            yield from retried(
-                partial(self._hedged, call, progress),
-                policy=self._retries,
-                budget=progress.budget,
-                deadline=call.deadline,
-                worth=_is_worth_another,
-            )
+        return await retried(
+            partial(self._hedged, call, progress),
+            policy=self._retries,
+            budget=progress.budget,
+            deadline=call.deadline,
+            worth=_is_worth_another,
         )
 
     # -- hedging ---------------------------------------------------------------------------------------------------
 
-    def _hedged(self, call: Call, progress: Progress, deadline: float | None) -> Flow[Any]:
+    async def _hedged(self, call: Call, progress: Progress, deadline: float | None) -> Any:
         """Make one attempt, and a second one beside it where it is slow; the first answer wins."""
         progress.attempts += 1
-        first = yield from self._start(call, progress, deadline)
+        first = await self._start(call, progress, deadline)
         seconds = self._hedge_seconds()
         if seconds is not None:
-            yield Wait([first], deadline=earliest(deadline, time.monotonic() + seconds))
+            await wait([first], deadline=earliest(deadline, time.monotonic() + seconds))
             if not first.done and progress.budget.take():
                 progress.hedges += 1
-                second = yield from self._start(call, progress, deadline)
-                return (yield from _first_answer(first, second, progress))
-        yield Wait([first])
+                second = await self._start(call, progress, deadline)
+                return await _first_answer(first, second, progress)
+        await wait([first])
         return progress.result_of(first)
 
     def _hedge_seconds(self) -> float | None:
@@ -233,25 +232,25 @@ class ResiliencePipeline:
             return self.latencies.percentile(float(self._hedge_after[1:]), FEWEST)
         return self._hedge_after
 
-    def _start(self, call: Call, progress: Progress, deadline: float | None) -> Flow[Job[Any]]:
+    async def _start(self, call: Call, progress: Progress, deadline: float | None) -> Job[Any]:
         bounded = call if deadline == call.deadline else replace(call, deadline=deadline)
-        job: Job[Any] = yield Start(self._attempt(bounded, progress))
+        job: Job[Any] = start(self._attempt(bounded, progress))
         progress.started(job)
         return job
 
     # -- one attempt -----------------------------------------------------------------------------------------------
 
-    def _attempt(self, call: Call, progress: Progress) -> Flow[Any]:
+    async def _attempt(self, call: Call, progress: Progress) -> Any:
         if self._breaker is None:
             place = Place(on_end=self._timed)
             progress.note(place)
-            return (yield from self._bulkhead.call(call, place))
+            return await self._bulkhead.call(call, place)
         passage = self._breaker.admit()
         place = Place(on_end=partial(self._returned, self._breaker, passage))
         progress.note(place)
         try:
-            value = yield from self._bulkhead.call(call, place)
-        except GeneratorExit:
+            value = await self._bulkhead.call(call, place)
+        except asyncio.CancelledError:
             self._stopped(self._breaker, passage, place, progress)
             raise
         except Exception as error:
@@ -283,13 +282,13 @@ class ResiliencePipeline:
             breaker.came_late(passage)
 
 
-def _first_answer(first: Job[Any], second: Job[Any], progress: Progress) -> Flow[Any]:
+async def _first_answer(first: Job[Any], second: Job[Any], progress: Progress) -> Any:
     """Give what answers first, and stop the other; where one fails, wait for the other."""
-    yield Wait([first, second], first=True)
+    await wait([first, second], first=True)
     if (first if first.done else second).error is not None:
-        yield Wait([first, second])
+        await wait([first, second])
     winner, other = (second, first) if second.done and second.error is None else (first, second)
-    yield Cancel(other)
+    await cancel(other)
     return progress.result_of(winner)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
@@ -19,7 +19,7 @@ from tenacity import RetryCallState, Retrying, retry_if_exception, stop_after_at
 from tenacity.stop import stop_base
 from tenacity.wait import wait_base
 
-from llama_index_agentic_kb._flow import Flow, Pause, deadline_after, earliest
+from llama_index_agentic_kb._aio import deadline_after, earliest, pause_until
 from llama_index_agentic_kb.account.retry_budget import DEFAULT_LEAST, DEFAULT_SHARE, RetryBudget
 from llama_index_agentic_kb.errors import ConfigurationError
 
@@ -116,14 +116,14 @@ NO_RETRIES: Final = RetryPolicy(attempts=1)
 """Never tries again."""
 
 
-def retried(
-    attempt: Callable[[float | None], Flow[T]],
+async def retried(
+    attempt: Callable[[float | None], Coroutine[Any, Any, T]],
     *,
     policy: RetryPolicy,
     budget: RetryBudget,
     deadline: float | None = None,
     worth: Callable[[BaseException], bool] | None = None,
-) -> Flow[T]:
+) -> T:
     """Make a call, and make it again while its failure is worth it.
 
     Args:
@@ -150,12 +150,12 @@ def retried(
     state = RetryCallState(decide, None, (), {})
     while True:
         try:
-            return (yield from attempt(earliest(deadline, deadline_after(policy.attempt_seconds))))
+            return await attempt(earliest(deadline, deadline_after(policy.attempt_seconds)))
         except Exception as error:  # noqa: BLE001 (raised again below, where it is not worth another attempt)
             state.set_exception((type(error), error, error.__traceback__))
         pause: Any = decide.iter(state)  # raises the failure itself where it is not retried
         state.prepare_for_next_attempt()
-        yield Pause(time.monotonic() + pause)
+        await pause_until(time.monotonic() + pause)
 
 
 class _Wait(wait_base):

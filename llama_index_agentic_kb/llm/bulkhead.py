@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
-from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
-from llama_index_agentic_kb._flow import Call, Flow, Open, Stream
+from llama_index_agentic_kb._aio import Call, Stream, open_stream
 from llama_index_agentic_kb.guard.bulkhead import Bulkhead, Place
 
 __all__ = ["MODEL_PLACES", "ModelBulkhead"]
@@ -19,26 +18,39 @@ MODEL_PLACES: Final = 128
 class ModelBulkhead(Bulkhead):
     """A bulkhead that streams hold a place of too."""
 
-    def open(self, step: Open, place: Place, deadline: float | None) -> Flow[Stream]:
+    async def open(
+        self,
+        sync: Callable[[], Iterator[Any]],
+        native: Callable[[], Awaitable[AsyncIterator[Any]]],
+        place: Place,
+        *,
+        deadline: float | None,
+        what: str,
+    ) -> Stream[Any]:
         """Open a stream when there is a place for it. Whoever reads it has to ``leave`` the place.
 
         Args:
-            step: The stream.
+            sync: Returns the stream, for sync doors.
+            native: Returns the stream, for async doors.
             place: A new one.
+            what: Names the stream in errors.
             deadline: ``time.monotonic()`` until which a place is waited for; None waits.
 
         Raises:
             BulkheadFullError: Too many wait already, or what hangs holds every place.
             DeadlineExceededError: There was no place in time.
         """
-        place.what = step.what
+        place.what = what
         self._enter(place)
         try:
             if not place.granted:
-                yield from self._wait(place, Call(deadline=deadline, what=step.what))
-            sync = None if step.sync is None else partial(self._read, place, step.sync)
-            native = None if step.native is None else partial(self._aread, place, step.native)
-            opened: Stream = yield replace(step, sync=sync, native=native, pool=self._pool)
+                await self._wait(place, Call(deadline=deadline, what=what))
+            opened: Stream[Any] = open_stream(
+                sync=partial(self._read, place, sync),
+                native=partial(self._aread, place, native),
+                pool=self._pool,
+                what=what,
+            )
         except BaseException:
             self.leave(place)
             raise

@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, Final, NoReturn
 
-from llama_index_agentic_kb._flow import Call, Flow, Next, Open, Stream
+from llama_index_agentic_kb._aio import Call, Stream
 from llama_index_agentic_kb.errors import DeadlineExceededError
 from llama_index_agentic_kb.guard.bulkhead import Place
 from llama_index_agentic_kb.llm.bulkhead import MODEL_PLACES, ModelBulkhead
@@ -47,7 +47,7 @@ class ModelCalls:
         self._as_failure = failure
         self._clients = OnceClients()
 
-    def call(self, llm: Any, method: str, *given: Any, deadline: float | None, **asked: Any) -> Flow[Any]:
+    async def call(self, llm: Any, method: str, *given: Any, deadline: float | None, **asked: Any) -> Any:
         """Call a method.
 
         Args:
@@ -69,33 +69,34 @@ class ModelCalls:
             what=self.what,
         )
         try:
-            return (yield from self.bulkhead.call(call, place))
+            return await self.bulkhead.call(call, place)
         except Exception as error:  # noqa: BLE001 (raised again, in one kind)
             self._raise(error, deadline)
         finally:
             _hang_up(line, place)
 
-    def open(self, llm: Any, method: str, *given: Any, deadline: float | None, **asked: Any) -> Flow[OpenStream]:
+    async def open(self, llm: Any, method: str, *given: Any, deadline: float | None, **asked: Any) -> OpenStream:
         """Open a stream, to be read by ``next`` and closed by ``close``; see ``call``."""
         if deadline is not None and time.monotonic() >= deadline:
             raise DeadlineExceededError(f"{self.what} was not begun: its deadline had passed")
         opened = OpenStream(deadline)
-        step = Open(
-            sync=self._sync(opened.line, llm, method, given, asked),
-            native=self._native(llm, method, given, asked),
-            what=self.what,
-        )
         try:
-            opened.stream = yield from self.bulkhead.open(step, opened.place, deadline)
+            opened.stream = await self.bulkhead.open(
+                self._sync(opened.line, llm, method, given, asked),
+                self._native(llm, method, given, asked),
+                opened.place,
+                deadline=deadline,
+                what=self.what,
+            )
         except Exception as error:  # noqa: BLE001 (raised again, in one kind)
             self._raise(error, deadline)
         return opened
 
-    def next(self, opened: OpenStream) -> Flow[Any]:
+    async def next(self, opened: OpenStream) -> Any:
         """Give a stream's next chunk, or ``END``."""
         assert opened.stream is not None
         try:
-            return (yield Next(opened.stream, deadline=opened.deadline))
+            return await opened.stream.next(deadline=opened.deadline)
         except Exception as error:  # noqa: BLE001 (raised again, in one kind)
             self._raise(error, opened.deadline)
 

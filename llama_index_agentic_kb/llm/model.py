@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -10,7 +10,7 @@ from llama_index.core.base.llms.types import ChatMessage, ChatResponse
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.llms import LLM
 
-from llama_index_agentic_kb._flow import END, Emit, Flow, Next
+from llama_index_agentic_kb._aio import END, emit
 from llama_index_agentic_kb.account.callbacks import with_handlers
 from llama_index_agentic_kb.account.pickling import NotPickled
 from llama_index_agentic_kb.account.retry_budget import shared_retries
@@ -84,7 +84,7 @@ class LanguageModel(NotPickled):
 
     # -- whole replies ---------------------------------------------------------------------------------------------
 
-    def chat(self, messages: Sequence[ChatMessage], *, deadline: float | None, **kwargs: Any) -> Flow[Reply]:
+    async def chat(self, messages: Sequence[ChatMessage], *, deadline: float | None, **kwargs: Any) -> Reply:
         """Ask for a whole reply.
 
         Raises:
@@ -92,18 +92,18 @@ class LanguageModel(NotPickled):
             DeadlineExceededError: It did not come in time.
         """
 
-        def attempt(until: float | None) -> Flow[Reply]:
+        async def attempt(until: float | None) -> Reply:
             llm, method, given, asked = self._asked("chat", messages, kwargs)
-            response = yield from self._calls.call(llm, method, given, deadline=until, **asked)
+            response = await self._calls.call(llm, method, given, deadline=until, **asked)
             reply = Reply(text_of(response), usage_of(response), finish_reason_of(response.raw))
             check(reply, refusal_of(response.raw))
             return reply
 
-        return (yield from self._retried(attempt, deadline))
+        return await self._retried(attempt, deadline)
 
-    def call_tool(
+    async def call_tool(
         self, messages: Sequence[ChatMessage], tool: Any, *, deadline: float | None, **kwargs: Any
-    ) -> Flow[Reply]:
+    ) -> Reply:
         """Ask a function-calling model to call one tool; its arguments are the reply's ``tool_arguments``.
 
         Raises:
@@ -112,9 +112,9 @@ class LanguageModel(NotPickled):
         """
         asked = {"tools": [tool], "chat_history": list(messages), "tool_required": True, **kwargs}
 
-        def attempt(until: float | None) -> Flow[Reply]:
+        async def attempt(until: float | None) -> Reply:
             llm: Any = self.ready()
-            response: ChatResponse = yield from self._calls.call(llm, "chat_with_tools", deadline=until, **asked)
+            response: ChatResponse = await self._calls.call(llm, "chat_with_tools", deadline=until, **asked)
             calls = llm.get_tool_calls_from_response(response, error_on_no_tool_call=False)
             reply = Reply(response.message.content or "", usage_of(response), finish_reason_of(response.raw))
             if not calls:
@@ -123,18 +123,18 @@ class LanguageModel(NotPickled):
             reply.tool_arguments = dict(calls[0].tool_kwargs)
             return reply
 
-        return (yield from self._retried(attempt, deadline))
+        return await self._retried(attempt, deadline)
 
     # -- streams ---------------------------------------------------------------------------------------------------
 
-    def stream(
+    async def stream(
         self,
         messages: Sequence[ChatMessage],
         *,
         deadline: float | None,
         through: Callable[[str], str] = str,
         **kwargs: Any,
-    ) -> Flow[Reply]:
+    ) -> Reply:
         """Ask for a streamed reply: each piece of text is emitted as it comes, the whole is the result.
 
         Args:
@@ -148,21 +148,21 @@ class LanguageModel(NotPickled):
             DeadlineExceededError: It did not end in time.
         """
 
-        def emit(delta: str, _: str) -> Flow[None]:
+        async def pass_on(delta: str, _: str) -> None:
             if told := through(delta):
-                yield Emit(told)
+                await emit(told)
 
-        return (yield from self.read(messages, emit, deadline=deadline, **kwargs))
+        return await self.read(messages, pass_on, deadline=deadline, **kwargs)
 
-    def read(
+    async def read(
         self,
         messages: Sequence[ChatMessage],
-        each: Callable[[str, str], Flow[None]],
+        each: Callable[[str, str], Coroutine[Any, Any, None]],
         *,
         deadline: float | None,
         at_most: int | None = None,
         **kwargs: Any,
-    ) -> Flow[Reply]:
+    ) -> Reply:
         """Ask for a streamed reply and act on it as it comes.
 
         Args:
@@ -178,36 +178,36 @@ class LanguageModel(NotPickled):
         """
         reply = Reply("")
 
-        def attempt(until: float | None) -> Flow[Reply]:
-            yield from self._read_once(messages, each, reply, until, at_most, kwargs)
+        async def attempt(until: float | None) -> Reply:
+            await self._read_once(messages, each, reply, until, at_most, kwargs)
             return reply
 
-        return (yield from self._retried(attempt, deadline, worth=lambda error: not reply.text and is_transient(error)))
+        return await self._retried(attempt, deadline, worth=lambda error: not reply.text and is_transient(error))
 
-    def _read_once(
+    async def _read_once(
         self,
         messages: Sequence[ChatMessage],
-        each: Callable[[str, str], Flow[None]],
+        each: Callable[[str, str], Coroutine[Any, Any, None]],
         reply: Reply,
         deadline: float | None,
         at_most: int | None,
         kwargs: dict[str, Any],
-    ) -> Flow[None]:
+    ) -> None:
         llm, method, given, asked = self._asked("stream_chat", messages, {**stream_kwargs(self.llm), **kwargs})
-        opened: OpenStream = yield from self._calls.open(llm, method, given, deadline=deadline, **asked)
+        opened: OpenStream = await self._calls.open(llm, method, given, deadline=deadline, **asked)
         refusal, wrong = "", NOTHING_CAME
         try:
-            while (chunk := (yield from self._calls.next(opened))) is not END:
+            while (chunk := (await self._calls.next(opened))) is not END:
                 reply.usage = latest(reply.usage, usage_of(chunk))
                 reply.finish_reason = finish_reason_of(chunk.raw) or reply.finish_reason
                 refusal += refusal_of(chunk.raw)
                 wrong = "" if chunk.raw is None or has_choices(chunk.raw) else wrong and NO_CHOICES
                 delta = chunk.delta or ""
                 reply.text += delta
-                yield from each(delta, reply.text)
+                await each(delta, reply.text)
                 if at_most is not None and len(reply.text) > at_most:
                     reply.finish_reason = "length"
-                    yield from _leave(opened)
+                    await _leave(opened)
                     break
         finally:
             self._calls.close(opened)
@@ -220,15 +220,13 @@ class LanguageModel(NotPickled):
 
     # -- what both share -------------------------------------------------------------------------------------------
 
-    def _retried(
+    async def _retried(
         self,
-        attempt: Callable[[float | None], Flow[Reply]],
+        attempt: Callable[[float | None], Coroutine[Any, Any, Reply]],
         deadline: float | None,
         worth: Callable[[BaseException], bool] | None = None,
-    ) -> Flow[Reply]:
-        return (
-            yield from retried(attempt, policy=self._retries, budget=shared_retries(), deadline=deadline, worth=worth)
-        )
+    ) -> Reply:
+        return await retried(attempt, policy=self._retries, budget=shared_retries(), deadline=deadline, worth=worth)
 
     def _asked(
         self, method: str, messages: Sequence[ChatMessage], kwargs: dict[str, Any]
@@ -240,8 +238,8 @@ class LanguageModel(NotPickled):
         return llm, method.replace("chat", "complete"), prompt_of(llm, messages), {**kwargs, "formatted": True}
 
 
-def _leave(opened: OpenStream) -> Flow[None]:
+async def _leave(opened: OpenStream) -> None:
     """Stop a stream that is not read to its end; else the model would write on, and bill it."""
     assert opened.stream is not None
     with suppress(DeadlineExceededError):
-        yield Next(opened.stream, deadline=0.0)
+        await opened.stream.next(deadline=0.0)

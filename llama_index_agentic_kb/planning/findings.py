@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeAlias
 
 from llama_index.core.callbacks.schema import CBEventType
 
-from llama_index_agentic_kb._flow import Call, Flow
+from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb._text import normalize, one_line
 from llama_index_agentic_kb.account import ActivityLog
 from llama_index_agentic_kb.account.activity_log import describe_error
@@ -38,7 +39,7 @@ MAX_READ: Final = 2_000
 _STEP: Final = re.compile(r'\{\s*"step"')
 _NOTHING: Final = ("none", "null", "unknown", "n/a", "not stated", "not found", "not mentioned")
 
-Found: TypeAlias = Callable[[str, list[Finding]], Flow[None]]
+Found: TypeAlias = Callable[[str, list[Finding]], Coroutine[Any, Any, None]]
 """A flow that is given a step's id and its answers, best first; none means that it was not found."""
 
 
@@ -78,7 +79,7 @@ class FindingsReader(PassageReader):
 
     default_template = FINDINGS_TEMPLATE
 
-    def read(
+    async def read(
         self,
         question: str,
         wanted: Wanted,
@@ -88,7 +89,7 @@ class FindingsReader(PassageReader):
         most: int,
         deadline: float | None,
         log: ActivityLog,
-    ) -> Flow[Findings]:
+    ) -> Findings:
         """Read the answers of steps; each is handed on as soon as its line is complete.
 
         Args:
@@ -123,13 +124,13 @@ class FindingsReader(PassageReader):
             found=as_data(numbered([(one, "; ".join(f.value for f in known)) for one, known in wanted.known.items()])),
         )
         try:
-            reply = yield from self.model.read(messages, intake.read, deadline=deadline, at_most=MAX_REPLY)
+            reply = await self.model.read(messages, intake.read, deadline=deadline, at_most=MAX_REPLY)
             result.usage = reply.usage
             if not intake.is_complete:
                 mend = partial(_any_lines, reply.text)
-                lines = yield Call(sync=mend, deadline=deadline, what="reading what was found")
-                yield from intake.finish(lines)
-        except GeneratorExit:
+                lines = await Call(sync=mend, deadline=deadline, what="reading what was found")
+                await intake.finish(lines)
+        except asyncio.CancelledError:
             log.cancel(record)
             raise
         except Exception as error:  # noqa: BLE001 (without findings the next searches use the question's own words)
@@ -164,26 +165,26 @@ class _Intake:
         """Whether there was a line for every step."""
         return self._taken >= self._wanted.steps.keys()
 
-    def read(self, delta: str, text: str) -> Flow[None]:
+    async def read(self, delta: str, text: str) -> None:
         """Look into the reply where an object may have ended."""
         if "}" not in delta:
             return
         for line, end in _lines(text, self._position):
             self._position = end
-            yield from self._take(line)
+            await self._take(line)
 
-    def finish(self, lines: Sequence[dict[str, Any]]) -> Flow[None]:
+    async def finish(self, lines: Sequence[dict[str, Any]]) -> None:
         """Take what was no plain line: a reply of another form, mended where it is broken."""
         taken = set(self._taken)
         for line in lines:
             if self._step_of(line) not in taken:
-                yield from self._take(line)
+                await self._take(line)
 
     def _step_of(self, line: dict[str, Any]) -> str:
         step = str(line.get("step", line.get("id", ""))).strip().lstrip("#")
         return step if step in self._steps else f"q{step}"
 
-    def _take(self, line: dict[str, Any]) -> Flow[None]:
+    async def _take(self, line: dict[str, Any]) -> None:
         step = self._step_of(line)
         if step not in self._steps:
             return
@@ -194,7 +195,7 @@ class _Intake:
         distinct: dict[str, Finding] = {}
         for finding in read:
             distinct.setdefault(finding.value.casefold(), finding)
-        yield from self._found(step, list(distinct.values())[: self._most])
+        await self._found(step, list(distinct.values())[: self._most])
 
     def _finding(self, step: str, answer: Any) -> Finding | None:
         """Read one answer; "stated" only where the passage that is named for it says it."""

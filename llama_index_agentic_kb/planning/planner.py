@@ -5,7 +5,8 @@ Whatever the model writes ends in a sane plan; at worst the question alone goes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import asyncio
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, TypeAlias
@@ -14,7 +15,7 @@ from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.callbacks.schema import CBEventType
 from llama_index.core.prompts import BasePromptTemplate
 
-from llama_index_agentic_kb._flow import Call, Flow
+from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb._text import one_line, told_error
 from llama_index_agentic_kb.account import ActivityLog
 from llama_index_agentic_kb.account.activity_log import describe_error
@@ -63,7 +64,7 @@ class Planning:
     error: Exception | None = None
 
 
-Begin: TypeAlias = Callable[[Sequence[SubQuery]], Flow[None]]
+Begin: TypeAlias = Callable[[Sequence[SubQuery]], Coroutine[Any, Any, None]]
 """What is done with sub-queries that can be searched."""
 
 
@@ -80,7 +81,7 @@ class Planner:
         self.template = template or PLANNER_TEMPLATE
         self._structured = True  # until the server refuses it
 
-    def recorded_plan(
+    async def recorded_plan(
         self,
         scope: Scope,
         sources: Sequence[Candidate],
@@ -89,7 +90,7 @@ class Planner:
         deadline: float | None,
         log: ActivityLog,
         begin: Begin | None = None,
-    ) -> Flow[Planning]:
+    ) -> Planning:
         """Plan as ``plan`` does, with a record in the request's account."""
         name = self.model.name
         record = log.open(
@@ -98,8 +99,8 @@ class Planner:
             model=None if name is None else ModelInfo(model_name=name),
         )
         try:
-            planning = yield from self.plan(scope, sources, limits, deadline=deadline, begin=begin)
-        except GeneratorExit:
+            planning = await self.plan(scope, sources, limits, deadline=deadline, begin=begin)
+        except asyncio.CancelledError:
             log.cancel(record)
             raise
         log.close(
@@ -115,7 +116,7 @@ class Planner:
         )
         return planning
 
-    def plan(
+    async def plan(
         self,
         scope: Scope,
         sources: Sequence[Candidate],
@@ -123,7 +124,7 @@ class Planner:
         *,
         deadline: float | None,
         begin: Begin | None = None,
-    ) -> Flow[Planning]:
+    ) -> Planning:
         """Plan the searches of a question, and classify it in the same call where that is asked for.
 
         What was classified is kept where the rest of the call fails, as sub-queries are that were read by then.
@@ -141,10 +142,10 @@ class Planner:
         spec = wanted(scope.classification)
         intake = _Intake(graph, begin or _leave, spec)
         try:
-            reply = yield from self._ask(self._messages(scope, sources, limits), intake, sources, deadline)
+            reply = await self._ask(self._messages(scope, sources, limits), intake, sources, deadline)
             planning.usage = reply.usage
             read = partial(intake.read_whole, reply.tool_arguments or reply.text)
-            yield from intake.take((yield Call(sync=read, deadline=deadline, what="reading the plan")))
+            await intake.take(await Call(sync=read, deadline=deadline, what="reading the plan"))
             if reply.cut_short:
                 planning.plan.warnings.append("the model ran out of tokens while planning; the plan may be incomplete")
         except Exception as error:  # noqa: BLE001 (any failure of a model ends in a sane plan, and is told)
@@ -157,34 +158,34 @@ class Planner:
         classify(planning.plan, scope.classification, intake.verdicts)
         return planning
 
-    def _ask(
+    async def _ask(
         self, messages: list[ChatMessage], intake: _Intake, sources: Sequence[Candidate], deadline: float | None
-    ) -> Flow[Reply]:
+    ) -> Reply:
         """Ask in the strictest form that the model has; where its server refuses the form, in plain text.
 
         It is remembered when the same question was taken as plain text: then the form was what the server refused.
         """
         if not self._structured:
-            return (yield from self._read(messages, intake, deadline))
+            return await self._read(messages, intake, deadline)
         try:
-            return (yield from self._ask_structured(messages, intake, sources, deadline))
+            return await self._ask_structured(messages, intake, sources, deadline)
         except Exception as error:
             if not refuses_form(error):
                 raise
-        reply = yield from self._read(messages, intake, deadline)
+        reply = await self._read(messages, intake, deadline)
         self._structured = False
         return reply
 
-    def _read(self, messages: list[ChatMessage], intake: _Intake, deadline: float | None, **form: Any) -> Flow[Reply]:
+    async def _read(self, messages: list[ChatMessage], intake: _Intake, deadline: float | None, **form: Any) -> Reply:
         """Read the plan as it is written; a model that can't stream is asked for the whole."""
         try:
-            return (yield from self.model.read(messages, intake.read, deadline=deadline, at_most=MAX_REPLY, **form))
+            return await self.model.read(messages, intake.read, deadline=deadline, at_most=MAX_REPLY, **form)
         except NotImplementedError:
-            return (yield from self.model.chat(messages, deadline=deadline, **form))
+            return await self.model.chat(messages, deadline=deadline, **form)
 
-    def _ask_structured(
+    async def _ask_structured(
         self, messages: list[ChatMessage], intake: _Intake, sources: Sequence[Candidate], deadline: float | None
-    ) -> Flow[Reply]:
+    ) -> Reply:
         spec = intake.spec
         first = None if spec is None else {PART: classification_schema(spec)}
         names = [source.name for source in sources]
@@ -192,10 +193,10 @@ class Planner:
             self.model.llm, "query_plan", plan_schema(names, filters=_filterable(sources), first=first)
         )
         if schema is not None:
-            return (yield from self._read(messages, intake, deadline, **schema))
+            return await self._read(messages, intake, deadline, **schema)
         if is_function_calling(self.model.llm):
-            return (yield from self.model.call_tool(messages, plan_tool(spec), deadline=deadline))
-        return (yield from self._read(messages, intake, deadline))
+            return await self.model.call_tool(messages, plan_tool(spec), deadline=deadline)
+        return await self._read(messages, intake, deadline)
 
     def _messages(self, scope: Scope, sources: Sequence[Candidate], limits: EffortLimits) -> list[ChatMessage]:
         waves = DEPENDENT.format(max_waves=limits.waves) if limits.waves > 1 else INDEPENDENT
@@ -228,13 +229,13 @@ class _Intake:
         self._graph = graph
         self._begin = begin
 
-    def read(self, delta: str, text: str) -> Flow[None]:
+    async def read(self, delta: str, text: str) -> None:
         """Look into the reply where a key begins, or an object or a list ends."""
         if not _MARKS.isdisjoint(delta) and self._looks < MAX_LOOKS and not self._graph.full:
             self._looks += 1
             if self.spec is not None and self.verdicts is None:
                 self.verdicts = read_verdicts(text, self.spec, whole=False)
-            yield from self.take(read_begun(text))
+            await self.take(read_begun(text))
 
     def read_whole(self, reply: str | dict[str, Any]) -> list[Proposal]:
         """Read verdicts and proposals of a reply that has ended.
@@ -253,12 +254,12 @@ class _Intake:
                 raise
             return []
 
-    def take(self, proposals: Sequence[Proposal]) -> Flow[None]:
+    async def take(self, proposals: Sequence[Proposal]) -> None:
         """Take all proposals that were read so far."""
         ready = self._graph.add(proposals)
         if ready:
             self.began = True
-            yield from self._begin(ready)
+            await self._begin(ready)
 
 
 def describe_sources(sources: Sequence[Candidate]) -> str:
@@ -274,9 +275,8 @@ def _filterable(sources: Sequence[Candidate]) -> bool:
     return any(source.fields for source in sources)
 
 
-def _leave(_: Sequence[SubQuery]) -> Flow[None]:
+async def _leave(_: Sequence[SubQuery]) -> None:
     """Begin nothing."""
-    yield from ()
 
 
 def _reason(error: Exception) -> str:

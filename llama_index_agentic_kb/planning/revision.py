@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -9,7 +10,7 @@ from typing import Any, Final
 
 from llama_index.core.callbacks.schema import CBEventType
 
-from llama_index_agentic_kb._flow import Call, Flow
+from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb._text import one_line
 from llama_index_agentic_kb.account import ActivityLog
 from llama_index_agentic_kb.account.activity_log import describe_error
@@ -65,7 +66,7 @@ class Reviser(PassageReader):
 
     default_template = REVISION_TEMPLATE
 
-    def revise(
+    async def revise(
         self,
         question: str,
         searches: str,
@@ -75,7 +76,7 @@ class Reviser(PassageReader):
         most: int,
         deadline: float | None,
         log: ActivityLog,
-    ) -> Flow[Revision]:
+    ) -> Revision:
         """Ask once; a failure is told, never raised.
 
         Args:
@@ -105,11 +106,11 @@ class Reviser(PassageReader):
         )
         revision = Revision()
         try:
-            reply = yield from self.model.chat(messages, deadline=deadline)
+            reply = await self.model.chat(messages, deadline=deadline)
             revision.usage = reply.usage
             told = spotlight.unmarked(reply.text)
-            yield Call(sync=partial(_read, revision, told), deadline=deadline, what="reading the verdict")
-        except GeneratorExit:
+            await Call(sync=partial(_read, revision, told), deadline=deadline, what="reading the verdict")
+        except asyncio.CancelledError:
             log.cancel(record)
             raise
         except Exception as error:  # noqa: BLE001 (without a verdict, what was found is what there is)

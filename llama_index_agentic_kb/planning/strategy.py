@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llama_index_agentic_kb._flow import Flow, Wait
+from llama_index_agentic_kb._aio import wait
 from llama_index_agentic_kb.account import ActivityLog, Budget
 from llama_index_agentic_kb.evidence.options import EvidenceOptions
 from llama_index_agentic_kb.planning.classification import classify, wanted
@@ -36,7 +36,7 @@ class Strategy:
     agents: Agents | None
     options: EvidenceOptions
 
-    def search(self, scope: Scope, fan_out: FanOut, budget: Budget, log: ActivityLog) -> Flow[Searched]:
+    async def search(self, scope: Scope, fan_out: FanOut, budget: Budget, log: ActivityLog) -> Searched:
         """Search the question as it is, or what a model plans; the question itself is searched while it plans.
 
         A question that is to be classified is planned, however simple it is and however strong its evidence: the
@@ -55,11 +55,11 @@ class Strategy:
         plain = plain_plan(scope, candidates, self.limits)
         if self.agents is None or self.effort is ReasoningEffort.MINIMAL or scope.intents:
             classify(plain, scope.classification, None)
-            return Searched(plain, (yield from fan_out.search(plain)))
+            return Searched(plain, (await fan_out.search(plain)))
         classified = wanted(scope.classification) is not None
         if self.limits.skip_simple and not classified and is_simple(scope):
             decision = "not planned: a simple question"
-            return Searched(plain, (yield from fan_out.search(plain)), decision=decision)
+            return Searched(plain, (await fan_out.search(plain)), decision=decision)
         auto = self.effort is ReasoningEffort.AUTO
         waves = WaveSearch(
             self.agents,
@@ -73,19 +73,19 @@ class Strategy:
             stop_at_nothing_new=auto,
         )
         if not auto:
-            return (yield from waves.search(plain))
+            return await waves.search(plain)
         if classified:
-            return _because("planned: the question is to be classified", (yield from waves.search(plain)))
-        return (yield from self._search_first(waves, plain, scope, fan_out))
+            return _because("planned: the question is to be classified", (await waves.search(plain)))
+        return await self._search_first(waves, plain, scope, fan_out)
 
-    def _search_first(self, waves: WaveSearch, plain: QueryPlan, scope: Scope, fan_out: FanOut) -> Flow[Searched]:
+    async def _search_first(self, waves: WaveSearch, plain: QueryPlan, scope: Scope, fan_out: FanOut) -> Searched:
         """Search without planning, and plan only where what was found is weak."""
-        first = yield from fan_out.begin(plain)
-        yield Wait([first.whole])
+        first = await fan_out.begin(plain)
+        await wait([first.whole])
         strength = evidence_strength(scope, first.lanes, self.options)
         if strength.sufficient:
             return Searched(plain, first.lanes, signals=strength.signals, decision=strength.reason)
-        searched = yield from waves.search(plain, first)
+        searched = await waves.search(plain, first)
         searched.signals = strength.signals
         return _because(strength.reason, searched)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Sequence
 
-from llama_index_agentic_kb._flow import Flow, Wait, earliest
+from llama_index_agentic_kb._aio import earliest, wait
 from llama_index_agentic_kb.schema import QueryPlan, SubQuery
 from llama_index_agentic_kb.sources.fan_out import Batch, FanOut, Lane
 from llama_index_agentic_kb.sources.stragglers import UnderWay
@@ -30,11 +30,11 @@ class SearchesUnderWay:
         self._deadline = deadline
         self._batches: list[Batch] = []
 
-    def begin(self, sub_queries: Sequence[SubQuery]) -> Flow[None]:
+    async def begin(self, sub_queries: Sequence[SubQuery]) -> None:
         """Start to search; those ready together are embedded in one batch."""
         begun = [one.model_copy() for one in sub_queries]  # what is noted may get further sources
         self._know(sub_queries)
-        self._batches.append((yield from self._fan_out.begin(QueryPlan(sub_queries=begun))))
+        self._batches.append(await self._fan_out.begin(QueryPlan(sub_queries=begun)))
 
     def note(self, sub_queries: Sequence[SubQuery], batch: Batch) -> None:
         """Add searches that somebody else began."""
@@ -47,7 +47,7 @@ class SearchesUnderWay:
             wanted = {*known.sources, *one.sources}
             known.sources = [name for name in self._names if name in wanted]
 
-    def arrived(self, ids: Collection[str]) -> Flow[None]:
+    async def arrived(self, ids: Collection[str]) -> None:
         """Wait for the searches of some sub-queries, as long as searching may take.
 
         Where each sub-query has found something, the rest is waited for as a slow source is when the others have
@@ -61,7 +61,7 @@ class SearchesUnderWay:
             if self._deadline is not None and time.monotonic() >= self._deadline:
                 return
             until = earliest(self._deadline, stragglers.next_look(pending))
-            yield Wait([one.job for one in pending], deadline=until, first=True)
+            await wait([one.job for one in pending], deadline=until, first=True)
 
     def _of(self, ids: Collection[str]) -> list[UnderWay]:
         return [one for batch in self._batches for one in batch.of(ids)]
@@ -71,9 +71,9 @@ class SearchesUnderWay:
         found = {one.sub_query_id for one in searches if one.found_something}
         return all(one.sub_query_id in found for one in searches)
 
-    def finished(self) -> Flow[None]:
+    async def finished(self) -> None:
         """Wait until every search has ended."""
-        yield Wait([batch.whole for batch in self._batches])
+        await wait([batch.whole for batch in self._batches])
 
     @property
     def lanes(self) -> list[Lane]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from functools import partial
 
-from llama_index_agentic_kb._flow import Call, Flow, Start, Wait
+from llama_index_agentic_kb._aio import Call, start, wait
 from llama_index_agentic_kb.account import ActivityLog, Budget
 from llama_index_agentic_kb.evidence.options import EvidenceOptions
 from llama_index_agentic_kb.planning.allowance import Allowance
@@ -82,20 +82,20 @@ class WaveSearch:
         self._result = Searched(QueryPlan(sub_queries=[]), planned=True)
         self._allowance = Allowance(limits, budget, self._result.usage)
 
-    def search(self, question: QueryPlan, begun: Batch | None = None) -> Flow[Searched]:
+    async def search(self, question: QueryPlan, begun: Batch | None = None) -> Searched:
         """Plan and search until everything is found, spent or settled.
 
         Args:
             question: The plan without a model; it is searched while the model plans.
             begun: Its search, where it was begun already.
         """
-        planning = yield Start(self._plan())
+        planning = start(self._plan())
         if begun is None:
-            yield from self._begin(question.sub_queries)
+            await self._begin(question.sub_queries)
         else:
             self._searches.note(question.sub_queries, begun)
             self._note(question.sub_queries)
-        yield Wait([planning])
+        await wait([planning])
         planned: Planning = planning.result()
         self._allowance.account(planned.usage, planned.error)
         self._result.plan.warnings = planned.plan.warnings
@@ -103,76 +103,74 @@ class WaveSearch:
         self._result.plan.labels = planned.plan.labels
         self._planned.update((one.id, one) for one in planned.plan.sub_queries)
         self._waiting = {one.id: one for one in planned.plan.sub_queries if one.depends_on}
-        yield from self._begin_open()
-        yield from self._follow()
-        yield from self._revise()
-        yield from self._searches.finished()
+        await self._begin_open()
+        await self._follow()
+        await self._revise()
+        await self._searches.finished()
         return self._whole()
 
-    def _plan(self) -> Flow[Planning]:
-        return (
-            yield from self._agents.planner.recorded_plan(
-                self._scope,
-                self._candidates,
-                self._limits,
-                deadline=self._allowance.call_deadline,
-                log=self._log,
-                begin=self._begin,
-            )
+    async def _plan(self) -> Planning:
+        return await self._agents.planner.recorded_plan(
+            self._scope,
+            self._candidates,
+            self._limits,
+            deadline=self._allowance.call_deadline,
+            log=self._log,
+            begin=self._begin,
         )
 
     # -- searches ------------------------------------------------------------------------------------------------
 
-    def _begin(self, sub_queries: Sequence[SubQuery]) -> Flow[None]:
+    async def _begin(self, sub_queries: Sequence[SubQuery]) -> None:
         """Start to search; those ready together are embedded in one batch."""
         if sub_queries:
             self._note(sub_queries)
-            yield from self._searches.begin(sub_queries)
+            await self._searches.begin(sub_queries)
 
     def _note(self, sub_queries: Sequence[SubQuery]) -> None:
         for one in sub_queries:
             self._answers.add_search(one)
             self._result.waves = max(self._result.waves, one.wave)
 
-    def _begin_open(self) -> Flow[None]:
+    async def _begin_open(self) -> None:
         """Search what builds on nothing, and was not begun while the plan was written."""
         begun: list[SubQuery] = []
         for one in self._planned.values():
             if one.id not in self._searched and one.id not in self._waiting:
                 begun += self._branching.of(one, 1, begun)
-        yield from self._begin(begun)
+        await self._begin(begun)
 
     # -- waves ---------------------------------------------------------------------------------------------------
 
-    def _follow(self) -> Flow[None]:
+    async def _follow(self) -> None:
         """Search what depends on answers, as its answers are read."""
         wave = 1
         while self._waiting and wave < self._limits.waves and self._may_ask():
             wave += 1
             steps = self._steps()
-            yield from self._searches.arrived(self._answers.searches_of(steps))
+            await self._searches.arrived(self._answers.searches_of(steps))
             if self._stop_at_nothing_new and wave > 2 and not brings_news(self._searches.lanes, wave - 1):  # noqa: PLR2004 (a first wave is)
                 self._decide(f"wave {wave - 1} brought nothing new")
                 break
             if not self._may_ask():
                 break
-            findings = yield from self._find(steps, wave)
+            findings = await self._find(steps, wave)
             self._allowance.account(findings.usage, findings.error)
             if findings.error is not None:
                 self._warn(
                     "what the searches found could not be read; the rest is searched in the question's own words"
                 )
                 break
-            yield from self._begin_children(wave, read=steps)
+            await self._begin_children(wave, read=steps)
         if self._waiting:
-            yield from self._give_up_waiting(wave)
+            await self._give_up_waiting(wave)
 
     def _steps(self) -> list[str]:
         """Give the planned sub-queries that were searched, have no answer yet, and are waited for."""
         wanted = {parent for child in self._waiting.values() for parent in child.depends_on}
         return [one for one in self._planned if one in wanted - self._waiting.keys() and not self._answers.of(one)]
 
-    def _find(self, steps: Sequence[str], wave: int) -> Flow[Findings]:
+    async def _find(self, steps: Sequence[str], wave: int) -> Findings:
         """Read what the steps found; children begin as soon as their parents have answers."""
         searches = self._answers.searches_of(steps)
         wanted = Wanted(
@@ -181,23 +179,21 @@ class WaveSearch:
             {name: answers for name, answers in self._answers.found.items() if answers},
         )
 
-        def found(name: str, answers: list[Finding]) -> Flow[None]:
+        async def found(name: str, answers: list[Finding]) -> None:
             self._take(name, answers)
-            yield from self._begin_children(wave)
-            yield from self._begin_again(name, wave)
+            await self._begin_children(wave)
+            await self._begin_again(name, wave)
 
         choose = partial(self._reading, searches)
-        reading = yield Call(sync=choose, what="choosing passages")
-        return (
-            yield from self._agents.findings.read(
-                self._scope.question,
-                wanted,
-                reading,
-                found,
-                most=self._limits.branches,
-                deadline=self._allowance.call_deadline,
-                log=self._log,
-            )
+        reading = await Call(sync=choose, what="choosing passages")
+        return await self._agents.findings.read(
+            self._scope.question,
+            wanted,
+            reading,
+            found,
+            most=self._limits.branches,
+            deadline=self._allowance.call_deadline,
+            log=self._log,
         )
 
     def _take(self, name: str, answers: list[Finding]) -> None:
@@ -211,7 +207,7 @@ class WaveSearch:
             told = "; ".join(answer.value for answer in answers)
             self._warn(f"{name} was read again: {told}, not {'; '.join(answer.value for answer in before)}")
 
-    def _begin_children(self, wave: int, read: Collection[str] = ()) -> Flow[None]:
+    async def _begin_children(self, wave: int, read: Collection[str] = ()) -> None:
         """Search the waiting sub-queries whose parents all have answers, or were read without giving one.
 
         What has no answer is searched in the question's own words, never as a blank.
@@ -224,12 +220,12 @@ class WaveSearch:
                 for parent in child.depends_on:
                     if not self._answers.of(parent):
                         self._warn(f"{parent} found no answer; {child.id} was searched in the question's own words")
-        yield from self._begin(begun)
+        await self._begin(begun)
 
     def _is_ready(self, child: SubQuery, read: Collection[str]) -> bool:
         return all(self._answers.of(parent) or parent in read for parent in child.depends_on)
 
-    def _begin_again(self, name: str, wave: int) -> Flow[None]:
+    async def _begin_again(self, name: str, wave: int) -> None:
         """Search what has begun also with the answers that came later: another branch's, or one that was corrected."""
         steps = set(self._answers.steps_of(name))
         children = [one for one in self._planned.values() if steps & {*one.depends_on}]
@@ -237,9 +233,9 @@ class WaveSearch:
         for child in children:
             if self._answers.searches_of([child.id]):
                 begun += self._branching.of(child, wave, begun)
-        yield from self._begin(begun)
+        await self._begin(begun)
 
-    def _give_up_waiting(self, wave: int) -> Flow[None]:
+    async def _give_up_waiting(self, wave: int) -> None:
         """Search what waits still, with what is known by now, and else in the question's own words."""
         if wave >= self._limits.waves:
             self._warn(
@@ -250,14 +246,14 @@ class WaveSearch:
         for child in self._waiting.values():
             begun += self._branching.of(child, min(wave + 1, self._limits.waves), begun)
         self._waiting.clear()
-        yield from self._begin(begun)
+        await self._begin(begun)
 
     # -- gaps ----------------------------------------------------------------------------------------------------
 
-    def _revise(self) -> Flow[None]:
+    async def _revise(self) -> None:
         """Look for gaps in what was found, and search what is missing."""
         while self._result.revisions < self._limits.revisions and self._may_ask():
-            yield from self._searches.arrived(self._searched)
+            await self._searches.arrived(self._searched)
             last = self._result.waves
             if self._stop_at_nothing_new and last > 1 and not brings_news(self._searches.lanes, last):
                 self._decide(f"wave {last} brought nothing new")
@@ -265,7 +261,7 @@ class WaveSearch:
             if not self._may_ask():
                 return
             self._result.revisions += 1
-            revision = yield from self._look_for_gaps()
+            revision = await self._look_for_gaps()
             self._allowance.account(revision.usage, revision.error)
             if revision.error is not None or revision.sufficient:
                 self._decide("the evidence is sufficient" if revision.sufficient else "no verdict on the evidence")
@@ -277,21 +273,19 @@ class WaveSearch:
                 self._decide("something is missing, and no search for it was left")
                 return
             self._decide(f"revised: {'; '.join(revision.gaps) or 'something was missing'}")
-            yield from self._begin(added)
+            await self._begin(added)
 
-    def _look_for_gaps(self) -> Flow[Revision]:
+    async def _look_for_gaps(self) -> Revision:
         choose = partial(self._reading, list(self._searched)[::-1])
-        reading = yield Call(sync=choose, what="choosing passages")
-        return (
-            yield from self._agents.reviser.revise(
-                self._scope.question,
-                self._told(),
-                reading,
-                self._candidates,
-                most=self._limits.sub_queries,
-                deadline=self._allowance.call_deadline,
-                log=self._log,
-            )
+        reading = await Call(sync=choose, what="choosing passages")
+        return await self._agents.reviser.revise(
+            self._scope.question,
+            self._told(),
+            reading,
+            self._candidates,
+            most=self._limits.sub_queries,
+            deadline=self._allowance.call_deadline,
+            log=self._log,
         )
 
     def _added(self, proposals: Sequence[Proposal], wave: int) -> list[SubQuery]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextvars
-from collections.abc import AsyncGenerator, Callable, Generator, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
 
@@ -16,7 +16,7 @@ from llama_index.core.prompts.mixin import PromptMixinType
 from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
-from llama_index_agentic_kb._flow import Emit, Flow, aiterate, arun, deadline_after, emitting, iterate, run
+from llama_index_agentic_kb._aio import aiterate, arun, deadline_after, emit, emitting, iterate, run
 from llama_index_agentic_kb.account import GuardedCallbacks
 from llama_index_agentic_kb.account.retry_budget import share_retries
 from llama_index_agentic_kb.errors import DeadlineExceededError
@@ -154,9 +154,9 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
         """Go the whole way of a request and give a LlamaIndex response."""
         return llama_response(await arun(self.answer(request, bundle)))
 
-    def answer(
+    async def answer(
         self, request: RetrievalRequest, bundle: QueryBundle | None = None, observer: Observer = None
-    ) -> Flow[Answered]:
+    ) -> Answered:
         """Go the whole way of a request: retrieve, synthesize, and hold the answer against its evidence.
 
         Where the answer is not there by its deadline, what arrived is given: the answer so far (the steps of refine,
@@ -171,14 +171,14 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
             SynthesisError: The language model failed while answering, and time was not the reason.
             DeadlineExceededError: An object (``output_cls``) was not there in time.
         """
-        retrieval = yield from self.retrieved(request, bundle, observer)
+        retrieval = await self.retrieved(request, bundle, observer)
         try:
-            synthesis = yield from synthesized(self.synthesizer, retrieval)
+            synthesis = await synthesized(self.synthesizer, retrieval)
         except DeadlineExceededError as error:
-            synthesis = yield from arrived(self.synthesizer, retrieval, error)
+            synthesis = await arrived(self.synthesizer, retrieval, error)
             if not error.partial:  # extracts say what the evidence says
                 return Answered(retrieval, synthesis)
-        return (yield from self.grounded(retrieval, synthesis, self.checks))
+        return await self.grounded(retrieval, synthesis, self.checks)
 
     @property
     def checks(self) -> Grounding | None:
@@ -186,7 +186,7 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
         grounding = self.grounding
         return grounding if is_checked(self.synthesizer, grounding, asked=self._grounding_asked) else None
 
-    def grounded(self, retrieval: Retrieval, synthesis: Synthesis, grounding: Grounding | None) -> Flow[Answered]:
+    async def grounded(self, retrieval: Retrieval, synthesis: Synthesis, grounding: Grounding | None) -> Answered:
         """Go the last part of the way: hold the answer against the evidence, and tell why it is none, or is withheld.
 
         Args:
@@ -198,19 +198,19 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
         if not retrieval.nodes:
             answered.skipped = [SkippedReason.NO_RELEVANT_CONTENT]
         elif grounding is not None and synthesis.output is None:
-            answered.grounded = yield from checked(self.synthesizer, retrieval, synthesis, grounding)
+            answered.grounded = await checked(self.synthesizer, retrieval, synthesis, grounding)
             answered.skipped = [*answered.grounded.skipped]
             if not answered.skipped and unhelpful(answered.grounded.text, question=retrieval.scope.question):
                 answered.skipped.append(SkippedReason.UNHELPFUL_ANSWER)
         return answered
 
-    def retrieved(
+    async def retrieved(
         self,
         request: RetrievalRequest,
         bundle: QueryBundle | None = None,
         observer: Observer = None,
         **further: Any,
-    ) -> Flow[Retrieval]:
+    ) -> Retrieval:
         """Go the first half of the way: give the evidence that an answer rests on; see ``AgenticRetriever.retrieval``.
 
         Args:
@@ -220,11 +220,11 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
             further: Further arguments of the retriever's.
         """
         share = 0.4 if getattr(self.synthesizer, "needs_llm", True) else 0.1
-        retrieval = yield from self.retriever.retrieval(
+        retrieval = await self.retriever.retrieval(
             request, bundle=bundle, answer_share=share, observer=observer, **further
         )
         query = bundle or QueryBundle(retrieval.scope.question)
-        left = yield from postprocess(
+        left = await postprocess(
             retrieval.nodes, self.node_postprocessors, query, retrieval.budget.evidence_deadline, retrieval.selected
         )
         retrieval.nodes = left.nodes
@@ -274,23 +274,23 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
 
         return AgenticAsyncStreamingResponse(tokens(), source_nodes=retrieval.nodes, metadata=metadata)
 
-    def _streamed(self, retrieval: Retrieval, metadata: dict[str, Any]) -> Flow[None]:
+    def _streamed(self, retrieval: Retrieval, metadata: dict[str, Any]) -> Coroutine[Any, Any, None]:
         """Give the flow that synthesizes, then completes the metadata that the response already holds.
 
         It begins when somebody reads: the time until then is the reader's, and not taken off the budget.
         """
         left = retrieval.budget.left
 
-        def flow() -> Flow[None]:
+        async def flow() -> None:
             retrieval.budget = replace(retrieval.budget, deadline=deadline_after(left))
             answered = Answered(retrieval, Synthesis(text=""))
             try:
                 share_retries(retrieval.budget.retries)
-                synthesis = yield from self._told(retrieval)
+                synthesis = await self._told(retrieval)
                 answered = Answered(retrieval, synthesis)
-                answered = yield from self.grounded(retrieval, synthesis, self.checks)
+                answered = await self.grounded(retrieval, synthesis, self.checks)
                 if self._holds_back:
-                    yield Emit(answered.text)
+                    await emit(answered.text)
             except DeadlineExceededError:
                 told = "it was not done by its deadline: what was told of it by then is all"
                 retrieval.missing.append(answer_missing(Outcome.TIMEOUT, told))
@@ -305,7 +305,7 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
         """Whether the answer may yet change when it is checked."""
         return self.checks is not None and self.checks.may_change
 
-    def _told(self, retrieval: Retrieval) -> Flow[Synthesis]:
+    def _told(self, retrieval: Retrieval) -> Coroutine[Any, Any, Synthesis]:
         """Synthesize, and emit the text with its markers as asked for, unless it may yet change."""
         body = synthesized(self.synthesizer, retrieval, streaming=True)
         style = Markers.KEEP if self.checks is None else Markers(self.checks.markers)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine
 from functools import partial
 from typing import Any
 
@@ -11,7 +12,7 @@ from llama_index.core.callbacks.schema import CBEventType, EventPayload
 from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import QueryBundle
 
-from llama_index_agentic_kb._flow import END, Call, Emit, Flow, Next, Open, deadline_after, earliest
+from llama_index_agentic_kb._aio import END, Call, deadline_after, earliest, emit, open_stream
 from llama_index_agentic_kb._text import one_line
 from llama_index_agentic_kb.errors import DeadlineExceededError
 from llama_index_agentic_kb.grounding import MarkerFilter, Markers
@@ -42,9 +43,9 @@ def answer_missing(outcome: Outcome, reason: str) -> MissingPart:
 # -- synthesis -----------------------------------------------------------------------------------------------------
 
 
-def synthesized(
+async def synthesized(
     synthesizer: BaseSynthesizer, retrieval: Retrieval, *, streaming: bool = False, **further: Any
-) -> Flow[Synthesis]:
+) -> Synthesis:
     """Make the answer, with its record; what needs no model adds to the agent's record instead.
 
     Args:
@@ -54,7 +55,7 @@ def synthesized(
         further: ``instructions`` and ``aside``, for a synthesizer of ours.
     """
     if not isinstance(synthesizer, AgenticSynthesizer):
-        return (yield from _foreign(synthesizer, retrieval))
+        return await _foreign(synthesizer, retrieval)
     body = synthesizer.synthesis(
         QueryBundle(format_question(retrieval.scope.question, retrieval.scope.history)),
         retrieval.nodes,
@@ -66,12 +67,12 @@ def synthesized(
         **further,
     )
     if not synthesizer.needs_llm:
-        return (yield from _extracted(body, retrieval))
-    return (yield from _written(body, synthesizer, retrieval))
+        return await _extracted(body, retrieval)
+    return await _written(body, synthesizer, retrieval)
 
 
-def _extracted(body: Flow[Synthesis], retrieval: Retrieval) -> Flow[Synthesis]:
-    synthesis = yield from body
+async def _extracted(body: Coroutine[Any, Any, Synthesis], retrieval: Retrieval) -> Synthesis:
+    synthesis = await body
     reasoning = retrieval.log.last(AgenticReasoningActivity)
     if synthesis.dropped and reasoning is not None:
         retrieval.log.amend(reasoning, dropped_by_budget=(reasoning.dropped_by_budget or 0) + synthesis.dropped)
@@ -84,7 +85,9 @@ def _extracted(body: Flow[Synthesis], retrieval: Retrieval) -> Flow[Synthesis]:
     return synthesis
 
 
-def _written(body: Flow[Synthesis], synthesizer: AgenticSynthesizer, retrieval: Retrieval) -> Flow[Synthesis]:
+async def _written(
+    body: Coroutine[Any, Any, Synthesis], synthesizer: AgenticSynthesizer, retrieval: Retrieval
+) -> Synthesis:
     name, log = synthesizer.model.name, retrieval.log
     record = log.open(
         ModelAnswerSynthesisActivity,
@@ -94,8 +97,8 @@ def _written(body: Flow[Synthesis], synthesizer: AgenticSynthesizer, retrieval: 
         response_mode=synthesizer.mode,
     )
     try:
-        synthesis = yield from body
-    except GeneratorExit:
+        synthesis = await body
+    except asyncio.CancelledError:
         log.cancel(record)
         raise
     except Exception as error:
@@ -118,46 +121,46 @@ def _written(body: Flow[Synthesis], synthesizer: AgenticSynthesizer, retrieval: 
     return synthesis
 
 
-def _foreign(synthesizer: BaseSynthesizer, retrieval: Retrieval) -> Flow[Synthesis]:
+async def _foreign(synthesizer: BaseSynthesizer, retrieval: Retrieval) -> Synthesis:
     """Let a synthesizer of LlamaIndex's answer; it keeps no account."""
     query = QueryBundle(retrieval.scope.question)
-    response = yield Call(
+    response = await Call(
         sync=partial(synthesizer.synthesize, query, retrieval.nodes),
         native=partial(synthesizer.asynthesize, query, retrieval.nodes),
         deadline=retrieval.budget.answer_deadline,
         what=f"synthesizer {type(synthesizer).__name__}",
     )
     if isinstance(response, (StreamingResponse, AsyncStreamingResponse)):
-        return Synthesis(text=(yield from _tokens(response, retrieval.budget.deadline)))
+        return Synthesis(text=(await _tokens(response, retrieval.budget.deadline)))
     output = response.response if isinstance(response, PydanticResponse) else None
     text = str(response)
-    yield Emit(text)
+    await emit(text)
     return Synthesis(text=text, output=output)
 
 
-def _tokens(response: StreamingResponse | AsyncStreamingResponse, deadline: float | None) -> Flow[str]:
+async def _tokens(response: StreamingResponse | AsyncStreamingResponse, deadline: float | None) -> str:
     """Pass a stream of LlamaIndex's on, token by token, and give its text."""
     if isinstance(response, StreamingResponse):
-        opened = Open(sync=partial(iter, response.response_gen), what="synthesizer's stream")
+        stream = open_stream(sync=partial(iter, response.response_gen), what="synthesizer's stream")
     else:
         tokens = response
 
         async def read() -> AsyncGenerator[str, None]:
             return tokens.async_response_gen()
 
-        opened = Open(native=read, what="synthesizer's stream")
-    stream, text = (yield opened), ""
-    while (token := (yield Next(stream, deadline=deadline))) is not END:
+        stream = open_stream(native=read, what="synthesizer's stream")
+    text = ""
+    while (token := (await stream.next(deadline=deadline))) is not END:
         text += token
-        yield Emit(token)
+        await emit(token)
     return text
 
 
-def arrived(synthesizer: BaseSynthesizer, retrieval: Retrieval, error: DeadlineExceededError) -> Flow[Synthesis]:
+async def arrived(synthesizer: BaseSynthesizer, retrieval: Retrieval, error: DeadlineExceededError) -> Synthesis:
     """Give what there is of an answer that did not come in time; a part of an object is none."""
     if getattr(synthesizer, "_output_cls", None) is not None:  # core's name; ours has it too
         raise error
-    synthesis = yield from what_arrived(
+    synthesis = await what_arrived(
         error,
         retrieval.scope.question,
         retrieval.nodes,
@@ -189,9 +192,9 @@ def is_checked(synthesizer: BaseSynthesizer, grounding: Grounding | None, *, ask
     return asked
 
 
-def checked(
+async def checked(
     synthesizer: BaseSynthesizer, retrieval: Retrieval, synthesis: Synthesis, grounding: Grounding
-) -> Flow[GroundedText]:
+) -> GroundedText:
     """Hold an answer against the evidence, and tell in the synthesis' record what came of it.
 
     Where markers are renumbered, the retrieval's nodes are put into the order of the answer, in place.
@@ -200,7 +203,7 @@ def checked(
     if grounding.markers == Markers.RENUMBER:
         text = _renumbered(text, retrieval)
     budget = retrieval.budget
-    grounded = yield from ground_text(
+    grounded = await ground_text(
         text,
         retrieval.nodes,
         retrieval.references,

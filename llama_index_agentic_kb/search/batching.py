@@ -15,8 +15,7 @@ from typing import Any, Final
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.bridge.pydantic import PrivateAttr
 
-from llama_index_agentic_kb._flow import WorkerPool
-from llama_index_agentic_kb._flow.leaves import as_exception
+from llama_index_agentic_kb._aio import WorkerPool, as_exception
 from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError
 
 __all__ = ["BatchedEmbedding", "MicroBatcher"]

@@ -13,8 +13,7 @@ from weakref import WeakValueDictionary
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.callbacks import CallbackManager
 
-from llama_index_agentic_kb._flow import Call, Flow, Job, Start, Wait, WorkerPool, gather
-from llama_index_agentic_kb._flow.leaves import as_exception
+from llama_index_agentic_kb._aio import Call, Job, WorkerPool, as_exception, gather, start, wait
 from llama_index_agentic_kb.account.callbacks import with_handlers
 from llama_index_agentic_kb.errors import DeadlineExceededError
 from llama_index_agentic_kb.search.batching import BatchedEmbedding, MicroBatcher
@@ -75,7 +74,7 @@ class QueryEmbeddings:
         self.cache_hits = 0
         """Texts whose vector the cache had."""
 
-    def begin(self, wanted: Iterable[tuple[BaseEmbedding, str]]) -> Flow[None]:
+    async def begin(self, wanted: Iterable[tuple[BaseEmbedding, str]]) -> None:
         """Start embedding what was not asked for yet: one batch a model, models side by side."""
         batches: dict[int, _Batch] = {}
         for model, query in wanted:
@@ -88,7 +87,7 @@ class QueryEmbeddings:
         for batch in batches.values():
             if batch.queries:
                 self.texts_embedded += len(batch.queries)
-                batch.job = yield Start(self._embed(batch))
+                batch.job = start(self._embed(batch))
 
     def _batch(self, model: BaseEmbedding) -> _Batch:
         return _Batch(model, model_identity(model) if self._cache is not None else None, [])
@@ -104,15 +103,15 @@ class QueryEmbeddings:
         self.cache_hits += 1
         return True
 
-    def _embed(self, batch: _Batch) -> Flow[list[Vector | Exception]]:
-        outcomes = yield from embed_queries(batch.model, batch.queries, deadline=self._deadline, manager=self._manager)
+    async def _embed(self, batch: _Batch) -> list[Vector | Exception]:
+        outcomes = await embed_queries(batch.model, batch.queries, deadline=self._deadline, manager=self._manager)
         if self._cache is not None and batch.identity is not None:
             for query, outcome in zip(batch.queries, outcomes, strict=True):
                 if not isinstance(outcome, Exception):
                     self._cache.put(batch.identity, query, outcome)
         return outcomes
 
-    def get(self, model: BaseEmbedding, query: str, *, deadline: float | None = None) -> Flow[Vector]:
+    async def get(self, model: BaseEmbedding, query: str, *, deadline: float | None = None) -> Vector:
         """Give a query's vector, embedding it now if nobody asked for it before.
 
         Args:
@@ -124,13 +123,13 @@ class QueryEmbeddings:
             DeadlineExceededError: The vector is not there in time.
             Exception: What the model raised.
         """
-        yield from self.begin([(model, query)])
+        await self.begin([(model, query)])
         if (id(model), query) in self._cached:
             return list(self._cached[id(model), query][1])
         batch = self._batches[id(model), query]
         while batch.job is None:
-            yield Wait([])  # its starter goes on
-        yield Wait([batch.job], deadline=deadline)
+            await wait([])  # its starter goes on
+        await wait([batch.job], deadline=deadline)
         if not batch.job.done:
             raise DeadlineExceededError(f"embedding model {model.model_name} was still running at its deadline")
         outcome = batch.job.result()[batch.queries.index(query)]
@@ -139,9 +138,9 @@ class QueryEmbeddings:
         return list(outcome)
 
 
-def embed_queries(
+async def embed_queries(
     model: BaseEmbedding, queries: Sequence[str], *, deadline: float | None, manager: CallbackManager | None = None
-) -> Flow[list[Vector | Exception]]:
+) -> list[Vector | Exception]:
     """Embed queries, in one call where the model lets that be the same as one by one.
 
     LlamaIndex has no public batch for queries, and its batch for texts may prefix them differently. A local model
@@ -162,41 +161,39 @@ def embed_queries(
     if batcher is not None:
         told = BatchedEmbedding(told, batcher, deadline=deadline)
     if len(queries) > 1 and (batcher is not None or _treats_queries_as_texts(model)):
-        return (yield from _together(model, told, list(queries), deadline))
-    jobs = yield from gather(_call(model, told, "get_query_embedding", query, deadline) for query in queries)
+        return await _together(model, told, list(queries), deadline)
+    jobs = await gather(_call(model, told, "get_query_embedding", query, deadline) for query in queries)
     return [job.result() if job.error is None else as_exception(job.error) for job in jobs]
 
 
-def _together(
+async def _together(
     model: BaseEmbedding, told: BaseEmbedding, queries: list[str], deadline: float | None
-) -> Flow[list[Vector | Exception]]:
+) -> list[Vector | Exception]:
     """Embed queries in one call; where it fails, a batched model knows which of them it could embed."""
     try:
-        vectors: list[Vector | Exception] = yield from _call(model, told, "get_text_embedding_batch", queries, deadline)
+        vectors: list[Vector | Exception] = await _call(model, told, "get_text_embedding_batch", queries, deadline)
     except Exception as error:  # noqa: BLE001 (given in place of each vector, raised where it is asked for)
         known = told.outcome if isinstance(told, BatchedEmbedding) else lambda _: None
         return [known(query) or error for query in queries]
     return vectors
 
 
-def _call(
+async def _call(
     model: BaseEmbedding, told: BaseEmbedding, method: str, given: str | list[str], deadline: float | None
-) -> Flow[Any]:
+) -> Any:
     """Call a method: a local model computes on a thread, for its own async would use the loop's shared pool.
 
     Those who wait for a shared batch hold no thread where they need not.
     """
     if not _is_local(model):
-        return (yield from remotely(model, told, method, given, deadline=deadline))
+        return await remotely(model, told, method, given, deadline=deadline)
     shared = isinstance(told, BatchedEmbedding)
-    return (
-        yield Call(
-            sync=partial(getattr(told, method), given),
-            native=partial(getattr(told, f"a{method}"), given) if shared else None,
-            deadline=deadline,
-            pool=WAITING_POOL if shared else EMBEDDING_POOL,
-            what=f"embedding model {model.model_name}",
-        )
+    return await Call(
+        sync=partial(getattr(told, method), given),
+        native=partial(getattr(told, f"a{method}"), given) if shared else None,
+        deadline=deadline,
+        pool=WAITING_POOL if shared else EMBEDDING_POOL,
+        what=f"embedding model {model.model_name}",
     )
 
 

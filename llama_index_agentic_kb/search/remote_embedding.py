@@ -6,7 +6,6 @@ from typing import Any
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
 
-from llama_index_agentic_kb._flow import Flow
 from llama_index_agentic_kb.account.retry_budget import shared_retries
 from llama_index_agentic_kb.guard.retries import NO_RETRIES, RetryPolicy, retried
 from llama_index_agentic_kb.llm.calls import calls_of, once, retries_itself
@@ -16,9 +15,9 @@ __all__ = ["remotely"]
 POLICY = RetryPolicy()
 
 
-def remotely(
+async def remotely(
     model: BaseEmbedding, told: BaseEmbedding, method: str, given: str | list[str], *, deadline: float | None
-) -> Flow[Any]:
+) -> Any:
     """Call a method of a model that is reached over a network.
 
     Of LlamaIndex's ``OpenAIEmbedding`` and its subclasses a copy is called that tries once; a model of another kind
@@ -38,11 +37,11 @@ def remotely(
     calls = calls_of(model, f"embedding model {model.model_name}", _as_it_is)
     asked = once(told, model)
 
-    def attempt(until: float | None) -> Flow[Any]:
-        return (yield from calls.call(asked, method, given, deadline=until))
+    async def attempt(until: float | None) -> Any:
+        return await calls.call(asked, method, given, deadline=until)
 
     policy = NO_RETRIES if retries_itself(model) else POLICY
-    return (yield from retried(attempt, policy=policy, budget=shared_retries(), deadline=deadline))
+    return await retried(attempt, policy=policy, budget=shared_retries(), deadline=deadline)
 
 
 def _as_it_is(error: Exception) -> Exception:

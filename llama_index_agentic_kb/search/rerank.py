@@ -15,7 +15,7 @@ from typing import Any
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import BaseNode, NodeWithScore, QueryBundle
 
-from llama_index_agentic_kb._flow import Call, Flow, WorkerPool, deadline_after, earliest
+from llama_index_agentic_kb._aio import Call, WorkerPool, deadline_after, earliest
 from llama_index_agentic_kb.errors import ConfigurationError, RetrievalError
 from llama_index_agentic_kb.search.calibration import (
     CALIBRATIONS,
@@ -108,7 +108,7 @@ class Reranker:
         """Whether its scores can be put on the scale of 0 to 4."""
         return self.calibration is not None
 
-    def rank(self, query: str, nodes: Sequence[NodeWithScore], *, deadline: float | None) -> Flow[list[Reranked]]:
+    async def rank(self, query: str, nodes: Sequence[NodeWithScore], *, deadline: float | None) -> list[Reranked]:
         """Rank nodes for a query.
 
         Args:
@@ -129,7 +129,7 @@ class Reranker:
             return []
         copies = [NodeWithScore(node=_copy(node.node), score=node.score) for node in nodes]
         able, bundle = self._able(len(copies)), QueryBundle(query)
-        given = yield Call(
+        given = await Call(
             sync=partial(able.postprocess_nodes, list(copies), query_bundle=bundle),
             native=partial(able.apostprocess_nodes, list(copies), query_bundle=bundle) if _awaits(able) else None,
             deadline=earliest(deadline, deadline_after(self.timeout)),

@@ -16,7 +16,7 @@ from llama_index.core.indices.base import BaseIndex
 from llama_index.core.schema import NodeWithScore, QueryBundle
 from llama_index.core.vector_stores.types import MetadataFilters
 
-from llama_index_agentic_kb._flow import Call, Flow
+from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb.account.pickling import NotPickled
 from llama_index_agentic_kb.errors import ConfigurationError, DeniedError
 from llama_index_agentic_kb.guard.breaker import BreakerPolicy
@@ -216,14 +216,14 @@ class KnowledgeSource(NotPickled):
         """Whether ``prepare`` calls nothing of the user's that may take its time."""
         return self._factory is None
 
-    def prepare(
+    async def prepare(
         self,
         filters: FilterNode | None,
         top_k: int,
         *,
         deadline: float | None = None,
         progress: Progress | None = None,
-    ) -> Flow[PreparedSource]:
+    ) -> PreparedSource:
         """Give a retriever that applies the effective filter.
 
         Args:
@@ -246,7 +246,7 @@ class KnowledgeSource(NotPickled):
         elif self._factory is not None:
             make = partial(self._factory, None if filters is None else lower(filters))
             call = Call(sync=make, deadline=deadline, what=f"retriever factory of source {self.name!r}")
-            retriever = bounded((yield from self._search.own.call(call, progress or Progress())), self.name)
+            retriever = bounded((await self._search.own.call(call, progress or Progress())), self.name)
         elif filters is not None:
             raise self._denied("a plain retriever can't take filters; use retriever_factory")
         else:
@@ -258,7 +258,7 @@ class KnowledgeSource(NotPickled):
         private = self.permissions is not None
         return PreparedSource(retriever, filters, model, scale, kind, lexical, private)
 
-    def search(
+    async def search(
         self,
         prepared: PreparedSource,
         bundle: QueryBundle,
@@ -267,7 +267,7 @@ class KnowledgeSource(NotPickled):
         deadline: float | None,
         complete: BundleFlow | None = None,
         progress: Progress | None = None,
-    ) -> Flow[SearchResult]:
+    ) -> SearchResult:
         """Search with a fresh bundle and check what comes back.
 
         Args:
@@ -286,23 +286,21 @@ class KnowledgeSource(NotPickled):
         limit = self.similarity_top_k or top_k
         given = complete or partial(_as_given, bundle)
         query = bundle.query_str
-        return (
-            yield from self._search.search(prepared, query, given, limit=limit, deadline=deadline, progress=progress)
-        )
+        return await self._search.search(prepared, query, given, limit=limit, deadline=deadline, progress=progress)
 
-    def warm_up(self) -> Flow[None]:
+    async def warm_up(self) -> None:
         """Load what the first search would have to load: embedding model and store. What fails is left to it."""
         if self._index is None or refusal(self._index, self.mandatory) is not None:
             return
-        prepared = yield from self.prepare(self.effective_filter(), 1)
+        prepared = await self.prepare(self.effective_filter(), 1)
         bundle = QueryBundle("warm up")
         given = partial(self._embedded, bundle, prepared.embed_model)
-        yield from self._search.search(prepared, bundle.query_str, given, limit=1, deadline=None)
+        await self._search.search(prepared, bundle.query_str, given, limit=1, deadline=None)
 
-    def _embedded(self, bundle: QueryBundle, model: BaseEmbedding | None) -> Flow[QueryBundle]:
+    async def _embedded(self, bundle: QueryBundle, model: BaseEmbedding | None) -> QueryBundle:
         if model is not None:
             warm = partial(model.get_query_embedding, bundle.query_str)
-            bundle.embedding = yield from self._search.own.plain_call(Call(sync=warm, what="embedding model"))
+            bundle.embedding = await self._search.own.plain_call(Call(sync=warm, what="embedding model"))
         return bundle
 
     def _denied(self, why: str) -> DeniedError:
@@ -318,6 +316,5 @@ class KnowledgeSource(NotPickled):
         return data
 
 
-def _as_given(bundle: QueryBundle) -> Flow[QueryBundle]:
-    yield from ()
+async def _as_given(bundle: QueryBundle) -> QueryBundle:
     return bundle

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
@@ -14,7 +15,7 @@ from llama_index.core.query_engine.sub_question_query_engine import SubQuestionA
 from llama_index.core.question_gen.types import SubQuestion
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
-from llama_index_agentic_kb._flow import Flow, Job, Start, Wait, deadline_after, earliest
+from llama_index_agentic_kb._aio import Job, deadline_after, earliest, start, wait
 from llama_index_agentic_kb.account import ActivityLog, Budget
 from llama_index_agentic_kb.account.activity_log import describe_error
 from llama_index_agentic_kb.account.logs import logger
@@ -130,29 +131,29 @@ class FanOut:
         """The request's query vectors, with the counts of what was embedded and what the cache had."""
         return self._embeddings
 
-    def search(self, plan: QueryPlan) -> Flow[list[Lane]]:
+    async def search(self, plan: QueryPlan) -> list[Lane]:
         """Search every sub-query at each of its sources.
 
         Returns:
             One lane a search, in the plan's order. None is missing: each says how it ended.
         """
-        batch = yield from self.begin(plan)
-        yield Wait([batch.whole])
+        batch = await self.begin(plan)
+        await wait([batch.whole])
         return batch.whole.result()
 
-    def begin(self, plan: QueryPlan) -> Flow[Batch]:
+    async def begin(self, plan: QueryPlan) -> Batch:
         """Begin to search every sub-query at each of its sources, and give the searches that are under way."""
         plan = self._afforded(plan)
-        yield from self._prepare(plan)
+        await self._prepare(plan)
         searches = []
         for sub_query in plan.sub_queries:
             for name in sub_query.sources:
                 chosen = self.selected[name]
                 progress = Progress(self._budget.retries)
                 progress.builds_on(self._prepared[_key(sub_query, name)][1])
-                job = yield Start(self._lane(sub_query, chosen, progress))
+                job = start(self._lane(sub_query, chosen, progress))
                 searches.append(UnderWay(sub_query.id, chosen.source, chosen.params.fail_on_error, progress, job))
-        return Batch(searches, (yield Start(self._finish(searches))))
+        return Batch(searches, (start(self._finish(searches))))
 
     def _afforded(self, plan: QueryPlan) -> QueryPlan:
         """Cut the searches of a plan that are one too many."""
@@ -177,11 +178,11 @@ class FanOut:
         reason = f"{many} searches beyond the first {self._most_searches} were not made (EffortLimits.searches)"
         return [MissingPart(what="searches", outcome=Outcome.SKIPPED, reason=reason)]
 
-    def _finish(self, searches: Sequence[UnderWay]) -> Flow[list[Lane]]:
-        yield from self.stragglers.watch(searches)
+    async def _finish(self, searches: Sequence[UnderWay]) -> list[Lane]:
+        await self.stragglers.watch(searches)
         return [one.job.result() for one in searches]
 
-    def _prepare(self, plan: QueryPlan) -> Flow[None]:
+    async def _prepare(self, plan: QueryPlan) -> None:
         """Make the retrievers, and begin to embed all queries of those that need no call to be made."""
         searches = [(sub_query, name) for sub_query in plan.sub_queries for name in sub_query.sources]
         for sub_query, name in searches:
@@ -192,9 +193,9 @@ class FanOut:
                 made = sub_query.filters.get(name)
                 preparing = chosen.prepare(made, self._top_k, deadline=deadline, progress=progress)
                 at_once = chosen.source.prepares_at_once
-                job = (yield from _done_here(preparing)) if at_once else (yield Start(preparing))
+                job = (await _done_here(preparing)) if at_once else (start(preparing))
                 self._prepared[_key(sub_query, name)] = job, progress
-        yield from self._embeddings.begin(
+        await self._embeddings.begin(
             (model, sub_query.query)
             for sub_query, name in searches
             if (model := _model_of(self._prepared[_key(sub_query, name)][0])) is not None
@@ -216,14 +217,14 @@ class FanOut:
         seconds = source.timeout or self._search_seconds
         return earliest(self._budget.retrieval_deadline, deadline_after(seconds))
 
-    def _lane(self, sub_query: SubQuery, chosen: SelectedSource, progress: Progress) -> Flow[Lane]:
+    async def _lane(self, sub_query: SubQuery, chosen: SelectedSource, progress: Progress) -> Lane:
         name, began = chosen.source.name, time.monotonic()
         record = self._open(sub_query, chosen)
         lane = Lane(sub_query, chosen.source, record, must_answer=chosen.params.fail_on_error)
         try:
-            result = yield from self._search(lane, self._deadline(chosen.source), progress)
+            result = await self._search(lane, self._deadline(chosen.source), progress)
             nodes = result.nodes  # reads the nodes, which are anybody's
-        except GeneratorExit:
+        except asyncio.CancelledError:
             self._log.cancel(record)
             raise
         except Exception as error:  # noqa: BLE001 (one search's failure is its own; it is kept and told)
@@ -247,25 +248,23 @@ class FanOut:
         )
         return lane
 
-    def _search(self, lane: Lane, deadline: float | None, progress: Progress) -> Flow[SearchResult]:
+    async def _search(self, lane: Lane, deadline: float | None, progress: Progress) -> SearchResult:
         job, preparing = self._prepared[_key(lane.sub_query, lane.source.name)]
-        yield Wait([job], deadline=deadline)
+        await wait([job], deadline=deadline)
         prepared = preparing.result_of(job)
         bundle = QueryBundle(lane.sub_query.query)
         complete = partial(self._bundle_for, lane, prepared, deadline)
-        return (
-            yield from lane.source.search(
-                prepared, bundle, top_k=self._top_k, deadline=deadline, complete=complete, progress=progress
-            )
+        return await lane.source.search(
+            prepared, bundle, top_k=self._top_k, deadline=deadline, complete=complete, progress=progress
         )
 
-    def _bundle_for(self, lane: Lane, prepared: PreparedSource, deadline: float | None) -> Flow[QueryBundle]:
+    async def _bundle_for(self, lane: Lane, prepared: PreparedSource, deadline: float | None) -> QueryBundle:
         lane.stage = "embedding"
-        bundle = yield from self._embedded(lane.sub_query, prepared, deadline)
+        bundle = await self._embedded(lane.sub_query, prepared, deadline)
         lane.stage = "search"
         return bundle
 
-    def _embedded(self, sub_query: SubQuery, prepared: PreparedSource, deadline: float | None) -> Flow[QueryBundle]:
+    async def _embedded(self, sub_query: SubQuery, prepared: PreparedSource, deadline: float | None) -> QueryBundle:
         """Give a bundle of its own to each search: retrievers write into theirs."""
         bundle = QueryBundle(query_str=sub_query.query)
         if self._bundle is not None and self._brings_vector(sub_query):
@@ -275,7 +274,7 @@ class FanOut:
             bundle.custom_embedding_strs = None if strings is None else list(strings)
             bundle.image_path = given.image_path
         elif prepared.embed_model is not None:
-            bundle.embedding = yield from self._embeddings.get(prepared.embed_model, sub_query.query, deadline=deadline)
+            bundle.embedding = await self._embeddings.get(prepared.embed_model, sub_query.query, deadline=deadline)
         return bundle
 
     def _open(self, sub_query: SubQuery, chosen: SelectedSource) -> SourceActivity:
@@ -296,11 +295,11 @@ class FanOut:
         )
 
 
-def _done_here(work: Flow[Any]) -> Flow[Job[Any]]:
+async def _done_here(work: Coroutine[Any, Any, Any]) -> Job[Any]:
     """Do work that waits for nothing, and give it as a job: a task of its own would cost more than it."""
     job: Job[Any] = Job()
     try:
-        job.finish((yield from work))
+        job.finish(await work)
     except Exception as error:  # noqa: BLE001 (kept in the job, as a driver does)
         job.finish(error=error)
     return job

@@ -20,7 +20,7 @@ from llama_index.core.schema import BaseNode
 from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.core.vector_stores.types import BasePydanticVectorStore, MetadataFilters
 
-from llama_index_agentic_kb._flow import Call, Flow, WorkerPool
+from llama_index_agentic_kb._aio import Call, WorkerPool
 from llama_index_agentic_kb._text import told_error
 from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError, InvalidRequestError, RetrievalError
 from llama_index_agentic_kb.schema import FilterGroup, FilterLogic, FilterNode, Principal, all_of, matcher
@@ -76,14 +76,14 @@ MetadataReader: TypeAlias = Callable[[], Iterable[tuple[str, Metadata]]]
 """Gives the rows of everything that a source holds."""
 
 
-def over_metadata(
+async def over_metadata(
     source: KnowledgeSource,
     work: Callable[[Iterator[MetadataRow]], T],
     filters: FilterNode | None,
     *,
     principal: Principal | None,
     deadline: float | None,
-) -> Flow[T]:
+) -> T:
     """Do work over the metadata of everything that passes a source's effective filter, on a thread.
 
     Args:
@@ -112,7 +112,7 @@ def over_metadata(
             told = told_error(error)
             raise RetrievalError(f"the metadata of source {source.name!r} could not be read: {told}") from error
 
-    result: T = yield Call(sync=run, deadline=deadline, pool=_POOL, what=f"metadata of source {source.name!r}")
+    result: T = await Call(sync=run, deadline=deadline, pool=_POOL, what=f"metadata of source {source.name!r}")
     return result
 
 

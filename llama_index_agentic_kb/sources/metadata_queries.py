@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar, get_args
 
-from llama_index_agentic_kb._flow import Flow, arun, deadline_after, run
+from llama_index_agentic_kb._aio import arun, deadline_after, run
 from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.schema import FilterNode, Principal, all_of
 from llama_index_agentic_kb.sources.base import KnowledgeSource
@@ -94,9 +94,9 @@ class MetadataQueries:
         """Count the values of fields; see ``facets``."""
         return await arun(self._facets(source, fields, filters, limit, per, principal))
 
-    def _facets(
+    async def _facets(
         self, source: str, fields: Any, filters: FilterLike, limit: int, per: Per, principal: Principal | None
-    ) -> Flow[dict[str, list[FacetBucket]]]:
+    ) -> dict[str, list[FacetBucket]]:
         _check(limit=limit, per=per)
         given = [fields] if isinstance(fields, (str, Facet)) else list(fields)
         facets = [Facet(one) if isinstance(one, str) else one for one in given]
@@ -105,7 +105,7 @@ class MetadataQueries:
         if len({one.field for one in facets}) < len(facets):
             raise InvalidRequestError("fields: a field is given twice; ask for its other facet in a second call")
         work = partial(facet_buckets, facets=facets, limit=limit, per=per)
-        return (yield from self._over(source, work, filters, principal))
+        return await self._over(source, work, filters, principal)
 
     def count(
         self, source: str, *, filters: FilterLike = None, per: Per = "document", principal: Principal | None = None
@@ -119,9 +119,9 @@ class MetadataQueries:
         """Count the documents or chunks that pass a filter; see ``facets`` for the arguments."""
         return await arun(self._count(source, filters, per, principal))
 
-    def _count(self, source: str, filters: FilterLike, per: Per, principal: Principal | None) -> Flow[int]:
+    async def _count(self, source: str, filters: FilterLike, per: Per, principal: Principal | None) -> int:
         _check(per=per)
-        counted: int = yield from self._over(source, partial(count_units, per=per), filters, principal)
+        counted: int = await self._over(source, partial(count_units, per=per), filters, principal)
         return counted
 
     def group_by(
@@ -165,7 +165,7 @@ class MetadataQueries:
         """Group documents by the values of a field; see ``group_by``."""
         return await arun(self._group_by(source, field, filters, limit, per, hits, order_by, principal))
 
-    def _group_by(
+    async def _group_by(
         self,
         source: str,
         field: str,
@@ -175,11 +175,11 @@ class MetadataQueries:
         hits: int,
         order_by: OrderBy,
         principal: Principal | None,
-    ) -> Flow[list[ValueGroup]]:
+    ) -> list[ValueGroup]:
         _check(limit=limit, per=per, hits=hits)
         order = sort_key(order_by)
         work = partial(value_groups, field=field, limit=limit, per=per, hits=hits, order=order)
-        return (yield from self._over(source, work, filters, principal))
+        return await self._over(source, work, filters, principal)
 
     def documents(
         self,
@@ -217,7 +217,7 @@ class MetadataQueries:
         """List documents, a page at a time; see ``documents``."""
         return await arun(self._documents(source, filters, order_by, limit, offset, principal))
 
-    def _documents(
+    async def _documents(
         self,
         source: str,
         filters: FilterLike,
@@ -225,24 +225,24 @@ class MetadataQueries:
         limit: int,
         offset: int,
         principal: Principal | None,
-    ) -> Flow[list[SourceDocument]]:
+    ) -> list[SourceDocument]:
         _check(limit=limit, offset=offset)
         work = partial(list_documents, order=sort_key(order_by), limit=limit, offset=offset)
-        return (yield from self._over(source, work, filters, principal))
+        return await self._over(source, work, filters, principal)
 
-    def _over(
+    async def _over(
         self,
         source: str,
         work: Callable[[Iterator[MetadataRow]], T],
         filters: FilterLike,
         principal: Principal | None,
-    ) -> Flow[T]:
+    ) -> T:
         if source not in self.sources:
             raise InvalidRequestError(f"no source is named {source!r}; there are: {', '.join(self.sources)}")
         standing, seconds = self._standing()
         caller, asking = all_of(standing, to_tree(filters)), self._asking(principal)
         deadline = deadline_after(seconds)
-        return (yield from over_metadata(self.sources[source], work, caller, principal=asking, deadline=deadline))
+        return await over_metadata(self.sources[source], work, caller, principal=asking, deadline=deadline)
 
 
 def _check(*, limit: int = 1, offset: int = 0, hits: int = 0, per: str = "document") -> None:

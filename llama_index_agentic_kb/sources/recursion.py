@@ -8,7 +8,7 @@ metadata can forge a node; here only live retrievers and query engines, and the 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from functools import partial
 from typing import Any, Final, TypeAlias
 
@@ -16,7 +16,7 @@ from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.schema import BaseNode, IndexNode, NodeWithScore, QueryBundle, TextNode
 
-from llama_index_agentic_kb._flow import Call, Flow
+from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb.sources.filtered import NotedNodes
 from llama_index_agentic_kb.sources.usable import usable_nodes
 
@@ -33,7 +33,7 @@ _OURS: Final = "_agentic_kb_recursion"
 _THEIRS: Final = "_agentic_kb_made_by_user"
 """Of what a user's own retriever gives, nodes behind index nodes are followed too, as LlamaIndex does."""
 
-Perform: TypeAlias = Callable[[Call], Flow[Any]]
+Perform: TypeAlias = Callable[[Call], Coroutine[Any, Any, Any]]
 """Makes a call, within its source's bulkhead."""
 
 
@@ -76,14 +76,14 @@ async def _aas_found(source: str, query_bundle: QueryBundle, nodes: Any) -> list
     return _as_found(source, query_bundle, nodes)
 
 
-def resolve_index_nodes(
+async def resolve_index_nodes(
     retriever: BaseRetriever,
     nodes: list[NodeWithScore],
     bundle: QueryBundle,
     *,
     deadline: float | None,
     perform: Perform,
-) -> Flow[list[NodeWithScore]]:
+) -> list[NodeWithScore]:
     """Replace index nodes by what they stand for; a retriever that follows its own is left alone.
 
     Args:
@@ -99,7 +99,7 @@ def resolve_index_nodes(
     if not getattr(retriever, _OURS, False) or not any(isinstance(n.node, IndexNode) for n in nodes):
         return nodes
     follower = _Follower(bundle, deadline, perform, nodes_too=getattr(retriever, _THEIRS, False))
-    resolved = yield from follower.resolve(nodes, retriever.object_map, depth=0)
+    resolved = await follower.resolve(nodes, retriever.object_map, depth=0)
     return list({node.node.node_id: node for node in reversed(resolved)}.values())[::-1]
 
 
@@ -114,14 +114,14 @@ class _Follower:
         self._left = MAX_FOLLOWED
         self._seen: set[int] = set()
 
-    def resolve(self, nodes: list[NodeWithScore], objects: dict[str, Any], depth: int) -> Flow[list[NodeWithScore]]:
+    async def resolve(self, nodes: list[NodeWithScore], objects: dict[str, Any], depth: int) -> list[NodeWithScore]:
         resolved: list[NodeWithScore] = []
         for node in nodes:
             target = self._target(node, objects) if depth < MAX_DEPTH else None
             if target is None:
                 resolved.append(node)
             else:
-                resolved.extend((yield from self._follow(node, target, depth)))
+                resolved.extend(await self._follow(node, target, depth))
         return resolved
 
     def _target(self, node: NodeWithScore, objects: dict[str, Any]) -> Any:
@@ -134,7 +134,7 @@ class _Follower:
             return None
         return target
 
-    def _follow(self, node: NodeWithScore, target: Any, depth: int) -> Flow[list[NodeWithScore]]:
+    async def _follow(self, node: NodeWithScore, target: Any, depth: int) -> list[NodeWithScore]:
         self._left -= 1
         if isinstance(target, NodeWithScore):
             return [target]
@@ -142,14 +142,14 @@ class _Follower:
             return [NodeWithScore(node=target, score=node.score)]
         self._seen.add(id(target))
         if isinstance(target, BaseQueryEngine):
-            response = yield from self._call(partial(target.query, self._bundle), "query engine")
+            response = await self._call(partial(target.query, self._bundle), "query engine")
             text = TextNode(text=str(response), metadata=response.metadata or {})
             return [NodeWithScore(node=text, score=node.score)]
         if isinstance(target, BaseRetriever):
             find = partial(target._retrieve, self._bundle)  # noqa: SLF001 (not its recursion)
-            found = yield from self._call(find, "retriever")
-            return (yield from self.resolve(list(found), target.object_map, depth + 1))
+            found = await self._call(find, "retriever")
+            return await self.resolve(list(found), target.object_map, depth + 1)
         return [node]
 
-    def _call(self, work: Any, what: str) -> Flow[Any]:
+    def _call(self, work: Any, what: str) -> Coroutine[Any, Any, Any]:
         return self._perform(Call(sync=work, deadline=self._deadline, what=f"{what} behind an index node"))

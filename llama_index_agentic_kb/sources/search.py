@@ -6,7 +6,7 @@ Where one way fails or is late and the other finds something, its list holds the
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Coroutine, Hashable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, TypeAlias
@@ -15,7 +15,7 @@ from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.schema import IndexNode, NodeWithScore, QueryBundle
 
-from llama_index_agentic_kb._flow import Call, Flow, Job, Start, Wait
+from llama_index_agentic_kb._aio import Call, Job, start, wait
 from llama_index_agentic_kb.account.callbacks import guard_component
 from llama_index_agentic_kb.guard.pipeline import Progress, ResiliencePipeline
 from llama_index_agentic_kb.schema import FilterNode, matcher
@@ -31,7 +31,7 @@ __all__ = ["BundleFlow", "PreparedSource", "SourceSearch"]
 MANY: Final = 200
 """Nodes that are looked through on the event loop at a time: about 2 ms."""
 
-BundleFlow: TypeAlias = Callable[[], Flow[QueryBundle]]
+BundleFlow: TypeAlias = Callable[[], Coroutine[Any, Any, QueryBundle]]
 """Gives a search's own bundle, with its vector."""
 
 
@@ -71,7 +71,7 @@ class SourceSearch:
         self._name = name
         self._native_async = native_async
 
-    def search(
+    async def search(
         self,
         prepared: PreparedSource,
         query: str,
@@ -80,7 +80,7 @@ class SourceSearch:
         limit: int,
         deadline: float | None,
         progress: Progress | None = None,
-    ) -> Flow[SearchResult]:
+    ) -> SearchResult:
         """Search and check what comes back.
 
         Args:
@@ -98,36 +98,36 @@ class SourceSearch:
         """
         progress = progress or Progress()
         if prepared.lexical is None:
-            return SearchResult(((yield from self._retriever_list(prepared, bundle, limit, deadline, progress)),))
+            return SearchResult(((await self._retriever_list(prepared, bundle, limit, deadline, progress)),))
         words = self._lexical_list(prepared, prepared.lexical, query, limit, deadline, progress)
-        lexical: Job[NodeList] = yield Start(words)
+        lexical: Job[NodeList] = start(words)
         try:
-            dense = yield from self._retriever_list(prepared, bundle, limit, deadline, progress)
+            dense = await self._retriever_list(prepared, bundle, limit, deadline, progress)
         except Exception as error:  # noqa: BLE001 (kept in its list, or raised below)
             dense = NodeList(prepared.kind, [], prepared.scale, error=error)
-        yield Wait([lexical])  # it has the deadline itself
+        await wait([lexical])  # it has the deadline itself
         return _side_by_side(dense, lexical)
 
     # -- dense, or whatever the retriever does -------------------------------------------------------------------
 
-    def _retriever_list(
+    async def _retriever_list(
         self,
         prepared: PreparedSource,
         bundle: BundleFlow,
         limit: int,
         deadline: float | None,
         progress: Progress,
-    ) -> Flow[NodeList]:
-        with_vector = yield from bundle()
+    ) -> NodeList:
+        with_vector = await bundle()
         started = time.monotonic()
         retriever = until(guard_component(prepared.retriever), deadline)
-        found = yield from self._retrieve(retriever, with_vector, deadline, progress)
+        found = await self._retrieve(retriever, with_vector, deadline, progress)
         made = NodeList(prepared.kind, [], prepared.scale, note=note_of(found))
-        return (yield from self._checked(made, found, prepared, with_vector, limit, deadline, started))
+        return await self._checked(made, found, prepared, with_vector, limit, deadline, started)
 
-    def _retrieve(
+    async def _retrieve(
         self, retriever: BaseRetriever, bundle: QueryBundle, deadline: float | None, progress: Progress
-    ) -> Flow[Any]:
+    ) -> Any:
         native = has_native_async(retriever) if self._native_async is None else self._native_async
         what = f"source {self._name!r}"
         aretrieve = partial(retriever.aretrieve, bundle)
@@ -138,16 +138,16 @@ class SourceSearch:
                 deadline=deadline,
                 what=what,
             )
-            return (yield from self.own.call(call, progress))
+            return await self.own.call(call, progress)
         except NotImplementedError:
             if not native:
                 raise
             only_async = Call(native=aretrieve, deadline=deadline, what=what)  # called from sync
-            return (yield from self.own.call(only_async, progress))
+            return await self.own.call(only_async, progress)
 
     # -- lexical ---------------------------------------------------------------------------------------------------
 
-    def _lexical_list(
+    async def _lexical_list(
         self,
         prepared: PreparedSource,
         lexical: LexicalSearch,
@@ -155,20 +155,20 @@ class SourceSearch:
         limit: int,
         deadline: float | None,
         progress: Progress,
-    ) -> Flow[NodeList]:
+    ) -> NodeList:
         started = time.monotonic()
         call = Call(
             sync=partial(lexical.search, query, limit, prepared.filters),
             deadline=deadline,
             what=f"lexical search of source {self._name!r}",
         )
-        found = yield from self.lexical.call(call, progress)
+        found = await self.lexical.call(call, progress)
         made = NodeList("lexical", [])
-        return (yield from self._checked(made, found, prepared, QueryBundle(query), limit, deadline, started))
+        return await self._checked(made, found, prepared, QueryBundle(query), limit, deadline, started)
 
     # -- what both return ------------------------------------------------------------------------------------------
 
-    def _checked(
+    async def _checked(
         self,
         made: NodeList,
         found: Any,
@@ -177,15 +177,15 @@ class SourceSearch:
         limit: int,
         deadline: float | None,
         started: float,
-    ) -> Flow[NodeList]:
+    ) -> NodeList:
         """Fill a list with what was found and passes the filter; index nodes are followed."""
-        looked: UsableNodes = yield from self._at_leisure(partial(usable_nodes, found, self._name), found, deadline)
-        every = yield from resolve_index_nodes(
+        looked: UsableNodes = await self._at_leisure(partial(usable_nodes, found, self._name), found, deadline)
+        every = await resolve_index_nodes(
             prepared.retriever, looked, bundle, deadline=deadline, perform=self.own.plain_call
         )
         if every is not looked:
-            every = yield from self._at_leisure(partial(usable_nodes, every, self._name), every, deadline)
-        kept = yield from self._at_leisure(partial(_passing, every, prepared), every, deadline)
+            every = await self._at_leisure(partial(usable_nodes, every, self._name), every, deadline)
+        kept = await self._at_leisure(partial(_passing, every, prepared), every, deadline)
         if prepared.private:  # all counts are of what passed, and notes, which may tell how much there is, are left out
             elapsed = round(1000 * (time.monotonic() - started))
             return replace(made, nodes=kept[:limit], candidates=len(kept), elapsed_ms=elapsed, note=None)
@@ -200,12 +200,12 @@ class SourceSearch:
             note="; ".join(filter(None, (made.note, looked.why))) or None,
         )
 
-    def _at_leisure(self, work: Callable[[], Any], over: Any, deadline: float | None) -> Flow[Any]:
+    async def _at_leisure(self, work: Callable[[], Any], over: Any, deadline: float | None) -> Any:
         """Do work over nodes; over very many of them off the event loop, which it would hold up."""
         if not isinstance(over, Sequence) or len(over) <= MANY:
             return work()
         call = Call(sync=work, deadline=deadline, what=f"checking source {self._name!r}")
-        return (yield from self.own.plain_call(call))
+        return await self.own.plain_call(call)
 
 
 def _side_by_side(dense: NodeList, lexical: Job[NodeList]) -> SearchResult:

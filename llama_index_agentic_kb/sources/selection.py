@@ -10,7 +10,6 @@ from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.indices.base import BaseIndex
 from llama_index.core.schema import BaseNode
 
-from llama_index_agentic_kb._flow import Flow
 from llama_index_agentic_kb.errors import ConfigurationError, DeniedError, InvalidRequestError
 from llama_index_agentic_kb.guard.pipeline import Progress
 from llama_index_agentic_kb.schema import (
@@ -51,9 +50,9 @@ class SelectedSource:
         """Give the effective filter of a sub-query: mandatory AND caller AND planner."""
         return self.filters if planner is None else self.source.effective_filter(self.caller, planner)
 
-    def prepare(
+    async def prepare(
         self, planner: FilterNode | None, top_k: int, *, deadline: float | None, progress: Progress
-    ) -> Flow[PreparedSource]:
+    ) -> PreparedSource:
         """Prepare the source for the effective filter of a sub-query; see ``KnowledgeSource.prepare``.
 
         Raises:
@@ -62,7 +61,7 @@ class SelectedSource:
         if self.denied is not None:
             raise DeniedError(f"source {self.source.name!r} was not searched: {self.denied}")
         filters = self.filters_for(planner)
-        return (yield from self.source.prepare(filters, top_k, deadline=deadline, progress=progress))
+        return await self.source.prepare(filters, top_k, deadline=deadline, progress=progress)
 
     @property
     def warning(self) -> str | None:

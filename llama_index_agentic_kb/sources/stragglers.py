@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from llama_index_agentic_kb._flow import Flow, Job, Wait
+from llama_index_agentic_kb._aio import Job, wait
 from llama_index_agentic_kb.guard.pipeline import Progress
 from llama_index_agentic_kb.sources.base import KnowledgeSource
 from llama_index_agentic_kb.sources.settings import STRAGGLER_GRACE
@@ -72,17 +72,17 @@ class Stragglers:
     def __init__(self) -> None:
         self._answers: list[_Answer] = []
 
-    def watch(self, searches: Sequence[UnderWay]) -> Flow[None]:
+    async def watch(self, searches: Sequence[UnderWay]) -> None:
         """Wait for searches until each has ended or was given up."""
         pending = list(searches)
         while pending:
             may_be_given_up = [one for one in pending if _may_be_given_up(one)]
             look = self.next_look(may_be_given_up) if may_be_given_up else None
-            yield Wait([one.job for one in pending], deadline=look)  # no answer brings a decision forward
+            await wait([one.job for one in pending], deadline=look)  # no answer brings a decision forward
             pending = [one for one in pending if not one.job.done]
             for one in pending:
                 if _may_be_given_up(one) and self.waited_enough([one]):
-                    yield from one.progress.give_up(_reason(one))
+                    await one.progress.give_up(_reason(one))
 
     def answered(self, source: str, took: float, *, found_something: bool) -> None:
         """Note that a search has ended well, after so many seconds."""

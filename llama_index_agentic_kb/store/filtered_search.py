@@ -24,7 +24,7 @@ from typing import Any, Final
 
 from llama_index.core.vector_stores.types import BasePydanticVectorStore, VectorStoreQuery, VectorStoreQueryResult
 
-from llama_index_agentic_kb._flow import WorkerPool
+from llama_index_agentic_kb._aio import WorkerPool
 from llama_index_agentic_kb.store.collection_search import EXACT_ROWS, CollectionSearch, Passes
 from llama_index_agentic_kb.store.matches import MATCHES, Matches, MatchMemory
 from llama_index_agentic_kb.store.where import Where, chroma_where, fits

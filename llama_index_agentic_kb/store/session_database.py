@@ -19,7 +19,7 @@ from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
 from llama_index_agentic_kb import _text
-from llama_index_agentic_kb._flow.workers import reset_after_fork
+from llama_index_agentic_kb._aio.threads import reset_after_fork
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError, SessionStoreError
 from llama_index_agentic_kb.store.session_tables import REVISION, VERSION_TABLE
 

@@ -13,15 +13,15 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Final, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from sqlalchemy import Connection
 
-from llama_index_agentic_kb._flow import Call, Flow, WorkerPool, arun, run
+from llama_index_agentic_kb._aio import Call, WorkerPool, arun, run
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError
 from llama_index_agentic_kb.schema.answer import Answer, AnswerState
 from llama_index_agentic_kb.schema.answer_query import NEW_SESSION
@@ -245,30 +245,38 @@ class SessionStore:
 
     # -- one body for both ---------------------------------------------------------------------------------------
 
-    def _create(self, owner: str, changes: SessionChanges | None, deadline: float | None) -> Flow[Session]:
+    def _create(
+        self, owner: str, changes: SessionChanges | None, deadline: float | None
+    ) -> Coroutine[Any, Any, Session]:
         made = NewSession(checked_owner(owner), uuid.uuid4().hex, datetime.now(UTC), changes or SessionChanges())
         return self._do("creating a session", partial(writes.create, made), deadline, write=True)
 
-    def _get(self, owner: str, session_id: str, include_answers: bool, deadline: float | None) -> Flow[Session]:
+    def _get(
+        self, owner: str, session_id: str, include_answers: bool, deadline: float | None
+    ) -> Coroutine[Any, Any, Session]:
         key = key_of(owner, session_id)
         work = partial(reads.load, key, include_answers=include_answers)
         return self._do("reading a session", work, deadline, write=False)
 
-    def _list_sessions(self, owner: str, query: SessionQuery | None, deadline: float | None) -> Flow[SessionPage]:
+    def _list_sessions(
+        self, owner: str, query: SessionQuery | None, deadline: float | None
+    ) -> Coroutine[Any, Any, SessionPage]:
         work = partial(reads.page, checked_owner(owner), query or SessionQuery())
         return self._do("listing sessions", work, deadline, write=False)
 
-    def _update(self, owner: str, session_id: str, changes: SessionChanges, deadline: float | None) -> Flow[Session]:
+    def _update(
+        self, owner: str, session_id: str, changes: SessionChanges, deadline: float | None
+    ) -> Coroutine[Any, Any, Session]:
         work = partial(writes.update, key_of(owner, session_id), changes, datetime.now(UTC))
         return self._do("changing a session", work, deadline, write=True)
 
-    def _delete(self, owner: str, session_id: str, deadline: float | None) -> Flow[None]:
+    def _delete(self, owner: str, session_id: str, deadline: float | None) -> Coroutine[Any, Any, None]:
         work = writes.Deletion(key_of(owner, session_id))
         return self._do("deleting a session", work, deadline, write=True)
 
     def _add_turn(
         self, owner: str, session_id: str, said: Said, answer: Answer, deadline: float | None, *, may_make: bool
-    ) -> Flow[Turn]:
+    ) -> Coroutine[Any, Any, Turn]:
         if answer.state not in _DONE:
             raise InvalidRequestError(
                 f"answer.state: a turn holds a whole answer, succeeded or failed; this one is {answer.state.value!r}"
@@ -282,22 +290,24 @@ class SessionStore:
         work = partial(writes.add_turn, NewTurn(key, said, named, now, made))
         return self._do("storing a turn", work, deadline, write=True)
 
-    def _get_answer(self, owner: str, session_id: str, answer_id: str, deadline: float | None) -> Flow[Answer]:
+    def _get_answer(
+        self, owner: str, session_id: str, answer_id: str, deadline: float | None
+    ) -> Coroutine[Any, Any, Answer]:
         work = partial(reads.load_answer, key_of(owner, session_id), answer_id)
         return self._do("reading an answer", work, deadline, write=False)
 
-    def _messages(self, owner: str, session_id: str, last: int | None, deadline: float | None) -> Flow[list[Message]]:
+    async def _messages(self, owner: str, session_id: str, last: int | None, deadline: float | None) -> list[Message]:
         if last is not None and last < 1:
             raise InvalidRequestError(f"last: at least 1 turn, or None for all; got {last}")
         if session_id == NEW_SESSION:
             return []
         work = partial(reads.messages, key_of(owner, session_id), last)
-        return (yield from self._do("reading a conversation", work, deadline, write=False))
+        return await self._do("reading a conversation", work, deadline, write=False)
 
-    def _do(self, what: str, work: Callable[[Connection], T], deadline: float | None, *, write: bool) -> Flow[T]:
+    async def _do(self, what: str, work: Callable[[Connection], T], deadline: float | None, *, write: bool) -> T:
         """Run work in a transaction, on a thread of the store's own."""
         limit = time.monotonic() + self._timeout
         until = limit if deadline is None else min(limit, deadline)
         transact = partial(self._database.transact, work, write=write, deadline=until, what=what)
-        result: T = yield Call(sync=transact, deadline=until, pool=self._pool, what=what)
+        result: T = await Call(sync=transact, deadline=until, pool=self._pool, what=what)
         return result

@@ -7,7 +7,6 @@ from typing import ClassVar, Final
 
 from llama_index.core.prompts import BasePromptTemplate
 
-from llama_index_agentic_kb._flow import Flow
 from llama_index_agentic_kb.prompts import ANSWER_TEMPLATE, Passage, format_passages
 from llama_index_agentic_kb.synthesizers.base import AgenticSynthesizer
 from llama_index_agentic_kb.synthesizers.draft import Draft, ids_of
@@ -36,23 +35,23 @@ class Accumulate(AgenticSynthesizer):
         """Give the groups of passages that are answered from together, one call each."""
         return singly(passages, room)
 
-    def _compose(self, draft: Draft) -> Flow[str]:
+    async def _compose(self, draft: Draft) -> str:
         separator = str(draft.variables.pop("separator", SEPARATOR))
-        packed = yield from draft.pack(self._arrange, self.templates["text_qa_template"])
+        packed = await draft.pack(self._arrange, self.templates["text_qa_template"])
         groups = draft.within_calls(packed, MAX_CALLS)
         pieces: list[str] = []
 
-        def each(position: int, text: str) -> Flow[None]:
+        async def each(position: int, text: str) -> None:
             pieces.append(f"{separator if position else ''}Response {position + 1}: {text}")
             draft.so_far += pieces[-1]
-            yield from draft.tell(pieces[-1])
+            await draft.tell(pieces[-1])
 
-        yield from side_by_side([self._one(draft, group, step) for step, group in enumerate(groups)], each)
+        await side_by_side([self._one(draft, group, step) for step, group in enumerate(groups)], each)
         return "".join(pieces)
 
-    def _one(self, draft: Draft, group: list[Passage], step: int) -> Flow[str]:
+    async def _one(self, draft: Draft, group: list[Passage], step: int) -> str:
         template, text = self.templates["text_qa_template"], format_passages(group)
         if draft.output_cls is None:
-            return (yield from draft.ask(template, ids_of(group), step=step, context_str=text))
-        made = yield from draft.ask_object(draft.output_cls, template, ids_of(group), step=step, context_str=text)
+            return await draft.ask(template, ids_of(group), step=step, context_str=text)
+        made = await draft.ask_object(draft.output_cls, template, ids_of(group), step=step, context_str=text)
         return made.model_dump_json()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar, Final
 
@@ -16,7 +16,7 @@ from llama_index.core.schema import NodeWithScore, QueryBundle
 from llama_index.core.settings import Settings
 from pydantic import BaseModel
 
-from llama_index_agentic_kb._flow import Call, Emit, Flow
+from llama_index_agentic_kb._aio import Call, emit
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError
 from llama_index_agentic_kb.guard.retries import RetryPolicy
 from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight, as_spotlighting, draw
@@ -155,7 +155,7 @@ class AgenticSynthesizer(FlowSynthesizer):
 
     # -- the way to an answer --------------------------------------------------------------------------------------
 
-    def synthesis(
+    async def synthesis(
         self,
         query: QueryBundle,
         nodes: Sequence[NodeWithScore],
@@ -167,7 +167,7 @@ class AgenticSynthesizer(FlowSynthesizer):
         instructions: str = "",
         aside: Callable[[Spotlight], str] | None = None,
         **response_kwargs: Any,
-    ) -> Flow[Synthesis]:
+    ) -> Synthesis:
         """Make the answer. When streaming, deltas of its text are emitted, which together are the text.
 
         Args:
@@ -187,7 +187,7 @@ class AgenticSynthesizer(FlowSynthesizer):
         """
         limit = max_output_tokens or self.max_output_tokens
         spotlight = draw(self.spotlighting) if self.needs_llm else PLAIN
-        shown = yield from _as_passages(nodes, sources, spotlight, deadline)
+        shown = await _as_passages(nodes, sources, spotlight, deadline)
         draft = Draft(
             model=self.model,
             asker=self._asker,
@@ -205,25 +205,25 @@ class AgenticSynthesizer(FlowSynthesizer):
             warnings=_hidden_in(shown),
         )
         if nodes or not self.needs_nodes:
-            text = yield from self._composed(draft)
+            text = await self._composed(draft)
         else:
             text = self._nothing()
         if draft.streaming and (rest := text[len(draft.told) :]):
-            yield Emit(rest)
+            await emit(rest)
         if self.needs_llm and limit is not None and (written := count_tokens(text)) > limit:
             draft.warnings.append(f"the answer has {written} tokens, over the budget of {limit}")
         if self._verbose:
             logger.info("%s: %d passages, %d calls", self.mode, len(draft.passages), draft.usage.calls)
         return Synthesis(text, draft.output, draft.usage, draft.dropped, draft.warnings, draft.cut, draft.links_removed)
 
-    def _composed(self, draft: Draft) -> Flow[str]:
+    async def _composed(self, draft: Draft) -> str:
         try:
-            return (yield from self._compose(draft))
+            return await self._compose(draft)
         except DeadlineExceededError as error:
             error.partial = draft.so_far or draft.told
             raise
 
-    def _compose(self, draft: Draft) -> Flow[str]:
+    def _compose(self, draft: Draft) -> Coroutine[Any, Any, str]:
         """Give the answer's text; what was told of it by then is its start. For modes to define."""
         raise NotImplementedError
 
@@ -237,17 +237,17 @@ class AgenticSynthesizer(FlowSynthesizer):
         return Window(helper.context_window, reserved, helper.chunk_size_limit)
 
 
-def _as_passages(
+async def _as_passages(
     nodes: Sequence[NodeWithScore],
     sources: Mapping[str, KnowledgeSource] | None,
     spotlight: Spotlight,
     deadline: float | None,
-) -> Flow[list[Passage]]:
+) -> list[Passage]:
     """Give nodes as passages; where they are very long, off the event loop: each character is looked at."""
     work = partial(passages, nodes, sources, spotlight)
     if sum(len(getattr(one.node, "text", None) or "") for one in nodes) <= LONG:
         return work()
-    made: list[Passage] = yield Call(sync=work, deadline=deadline, what="reading passages")
+    made: list[Passage] = await Call(sync=work, deadline=deadline, what="reading passages")
     return made
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from llama_index_agentic_kb._flow import Call, Flow
+from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb.synthesizers.base import AgenticSynthesizer
 from llama_index_agentic_kb.synthesizers.draft import Draft
 from llama_index_agentic_kb.synthesizers.passages import fit
@@ -25,11 +25,11 @@ class ContextOnly(AgenticSynthesizer):
     needs_llm = False
     makes_objects = False
 
-    def _compose(self, draft: Draft) -> Flow[str]:
+    async def _compose(self, draft: Draft) -> str:
         kept = draft.passages
         if draft.max_output_tokens is not None:
             packing = partial(fit, kept, draft.max_output_tokens)
-            packed = yield Call(sync=packing, deadline=draft.deadline, what="packing passages")
+            packed = await Call(sync=packing, deadline=draft.deadline, what="packing passages")
             draft.account(packed, "the output's budget")
             kept = packed.kept
         return SEPARATOR.join(passage.content for passage in kept)

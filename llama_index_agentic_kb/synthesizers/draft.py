@@ -10,7 +10,7 @@ from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.prompts import BasePromptTemplate
 from pydantic import BaseModel
 
-from llama_index_agentic_kb._flow import Call, Emit, Flow
+from llama_index_agentic_kb._aio import Call, emit
 from llama_index_agentic_kb._text import one_line, told_error
 from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError, LLMError, SynthesisError
 from llama_index_agentic_kb.grounding.answers import AnswerFilter, AnswerRules, CheckedText, clean_answer
@@ -116,13 +116,13 @@ class Draft:
         room = self.window.tokens - self.window.reserved - SLACK - prompt
         return room if self.window.largest is None else min(room, self.window.largest)
 
-    def pack(
+    async def pack(
         self,
         packer: Callable[[Sequence[Passage], int], Packed],
         template: BasePromptTemplate,
         passages: Sequence[Passage] | None = None,
         **variables: Any,
-    ) -> Flow[Packed]:
+    ) -> Packed:
         """Pack passages into prompts of a template and account for what did not fit.
 
         It is done off the event loop: counting tokens takes its time.
@@ -148,7 +148,7 @@ class Draft:
                 f"{self.window.tokens} tokens, {self.window.reserved} of them kept for the answer"
             )
 
-        packed: Packed = yield Call(sync=work, deadline=self.deadline, what="packing passages")
+        packed: Packed = await Call(sync=work, deadline=self.deadline, what="packing passages")
         self.account(packed, "the model's window")
         return packed
 
@@ -174,7 +174,7 @@ class Draft:
 
     # -- answers ---------------------------------------------------------------------------------------------------
 
-    def ask(
+    async def ask(
         self,
         template: BasePromptTemplate,
         valid: Collection[int],
@@ -184,7 +184,7 @@ class Draft:
         so_far: str = "",
         gate: Callable[[str], str] = str,
         **variables: Any,
-    ) -> Flow[str]:
+    ) -> str:
         """Ask the model once and give its answer, its markers and links checked.
 
         Args:
@@ -212,9 +212,9 @@ class Draft:
 
         try:
             if stream and parser is None:
-                reply = yield from self.model.stream(messages, deadline=self.deadline, through=tell, **self._limits())
+                reply = await self.model.stream(messages, deadline=self.deadline, through=tell, **self._limits())
             else:
-                reply = yield from self.model.chat(messages, deadline=self.deadline, **self._limits())
+                reply = await self.model.chat(messages, deadline=self.deadline, **self._limits())
         except DeadlineExceededError:
             raise
         except Exception as error:
@@ -224,7 +224,7 @@ class Draft:
         self.count_removed(checked)
         return checked.text if parser is None else str(parser.parse(checked.text))
 
-    def ask_object(
+    async def ask_object(
         self,
         output_cls: type[M],
         template: BasePromptTemplate,
@@ -233,12 +233,12 @@ class Draft:
         step: int = 0,
         so_far: str = "",
         **variables: Any,
-    ) -> Flow[M]:
+    ) -> M:
         """Ask the model once for an object; see ``ask``."""
         messages = self.messages(template, **variables)
         try:
             asking = self.asker.ask(self.model, messages, output_cls, deadline=self.deadline, **self._limits())
-            reply = yield from asking
+            reply = await asking
             made, removed = read_object(reply, output_cls, self.rules(valid), self.spotlight)
         except DeadlineExceededError:
             raise
@@ -248,7 +248,7 @@ class Draft:
         self.count_removed(removed)
         return made
 
-    def finish(self, template: BasePromptTemplate, valid: Collection[int], **asked: Any) -> Flow[str]:
+    async def finish(self, template: BasePromptTemplate, valid: Collection[int], **asked: Any) -> str:
         """Make the last call of an answer: its text is streamed, or its object kept as ``output``.
 
         Args:
@@ -257,23 +257,23 @@ class Draft:
             asked: See ``ask``.
         """
         if self.output_cls is None:
-            return (yield from self.ask(template, valid, stream=self.streaming, **asked))
+            return await self.ask(template, valid, stream=self.streaming, **asked)
         asked.pop("gate", None)
-        self.output = yield from self.ask_object(self.output_cls, template, valid, **asked)
+        self.output = await self.ask_object(self.output_cls, template, valid, **asked)
         return self.output.model_dump_json()
 
-    def answer_at_once(
+    async def answer_at_once(
         self, packer: Callable[[Sequence[Passage], int], Packed], template: BasePromptTemplate
-    ) -> Flow[str]:
+    ) -> str:
         """Answer in one call from all passages that a packer keeps."""
-        packed = yield from self.pack(packer, template)
-        return (yield from self.finish(template, ids_of(packed.kept), context_str=format_passages(packed.kept)))
+        packed = await self.pack(packer, template)
+        return await self.finish(template, ids_of(packed.kept), context_str=format_passages(packed.kept))
 
-    def tell(self, text: str) -> Flow[None]:
+    async def tell(self, text: str) -> None:
         """Emit a piece of the answer, where it is streamed."""
         if self.streaming:
             self.told += text
-            yield Emit(text)
+            await emit(text)
 
     # -- accounts --------------------------------------------------------------------------------------------------
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final
 
-from llama_index_agentic_kb._flow import Call, Flow
+from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb._text import cut_to_fit
 from llama_index_agentic_kb.llm import count_tokens
 from llama_index_agentic_kb.prompts import Passage
@@ -32,10 +32,10 @@ class ExtractiveData(AgenticSynthesizer):
     needs_llm = False
     makes_objects = False
 
-    def _compose(self, draft: Draft) -> Flow[str]:
+    async def _compose(self, draft: Draft) -> str:
         budget = draft.max_output_tokens or DEFAULT_BUDGET
         work = partial(extract, draft.passages, budget)
-        text, packed = yield Call(sync=work, deadline=draft.deadline, what="extracting passages")
+        text, packed = await Call(sync=work, deadline=draft.deadline, what="extracting passages")
         draft.account(packed, f"the budget of {budget} tokens")
         return str(text)
 

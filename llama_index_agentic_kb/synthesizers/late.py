@@ -7,7 +7,7 @@ from typing import Final
 
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
-from llama_index_agentic_kb._flow import Flow, deadline_after
+from llama_index_agentic_kb._aio import deadline_after
 from llama_index_agentic_kb.errors import DeadlineExceededError
 from llama_index_agentic_kb.sources.base import KnowledgeSource
 from llama_index_agentic_kb.synthesizers.extractive import ExtractiveData
@@ -19,14 +19,14 @@ EXTRACTING_SECONDS: Final = 0.3
 """Time to make extracted data of the evidence: the answer's own is used up."""
 
 
-def what_arrived(
+async def what_arrived(
     error: DeadlineExceededError,
     question: str,
     nodes: Sequence[NodeWithScore],
     *,
     max_output_tokens: int | None = None,
     sources: Mapping[str, KnowledgeSource] | None = None,
-) -> Flow[Synthesis]:
+) -> Synthesis:
     """Give the answer so far, or else the evidence as extracted data. Its only warning says which.
 
     Args:
@@ -40,7 +40,7 @@ def what_arrived(
         return Synthesis(error.partial, warnings=["it was not done by its deadline: what there was of it is given"])
     told = "it was not there by its deadline: the evidence is given as extracted data"
     try:
-        synthesis = yield from ExtractiveData().synthesis(
+        synthesis = await ExtractiveData().synthesis(
             QueryBundle(question),
             nodes,
             deadline=deadline_after(EXTRACTING_SECONDS),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from llama_index_agentic_kb._flow import Flow
 from llama_index_agentic_kb.synthesizers.base import AgenticSynthesizer
 from llama_index_agentic_kb.synthesizers.draft import Draft
 
@@ -16,9 +15,8 @@ class NoText(AgenticSynthesizer):
     needs_llm = False
     makes_objects = False
 
-    def _compose(self, draft: Draft) -> Flow[str]:
+    async def _compose(self, draft: Draft) -> str:
         del draft
-        yield from ()
         return ""
 
     def _nothing(self) -> str:

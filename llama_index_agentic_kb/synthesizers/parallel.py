@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Coroutine, Sequence
+from typing import Any, TypeVar
 
-from llama_index_agentic_kb._flow import Cancel, Flow, Job, Start, Wait
+from llama_index_agentic_kb._aio import Job, cancel, start, wait
 
 __all__ = ["side_by_side"]
 
 T = TypeVar("T")
 
 
-def side_by_side(calls: Sequence[Flow[T]], each: Callable[[int, T], Flow[None]] | None = None) -> Flow[list[T]]:
+async def side_by_side(
+    calls: Sequence[Coroutine[Any, Any, T]], each: Callable[[int, T], Coroutine[Any, Any, None]] | None = None
+) -> list[T]:
     """Run calls side by side and give their results in order; the first failure stops the rest and is raised.
 
     Args:
@@ -21,20 +23,20 @@ def side_by_side(calls: Sequence[Flow[T]], each: Callable[[int, T], Flow[None]] 
     """
     jobs: list[Job[T]] = []
     for call in calls:
-        jobs.append((yield Start(call)))
+        jobs.append(start(call))
     results: list[T] = []
     try:
         while len(results) < len(jobs):
-            yield Wait([job for job in jobs if not job.done], first=True)
+            await wait([job for job in jobs if not job.done], first=True)
             _raise_first([job for job in jobs if job.done])
             while len(results) < len(jobs) and jobs[len(results)].done:
                 results.append(jobs[len(results)].result())
                 if each is not None:
-                    yield from each(len(results) - 1, results[-1])
+                    await each(len(results) - 1, results[-1])
     except Exception:
         for job in jobs:
             if not job.done:
-                yield Cancel(job)
+                await cancel(job)
         raise
     return results
 

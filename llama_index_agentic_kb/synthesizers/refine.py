@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Final, TypeAlias, cast
@@ -15,7 +15,7 @@ from llama_index.core.types import BasePydanticProgram
 from llama_index_instrumentation import get_dispatcher
 from pydantic import BaseModel, Field, create_model
 
-from llama_index_agentic_kb._flow import Call, Flow
+from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError, LLMError, SynthesisError
 from llama_index_agentic_kb.grounding.answers import clean_answer
 from llama_index_agentic_kb.prompts import ANSWER_TEMPLATE, REFINE_TEMPLATE, Passage, as_answer, format_passages
@@ -80,21 +80,21 @@ class Refine(AgenticSynthesizer):
 
     # -- the loop --------------------------------------------------------------------------------------------------
 
-    def _compose(self, draft: Draft) -> Flow[str]:
+    async def _compose(self, draft: Draft) -> str:
         earlier = draft.variables.pop("prev_response", None)
         draft.asked_cls = self._step_cls
-        packed = yield from self._packed(draft)
+        packed = await self._packed(draft)
         groups = draft.within_calls(packed, MAX_CALLS)
         texts = [format_passages(group) for group in groups]
         dispatcher.event(GetResponseStartEvent(query_str=draft.query, text_chunks=texts))
         run = _Run(draft, deque(groups), None if earlier is None else str(earlier))
         while run.waiting:
-            yield from self._next(run)
+            await self._next(run)
         dispatcher.event(GetResponseEndEvent())
         draft.output = run.output
         return self._empty_response if run.answer is None else run.answer
 
-    def _packed(self, draft: Draft) -> Flow[Packed]:
+    def _packed(self, draft: Draft) -> Coroutine[Any, Any, Packed]:
         """Arrange all passages: for one call where that is enough, else with room for the answer between calls."""
         first, refining = self.templates["text_qa_template"], self.templates["refine_template"]
         answer = "word " * min(ANSWER_TOKENS, draft.window.tokens // 8)
@@ -106,27 +106,27 @@ class Refine(AgenticSynthesizer):
 
         return draft.pack(arrange, first)
 
-    def _next(self, run: _Run) -> Flow[None]:
+    async def _next(self, run: _Run) -> None:
         """Take the next group: make one step of it, or split it where it no longer fits beside the answer."""
         group = run.waiting.popleft()
         if run.answer is not None:
-            parts = yield from self._beside_answer(run, group)
+            parts = await self._beside_answer(run, group)
             if len(parts) != 1:
                 run.waiting.extendleft(reversed(parts))
                 return
             group = parts[0]
         run.shown |= ids_of(group)
         step = self._step_of(run, group)
-        answer = yield from (self._text(run, step) if self._step_cls is None else self._filtered(run, step))
+        answer = await (self._text(run, step) if self._step_cls is None else self._filtered(run, step))
         if answer is not None:
             run.answer = run.draft.so_far = answer
         run.step += 1
 
-    def _beside_answer(self, run: _Run, group: list[Passage]) -> Flow[list[list[Passage]]]:
+    async def _beside_answer(self, run: _Run, group: list[Passage]) -> list[list[Passage]]:
         """Give a group in as many parts as it needs beside the answer so far; none where there is no room at all."""
         template, answer = self.templates["refine_template"], as_answer(run.answer or "")
         try:
-            packed = yield from run.draft.pack(self._arrange, template, group, existing_answer=answer)
+            packed = await run.draft.pack(self._arrange, template, group, existing_answer=answer)
         except SynthesisError:  # no room: the answer so far stands
             run.draft.drop(len(group), "did not fit into the model's window beside the answer so far")
             return []
@@ -141,16 +141,16 @@ class Refine(AgenticSynthesizer):
 
     # -- one step --------------------------------------------------------------------------------------------------
 
-    def _text(self, run: _Run, step: _Step) -> Flow[str | None]:
+    async def _text(self, run: _Run, step: _Step) -> str | None:
         """Give the answer after a step; None keeps the earlier one."""
         gate = str if run.answer is None else RemarkGate().feed
         asked = {"step": run.step, "so_far": run.answer or "", **step.variables}
         try:
             if self._output_cls is not None:
-                run.output = yield from run.draft.ask_object(self._output_cls, step.template, run.shown, **asked)
+                run.output = await run.draft.ask_object(self._output_cls, step.template, run.shown, **asked)
                 return run.output.model_dump_json()
             stream = run.draft.streaming and not run.waiting
-            text = yield from run.draft.ask(step.template, run.shown, stream=stream, gate=gate, **asked)
+            text = await run.draft.ask(step.template, run.shown, stream=stream, gate=gate, **asked)
         except SynthesisError as error:
             if run.answer is None or not (isinstance(error.__cause__, LLMError) and error.__cause__.empty):
                 raise
@@ -158,13 +158,13 @@ class Refine(AgenticSynthesizer):
             return None
         return None if run.answer is not None and is_remark(text) else text
 
-    def _filtered(self, run: _Run, step: _Step) -> Flow[str | None]:
+    async def _filtered(self, run: _Run, step: _Step) -> str | None:
         """Give the answer after a step that may find its passages unsatisfying; None keeps the earlier one."""
         if self._program_factory is not None:
-            reply = yield from self._programmed(run, step, self._program_factory)
+            reply = await self._programmed(run, step, self._program_factory)
         else:
             assert self._step_cls is not None
-            reply = yield from run.draft.ask_object(
+            reply = await run.draft.ask_object(
                 self._step_cls, step.template, run.shown, step=run.step, so_far=run.answer or "", **step.variables
             )
         answer = getattr(reply, "answer", None)
@@ -175,7 +175,7 @@ class Refine(AgenticSynthesizer):
             return answer.model_dump_json()
         return str(answer)
 
-    def _programmed(self, run: _Run, step: _Step, factory: ProgramFactory) -> Flow[Any]:
+    async def _programmed(self, run: _Run, step: _Step, factory: ProgramFactory) -> Any:
         """Run the user's program; it is given the prompt as core gives it: all but the passages filled in."""
         draft = run.draft
         context = {name: text for name, text in step.variables.items() if name.startswith("context")}
@@ -183,7 +183,7 @@ class Refine(AgenticSynthesizer):
         program = factory(step.template.partial_format(query_str=draft.query, **fixed))
         awaits = type(program).acall is not BasePydanticProgram.acall
         try:
-            reply = yield Call(
+            reply = await Call(
                 sync=partial(program, **context, **draft.variables),
                 native=partial(program.acall, **context, **draft.variables) if awaits else None,
                 deadline=draft.deadline,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import logging
-from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -23,7 +23,7 @@ from llama_index.core.types import RESPONSE_TEXT_TYPE
 from llama_index_instrumentation import get_dispatcher
 from pydantic import BaseModel
 
-from llama_index_agentic_kb._flow import Flow, aiterate, arun, iterate, run
+from llama_index_agentic_kb._aio import aiterate, arun, iterate, run
 from llama_index_agentic_kb.account import GuardedCallbacks
 from llama_index_agentic_kb.llm import Usage
 from llama_index_agentic_kb.sources.base import KnowledgeSource
@@ -76,7 +76,7 @@ class FlowSynthesizer(GuardedCallbacks, BaseSynthesizer):
         max_output_tokens: int | None = None,
         sources: Mapping[str, KnowledgeSource] | None = None,
         **response_kwargs: Any,
-    ) -> Flow[Synthesis]:
+    ) -> Coroutine[Any, Any, Synthesis]:
         """Make the answer, emitting deltas of its text when streaming. For subclasses to define."""
         raise NotImplementedError
 
@@ -146,17 +146,17 @@ class FlowSynthesizer(GuardedCallbacks, BaseSynthesizer):
         dispatcher.event(SynthesizeEndEvent(query=query, response=response))
         return response
 
-    def _responding(
+    async def _responding(
         self,
         query: QueryBundle,
         nodes: Sequence[NodeWithScore],
         sources: list[NodeWithScore],
         response_kwargs: dict[str, Any],
-    ) -> Flow[Response | PydanticResponse]:
+    ) -> Response | PydanticResponse:
         manager, asked = self.callback_manager, {EventPayload.QUERY_STR.value: query.query_str}
         # Outside of any trace, each call of a language model would begin one of its own and have no parent.
         with manager.as_trace("synthesize"), manager.event(CBEventType.SYNTHESIZE, payload=asked) as event:
-            synthesis = yield from self.synthesis(query, nodes, **response_kwargs)
+            synthesis = await self.synthesis(query, nodes, **response_kwargs)
             response = self._response(synthesis, sources)
             event.on_end(payload={EventPayload.RESPONSE.value: response})
         for warning in synthesis.warnings:  # the response has no place for them, and nothing is dropped silently

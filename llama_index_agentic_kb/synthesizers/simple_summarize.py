@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import ClassVar
+from collections.abc import Coroutine, Mapping
+from typing import Any, ClassVar
 
 from llama_index.core.prompts import BasePromptTemplate
 
-from llama_index_agentic_kb._flow import Flow
 from llama_index_agentic_kb.prompts import ANSWER_TEMPLATE
 from llama_index_agentic_kb.synthesizers.base import AgenticSynthesizer
 from llama_index_agentic_kb.synthesizers.draft import Draft
@@ -25,5 +24,5 @@ class SimpleSummarize(AgenticSynthesizer):
     mode = "simple_summarize"
     default_templates: ClassVar[Mapping[str, BasePromptTemplate]] = {"text_qa_template": ANSWER_TEMPLATE}
 
-    def _compose(self, draft: Draft) -> Flow[str]:
+    def _compose(self, draft: Draft) -> Coroutine[Any, Any, str]:
         return draft.answer_at_once(share, self.templates["text_qa_template"])

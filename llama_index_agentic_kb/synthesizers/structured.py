@@ -11,7 +11,6 @@ from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.tools import FunctionTool
 from pydantic import BaseModel, ValidationError
 
-from llama_index_agentic_kb._flow import Flow
 from llama_index_agentic_kb._text import one_line
 from llama_index_agentic_kb.errors import LLMError
 from llama_index_agentic_kb.grounding.answers import AnswerRules, CheckedText, clean_values
@@ -43,7 +42,7 @@ class ObjectAsker:
     def __init__(self) -> None:
         self._refused: set[str] = set()
 
-    def ask(
+    async def ask(
         self,
         model: LanguageModel,
         messages: Sequence[ChatMessage],
@@ -51,7 +50,7 @@ class ObjectAsker:
         *,
         deadline: float | None,
         **kwargs: Any,
-    ) -> Flow[Reply]:
+    ) -> Reply:
         """Ask for an object; ``read_object`` reads it out of the reply.
 
         Args:
@@ -68,10 +67,10 @@ class ObjectAsker:
         for form, kind, extra in self._forms(model, output_cls):
             try:
                 if kind == "tool":
-                    reply = yield from model.call_tool(messages, _tool(output_cls), deadline=deadline, **kwargs)
+                    reply = await model.call_tool(messages, _tool(output_cls), deadline=deadline, **kwargs)
                 else:
                     asked = messages if extra else in_words(messages, output_cls)
-                    reply = yield from model.chat(asked, deadline=deadline, **extra, **kwargs)
+                    reply = await model.chat(asked, deadline=deadline, **extra, **kwargs)
             except Exception as error:
                 if kind == "words" or not refuses_form(error):
                     raise

@@ -8,7 +8,7 @@ from typing import ClassVar, Final
 
 from llama_index.core.prompts import BasePromptTemplate
 
-from llama_index_agentic_kb._flow import Call, Flow
+from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb._text import cut_to_fit
 from llama_index_agentic_kb.llm import count_tokens
 from llama_index_agentic_kb.prompts import SUMMARY_TEMPLATE, format_partial, format_passages
@@ -38,9 +38,9 @@ class TreeSummarize(AgenticSynthesizer):
     mode = "tree_summarize"
     default_templates: ClassVar[Mapping[str, BasePromptTemplate]] = {"summary_template": SUMMARY_TEMPLATE}
 
-    def _compose(self, draft: Draft) -> Flow[str]:
+    async def _compose(self, draft: Draft) -> str:
         template = self.templates["summary_template"]
-        packed = yield from draft.pack(pack, template)
+        packed = await draft.pack(pack, template)
         groups = draft.within_calls(packed, MAX_CALLS - 1)
         contexts = [(format_passages(group), ids_of(group)) for group in groups]
         calls, depth = 0, 1
@@ -49,34 +49,33 @@ class TreeSummarize(AgenticSynthesizer):
                 draft.ask(template, ids, step=calls + position, context_str=text)
                 for position, (text, ids) in enumerate(contexts)
             ]
-            answers = yield from side_by_side(asked, partial(_keep, draft) if depth == 1 else None)
+            answers = await side_by_side(asked, partial(_keep, draft) if depth == 1 else None)
             draft.so_far = SEPARATOR.join(answers)
             calls += len(contexts)
             depth += 1
             shown = set().union(*(ids for _, ids in contexts))
             most = 1 if depth >= MAX_DEPTH else min(len(contexts) - 1, MAX_CALLS - calls - 1)
-            texts = yield from self._join(draft, answers, most)
+            texts = await self._join(draft, answers, most)
             contexts = [(text, shown) for text in texts]
         ((text, ids),) = contexts
-        return (yield from draft.finish(template, ids, step=calls, context_str=text))
+        return await draft.finish(template, ids, step=calls, context_str=text)
 
-    def _join(self, draft: Draft, answers: Sequence[str], most: int) -> Flow[list[str]]:
+    async def _join(self, draft: Draft, answers: Sequence[str], most: int) -> list[str]:
         """Give the contexts of the next level: at most so many, or one into which all answers are cut."""
 
         def work() -> tuple[list[str], int]:
             made, short = join(answers, draft.room(self.templates["summary_template"]), most)
             return [draft.spotlight.framed(text) for text in made], short
 
-        texts, cut = yield Call(sync=work, deadline=draft.deadline, what="packing answers")
+        texts, cut = await Call(sync=work, deadline=draft.deadline, what="packing answers")
         if cut:
             draft.warnings.append(f"{cut} partial answers were cut to fit into the model's window")
         return list(texts)
 
 
-def _keep(draft: Draft, position: int, answer: str) -> Flow[None]:
+async def _keep(draft: Draft, position: int, answer: str) -> None:
     """Let the first level's partial answers be the answer so far, as they come."""
     draft.so_far += SEPARATOR * (position > 0) + answer
-    yield from ()
 
 
 def join(answers: Sequence[str], room: int, most: int) -> tuple[list[str], int]:

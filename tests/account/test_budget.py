@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from llama_index_agentic_kb._flow import Flow, arun, gather, run
+from llama_index_agentic_kb._aio import arun, gather, run
 from llama_index_agentic_kb.account import Budget
 from llama_index_agentic_kb.account.retry_budget import RetryBudget, share_retries, shared_retries
 
@@ -58,13 +58,12 @@ def test_a_request_has_one_retry_budget() -> None:
     """Its calls share it, those of flows that it starts too; outside of a request each call has its own."""
     budget = Budget.start(2, retries=RetryBudget(share=0, least=1))
 
-    def call() -> Flow[bool]:
-        yield from ()
+    async def call() -> bool:
         return shared_retries().take()
 
-    def request() -> Flow[list[bool]]:
+    async def request() -> list[bool]:
         share_retries(budget.retries)
-        jobs = yield from gather([call(), call()])
+        jobs = await gather([call(), call()])
         return [job.result() for job in jobs]
 
     assert run(request()) == [True, False]

@@ -10,7 +10,7 @@ from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.schema import BaseNode
 
 from llama_index_agentic_kb import AgenticRetriever, KnowledgeSource
-from llama_index_agentic_kb._flow import run
+from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import RetrievalRequest
 from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM

@@ -13,7 +13,7 @@ from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from llama_index_agentic_kb import AgenticRetriever, InvalidRequestError
-from llama_index_agentic_kb._flow import arun, run
+from llama_index_agentic_kb._aio import arun, run
 from llama_index_agentic_kb.answering.given_results import given_nodes, given_request, given_retriever
 from llama_index_agentic_kb.answering.references import answer_references
 from llama_index_agentic_kb.answering.steps import answer_steps

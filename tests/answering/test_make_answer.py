@@ -13,7 +13,7 @@ from google.protobuf import json_format  # type: ignore[import-untyped]  # has n
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llama_index_agentic_kb._flow import run
+from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.answering.references import answer_references
 from llama_index_agentic_kb.answering.resource import make_answer
 from llama_index_agentic_kb.answering.steps import answer_steps

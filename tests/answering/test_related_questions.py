@@ -15,7 +15,7 @@ from llama_index.core.callbacks import CallbackManager
 from llama_index.core.llms import LLM
 from llama_index.core.schema import NodeWithScore, TextNode
 
-from llama_index_agentic_kb._flow import arun, run
+from llama_index_agentic_kb._aio import arun, run
 from llama_index_agentic_kb.answering.related import Related, RelatedQuestions
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.guard.spotlighting import Spotlighting

@@ -15,7 +15,7 @@ from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextC
 from llama_index.core.chat_engine.types import BaseChatEngine
 
 from llama_index_agentic_kb import AgenticChatEngine, KnowledgeBase, SynthesisError
-from llama_index_agentic_kb._flow import run
+from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.answering.session_memory import SessionMemory
 from llama_index_agentic_kb.answering.turns import session_owner
 from llama_index_agentic_kb.errors import (

@@ -20,7 +20,7 @@ from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.callbacks import CallbackManager
 
 from llama_index_agentic_kb import default_embed_model
-from llama_index_agentic_kb._flow import arun, run
+from llama_index_agentic_kb._aio import arun, run
 from llama_index_agentic_kb.search.embedding import QueryEmbeddings
 from llama_index_agentic_kb.search.embedding_cache import EmbeddingCache
 from tests.benchmarks.corpus import QUESTION

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from llama_index_agentic_kb import AgenticRetriever
-from llama_index_agentic_kb._flow import run
+from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.errors import InvalidRequestError, LLMError
 from llama_index_agentic_kb.evaluation import (
     CorpusIndex,

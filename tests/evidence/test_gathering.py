@@ -12,7 +12,7 @@ from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import NodeRelationship, NodeWithScore, QueryBundle, RelatedNodeInfo, TextNode
 
 from llama_index_agentic_kb import KnowledgeSource, RetrievalRequest, interleave, reciprocal_rank_fusion
-from llama_index_agentic_kb._flow import run
+from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.evidence.gathering import (
     Counts,

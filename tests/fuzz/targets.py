@@ -13,7 +13,7 @@ from typing import Any, Final
 from llama_index.core.schema import NodeWithScore, TextNode
 
 from llama_index_agentic_kb import KnowledgeSource
-from llama_index_agentic_kb._flow import Flow, run
+from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb._text import without_surrogates
 from llama_index_agentic_kb.errors import AgenticKBError, InvalidRequestError
 from llama_index_agentic_kb.grounding import MarkerFilter, cited_ids, clean_markers
@@ -166,16 +166,15 @@ def _reading() -> Reading:
 def _findings(text: str) -> None:
     found: dict[str, list[Finding]] = {}
 
-    def take(step: str, findings: list[Finding]) -> Flow[None]:
+    async def take(step: str, findings: list[Finding]) -> None:
         found[step] = findings
-        yield from ()
 
-    def flow() -> Flow[None]:
+    async def flow() -> None:
         intake = _Intake(Wanted({"q1": "who", "q2": "when"}, {"q3": "where"}), _reading(), take, 2, PLAIN)
         for end in range(9, len(text) + 9, 9):
-            yield from intake.read(text[end - 9 : end], text[:end])
+            await intake.read(text[end - 9 : end], text[:end])
         if not intake.is_complete:
-            yield from intake.finish(_any_lines(text))
+            await intake.finish(_any_lines(text))
 
     run(flow())
     assert found.keys() <= {"q1", "q2", "q3"}

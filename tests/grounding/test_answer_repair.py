@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from llama_index.core.callbacks import CallbackManager
 
-from llama_index_agentic_kb._flow import arun, run
+from llama_index_agentic_kb._aio import arun, run
 from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.grounding.ledger import GroundingSource, ground
 from llama_index_agentic_kb.grounding.repair import Repaired, is_low_grounded, repair

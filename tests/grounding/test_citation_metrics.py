@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import pytest
 
-from llama_index_agentic_kb._flow import Flow
 from llama_index_agentic_kb.errors import LLMError
 from llama_index_agentic_kb.grounding.claims import Claim
 from llama_index_agentic_kb.grounding.metrics import acitation_quality, citation_quality
@@ -23,10 +22,9 @@ class Words:
     def __init__(self) -> None:
         self.asked: list[tuple[str, str]] = []
 
-    def score(
+    async def score(
         self, claims: Sequence[Claim], premises: Sequence[Premise], *, deadline: float | None = None
-    ) -> Flow[list[ClaimScore]]:
-        yield from ()
+    ) -> list[ClaimScore]:
         [claim], [premise] = claims, premises
         self.asked.append((claim.plain, premise.text))
         words = set(claim.plain.casefold().strip(".").split())
@@ -79,10 +77,9 @@ def test_failure_is_raised() -> None:
     """A measurement without its scorer is none."""
 
     class Failing(Words):
-        def score(
+        async def score(
             self, claims: Sequence[Claim], premises: Sequence[Premise], *, deadline: float | None = None
-        ) -> Flow[list[ClaimScore]]:
-            yield from ()
+        ) -> list[ClaimScore]:
             raise LLMError("down")
 
     with pytest.raises(LLMError, match="down"):

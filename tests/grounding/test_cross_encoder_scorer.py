@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from llama_index_agentic_kb._flow import arun, gather, run
+from llama_index_agentic_kb._aio import arun, gather, run
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError, RetrievalError
 from llama_index_agentic_kb.grounding.claims import split_claims
 from llama_index_agentic_kb.grounding.scorers import CrossEncoderScorer, Premise

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llama_index_agentic_kb._flow import Flow, arun, run
+from llama_index_agentic_kb._aio import arun, run
 from llama_index_agentic_kb.errors import DeadlineExceededError, LLMError
 from llama_index_agentic_kb.grounding.claims import Claim
 from llama_index_agentic_kb.grounding.ledger import GroundingSource, ground
@@ -104,10 +104,9 @@ class Failing:
     def __init__(self, error: Exception) -> None:
         self.error = error
 
-    def score(
+    async def score(
         self, claims: Sequence[Claim], premises: Sequence[Premise], *, deadline: float | None = None
-    ) -> Flow[list[ClaimScore]]:
-        yield from ()
+    ) -> list[ClaimScore]:
         raise self.error
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llama_index_agentic_kb._flow import arun, run
+from llama_index_agentic_kb._aio import arun, run
 from llama_index_agentic_kb.errors import DeadlineExceededError
 from llama_index_agentic_kb.grounding.claims import split_claims
 from llama_index_agentic_kb.grounding.scorers import ClaimScore, ClaimScorer, LexicalScorer, Premise

@@ -4,19 +4,19 @@ import asyncio
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
-from llama_index_agentic_kb._flow import Call, Cancel, Flow, Job, Start, Wait, arun, deadline_after, gather, run
+from llama_index_agentic_kb._aio import Call, Job, arun, cancel, deadline_after, gather, run, start, wait
 from llama_index_agentic_kb.errors import BulkheadFullError, DeadlineExceededError
 from llama_index_agentic_kb.guard.bulkhead import Bulkhead, Place, call_deadline
 
 WAYS = ["sync", "async"]
 
 
-def done(way: str, flow: Flow[Any]) -> Any:
+def done(way: str, flow: Coroutine[Any, Any, Any]) -> Any:
     return run(flow) if way == "sync" else asyncio.run(arun(flow))
 
 
@@ -54,8 +54,8 @@ class Counting:
         return "done"
 
 
-def many(bulkhead: Bulkhead, call: Call, number: int) -> Flow[list[Job[Any]]]:
-    return (yield from gather([bulkhead.call(call) for _ in range(number)]))
+async def many(bulkhead: Bulkhead, call: Call, number: int) -> list[Job[Any]]:
+    return await gather([bulkhead.call(call) for _ in range(number)])
 
 
 @pytest.mark.parametrize(("places", "waiting"), [(0, 1), (1, -1)])
@@ -107,13 +107,13 @@ def test_what_waits_beyond_its_deadline_is_never_begun(way: str) -> None:
     """It is told that it was not begun, and its place in the queue is free."""
     bulkhead, release, begun = Bulkhead("slow", 1), threading.Event(), []
 
-    def flow() -> Flow[tuple[BaseException | None, Any]]:
-        first: Job[Any] = yield Start(bulkhead.call(Call(sync=lambda: release.wait(10))))
-        late = yield from gather([bulkhead.call(Call(sync=lambda: begun.append(1), deadline=deadline_after(0.1)))])
+    async def flow() -> tuple[BaseException | None, Any]:
+        first: Job[Any] = start(bulkhead.call(Call(sync=lambda: release.wait(10))))
+        late = await gather([bulkhead.call(Call(sync=lambda: begun.append(1), deadline=deadline_after(0.1)))])
         assert bulkhead.state.waiting == 0
         release.set()
-        yield Wait([first])
-        return late[0].error, (yield from bulkhead.call(Call(sync=lambda: "next")))
+        await wait([first])
+        return late[0].error, (await bulkhead.call(Call(sync=lambda: "next")))
 
     error, following = done(way, flow())
     assert isinstance(error, DeadlineExceededError)
@@ -128,9 +128,9 @@ def test_abandoned_calls_hold_their_places_until_they_return(way: str, monkeypat
     monkeypatch.setattr("llama_index_agentic_kb.guard.bulkhead.HANGS_AFTER", 0.1)
     bulkhead, release = Bulkhead("hangs", 2), threading.Event()
 
-    def hang() -> Flow[list[Job[Any]]]:
+    async def hang() -> list[Job[Any]]:
         call = Call(sync=lambda: release.wait(30), deadline=deadline_after(0.1), what="source 'x'")
-        return (yield from gather([bulkhead.call(call) for _ in range(2)]))
+        return await gather([bulkhead.call(call) for _ in range(2)])
 
     try:
         jobs = done(way, hang())
@@ -151,10 +151,10 @@ def test_calls_that_are_only_late_cost_nobody_else(way: str) -> None:
     """Callers in a hurry give up calls that end in a moment: who waits behind them is served."""
     bulkhead = Bulkhead("late", 2)
 
-    def flow() -> Flow[list[Job[Any]]]:
+    async def flow() -> list[Job[Any]]:
         late = [Call(sync=lambda: time.sleep(0.3), deadline=deadline_after(0.1)) for _ in range(2)]
         patient = [Call(sync=lambda: "served", deadline=deadline_after(20)) for _ in range(3)]
-        return (yield from gather([bulkhead.call(call) for call in (*late, *patient)]))
+        return await gather([bulkhead.call(call) for call in (*late, *patient)])
 
     jobs = done(way, flow())
     assert all(isinstance(job.error, DeadlineExceededError) for job in jobs[:2])
@@ -166,10 +166,10 @@ def test_who_waits_for_calls_that_hang_is_refused(way: str) -> None:
     """A call in the queue does not wait for its own deadline behind calls that were given up."""
     bulkhead, release = Bulkhead("stuck", 1), threading.Event()
 
-    def flow() -> Flow[Job[Any]]:
+    async def flow() -> Job[Any]:
         hung = Call(sync=lambda: release.wait(30), deadline=deadline_after(0.2))
         waiting = Call(sync=lambda: 1, deadline=deadline_after(20), what="source 'x'")
-        jobs = yield from gather([bulkhead.call(hung), bulkhead.call(waiting)])
+        jobs = await gather([bulkhead.call(hung), bulkhead.call(waiting)])
         return jobs[1]
 
     started = time.monotonic()
@@ -186,16 +186,16 @@ def test_a_cancelled_call_gives_its_place_back(*, native: bool) -> None:
     """What takes its cancellation is free at once; a call on a thread when it returns; one that waits, at once."""
     counting, bulkhead = Counting(seconds=0.3), Bulkhead("cancelled", 1)
 
-    def flow() -> Flow[Any]:
+    async def flow() -> Any:
         call = Call(sync=None if native else counting.call, native=counting.acall)
-        first: Job[Any] = yield Start(bulkhead.call(call))
-        second: Job[Any] = yield Start(bulkhead.call(call))
-        yield Wait([first], deadline=deadline_after(0.05))
-        yield Cancel(second)
-        yield Cancel(first)
+        first: Job[Any] = start(bulkhead.call(call))
+        second: Job[Any] = start(bulkhead.call(call))
+        await wait([first], deadline=deadline_after(0.05))
+        await cancel(second)
+        await cancel(first)
         assert bulkhead.state.waiting == 0
         if native:
-            return (yield from bulkhead.call(Call(sync=lambda: "next", deadline=deadline_after(5))))
+            return await bulkhead.call(Call(sync=lambda: "next", deadline=deadline_after(5)))
         return "next"
 
     assert asyncio.run(arun(flow())) == "next"
@@ -208,10 +208,10 @@ def test_a_cancelled_caller_leaves_no_place_taken(way: str) -> None:
     """Flows that end while their calls wait or run leave the bulkhead as it was."""
     bulkhead, release = Bulkhead("left", 2), threading.Event()
 
-    def flow() -> Flow[str]:
+    async def flow() -> str:
         for _ in range(5):
-            yield Start(bulkhead.call(Call(sync=lambda: release.wait(30))))
-        yield Wait([(yield Start(Call(sync=lambda: time.sleep(0.05))))])
+            start(bulkhead.call(Call(sync=lambda: release.wait(30))))
+        await wait([(start(Call(sync=lambda: time.sleep(0.05))))])
         return "over"
 
     assert done(way, flow()) == "over"
@@ -244,8 +244,8 @@ def test_a_place_tells_when_its_call_began_and_ended(way: str) -> None:
     def leave() -> None:
         raise error
 
-    def flow() -> Flow[Any]:
-        return (yield from gather([Bulkhead("told").call(Call(sync=leave), place)]))
+    async def flow() -> Any:
+        return await gather([Bulkhead("told").call(Call(sync=leave), place)])
 
     (job,) = done(way, flow())
     assert job.error is not None

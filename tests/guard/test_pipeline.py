@@ -3,12 +3,12 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
-from llama_index_agentic_kb._flow import Call, Flow, Job, Start, Wait, arun, deadline_after, run
+from llama_index_agentic_kb._aio import Call, Job, arun, deadline_after, run, start, wait
 from llama_index_agentic_kb.account.retry_budget import RetryBudget
 from llama_index_agentic_kb.errors import CircuitOpenError, ConfigurationError, DeadlineExceededError
 from llama_index_agentic_kb.guard.breaker import BreakerPolicy
@@ -18,7 +18,7 @@ from llama_index_agentic_kb.guard.retries import RetryPolicy
 QUICK = RetryPolicy(attempts=3, first_wait=0.0, longest_wait=0.0)
 
 
-def done(native: bool, flow: Flow[Any]) -> Any:
+def done(native: bool, flow: Coroutine[Any, Any, Any]) -> Any:
     return asyncio.run(arun(flow)) if native else run(flow)
 
 
@@ -171,14 +171,14 @@ def test_percentiles() -> None:
     assert latencies.percentile(50, fewest=11) is None
 
 
-def given_up(pipeline: ResiliencePipeline, answers: Answers, progress: Progress) -> Flow[Any]:
+async def given_up(pipeline: ResiliencePipeline, answers: Answers, progress: Progress) -> Any:
     """Make a call, and give it up when it is at work."""
-    job: Job[Any] = yield Start(pipeline.call(call_of(answers), progress))
+    job: Job[Any] = start(pipeline.call(call_of(answers), progress))
     while progress.at_work_since is None:
-        yield Wait([job], deadline=deadline_after(0.02))
-    yield Wait([job], deadline=deadline_after(0.12))
-    yield from progress.give_up("nobody waits any more")
-    yield Wait([job])
+        await wait([job], deadline=deadline_after(0.02))
+    await wait([job], deadline=deadline_after(0.12))
+    await progress.give_up("nobody waits any more")
+    await wait([job])
     return progress.result_of(job)
 
 
@@ -200,12 +200,12 @@ def test_a_call_whose_caller_leaves_counts_for_nothing(native: bool) -> None:
     """A cancelled request is no fault of what it called."""
     pipeline, release = ResiliencePipeline("x", breaker=BreakerPolicy(failures=1)), threading.Event()
 
-    def flow() -> Flow[None]:
+    async def flow() -> None:
         progress = Progress()
-        job: Job[Any] = yield Start(pipeline.call(Call(sync=lambda: release.wait(30)), progress))
+        job: Job[Any] = start(pipeline.call(Call(sync=lambda: release.wait(30)), progress))
         while progress.at_work_since is None:
-            yield Wait([job], deadline=deadline_after(0.02))
-        yield Wait([job], deadline=deadline_after(0.12))
+            await wait([job], deadline=deadline_after(0.02))
+        await wait([job], deadline=deadline_after(0.12))
 
     done(native, flow())
     assert pipeline.health.circuit == "closed"

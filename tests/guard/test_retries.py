@@ -5,8 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Coroutine
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 from typing import Any
@@ -16,13 +15,15 @@ import openai
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tenacity import RetryCallState, Retrying
 
-from llama_index_agentic_kb._flow import Call, Flow, Pause, arun, deadline_after, run
+from llama_index_agentic_kb._aio import Call, arun, deadline_after, run
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError, LLMError
 from llama_index_agentic_kb.guard.retries import (
     NO_RETRIES,
     RetryBudget,
     RetryPolicy,
+    _Wait,
     is_transient,
     retried,
     retry_after,
@@ -54,9 +55,9 @@ class Trouble:
         self.made = 0
         self.deadlines: list[float | None] = []
 
-    def __call__(self, deadline: float | None) -> Flow[int]:
+    async def __call__(self, deadline: float | None) -> int:
         self.deadlines.append(deadline)
-        made: int = yield Call(sync=self._work)
+        made: int = await Call(sync=self._work)
         return made
 
     def _work(self) -> int:
@@ -67,7 +68,7 @@ class Trouble:
 
 
 @pytest.fixture(params=["sync", "async"])
-def perform(request: pytest.FixtureRequest) -> Callable[[Flow[Any]], Any]:
+def perform(request: pytest.FixtureRequest) -> Callable[[Coroutine[Any, Any, Any]], Any]:
     """Each driver."""
     return run if request.param == "sync" else lambda flow: asyncio.run(arun(flow))
 
@@ -156,7 +157,7 @@ def test_no_header_breaks_it(text: str) -> None:
     assert seconds is None or seconds >= 0
 
 
-def test_retry_after_is_honoured(perform: Callable[[Flow[Any]], Any]) -> None:
+def test_retry_after_is_honoured(perform: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
     """The next attempt begins no sooner than the server asked for."""
     trouble = Trouble(refusal(429, {"retry-after-ms": "200"}))
     started = time.monotonic()
@@ -166,7 +167,7 @@ def test_retry_after_is_honoured(perform: Callable[[Flow[Any]], Any]) -> None:
 
 @pytest.mark.parametrize("header", [{"Retry-After": "40"}, {"Retry-After": "100"}])
 def test_a_retry_after_that_does_not_fit_ends_it_at_once(
-    perform: Callable[[Flow[Any]], Any], header: dict[str, str]
+    perform: Callable[[Coroutine[Any, Any, Any]], Any], header: dict[str, str]
 ) -> None:
     """Nothing is waited for where the deadline or the longest wait comes first; the failure is the server's own."""
     trouble = Trouble(refusal(429, header))
@@ -180,16 +181,12 @@ def test_a_retry_after_that_does_not_fit_ends_it_at_once(
 
 def waits(policy: RetryPolicy) -> list[float]:
     """The pauses that a call asks for which never succeeds, taken without waiting for them."""
-
-    def attempt(_: float | None) -> Flow[None]:
-        yield from ()
-        raise ConnectionResetError("reset")
-
-    flow = retried(attempt, policy=policy, budget=RetryBudget(least=99))
-    asked = []
-    with suppress(ConnectionResetError):
-        while isinstance(step := next(flow), Pause):
-            asked.append(step.until - time.monotonic())
+    wait, asked = _Wait(policy), []
+    for number in range(1, policy.attempts):
+        state = RetryCallState(Retrying(), None, (), {})
+        state.attempt_number = number
+        state.set_exception((ConnectionResetError, ConnectionResetError("reset"), None))
+        asked.append(wait(state))
     return asked
 
 
@@ -205,14 +202,14 @@ def test_waits_grow_with_full_jitter() -> None:
 # -- where it ends ---------------------------------------------------------------------------------------------------
 
 
-def test_it_goes_on_until_it_succeeds(perform: Callable[[Flow[Any]], Any]) -> None:
+def test_it_goes_on_until_it_succeeds(perform: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
     """The attempts of one call are counted once as a call, and each further one as a retry."""
     budget = RetryBudget()
     assert perform(retried(Trouble(unreached(), 2), policy=QUICK, budget=budget)) == 3
     assert (budget.calls, budget.retries) == (1, 2)
 
 
-def test_it_ends_after_its_attempts(perform: Callable[[Flow[Any]], Any]) -> None:
+def test_it_ends_after_its_attempts(perform: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
     """The last attempt's own failure is raised."""
     trouble = Trouble(unreached(), 99)
     with pytest.raises(openai.APIConnectionError):
@@ -224,7 +221,7 @@ def test_it_ends_after_its_attempts(perform: Callable[[Flow[Any]], Any]) -> None
     assert never.made == 1
 
 
-def test_what_is_not_worth_it_is_raised_at_once(perform: Callable[[Flow[Any]], Any]) -> None:
+def test_what_is_not_worth_it_is_raised_at_once(perform: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
     """A refusal is tried once; a caller may decide for itself what is worth it."""
     budget = RetryBudget()
     trouble = Trouble(refusal(401), 99)
@@ -234,7 +231,7 @@ def test_what_is_not_worth_it_is_raised_at_once(perform: Callable[[Flow[Any]], A
     assert perform(retried(Trouble(ValueError("mine")), policy=QUICK, budget=budget, worth=lambda _: True)) == 2
 
 
-def test_a_request_has_so_many_retries(perform: Callable[[Flow[Any]], Any]) -> None:
+def test_a_request_has_so_many_retries(perform: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
     """All calls of a request share its retries: when they are used up, failures stand."""
     budget = RetryBudget(share=0, least=3)
     made = []
@@ -262,7 +259,7 @@ def test_the_share_grows_with_the_calls() -> None:
     assert [small.take(), small.take(), small.take()] == [True, True, False]
 
 
-def test_no_retry_begins_that_cannot_end_in_time(perform: Callable[[Flow[Any]], Any]) -> None:
+def test_no_retry_begins_that_cannot_end_in_time(perform: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
     """Where less than the least time is left, the failure stands and no time is waited away."""
     trouble = Trouble(unreached(), 99)
     policy = RetryPolicy(attempts=99, first_wait=0, least_time=60)
@@ -271,15 +268,15 @@ def test_no_retry_begins_that_cannot_end_in_time(perform: Callable[[Flow[Any]], 
     assert trouble.made == 1
 
 
-def test_one_attempt_may_be_given_up_early(perform: Callable[[Flow[Any]], Any]) -> None:
+def test_one_attempt_may_be_given_up_early(perform: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
     """An attempt that hangs ends after its own time, and the next one has the rest."""
     hang = threading.Event()
     made: list[float | None] = []
 
-    def attempt(deadline: float | None) -> Flow[str]:
+    async def attempt(deadline: float | None) -> str:
         made.append(deadline)
         if len(made) == 1:
-            yield Call(sync=lambda: hang.wait(30), deadline=deadline)
+            await Call(sync=lambda: hang.wait(30), deadline=deadline)
         return "there"
 
     policy = RetryPolicy(first_wait=0.01, attempt_seconds=0.1)
@@ -290,7 +287,7 @@ def test_one_attempt_may_be_given_up_early(perform: Callable[[Flow[Any]], Any]) 
     assert all(deadline is not None and deadline < end for deadline in made)
 
 
-def test_an_attempt_gets_the_earlier_deadline(perform: Callable[[Flow[Any]], Any]) -> None:
+def test_an_attempt_gets_the_earlier_deadline(perform: Callable[[Coroutine[Any, Any, Any]], Any]) -> None:
     """Its own, or the whole's."""
     trouble = Trouble(unreached(), 0)
     perform(retried(trouble, policy=RetryPolicy(attempt_seconds=60), budget=RetryBudget(), deadline=1e18))

@@ -7,7 +7,7 @@ import gc
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import httpx
@@ -16,7 +16,7 @@ from llama_index.core.base.llms.types import ChatMessage, CompletionResponse, Co
 from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
 from llama_index.core.llms import CustomLLM
 
-from llama_index_agentic_kb._flow import Flow, arun, deadline_after, gather, iterate, run
+from llama_index_agentic_kb._aio import arun, deadline_after, gather, iterate, run
 from llama_index_agentic_kb.account.retry_budget import RetryBudget, share_retries
 from llama_index_agentic_kb.errors import DeadlineExceededError, LLMError
 from llama_index_agentic_kb.guard.bulkhead import BulkheadState
@@ -29,7 +29,7 @@ ASK = [ChatMessage(role="user", content="Who was first on the moon?")]
 SAID = "Neil Armstrong, in July 1969."
 QUICK = RetryPolicy(first_wait=0.01, longest_wait=0.02)
 
-Perform = Callable[[Flow[Any]], Any]
+Perform = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 @pytest.fixture(params=["sync", "async"])
@@ -43,7 +43,7 @@ def model_of(llm: Any, *handlers: Any, retries: RetryPolicy = QUICK) -> Language
     return LanguageModel(llm, lambda: manager, retries=retries)
 
 
-def ask(model: LanguageModel, way: str = "chat", seconds: float = 30) -> Flow[Reply]:
+def ask(model: LanguageModel, way: str = "chat", seconds: float = 30) -> Coroutine[Any, Any, Reply]:
     return (model.chat if way == "chat" else model.stream)(ASK, deadline=deadline_after(seconds))
 
 
@@ -113,9 +113,9 @@ def test_a_request_shares_its_retries(perform: Perform) -> None:
     """Calls made for one request take their retries from its budget."""
     budget = RetryBudget(share=0, least=3)
 
-    def flow(model: LanguageModel) -> Flow[None]:
+    async def flow(model: LanguageModel) -> None:
         share_retries(budget)
-        yield from gather([ask(model) for _ in range(4)])
+        await gather([ask(model) for _ in range(4)])
 
     with LoopbackOpenAI(lambda _: Fault.status(503)) as server:
         perform(flow(model_of(server.llm())))

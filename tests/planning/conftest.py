@@ -13,7 +13,7 @@ from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.schema import TextNode
 
 from llama_index_agentic_kb import AgenticRetriever, EffortLimits, KnowledgeSource
-from llama_index_agentic_kb._flow import arun, run
+from llama_index_agentic_kb._aio import arun, run
 from llama_index_agentic_kb.planning.effort import DEFAULT_LIMITS, as_effort
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import (

@@ -15,7 +15,7 @@ from llama_index.core.llms import LLM
 from llama_index.core.prompts import PromptTemplate
 
 from llama_index_agentic_kb import AgenticRetriever, EffortLimits, KnowledgeSource, QueryPlan
-from llama_index_agentic_kb._flow import arun, run
+from llama_index_agentic_kb._aio import arun, run
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.llm import LanguageModel
 from llama_index_agentic_kb.planning import ClassificationSpec, Planner, Planning, Scope

@@ -12,7 +12,7 @@ from llama_index.core.prompts import PromptTemplate
 from llama_index.core.schema import NodeWithScore, TextNode
 
 from llama_index_agentic_kb import KnowledgeSource
-from llama_index_agentic_kb._flow import Flow, run
+from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.account import ActivityLog
 from llama_index_agentic_kb.errors import LLMError
 from llama_index_agentic_kb.llm import LanguageModel
@@ -64,9 +64,8 @@ class Read:
         assert isinstance(record, ModelQueryPlanningActivity)
         self.record = record
 
-    def _take(self, step: str, answers: list[Finding]) -> Flow[None]:
+    async def _take(self, step: str, answers: list[Finding]) -> None:
         self.found.append((step, answers))
-        yield from ()
 
     @property
     def values(self) -> dict[str, list[str]]:

@@ -8,7 +8,7 @@ from llama_index.core import VectorStoreIndex
 from llama_index.core.schema import TextNode
 
 from llama_index_agentic_kb import AgenticRetriever, FilterField, KnowledgeSource
-from llama_index_agentic_kb._flow import run
+from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import SourceActivity, to_odata
 from llama_index_agentic_kb.testing import HashEmbedding, ScriptedLLM

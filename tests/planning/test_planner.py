@@ -3,7 +3,7 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -18,7 +18,7 @@ from llama_index.core.prompts import PromptTemplate
 from llama_index.core.tools import BaseTool
 
 from llama_index_agentic_kb import EffortLimits, OpenAICompatible, QueryPlan
-from llama_index_agentic_kb._flow import Flow, arun, run
+from llama_index_agentic_kb._aio import arun, run
 from llama_index_agentic_kb.llm import LanguageModel
 from llama_index_agentic_kb.planning import Planner, Planning, Scope
 from llama_index_agentic_kb.planning.graph import Candidate, plain_plan, refers
@@ -331,16 +331,15 @@ def test_sub_queries_are_begun_while_the_plan_is_written() -> None:
     llm = ScriptedLLM(ScriptedReply(reply, chunk_size=4))
     asked = planner(llm)
 
-    def begin(sub_queries: Sequence[SubQuery]) -> Flow[None]:
+    async def begin(sub_queries: Sequence[SubQuery]) -> None:
         begun.extend((one.query, told[0]) for one in sub_queries)
-        yield from ()
 
     read = asked.model.read
 
-    def counted(messages: Any, each: Any, **kwargs: Any) -> Flow[Any]:
-        def counting(delta: str, text: str) -> Flow[None]:
+    def counted(messages: Any, each: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
+        async def counting(delta: str, text: str) -> None:
             told[0] = len(text)
-            yield from each(delta, text)
+            await each(delta, text)
 
         return read(messages, counting, **kwargs)
 

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from llama_index_agentic_kb import AgenticRetriever, KnowledgeSource
-from llama_index_agentic_kb._flow import run
+from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import ReasoningEffort, RetrievalRequest
 from llama_index_agentic_kb.testing import MemoryRetriever

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from llama_index.core.schema import QueryBundle, TextNode
 
 from llama_index_agentic_kb import KnowledgeSource
-from llama_index_agentic_kb._flow import arun
+from llama_index_agentic_kb._aio import arun
 from llama_index_agentic_kb.planning import DEFAULT_LIMITS, Scope
 from llama_index_agentic_kb.planning.graph import Candidate, PlanGraph, filled, plain_plan, refers
 from llama_index_agentic_kb.planning.parsing import read_proposals

@@ -17,7 +17,7 @@ from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugH
 from llama_index.core.callbacks.schema import EventPayload
 from pydantic import PrivateAttr
 
-from llama_index_agentic_kb._flow import Flow, WorkerPool, arun, gather, run
+from llama_index_agentic_kb._aio import WorkerPool, arun, gather, run
 from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError
 from llama_index_agentic_kb.search import batching, embedding
 from llama_index_agentic_kb.search.batching import MicroBatcher
@@ -231,11 +231,11 @@ class Local(HashEmbedding):
         self._hold = hold
 
 
-def request(model: BaseEmbedding, queries: list[str], *handlers: Any, deadline: float | None = None) -> Flow[list[Any]]:
+async def request(model: BaseEmbedding, queries: list[str], *handlers: Any, deadline: float | None = None) -> list[Any]:
     """Ask for the vectors of one request; give each or its error."""
     embeddings = QueryEmbeddings(CallbackManager(list(handlers)), deadline=deadline, cache=None)
-    yield from embeddings.begin([(model, query) for query in queries])
-    jobs = yield from gather([embeddings.get(model, query) for query in queries])
+    await embeddings.begin([(model, query) for query in queries])
+    jobs = await gather([embeddings.get(model, query) for query in queries])
     return [job.error or job.value for job in jobs]
 
 

@@ -16,7 +16,7 @@ from llama_index.core.instrumentation.events.embedding import EmbeddingEndEvent
 from llama_index_instrumentation import get_dispatcher
 from pydantic import PrivateAttr
 
-from llama_index_agentic_kb._flow import Flow, arun, gather, run
+from llama_index_agentic_kb._aio import arun, gather, run
 from llama_index_agentic_kb.errors import DeadlineExceededError
 from llama_index_agentic_kb.search.embedding import QueryEmbeddings, embed_queries
 from llama_index_agentic_kb.search.embedding_cache import SHARED_CACHE, EmbeddingCache
@@ -51,13 +51,13 @@ class Broken(HashEmbedding):
         raise ConnectionError(f"no vector for {query!r}")
 
 
-def wanted(
+async def wanted(
     embeddings: QueryEmbeddings, pairs: Sequence[tuple[BaseEmbedding, str]], *, begin: bool = True
-) -> Flow[list[list[float]]]:
+) -> list[list[float]]:
     """Ask for vectors side by side, as lanes do."""
     if begin:
-        yield from embeddings.begin(pairs)
-    jobs = yield from gather([embeddings.get(model, query) for model, query in pairs])
+        await embeddings.begin(pairs)
+    jobs = await gather([embeddings.get(model, query) for model, query in pairs])
     return [job.result() for job in jobs]
 
 
@@ -217,11 +217,11 @@ async def test_a_failure_is_that_models_alone() -> None:
     """Who asked for a broken model's vector gets its error; other models' vectors are there."""
     broken, sound = Broken(), HashEmbedding()
 
-    def both() -> Flow[list[Any]]:
+    async def both() -> list[Any]:
         shared = embeddings()
         pairs: list[tuple[BaseEmbedding, str]] = [(broken, "a"), (sound, "a"), (broken, "a")]
-        yield from shared.begin(pairs)
-        jobs = yield from gather([shared.get(model, query) for model, query in pairs])
+        await shared.begin(pairs)
+        jobs = await gather([shared.get(model, query) for model, query in pairs])
         return [job.error or job.value for job in jobs]
 
     for one, two, three in (await asyncio.to_thread(run, both()), await arun(both())):
@@ -234,10 +234,10 @@ async def test_callers_wait_no_longer_than_they_may() -> None:
     """A caller's own deadline ends its wait; another one's wait goes on."""
     model = HashEmbedding(latency=0.5)
 
-    def both() -> Flow[list[Any]]:
+    async def both() -> list[Any]:
         shared = embeddings()
         hurried = shared.get(model, "a", deadline=time.monotonic() + 0.05)
-        jobs = yield from gather([hurried, shared.get(model, "a", deadline=time.monotonic() + 20)])
+        jobs = await gather([hurried, shared.get(model, "a", deadline=time.monotonic() + 20)])
         return [job.error or job.value for job in jobs]
 
     for hurried, patient in (await asyncio.to_thread(run, both()), await arun(both())):

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import pytest
 
-from llama_index_agentic_kb._flow import Flow, arun, deadline_after, run
+from llama_index_agentic_kb._aio import arun, deadline_after, run
 from llama_index_agentic_kb.account.retry_budget import RetryBudget, share_retries
 from llama_index_agentic_kb.errors import DeadlineExceededError
 from llama_index_agentic_kb.llm.calls import calls_of
@@ -19,7 +19,7 @@ from tests.openai_embedding import OpenAIEmbedding
 
 QUERIES = ["Who was first?", "And who was next?"]
 
-Perform = Callable[[Flow[Any]], Any]
+Perform = Callable[[Coroutine[Any, Any, Any]], Any]
 
 
 @pytest.fixture(params=["sync", "async"])
@@ -28,10 +28,10 @@ def perform(request: pytest.FixtureRequest) -> Perform:
     return run if request.param == "sync" else lambda flow: asyncio.run(arun(flow))
 
 
-def embed(model: OpenAIEmbedding, seconds: float = 30, budget: RetryBudget | None = None) -> Flow[list[Any]]:
+async def embed(model: OpenAIEmbedding, seconds: float = 30, budget: RetryBudget | None = None) -> list[Any]:
     if budget is not None:
         share_retries(budget)
-    return (yield from embed_queries(model, QUERIES, deadline=deadline_after(seconds)))
+    return await embed_queries(model, QUERIES, deadline=deadline_after(seconds))
 
 
 def test_vectors_come_in_one_request(perform: Perform) -> None:

@@ -11,7 +11,7 @@ from llama_index.core.postprocessor import LLMRerank, SentenceTransformerRerank,
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
-from llama_index_agentic_kb._flow import arun, gather, run
+from llama_index_agentic_kb._aio import arun, gather, run
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError, RetrievalError
 from llama_index_agentic_kb.search.calibration import Calibration
 from llama_index_agentic_kb.search.rerank import Reranked, Reranker, as_reranker

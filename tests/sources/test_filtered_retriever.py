@@ -18,7 +18,7 @@ from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQu
 from llama_index.vector_stores.chroma import ChromaVectorStore
 
 from llama_index_agentic_kb import AgenticRetriever, KnowledgeSource
-from llama_index_agentic_kb._flow import run
+from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.errors import DeadlineExceededError
 from llama_index_agentic_kb.schema import Condition, FilterOperator, Outcome, SourceActivity
 from llama_index_agentic_kb.sources.filtered import FilteredIndexRetriever, NotedNodes, until

@@ -17,7 +17,7 @@ from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryMode, VectorStoreQueryResult
 
 from llama_index_agentic_kb import AgenticVectorStoreIndex, KnowledgeSource
-from llama_index_agentic_kb._flow import Call, Flow, arun, run
+from llama_index_agentic_kb._aio import Call, arun, run
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError
 from llama_index_agentic_kb.schema import Condition, FilterNode
 from llama_index_agentic_kb.sources import SearchResult
@@ -70,12 +70,12 @@ def index_of(given: Sequence[BaseNode] | None = None, **kwargs: Any) -> VectorSt
     return VectorStoreIndex(list(nodes() if given is None else given), embed_model=HashEmbedding(), **kwargs)
 
 
-def searching(
+async def searching(
     source: KnowledgeSource, query: str, filters: FilterNode | None = None, *, top_k: int = 10, seconds: float = 20
-) -> Flow[SearchResult]:
-    prepared = yield from source.prepare(source.effective_filter(filters), top_k)
+) -> SearchResult:
+    prepared = await source.prepare(source.effective_filter(filters), top_k)
     deadline = time.monotonic() + seconds
-    return (yield from source.search(prepared, QueryBundle(query), top_k=top_k, deadline=deadline))
+    return await source.search(prepared, QueryBundle(query), top_k=top_k, deadline=deadline)
 
 
 def search(source: KnowledgeSource, query: str, filters: FilterNode | None = None, **kwargs: Any) -> SearchResult:
@@ -189,14 +189,14 @@ async def test_words_do_not_wait_for_the_querys_vector(way: str) -> None:
     lexical = Words(nodes())
     source = KnowledgeSource("docs", index=index_of(), lexical=lexical)
 
-    def embedded() -> Flow[QueryBundle]:
-        begun = yield Call(sync=lambda: lexical.begun.wait(10))
+    async def embedded() -> QueryBundle:
+        begun = await Call(sync=lambda: lexical.begun.wait(10))
         assert begun
         raise ConnectionError("no vector")
 
-    def flow() -> Flow[SearchResult]:
-        prepared = yield from source.prepare(None, 5)
-        return (yield from source.search(prepared, QueryBundle("snow"), top_k=5, deadline=None, complete=embedded))
+    async def flow() -> SearchResult:
+        prepared = await source.prepare(None, 5)
+        return await source.search(prepared, QueryBundle("snow"), top_k=5, deadline=None, complete=embedded)
 
     result = run(flow()) if way == "sync" else await arun(flow())
     assert str(result.lists[0].error) == "no vector"

@@ -16,7 +16,7 @@ from llama_index.core.schema import Document, NodeRelationship, NodeWithScore, Q
 from llama_index.core.vector_stores import MetadataFilter, MetadataFilters
 
 from llama_index_agentic_kb import KnowledgeSource
-from llama_index_agentic_kb._flow import Flow, arun, run
+from llama_index_agentic_kb._aio import arun, run
 from llama_index_agentic_kb.errors import (
     ConfigurationError,
     DeadlineExceededError,
@@ -49,12 +49,12 @@ def simple_index(given: Sequence[Any] | None = None) -> VectorStoreIndex:
     return VectorStoreIndex(list(given or nodes()), embed_model=HashEmbedding())
 
 
-def searching(
+async def searching(
     source: KnowledgeSource, query: str, filters: FilterNode | None, top_k: int, seconds: float
-) -> Flow[SearchResult]:
-    prepared = yield from source.prepare(source.effective_filter(filters), top_k)
+) -> SearchResult:
+    prepared = await source.prepare(source.effective_filter(filters), top_k)
     deadline = time.monotonic() + seconds
-    return (yield from source.search(prepared, QueryBundle(query), top_k=top_k, deadline=deadline))
+    return await source.search(prepared, QueryBundle(query), top_k=top_k, deadline=deadline)
 
 
 def search(
@@ -390,10 +390,10 @@ def test_the_callers_bundle_is_not_written_to() -> None:
     """LlamaIndex's vector retriever writes into its bundle: ``prepare`` and ``search`` get one of their own."""
     source = KnowledgeSource("docs", index=simple_index(), hybrid=False)
 
-    def flow(bundle: QueryBundle) -> Flow[SearchResult]:
-        prepared = yield from source.prepare(None, 2)
+    async def flow(bundle: QueryBundle) -> SearchResult:
+        prepared = await source.prepare(None, 2)
         assert prepared.embed_model is not None
-        return (yield from source.search(prepared, bundle, top_k=2, deadline=None))
+        return await source.search(prepared, bundle, top_k=2, deadline=None)
 
     assert len(run(flow(QueryBundle("rain"))).nodes) == 2
 

@@ -11,7 +11,7 @@ from llama_index.core.schema import QueryBundle, TextNode
 from llama_index.core.vector_stores import FilterCondition, FilterOperator, MetadataFilter, MetadataFilters
 
 from llama_index_agentic_kb import KnowledgeSource
-from llama_index_agentic_kb._flow import Flow, run
+from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.errors import DeniedError, InvalidRequestError
 from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, matches
 from llama_index_agentic_kb.schema import FilterOperator as Operator
@@ -83,9 +83,9 @@ def rows(metadata: list[dict[str, Any]] = ROWS) -> list[TextNode]:
 
 
 def found(source: KnowledgeSource, tree: FilterNode) -> SearchResult:
-    def flow() -> Flow[SearchResult]:
-        prepared = yield from source.prepare(source.effective_filter(tree), 100)
-        return (yield from source.search(prepared, QueryBundle("row"), top_k=100, deadline=None))
+    async def flow() -> SearchResult:
+        prepared = await source.prepare(source.effective_filter(tree), 100)
+        return await source.search(prepared, QueryBundle("row"), top_k=100, deadline=None)
 
     return run(flow())
 

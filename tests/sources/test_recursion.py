@@ -11,7 +11,7 @@ from llama_index.core.query_engine import CustomQueryEngine
 from llama_index.core.schema import IndexNode, NodeWithScore, QueryBundle, TextNode
 
 from llama_index_agentic_kb import KnowledgeSource
-from llama_index_agentic_kb._flow import Flow, run
+from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.errors import DeadlineExceededError
 from llama_index_agentic_kb.schema import Condition
 from llama_index_agentic_kb.sources import SearchResult
@@ -50,10 +50,10 @@ def index_of(*objects: IndexNode, texts: Sequence[str] = ()) -> VectorStoreIndex
 def search(index: VectorStoreIndex, *, seconds: float = 20, filters: Condition | None = None) -> SearchResult:
     source = KnowledgeSource("docs", index=index, filters=filters)
 
-    def flow() -> Flow[SearchResult]:
-        prepared = yield from source.prepare(source.effective_filter(), 50)
+    async def flow() -> SearchResult:
+        prepared = await source.prepare(source.effective_filter(), 50)
         deadline = time.monotonic() + seconds
-        return (yield from source.search(prepared, QueryBundle("rain"), top_k=1_000, deadline=deadline))
+        return await source.search(prepared, QueryBundle("rain"), top_k=1_000, deadline=deadline)
 
     return run(flow())
 
@@ -162,9 +162,9 @@ def test_a_users_own_retriever_is_bounded_too(given: str) -> None:
     loop.children = [loop]
     endless = source_of(loop)
 
-    def flow(one: KnowledgeSource) -> Flow[SearchResult]:
-        prepared = yield from one.prepare(None, 5)
-        return (yield from one.search(prepared, QueryBundle("rain"), top_k=5, deadline=None))
+    async def flow(one: KnowledgeSource) -> SearchResult:
+        prepared = await one.prepare(None, 5)
+        return await one.search(prepared, QueryBundle("rain"), top_k=5, deadline=None)
 
     assert texts(run(flow(source))) == ["leaf"]
     assert len(run(flow(endless)).nodes) == 1

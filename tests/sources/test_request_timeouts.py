@@ -11,7 +11,7 @@ import pytest
 from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.vector_stores.chroma import ChromaVectorStore
 
-from llama_index_agentic_kb._flow import Call, deadline_after, run
+from llama_index_agentic_kb._aio import Call, deadline_after, run
 from llama_index_agentic_kb.errors import DeadlineExceededError
 from llama_index_agentic_kb.guard.bulkhead import Bulkhead
 from llama_index_agentic_kb.sources.request_timeouts import with_request_timeouts

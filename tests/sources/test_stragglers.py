@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from llama_index_agentic_kb import AgenticRetriever, EffortLimits, KnowledgeSource, ReasoningEffort, RetrievalRequest
-from llama_index_agentic_kb._flow import arun, run
+from llama_index_agentic_kb._aio import arun, run
 from llama_index_agentic_kb.errors import ConfigurationError, RetrievalError
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import SourceActivity

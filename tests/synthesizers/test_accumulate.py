@@ -8,7 +8,7 @@ from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.schema import NodeWithScore, QueryBundle
 from pydantic import BaseModel
 
-from llama_index_agentic_kb._flow import run
+from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.errors import SynthesisError
 from llama_index_agentic_kb.synthesizers import Accumulate, CompactAccumulate
 from llama_index_agentic_kb.testing import LoopbackOpenAI, ScriptedLLM, ScriptedReply

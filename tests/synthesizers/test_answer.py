@@ -13,7 +13,7 @@ from llama_index.core.schema import NodeWithScore, QueryBundle
 from llama_index.core.types import BaseOutputParser
 from pydantic import BaseModel
 
-from llama_index_agentic_kb._flow import arun, deadline_after, iterate, run
+from llama_index_agentic_kb._aio import arun, deadline_after, iterate, run
 from llama_index_agentic_kb.errors import DeadlineExceededError, LLMError, SynthesisError
 from llama_index_agentic_kb.llm import count_tokens
 from llama_index_agentic_kb.llm.openai_compatible import OpenAICompatible

@@ -17,7 +17,7 @@ from llama_index.core.settings import Settings
 from llama_index_instrumentation import get_dispatcher
 from pydantic import BaseModel, PrivateAttr
 
-from llama_index_agentic_kb._flow import arun, iterate, run
+from llama_index_agentic_kb._aio import arun, iterate, run
 from llama_index_agentic_kb.errors import ConfigurationError, SynthesisError
 from llama_index_agentic_kb.synthesizers import (
     MODES,

@@ -6,7 +6,7 @@ from typing import Any
 from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
-from llama_index_agentic_kb._flow import run
+from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.llm import count_tokens
 from llama_index_agentic_kb.synthesizers import Compact
 from llama_index_agentic_kb.testing import ScriptedLLM, ScriptedReply

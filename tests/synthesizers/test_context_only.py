@@ -6,7 +6,7 @@ from llama_index.core.response_synthesizers.context_only import ContextOnly as C
 from llama_index.core.schema import NodeWithScore, QueryBundle
 from llama_index.core.settings import Settings
 
-from llama_index_agentic_kb._flow import run
+from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.llm import count_tokens
 from llama_index_agentic_kb.sources import KnowledgeSource
 from llama_index_agentic_kb.synthesizers import ContextOnly

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
-from llama_index_agentic_kb._flow import arun, iterate, run
+from llama_index_agentic_kb._aio import arun, iterate, run
 from llama_index_agentic_kb.llm import count_tokens
 from llama_index_agentic_kb.schema import RetrievalResponse
 from llama_index_agentic_kb.sources import KnowledgeSource

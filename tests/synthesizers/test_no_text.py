@@ -4,7 +4,7 @@ from typing import Any
 
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
-from llama_index_agentic_kb._flow import run
+from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.synthesizers import NoText
 
 

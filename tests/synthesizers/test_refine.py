@@ -12,7 +12,7 @@ from llama_index.core.response_synthesizers.refine import StructuredRefineRespon
 from llama_index.core.schema import NodeWithScore, QueryBundle
 from pydantic import BaseModel
 
-from llama_index_agentic_kb._flow import deadline_after, iterate, run
+from llama_index_agentic_kb._aio import deadline_after, iterate, run
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError, LLMError, SynthesisError
 from llama_index_agentic_kb.synthesizers import Refine
 from llama_index_agentic_kb.testing import Fault, LoopbackOpenAI, Reply, ScriptedLLM, ScriptedReply

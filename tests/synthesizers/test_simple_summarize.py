@@ -5,7 +5,7 @@ from typing import Any
 
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
-from llama_index_agentic_kb._flow import run
+from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.synthesizers import SimpleSummarize
 from llama_index_agentic_kb.testing import ScriptedLLM, ScriptedReply
 

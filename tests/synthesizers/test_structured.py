@@ -10,7 +10,7 @@ from llama_index.core.callbacks import CallbackManager
 from llama_index.core.schema import NodeWithScore, QueryBundle
 from pydantic import BaseModel, Field
 
-from llama_index_agentic_kb._flow import run
+from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.errors import LLMError, SynthesisError
 from llama_index_agentic_kb.grounding.answers import AnswerRules, CheckedText
 from llama_index_agentic_kb.llm import LanguageModel, Reply, Usage

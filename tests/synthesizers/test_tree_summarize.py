@@ -11,7 +11,7 @@ from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.schema import NodeWithScore, QueryBundle
 from pydantic import BaseModel
 
-from llama_index_agentic_kb._flow import arun, deadline_after, run
+from llama_index_agentic_kb._aio import arun, deadline_after, run
 from llama_index_agentic_kb.errors import DeadlineExceededError, SynthesisError
 from llama_index_agentic_kb.synthesizers import TreeSummarize
 from llama_index_agentic_kb.synthesizers.tree_summarize import MAX_CALLS, join

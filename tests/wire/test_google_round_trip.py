@@ -15,7 +15,7 @@ from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.schema import NodeRelationship, RelatedNodeInfo, TextNode
 
 from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, Principal, session_owner
-from llama_index_agentic_kb._flow import run
+from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.errors import AgenticKBError
 from llama_index_agentic_kb.grounding import grounding_ledger, rank
 from llama_index_agentic_kb.schema.answer import Answer

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
-from llama_index_agentic_kb._flow import Flow
 from llama_index_agentic_kb.grounding.claims import Claim
 from llama_index_agentic_kb.schema.answer_claims import CITATION_THRESHOLD
 from llama_index_agentic_kb.schema.grounding import ConflictKind, Span, Verdict
@@ -102,7 +101,7 @@ class ClaimScorer(Protocol):
 
     def score(
         self, claims: Sequence[Claim], premises: Sequence[Premise], *, deadline: float | None = None
-    ) -> Flow[list[ClaimScore]]:
+    ) -> Coroutine[Any, Any, list[ClaimScore]]:
         """Score claims, all at once.
 
         Args:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any, Final, Protocol
 
-from llama_index_agentic_kb._flow import Call, Flow, WorkerPool
+from llama_index_agentic_kb._aio import Call, WorkerPool
 from llama_index_agentic_kb.errors import ConfigurationError, RetrievalError
 from llama_index_agentic_kb.grounding.claims import Claim
 from llama_index_agentic_kb.grounding.scorers.base import ClaimScore, Evidence, Premise, verdict_of
@@ -73,9 +73,9 @@ class CrossEncoderScorer:
         # A tokenizer fails when two threads use it, and the model takes all cores anyway.
         self._pool = WorkerPool("claim-scorer", max_workers=1)
 
-    def score(
+    async def score(
         self, claims: Sequence[Claim], premises: Sequence[Premise], *, deadline: float | None = None
-    ) -> Flow[list[ClaimScore]]:
+    ) -> list[ClaimScore]:
         """Score claims on the model's one thread; see ``ClaimScorer``.
 
         Raises:
@@ -83,7 +83,7 @@ class CrossEncoderScorer:
             DeadlineExceededError: It was late.
         """
         work = partial(self._score, [claim.plain for claim in claims], premises)
-        scores: list[ClaimScore] = yield Call(sync=work, deadline=deadline, pool=self._pool, what=self.name)
+        scores: list[ClaimScore] = await Call(sync=work, deadline=deadline, pool=self._pool, what=self.name)
         return scores
 
     def _score(self, claims: Sequence[str], premises: Sequence[Premise]) -> list[ClaimScore]:

@@ -11,7 +11,7 @@ from llama_index.core.callbacks import CallbackManager
 from llama_index.core.llms import LLM
 from llama_index.core.prompts import BasePromptTemplate, ChatPromptTemplate
 
-from llama_index_agentic_kb._flow import Call, Flow
+from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb.errors import LLMError
 from llama_index_agentic_kb.grounding.claims import Claim
 from llama_index_agentic_kb.grounding.scorers.base import ClaimScore, Evidence, Premise, verdict_of
@@ -95,9 +95,9 @@ class LLMJudge:
         self.template = template or JUDGE_TEMPLATE
         self.spotlighting = spotlighting
 
-    def score(
+    async def score(
         self, claims: Sequence[Claim], premises: Sequence[Premise], *, deadline: float | None = None
-    ) -> Flow[list[ClaimScore]]:
+    ) -> list[ClaimScore]:
         """Score claims in one call; see ``ClaimScorer``.
 
         Raises:
@@ -116,7 +116,7 @@ class LLMJudge:
             context_str=format_passages(passages),
             claims="\n".join(f"{number}: {_as_claim(claim)}" for number, claim in enumerate(claims)),
         )
-        reply = yield from self.model.chat(messages, deadline=deadline)
+        reply = await self.model.chat(messages, deadline=deadline)
         judged = read_judgements(spotlight.unmarked(reply.text))
         if not judged:
             raise LLMError("the judging model's reply holds no verdict", usage=reply.usage)
@@ -124,7 +124,7 @@ class LLMJudge:
         def read() -> list[ClaimScore]:
             return [_score(claim, judged.get(number), premises) for number, claim in enumerate(claims)]
 
-        scores: list[ClaimScore] = yield Call(sync=read, deadline=deadline, what="reading verdicts")
+        scores: list[ClaimScore] = await Call(sync=read, deadline=deadline, what="reading verdicts")
         return scores
 
 

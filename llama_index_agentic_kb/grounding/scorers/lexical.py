@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Final
 
-from llama_index_agentic_kb._flow import Call, Flow
+from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb.errors import DeadlineExceededError
 from llama_index_agentic_kb.grounding.alignment.analysis import Analysis, analyze
 from llama_index_agentic_kb.grounding.alignment.clauses import clauses_of
@@ -69,12 +69,12 @@ class LexicalScorer:
     def __init__(self, *, passages: int = _MOST_PASSAGES) -> None:
         self.passages = passages
 
-    def score(
+    async def score(
         self, claims: Sequence[Claim], premises: Sequence[Premise], *, deadline: float | None = None
-    ) -> Flow[list[ClaimScore]]:
+    ) -> list[ClaimScore]:
         """Score claims on a thread; see ``ClaimScorer``."""
         work = partial(self.judge, [claim.plain for claim in claims], premises, deadline=deadline)
-        scores: list[ClaimScore] = yield Call(sync=work, deadline=deadline, what=f"scorer {self.name}")
+        scores: list[ClaimScore] = await Call(sync=work, deadline=deadline, what=f"scorer {self.name}")
         return scores
 
     def judge(

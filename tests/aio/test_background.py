@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from llama_index_agentic_kb._flow import Call, Emit, Flow, Next, Open, deadline_after, gather, iterate, run
+from llama_index_agentic_kb._aio import Call, deadline_after, emit, gather, iterate, open_stream, run
 from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError
 
 
@@ -18,8 +18,8 @@ async def where() -> tuple[int, str]:
     return id(asyncio.get_running_loop()), threading.current_thread().name
 
 
-def ask() -> Flow[Any]:
-    return (yield Call(native=where))
+async def ask() -> Any:
+    return await Call(native=where)
 
 
 def test_there_is_one_loop() -> None:
@@ -52,8 +52,8 @@ def test_a_late_call_is_cancelled() -> None:
             cancelled.set()
             raise
 
-    def flow() -> Flow[None]:
-        yield Call(native=hang, deadline=deadline_after(0.05))
+    async def flow() -> None:
+        await Call(native=hang, deadline=deadline_after(0.05))
 
     with pytest.raises(DeadlineExceededError):
         run(flow())
@@ -75,10 +75,10 @@ def test_a_stream_that_is_left_is_cancelled() -> None:
     async def opens() -> AsyncIterator[int]:
         return items()
 
-    def flow() -> Flow[None]:
-        stream = yield Open(native=opens)
+    async def flow() -> None:
+        stream = open_stream(native=opens)
         while True:
-            yield Emit((yield Next(stream)))
+            await emit(await stream.next())
 
     generator = iterate(flow())
     assert [next(generator), next(generator)] == [1, 1]
@@ -92,8 +92,8 @@ def test_waiting_for_oneself_is_an_error_not_a_hang() -> None:
     async def nests() -> Any:
         return run(ask())
 
-    def flow() -> Flow[Any]:
-        return (yield Call(native=nests, deadline=deadline_after(5)))
+    async def flow() -> Any:
+        return await Call(native=nests, deadline=deadline_after(5))
 
     with pytest.raises(AgenticKBError, match="await the async method"):
         run(flow())
@@ -105,8 +105,8 @@ def test_the_loop_survives_what_runs_on_it() -> None:
     async def leave() -> None:
         raise SystemExit(1)
 
-    def flow() -> Flow[Any]:
-        jobs = yield from gather([Call(native=leave), Call(native=where)], deadline=deadline_after(5))
+    async def flow() -> Any:
+        jobs = await gather([Call(native=leave), Call(native=where)], deadline=deadline_after(5))
         return [type(jobs[0].error), jobs[1].result()[1]]
 
     assert run(flow()) == [AgenticKBError, "agentic-kb-loop"]
@@ -118,8 +118,8 @@ def test_native_calls_run_side_by_side() -> None:
     async def nap() -> None:
         await asyncio.sleep(0.2)
 
-    def flow() -> Flow[None]:
-        yield from gather(Call(native=nap) for _ in range(100))
+    async def flow() -> None:
+        await gather(Call(native=nap) for _ in range(100))
 
     started = time.monotonic()
     run(flow())
@@ -133,9 +133,9 @@ def test_a_cancel_before_the_start_makes_no_call(until: Callable[[Callable[[], b
     async def native() -> None:
         made.append(1)
 
-    def child() -> Flow[None]:
-        yield Call(sync=lambda: blocked.wait(5))
-        yield Call(native=native)
+    async def child() -> None:
+        await Call(sync=lambda: blocked.wait(5))
+        await Call(native=native)
 
     blocked = threading.Event()
 
@@ -143,8 +143,8 @@ def test_a_cancel_before_the_start_makes_no_call(until: Callable[[Callable[[], b
         blocked.set()
         time.sleep(0.5)  # noqa: ASYNC251 (the loop is to be blocked)
 
-    def flow() -> Flow[None]:
-        jobs = yield from gather([Call(native=block), child()], deadline=deadline_after(0.2))
+    async def flow() -> None:
+        jobs = await gather([Call(native=block), child()], deadline=deadline_after(0.2))
         assert isinstance(jobs[1].error, DeadlineExceededError)
 
     run(flow())

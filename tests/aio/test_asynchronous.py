@@ -11,23 +11,21 @@ from typing import Any
 
 import pytest
 
-from llama_index_agentic_kb._flow import (
+from llama_index_agentic_kb._aio import (
     Call,
-    Emit,
-    Flow,
     Job,
-    Next,
-    Open,
-    Start,
-    Wait,
     aiterate,
     arun,
-    collect,
     deadline_after,
+    emit,
     gather,
+    open_stream,
     run,
+    start,
+    wait,
 )
 from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError
+from tests.aio.conftest import collect
 
 
 def others() -> set[asyncio.Task[Any]]:
@@ -60,18 +58,18 @@ async def test_cancelling_the_caller_cancels_everything() -> None:
     async def opens() -> AsyncIterator[int]:
         return items()
 
-    def child() -> Flow[None]:
+    async def child() -> None:
         try:
-            yield Call(native=sleeper)
+            await Call(native=sleeper)
         finally:
             told.append("child closed")
 
-    def flow() -> Flow[None]:
+    async def flow() -> None:
         try:
-            stream = yield Open(native=opens)
-            job: Job[None] = yield Start(child())
-            yield from collect(stream)
-            yield Wait([job])
+            stream = open_stream(native=opens)
+            job: Job[None] = start(child())
+            await collect(stream)
+            await wait([job])
         finally:
             told.append("root closed")
 
@@ -89,8 +87,8 @@ async def test_cancelling_a_caller_that_waits_for_a_thread() -> None:
     """A sync call on a thread can't be cancelled; its caller can, at once."""
     release = threading.Event()
 
-    def flow() -> Flow[None]:
-        yield Call(sync=lambda: release.wait(10))
+    async def flow() -> None:
+        await Call(sync=lambda: release.wait(10))
 
     task = asyncio.create_task(arun(flow()))
     await asyncio.sleep(0.02)
@@ -111,8 +109,8 @@ async def test_a_late_native_call_is_cancelled_and_not_waited_for() -> None:
         except asyncio.CancelledError:
             await asyncio.sleep(2)
 
-    def flow() -> Flow[None]:
-        yield Call(native=stubborn, deadline=deadline_after(0.02))
+    async def flow() -> None:
+        await Call(native=stubborn, deadline=deadline_after(0.02))
 
     started = time.monotonic()
     with pytest.raises(DeadlineExceededError):
@@ -143,11 +141,11 @@ async def test_clean_up_is_not_broken_off(how: str) -> None:
     async def opens() -> AsyncIterator[int]:
         return items()
 
-    def flow() -> Flow[None]:
-        stream = yield Open(native=opens)
-        yield Start(Call(native=slow_to_close))
-        yield Emit((yield Next(stream)))
-        yield Next(stream, deadline=deadline_after(0.05 if how == "deadline" else 60))
+    async def flow() -> None:
+        stream = open_stream(native=opens)
+        start(Call(native=slow_to_close))
+        await emit(await stream.next())
+        await stream.next(deadline=deadline_after(0.05 if how == "deadline" else 60))
 
     if how == "close":
         generator = aiterate(flow())
@@ -169,11 +167,11 @@ async def test_closing_half_read_leaves_no_task() -> None:
     """When aclose comes back, the tasks of what was still under way have ended."""
     sleeper = Sleeper()
 
-    def flow() -> Flow[None]:
-        yield Start(Call(native=sleeper))
-        yield Call(sync=lambda: None)
-        yield Emit(1)
-        yield Call(native=sleeper)
+    async def flow() -> None:
+        start(Call(native=sleeper))
+        await Call(sync=lambda: None)
+        await emit(1)
+        await Call(native=sleeper)
 
     generator = aiterate(flow())
     assert await anext(generator) == 1
@@ -189,12 +187,12 @@ async def test_what_was_started_last_is_never_left_unawaited() -> None:
     async def native() -> None:
         made.append(1)
 
-    def child() -> Flow[None]:
-        yield Call(native=native)
+    async def child() -> None:
+        await Call(native=native)
 
-    def flow() -> Flow[str]:
-        yield Start(Call(native=native))
-        yield Start(child())
+    async def flow() -> str:
+        start(Call(native=native))
+        start(child())
         return "done"
 
     assert await arun(flow()) == "done"
@@ -206,9 +204,9 @@ async def test_dropping_an_iteration_unread() -> None:
     """An iteration that is forgotten halfway is closed by the loop's own hooks, without a word."""
     sleeper = Sleeper()
 
-    def flow() -> Flow[None]:
-        yield Emit(1)
-        yield Call(native=sleeper)
+    async def flow() -> None:
+        await emit(1)
+        await Call(native=sleeper)
 
     generator = aiterate(flow())
     await anext(generator)
@@ -228,8 +226,8 @@ def test_a_loop_that_is_closed_before_a_thread_answers(until: Callable[[Callable
         time.sleep(0.1)
         answered.set()
 
-    def flow() -> Flow[None]:
-        yield Call(sync=slow, deadline=deadline_after(0.01))
+    async def flow() -> None:
+        await Call(sync=slow, deadline=deadline_after(0.01))
 
     with pytest.raises(DeadlineExceededError):
         asyncio.run(arun(flow()))
@@ -254,10 +252,10 @@ async def test_the_loop_is_never_blocked() -> None:
             time.sleep(0.01)
             yield n
 
-    def flow() -> Flow[None]:
-        stream = yield Open(sync=slowly)
-        yield from gather([*(Call(sync=lambda: time.sleep(0.2)) for _ in range(16))])
-        yield from collect(stream)
+    async def flow() -> None:
+        stream = open_stream(sync=slowly)
+        await gather([*(Call(sync=lambda: time.sleep(0.2)) for _ in range(16))])
+        await collect(stream)
 
     watching = asyncio.create_task(watch())
     await asyncio.sleep(0.01)
@@ -270,8 +268,8 @@ async def test_the_loop_is_never_blocked() -> None:
 async def test_many_flows_on_one_loop() -> None:
     """Hundreds of flows side by side on one loop keep their results and their contexts apart."""
 
-    def flow(n: int) -> Flow[int]:
-        jobs = yield from gather([Call(sync=lambda: n), Call(native=lambda: asyncio.sleep(0.001, n))])
+    async def flow(n: int) -> int:
+        jobs = await gather([Call(sync=lambda: n), Call(native=lambda: asyncio.sleep(0.001, n))])
         return sum(job.result() for job in jobs)
 
     assert await asyncio.gather(*(arun(flow(n)) for n in range(200))) == [2 * n for n in range(200)]
@@ -286,8 +284,8 @@ async def test_a_call_cancelled_from_within() -> None:
         task.cancel()
         await asyncio.sleep(1)
 
-    def flow() -> Flow[None]:
-        yield Call(native=cancels_itself, what="the call")
+    async def flow() -> None:
+        await Call(native=cancels_itself, what="the call")
 
     with pytest.raises(AgenticKBError, match="the call was cancelled from within"):
         await arun(flow())
@@ -296,8 +294,8 @@ async def test_a_call_cancelled_from_within() -> None:
 async def test_a_sync_run_in_a_running_loop() -> None:
     """The sync API works inside a running loop, again and again, and alternates with the async one."""
 
-    def flow(n: int) -> Flow[Any]:
-        return (yield Call(sync=lambda: n))
+    async def flow(n: int) -> Any:
+        return await Call(sync=lambda: n)
 
     for n in range(20):
         assert run(flow(n)) == await arun(flow(n)) == n
@@ -307,9 +305,9 @@ async def test_an_item_is_read_before_the_flow_goes_on() -> None:
     """A reader that waits sees each item before the flow emits the next."""
     told: list[str] = []
 
-    def flow() -> Flow[None]:
+    async def flow() -> None:
         for n in range(3):
-            yield Emit(n)
+            await emit(n)
             told.append(f"emitted {n}")
 
     async for item in aiterate(flow()):
@@ -321,11 +319,11 @@ async def test_the_deadline_of_a_reader_that_is_cancelled() -> None:
     """Cancelling whoever reads an iteration closes the flow behind it."""
     told: list[str] = []
 
-    def flow() -> Flow[None]:
+    async def flow() -> None:
         try:
-            stream = yield Open(sync=lambda: iter([]), what="s")
-            yield Next(stream)
-            yield Call(native=Sleeper())
+            stream = open_stream(sync=lambda: iter([]), what="s")
+            await stream.next()
+            await Call(native=Sleeper())
         finally:
             told.append("closed")
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import pytest
 
-from llama_index_agentic_kb._flow import Call, Flow, WorkerPool, run, workers
+from llama_index_agentic_kb._aio import Call, WorkerPool, run
+from llama_index_agentic_kb._aio import threads as workers
 
 
 def test_a_pool_needs_a_thread() -> None:
@@ -113,7 +114,7 @@ def test_an_idle_thread_keeps_nothing_alive(until: Callable[[Callable[[], bool]]
 
 
 def in_a_process(code: str, seconds: float = 20) -> str:
-    script = "from llama_index_agentic_kb._flow import *\nimport time, threading, os, sys, asyncio\n" + textwrap.dedent(
+    script = "from llama_index_agentic_kb._aio import *\nimport time, threading, os, sys, asyncio\n" + textwrap.dedent(
         code
     )
     done = subprocess.run(
@@ -135,9 +136,9 @@ def test_the_interpreter_exits_although_a_worker_hangs() -> None:
         async def hang():
             await asyncio.sleep(600)
 
-        def flow():
+        async def flow():
             works = [Call(sync=lambda: time.sleep(600)), Call(native=hang)]
-            jobs = yield from gather(works, deadline=deadline_after(0.1))
+            jobs = await gather(works, deadline=deadline_after(0.1))
             return [type(job.error).__name__ for job in jobs]
 
         print(run(flow()))
@@ -154,16 +155,16 @@ def test_a_forked_child_can_run_flows() -> None:
         async def native():
             return 2
 
-        def flow():
-            jobs = yield from gather([Call(sync=lambda: 1), Call(native=native)], deadline=deadline_after(5))
+        async def flow():
+            jobs = await gather([Call(sync=lambda: 1), Call(native=native)], deadline=deadline_after(5))
             return [job.result() for job in jobs]
 
         hold = threading.Event()
         pool = WorkerPool("held", 1)
         pool.submit(lambda: hold.wait(5))
 
-        def held():
-            return (yield Call(sync=lambda: 3, pool=pool, deadline=deadline_after(5)))
+        async def held():
+            return await Call(sync=lambda: 3, pool=pool, deadline=deadline_after(5))
 
         assert run(flow()) == [1, 2]
         pid = os.fork()
@@ -179,8 +180,8 @@ def test_a_forked_child_can_run_flows() -> None:
 def test_a_pools_threads_have_its_name() -> None:
     """Threads tell in dumps and debuggers whose they are."""
 
-    def flow() -> Flow[Any]:
-        return (yield Call(sync=threading.current_thread, pool=WorkerPool("named")))
+    async def flow() -> Any:
+        return await Call(sync=threading.current_thread, pool=WorkerPool("named"))
 
     thread = run(flow())
     assert thread.name == "agentic-kb-named-1"

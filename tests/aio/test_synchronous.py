@@ -10,20 +10,18 @@ from typing import Any
 
 import pytest
 
-from llama_index_agentic_kb._flow import (
+from llama_index_agentic_kb._aio import (
     Call,
-    Emit,
-    Flow,
     Job,
-    Next,
-    Open,
-    Start,
-    Wait,
     WorkerPool,
     deadline_after,
+    emit,
     gather,
     iterate,
+    open_stream,
     run,
+    start,
+    wait,
 )
 from llama_index_agentic_kb.errors import DeadlineExceededError
 
@@ -32,13 +30,13 @@ def test_flow_bodies_run_in_the_callers_thread() -> None:
     """Every flow's body runs in the thread that called, one at a time; only leaf calls run on workers."""
     seen: list[str] = []
 
-    def child() -> Flow[None]:
+    async def child() -> None:
         seen.append(threading.current_thread().name)
-        seen.append((yield Call(sync=lambda: threading.current_thread().name, pool=WorkerPool("leaf", 1))))
+        seen.append(await Call(sync=lambda: threading.current_thread().name, pool=WorkerPool("leaf", 1)))
         seen.append(threading.current_thread().name)
 
-    def flow() -> Flow[None]:
-        yield from gather([child()])
+    async def flow() -> None:
+        await gather([child()])
 
     run(flow())
     assert seen == ["MainThread", "agentic-kb-leaf-1", "MainThread"]
@@ -58,9 +56,9 @@ def test_an_interrupt_ends_the_run_at_once() -> None:
     told: list[str] = []
     release = threading.Event()
 
-    def flow() -> Flow[None]:
+    async def flow() -> None:
         try:
-            yield Call(sync=lambda: release.wait(30))
+            await Call(sync=lambda: release.wait(30))
         finally:
             told.append("closed")
 
@@ -84,11 +82,11 @@ def test_an_interrupt_ends_the_run_at_once() -> None:
 def test_a_slow_reader_meets_no_deadline_that_was_kept() -> None:
     """Items that came in time are given although the reader of the iteration took longer than the deadline."""
 
-    def flow() -> Flow[None]:
+    async def flow() -> None:
         deadline = deadline_after(0.1)
-        stream = yield Open(sync=lambda: iter(range(3)))
+        stream = open_stream(sync=lambda: iter(range(3)))
         for _ in range(3):
-            yield Emit((yield Next(stream, deadline=deadline)))
+            await emit(await stream.next(deadline=deadline))
 
     seen = []
     for item in iterate(flow()):
@@ -109,10 +107,10 @@ def test_a_dropped_iteration_ends_its_threads(until: Callable[[Callable[[], bool
         finally:
             ended.set()
 
-    def flow() -> Flow[None]:
-        stream = yield Open(sync=source)
+    async def flow() -> None:
+        stream = open_stream(sync=source)
         while True:
-            yield Emit((yield Next(stream)))
+            await emit(await stream.next())
 
     generator = iterate(flow())
     next(generator)
@@ -123,13 +121,13 @@ def test_a_dropped_iteration_ends_its_threads(until: Callable[[Callable[[], bool
 def test_timers_that_are_stale_disturb_nothing() -> None:
     """Deadlines of waits that were over in time are let go by, in whatever order they were set."""
 
-    def flow() -> Flow[list[bool]]:
+    async def flow() -> list[bool]:
         done = []
         for seconds in (0.05, 0.5, 0.02):
-            job: Job[None] = yield Start(Call(sync=lambda: time.sleep(0.005)))
-            yield Wait([job], deadline=deadline_after(seconds))
+            job: Job[None] = start(Call(sync=lambda: time.sleep(0.005)))
+            await wait([job], deadline=deadline_after(seconds))
             done.append(job.done)
-        yield Call(sync=lambda: time.sleep(0.1), deadline=deadline_after(5))
+        await Call(sync=lambda: time.sleep(0.1), deadline=deadline_after(5))
         return done
 
     assert run(flow()) == [True, True, True]
@@ -142,9 +140,9 @@ def test_a_pool_that_fails_to_start_a_thread() -> None:
         def submit(self, work: Callable[[], None]) -> None:
             raise RuntimeError("can't start new thread")
 
-    def flow() -> Flow[str]:
+    async def flow() -> str:
         try:
-            yield Call(sync=lambda: None, pool=Broken("broken"))
+            await Call(sync=lambda: None, pool=Broken("broken"))
         except RuntimeError as error:
             return str(error)
         return "no error"
@@ -155,10 +153,10 @@ def test_a_pool_that_fails_to_start_a_thread() -> None:
 def test_runs_within_runs() -> None:
     """A leaf call may make a sync run of its own, several levels deep."""
 
-    def flow(depth: int) -> Flow[Any]:
+    async def flow(depth: int) -> Any:
         if depth == 0:
             return 0
-        return 1 + (yield Call(sync=lambda: run(flow(depth - 1)), deadline=deadline_after(10)))
+        return 1 + (await Call(sync=lambda: run(flow(depth - 1)), deadline=deadline_after(10)))
 
     assert run(flow(5)) == 5
 
@@ -166,12 +164,12 @@ def test_runs_within_runs() -> None:
 def test_a_deadline_in_a_child_is_its_own() -> None:
     """One child's deadline is raised in that child alone."""
 
-    def child(seconds: float) -> Flow[str]:
-        yield Call(sync=lambda: time.sleep(0.1), deadline=deadline_after(seconds))
+    async def child(seconds: float) -> str:
+        await Call(sync=lambda: time.sleep(0.1), deadline=deadline_after(seconds))
         return "in time"
 
-    def flow() -> Flow[list[object]]:
-        jobs = yield from gather([child(0.01), child(5)])
+    async def flow() -> list[object]:
+        jobs = await gather([child(0.01), child(5)])
         return [type(jobs[0].error), jobs[1].result()]
 
     assert run(flow()) == [DeadlineExceededError, "in time"]

@@ -6,12 +6,20 @@ import asyncio
 import gc
 import logging
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
 from typing import Any
 
 import pytest
 
-from llama_index_agentic_kb._flow import Call, Flow, Open, aiterate, arun, iterate, run
+from llama_index_agentic_kb._aio import END, Call, Stream, aiterate, arun, iterate, open_stream, run
+
+
+async def collect(stream: Stream[Any], *, deadline: float | None = None) -> list[Any]:
+    """Read a stream to its end."""
+    items: list[Any] = []
+    while (item := await stream.next(deadline)) is not END:
+        items.append(item)
+    return items
 
 
 class Driver:
@@ -24,7 +32,7 @@ class Driver:
     def is_async(self) -> bool:
         return self.name == "async"
 
-    def run(self, flow: Flow[Any]) -> Any:
+    def run(self, flow: Coroutine[Any, Any, Any]) -> Any:
         """Perform a flow as a caller in no loop, in a running loop, or of the async driver."""
         if self.name == "sync":
             return run(flow)
@@ -32,7 +40,7 @@ class Driver:
             return asyncio.run(_in_loop(flow))
         return asyncio.run(arun(flow))
 
-    def items(self, flow: Flow[Any], take: int | None = None) -> list[Any]:
+    def items(self, flow: Coroutine[Any, Any, Any], take: int | None = None) -> list[Any]:
         """Perform a flow and give what it emits; after ``take`` items it is closed."""
         if self.is_async:
             return asyncio.run(_aitems(flow, take))
@@ -41,11 +49,11 @@ class Driver:
         return asyncio.run(_items_in_loop(flow, take))
 
 
-async def _in_loop(flow: Flow[Any]) -> Any:
+async def _in_loop(flow: Coroutine[Any, Any, Any]) -> Any:
     return run(flow)
 
 
-def _items(flow: Flow[Any], take: int | None) -> list[Any]:
+def _items(flow: Coroutine[Any, Any, Any], take: int | None) -> list[Any]:
     items = []
     generator = iterate(flow)
     for item in generator:
@@ -55,11 +63,11 @@ def _items(flow: Flow[Any], take: int | None) -> list[Any]:
     return items
 
 
-async def _items_in_loop(flow: Flow[Any], take: int | None) -> list[Any]:
+async def _items_in_loop(flow: Coroutine[Any, Any, Any], take: int | None) -> list[Any]:
     return _items(flow, take)
 
 
-async def _aitems(flow: Flow[Any], take: int | None) -> list[Any]:
+async def _aitems(flow: Coroutine[Any, Any, Any], take: int | None) -> list[Any]:
     items = []
     generator = aiterate(flow)
     async for item in generator:
@@ -96,7 +104,7 @@ class Leaves:
             sync=None if self.kind == "native" else sync, native=None if self.kind == "sync" else native, **kwargs
         )
 
-    def open(self, source: Callable[[], Iterator[Any]], pause: float = 0.0, **kwargs: Any) -> Open:
+    def open(self, source: Callable[[], Iterator[Any]], pause: float = 0.0, **kwargs: Any) -> Stream[Any]:
         """A stream of an iterator's items, with a pause before each."""
 
         def sync() -> Iterator[Any]:
@@ -112,7 +120,7 @@ class Leaves:
         async def native() -> AsyncIterator[Any]:
             return items()
 
-        return Open(
+        return open_stream(
             sync=None if self.kind == "native" else sync, native=None if self.kind == "sync" else native, **kwargs
         )
 

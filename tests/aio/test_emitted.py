@@ -2,18 +2,18 @@ from __future__ import annotations
 
 import pytest
 
-from llama_index_agentic_kb._flow import Call, Emit, Flow, aiterate, emitting, iterate, run
+from llama_index_agentic_kb._aio import Call, aiterate, emit, emitting, iterate, run
 
 
-def counting(end: str = "done") -> Flow[str]:
+async def counting(end: str = "done") -> str:
     """Emits, calls, and gives back what the call gave."""
-    yield Emit("a")
-    got = yield Call(sync=lambda: "b", what="call")
-    yield Emit(got)
+    await emit("a")
+    got = await Call(sync=lambda: "b", what="call")
+    await emit(got)
     try:
-        yield Call(sync=lambda: 1 / 0, what="call")
+        await Call(sync=lambda: 1 / 0, what="call")
     except ZeroDivisionError:
-        yield Emit("caught")
+        await emit("caught")
     return end
 
 
@@ -39,10 +39,10 @@ def test_closing_reaches_the_flow() -> None:
     """A reader who leaves ends what is read."""
     left = []
 
-    def endless() -> Flow[None]:
+    async def endless() -> None:
         try:
             while True:
-                yield Emit("x")
+                await emit("x")
         finally:
             left.append(True)
 
@@ -55,8 +55,8 @@ def test_closing_reaches_the_flow() -> None:
 def test_an_error_of_the_flow_is_raised() -> None:
     """Nothing is emitted after it."""
 
-    def failing() -> Flow[None]:
-        yield Emit("x")
+    async def failing() -> None:
+        await emit("x")
         raise ValueError("lost")
 
     told: list[str] = []

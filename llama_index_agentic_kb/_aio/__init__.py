@@ -1,0 +1,64 @@
+"""Plain coroutines inside, sync doors outside.
+
+Everything below the public methods is ``async def``. A sync method bridges: ``run`` performs the coroutine on a
+private event loop in the caller's own thread. Only leaf calls differ between the two: a ``Call`` holds a sync
+function, an async one, or both. A sync door prefers the sync function, on a thread of a bulkhead; an async door prefers
+the async one, on the caller's loop. So no method is written twice, and an async client is never used on a short-lived
+loop: a sync door awaits async-only clients on one long-lived background loop.
+
+    async def lookup(source, question):
+        job = start(Call(sync=lambda: source.search(question)))
+        await wait([job], deadline=deadline_after(0.5))
+        return job.result() if job.done else []
+
+- ``calls``: ``Call``, ``start``, ``wait``, ``gather``, streams, ``emit``.
+- ``bridge``: ``run``, ``arun``, ``iterate``, ``aiterate``.
+- ``threads``: pools of daemon threads, and the background loop.
+"""
+
+from llama_index_agentic_kb._aio.bridge import aiterate, arun, iterate, run
+from llama_index_agentic_kb._aio.calls import (
+    END,
+    Call,
+    Job,
+    Stream,
+    as_exception,
+    cancel,
+    deadline_after,
+    earliest,
+    emit,
+    emitting,
+    gather,
+    open_stream,
+    outside_loop,
+    pause_until,
+    start,
+    wait,
+)
+from llama_index_agentic_kb._aio.threads import Pool, WorkerPool, reset_after_fork
+
+__all__ = [
+    "END",
+    "Call",
+    "Job",
+    "Pool",
+    "Stream",
+    "WorkerPool",
+    "aiterate",
+    "arun",
+    "as_exception",
+    "cancel",
+    "deadline_after",
+    "earliest",
+    "emit",
+    "emitting",
+    "gather",
+    "iterate",
+    "open_stream",
+    "outside_loop",
+    "pause_until",
+    "reset_after_fork",
+    "run",
+    "start",
+    "wait",
+]

@@ -1,0 +1,195 @@
+"""Bounded pools of daemon threads, one bulkhead for each thing that may hang; and the background event loop.
+
+``concurrent.futures`` is no help here: its threads keep the interpreter from exiting while one of them hangs, and
+the event loop's default pool is shared, so that one hung source starves the healthy ones.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import os
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Coroutine
+from typing import Any, Protocol
+
+from llama_index_agentic_kb.errors import AgenticKBError
+
+__all__ = ["SHARED_POOL", "Pool", "WorkerPool", "reset_after_fork", "start_in_background"]
+
+IDLE_SECONDS = 10.0
+"""An idle thread ends after this many seconds."""
+
+
+class Pool(Protocol):
+    """Whatever runs work that is submitted to it."""
+
+    def submit(self, work: Callable[[], None]) -> None:
+        """Run ``work`` at once or later; it delivers its own result, and never raises."""
+
+
+class Resettable(Protocol):
+    """State that a forked child may not share: locks, threads, and counts of what runs in the parent alone."""
+
+    def reset(self) -> None:
+        """Return to the empty state."""
+
+
+_resettable: weakref.WeakSet[Resettable] = weakref.WeakSet()
+
+
+def reset_after_fork(item: Resettable) -> None:
+    """Reset an object in each child that is forked while it lives."""
+    _resettable.add(item)
+
+
+class WorkerPool:
+    """Runs submitted work on at most ``max_workers`` daemon threads, in order of arrival.
+
+    Threads are started as they are needed and end when idle. Work that never returns keeps its thread: the pool is
+    then smaller by one, and no other pool is touched.
+
+    Args:
+        name: Shown in the threads' names.
+        max_workers: How many threads at most. At least 1.
+    """
+
+    def __init__(self, name: str, max_workers: int = 8) -> None:
+        if max_workers < 1:
+            raise ValueError(f"max_workers must be at least 1, got {max_workers}")
+        self.name = name
+        self.max_workers = max_workers
+        self.reset()
+        reset_after_fork(self)
+
+    def reset(self) -> None:
+        """Return to the empty state; in a forked child the parent's threads do not run."""
+        self._changed = threading.Condition()
+        self._work: deque[Callable[[], None]] = deque()
+        self._threads = 0
+        self._idle = 0  # threads that wait for work, those that were woken and have not taken theirs yet included
+        self._serial = 0
+
+    @property
+    def threads(self) -> int:
+        """How many threads are alive, idle or at work."""
+        return self._threads
+
+    def submit(self, work: Callable[[], None]) -> None:
+        """Run ``work`` on a thread of the pool as soon as one is free.
+
+        Args:
+            work: Takes nothing, returns nothing and never raises: it delivers its own result.
+        """
+        with self._changed:
+            self._work.append(work)
+            if self._idle >= len(self._work):
+                self._changed.notify()
+                return
+            if self._threads >= self.max_workers:
+                return
+            self._threads += 1
+            self._serial += 1
+            serial = self._serial
+        threading.Thread(target=self._serve, name=f"agentic-kb-{self.name}-{serial}", daemon=True).start()
+
+    def _serve(self) -> None:
+        """Run one piece of work after another until none comes for ``IDLE_SECONDS``."""
+        while (work := self._take()) is not None:
+            work()
+            del work  # an idle thread keeps nothing alive
+
+    def _take(self) -> Callable[[], None] | None:
+        """Return the next piece of work, or None when the thread has been idle for too long."""
+        with self._changed:
+            self._idle += 1
+            came = self._changed.wait_for(lambda: bool(self._work), timeout=IDLE_SECONDS)
+            self._idle -= 1
+            if came:
+                return self._work.popleft()
+            self._threads -= 1
+            return None
+
+
+SHARED_POOL = WorkerPool("shared", max_workers=64)
+"""For calls without a bulkhead of their own: language models, postprocessors."""
+
+
+class _BackgroundLoop:
+    """The one long-lived event loop where sync doors await async-only clients; these keep their connections there."""
+
+    def __init__(self) -> None:
+        self._left_behind: list[asyncio.AbstractEventLoop] = []
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self.reset()
+        reset_after_fork(self)
+
+    def reset(self) -> None:
+        """Forget the loop: in a forked child its thread does not run."""
+        if self._loop is not None:
+            self._left_behind.append(self._loop)  # the parent's: collecting it would close the parent's sockets
+        self._lock = threading.Lock()
+        self._loop = None
+        self.thread: threading.Thread | None = None
+
+    def get(self) -> asyncio.AbstractEventLoop:
+        """Return the running loop; the first call starts it."""
+        with self._lock:
+            if self._loop is None or self._loop.is_closed():
+                self._loop = asyncio.new_event_loop()
+                self.thread = threading.Thread(target=self._loop.run_forever, name="agentic-kb-loop", daemon=True)
+                self.thread.start()
+            return self._loop
+
+
+_background = _BackgroundLoop()
+
+
+def start_in_background(
+    make: Callable[[], Coroutine[Any, Any, None]], context: contextvars.Context, caller: threading.Thread
+) -> Callable[[], None]:
+    """Start a coroutine on the background loop in a context, and return a function that cancels it.
+
+    Args:
+        make: Makes the coroutine.
+        context: What it sees.
+        caller: The thread that waits for it.
+
+    Raises:
+        AgenticKBError: The caller runs on that loop itself, and would wait for itself.
+    """
+    if caller is _background.thread:
+        raise AgenticKBError(
+            "async code that a sync call runs made a sync call, which needs the loop that it holds: await the async "
+            "method in its place"
+        )
+    loop = _background.get()
+    tasks: list[asyncio.Task[None]] = []
+    cancelled = threading.Event()
+
+    def begin() -> None:
+        if not cancelled.is_set():
+            tasks.append(loop.create_task(make(), context=context))
+
+    def cancel_now() -> None:
+        for task in tasks:
+            if not task.cancelling():  # a second time would break off its clean-up
+                task.cancel()
+
+    def cancel() -> None:
+        cancelled.set()
+        loop.call_soon_threadsafe(cancel_now)
+
+    loop.call_soon_threadsafe(begin)
+    return cancel
+
+
+def _reset_all() -> None:
+    for item in list(_resettable):
+        item.reset()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_all)
