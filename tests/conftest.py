@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import pytest
 from hypothesis import HealthCheck, settings
 
-from llama_index_agentic_kb.testing import ChatRequest, Fault, LoopbackOpenAI, Reply
+from llama_index_agentic_kb.testing import ChatRequest, LoopbackOpenAI, Reply
+from tests.faulty_server import Fault
 
 if TYPE_CHECKING:
     from llama_index.core.base.embeddings.base import BaseEmbedding

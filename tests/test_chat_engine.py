@@ -15,7 +15,8 @@ from llama_index_agentic_kb import (
     KnowledgeSource,
     SynthesisError,
 )
-from llama_index_agentic_kb.testing import ChatRequest, Fault, LoopbackOpenAI, MemoryRetriever, Reply
+from llama_index_agentic_kb.testing import ChatRequest, LoopbackOpenAI, MemoryRetriever, Reply
+from tests.faulty_server import Fault
 
 TEXTS = ["Apollo 11 was launched by a Saturn V rocket.", "The Saturn V rocket was 110.6 m tall."]
 ANSWER = "It was 110.6 m tall [ref_id:0]."

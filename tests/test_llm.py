@@ -32,9 +32,10 @@ from llama_index_agentic_kb.llm import (
     unfenced,
     warm_up_llm,
 )
-from llama_index_agentic_kb.testing import Fault, LoopbackOpenAI, ScriptedLLM, ScriptedReply
+from llama_index_agentic_kb.testing import LoopbackOpenAI, ScriptedLLM, ScriptedReply
 from llama_index_agentic_kb.testing import Reply as Sent
 from llama_index_agentic_kb.testing import count_tokens as billed_tokens
+from tests.faulty_server import Fault
 
 ASK = [ChatMessage(role="system", content="Be brief."), ChatMessage(role="user", content="Who was first on the moon?")]
 SAID = "Neil Armstrong, in July 1969, with Buzz Aldrin after him."

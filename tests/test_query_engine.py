@@ -30,7 +30,8 @@ from llama_index_agentic_kb import (
     SynthesisError,
 )
 from llama_index_agentic_kb.schema import ModelAnswerSynthesisActivity, ModelQueryPlanningActivity
-from llama_index_agentic_kb.testing import ChatRequest, Fault, HashEmbedding, LoopbackOpenAI, MemoryRetriever, Reply
+from llama_index_agentic_kb.testing import ChatRequest, HashEmbedding, LoopbackOpenAI, MemoryRetriever, Reply
+from tests.faulty_server import Fault
 
 QUESTION = "How tall was the rocket that launched Apollo 11?"
 ANSWER = "The Saturn V launched it [ref_id:0]. It was 110.6 m tall [ref_id:1]."

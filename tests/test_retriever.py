@@ -118,7 +118,7 @@ async def test_the_callers_vector_is_used() -> None:
     for question in (QUESTION, f"  {QUESTION}\n"):
         model = HashEmbedding()
         retriever = AgenticRetriever(sources(model, hybrid=False), similarity_top_k=1)
-        model._record._calls.clear()
+        model._calls.clear()
         bundle = QueryBundle(question, embedding=model._vectors(["The Ariane 5 was about 50 m tall."])[0])
         before = list(bundle.embedding or [])
         assert texts(retriever.retrieve(bundle)) == texts(await retriever.aretrieve(bundle)) == [ROCKETS[1]]
@@ -140,7 +140,7 @@ def test_only_the_question_gets_the_callers_vector() -> None:
     """Sub-queries of the planner are embedded on their own, all in one go."""
     model = HashEmbedding()
     retriever = AgenticRetriever(sources(model), llm=ScriptedLLM(PLAN))
-    model._record._calls.clear()
+    model._calls.clear()
     retriever.retrieve(QueryBundle(QUESTION, embedding=model._vectors(["x"])[0]))
     assert sorted(text for _, (text,) in model.calls) == ["Apollo 11 rocket", "height of Saturn V"]
 
@@ -154,7 +154,7 @@ def test_each_query_is_embedded_once_for_all_sources() -> None:
         KnowledgeSource(f"made {n}", retriever_factory=lambda f: factory_index.as_retriever(filters=f)) for n in (1, 2)
     ]
     retriever = AgenticRetriever(shared, llm=ScriptedLLM(PLAN))
-    model._record._calls.clear()
+    model._calls.clear()
     retriever.retrieve(QUESTION)
     assert sorted(text for _, (text,) in model.calls) == ["Apollo 11 rocket", QUESTION, "height of Saturn V"]
 

@@ -27,7 +27,8 @@ from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import AgenticReasoningActivity, SourceActivity
 from llama_index_agentic_kb.search.calibration import Calibration
 from llama_index_agentic_kb.search.rerank import Reranker
-from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever, OverlapReranker, ScriptedLLM
+from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever, ScriptedLLM
+from tests.rerankers import OverlapReranker
 
 SHARE = Calibration.piecewise([(0.0, 0.0), (1.0, 4.0)])
 QUESTION = "saturn rocket height"

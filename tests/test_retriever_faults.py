@@ -29,14 +29,8 @@ from llama_index_agentic_kb._aio import arun, run
 from llama_index_agentic_kb.errors import DeniedError, InvalidRequestError, RetrievalError
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import Condition, Outcome, SourceActivity
-from llama_index_agentic_kb.testing import (
-    Fault,
-    HashEmbedding,
-    MemoryRetriever,
-    ScriptedLLM,
-    ScriptedReply,
-    Verbatim,
-)
+from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever, ScriptedLLM, ScriptedReply, Verbatim
+from tests.faulty_server import Fault
 
 if TYPE_CHECKING:
     from tests.conftest import Serve

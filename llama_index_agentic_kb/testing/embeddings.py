@@ -1,69 +1,63 @@
-"""An embedding model that needs no weights: texts that share words are close."""
+"""An embedding model that needs no weights (texts that share words are close), and the words and tokens of a text."""
 
 from __future__ import annotations
 
 import asyncio
-import threading
+import hashlib
+import math
+import re
 import time
-from typing import Literal
+from typing import Final, Literal
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.bridge.pydantic import Field, PrivateAttr
 
-from llama_index_agentic_kb.testing._text import DEFAULT_DIMENSIONS, hash_vector
+__all__ = ["DIMENSIONS", "HashEmbedding", "count_tokens", "hash_vector", "words"]
 
-__all__ = ["HashEmbedding"]
+DIMENSIONS: Final = 256
 
 EmbeddingCall = tuple[Literal["query", "text"], list[str]]
 
 
-class _Record:
-    """The calls of one model and all its copies."""
+def words(text: str) -> list[str]:
+    """Split a text into lower-cased runs of letters, digits and underscores."""
+    return re.findall(r"\w+", text.lower())
 
-    def __init__(self) -> None:
-        self._calls: list[EmbeddingCall] = []
-        self._lock = threading.Lock()
 
-    def __deepcopy__(self, _memo: dict[int, object]) -> _Record:
-        """Stay shared, by deep copies too."""
-        return self
+def count_tokens(text: str) -> int:
+    """Count runs of word characters and single punctuation marks, as all doubles bill: "It's 5 km." has six."""
+    return len(re.findall(r"\w+|[^\w\s]", text))
 
-    @property
-    def calls(self) -> list[EmbeddingCall]:
-        with self._lock:
-            return list(self._calls)
 
-    def add(self, kind: Literal["query", "text"], texts: list[str]) -> None:
-        with self._lock:
-            self._calls.append((kind, list(texts)))
+def hash_vector(text: str, dimensions: int = DIMENSIONS) -> list[float]:
+    """Return a text as a bag of hashed words: L2 norm 1, no negative value, the same in every process."""
+    vector = [0.0] * dimensions
+    for word in words(text) or [""]:  # a text without words is no zero vector
+        digest = hashlib.blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest()
+        vector[int.from_bytes(digest, "big") % dimensions] += 1.0
+    norm = math.hypot(*vector)
+    return [value / norm for value in vector]
 
 
 class HashEmbedding(BaseEmbedding):
-    """Embeds a text as a bag of hashed words, the same in every process.
-
-    Vectors have L2 norm 1 and no negative value. Copies made with ``model_copy`` share the record.
+    """Embeds a text as a bag of hashed words; the cosine of two texts grows with the words they share.
 
     Args:
-        dimensions: The length of the vectors; 256 unless told.
+        dimensions: The length of the vectors. Default 256.
         latency: Seconds each call takes, a batch counting as one.
-        **kwargs: For ``BaseEmbedding``, such as ``embed_batch_size``, 10 unless told.
+        **kwargs: For ``BaseEmbedding``, such as ``embed_batch_size``.
     """
 
     model_name: str = Field(default="hash", description="The name of the model.")
-    dimensions: int = Field(default=DEFAULT_DIMENSIONS, ge=1, description="The length of the vectors.")
+    dimensions: int = Field(default=DIMENSIONS, ge=1, description="The length of the vectors.")
     latency: float = Field(default=0.0, ge=0.0, description="Seconds each call takes.")
 
-    _record: _Record = PrivateAttr(default_factory=_Record)
-
-    @classmethod
-    def class_name(cls) -> str:
-        """Name the class in serialized forms."""
-        return "hash_embedding"
+    _calls: list[EmbeddingCall] = PrivateAttr(default_factory=list)
 
     @property
     def calls(self) -> list[EmbeddingCall]:
         """Every call so far: "query" or "text", and the texts embedded together."""
-        return self._record.calls
+        return list(self._calls)
 
     def _get_query_embedding(self, query: str) -> list[float]:
         return self._embed("query", [query])[0]
@@ -84,12 +78,12 @@ class HashEmbedding(BaseEmbedding):
         return await self._aembed("text", texts)
 
     def _embed(self, kind: Literal["query", "text"], texts: list[str]) -> list[list[float]]:
-        self._record.add(kind, texts)
+        self._calls.append((kind, list(texts)))
         time.sleep(self.latency)
         return self._vectors(texts)
 
     async def _aembed(self, kind: Literal["query", "text"], texts: list[str]) -> list[list[float]]:
-        self._record.add(kind, texts)
+        self._calls.append((kind, list(texts)))
         await asyncio.sleep(self.latency)
         return self._vectors(texts)
 

@@ -1,4 +1,4 @@
-"""A language model in the same process that says what it is told to say."""
+"""A language model in the same process that answers from a script."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar, cast
 
 from llama_index.core.base.llms.generic_utils import (
     achat_to_completion_decorator,
@@ -30,10 +30,49 @@ from llama_index.core.bridge.pydantic import Field, PrivateAttr
 from llama_index.core.llms import CustomLLM
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
 
-from llama_index_agentic_kb.testing._script import Script
-from llama_index_agentic_kb.testing._text import count_tokens
+from llama_index_agentic_kb.testing.embeddings import count_tokens
 
-__all__ = ["ScriptedLLM", "ScriptedReply"]
+__all__ = ["Script", "ScriptExhaustedError", "ScriptedLLM", "ScriptedReply"]
+
+Asked = TypeVar("Asked")
+Answer = TypeVar("Answer")
+
+
+class ScriptExhaustedError(LookupError):
+    """A list of replies was used up and one more was asked for: an unexpected call is what a test should notice."""
+
+
+class Script(Generic[Asked, Answer]):
+    """The answers of a double, to any number of threads.
+
+    Args:
+        replies: A list is consumed in order, once; a callable is asked each time, in the calling thread; anything
+            else is the answer to every call.
+    """
+
+    def __init__(self, replies: Answer | Sequence[Answer] | Callable[[Asked], Answer]) -> None:
+        self._replies = replies
+        self._used = 0
+        self._lock = threading.Lock()
+
+    def answer(self, asked: Asked) -> Answer:
+        """Return the next answer.
+
+        Raises:
+            ScriptExhaustedError: A list of replies is used up.
+        """
+        if callable(self._replies):
+            return self._replies(asked)
+        if not isinstance(self._replies, list | tuple):
+            return cast("Answer", self._replies)
+        with self._lock:
+            self._used += 1
+            if self._used > len(self._replies):
+                raise ScriptExhaustedError(
+                    f"The script holds {len(self._replies)} replies and this is call {self._used}. "
+                    "Add a reply, or pass a callable or a single reply to answer any number of calls."
+                )
+            return cast("Answer", self._replies[self._used - 1])
 
 
 @dataclass(frozen=True)
@@ -44,8 +83,8 @@ class ScriptedReply:
         content: The text.
         latency: Seconds before the answer, or before a stream's first piece.
         chunk_delay: Seconds before each further piece of a stream.
-        chunk_size: Characters in each piece of a stream.
-        error: Raised after the latency, and in a stream after the content was told; None raises nothing.
+        chunk_size: Characters in each piece of a stream, at least 1.
+        error: Raised after the latency, and in a stream after the content; None raises nothing.
     """
 
     content: str = ""
@@ -53,15 +92,6 @@ class ScriptedReply:
     chunk_delay: float = 0.0
     chunk_size: int = 16
     error: Exception | None = None
-
-    def __post_init__(self) -> None:
-        """Check the piece size.
-
-        Raises:
-            ValueError: ``chunk_size`` is below 1.
-        """
-        if self.chunk_size < 1:
-            raise ValueError(f"chunk_size must be at least 1, got {self.chunk_size}.")
 
 
 Scripted = str | Exception | ScriptedReply
@@ -71,25 +101,17 @@ class _State:
     """The script and the record of one model and all its copies."""
 
     def __init__(self, replies: Scripted | Sequence[Scripted] | Callable[[list[ChatMessage]], Scripted]) -> None:
-        self._script: Script[list[ChatMessage], Scripted] = Script(replies)
-        self._calls: list[list[ChatMessage]] = []
-        self._lock = threading.Lock()
+        self.script: Script[list[ChatMessage], Scripted] = Script(replies)
+        self.calls: list[list[ChatMessage]] = []
 
     def __deepcopy__(self, _memo: dict[int, object]) -> _State:
-        """Stay shared, by deep copies too."""
+        """Return this object: deep copies of a model share it too."""
         return self
 
-    @property
-    def calls(self) -> list[list[ChatMessage]]:
-        with self._lock:
-            return list(self._calls)
-
     def ask(self, messages: Sequence[ChatMessage]) -> ScriptedReply:
-        # Copied, so that the record stays true if the caller goes on with its messages.
-        asked = [message.model_copy(deep=True) for message in messages]
-        with self._lock:
-            self._calls.append(asked)
-        reply = self._script.answer(asked)
+        asked = [message.model_copy(deep=True) for message in messages]  # callers may go on with their messages
+        self.calls.append(asked)
+        reply = self.script.answer(asked)
         if isinstance(reply, str):
             return ScriptedReply(reply)
         return ScriptedReply(error=reply) if isinstance(reply, Exception) else reply
@@ -108,13 +130,10 @@ class ScriptedLLM(CustomLLM):
 
     Args:
         replies: One answer for all calls; a list, consumed in order, after which :class:`ScriptExhaustedError` is
-            raised; or a callable that is given each call's messages, in the calling thread. An answer is a text, a
-            :class:`ScriptedReply`, or an exception to raise. As with OpenAI's client, a stream raises when its first
-            piece is asked for.
-        model_name: The name in the metadata.
-        context_window: Tokens of prompt and answer together.
-        num_output: Tokens of an answer; nothing is cut to it.
-        **kwargs: For ``CustomLLM``, such as ``callback_manager``.
+            raised; or a callable that maps each call's messages to an answer, in the calling thread. An answer is a
+            text, a :class:`ScriptedReply`, or an exception to raise. As with OpenAI's client, a stream raises when
+            its first piece is asked for.
+        **kwargs: The fields below, and those of ``CustomLLM``, such as ``callback_manager``.
     """
 
     model_name: str = Field(default="scripted", description="The name in the metadata.")
@@ -131,11 +150,6 @@ class ScriptedLLM(CustomLLM):
         super().__init__(**kwargs)
         self._state = _State(replies)
 
-    @classmethod
-    def class_name(cls) -> str:
-        """Name the class in serialized forms."""
-        return "scripted_llm"
-
     @property
     def metadata(self) -> LLMMetadata:
         """A chat model that calls no functions."""
@@ -143,123 +157,113 @@ class ScriptedLLM(CustomLLM):
             context_window=self.context_window,
             num_output=self.num_output,
             is_chat_model=True,
-            is_function_calling_model=False,
             model_name=self.model_name,
         )
 
     @property
     def calls(self) -> list[list[ChatMessage]]:
         """The messages of every call so far, in order; a completion's prompt is one user message."""
-        return self._state.calls
+        return list(self._state.calls)
 
     @llm_chat_callback()
-    def chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+    def chat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponse:
         """Answer after the reply's latency."""
-        return self._chat(messages, **kwargs)
+        return self._chat(messages)
 
     @llm_chat_callback()
-    async def achat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponse:
+    async def achat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponse:
         """Answer after the reply's latency, without blocking the loop."""
-        return await self._achat(messages, **kwargs)
+        return await self._achat(messages)
 
     @llm_chat_callback()
-    def stream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseGen:
+    def stream_chat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponseGen:
         """Answer piece by piece."""
-        return self._stream_chat(messages, **kwargs)
+        return self._stream_chat(messages)
 
     @llm_chat_callback()
-    async def astream_chat(self, messages: Sequence[ChatMessage], **kwargs: Any) -> ChatResponseAsyncGen:
+    async def astream_chat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponseAsyncGen:
         """Answer piece by piece, without blocking the loop."""
-        return await self._astream_chat(messages, **kwargs)
+        return await self._astream_chat(messages)
 
     @llm_completion_callback()
-    def complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:  # noqa: ARG002
+    def complete(self, prompt: str, formatted: bool = False, **_: Any) -> CompletionResponse:  # noqa: ARG002
         """Answer a prompt as one user message."""
-        return chat_to_completion_decorator(self._chat)(prompt, **kwargs)
+        return chat_to_completion_decorator(self._chat)(prompt)
 
     @llm_completion_callback()
-    async def acomplete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponse:  # noqa: ARG002
+    async def acomplete(self, prompt: str, formatted: bool = False, **_: Any) -> CompletionResponse:  # noqa: ARG002
         """Answer a prompt as one user message, without blocking the loop."""
-        return await achat_to_completion_decorator(self._achat)(prompt, **kwargs)
+        return await achat_to_completion_decorator(self._achat)(prompt)
 
     @llm_completion_callback()
-    def stream_complete(self, prompt: str, formatted: bool = False, **kwargs: Any) -> CompletionResponseGen:  # noqa: ARG002
+    def stream_complete(self, prompt: str, formatted: bool = False, **_: Any) -> CompletionResponseGen:  # noqa: ARG002
         """Answer a prompt piece by piece."""
-        return stream_chat_to_completion_decorator(self._stream_chat)(prompt, **kwargs)
+        return stream_chat_to_completion_decorator(self._stream_chat)(prompt)
 
     @llm_completion_callback()
     async def astream_complete(
         self,
         prompt: str,
         formatted: bool = False,  # noqa: ARG002
-        **kwargs: Any,
+        **_: Any,
     ) -> CompletionResponseAsyncGen:
         """Answer a prompt piece by piece, without blocking the loop."""
-        return await astream_chat_to_completion_decorator(self._astream_chat)(prompt, **kwargs)
+        return await astream_chat_to_completion_decorator(self._astream_chat)(prompt)
 
-    def _chat(self, messages: Sequence[ChatMessage], **_kwargs: Any) -> ChatResponse:
+    def _chat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponse:
         reply = self._state.ask(messages)
         time.sleep(reply.latency)
         return _whole(messages, reply)
 
-    async def _achat(self, messages: Sequence[ChatMessage], **_kwargs: Any) -> ChatResponse:
+    async def _achat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponse:
         reply = self._state.ask(messages)
         await asyncio.sleep(reply.latency)
         return _whole(messages, reply)
 
-    def _stream_chat(self, messages: Sequence[ChatMessage], **_kwargs: Any) -> ChatResponseGen:
+    def _stream_chat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponseGen:
         reply = self._state.ask(messages)
 
-        def tell() -> ChatResponseGen:
+        def pieces() -> ChatResponseGen:
             for delay, piece in _pieces(messages, reply):
                 time.sleep(delay)
                 if piece is not None:
                     yield piece
-            _raise_error(reply)
 
-        return tell()
+        return pieces()
 
-    async def _astream_chat(self, messages: Sequence[ChatMessage], **_kwargs: Any) -> ChatResponseAsyncGen:
+    async def _astream_chat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponseAsyncGen:
         reply = self._state.ask(messages)
 
-        async def tell() -> ChatResponseAsyncGen:
+        async def pieces() -> ChatResponseAsyncGen:
             for delay, piece in _pieces(messages, reply):
                 await asyncio.sleep(delay)
                 if piece is not None:
                     yield piece
-            _raise_error(reply)
 
-        return tell()
-
-
-def _raise_error(reply: ScriptedReply) -> None:
-    if reply.error is not None:
-        raise reply.error
+        return pieces()
 
 
 def _whole(messages: Sequence[ChatMessage], reply: ScriptedReply) -> ChatResponse:
-    _raise_error(reply)
-    return ChatResponse(message=_assistant(reply.content), raw=_raw(messages, reply))
+    if reply.error is not None:
+        raise reply.error
+    return ChatResponse(message=_message(reply.content), raw=_raw(messages, reply))
 
 
 def _pieces(messages: Sequence[ChatMessage], reply: ScriptedReply) -> Iterator[tuple[float, ChatResponse | None]]:
-    """Yield pauses in seconds and what follows them; None is a pause before an error alone."""
-    if reply.error is not None and not reply.content:
-        yield reply.latency, None
-        return
-    size, text = reply.chunk_size, reply.content
-    for start in range(0, len(text) or 1, size):
-        end = start + size
-        last = end >= len(text) and reply.error is None
-        yield (
-            reply.chunk_delay if start else reply.latency,
-            ChatResponse(
-                message=_assistant(text[:end]), delta=text[start:end], raw=_raw(messages, reply) if last else None
-            ),
-        )
+    """Yield pauses in seconds and what follows them (None: an error), and raise the error."""
+    text, size, raw = reply.content, reply.chunk_size, _raw(messages, reply)
+    delay = reply.latency
+    for start in range(0, len(text) or (reply.error is None), size):
+        last = start + size >= len(text) and reply.error is None
+        message, delta = _message(text[: start + size]), text[start : start + size]
+        yield delay, ChatResponse(message=message, delta=delta, raw=raw if last else None)
+        delay = reply.chunk_delay
+    if reply.error is not None:
+        yield (0.0 if text else delay), None
+        raise reply.error
 
 
-def _assistant(text: str) -> ChatMessage:
+def _message(text: str) -> ChatMessage:
     return ChatMessage(role=MessageRole.ASSISTANT, content=text)
 
 

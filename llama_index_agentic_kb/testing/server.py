@@ -2,77 +2,345 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import json
+import socket
+import socketserver
+import struct
+import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from http import HTTPStatus
-from typing import TYPE_CHECKING, Any
+from http.server import BaseHTTPRequestHandler
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
-from llama_index_agentic_kb.testing import _wire
-from llama_index_agentic_kb.testing._chat import Ledger, answer_fault, answer_nothing, answer_reply
-from llama_index_agentic_kb.testing._faults import Fault
-from llama_index_agentic_kb.testing._http import HttpHandler, HttpServer
-from llama_index_agentic_kb.testing._replies import ChatRequest, Reply, Usage, fit_to_request
-from llama_index_agentic_kb.testing._script import Script
-from llama_index_agentic_kb.testing._text import DEFAULT_DIMENSIONS
+from llama_index_agentic_kb.testing.embeddings import DIMENSIONS, count_tokens, hash_vector
+from llama_index_agentic_kb.testing.llms import Script
 
 if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
-
     import httpx
     from llama_index.llms.openai import OpenAI
 
-__all__ = ["Answer", "LoopbackOpenAI", "RecordedRequest"]
+__all__ = ["Answer", "ChatRequest", "Connection", "HttpServer", "LoopbackOpenAI", "RawAnswer", "Reply", "Usage"]
 
-Answer = str | Reply | Fault
+Json = dict[str, Any]
 
-_KEY = "sk-loopback-no-secret"
+_RESET_ON_CLOSE = struct.pack("ii", 1, 0)
+
+
+@dataclass(frozen=True)
+class Usage:
+    """Tokens of one call, or the sum over several."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    calls: int = 1
+
+    def __add__(self, other: Usage) -> Usage:
+        """Add both token counts and the calls."""
+        return Usage(
+            self.prompt_tokens + other.prompt_tokens,
+            self.completion_tokens + other.completion_tokens,
+            self.calls + other.calls,
+        )
+
+    @property
+    def total_tokens(self) -> int:
+        """Prompt and completion tokens together."""
+        return self.prompt_tokens + self.completion_tokens
+
+    def to_json(self) -> Json:
+        """Return the counts as OpenAI names them."""
+        counts = {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.completion_tokens}
+        return {**counts, "total_tokens": self.total_tokens}
+
+
+@dataclass(frozen=True)
+class ChatRequest:
+    """The body of one ``POST /v1/chat/completions``, as it was sent."""
+
+    body: Json
+
+    @property
+    def model(self) -> str:
+        """The model asked for; the server accepts every name."""
+        return str(self.body.get("model", ""))
+
+    @property
+    def messages(self) -> list[Json]:
+        """The messages in wire form, oldest first."""
+        return list(self.body.get("messages") or [])
+
+    @property
+    def text(self) -> str:
+        """The text of all messages, joined by line feeds."""
+        return "\n".join(_text_of(message) for message in self.messages)
+
+    @property
+    def last(self) -> str:
+        """The text of the last message; empty when there is none."""
+        return _text_of(self.messages[-1]) if self.messages else ""
+
+    @property
+    def stream(self) -> bool:
+        """Whether server-sent events are asked for."""
+        return bool(self.body.get("stream"))
+
+    @property
+    def include_usage(self) -> bool:
+        """Whether a stream is to end with a chunk of token counts."""
+        return bool((self.body.get("stream_options") or {}).get("include_usage"))
+
+    @property
+    def response_format(self) -> Json | None:
+        """The ``response_format``, such as a JSON schema, or None."""
+        return self.body.get("response_format")
+
+    @property
+    def tools(self) -> list[Json]:
+        """The tools offered to the model, in wire form."""
+        return list(self.body.get("tools") or [])
+
+    @property
+    def forced_tool(self) -> str | None:
+        """The tool that has to be called: the one named by ``tool_choice``, the first if it is "required", or None."""
+        choice = self.body.get("tool_choice")
+        chosen = choice if isinstance(choice, dict) else self.tools[0] if choice == "required" and self.tools else None
+        return None if chosen is None else str(chosen["function"]["name"])
+
+
+@dataclass(frozen=True)
+class Reply:
+    """One answer of the model.
+
+    Args:
+        content: The text; None is sent as JSON null.
+        tool_calls: Pairs of a tool's name and its arguments: an object, or a str that is sent as it is.
+        finish_reason: Why the model stopped; "stop" becomes "tool_calls" when there are some.
+        refusal: The model's words of refusal, or None.
+        latency: Seconds before the first byte.
+        chunk_delay: Seconds before each further piece of a stream.
+        chunk_size: Characters in each piece of a stream, at least 1.
+        usage: What is reported and billed; None counts the tokens of the messages and of the answer.
+        report_usage: False leaves the counts out of the answer, as some gateways do; they are billed all the same.
+    """
+
+    content: str | None = None
+    tool_calls: Sequence[tuple[str, Mapping[str, Any] | str]] = ()
+    finish_reason: str = "stop"
+    refusal: str | None = None
+    latency: float = 0.0
+    chunk_delay: float = 0.0
+    chunk_size: int = 16
+    usage: Usage | None = None
+    report_usage: bool = True
+
+    @property
+    def calls(self) -> list[tuple[str, str]]:
+        """The tool calls with their arguments as JSON text."""
+        return [(name, given if isinstance(given, str) else json.dumps(given)) for name, given in self.tool_calls]
+
+    @property
+    def stop_reason(self) -> str:
+        """The finish reason as sent."""
+        return "tool_calls" if self.tool_calls and self.finish_reason == "stop" else self.finish_reason
+
+    def usage_for(self, request: ChatRequest) -> Usage:
+        """Return what this answer to this request costs."""
+        parts = [self.content or "", self.refusal or "", *(part for call in self.calls for part in call)]
+        return self.usage or Usage(count_tokens(request.text), sum(map(count_tokens, parts)))
+
+
+class RawAnswer(Protocol):
+    """An answer that writes to the connection itself, well or badly; requests other than chats pass None."""
+
+    def send(self, connection: Connection, request: ChatRequest | None) -> None:
+        """Answer one request."""
+
+
+Answer = str | Reply | RawAnswer
 
 
 @dataclass(frozen=True)
 class RecordedRequest:
-    """One HTTP request, as it arrived.
+    """One HTTP request: path, JSON body (None for a GET), headers by lower-case name, and when it was read.
 
-    Args:
-        path: Such as ``/v1/chat/completions``.
-        body: The JSON object sent; None for a GET.
-        headers: By lower-case name.
-        arrived: When the body was read, in seconds of :func:`time.monotonic`.
+    ``arrived`` is in seconds of :func:`time.monotonic`.
     """
 
     path: str
-    body: dict[str, Any] | None
+    body: Json | None
     headers: Mapping[str, str]
     arrived: float
+
+
+class HttpServer(socketserver.ThreadingTCPServer):
+    """A TCP server on 127.0.0.1 with a thread for each connection that can always be stopped."""
+
+    allow_reuse_address = True
+    daemon_threads = True
+    block_on_close = False
+    request_queue_size = 512
+
+    def __init__(self, port: int, handler: Callable[[Any, Any, Any], Connection]) -> None:
+        self.stopping = threading.Event()
+        self.errors: list[Exception] = []
+        self._open: set[socket.socket] = set()
+        self._idle = threading.Condition()
+        super().__init__(("127.0.0.1", port), handler)
+        self._thread = threading.Thread(target=self.serve_forever, args=(0.02,), name="loopback-accept", daemon=True)
+        self._thread.start()
+
+    @property
+    def port(self) -> int:
+        """The port listened on."""
+        return int(self.server_address[1])
+
+    def stop(self) -> None:
+        """Stop listening and reset every connection, within about a second whatever the handlers do."""
+        self.stopping.set()
+        self.shutdown()
+        self.server_close()
+        self._thread.join()
+        # Reset rather than closed: an asyncio client keeps a half-closed idle connection open and would leak it.
+        for how in (socket.SHUT_RD, socket.SHUT_RDWR):
+            with self._idle:
+                for connection in self._open:
+                    with contextlib.suppress(OSError):  # the client went first
+                        reset_on_close(connection)
+                        connection.shutdown(how)
+                if self._idle.wait_for(lambda: not self._open, 0.5):
+                    return
+
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Note the connection before its thread starts."""
+        with self._idle:
+            self._open.add(request)
+        super().process_request(request, client_address)
+
+    def shutdown_request(self, request: Any) -> None:
+        """Close a connection; one that is to be reset must not say goodbye (FIN) first."""
+        if request.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, 8) == _RESET_ON_CLOSE:
+            request.close()
+        else:
+            super().shutdown_request(request)
+        with self._idle:
+            self._open.discard(request)
+            self._idle.notify_all()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - socketserver's signature
+        """Keep a handler's error for the test; a client that left is not one."""
+        error = sys.exception()
+        if isinstance(error, Exception) and not isinstance(error, ConnectionError):
+            self.errors.append(error)
+
+
+class Connection(BaseHTTPRequestHandler):
+    """One connection: reads requests, and can answer them well or badly."""
+
+    protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else the second small write waits 40 ms for the client's acknowledgement
+    server: HttpServer
+    loopback: LoopbackOpenAI
+
+    def log_message(self, format: str, *args: Any) -> None:  # noqa: A002 - the base class's name
+        """Log nothing."""
+
+    def read_body(self) -> bytes:
+        """Read the request's body; it has to come with a Content-Length."""
+        return self.rfile.read(int(self.headers.get("Content-Length") or 0))
+
+    def pause(self, seconds: float | None) -> None:
+        """Wait; None waits until the server stops.
+
+        Raises:
+            ConnectionAbortedError: The server was stopped meanwhile.
+        """
+        if seconds != 0 and self.server.stopping.wait(seconds):
+            raise ConnectionAbortedError("The loopback server was stopped.")
+
+    def send_json(self, body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
+        """Send a whole JSON answer."""
+        self.send_whole(json.dumps(body).encode(), "application/json", status, headers)
+
+    def send_whole(self, body: bytes, kind: str, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
+        """Send a whole answer of a known length."""
+        self.start_body(kind, len(body), status, headers)
+        self.wfile.write(body)
+
+    def start_body(
+        self, kind: str, length: int | None, status: int = 200, headers: Mapping[str, str] | None = None
+    ) -> None:
+        """Send the status and headers; a body of unknown length (None) follows in chunks."""
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        framing = ("Transfer-Encoding", "chunked") if length is None else ("Content-Length", str(length))
+        for name, value in (framing, *(headers or {}).items()):
+            self.send_header(name, value)
+        if self.close_connection:
+            self.send_header("Connection", "close")
+        self.end_headers()
+
+    def send_chunk(self, data: bytes) -> None:
+        """Send one chunk; an empty one ends the body."""
+        self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+    def reset(self) -> None:
+        """Reset the connection (RST) once this request is done; what was sent before still arrives."""
+        reset_on_close(self.connection)
+        self.close_connection = True
+
+    def reply(self, request: ChatRequest, reply: Reply) -> None:
+        """Send a reply, plain or as a stream, and bill it."""
+        self.pause(reply.latency)
+        if not request.stream:
+            with self.loopback.charge(reply.usage_for(request)):
+                self.send_json(completion(request, reply))
+            return
+        self.send_events(stream_events(request, reply), reply.chunk_delay)
+        self.send_chunk(b"")
+
+    def send_events(self, events: Iterable[tuple[bytes, Usage]], delay: float = 0.0) -> None:
+        """Send the head of a stream and its events, so many seconds apart; each is billed as it is sent."""
+        self.start_body("text/event-stream; charset=utf-8", None)
+        for at, (data, usage) in enumerate(events):
+            self.pause(delay if at else 0)
+            with self.loopback.charge(usage):
+                self.send_chunk(data)
+
+    def do_GET(self) -> None:
+        """Answer a GET."""
+        self.loopback.answer(self, None)
+
+    def do_POST(self) -> None:
+        """Answer a POST of a JSON object."""
+        with contextlib.suppress(ValueError):
+            body = json.loads(self.read_body())
+            if isinstance(body, dict):
+                return self.loopback.answer(self, body)
+        return self.send_json(error_body("The body is not a JSON object.", 400), 400)
 
 
 class LoopbackOpenAI:
     """OpenAI's API on a free port of 127.0.0.1, answering from a script.
 
-    It speaks ``POST /v1/chat/completions`` (plain, JSON schema, tools, streams), ``POST /v1/embeddings`` and
-    ``GET /v1/models``, knows every model name and checks no key. Each connection has a thread of its own.
+    It speaks ``POST /v1/chat/completions`` (plain, JSON schema, tools, streams) and ``POST /v1/embeddings``, accepts
+    every model name and checks no key. Each connection has a thread of its own.
 
         with LoopbackOpenAI("Paris.") as server:
             assert server.llm().complete("The capital of France?").text == "Paris."
             assert server.billed.calls == 1
 
     Args:
-        reply: What chats are answered: one answer for all; a list, consumed in order; or a callable, which is given
-            each :class:`ChatRequest` in the connection's own thread and may sleep. An answer is a str (JSON for a
-            forced tool becomes its call, see :func:`fit_to_request`), a :class:`Reply`, sent exactly as it is, or a
-            :class:`Fault`. A list used up and a callable that raises are answered by HTTP 400, which no client
-            retries, and noted in ``errors``.
+        reply: The answer to chats: one for all; a list, consumed in order; or a callable that maps each
+            :class:`ChatRequest` to one, in the connection's own thread, and may sleep. An answer is a str (JSON for a
+            forced tool becomes its call), a :class:`Reply`, sent exactly as it is, or a :class:`RawAnswer`. A list
+            used up and a callable that raises are answered by HTTP 400, which no client retries, and kept in
+            ``errors``.
         keep_alive: Whether connections are kept after an answer. None keeps those of sync clients only: an asyncio
-            client whose event loop ends with an idle connection leaves a ResourceWarning behind. Set True to see
-            what happens when such a client is used from a second event loop.
-        models: What ``GET /v1/models`` lists.
-        dimensions: The length of embeddings, unless a request names another.
-        embedding_fault: How requests for embeddings fail: by ``Fault.status``, ``hang``, ``reset`` or ``html``. None
-            answers them. May be set while the server runs, as ``dimensions`` may.
+            client whose event loop ends with an idle connection leaves a ResourceWarning behind.
+        embedding_fault: Answers the requests for embeddings; None returns :func:`hash_vector` of each text.
     """
 
     def __init__(
@@ -80,71 +348,52 @@ class LoopbackOpenAI:
         reply: Answer | Sequence[Answer] | Callable[[ChatRequest], Answer] = "OK.",
         *,
         keep_alive: bool | None = None,
-        models: Sequence[str] = ("gpt-4o-mini",),
-        dimensions: int = DEFAULT_DIMENSIONS,
-        embedding_fault: Fault | None = None,
+        embedding_fault: RawAnswer | None = None,
     ) -> None:
         self.keep_alive = keep_alive
-        self.models = tuple(models)
-        self.dimensions = dimensions
         self.embedding_fault = embedding_fault
+        self.dimensions = DIMENSIONS
         self._script: Script[ChatRequest, Answer] = Script(reply)
-        self._ledger = Ledger()
+        self._bill: list[Usage] = []
         self._clients: list[httpx.Client] = []
-        self._lock = threading.Lock()
         self._requests: list[RecordedRequest] = []
         self._errors: list[Exception] = []
         self._http: HttpServer | None = None
         self._port = 0
 
     def start(self) -> Self:
-        """Listen. After a stop, the same port is listened on again.
-
-        Raises:
-            RuntimeError: The server is running.
-        """
-        if self._http is not None:
-            raise RuntimeError("The loopback server is running already.")
-        self._http = HttpServer(self._port, functools.partial(_Handler, self))
+        """Listen; after a stop, at the same port again."""
+        connection = type("_Connection", (Connection,), {"loopback": self})
+        self._http = HttpServer(self._port, connection)
         self._port = self._http.port
         return self
 
     def stop(self) -> None:
         """Reset every connection and stop listening, within about a second; harmless when not running."""
-        if self._http is None:
-            return
-        self._http.stop()
-        self._errors.extend(self._http.errors)
-        self._http = None
+        if self._http is not None:
+            self._http.stop()
+            self._errors.extend(self._http.errors)
+            self._http = None
 
     def __enter__(self) -> Self:
         """Start."""
         return self.start()
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Stop, for good: the clients that ``llm`` made are closed too."""
+    def __exit__(self, *_: object) -> None:
+        """Stop for good: the clients that ``llm`` made are closed too."""
         self.stop()
         for client in self._clients:  # else the garbage collector closes their sockets, with a warning
             client.close()
 
     @property
     def base_url(self) -> str:
-        """The address with ``/v1``, as ``api_base`` takes it; known from the first start on.
-
-        Raises:
-            RuntimeError: The server was never started.
-        """
-        if not self._port:
-            raise RuntimeError("The loopback server has no address before it is started.")
+        """The address with ``/v1``, as ``api_base`` takes it; known from the first start on."""
         return f"http://127.0.0.1:{self._port}/v1"
 
     @property
     def requests(self) -> list[RecordedRequest]:
         """Every request so far, in order of arrival."""
-        with self._lock:
-            return list(self._requests)
+        return list(self._requests)
 
     @property
     def chats(self) -> list[ChatRequest]:
@@ -156,15 +405,14 @@ class LoopbackOpenAI:
         """What the chats answered so far cost.
 
         A plain answer is billed once all of it was sent; a stream is billed its prompt at the first event and its
-        words as they are sent, so that one broken off costs what was told. Embeddings are not counted.
+        words as they are sent, so that one broken off costs what was sent. Embeddings are not counted.
         """
-        return self._ledger.total
+        return sum(list(self._bill), Usage(calls=0))
 
     @property
     def errors(self) -> list[Exception]:
         """What the script raised, a list used up included."""
-        running = self._http.errors if self._http is not None else []
-        return [*self._errors, *running]
+        return [*self._errors, *(self._http.errors if self._http is not None else [])]
 
     def llm(self, model: str = "gpt-4o-mini", **kwargs: Any) -> OpenAI:
         """Make the real ``llama_index.llms.openai.OpenAI`` that talks to this server.
@@ -178,83 +426,157 @@ class LoopbackOpenAI:
 
         client = httpx.Client(verify=False)  # noqa: S501 - loopback over http: certificates would take 0.1 s to load
         self._clients.append(client)
-        return OpenAI(**{"model": model, "api_base": self.base_url, "api_key": _KEY, "http_client": client, **kwargs})
+        made = {"model": model, "api_base": self.base_url, "api_key": "sk-loopback-no-secret", "http_client": client}
+        return OpenAI(**{**made, **kwargs})
 
-    def answer(self, handler: HttpHandler, path: str, body: dict[str, Any] | None) -> None:
-        """Answer one request; for the handler of a connection."""
-        self._record(RecordedRequest(path, body, {k.lower(): v for k, v in handler.headers.items()}, time.monotonic()))
-        if body is None and path == "/v1/models":
-            handler.send_json(_wire.model_list(self.models))
-        elif body is not None and path == "/v1/embeddings":
-            self._embed(handler, body)
+    @contextlib.contextmanager
+    def charge(self, usage: Usage) -> Iterator[None]:
+        """Bill what is sent in this context, and take it back if sending fails.
+
+        It is billed first, so that a client holding its answer always finds it on the bill.
+        """
+        self._bill.append(usage)
+        try:
+            yield
+        except BaseException:
+            self._bill.remove(usage)
+            raise
+
+    def answer(self, connection: Connection, body: Json | None) -> None:
+        """Answer one request; for its connection."""
+        path = connection.path.partition("?")[0]
+        headers = {name.lower(): value for name, value in connection.headers.items()}
+        self._requests.append(RecordedRequest(path, body, headers, time.monotonic()))
+        is_async = headers.get("x-stainless-async", "").startswith("async")  # OpenAI's clients name their kind
+        connection.close_connection |= is_async if self.keep_alive is None else not self.keep_alive
+        if body is not None and path == "/v1/embeddings":
+            if self.embedding_fault is None:
+                connection.send_json(_embeddings(body, self.dimensions))
+            else:
+                self.embedding_fault.send(connection, None)
         elif body is not None and path == _CHAT:
-            self._chat(handler, ChatRequest(body))
+            self._chat(connection, ChatRequest(body))
         else:
-            handler.send_json(_wire.error(f"Nothing is served at {path}.", HTTPStatus.NOT_FOUND), HTTPStatus.NOT_FOUND)
+            connection.send_json(error_body(f"Nothing is served at {path}.", 404), 404)
 
-    def _embed(self, handler: HttpHandler, body: dict[str, Any]) -> None:
-        if self.embedding_fault is not None:
-            answer_nothing(handler, self.embedding_fault)
-            return
-        handler.send_json(_wire.embeddings(body, self.dimensions))
-
-    def _chat(self, handler: HttpHandler, request: ChatRequest) -> None:
+    def _chat(self, connection: Connection, request: ChatRequest) -> None:
         try:
             answer = self._script.answer(request)
         except Exception as error:  # noqa: BLE001 - whatever the script raises, its client gets an answer
-            self._refuse(handler, error)
-            return
-        if isinstance(answer, Fault):
-            answer_fault(handler, self._ledger, request, answer)
-            return
-        reply = fit_to_request(answer, request) if isinstance(answer, str) else answer
-        answer_reply(handler, self._ledger, request, reply)
-
-    def _refuse(self, handler: HttpHandler, error: Exception) -> None:
-        with self._lock:
             self._errors.append(error)
-        message = f"The script raised {type(error).__name__}: {error}"
-        handler.send_json(_wire.error(message, HTTPStatus.BAD_REQUEST), HTTPStatus.BAD_REQUEST)
-
-    def _record(self, request: RecordedRequest) -> None:
-        with self._lock:
-            self._requests.append(request)
-
-
-class _Handler(HttpHandler):
-    """Reads requests and has the loopback server answer them."""
-
-    def __init__(self, loopback: LoopbackOpenAI, *args: Any) -> None:
-        self._loopback = loopback
-        super().__init__(*args)
-
-    def do_GET(self) -> None:  # noqa: N802 - http.server's name
-        """Answer a GET."""
-        self._answer(None)
-
-    def do_POST(self) -> None:  # noqa: N802 - http.server's name
-        """Answer a POST of a JSON object."""
-        raw = self.read_body()
-        try:
-            body = json.loads(raw)
-        except ValueError:
-            body = None
-        if not isinstance(body, dict):
-            message = "The body is no JSON object."
-            self.send_json(_wire.error(message, HTTPStatus.BAD_REQUEST), HTTPStatus.BAD_REQUEST)
+            connection.send_json(error_body(f"The script raised {type(error).__name__}: {error}", 400), 400)
             return
-        self._answer(body)
-
-    def _answer(self, body: dict[str, Any] | None) -> None:
-        if not self._keeps_alive():
-            self.close()
-        self._loopback.answer(self, self.path.partition("?")[0], body)
-
-    def _keeps_alive(self) -> bool:
-        if self._loopback.keep_alive is None:
-            # OpenAI's clients tell which one they are.
-            return not self.headers.get("x-stainless-async", "").startswith("async")
-        return self._loopback.keep_alive
+        if isinstance(answer, str):
+            answer = _fitting(answer, request)
+        if isinstance(answer, Reply):
+            connection.reply(request, answer)
+        else:
+            answer.send(connection, request)
 
 
 _CHAT = "/v1/chat/completions"
+
+
+def reset_on_close(connection: socket.socket) -> None:
+    """Make close() reset a connection."""
+    with contextlib.suppress(OSError):  # closed already
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
+
+
+# -- OpenAI's wire forms ---------------------------------------------------------------------------------------------
+
+
+def error_body(message: str, status: int) -> Json:
+    """Return an error as OpenAI's API words it."""
+    return {"error": {"message": message, "type": "loopback_error", "param": None, "code": str(status)}}
+
+
+def envelope(request: ChatRequest, choices: Sequence[Json]) -> Json:
+    """Return an answer, or a chunk of one, with these choices; it carries no clock, for each answer is the same."""
+    kind = "chat.completion.chunk" if request.stream else "chat.completion"
+    body = {"id": "chatcmpl-loopback", "object": kind, "created": 1_700_000_000, "model": request.model}
+    return {**body, "choices": [*choices]}
+
+
+def completion(request: ChatRequest, reply: Reply) -> Json:
+    """Return the body of a plain answer."""
+    message: Json = {"role": "assistant", "content": reply.content, "refusal": reply.refusal}
+    if reply.calls:
+        message["tool_calls"] = [_tool_call(index, *call) for index, call in enumerate(reply.calls)]
+    body = envelope(request, [{"index": 0, "message": message, "logprobs": None, "finish_reason": reply.stop_reason}])
+    return body | ({"usage": reply.usage_for(request).to_json()} if reply.report_usage else {})
+
+
+def stream_events(request: ChatRequest, reply: Reply) -> Iterator[tuple[bytes, Usage]]:
+    """Yield the events of a streamed answer, from the role to ``[DONE]``, each with what it adds to the bill."""
+    whole, sent, billed = reply.usage_for(request), "", 0
+
+    def chunk(delta: Json, finish_reason: str | None = None) -> bytes:
+        body = envelope(request, [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}])
+        return event(
+            body | {"usage": None} if request.include_usage else body
+        )  # OpenAI puts a null into all but the last chunk
+
+    opening = {"role": "assistant", "content": reply.content and "", "refusal": None}
+    yield chunk(opening), Usage(whole.prompt_tokens)
+    for delta, words in _deltas(reply):
+        sent += words
+        due = min(count_tokens(sent), whole.completion_tokens)
+        yield chunk(delta), Usage(0, due - billed, calls=0)
+        billed = due
+    counts = (
+        event(envelope(request, []) | {"usage": whole.to_json()})
+        if request.include_usage and reply.report_usage
+        else b""
+    )
+    ending = chunk({}, reply.stop_reason) + counts + b"data: [DONE]\n\n"
+    yield ending, Usage(0, whole.completion_tokens - billed, calls=0)
+
+
+def event(body: Json | str) -> bytes:
+    """Return one server-sent event; a str is sent as it is."""
+    return f"data: {body if isinstance(body, str) else json.dumps(body)}\n\n".encode()
+
+
+def _deltas(reply: Reply) -> Iterator[tuple[Json, str]]:
+    """Yield the pieces of a streamed answer and the words in each: content, refusal, then each tool call."""
+    for kind, text in (("content", reply.content), ("refusal", reply.refusal)):
+        for piece in _split(text or "", reply.chunk_size):
+            yield {kind: piece}, piece
+    for index, (name, arguments) in enumerate(reply.calls):
+        yield {"tool_calls": [{**_tool_call(index, name, ""), "index": index}]}, f" {name} "
+        for piece in _split(arguments, reply.chunk_size):
+            yield {"tool_calls": [{"index": index, "function": {"arguments": piece}}]}, piece
+
+
+def _split(text: str, size: int) -> list[str]:
+    return [text[start : start + size] for start in range(0, len(text), size)]
+
+
+def _tool_call(index: int, name: str, arguments: str) -> Json:
+    return {"id": f"call_{index}", "type": "function", "function": {"name": name, "arguments": arguments}}
+
+
+def _embeddings(body: Json, dimensions: int) -> Json:
+    asked = body.get("input", "")
+    texts = [asked] if isinstance(asked, str) else list(map(str, asked))
+    vectors = [hash_vector(text, int(body.get("dimensions") or dimensions)) for text in texts]
+    data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(vectors)]
+    tokens = sum(map(count_tokens, texts))
+    usage = {"prompt_tokens": tokens, "total_tokens": tokens}
+    return {"object": "list", "data": data, "model": body.get("model", ""), "usage": usage}
+
+
+def _fitting(text: str, request: ChatRequest) -> Reply:
+    """Return the reply a well-behaved model would make of a text: a JSON object is a call of the forced tool."""
+    with contextlib.suppress(ValueError):
+        if request.forced_tool is not None and isinstance(json.loads(text), dict):
+            return Reply(tool_calls=[(request.forced_tool, text)])
+    return Reply(text)
+
+
+def _text_of(message: Mapping[str, Any]) -> str:
+    content = message.get("content")
+    if isinstance(content, list):
+        return "\n".join(str(part["text"]) for part in content if part.get("type") == "text")
+    return content or ""

@@ -1,4 +1,4 @@
-"""A retriever over texts in memory that can be slow, fail, hang or answer nonsense."""
+"""A retriever over texts in memory that can be slow, fail, hang or return nonsense."""
 
 from __future__ import annotations
 
@@ -9,33 +9,23 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, cast
+from typing import Any, Final, Literal, NamedTuple, Self, cast
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.schema import BaseNode, IndexNode, MetadataMode, NodeWithScore, QueryBundle, TextNode
 
-from llama_index_agentic_kb.testing._text import words
+from llama_index_agentic_kb.testing.embeddings import words
 
-if TYPE_CHECKING:
-    from types import TracebackType
-    from typing import Self
+__all__ = ["MemoryRetriever", "RecordedQuery", "Verbatim"]
 
-__all__ = ["HANG_LIMIT", "MemoryRetriever", "RecordedQuery", "Verbatim"]
-
-HANG_LIMIT = 60.0
-"""Seconds after which a hang that nobody released ends by itself, so that no forgotten one holds up the interpreter."""
+HANG_SECONDS: Final = 60.0
+"""A hang that nobody released ends after this time, so that no forgotten one holds up the interpreter."""
 
 Mode = Literal["sync", "async", "async_only"]
 
 
 class RecordedQuery(NamedTuple):
-    """One query, as it arrived.
-
-    Args:
-        query_str: The text.
-        has_embedding: Whether the query came with an embedding.
-        thread_name: The thread it arrived in.
-    """
+    """One query, as it arrived: its text, whether it had an embedding, and the name of the thread."""
 
     query_str: str
     has_embedding: bool
@@ -44,11 +34,7 @@ class RecordedQuery(NamedTuple):
 
 @dataclass(frozen=True)
 class Verbatim:
-    """A fault that returns a value as it is, such as None or a dict, where a list of nodes is due.
-
-    Args:
-        value: What is returned.
-    """
+    """A fault that returns ``value`` (None, a dict, ...) where a list of nodes is due."""
 
     value: object
 
@@ -60,36 +46,27 @@ class MemoryRetriever(BaseRetriever):
     """Ranks texts by the words they share with the query.
 
     The score is the share of the query's distinct words found in a node, above 0 and up to 1; nodes that share none
-    are left out and equal scores keep the order given.
+    are left out, and equal scores keep their order.
 
         with MemoryRetriever(["Rain in Paris", "Snow in Oslo"], fault="hang") as source:
             ...  # queries hang here; leaving the context releases them
 
     Args:
-        items: Texts, whose node ids are made of a hash of the text, or nodes.
-        similarity_top_k: How many nodes are returned at most.
+        items: Texts, whose node ids are a hash of the text, or nodes.
+        similarity_top_k: The maximum number of nodes returned.
         latency: Seconds each query takes.
         mode: "sync" has ``_retrieve`` alone, so that the async call blocks its event loop, as many a vector store's
             does; "async" has a native ``_aretrieve`` as well; "async_only" raises NotImplementedError from
             ``_retrieve``.
-        fault: What goes wrong after the latency: an exception to raise; "hang", which answers once :meth:`release` is
-            called (or after ``HANG_LIMIT``, 60 s); :class:`Verbatim`; or a callable, asked with each QueryBundle,
-            that returns one of these or None for none.
-        shared_nodes: False returns new objects each time; True returns the same ``NodeWithScore`` objects for the
-            same query, holding the nodes given, so that a change made by the caller can be seen.
+        fault: What goes wrong after the latency: an exception to raise; "hang", which ends at :meth:`release` or
+            after 60 s; :class:`Verbatim`; or a callable that maps each QueryBundle to one of these, or to None.
+        shared_nodes: True returns the same ``NodeWithScore`` objects for the same query, holding the nodes
+            themselves, so that a change made by the caller can be seen; False returns copies.
     """
 
     def __new__(cls, *_args: object, mode: Mode = "sync", **_kwargs: object) -> Self:
-        """Make an object that has native async methods only if the mode says so.
-
-        Raises:
-            ValueError: The mode is unknown.
-        """
-        if mode not in _CLASSES:
-            raise ValueError(f"mode must be one of {', '.join(_CLASSES)}, got {mode!r}.")
-        # Callers tell a native _aretrieve by looking at the class, so the mode has to be one.
-        made = _CLASSES[mode] if cls is MemoryRetriever else cls
-        return cast("Self", super().__new__(made))
+        """Make an object of the mode's class: callers recognise a native ``_aretrieve`` by the class."""
+        return cast("Self", super().__new__(_CLASSES[mode] if cls is MemoryRetriever else cls))
 
     def __init__(
         self,
@@ -111,27 +88,23 @@ class MemoryRetriever(BaseRetriever):
         self._words = [set(words(node.get_content(MetadataMode.NONE))) for node in self._nodes]
         self._queries: list[RecordedQuery] = []
         self._shared: dict[str, list[NodeWithScore]] = {}
-        self._lock = threading.Lock()
         self._released = threading.Event()
 
     @property
     def queries(self) -> list[RecordedQuery]:
         """Every query so far, in order of arrival."""
-        with self._lock:
-            return list(self._queries)
+        return list(self._queries)
 
     def release(self) -> None:
         """End every hang, now and from now on."""
         self._released.set()
 
     def __enter__(self) -> Self:
-        """Enter a context at whose end hangs are released."""
+        """Return this retriever; the end of the context releases its hangs."""
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        """Release."""
+    def __exit__(self, *_: object) -> None:
+        """Release the hangs."""
         self.release()
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
@@ -139,27 +112,22 @@ class MemoryRetriever(BaseRetriever):
         time.sleep(self.latency)
         fault = self._fault_of(query_bundle)
         if fault == "hang":
-            self._released.wait(HANG_LIMIT)
+            self._released.wait(HANG_SECONDS)
         return self._answer(query_bundle, fault)
 
     async def _retrieve_natively(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         self._record(query_bundle)
         await asyncio.sleep(self.latency)
         fault = self._fault_of(query_bundle)
-        if fault == "hang":
-            await self._ahang()
+        ends = time.monotonic() + HANG_SECONDS
+        # The release may come from any thread and from another event loop, so the loop looks again and again.
+        while fault == "hang" and not self._released.is_set() and time.monotonic() < ends:  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
         return self._answer(query_bundle, fault)
 
-    async def _ahang(self) -> None:
-        # Looks again and again: the release may come from any thread, and from another event loop.
-        ends = time.monotonic() + HANG_LIMIT
-        while not self._released.is_set() and time.monotonic() < ends:  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
-
     def _record(self, query: QueryBundle) -> None:
-        record = RecordedQuery(query.query_str, query.embedding is not None, threading.current_thread().name)
-        with self._lock:
-            self._queries.append(record)
+        thread = threading.current_thread().name
+        self._queries.append(RecordedQuery(query.query_str, query.embedding is not None, thread))
 
     def _fault_of(self, query: QueryBundle) -> SourceFault | None:
         return self.fault(query) if callable(self.fault) else self.fault
@@ -169,14 +137,11 @@ class MemoryRetriever(BaseRetriever):
             raise fault
         if isinstance(fault, Verbatim):
             return cast("list[NodeWithScore]", fault.value)
-        if not self.shared_nodes:
-            return [NodeWithScore(node=_fresh(node), score=score) for node, score in self._rank(query.query_str)]
-        with self._lock:
-            if query.query_str not in self._shared:
-                self._shared[query.query_str] = [
-                    NodeWithScore(node=node, score=score) for node, score in self._rank(query.query_str)
-                ]
-            return list(self._shared[query.query_str])
+        ranked = self._rank(query.query_str)
+        if self.shared_nodes:
+            found = [NodeWithScore(node=node, score=score) for node, score in ranked]
+            return list(self._shared.setdefault(query.query_str, found))
+        return [NodeWithScore(node=_copied(node), score=score) for node, score in ranked]
 
     def _rank(self, query: str) -> list[tuple[BaseNode, float]]:
         asked = set(words(query))
@@ -189,15 +154,11 @@ class MemoryRetriever(BaseRetriever):
 
 
 class _AsyncMemoryRetriever(MemoryRetriever):
-    """Mode "async"."""
-
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         return await self._retrieve_natively(query_bundle)
 
 
 class _AsyncOnlyMemoryRetriever(_AsyncMemoryRetriever):
-    """Mode "async_only"."""
-
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         raise NotImplementedError(f"This source is async only; {query_bundle.query_str!r} was asked synchronously.")
 
@@ -214,9 +175,8 @@ def _text_node(text: str) -> TextNode:
     return TextNode(id_=f"text-{digest}", text=text)
 
 
-def _fresh(node: BaseNode) -> BaseNode:
-    if isinstance(node, IndexNode):
-        # Its obj may be a retriever or an index, which is not for copying.
+def _copied(node: BaseNode) -> BaseNode:
+    if isinstance(node, IndexNode):  # its obj may be a retriever or an index, which is not for copying
         own: dict[str, Any] = {"metadata": copy.deepcopy(node.metadata), "relationships": dict(node.relationships)}
         return node.model_copy(update=own)
     return node.model_copy(deep=True)

@@ -26,9 +26,10 @@ from llama_index_agentic_kb.schema import Principal
 from llama_index_agentic_kb.schema.answer import Answer, ChunkReference, DocumentReference, StructuredReference
 from llama_index_agentic_kb.search.calibration import Calibration
 from llama_index_agentic_kb.search.rerank import Reranker
-from llama_index_agentic_kb.testing import OverlapReranker, Verbatim
+from llama_index_agentic_kb.testing import Verbatim
 from llama_index_agentic_kb.wire.google_answer import encode_answer
 from tests.answering.retrieving import APOLLO, SATURN, retrieved, source
+from tests.rerankers import OverlapReranker
 
 QUESTION = "How tall was the Saturn V rocket?"
 SHARE = Calibration.piecewise([(0.0, 0.0), (1.0, 4.0)])

@@ -16,8 +16,8 @@ from llama_index_agentic_kb.schema.answer import AnswerStep, ChunkReference, Doc
 from llama_index_agentic_kb.schema.answer_query import ResultMode
 from llama_index_agentic_kb.search.calibration import Calibration
 from llama_index_agentic_kb.search.rerank import Reranker
-from llama_index_agentic_kb.testing import OverlapReranker
 from tests.answering.retrieving import APOLLO, SATURN, planner, retrieved, source
+from tests.rerankers import OverlapReranker
 
 QUESTION = "How tall was the rocket that launched Apollo 11?"
 HOPS: list[dict[str, Any]] = [

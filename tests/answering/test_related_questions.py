@@ -20,7 +20,8 @@ from llama_index_agentic_kb.answering.related import Related, RelatedQuestions
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.guard.spotlighting import Spotlighting
 from llama_index_agentic_kb.llm import LanguageModel
-from llama_index_agentic_kb.testing import Fault, ScriptedLLM, ScriptedReply
+from llama_index_agentic_kb.testing import ScriptedLLM, ScriptedReply
+from tests.faulty_server import Fault
 
 if TYPE_CHECKING:
     from tests.conftest import Serve

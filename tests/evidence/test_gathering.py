@@ -29,7 +29,8 @@ from llama_index_agentic_kb.search.calibration import Calibration
 from llama_index_agentic_kb.search.rerank import Reranker
 from llama_index_agentic_kb.sources.fan_out import Lane
 from llama_index_agentic_kb.sources.selection import SelectedSource, select
-from llama_index_agentic_kb.testing import MemoryRetriever, OverlapReranker
+from llama_index_agentic_kb.testing import MemoryRetriever
+from tests.rerankers import OverlapReranker
 
 if TYPE_CHECKING:
     from tests.evidence.conftest import MakeLane

@@ -12,8 +12,8 @@ from llama_index.core.schema import MetadataMode, TextNode
 from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource
 from llama_index_agentic_kb.schema import ModelAnswerSynthesisActivity, RetrievalResponse, SubQueryOrigin
 from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM, ScriptedReply
-from llama_index_agentic_kb.testing.injection import Goal, Kind, ObedientLLM, links_in, poison, read_orders
 from tests.faults.registry import fault
+from tests.injection.attacks import Goal, Kind, ObedientLLM, links_in, poison, read_orders
 from tests.injection.world import ABOUT, SECRETS, Case, World, attack
 
 AREA: Final = "hostile text"

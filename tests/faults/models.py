@@ -22,8 +22,9 @@ from llama_index_agentic_kb.errors import DeadlineExceededError, SynthesisError
 from llama_index_agentic_kb.guard.retries import RetryPolicy
 from llama_index_agentic_kb.llm.calls import calls_of
 from llama_index_agentic_kb.schema import ModelAnswerSynthesisActivity, ModelQueryPlanningActivity, Outcome
-from llama_index_agentic_kb.testing import Fault, LoopbackOpenAI, MemoryRetriever, Reply
+from llama_index_agentic_kb.testing import LoopbackOpenAI, MemoryRetriever, Reply
 from tests.faults.registry import fault
+from tests.faulty_server import Fault
 from tests.openai_embedding import OpenAIEmbedding
 
 AREA = "language model"

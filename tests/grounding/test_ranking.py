@@ -12,7 +12,8 @@ from llama_index_agentic_kb.grounding.ranking import arank, rank
 from llama_index_agentic_kb.schema.checks import MAX_RECORDS, RankRecord
 from llama_index_agentic_kb.search.calibration import Calibration
 from llama_index_agentic_kb.search.rerank import Reranker
-from llama_index_agentic_kb.testing import HashEmbedding, OverlapReranker
+from llama_index_agentic_kb.testing import HashEmbedding
+from tests.rerankers import OverlapReranker
 
 RECORDS = [
     RankRecord(id="cat", content="A small cat sleeps all day."),

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from markdown_it import MarkdownIt
 
 from llama_index_agentic_kb.guard.links import LinkFilter, clean_links
-from llama_index_agentic_kb.testing.injection import links_in
+from tests.injection.attacks import links_in
 
 KNOWN = {"https://a.org/x", "https://a.org/y?b=1&c=2", "https://en.wiki.org/Foo_(bar)", "javascript:alert(1)", ""}
 KEPT = [

@@ -13,7 +13,7 @@ from llama_index_agentic_kb import AgenticQueryEngine, AgenticRetriever, Knowled
 from llama_index_agentic_kb.evidence.gathering import PROVENANCE_KEY
 from llama_index_agentic_kb.schema import RetrievalResponse, SubQueryOrigin
 from llama_index_agentic_kb.testing import MemoryRetriever
-from llama_index_agentic_kb.testing.injection import Goal, Kind, ObedientLLM, Poison, changes, poison, read_orders
+from tests.injection.attacks import Goal, Kind, ObedientLLM, Poison, changes, poison, read_orders
 from tests.injection.world import ABOUT, MODES, SECRETS, WAYS, Case, World, all_cases, attack, few_cases, harmless
 
 CASES = few_cases()

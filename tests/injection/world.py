@@ -17,7 +17,7 @@ from llama_index_agentic_kb.evidence.gathering import PROVENANCE_KEY
 from llama_index_agentic_kb.schema import RetrievalRequest, RetrievalResponse
 from llama_index_agentic_kb.sources.planner_filters import FilterField
 from llama_index_agentic_kb.testing import HashEmbedding
-from llama_index_agentic_kb.testing.injection import Goal, Kind, ObedientLLM, Poison, changes, poison
+from tests.injection.attacks import Goal, Kind, ObedientLLM, Poison, changes, poison
 
 QUESTION: Final = "Who keeps the tower of Bergen, and when was the keeper of the tower born?"
 ABOUT: Final = "who keeps the tower of Bergen and when the keeper was born"

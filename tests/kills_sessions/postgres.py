@@ -1,7 +1,8 @@
 """A real PostgreSQL on loopback, from the binaries of the package ``pgserver``; it may be killed and started again.
 
-The package's own way of starting it is not taken: as root it makes a system user and opens folders to everyone, and
-listens on no port.
+The package's own way of starting it is not used: as root it makes a system user and opens folders to everyone, and it
+listens on no port. PostgreSQL refuses to run as root, and the user that it then runs as may not enter root's home (a
+container's usual place for an environment), so that user gets the binaries in a folder of its own.
 """
 
 from __future__ import annotations
@@ -24,35 +25,59 @@ __all__ = ["PostgresServer", "why_not"]
 START_SECONDS = 120.0
 
 
-def _binaries() -> Path | None:
+_BIN = Path("pgserver", "pginstall", "bin")
+
+
+def _packages() -> Path | None:
+    """Return the folder that holds the package and, beside it, the libraries that its binaries load."""
     spec = find_spec("pgserver")
-    return Path(spec.origin).parent / "pginstall" / "bin" if spec and spec.origin else None
+    return Path(spec.origin).parents[1] if spec and spec.origin else None
 
 
 def why_not() -> str | None:
-    """Why there can be no PostgreSQL here; None where it can."""
-    found = _binaries()
-    if found is None or not (found / "postgres").exists():
+    """Return why there can be no PostgreSQL here; None where it can."""
+    found = _packages()
+    if found is None or not (found / _BIN / "postgres").exists():
         return "pgserver, which brings PostgreSQL, is not installed on this platform"
     return None if find_spec("psycopg") else "psycopg is not installed"
+
+
+def _readable_copy(packages: Path, to: Path) -> Path:
+    """Copy the binaries and their libraries, 35 MB, to where any user may run them."""
+    for source in packages.glob("pgserver*"):
+        if source.suffix != ".dist-info":
+            shutil.copytree(source, to / source.name, symlinks=True, ignore=shutil.ignore_patterns("include", "*.a"))
+    for path in [to, *to.rglob("*")]:
+        path.chmod(0o755)
+    return to
 
 
 class PostgresServer:
     """A server with its own data, in a folder that goes with it."""
 
     def __init__(self) -> None:
-        found = _binaries()
-        assert found is not None
-        self._binaries = found
+        packages = _packages()
+        assert packages is not None
         self._folder = Path(tempfile.mkdtemp(prefix="kb-postgres-"))
         self._as: dict[str, Any] = {"cwd": self._folder, "env": {"PATH": os.defpath, "LC_ALL": "C"}}
-        if os.geteuid() == 0:  # PostgreSQL doesn't run as root
+        if os.geteuid() == 0:
+            packages = _readable_copy(packages, self._folder / "packages")
             shutil.chown(self._folder, "nobody")
             self._as["user"] = "nobody"
+        self._binaries = packages / _BIN
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             self.port = free.getsockname()[1]
-        initdb = [str(found / "initdb"), "-D", "data", "-U", "postgres", "--auth=trust", "--encoding=utf8", "--no-sync"]
+        initdb = [
+            str(self._binaries / "initdb"),
+            "-D",
+            "data",
+            "-U",
+            "postgres",
+            "--auth=trust",
+            "--encoding=utf8",
+            "--no-sync",
+        ]
         subprocess.run(initdb, check=True, capture_output=True, **self._as)
         self.start()
 

@@ -23,7 +23,8 @@ from llama_index_agentic_kb.guard.bulkhead import BulkheadState
 from llama_index_agentic_kb.guard.retries import RetryPolicy
 from llama_index_agentic_kb.llm import LanguageModel, Reply, calls
 from llama_index_agentic_kb.llm.calls import calls_of
-from llama_index_agentic_kb.testing import Fault, LoopbackOpenAI, ScriptedLLM, ScriptedReply
+from llama_index_agentic_kb.testing import LoopbackOpenAI, ScriptedLLM, ScriptedReply
+from tests.faulty_server import Fault
 
 ASK = [ChatMessage(role="user", content="Who was first on the moon?")]
 SAID = "Neil Armstrong, in July 1969."

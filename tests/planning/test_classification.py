@@ -25,7 +25,8 @@ from llama_index_agentic_kb.planning.parsing import plan_schema
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import ModelQueryPlanningActivity, RetrievalRequest
 from llama_index_agentic_kb.schema.answer import QueryClass
-from llama_index_agentic_kb.testing import Fault, MemoryRetriever, Reply, ScriptedLLM, ScriptedReply
+from llama_index_agentic_kb.testing import MemoryRetriever, Reply, ScriptedLLM, ScriptedReply
+from tests.faulty_server import Fault
 
 if TYPE_CHECKING:
     from tests.conftest import Serve

@@ -24,7 +24,8 @@ from llama_index_agentic_kb.planning import Planner, Planning, Scope
 from llama_index_agentic_kb.planning.graph import Candidate, plain_plan, refers
 from llama_index_agentic_kb.planning.parsing import MAX_QUERY
 from llama_index_agentic_kb.schema import SubQuery, SubQueryOrigin
-from llama_index_agentic_kb.testing import ChatRequest, Fault, LoopbackOpenAI, Reply, ScriptedLLM, ScriptedReply
+from llama_index_agentic_kb.testing import ChatRequest, LoopbackOpenAI, Reply, ScriptedLLM, ScriptedReply
+from tests.faulty_server import Fault
 
 if TYPE_CHECKING:
     from tests.conftest import Serve

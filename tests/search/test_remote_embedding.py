@@ -14,7 +14,8 @@ from llama_index_agentic_kb.account.retry_budget import RetryBudget, share_retri
 from llama_index_agentic_kb.errors import DeadlineExceededError
 from llama_index_agentic_kb.llm.calls import calls_of
 from llama_index_agentic_kb.search.embedding import embed_queries
-from llama_index_agentic_kb.testing import Fault, LoopbackOpenAI
+from llama_index_agentic_kb.testing import LoopbackOpenAI
+from tests.faulty_server import Fault
 from tests.openai_embedding import OpenAIEmbedding
 
 QUERIES = ["Who was first?", "And who was next?"]
@@ -71,11 +72,3 @@ def test_a_hanging_server_keeps_nothing(perform: Perform) -> None:
         while time.monotonic() < ends and (bulkhead.state.abandoned or bulkhead.state.at_work):
             time.sleep(0.01)
         assert (bulkhead.state.abandoned, bulkhead.state.at_work) == (0, 0)
-
-
-def test_faults_of_chats_alone_are_refused() -> None:
-    """The loopback server says which faults an embedding request may have."""
-    with LoopbackOpenAI(embedding_fault=Fault.length()) as server:
-        (first, _) = run(embed(OpenAIEmbedding.of(server), budget=RetryBudget(least=0)))
-        assert isinstance(first, Exception)
-        assert any("Only chats fail by length" in str(error) for error in server.errors)

@@ -15,7 +15,8 @@ from llama_index_agentic_kb._aio import arun, gather, run
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError, RetrievalError
 from llama_index_agentic_kb.search.calibration import Calibration
 from llama_index_agentic_kb.search.rerank import Reranked, Reranker, as_reranker
-from llama_index_agentic_kb.testing import OverlapReranker, ScriptedLLM
+from llama_index_agentic_kb.testing import ScriptedLLM
+from tests.rerankers import OverlapReranker
 
 if TYPE_CHECKING:
     from tests.conftest import Serve

@@ -19,7 +19,8 @@ from llama_index_agentic_kb.llm import count_tokens
 from llama_index_agentic_kb.llm.openai_compatible import OpenAICompatible
 from llama_index_agentic_kb.sources import KnowledgeSource
 from llama_index_agentic_kb.synthesizers import AnswerSynthesis
-from llama_index_agentic_kb.testing import Fault, LoopbackOpenAI, Reply, ScriptedLLM, ScriptedReply
+from llama_index_agentic_kb.testing import LoopbackOpenAI, Reply, ScriptedLLM, ScriptedReply
+from tests.faulty_server import Fault
 
 Servers = Callable[[Any], LoopbackOpenAI]
 Nodes = list[NodeWithScore]

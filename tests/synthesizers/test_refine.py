@@ -15,7 +15,8 @@ from pydantic import BaseModel
 from llama_index_agentic_kb._aio import deadline_after, iterate, run
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError, LLMError, SynthesisError
 from llama_index_agentic_kb.synthesizers import Refine
-from llama_index_agentic_kb.testing import Fault, LoopbackOpenAI, Reply, ScriptedLLM, ScriptedReply
+from llama_index_agentic_kb.testing import LoopbackOpenAI, Reply, ScriptedLLM, ScriptedReply
+from tests.faulty_server import Fault
 
 Servers = Callable[[Any], LoopbackOpenAI]
 Nodes = list[NodeWithScore]

@@ -16,8 +16,9 @@ from llama_index_agentic_kb.grounding.answers import AnswerRules, CheckedText
 from llama_index_agentic_kb.llm import LanguageModel, Reply, Usage
 from llama_index_agentic_kb.synthesizers import AnswerSynthesis
 from llama_index_agentic_kb.synthesizers.structured import ObjectAsker, read_object, strict_schema
-from llama_index_agentic_kb.testing import ChatRequest, Fault, LoopbackOpenAI, ScriptedLLM
+from llama_index_agentic_kb.testing import ChatRequest, LoopbackOpenAI, ScriptedLLM
 from llama_index_agentic_kb.testing import Reply as Sent
+from tests.faulty_server import Fault
 
 Servers = Callable[[Any], LoopbackOpenAI]
 T = TypeVar("T")

@@ -1,9 +1,6 @@
 from __future__ import annotations
 
-import asyncio
 import copy
-import time
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -12,7 +9,6 @@ from llama_index.core.base.llms.types import ChatMessage, ChatResponse
 from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events import BaseEvent
-from llama_index.core.response_synthesizers import get_response_synthesizer
 from llama_index_instrumentation import get_dispatcher
 from pydantic import BaseModel, PrivateAttr
 
@@ -80,12 +76,6 @@ def test_a_list_is_consumed() -> None:
         llm.complete("?")
 
 
-def test_a_callable_sees_the_messages() -> None:
-    """A callable answers by the messages it is given."""
-    llm = ScriptedLLM(lambda messages: f"{len(messages)} messages")
-    assert llm.chat(ASK).message.content == "2 messages"
-
-
 async def test_streams_raise_when_read() -> None:
     """A stream raises its error after its content, and not before it is read."""
     llm = ScriptedLLM([ScriptedReply("half", error=OSError("gone"), chunk_size=2), OSError("gone"), OSError("gone")])
@@ -103,28 +93,6 @@ async def test_streams_raise_when_read() -> None:
         await anext(last)
 
 
-def test_an_empty_answer_is_one_empty_piece() -> None:
-    """A stream of nothing still reports its usage."""
-    (only,) = ScriptedLLM("").stream_chat(ASK)
-    assert only.delta == ""
-    assert only.raw is not None
-
-
-async def test_latency_does_not_block_the_loop() -> None:
-    """Async calls overlap; sync calls sleep; chunk delays come between pieces."""
-    llm = ScriptedLLM(ScriptedReply("abcd", latency=0.2, chunk_delay=0.1, chunk_size=2))
-
-    started = time.monotonic()
-    await asyncio.gather(*(llm.achat(ASK) for _ in range(10)))
-    assert 0.2 <= time.monotonic() - started < 1.5
-    started = time.monotonic()
-    list(llm.stream_chat(ASK))
-    assert time.monotonic() - started >= 0.3
-    started = time.monotonic()
-    llm.chat(ASK)
-    assert time.monotonic() - started >= 0.2
-
-
 def test_copies_share_script_and_record() -> None:
     """Shallow and deep copies consume the same list and fill the same record."""
     llm = ScriptedLLM(["one", "two", "three"], model_name="twin")
@@ -135,43 +103,10 @@ def test_copies_share_script_and_record() -> None:
     assert copies[0].metadata.model_name == "twin"
 
 
-def test_threads_share_a_list() -> None:
-    """Each reply of a list is given once, however many threads ask."""
-    llm = ScriptedLLM([str(n) for n in range(200)])
-    with ThreadPoolExecutor(8) as pool:
-        answers = pool.map(lambda _: llm.complete("?").text, range(200))
-        assert sorted(map(int, answers)) == list(range(200))
-    assert len(llm.calls) == 200
-
-
-def test_the_record_is_a_copy() -> None:
-    """Messages changed after the call stay as they were in the record."""
-    llm = ScriptedLLM()
-    message = ChatMessage(role="user", content="before")
-    llm.chat([message])
-    message.content = "after"
-    assert llm.calls[0][0].content == "before"
-
-
-def test_metadata() -> None:
-    """The metadata tell what was set, of a chat model without functions."""
-    metadata = ScriptedLLM(context_window=100, num_output=10, model_name="m").metadata
-    assert (metadata.context_window, metadata.num_output, metadata.model_name) == (100, 10, "m")
-    assert (metadata.is_chat_model, metadata.is_function_calling_model) == (True, False)
-
-
 def test_structured_prediction_reads_json_from_the_text() -> None:
     """Without functions, LlamaIndex parses the text itself."""
     llm = ScriptedLLM('{"name": "Paris"}')
     assert llm.structured_predict(City, PromptTemplate("{q}"), q="Which?") == City(name="Paris")
-
-
-def test_synthesizers_accept_it() -> None:
-    """A response synthesizer of LlamaIndex runs on it."""
-    llm = ScriptedLLM("Rain.")
-    answer = get_response_synthesizer(llm=llm).get_response("Weather?", ["It rains."])
-    assert answer == "Rain."
-    assert any("It rains." in (message.content or "") for message in llm.calls[0])
 
 
 async def test_callbacks_and_events_fire() -> None:
@@ -194,9 +129,3 @@ async def test_callbacks_and_events_fire() -> None:
     whole = ["LLMChatStartEvent", "LLMChatEndEvent"]
     streamed = ["LLMChatStartEvent", "LLMChatInProgressEvent", "LLMChatInProgressEvent", "LLMChatEndEvent"]
     assert names._seen == whole * 2 + streamed * 2
-
-
-def test_reply_checks_its_piece_size() -> None:
-    """A piece size below one is refused."""
-    with pytest.raises(ValueError, match="chunk_size"):
-        ScriptedReply("Hi", chunk_size=0)

@@ -1,16 +1,13 @@
 from __future__ import annotations
 
-import asyncio
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler
 from llama_index.core.schema import IndexNode, QueryBundle, TextNode
 
-from llama_index_agentic_kb.testing import MemoryRetriever, RecordedQuery, Verbatim, sources
+from llama_index_agentic_kb.testing import MemoryRetriever, RecordedQuery, Verbatim
 from llama_index_agentic_kb.testing.sources import Mode, SourceFault
 
 TEXTS = ["Rain in Paris", "Snow in Oslo", "Rain and snow in Bergen"]
@@ -25,18 +22,6 @@ def test_nodes_are_ranked_by_shared_words() -> None:
     assert [hit.text for hit in source.retrieve("Paris?")] == [TEXTS[0]]
     assert source.retrieve("Rome") == []
     assert source.retrieve("?") == []
-
-
-def test_only_k_nodes_are_returned() -> None:
-    """Two nodes are returned unless told otherwise."""
-    assert len(MemoryRetriever(TEXTS).retrieve("in")) == 2
-    assert len(MemoryRetriever(TEXTS, similarity_top_k=1).retrieve("in")) == 1
-
-
-def test_ids_of_texts_are_stable() -> None:
-    """The same text has the same node id in every source."""
-    first, second = (MemoryRetriever(TEXTS).retrieve("Paris")[0].node_id for _ in range(2))
-    assert first == second
 
 
 def test_results_are_fresh() -> None:
@@ -90,46 +75,14 @@ def test_modes_are_classes() -> None:
     made = [MemoryRetriever(TEXTS, mode=mode) for mode in modes]
 
     assert [type(m)._aretrieve is BaseRetriever._aretrieve for m in made] == [True, False, False]
-    assert all(isinstance(m, MemoryRetriever) for m in made)
-    with pytest.raises(ValueError, match="mode must be one of sync, async, async_only"):
-        MemoryRetriever(TEXTS, mode="other")  # type: ignore[arg-type]
-
-
-def test_async_only_refuses_sync_calls() -> None:
-    """An async only source raises from its sync method."""
     with pytest.raises(NotImplementedError, match="async only"):
-        MemoryRetriever(TEXTS, mode="async_only").retrieve("rain")
+        made[2].retrieve("rain")
 
 
 @pytest.mark.parametrize("mode", ["sync", "async", "async_only"])
 async def test_every_mode_answers_asynchronously(mode: Mode) -> None:
     """All modes answer the same to an async call."""
     assert [hit.text for hit in await MemoryRetriever(TEXTS, mode=mode).aretrieve("Oslo")] == [TEXTS[1]]
-
-
-async def test_only_native_async_overlaps() -> None:
-    """Async latencies overlap; those of a sync source block the loop one after another."""
-    native = MemoryRetriever(TEXTS, mode="async", latency=0.2)
-    blocking = MemoryRetriever(TEXTS, latency=0.1)
-
-    started = time.monotonic()
-    await asyncio.gather(*(native.aretrieve("rain") for _ in range(10)))
-    assert 0.2 <= time.monotonic() - started < 1.5
-    started = time.monotonic()
-    await asyncio.gather(*(blocking.aretrieve("rain") for _ in range(3)))
-    assert time.monotonic() - started >= 0.3
-    started = time.monotonic()
-    native.retrieve("rain")
-    assert time.monotonic() - started >= 0.2
-
-
-async def test_exceptions_are_raised() -> None:
-    """An exception as fault is raised by every call."""
-    source = MemoryRetriever(TEXTS, mode="async", fault=ConnectionError("down"))
-    with pytest.raises(ConnectionError, match="down"):
-        source.retrieve("rain")
-    with pytest.raises(ConnectionError, match="down"):
-        await source.aretrieve("rain")
 
 
 def test_nonsense_is_returned_as_it_is() -> None:
@@ -157,32 +110,5 @@ def test_hung_threads_end_with_the_context() -> None:
     with ThreadPoolExecutor(1) as pool:
         with MemoryRetriever(TEXTS, fault="hang") as source:
             hung = pool.submit(source.retrieve, "Oslo")
-            with pytest.raises(TimeoutError):
-                hung.result(timeout=0.1)
-        assert [hit.text for hit in hung.result(timeout=5)] == [TEXTS[1]]
-
-
-async def test_async_hangs_can_be_cancelled_and_released() -> None:
-    """A hung async query leaves the loop free, gives way to a timeout, and answers once it is released."""
-    source = MemoryRetriever(TEXTS, mode="async", fault="hang")
-    with pytest.raises(TimeoutError):
-        await asyncio.wait_for(source.aretrieve("Oslo"), 0.05)
-    threading.Timer(0.05, source.release).start()
-    assert len(await source.aretrieve("Oslo")) == 1
-
-
-async def test_forgotten_hangs_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hang that nobody releases ends at the limit."""
-    monkeypatch.setattr(sources, "HANG_LIMIT", 0.05)
-    source = MemoryRetriever(TEXTS, mode="async", fault="hang")
-    assert len(source.retrieve("Oslo")) == 1
-    assert len(await source.aretrieve("Oslo")) == 1
-
-
-def test_callbacks_fire() -> None:
-    """The retriever takes part in callbacks like any other."""
-    debug = LlamaDebugHandler(print_trace_on_end=False)
-    source = MemoryRetriever(TEXTS)
-    source.callback_manager = CallbackManager([debug])
-    source.retrieve("rain")
-    assert len(debug.get_event_pairs(CBEventType.RETRIEVE)) == 1
+            assert not hung.done()
+        assert [hit.text for hit in hung.result(timeout=60)] == [TEXTS[1]]

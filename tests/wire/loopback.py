@@ -12,7 +12,7 @@ from google.api_core.client_options import ClientOptions
 from google.auth.credentials import AnonymousCredentials
 from google.cloud import discoveryengine_v1
 
-from llama_index_agentic_kb.testing._http import HttpHandler, HttpServer
+from llama_index_agentic_kb.testing.server import Connection, HttpServer
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class LoopbackGoogle:
     def __enter__(self) -> Self:
         outer = self
 
-        class Handler(HttpHandler):
+        class Handler(Connection):
             def _serve(self) -> None:
                 parts = urlsplit(self.path)
                 query = dict(parse_qsl(parts.query, keep_blank_values=True))

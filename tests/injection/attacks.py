@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Final
 
-from llama_index_agentic_kb.testing._envelope import changes, links_in
-from llama_index_agentic_kb.testing._obedient import VERBS, ObedientLLM, Orders, read_orders
+from tests.injection.envelope import changes, links_in
+from tests.injection.obedient import VERBS, ObedientLLM, Orders, read_orders
 
 __all__ = ["Goal", "Kind", "ObedientLLM", "Orders", "Poison", "changes", "links_in", "poison", "read_orders"]
 
@@ -213,7 +213,7 @@ _CARRIERS: Final[dict[Kind, Callable[[str, str, Sequence[_Order]], str]]] = {
 
 def _selector(byte: int) -> str:
     """Write a byte as a variation selector: 16 in the first block, the rest in its supplement."""
-    return chr(0xFE00 + byte) if byte < 16 else chr(0xE0100 + byte - 16)  # noqa: PLR2004
+    return chr(0xFE00 + byte) if byte < 16 else chr(0xE0100 + byte - 16)
 
 
 def _as_json(orders: Sequence[_Order]) -> str:

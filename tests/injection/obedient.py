@@ -132,8 +132,8 @@ def _readings(text: str) -> list[str]:
 
 def _selected(run: str) -> str:
     """Read bytes out of variation selectors, 16 to the first block."""
-    values = [ord(char) - 0xFE00 if ord(char) < 0xFF00 else ord(char) - 0xE0100 + 16 for char in run]  # noqa: PLR2004
-    return bytes(value for value in values if value < 256).decode("utf-8", "ignore")  # noqa: PLR2004
+    values = [ord(char) - 0xFE00 if ord(char) < 0xFF00 else ord(char) - 0xE0100 + 16 for char in run]
+    return bytes(value for value in values if value < 256).decode("utf-8", "ignore")
 
 
 def _decoded(run: str) -> str:
@@ -153,7 +153,7 @@ class ObedientLLM(ScriptedLLM):
     """A chat model that plans, reads, judges and answers as it is told, and obeys every order in its prompts.
 
     Without an order it gives the plan, the findings and an answer that cites its passages. It searches all of each
-    prompt (titles, encoded and hidden text too) for the orders of ``testing.injection``: a plan gets further searches,
+    prompt (titles, encoded and hidden text too) for the orders of ``attacks``: a plan gets further searches,
     sources and filters; a finding becomes the order; a look for gaps proposes what was ordered; an answer holds it,
     and all that was read. With it, what a test shows holds whatever the model is: not how often an attack succeeds, but
     what even one that succeeds can't do.
