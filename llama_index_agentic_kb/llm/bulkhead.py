@@ -21,7 +21,7 @@ class ModelBulkhead(Bulkhead):
     async def open(
         self,
         sync: Callable[[], Iterator[Any]],
-        native: Callable[[], Awaitable[AsyncIterator[Any]]],
+        native: Callable[[], Awaitable[AsyncIterator[Any]]] | None,
         place: Place,
         *,
         deadline: float | None,
@@ -47,7 +47,7 @@ class ModelBulkhead(Bulkhead):
                 await self._wait(place, Call(deadline=deadline, what=what))
             opened: Stream[Any] = open_stream(
                 sync=partial(self._read, place, sync),
-                native=partial(self._aread, place, native),
+                native=None if native is None else partial(self._aread, place, native),
                 pool=self._pool,
                 what=what,
             )
