@@ -156,7 +156,7 @@ def matches(tree: FilterNode, metadata: Mapping[str, Any]) -> bool:
     Returns:
         False also where a key is absent or a value can't be compared (fail closed).
     """
-    return _holds(tree, metadata) is True
+    return _ready(tree)(metadata) is True
 
 
 def matcher(tree: FilterNode) -> Callable[[Mapping[str, Any]], bool]:
@@ -201,17 +201,6 @@ def _ready(tree: FilterNode) -> _Ready:
         return None if unknown else not decided
 
     return holds
-
-
-def _holds(tree: FilterNode, metadata: Mapping[str, Any]) -> bool | None:
-    """Evaluate in three-valued logic, as SQL does: None is unknown, and a negation of the unknown stays unknown."""
-    if isinstance(tree, Condition):
-        return _compare(tree, metadata.get(tree.key))
-    held = [_holds(child, metadata) for child in tree.filters]
-    decides = tree.logic is not FilterLogic.AND  # what decides a group: one that holds, or in "and" one that doesn't
-    if decides in held:
-        return tree.logic is FilterLogic.OR
-    return None if None in held else tree.logic is not FilterLogic.OR
 
 
 def _compare(condition: Condition, value: Any) -> bool | None:

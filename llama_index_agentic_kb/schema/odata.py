@@ -22,121 +22,231 @@ doubled (an extension, T-SQL's form).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import Any, Final
-
-from pydantic import ValidationError
+from datetime import datetime
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from llama_index_agentic_kb.errors import InvalidRequestError
-from llama_index_agentic_kb.schema._model import describe
-from llama_index_agentic_kb.schema.filters import (
-    Condition,
-    FilterLogic,
-    FilterNode,
-    FilterOperator,
-    Scalar,
+from llama_index_agentic_kb.schema.filter_text import (
+    MAX_VALUES,
+    RefusedError,
+    Syntax,
+    TreeBuilder,
+    parse,
+    place,
+    to_number,
 )
-from llama_index_agentic_kb.schema.odata_grammar import MAX_VALUES, RESERVED, RefusedError, parser, place
+from llama_index_agentic_kb.schema.filters import Condition, FilterLogic, FilterNode, FilterOperator, Scalar
 
-__all__ = ["MAX_DEPTH", "MAX_LENGTH", "MAX_TERMS", "MAX_VALUES", "parse_odata", "to_odata"]
+if TYPE_CHECKING:
+    from lark import Lark, Token
 
-MAX_LENGTH: Final = 65_536
-"""Characters of a filter."""
-MAX_DEPTH: Final = 32
-"""Parentheses inside each other."""
+__all__ = ["MAX_TERMS", "parse_odata", "to_odata"]
+
 MAX_TERMS: Final = 1_000
 """Fields and values that are written in a filter."""
-_OPENS: Final = frozenset({"LPAR", "_ANY"})
-_TERMS: Final = frozenset({"PATH", "STRING", "DATE", "NUMBER", "BOOLEAN", "NULL"})
-_TOLD: Final[Mapping[str, str]] = {
-    "PATH": "a field",
-    **dict.fromkeys(("STRING", "DATE", "NUMBER", "BOOLEAN", "NULL"), "a value ('text', 1, 1.5, true, 2024-01-31)"),
-    "OPERATOR": "a comparison (eq, ne, gt, ge, lt, le)",
-    "_IN": "in",
-    "_ANY": "/any(",
-    "_AND": "and",
-    "_OR": "or",
-    "_NOT": "not",
-    "_SEARCH_IN": "search.in",
-    "LPAR": '"("',
-    "RPAR": '")"',
-    "COMMA": '","',
-    "COLON": '":"',
-    "$END": "the end",
-}
-_HINTS: Final[tuple[tuple[str, str], ...]] = (
-    (r"[\"`\u2018-\u201f]", "text stands in single quotes: 'acme'"),
-    (r"'|\w+'", "a string is closed by a single quote, and a quote inside it is doubled: 'it''s'"),
-    (r"/all\s*\(", "all is not supported: write not field/any(...)"),
-    (r"\.?\w*\s?\(", "search.in and any are the only functions"),
-    (r"\.[0-9]", "a number has a digit before its point: 0.5"),
-    (r"[=!<>&|]", "operators are words: eq, ne, gt, ge, lt, le, and, or, not"),
-)
+_RESERVED: Final = ("or", "and", "not", "in", "eq", "ne", "gt", "ge", "lt", "le", "true", "false", "null")
+"""Words that are no fields, unless in brackets."""
+
+_GRAMMAR: Final = r"""
+    ?start: disjunction
+    ?disjunction: conjunction | conjunction (_OR conjunction)+ -> any_of
+    ?conjunction: term | term (_AND term)+ -> all_of
+    ?term: atom | _NOT atom -> negation
+    ?atom: "(" disjunction ")"
+        | PATH -> truth
+        | PATH OPERATOR _literal -> comparison
+        | _literal OPERATOR PATH -> reversed_comparison
+        | PATH OPERATOR NULL -> null_comparison
+        | PATH OPERATOR PATH -> field_comparison
+        | PATH _IN "(" _literal ("," _literal)* ")" -> one_of
+        | search_in -> search_in_field
+        | PATH _ANY ")" -> some_item
+        | PATH _ANY PATH ":" items ")" -> any_item
+    items: item (_OR item)*
+    ?item: PATH OPERATOR _literal -> item_comparison
+        | PATH _IN "(" _literal ("," _literal)* ")" -> item_one_of
+        | search_in
+        | "(" items ")"
+    search_in: _SEARCH_IN "(" PATH "," STRING ["," STRING] ")"
+    _literal: STRING | DATE | NUMBER | BOOLEAN
+
+    _OR.2: /or(?!\w)/
+    _AND.2: /and(?!\w)/
+    _NOT.2: /not(?!\w)/
+    _IN.2: /in(?!\w)/
+    OPERATOR.2: /(?:eq|ne|g[te]|l[te])(?!\w)/
+    BOOLEAN.2: /(?:true|false)(?!\w)/
+    NULL.2: /null(?!\w)/
+    _SEARCH_IN.3: /search\.in(?=\s*\()/
+    _ANY: /\/any\s*\(/
+    STRING: /'(?:[^']|'')*'/
+    DATE.2: /[0-9]{4}-[0-9]{2}-[0-9]{2}(?:T[0-9:.]+(?:Z|[+-][0-9:]+)?)?(?![\w.:+-])/
+    NUMBER: /[+-]?[0-9]+(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?(?![\w.])/
+    PATH: /(?!(?:%RESERVED%)(?!\w))[^\W\d]\w*(?:\/(?!(?:any|all)\s*\()[^\W\d]\w*)*/
+        | /\[(?:[^\]]|\]\])+\]/
+    %ignore /\s+/
+""".replace("%RESERVED%", "|".join(_RESERVED))
+
+_FLIPPED: Final = {"gt": "lt", "ge": "le", "lt": "gt", "le": "ge"}
 _NAME: Final = re.compile(r"([^\W\d]\w*)(?:/[^\W\d]\w*)*")
+_VALUES: Final = ("STRING", "DATE", "NUMBER", "BOOLEAN", "NULL")
+
+_Items: TypeAlias = "tuple[list[Token], list[Scalar]]"
+"""A lambda's variable wherever it is compared, and what it may be equal to."""
+
+
+@cache
+def _parser() -> Lark:
+    from lark import Lark  # noqa: PLC0415 (0.1 s, for those who send OData only)
+
+    return Lark(_GRAMMAR, parser="lalr", transformer=_Builder())
+
+
+_SYNTAX: Final = Syntax(
+    parser=_parser,
+    words={
+        "PATH": "a field",
+        **dict.fromkeys(_VALUES, "a value ('text', 1, 1.5, true, 2024-01-31)"),
+        "OPERATOR": "a comparison (eq, ne, gt, ge, lt, le)",
+        "_IN": "in",
+        "_ANY": "/any(",
+        "_AND": "and",
+        "_OR": "or",
+        "_NOT": "not",
+        "_SEARCH_IN": "search.in",
+        "LPAR": '"("',
+        "RPAR": '")"',
+        "COMMA": '","',
+        "COLON": '":"',
+        "$END": "the end",
+    },
+    terms=frozenset({"PATH", *_VALUES}),
+    max_terms=(MAX_TERMS, "; use search.in for lists"),
+    hints=(
+        (r"[\"`\u2018-\u201f]", "text stands in single quotes: 'acme'"),
+        (r"'|\w+'", "a string is closed by a single quote, and a quote inside it is doubled: 'it''s'"),
+        (r"/all\s*\(", "all is not supported: write not field/any(...)"),
+        (r"\.?\w*\s?\(", "search.in and any are the only functions"),
+        (r"\.[0-9]", "a number has a digit before its point: 0.5"),
+        (r"[=!<>&|]", "operators are words: eq, ne, gt, ge, lt, le, and, or, not"),
+        (rf"(?:{'|'.join(_RESERVED)})(?!\w)", "a field of such a name stands in brackets: [in]"),
+    ),
+    opens=frozenset({"LPAR", "_ANY"}),
+)
 
 
 def parse_odata(text: str) -> FilterNode:
-    """Read a filter that is written as OData text; see the module for what is understood.
-
-    Time is linear in the length of the text, whatever it holds.
+    """Return the tree of a filter that is written as OData text; see the module for what is understood.
 
     Raises:
-        InvalidRequestError: It is no such filter, or is longer or deeper than the limits here; the message tells the
-            place, what was found there, and what would do.
+        InvalidRequestError: It is no such filter, or is longer or deeper than the limits here; the message names the
+            place, what was found there, and what could stand there.
     """
     if not text.strip():
         raise InvalidRequestError("OData filter: it is empty; leave it out to search everything")
-    if len(text) > MAX_LENGTH:
-        raise InvalidRequestError(f"OData filter: {len(text)} characters; at most {MAX_LENGTH} are read")
+    return parse(_SYNTAX, text, "OData filter")
+
+
+class _Builder(TreeBuilder):
+    def truth(self, tokens: list[Token]) -> FilterNode:
+        return Condition(key=_key(tokens[0]), value=True)
+
+    def comparison(self, tokens: list[Token]) -> FilterNode:
+        field, operator, value = tokens
+        return Condition(key=_key(field), operator=FilterOperator(str(operator)), value=_value(value))
+
+    def reversed_comparison(self, tokens: list[Token]) -> FilterNode:
+        value, operator, field = tokens
+        flipped = FilterOperator(_FLIPPED.get(str(operator), str(operator)))
+        return Condition(key=_key(field), operator=flipped, value=_value(value))
+
+    def null_comparison(self, tokens: list[Token]) -> FilterNode:
+        field, operator, null = tokens
+        if operator != "ne":
+            raise RefusedError(
+                f"{operator} null can't be asked: a filter lets nothing through for what is not known of it; "
+                f"{field} ne null asks that there is a value",
+                place(null),
+            )
+        return self.some_item([field])
+
+    def field_comparison(self, tokens: list[Token]) -> FilterNode:
+        other = tokens[2]
+        raise RefusedError(
+            f"found {str(other)[:30]!r} where a value is expected; text stands in single quotes: 'acme', and fields "
+            "can't be compared with each other",
+            place(other),
+        )
+
+    def one_of(self, tokens: list[Token]) -> FilterNode:
+        field, *values = tokens
+        return Condition(key=_key(field), operator=FilterOperator.IN, value=[_value(value) for value in values])
+
+    def search_in(self, tokens: list[Any]) -> _Items:
+        """Split the list: by default at commas and spaces, else at each of the delimiters."""
+        field, values, delimiters = tokens
+        marks = " ," if delimiters is None else str(_value(delimiters))
+        text = str(_value(values))
+        parts = re.split(f"[{re.escape(marks)}]", text, maxsplit=MAX_VALUES + 1) if marks else [text]
+        parts = [part for part in parts if part]
+        if not 1 <= len(parts) <= MAX_VALUES:
+            raise RefusedError(f"search.in takes 1 to {MAX_VALUES} values", place(values))
+        return [field], list(parts)
+
+    def search_in_field(self, children: list[_Items]) -> FilterNode:
+        (((field,), values),) = children
+        return Condition(key=_key(field), operator=FilterOperator.IN, value=values)
+
+    def some_item(self, tokens: list[Token]) -> FilterNode:
+        return Condition(key=_key(tokens[0]), operator=FilterOperator.EXISTS, value=True)
+
+    def any_item(self, children: list[Any]) -> FilterNode:
+        field, variable, (compared, values) = children
+        for name in compared:
+            if name != variable:
+                raise RefusedError(
+                    f"found {str(name)[:30]!r}; inside any only its variable, {str(variable)[:30]!r}, is compared",
+                    place(name),
+                )
+        return Condition(key=_key(field), operator=FilterOperator.ANY, value=values)
+
+    def item_comparison(self, tokens: list[Token]) -> _Items:
+        variable, operator, value = tokens
+        if operator != "eq":
+            raise RefusedError(
+                f"found {str(operator)!r}; inside any only eq, in and search.in are known", place(operator)
+            )
+        return [variable], [_value(value)]
+
+    def item_one_of(self, tokens: list[Token]) -> _Items:
+        variable, *values = tokens
+        return [variable], [_value(value) for value in values]
+
+    def items(self, children: list[_Items]) -> _Items:
+        return [name for names, _ in children for name in names], [one for _, values in children for one in values]
+
+
+def _key(field: Token) -> str:
+    return field[1:-1].replace("]]", "]") if field.startswith("[") else str(field)
+
+
+def _value(token: Token) -> Scalar:
+    if token.type == "STRING":
+        return token[1:-1].replace("''", "'")
+    if token.type == "BOOLEAN":
+        return str(token) == "true"
+    if token.type == "NUMBER":
+        return to_number(token, str(token))
     try:
-        return _parse(text)
-    except RefusedError as error:
-        raise InvalidRequestError(f"OData filter, character {error.position + 1}: {error}") from None
-    except ValidationError as error:  # what no condition can hold, such as the key "$or"
-        raise InvalidRequestError(f"OData filter: {describe(error)}") from None
-
-
-def _parse(text: str) -> FilterNode:
-    from lark.exceptions import UnexpectedCharacters, UnexpectedToken  # noqa: PLC0415 (lark is loaded at first use)
-
-    parsing: Any = parser().parse_interactive(text)
-    depth = terms = 0
-    token = None
-    try:
-        for token in parsing.iter_parse():
-            depth += (token.type in _OPENS) - (token.type == "RPAR")
-            terms += token.type in _TERMS
-            if depth > MAX_DEPTH:
-                raise RefusedError(f"at most {MAX_DEPTH} parentheses may stand inside each other", place(token))
-            if terms > MAX_TERMS:
-                raise RefusedError(f"at most {MAX_TERMS} terms are read; use search.in for lists", place(token))
-        tree: FilterNode = parsing.feed_eof(token)
-    except UnexpectedToken as error:
-        position = len(text) if error.token.type == "$END" else place(error.token)
-        raise _unexpected(text, position, parsing.accepts()) from None
-    except UnexpectedCharacters as error:
-        at: Any = error.pos_in_stream  # its annotation says None
-        raise _unexpected(text, at, parsing.accepts()) from None
-    return tree
-
-
-def _unexpected(text: str, position: int, expected: set[str]) -> RefusedError:
-    """Tell what stands at a place, what could stand there, and what was probably meant."""
-    if "OPERATOR" not in expected and {"PATH", "NULL"} <= expected:
-        expected = expected - {"PATH"}  # the grammar knows it there only for a better message
-    wanted = ", ".join(dict.fromkeys(told for name, told in _TOLD.items() if name in expected))
-    found = re.match(r"\w{1,30}|/?\w{0,30}\s?\(|\S", text[position : position + 40])
-    if found is None:
-        return RefusedError(f"the filter ends, expected: {wanted}", position)
-    rest = text[position - 1 :] if position and text[position - 1] == "'" else text[position:]
-    hint = next((f"; {hint}" for pattern, hint in _HINTS if re.match(pattern, rest)), "")
-    if not hint and found[0] in RESERVED and "PATH" in expected:
-        hint = f"; a field of this name stands in brackets: [{found[0]}]"
-    return RefusedError(f"found {found[0]!r}, expected: {wanted}{hint}", position)
+        datetime.fromisoformat(token)
+    except ValueError as error:
+        raise RefusedError(f"{str(token)!r} is no date: {error}", place(token)) from None
+    return str(token)
 
 
 def to_odata(tree: FilterNode) -> str:
-    """Write a filter as OData text, for accounts and contracts; ``parse_odata`` reads it with the same meaning."""
+    """Return a filter as OData text, for accounts and contracts; ``parse_odata`` reads it with the same meaning."""
     if isinstance(tree, Condition):
         return _condition(tree)
     parts = [to_odata(child) for child in tree.filters]
@@ -164,7 +274,7 @@ def _condition(condition: Condition) -> str:
 
 def _field(key: str) -> str:
     name = _NAME.fullmatch(key)
-    return key if name and name[1] not in RESERVED else f"[{key.replace(']', ']]')}]"
+    return key if name and name[1] not in _RESERVED else f"[{key.replace(']', ']]')}]"
 
 
 def _literal(value: Scalar) -> str:

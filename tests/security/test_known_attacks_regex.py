@@ -32,8 +32,10 @@ OURS = {
     ("guard/text.py", "re.compile"): "our own tables of look-alikes",
     ("evaluation/plans.py", "re.compile"): "a value of the data set, escaped",
     ("evaluation/plans.py", "re.fullmatch"): "a plan of the data set, escaped",
-    ("schema/odata_grammar.py", "re.split"): "a class of escaped characters",
-    ("schema/odata.py", "re.match"): "the table of hints",
+    ("schema/filter_text.py", "re.match"): "the tables of hints",
+    ("schema/odata.py", "re.split"): "a class of escaped characters",
+    ("wire/_proto.py", "re.search"): "a message's class, in what protobuf says",
+    ("wire/google_names.py", "re.fullmatch"): "our own table of names",
     ("search/tokenizing.py", "re.compile"): "classes of the table of languages",
 }
 """Patterns that are made as the program runs, with what they are made of."""

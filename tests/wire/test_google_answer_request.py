@@ -120,7 +120,7 @@ def params(**fields: Any) -> dict[str, Any]:
             params(maxReturnResults=-1),
             f"{PARAMS}.maxReturnResults: a finite number from 0 to 10,000 is expected, found -1",
         ),
-        (params(filter="color = red"), f"{PARAMS}.filter, character 9: found 'red', expected a number"),
+        (params(filter="color = red"), f"{PARAMS}.filter, character 9: found 'red', expected: a text"),
         (params(dataStoreSpecs=[{"dataStore": "x"}]), f"{PARAMS}.dataStoreSpecs.0.dataStore: 'x' is no resource name"),
         (
             params(boostSpec={"conditionBoostSpecs": [{"boost": 1.5}]}),
@@ -272,7 +272,7 @@ def test_whatever_is_sent_is_read_or_refused(data: Any) -> None:
         (decode_list_sessions, {"orderBy": "title"}, "orderBy: can't read 'title'"),
         (decode_list_sessions, {"orderBy": "update_time down"}, "orderBy: can't read 'update_time down'"),
         (decode_list_sessions, {"orderBy": "update_time,"}, "orderBy: can't read ''"),
-        (decode_list_sessions, {"filter": "title = a"}, "filter, character 1: there is no field 'title'"),
+        (decode_list_sessions, {"filter": "title = a"}, "filter: there is no field 'title'"),
         (decode_list_sessions, {"filter": "state = OPEN"}, "filter: Session.State has no value 'OPEN'"),
         (wants_answer_details, {"includeAnswerDetails": "yes"}, "includeAnswerDetails: 'yes' is neither"),
         (lambda sent: decode_update_session({}, sent), "name", "updateMask: 'name' can't be changed"),

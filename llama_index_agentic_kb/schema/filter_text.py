@@ -1,0 +1,162 @@
+"""Reading filters that are written as text, in linear time: what OData and Google's syntax share."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Final
+
+from pydantic import ValidationError
+
+from llama_index_agentic_kb.errors import InvalidRequestError
+from llama_index_agentic_kb.schema._model import describe
+from llama_index_agentic_kb.schema.filters import FilterGroup, FilterLogic, FilterNode
+
+if TYPE_CHECKING:
+    from lark import Lark, Token
+
+__all__ = [
+    "MAX_DEPTH",
+    "MAX_LENGTH",
+    "MAX_VALUES",
+    "RefusedError",
+    "Syntax",
+    "TreeBuilder",
+    "parse",
+    "place",
+    "to_number",
+]
+
+MAX_LENGTH: Final = 65_536
+"""Characters of a filter."""
+MAX_DEPTH: Final = 32
+"""Parentheses inside each other."""
+MAX_VALUES: Final = 5_000
+"""Values of one list."""
+_INT64: Final = 2**63
+_DIGITS: Final = 40
+
+
+class RefusedError(Exception):
+    """What is wrong with the text, and the 0-based place."""
+
+    def __init__(self, message: str, position: int) -> None:
+        super().__init__(message)
+        self.position = position
+
+
+@dataclass(frozen=True)
+class Syntax:
+    """A filter language.
+
+    Args:
+        parser: Builds the parser, once; lark is loaded there (0.1 s).
+        words: What errors call each terminal. Those that are not named are not mentioned.
+        terms: Terminals of which at most ``max_terms`` are read.
+        max_terms: Their limit, and the remedy.
+        hints: Patterns of what may stand at the place of an error, and what was probably meant.
+        opens: Terminals after which a parenthesis is open.
+    """
+
+    parser: Callable[[], Lark]
+    words: Mapping[str, str]
+    terms: frozenset[str]
+    max_terms: tuple[int, str]
+    hints: Sequence[tuple[str, str]]
+    opens: frozenset[str] = frozenset({"LPAR"})
+
+
+class TreeBuilder:
+    """Makes the tree from the bottom up, while the text is parsed: nothing here is recursive.
+
+    Methods are named for the grammar's rules, and take what those hold.
+    """
+
+    def any_of(self, trees: list[FilterNode]) -> FilterNode:
+        """Return the group in which one tree holds."""
+        return FilterGroup(logic=FilterLogic.OR, filters=trees)
+
+    def all_of(self, trees: list[FilterNode]) -> FilterNode:
+        """Return the group in which all trees hold."""
+        return FilterGroup(logic=FilterLogic.AND, filters=trees)
+
+    def negation(self, trees: list[FilterNode]) -> FilterNode:
+        """Return the group in which no tree holds."""
+        return FilterGroup(logic=FilterLogic.NOT, filters=trees)
+
+
+def parse(syntax: Syntax, text: str, what: str) -> FilterNode:
+    """Return the tree of a filter text.
+
+    Args:
+        syntax: Its language.
+        text: The filter; not empty.
+        what: Names the filter in errors.
+
+    Raises:
+        InvalidRequestError: It is no such filter, or is longer or deeper than the limits here; the message names the
+            place, what was found there, and what could stand there.
+    """
+    if len(text) > MAX_LENGTH:
+        raise InvalidRequestError(f"{what}: {len(text)} characters; at most {MAX_LENGTH} are read")
+    try:
+        return _parse(syntax, text)
+    except RefusedError as error:
+        raise InvalidRequestError(f"{what}, character {error.position + 1}: {error}") from None
+    except ValidationError as error:  # what no condition can hold, such as the key "$or"
+        raise InvalidRequestError(f"{what}: {describe(error)}") from None
+
+
+def _parse(syntax: Syntax, text: str) -> FilterNode:
+    from lark.exceptions import UnexpectedCharacters, UnexpectedToken  # noqa: PLC0415 (lark is loaded at first use)
+
+    parsing: Any = syntax.parser().parse_interactive(text)
+    limit, remedy = syntax.max_terms
+    depth = terms = 0
+    token = None
+    try:
+        for token in parsing.iter_parse():
+            depth += (token.type in syntax.opens) - (token.type == "RPAR")
+            terms += token.type in syntax.terms
+            if depth > MAX_DEPTH:
+                raise RefusedError(f"at most {MAX_DEPTH} parentheses may stand inside each other", place(token))
+            if terms > limit:
+                raise RefusedError(f"at most {limit} terms are read{remedy}", place(token))
+        tree: FilterNode = parsing.feed_eof(token)
+    except UnexpectedToken as error:
+        position = len(text) if error.token.type == "$END" else place(error.token)
+        raise _unexpected(syntax, text, position, parsing.accepts()) from None
+    except UnexpectedCharacters as error:
+        at: Any = error.pos_in_stream  # its annotation says None
+        raise _unexpected(syntax, text, at, parsing.accepts()) from None
+    return tree
+
+
+def _unexpected(syntax: Syntax, text: str, position: int, accepted: set[str]) -> RefusedError:
+    """Return an error that says what stands at a place, what could stand there, and what was probably meant."""
+    if "OPERATOR" not in accepted and {"PATH", "NULL"} <= accepted:
+        accepted = accepted - {"PATH"}  # OData's grammar knows a field there only for a better message
+    expected = ", ".join(dict.fromkeys(words for name, words in syntax.words.items() if name in accepted))
+    found = re.match(r"\w{1,30}|/?\w{0,30}\s?\(|\S", text[position : position + 40])
+    if found is None:
+        return RefusedError(f"the filter ends, expected: {expected}", position)
+    rest = text[position - 1 :] if position and text[position - 1] == "'" else text[position:]
+    hint = next((f"; {hint}" for pattern, hint in syntax.hints if re.match(pattern, rest)), "")
+    return RefusedError(f"found {found[0]!r}, expected: {expected}{hint}", position)
+
+
+def place(token: Token) -> int:
+    """Return the 0-based place of a token."""
+    return token.start_pos or 0
+
+
+def to_number(token: Token, text: str) -> int | float:
+    """Return the number of a token, whose text is given without marks; refuse what no store can hold."""
+    if len(text) <= _DIGITS:  # reading very long numbers takes more than linear time
+        whole = text.lstrip("+-").isdigit()
+        number = int(text) if whole else float(text)
+        if -_INT64 <= number < _INT64 if whole else math.isfinite(number):
+            return number
+    raise RefusedError(f"{text[:30]!r} is too large or too long a number", place(token))
