@@ -41,13 +41,13 @@ from llama_index_agentic_kb.schema.answer import (
     SafetyRating,
     SkippedReason,
 )
-from llama_index_agentic_kb.schema.answer_pieces import (
+from llama_index_agentic_kb.schema.answer_query import (
+    AnswerQuery,
     ReferencesPiece,
     StepsPiece,
     TextPiece,
 )
-from llama_index_agentic_kb.schema.answer_query import AnswerQuery
-from llama_index_agentic_kb.schema.answer_response import AnswerResponse
+from llama_index_agentic_kb.schema.response import AnswerResponse
 from llama_index_agentic_kb.store.sessions import SessionStore
 from llama_index_agentic_kb.synthesizers import Synthesis
 

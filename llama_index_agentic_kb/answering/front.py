@@ -14,9 +14,8 @@ from llama_index_agentic_kb._aio import aiterate, arun, iterate, run
 from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.schema import ActivityRecord, Message, RetrievalRequest
 from llama_index_agentic_kb.schema._model import describe
-from llama_index_agentic_kb.schema.answer_pieces import AnswerPiece
-from llama_index_agentic_kb.schema.answer_query import AnswerQuery
-from llama_index_agentic_kb.schema.answer_response import AnswerResponse
+from llama_index_agentic_kb.schema.answer_query import AnswerPiece, AnswerQuery
+from llama_index_agentic_kb.schema.response import AnswerResponse
 
 if TYPE_CHECKING:  # it loads what checks answers
     from llama_index_agentic_kb.answering.engine import AnswerEngine

@@ -10,7 +10,7 @@ from llama_index_agentic_kb.grounding import MarkerFilter, Markers
 from llama_index_agentic_kb.grounding.citations import MarkerCuts
 from llama_index_agentic_kb.grounding.claims import Claim, split_claims
 from llama_index_agentic_kb.schema.answer import Citation
-from llama_index_agentic_kb.schema.answer_pieces import (
+from llama_index_agentic_kb.schema.answer_query import (
     CitationPiece,
     TextPiece,
 )

@@ -31,8 +31,9 @@ from llama_index_agentic_kb.schema.answer import (
     QueryClassification,
     SafetyRating,
     SkippedReason,
+    ledger_citations,
+    ledger_supports,
 )
-from llama_index_agentic_kb.schema.answer_claims import ledger_citations, ledger_supports
 from llama_index_agentic_kb.schema.answer_query import AnswerQuery
 from llama_index_agentic_kb.schema.grounding import GroundingLedger
 

@@ -19,11 +19,10 @@ from llama_index_agentic_kb.schema.activity import (
     SourceActivity,
 )
 from llama_index_agentic_kb.schema.answer import Answer, QueryClass, SkippedReason
-from llama_index_agentic_kb.schema.answer_pieces import (
+from llama_index_agentic_kb.schema.answer_query import (
     AnswerPiece,
+    AnswerQuery,
 )
-from llama_index_agentic_kb.schema.answer_query import AnswerQuery
-from llama_index_agentic_kb.schema.answer_response import AnswerResponse
 from llama_index_agentic_kb.schema.filters import (
     Condition,
     FilterGroup,
@@ -50,7 +49,14 @@ from llama_index_agentic_kb.schema.request import (
     SourceParams,
     TextContent,
 )
-from llama_index_agentic_kb.schema.response import Extract, MissingPart, Reference, RetrievalResponse, SourceData
+from llama_index_agentic_kb.schema.response import (
+    AnswerResponse,
+    Extract,
+    MissingPart,
+    Reference,
+    RetrievalResponse,
+    SourceData,
+)
 from llama_index_agentic_kb.schema.sessions import Session, Turn
 
 __all__ = [

@@ -1,29 +1,40 @@
-"""A question that is answered with an ``Answer``: the retrieval request, and what Google's ``answer`` adds to it."""
+"""A question that is answered with an ``Answer``, and the pieces in which the answer is streamed.
+
+``AnswerQuery`` is the retrieval request and what Google's ``answer`` method adds to it.
+"""
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Self
+from typing import Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
 from llama_index_agentic_kb.schema._model import Model
-from llama_index_agentic_kb.schema.answer import AnswerReference, HarmCategory, QueryClass
+from llama_index_agentic_kb.schema.answer import Answer, AnswerReference, AnswerStep, Citation, HarmCategory, QueryClass
 from llama_index_agentic_kb.schema.filters import FilterNode
 from llama_index_agentic_kb.schema.request import RetrievalRequest
+from llama_index_agentic_kb.schema.sessions import Session
 
 __all__ = [
+    "NEW_SESSION",
+    "AnswerPiece",
     "AnswerQuery",
     "Boost",
     "BoostControl",
+    "CitationPiece",
     "ControlPoint",
     "DataStoreQuery",
     "EndUserChunk",
     "FilteringLevel",
     "HarmBlockThreshold",
+    "ReferencesPiece",
     "Rephrasing",
     "ResultMode",
     "SafetySetting",
+    "StepsPiece",
+    "TextPiece",
+    "WholePiece",
 ]
 
 NEW_SESSION = "-"
@@ -173,3 +184,44 @@ class AnswerQuery(Model):
         if self.search_results is not None and searched:
             raise ValueError("searchResults: results that are given are not searched; leave out what narrows a search")
         return self
+
+
+class StepsPiece(Model):
+    """The steps; first in a stream."""
+
+    kind: Literal["steps"] = "steps"
+    steps: list[AnswerStep]
+
+
+class ReferencesPiece(Model):
+    """All references; before the text."""
+
+    kind: Literal["references"] = "references"
+    references: list[AnswerReference]
+
+
+class TextPiece(Model):
+    """What comes next of the text."""
+
+    kind: Literal["text"] = "text"
+    text: str
+
+
+class CitationPiece(Model):
+    """What a claim that was told cites by its own markers; the whole answer has what the evidence bears out."""
+
+    kind: Literal["citation"] = "citation"
+    citation: Citation
+
+
+class WholePiece(Model):
+    """The whole answer; last. It takes the place of what was told before it."""
+
+    kind: Literal["whole"] = "whole"
+    answer: Answer
+    session: Session | None = None
+    """The session that keeps the turn, without its turns; None where none does."""
+
+
+AnswerPiece: TypeAlias = StepsPiece | ReferencesPiece | TextPiece | CitationPiece | WholePiece
+"""What a streamed answer comes in: steps, references, text and citations in turns, and the whole."""

@@ -8,8 +8,7 @@ from typing import Final
 from pydantic import Field
 
 from llama_index_agentic_kb.schema._model import Model
-from llama_index_agentic_kb.schema.answer import UnitScore
-from llama_index_agentic_kb.schema.answer_claims import CITATION_THRESHOLD
+from llama_index_agentic_kb.schema.answer import CITATION_THRESHOLD, UnitScore
 
 __all__ = [
     "MAX_ANSWER_TOKENS",

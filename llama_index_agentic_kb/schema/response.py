@@ -11,11 +11,12 @@ from llama_index_agentic_kb import _html
 from llama_index_agentic_kb.schema._model import Model
 from llama_index_agentic_kb.schema.activity import AnyActivity, Outcome
 from llama_index_agentic_kb.schema.answer import SkippedReason
+from llama_index_agentic_kb.schema.answer_query import WholePiece
 from llama_index_agentic_kb.schema.grounding import GroundingLedger
 from llama_index_agentic_kb.schema.plan import QueryPlan
 from llama_index_agentic_kb.schema.request import Message
 
-__all__ = ["Extract", "MissingPart", "Reference", "RetrievalResponse", "SourceData"]
+__all__ = ["AnswerResponse", "Extract", "MissingPart", "Reference", "RetrievalResponse", "SourceData"]
 
 
 class SourceData(Model):
@@ -116,3 +117,22 @@ class RetrievalResponse(Model):
     def _repr_html_(self) -> str:
         """Show answer or extracts, sources and timeline in a notebook; everything is escaped."""
         return _html.response_html(self.to_dict())
+
+
+class AnswerResponse(WholePiece):
+    """An answer with what belongs to it."""
+
+    account: RetrievalResponse | None = None
+    """The activity, the plan, and the ledger of the answer's claims; None where nothing was searched."""
+    missing: list[MissingPart] = Field(default_factory=list)
+    """What was wanted and could not be had, the sub-questions without evidence among it."""
+    warnings: list[str] = Field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """The answer's text."""
+        return self.answer.text
+
+    def __str__(self) -> str:
+        """Give the answer's text."""
+        return self.answer.text

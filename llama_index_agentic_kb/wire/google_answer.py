@@ -34,7 +34,7 @@ from llama_index_agentic_kb.schema.answer import (
     GroundingSupport,
     SearchObservation,
 )
-from llama_index_agentic_kb.schema.answer_pieces import (
+from llama_index_agentic_kb.schema.answer_query import (
     AnswerPiece,
     CitationPiece,
     ReferencesPiece,

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from llama_index_agentic_kb.errors import InvalidAnswerError, InvalidRequestError
-from llama_index_agentic_kb.schema.answer_claims import CITATION_THRESHOLD, ledger_supports
+from llama_index_agentic_kb.schema.answer import CITATION_THRESHOLD, ledger_supports
 from llama_index_agentic_kb.schema.checks import (
     MAX_ANSWER_TOKENS,
     Fact,

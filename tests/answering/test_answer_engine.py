@@ -34,19 +34,17 @@ from llama_index_agentic_kb.schema.answer import (
     SafetyRating,
     SkippedReason,
 )
-from llama_index_agentic_kb.schema.answer_pieces import (
-    AnswerPiece,
-    TextPiece,
-)
 from llama_index_agentic_kb.schema.answer_query import (
+    AnswerPiece,
     AnswerQuery,
     DataStoreQuery,
     EndUserChunk,
     HarmBlockThreshold,
     SafetySetting,
+    TextPiece,
 )
-from llama_index_agentic_kb.schema.answer_response import AnswerResponse
 from llama_index_agentic_kb.schema.filters import Condition
+from llama_index_agentic_kb.schema.response import AnswerResponse
 from llama_index_agentic_kb.store.sessions import SessionStore
 from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM, ScriptedReply
 

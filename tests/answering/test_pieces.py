@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from llama_index_agentic_kb.answering.pieces import Pieces
 from llama_index_agentic_kb.grounding import Markers
 from llama_index_agentic_kb.grounding.citations import MarkerFilter
-from llama_index_agentic_kb.schema.answer_pieces import CitationPiece, TextPiece
+from llama_index_agentic_kb.schema.answer_query import CitationPiece, TextPiece
 
 ANSWER = (
     "```\nx = 1. y = 2.\n\nz = 3.\n```\n\n# Launch\n"
