@@ -4,25 +4,34 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test check format bench bench-grounding bench-scale faults fuzz injection kills leaks wire clean
+.PHONY: demo test test-long coverage check wheel-check format bench bench-grounding bench-scale faults fuzz injection \
+	kills leaks wire clean
 
 # Extracts over three real sources, then a recorded answer; no API key, no network.
 demo: $(VENV)/.demo
 	$(BIN)/agentic-kb demo --store build/demo-store
 
-# On two cores, the long files first; then, by themselves, those that look at how long things take. One that fails is
-# run again, and counted as such: deadlines pass where a machine stands still, and coverage's tracer fails in one of
-# very many threads (Python 3.11: "Cannot install a trace function while another trace function is being installed").
-AGAIN := --reruns 2 --reruns-delay 1
+# Two halves, side by side and then alone; the last line is the sum of both.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2 --dist loadfile --no-loadscope-reorder -m "not alone" $(AGAIN) --cov --cov-report=
-	$(BIN)/python -m pytest -m alone $(AGAIN) --cov --cov-append --cov-report=term
+	$(BIN)/python -m tests.suite
+
+# The tests that take minutes: benchmarks run once, and more kills.
+test-long: $(VENV)/.dev
+	$(BIN)/python -m pytest -m long
+
+coverage: $(VENV)/.dev
+	$(BIN)/python -m pytest -m "not long" --cov --cov-report=term
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
+	$(BIN)/python -m tests.words --report
+
+# Installs the built wheel into an empty environment and follows the README there.
+wheel-check: $(VENV)/.dev
+	$(BIN)/python -m tests.wheel
 
 format: $(VENV)/.dev
 	$(BIN)/ruff format .

@@ -27,7 +27,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_size_is_built_once(cache: Path) -> None:
     """What was built is found again; what was left half built is built anew."""
     first = scale.build(cache, CHUNKS)
@@ -43,7 +43,7 @@ def test_a_size_is_built_once(cache: Path) -> None:
         assert store.chroma.count("scale") == 100
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_number_is_there(cache: Path) -> None:
     """Searches of one user and of 16, dense and hybrid; under filters ours finds what an exact search finds."""
     result = scale.measure(cache, CHUNKS, SEARCHES)
@@ -60,7 +60,7 @@ def test_every_number_is_there(cache: Path) -> None:
             assert "searched exactly" in found[f"filter {share}, note"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_it_runs_from_the_command_line(cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     """Sizes can be chosen; the numbers are written as JSON and printed as a table."""
     out = cache / "out" / "bench-scale.json"
