@@ -11,7 +11,7 @@ import tempfile
 import time
 from collections import Counter
 from pathlib import Path
-from xml.etree import ElementTree
+from xml.etree import ElementTree as ET
 
 _HALVES = (
     ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-m", "not alone and not long"],
@@ -33,18 +33,18 @@ def main(options: list[str]) -> int:
             report = Path(folder) / f"{number}.xml"
             command = [sys.executable, "-m", "pytest", *half, f"--junitxml={report}", *options]
             status = subprocess.run(command, check=False).returncode
+            sums += _counts(report, status)
             worst = max(worst, abs(status) if status != _NO_TESTS else 0)
-            sums += _counts(report)
     kinds = ", ".join(f"{sums[kind]} {kind}" for kind in ("passed", "failed", "errors", "skipped"))
     print(f"{kinds} in {time.monotonic() - began:.0f} s", flush=True)
     return worst
 
 
-def _counts(report: Path) -> Counter[str]:
-    """Return the sums of one half; one that wrote no report is an error."""
-    if not report.exists():
+def _counts(report: Path, status: int) -> Counter[str]:
+    """Return the sums of one half; one that ended before its tests did is an error."""
+    if not report.exists() or status not in (0, 1, _NO_TESTS):
         return Counter(errors=1)
-    (suite,) = ElementTree.parse(report).getroot().iter("testsuite")
+    (suite,) = ET.parse(report).getroot().iter("testsuite")
     tests, failed, errors, skipped = (int(suite.get(key, 0)) for key in ("tests", "failures", "errors", "skipped"))
     return Counter(passed=tests - failed - errors - skipped, failed=failed, errors=errors, skipped=skipped)
 
