@@ -1,4 +1,4 @@
-"""Turns our filter trees into LlamaIndex's ``MetadataFilters`` and back, and tells which stores can't apply them."""
+"""Filter trees as LlamaIndex's ``MetadataFilters`` and back, and which stores can't apply them."""
 
 from __future__ import annotations
 
@@ -34,56 +34,71 @@ _LOWERED: Final = {
     FilterOperator.ANY: StoreOperator.ANY,
 }
 _RAISED: Final = {store: ours for ours, store in _LOWERED.items()}
-_NO_OPPOSITE: Final = (FilterOperator.ANY, FilterOperator.EXISTS)
 _ORDERS: Final = (FilterOperator.GT, FilterOperator.GE, FilterOperator.LT, FilterOperator.LE)
-_NEGATED: Final = {
-    FilterOperator.EQ: FilterOperator.NE,
-    FilterOperator.NE: FilterOperator.EQ,
-    FilterOperator.GT: FilterOperator.LE,
-    FilterOperator.GE: FilterOperator.LT,
-    FilterOperator.LT: FilterOperator.GE,
-    FilterOperator.LE: FilterOperator.GT,
-    FilterOperator.IN: FilterOperator.NIN,
-    FilterOperator.NIN: FilterOperator.IN,
-}
+_OPPOSITES: Final = (
+    (FilterOperator.EQ, FilterOperator.NE),
+    (FilterOperator.GT, FilterOperator.LE),
+    (FilterOperator.LT, FilterOperator.GE),
+    (FilterOperator.IN, FilterOperator.NIN),
+)
+_NEGATED: Final = {**dict(_OPPOSITES), **{other: one for one, other in _OPPOSITES}}
 
 
 def lower(tree: FilterNode) -> MetadataFilters:
-    """Give the store's form of a filter. Negations are pushed down to the conditions: few stores know ``not``.
+    """Return the store's form of a filter, see ``flat``: few stores know ``not``.
 
-    ``any`` has no opposite and ``exists`` no operator of its own: their negations, and "is not empty", are the only
-    groups that come out under ``not``.
+    The negation of ``any``, which has no opposite, and "is not empty" are the only groups that come out under ``not``.
     """
     lowered = _lower(flat(tree))
     return lowered if isinstance(lowered, MetadataFilters) else MetadataFilters(filters=[lowered])
 
 
 def _lower(tree: FilterNode) -> MetadataFilter | MetadataFilters:
-    if isinstance(tree, Condition):
-        return _lower_condition(tree)
-    condition = FilterCondition(tree.logic.value)
-    return MetadataFilters(filters=[_lower(child) for child in tree.filters], condition=condition)
-
-
-def _lower_condition(one: Condition) -> MetadataFilter | MetadataFilters:
+    if isinstance(tree, FilterGroup):
+        condition = FilterCondition(tree.logic.value)
+        return MetadataFilters(filters=[_lower(child) for child in tree.filters], condition=condition)
     # Not validated: LlamaIndex's model refuses booleans, which stores take.
     make = MetadataFilter.model_construct
-    if one.operator is FilterOperator.EXISTS:
-        empty = make(key=one.key, value=None, operator=StoreOperator.IS_EMPTY)
+    if tree.operator is FilterOperator.EXISTS:
+        empty = make(key=tree.key, value=None, operator=StoreOperator.IS_EMPTY)
         return MetadataFilters(filters=[empty], condition=FilterCondition.NOT)
-    if one.operator is FilterOperator.ANY and len(one.values) == 1:
-        return make(key=one.key, value=one.values[0], operator=StoreOperator.CONTAINS)
-    value = _of_one_type(one.value) if isinstance(one.value, list) else one.value
-    return make(key=one.key, value=value, operator=_LOWERED[one.operator])
+    if tree.operator is FilterOperator.ANY and len(tree.values) == 1:
+        return make(key=tree.key, value=tree.values[0], operator=StoreOperator.CONTAINS)
+    value: Any = tree.value
+    if isinstance(value, list) and {type(one) for one in value} == {int, float}:
+        value = [float(one) for one in value]  # Chroma takes lists of one type only
+    return make(key=tree.key, value=value, operator=_LOWERED[tree.operator])
 
 
-def _of_one_type(values: list[Any]) -> list[Any]:
-    """Whole numbers among decimal ones become decimal: Chroma takes lists of one type only."""
-    return [float(value) for value in values] if {type(value) for value in values} == {int, float} else values
+def flat(tree: FilterNode, *, negate: bool = False) -> FilterNode:
+    """Return a tree that lets through no more, without groups inside groups of the same logic and with few negations.
+
+    Negations are pushed down to the conditions (De Morgan). Only those without an opposite, ``any`` and ``exists``,
+    stay under a ``not`` of their own. Where all keys are known, the tree lets through the same.
+
+    Args:
+        tree: The filter.
+        negate: Whether the opposite is meant.
+    """
+    if isinstance(tree, Condition):
+        if not negate:
+            return tree
+        if tree.operator in _NEGATED:
+            return tree.model_copy(update={"operator": _NEGATED[tree.operator]})
+        return FilterGroup(logic=FilterLogic.NOT, filters=[tree])
+    negates = tree.logic is FilterLogic.NOT  # none of them holds: the opposite of "or"
+    negate = negate != negates
+    joins = (tree.logic is not FilterLogic.AND) != negate
+    logic = FilterLogic.OR if joins else FilterLogic.AND
+    filters: list[FilterNode] = []
+    for child in (flat(child, negate=negate) for child in tree.filters):
+        same = isinstance(child, FilterGroup) and child.logic is logic
+        filters.extend(child.filters if isinstance(child, FilterGroup) and same else [child])
+    return filters[0] if len(filters) == 1 else FilterGroup(logic=logic, filters=filters)
 
 
 def store_refusal(store: BasePydanticVectorStore, tree: FilterNode) -> str | None:
-    """Tell why a vector store can't apply a filter; None where it can, or where only the store itself can tell.
+    """Return why a vector store can't apply a filter; None where it can, or where only the store itself knows.
 
     A store that can't must not be asked: it would raise, or ignore the condition and fill its result with what the
     check of each returned node then drops.
@@ -104,13 +119,17 @@ def store_refusal(store: BasePydanticVectorStore, tree: FilterNode) -> str | Non
     return None
 
 
+def _negates(tree: FilterNode) -> bool:
+    return isinstance(tree, FilterGroup) and (tree.logic is FilterLogic.NOT or any(map(_negates, tree.filters)))
+
+
 def is_chroma(store: Any) -> bool:
-    """Tell whether a vector store is LlamaIndex's over Chroma, or made of it; without importing it."""
+    """Return whether a vector store is LlamaIndex's over Chroma, or made of it; without importing it."""
     return any(base.__name__ == "ChromaVectorStore" for base in type(store).__mro__)
 
 
 def conditions(tree: FilterNode) -> Iterator[Condition]:
-    """Give every condition of a tree."""
+    """Yield every condition of a tree."""
     if isinstance(tree, Condition):
         yield tree
         return
@@ -118,48 +137,8 @@ def conditions(tree: FilterNode) -> Iterator[Condition]:
         yield from conditions(child)
 
 
-def _negates(tree: FilterNode) -> bool:
-    if isinstance(tree, Condition):
-        return False
-    return tree.logic is FilterLogic.NOT or any(map(_negates, tree.filters))
-
-
-def flat(tree: FilterNode) -> FilterNode:
-    """Give an equal tree without groups inside groups of the same logic, and with few negations.
-
-    They are pushed down to the conditions; only those that have no opposite, ``any`` and ``exists``, stay under a
-    ``not`` of their own.
-    """
-    return _flatten(_without_not(tree))
-
-
-def _flatten(tree: FilterNode) -> FilterNode:
-    if isinstance(tree, Condition) or tree.logic is FilterLogic.NOT:
-        return tree
-    filters: list[FilterNode] = []
-    for child in map(_flatten, tree.filters):
-        joins = isinstance(child, FilterGroup) and child.logic is tree.logic
-        filters.extend(child.filters if isinstance(child, FilterGroup) and joins else [child])
-    return filters[0] if len(filters) == 1 else FilterGroup(logic=tree.logic, filters=filters)
-
-
-def _without_not(tree: FilterNode, *, negate: bool = False) -> FilterNode:
-    """De Morgan."""
-    if isinstance(tree, Condition):
-        if negate and tree.operator in _NO_OPPOSITE:
-            return FilterGroup(logic=FilterLogic.NOT, filters=[tree])
-        return tree if not negate else tree.model_copy(update={"operator": _NEGATED[tree.operator]})
-    if tree.logic is FilterLogic.NOT:
-        inner = FilterLogic.OR if negate else FilterLogic.AND
-        return FilterGroup(logic=inner, filters=[_without_not(child, negate=not negate) for child in tree.filters])
-    logic = tree.logic
-    if negate:
-        logic = FilterLogic.AND if logic is FilterLogic.OR else FilterLogic.OR
-    return FilterGroup(logic=logic, filters=[_without_not(child, negate=negate) for child in tree.filters])
-
-
 def to_tree(filters: FilterLike) -> FilterNode | None:
-    """Give our form of what a caller passed; None for None.
+    """Return our form of what a caller passed; None for None.
 
     Raises:
         InvalidRequestError: It is empty (which would mean "everything"), is text that is no OData filter, or has an

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, Literal, TypeAlias
 
-from pydantic import TypeAdapter, ValidationError
-
 from llama_index_agentic_kb._text import one_line
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError, PlanningError
 from llama_index_agentic_kb.schema import Condition, FilterNode, FilterOperator, parse_odata, to_odata
@@ -27,7 +25,6 @@ MAX_FILTER: Final = 2_000
 """Characters of a planner's filter."""
 _LISTED_VALUES: Final = 30
 """Declared values that the planner is shown of a field."""
-_MAX_DEPTH: Final = 16
 
 _EQUAL: Final = (FilterOperator.EQ, FilterOperator.NE)
 _MANY: Final = (FilterOperator.IN, FilterOperator.NIN)
@@ -39,7 +36,6 @@ _OPERATORS: Final[Mapping[str, tuple[FilterOperator, ...]]] = {
     "boolean": _EQUAL,
     "date": (*_EQUAL, *_ORDER, *_MANY),
 }
-_TREE: Final[TypeAdapter[FilterNode]] = TypeAdapter(FilterNode)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +85,13 @@ class FilterField:
 
 
 def declared_fields(source: str, fields: Mapping[str, FilterField] | None) -> dict[str, FilterField]:
-    """Give a source's declared fields, checked.
+    """Return a source's declared fields, checked.
 
     Raises:
         ConfigurationError: One is no ``FilterField``, or has no name.
     """
-    given: Mapping[Any, Any] = fields or {}
-    for name, field in given.items():
+    declared: Mapping[Any, Any] = fields or {}
+    for name, field in declared.items():
         if not isinstance(name, str) or not name:
             raise ConfigurationError(f"source {source!r}: filterable: {name!r} is no name of a metadata field")
         if not isinstance(field, FilterField):
@@ -106,7 +102,7 @@ def declared_fields(source: str, fields: Mapping[str, FilterField] | None) -> di
 
 
 def describe_fields(fields: Mapping[str, FilterField]) -> str:
-    """Tell a planner which fields of a source it may filter on, a line each; empty where it may on none."""
+    """Return what a planner reads of the fields that it may filter on, a line each; empty where there are none."""
     return "\n".join(_described(name, field) for name, field in fields.items())
 
 
@@ -121,7 +117,7 @@ def _described(name: str, field: FilterField) -> str:
 
 
 def _example(name: str, field: FilterField) -> str:
-    """Show the field as it stands in a filter, with the words that may follow it."""
+    """Return the field as it stands in a filter, with the words that may follow it."""
     value = Condition(key=name, operator=FilterOperator.ANY, value=["..."])
     if field.operators == (FilterOperator.ANY,):
         return to_odata(value)
@@ -134,47 +130,26 @@ def _literal(value: Value) -> str:
     return to_odata(Condition(key="x", value=value)).removeprefix("x eq ")
 
 
-def read_planner_filter(given: str | Mapping[str, Any], fields: Mapping[str, FilterField]) -> FilterNode:
-    """Read a filter that a planner made.
+def read_planner_filter(text: str, fields: Mapping[str, FilterField]) -> FilterNode:
+    """Return the tree of a filter that a planner wrote.
 
     Args:
-        given: OData text, or a filter tree as data.
+        text: OData.
         fields: What the source declares.
 
     Raises:
-        PlanningError: It is no filter, or has a field, an operator or a value that is not declared; the message tells
-            which, and what is.
+        PlanningError: It is no filter, or has a field, an operator or a value that is not declared; the message names
+            it, and what is declared.
     """
-    tree = _tree(given)
-    for condition in conditions(flat(tree)):
+    if len(text) > MAX_FILTER:
+        raise PlanningError(f"the filter has {len(text)} characters; at most {MAX_FILTER} are read")
+    try:
+        tree = parse_odata(text)
+    except InvalidRequestError as error:
+        raise PlanningError(str(error)) from error
+    for condition in conditions(flat(tree)):  # with "not" resolved: it may need an operator that is not declared
         _check(condition, fields)
     return tree
-
-
-def _tree(given: Any) -> FilterNode:
-    if isinstance(given, str):
-        if len(given) > MAX_FILTER:
-            raise PlanningError(f"the filter has {len(given)} characters; at most {MAX_FILTER} are read")
-        try:
-            return parse_odata(given)
-        except InvalidRequestError as error:
-            raise PlanningError(str(error)) from error
-    if not isinstance(given, Mapping) or _deeper_than(given, _MAX_DEPTH):
-        raise PlanningError("the filter is neither OData text nor a filter tree of moderate depth")
-    try:
-        return _TREE.validate_python(dict(given))
-    except ValidationError as error:
-        raise PlanningError(f"the filter is no filter tree: {one_line(str(error))}") from error
-
-
-def _deeper_than(given: Any, depth: int) -> bool:
-    """Tell whether data are nested more deeply than this, without going deeper."""
-    if not isinstance(given, (Mapping, list, tuple)):
-        return False
-    if depth == 0:
-        return True
-    inner = given.values() if isinstance(given, Mapping) else given
-    return any(_deeper_than(one, depth - 1) for one in inner)
 
 
 def _check(condition: Condition, fields: Mapping[str, FilterField]) -> None:

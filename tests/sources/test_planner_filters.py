@@ -70,10 +70,8 @@ def source(fields: dict[str, FilterField] | None = None, **kwargs: Any) -> Knowl
     ],
 )
 def test_declared_fields_may_be_filtered_on(text: str) -> None:
-    """A filter of declared fields, operators and values is read as it stands, from text and from data."""
-    tree = read_planner_filter(text, FIELDS)
-    assert tree == parse_odata(text)
-    assert read_planner_filter(tree.to_dict(), FIELDS) == tree
+    """A filter of declared fields, operators and values is read as it stands."""
+    assert read_planner_filter(text, FIELDS) == parse_odata(text)
 
 
 @pytest.mark.parametrize(
@@ -104,32 +102,15 @@ def test_declared_fields_may_be_filtered_on(text: str) -> None:
         ("genre = 'drama'", "OData filter, character 7: found '='"),
         ("", "it is empty"),
         ("year eq 1" + " or year eq 1" * 200, f"the filter has 2609 characters; at most {MAX_FILTER}"),
-        ({"key": "tenant", "value": "acme"}, "the field 'tenant'"),
-        ({"key": "year"}, "the filter is no filter tree"),
-        ({"logic": "xor", "filters": [{"key": "year", "value": 1}]}, "the filter is no filter tree"),
-        ({"filters": []}, "the filter is no filter tree"),
-        (["year eq 1"], "neither OData text nor a filter tree"),
-        (None, "neither OData text nor a filter tree"),
     ],
 )
-def test_what_is_not_declared_is_refused(given_filter: Any, reason: str | None) -> None:
+def test_what_is_not_declared_is_refused(given_filter: str, reason: str | None) -> None:
     """The reason names the field, the operator or the value, and what is declared."""
     if reason is None:
         assert read_planner_filter(given_filter, FIELDS) == parse_odata(given_filter)
         return
     with pytest.raises(PlanningError, match=re.escape(reason)):
         read_planner_filter(given_filter, FIELDS)
-
-
-def test_deep_data_are_refused() -> None:
-    """Nested data that a model made up end in an error, not in the interpreter's limit."""
-    data: dict[str, Any] = {"key": "year", "value": 1}
-    for _ in range(100_000):
-        data = {"filters": [data]}
-    with pytest.raises(PlanningError, match="of moderate depth"):
-        read_planner_filter(data, FIELDS)
-    while "filters" in data:  # taken apart from outside: freeing it in one piece would recurse as well
-        data = data["filters"].pop()
 
 
 def test_fields_are_described_as_they_are_written() -> None:
