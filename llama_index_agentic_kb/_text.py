@@ -11,14 +11,14 @@ from typing import Any, Final
 
 __all__ = [
     "cut_to_fit",
+    "error_message",
     "excerpt",
     "normalize",
     "one_line",
     "printable",
     "redacted",
+    "redacted_excerpt",
     "sentence_spans",
-    "told_error",
-    "told_words",
     "without_surrogates",
 ]
 
@@ -188,7 +188,7 @@ def redacted(text: str) -> str:
     return text
 
 
-def told_error(error: BaseException, limit: int = TOLD) -> str:
+def error_message(error: BaseException, limit: int = TOLD) -> str:
     """Give what an error says, on as many lines, without secrets; its class where it says nothing.
 
     Args:
@@ -196,13 +196,13 @@ def told_error(error: BaseException, limit: int = TOLD) -> str:
         limit: The most characters; of longer words the end is left out.
     """
     try:
-        words = told_words(str(error), limit)
+        words = redacted_excerpt(str(error), limit)
     except Exception:  # noqa: BLE001 (anybody's class)
         words = ""
     return words or type(error).__name__
 
 
-def told_words(text: str, limit: int = TOLD) -> str:
+def redacted_excerpt(text: str, limit: int = TOLD) -> str:
     """Give somebody else's words without secrets, cut after that: of a key that is cut, half could not be told."""
     read = text[: limit + READ_ON]
     told = redacted(read)

@@ -18,7 +18,7 @@ from llama_index_agentic_kb._aio import Call, arun, run
 from llama_index_agentic_kb.account import GuardedCallbacks
 from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.guard.conversations import ConversationOwner
-from llama_index_agentic_kb.guard.permissions import act_from_here, current_principal
+from llama_index_agentic_kb.guard.permissions import current_principal, set_principal
 from llama_index_agentic_kb.query_engine import AgenticQueryEngine
 from llama_index_agentic_kb.schema import Message, RetrievalRequest
 
@@ -124,9 +124,9 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
     async def _request(self, message: str, chat_history: Sequence[ChatMessage] | None) -> RetrievalRequest:
         if not message.strip():
             raise InvalidRequestError("message: the message is empty")
-        principal = self.query_engine.retriever.asking()
+        principal = self.query_engine.retriever.resolve_principal()
         self._owner.claim(principal)
-        act_from_here(principal)  # a memory may be kept for one principal
+        set_principal(principal)  # a memory may be kept for one principal
         if chat_history is not None:
             history = list(chat_history)
             await Call(sync=partial(self.memory.set, history), native=partial(self.memory.aset, history), what="memory")

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
 from llama_index_agentic_kb._terminal import show_response
-from llama_index_agentic_kb._text import one_line, printable, told_error
+from llama_index_agentic_kb._text import error_message, one_line, printable
 from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError
 from llama_index_agentic_kb.schema import OutputMode, ReasoningEffort
 
@@ -60,7 +60,7 @@ def main() -> None:
     try:
         app()
     except AgenticKBError as error:
-        errors.print(Text(f"agentic-kb: {printable(told_error(error))}", "red"))
+        errors.print(Text(f"agentic-kb: {printable(error_message(error))}", "red"))
         raise SystemExit(1) from None
 
 

@@ -176,8 +176,8 @@ class KnowledgeBase(NotPickled, MetadataQueries, AnswerQueries):
         """The sources by name."""
         return self.retriever.sources
 
-    def _asking(self, given: Principal | None) -> Principal | None:
-        return self.retriever.asking(given)
+    def _resolve_principal(self, given: Principal | None) -> Principal | None:
+        return self.retriever.resolve_principal(given)
 
     def _standing(self) -> tuple[FilterNode | None, float | None]:
         return self.retriever.filters, self.retriever.max_runtime_in_seconds

@@ -11,7 +11,7 @@ from llama_index.core.prompts import BasePromptTemplate, ChatPromptTemplate, Pro
 from llama_index.core.prompts.prompt_type import PromptType
 
 from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight
-from llama_index_agentic_kb.guard.text import neutral_data, neutral_reply, quoted
+from llama_index_agentic_kb.guard.text import quoted, sanitize, sanitize_reply
 
 __all__ = [
     "ANSWER_TEMPLATE",
@@ -70,7 +70,7 @@ def as_data(text: str) -> str:
 
     See ``guard.text`` for what is changed, and ``guard.hidden`` for the characters that are left out.
     """
-    return neutral_data(text)
+    return sanitize(text)
 
 
 def format_passage(passage: Passage) -> str:
@@ -92,7 +92,7 @@ def format_passages(passages: Iterable[Passage]) -> str:
 
 def as_answer(text: str) -> str:
     """Make a model's own earlier text harmless inside a prompt: it can't close the block it stands in, but may cite."""
-    return neutral_reply(text)
+    return sanitize_reply(text)
 
 
 def format_partial(answer: str, number: int) -> str:

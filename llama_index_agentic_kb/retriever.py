@@ -20,7 +20,7 @@ from llama_index.core.prompts.mixin import PromptDictType
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from llama_index_agentic_kb._aio import Call, WorkerPool, arun, run
-from llama_index_agentic_kb._text import told_error
+from llama_index_agentic_kb._text import error_message
 from llama_index_agentic_kb.account import ActivityLog, Budget, GuardedCallbacks
 from llama_index_agentic_kb.account.retry_budget import share_retries
 from llama_index_agentic_kb.errors import (
@@ -33,7 +33,7 @@ from llama_index_agentic_kb.evidence.gathering import Fusion, gather_evidence, r
 from llama_index_agentic_kb.evidence.options import EvidenceOptions, as_processing
 from llama_index_agentic_kb.guard.conversations import ConversationOwner
 from llama_index_agentic_kb.guard.limits import DEFAULT_INPUT_LIMITS, InputLimits
-from llama_index_agentic_kb.guard.permissions import act_from_here, current_principal, the_principal
+from llama_index_agentic_kb.guard.permissions import current_principal, merge_principals, set_principal
 from llama_index_agentic_kb.guard.retries import RetryPolicy
 from llama_index_agentic_kb.guard.spotlighting import as_spotlighting
 from llama_index_agentic_kb.llm import LanguageModel, resolve_llm
@@ -265,13 +265,13 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             raise InvalidRequestError("query: the question is empty")
         return RetrievalRequest(messages=[Message.model_validate({"role": "user", "content": text})])
 
-    def asking(self, given: Principal | None = None) -> Principal | None:
+    def resolve_principal(self, given: Principal | None = None) -> Principal | None:
         """Give who asks: the principal that is bound to the retriever, given with a request, or of ``acting_as``.
 
         Raises:
             DeniedError: Two of them differ, or there is none and one is required.
         """
-        principal = the_principal(self.principal, given, current_principal())
+        principal = merge_principals(self.principal, given, current_principal())
         if principal is None and self.require_principal:
             raise DeniedError("no principal was given: pass principal= or use acting_as(...)")
         return principal
@@ -319,8 +319,8 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         options = self.evidence
         if request.results_processing is not None:
             options = replace(options, results_processing=request.results_processing)
-        principal = self.asking(request.principal)
-        act_from_here(principal)
+        principal = self.resolve_principal(request.principal)
+        set_principal(principal)
         selected = select(self.sources, request, self.filters, calibrated=options.calibrated, principal=principal)
         raise_if_denied(selected)
         if self.memory is not None:
@@ -358,7 +358,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             return list(await Call(sync=read, native=aread, deadline=deadline, pool=_MEMORIES, what="memory")), []
         except Exception as error:  # noqa: BLE001 (whatever a memory raises; the question can be searched all the same)
             outcome = Outcome.TIMEOUT if isinstance(error, DeadlineExceededError) else Outcome.ERROR
-            reason = f"the conversation could not be read: {told_error(error)}"
+            reason = f"the conversation could not be read: {error_message(error)}"
             return [], [MissingPart(what="memory", outcome=outcome, reason=reason)]
 
     async def _reason(self, retrieval: Retrieval, searched: Searched, strategy: Strategy, bundle: QueryBundle) -> None:

@@ -13,7 +13,7 @@ from llama_index.core.callbacks.schema import CBEventType
 from llama_index_instrumentation import get_dispatcher
 from llama_index_instrumentation.event_handlers import NullEventHandler
 
-from llama_index_agentic_kb._text import told_error
+from llama_index_agentic_kb._text import error_message
 from llama_index_agentic_kb.account.callbacks import ACTIVITY_KEY, ActivityEndEvent, ActivityStartEvent
 from llama_index_agentic_kb.account.logs import logger
 from llama_index_agentic_kb.errors import AgenticKBError
@@ -122,4 +122,4 @@ def _dispatch(kind: type[ActivityStartEvent | ActivityEndEvent], record: Activit
 def describe_error(error: BaseException, target: str | None = None, stage: str | None = None) -> ActivityError:
     """Give an error as data: our own by their code, others by their class."""
     code = error.code if isinstance(error, AgenticKBError) else type(error).__name__
-    return ActivityError(code=code, message=told_error(error), target=target, stage=stage)
+    return ActivityError(code=code, message=error_message(error), target=target, stage=stage)

@@ -18,7 +18,7 @@ from llama_index.core.callbacks.schema import CBEventType, EventPayload
 from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.settings import Settings
 
-from llama_index_agentic_kb._text import told_error
+from llama_index_agentic_kb._text import error_message
 from llama_index_agentic_kb.account.logs import activity_logger, logger, redacted_leaves
 from llama_index_agentic_kb.account.pickling import NotPickled
 from llama_index_agentic_kb.errors import AgenticKBError
@@ -219,7 +219,7 @@ def _without_secrets(payload: dict[str, Any] | None) -> dict[str, Any] | None:
     error = (payload or {}).get(EventPayload.EXCEPTION)
     if payload is None or not isinstance(error, BaseException):
         return payload
-    told = told_error(error)
+    told = error_message(error)
     if told == (str(error) or type(error).__name__):
         return payload
     return {**payload, EventPayload.EXCEPTION: AgenticKBError(f"{type(error).__name__}: {told}")}

@@ -131,7 +131,7 @@ class AnswerEngine:
         way = _Way(query, datetime.now(UTC))
         way.instructions = instructions_of(query)  # before anything is searched: it may be refused
         check_sizes(query)
-        owner = session_owner(self.engine.retriever.asking(query.request.principal))
+        owner = session_owner(self.engine.retriever.resolve_principal(query.request.principal))
         turns = Turns(self.sessions, query, owner)
         way.deadline = self._deadline(query)
         history = await turns.history(way.deadline)

@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final, TypeAlias
 
 from llama_index_agentic_kb._aio import Call, WorkerPool
-from llama_index_agentic_kb._text import one_line, told_error
+from llama_index_agentic_kb._text import error_message, one_line
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.schema.answer import HarmLevel, SafetyRating
 from llama_index_agentic_kb.schema.answer_query import AnswerQuery, HarmBlockThreshold
@@ -88,7 +88,7 @@ async def check(hook: TextCheck | None, text: str, what: str, deadline: float | 
         found = await _asked(hook, (text,), what, deadline)
         told = one_line(found, 200) if isinstance(found, str) else "it is against the policy" if found else ""
     except Exception as error:  # noqa: BLE001 (whatever a user's hook raises: what is not checked is not told)
-        return f"the {what} failed: {told_error(error)}"
+        return f"the {what} failed: {error_message(error)}"
     return told or None
 
 
@@ -106,7 +106,7 @@ async def rate(hook: SafetyRater | None, query: AnswerQuery, answer: str, deadli
         given = await _asked(hook, (query.question, answer), "safety hook", deadline)
         ratings = [_judged(SafetyRating.model_validate(one), query) for one in given or ()]
     except Exception as error:  # noqa: BLE001 (as above)
-        return Safety(failed=True, warning=f"the safety hook failed: {told_error(error)}")
+        return Safety(failed=True, warning=f"the safety hook failed: {error_message(error)}")
     return Safety(ratings)
 
 

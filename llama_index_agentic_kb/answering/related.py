@@ -16,7 +16,7 @@ from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.schema import NodeWithScore
 
 from llama_index_agentic_kb._aio import Call
-from llama_index_agentic_kb._text import normalize, one_line, told_error
+from llama_index_agentic_kb._text import error_message, normalize, one_line
 from llama_index_agentic_kb.errors import ConfigurationError, LLMError
 from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight, draw
 from llama_index_agentic_kb.guard.text import plain_value
@@ -138,7 +138,7 @@ class RelatedQuestions(PassageReader):
             if isinstance(error, LLMError) and error.usage is not None:
                 related.usage = error.usage
             related.proposals = []
-            related.warnings.append(f"no related questions: {one_line(told_error(error), 200)}")
+            related.warnings.append(f"no related questions: {one_line(error_message(error), 200)}")
         return related
 
     def _shown(

@@ -15,7 +15,7 @@ from llama_index_agentic_kb._text import excerpt, one_line
 from llama_index_agentic_kb.answering.given_results import GIVEN_SOURCE
 from llama_index_agentic_kb.answering.references import unit_relevance
 from llama_index_agentic_kb.evidence.provenance import provenance, references
-from llama_index_agentic_kb.guard.hidden import visible
+from llama_index_agentic_kb.guard.hidden import strip_invisible
 from llama_index_agentic_kb.schema import (
     ActivityRecord,
     AgenticReasoningActivity,
@@ -228,4 +228,4 @@ class _Observed:
 
 def _snippet(content: str, query: str) -> str:
     """Give a few plain words of a passage, those around the query's."""
-    return one_line(excerpt(visible(content), query, SNIPPET_WORDS), SNIPPET_CHARACTERS)
+    return one_line(excerpt(strip_invisible(content), query, SNIPPET_WORDS), SNIPPET_CHARACTERS)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
 from llama_index_agentic_kb._aio import Call
-from llama_index_agentic_kb._text import told_error
+from llama_index_agentic_kb._text import error_message
 from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.schema import Message, Principal
 from llama_index_agentic_kb.schema.answer import Answer
@@ -109,4 +109,4 @@ class Turns:
     @staticmethod
     def failure(error: Exception) -> str:
         """Tell that a turn was not stored."""
-        return f"the turn was not stored: {told_error(error)}"
+        return f"the turn was not stored: {error_message(error)}"

@@ -16,7 +16,7 @@ from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY
 from llama_index_agentic_kb.schema import SubQuery
 from llama_index_agentic_kb.search.fusion import Fused, Ranked, interleave, merge_by_score
 from llama_index_agentic_kb.sources.base import NodeKey, NodeList
-from llama_index_agentic_kb.sources.fan_out import Lane
+from llama_index_agentic_kb.sources.fan_out import SourceSearch
 
 __all__ = ["Candidate", "CandidateList", "Fusion", "collect", "lists_by_lane", "lists_by_sub_query"]
 
@@ -44,7 +44,7 @@ class Candidate:
     """
 
     node: NodeWithScore
-    lane: Lane
+    lane: SourceSearch
     score: float | None = None
     searches: list[dict[str, Any]] = field(default_factory=list)
     best_for: list[str] = field(default_factory=list)
@@ -90,13 +90,13 @@ class CandidateList:
     """
 
     sub_query: SubQuery
-    lanes: tuple[Lane, ...]
+    lanes: tuple[SourceSearch, ...]
     ranked: Ranked[NodeKey]
     processed: bool = True
     judged: bool = False
 
 
-def collect(lanes: Sequence[Lane]) -> dict[NodeKey, Candidate]:
+def collect(lanes: Sequence[SourceSearch]) -> dict[NodeKey, Candidate]:
     """Give every node that was found, each once (by id and text), with all that found it.
 
     Its score is the best that a source gave it, not changed by fusion. None is invented: where a source was searched
@@ -128,14 +128,14 @@ def collect(lanes: Sequence[Lane]) -> dict[NodeKey, Candidate]:
     return found
 
 
-def _places(lane: Lane) -> Iterator[tuple[NodeList, int, NodeKey, NodeWithScore]]:
+def _places(lane: SourceSearch) -> Iterator[tuple[NodeList, int, NodeKey, NodeWithScore]]:
     for ranked in lane.lists:
         for rank, (key, node) in enumerate(zip(ranked.keys, ranked.nodes, strict=True)):
             yield ranked, rank, key, node
 
 
 def lists_by_sub_query(
-    lanes: Sequence[Lane], fusion: Fusion, lane_fusion: Fusion, lane_weights: Mapping[str, float]
+    lanes: Sequence[SourceSearch], fusion: Fusion, lane_fusion: Fusion, lane_weights: Mapping[str, float]
 ) -> list[CandidateList]:
     """Give one list a sub-query, in the plan's order.
 
@@ -151,7 +151,7 @@ def lists_by_sub_query(
         lane_fusion: How the ways of searching one corpus are fused.
         lane_weights: Weights of these ways by kind ("dense", "lexical", ...), beside the lists' own. Default 1.
     """
-    by_sub_query: dict[str, list[Lane]] = {}
+    by_sub_query: dict[str, list[SourceSearch]] = {}
     for lane in lanes:
         by_sub_query.setdefault(lane.sub_query.id, []).append(lane)
     made = []
@@ -162,7 +162,10 @@ def lists_by_sub_query(
 
 
 def lists_by_lane(
-    lanes: Sequence[Lane], lane_fusion: Fusion, lane_weights: Mapping[str, float], processed: Callable[[str], bool]
+    lanes: Sequence[SourceSearch],
+    lane_fusion: Fusion,
+    lane_weights: Mapping[str, float],
+    processed: Callable[[str], bool],
 ) -> list[CandidateList]:
     """Give one list a search, for results that are to be left as they are.
 
@@ -184,9 +187,9 @@ def lists_by_lane(
 
 
 def _fuse_sub_query(
-    lanes: Sequence[Lane], fusion: Fusion, lane_fusion: Fusion, lane_weights: Mapping[str, float]
+    lanes: Sequence[SourceSearch], fusion: Fusion, lane_fusion: Fusion, lane_weights: Mapping[str, float]
 ) -> Ranked[NodeKey]:
-    groups: dict[Hashable, list[Lane]] = {}
+    groups: dict[Hashable, list[SourceSearch]] = {}
     for lane in lanes:
         scale = next((one.scale for one in lane.lists if _comparable(one)), None)
         groups.setdefault(("lane", lane.record.id) if scale is None else ("scale", scale), []).append(lane)
@@ -194,7 +197,9 @@ def _fuse_sub_query(
     return Ranked(lists[0].keys, scores=lists[0].scores) if len(lists) == 1 else _as_list(fusion(lists))
 
 
-def _fuse_group(lanes: Sequence[Lane], lane_fusion: Fusion, lane_weights: Mapping[str, float]) -> Ranked[NodeKey]:
+def _fuse_group(
+    lanes: Sequence[SourceSearch], lane_fusion: Fusion, lane_weights: Mapping[str, float]
+) -> Ranked[NodeKey]:
     """Fuse the ways of searching one corpus; the result weighs as much as its heaviest source that found anything."""
     kinds: dict[Hashable, list[_Weighted]] = {}
     for lane in lanes:

@@ -32,7 +32,7 @@ from llama_index_agentic_kb.evidence.reranking import Reranking, rerank
 from llama_index_agentic_kb.schema import MissingPart, ResultsProcessing, SourceActivity
 from llama_index_agentic_kb.search.fusion import Fused, interleave, with_coverage
 from llama_index_agentic_kb.sources.base import NodeKey, node_key
-from llama_index_agentic_kb.sources.fan_out import Lane
+from llama_index_agentic_kb.sources.fan_out import SourceSearch
 from llama_index_agentic_kb.sources.selection import SelectedSource
 
 T = TypeVar("T")
@@ -108,7 +108,7 @@ class Gathered:
 
 
 async def gather_evidence(
-    lanes: Sequence[Lane],
+    lanes: Sequence[SourceSearch],
     selected: Mapping[str, SelectedSource],
     options: EvidenceOptions,
     *,
@@ -170,7 +170,9 @@ async def gather_evidence(
     return Gathered(arranged.nodes, counts, reranking.warning, searches, left.missing)
 
 
-def _processing(lane: Lane, selected: Mapping[str, SelectedSource], options: EvidenceOptions) -> ResultsProcessing:
+def _processing(
+    lane: SourceSearch, selected: Mapping[str, SelectedSource], options: EvidenceOptions
+) -> ResultsProcessing:
     """Tell what becomes of a search's results: its source's word goes before the request's, and that before ours."""
     chosen = selected.get(lane.source.name)
     asked = None if chosen is None else chosen.params.results_processing
@@ -192,7 +194,7 @@ def _threshold(options: EvidenceOptions, selected: Mapping[str, SelectedSource],
     return options.reranker.threshold if asked is None else asked
 
 
-def _lists(lanes: Sequence[Lane], options: EvidenceOptions, untouched: Collection[str]) -> list[CandidateList]:
+def _lists(lanes: Sequence[SourceSearch], options: EvidenceOptions, untouched: Collection[str]) -> list[CandidateList]:
     if not untouched:
         return lists_by_sub_query(lanes, options.fusion, options.lane_fusion, options.lane_weights)
     return lists_by_lane(lanes, options.lane_fusion, options.lane_weights, lambda name: name not in untouched)
@@ -244,7 +246,7 @@ def _arrange(nodes: Sequence[NodeWithScore], wanted: int, options: EvidenceOptio
 
 
 def _cut_searches(
-    lanes: Sequence[Lane], reranking: Reranking, options: EvidenceOptions
+    lanes: Sequence[SourceSearch], reranking: Reranking, options: EvidenceOptions
 ) -> list[tuple[SourceActivity, dict[str, int]]]:
     """Give the records of the searches whose results a reranker judged, with what the threshold left of them."""
     if not options.calibrated:

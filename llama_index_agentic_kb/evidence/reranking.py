@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from llama_index.core.schema import NodeWithScore
 
 from llama_index_agentic_kb._aio import Job, gather
-from llama_index_agentic_kb._text import one_line, told_error
+from llama_index_agentic_kb._text import error_message, one_line
 from llama_index_agentic_kb.evidence.candidates import Candidate, CandidateList
 from llama_index_agentic_kb.search.fusion import Ranked, interleave
 from llama_index_agentic_kb.search.rerank import Reranked, Reranker
@@ -83,7 +83,7 @@ async def rerank(
         try:
             verdicts[name] = {asked[name][verdict.position]: verdict for verdict in _result(job)}
         except Exception as error:  # noqa: BLE001 (a reranker only improves what is there; its failure is told)
-            failed[name] = one_line(told_error(error))
+            failed[name] = one_line(error_message(error))
     passing = _Passing(
         made, asked, verdicts, {key: thresholds(one.lane.source.name) for key, one in candidates.items()}
     )

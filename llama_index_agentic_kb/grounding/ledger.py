@@ -9,7 +9,7 @@ from functools import partial
 from typing import Final
 
 from llama_index_agentic_kb._aio import Call
-from llama_index_agentic_kb._text import one_line, told_error
+from llama_index_agentic_kb._text import error_message, one_line
 from llama_index_agentic_kb.errors import DeadlineExceededError
 from llama_index_agentic_kb.grounding.claims import Claim, split_claims
 from llama_index_agentic_kb.grounding.scorers import (
@@ -100,7 +100,7 @@ async def ground(
         try:
             scores = await scorer.score(asked, premises, deadline=deadline)
         except Exception as error:  # noqa: BLE001 (whatever a user's scorer raises: the answer stands without it)
-            warnings.append(f"the answer's claims were not checked: {one_line(told_error(error))}")
+            warnings.append(f"the answer's claims were not checked: {one_line(error_message(error))}")
     elif asked:
         scores = [ClaimScore(0.0, Verdict.UNSUPPORTED) for _ in asked]
     return _ledger(claims, scores, sources, scorer.name, threshold, warnings)

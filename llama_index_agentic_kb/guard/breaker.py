@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import Final
 
 from llama_index_agentic_kb._aio.threads import reset_after_fork
-from llama_index_agentic_kb._text import one_line, told_error
+from llama_index_agentic_kb._text import error_message, one_line
 from llama_index_agentic_kb.account.logs import logger
 from llama_index_agentic_kb.errors import AgenticKBError, CircuitOpenError, ConfigurationError, DeadlineExceededError
 from llama_index_agentic_kb.guard.retries import status_of
@@ -191,7 +191,7 @@ class CircuitBreaker:
         passage.failed = True
         self._recent.append(passage)
         self._in_a_row += 1
-        self._why = one_line(told_error(error, 1_000), 120)
+        self._why = one_line(error_message(error, 1_000), 120)
         if passage is self._probe:
             self._probe = None
             self._open("the probe failed")

@@ -21,7 +21,7 @@ import re
 import unicodedata
 from typing import Final
 
-__all__ = ["HiddenFilter", "visible", "without_hidden"]
+__all__ = ["HiddenFilter", "strip_invisible", "without_hidden"]
 
 _BREAKS: Final = re.compile("\r\n?|[\x0b\x0c\x85\u2028\u2029]")
 _CONTROLS: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f]")
@@ -53,7 +53,7 @@ _EMOJI: Final = re.compile(
 )
 
 
-def visible(text: str) -> str:
+def strip_invisible(text: str) -> str:
     """Give a text without what can't be seen; see the module. Text without any is given back as it is."""
     return without_hidden(text)[0]
 

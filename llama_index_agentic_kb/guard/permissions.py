@@ -24,10 +24,10 @@ from llama_index_agentic_kb.schema.principal import Principal
 __all__ = [
     "Permissions",
     "Principal",
-    "act_from_here",
     "acting_as",
     "current_principal",
-    "the_principal",
+    "merge_principals",
+    "set_principal",
 ]
 
 Document = TypeVar("Document", bound=Any)
@@ -235,7 +235,7 @@ def acting_as(principal: Principal) -> Iterator[None]:
     """
     if not isinstance(principal, Principal):
         raise ConfigurationError(f"principal: expected a Principal, got {type(principal).__name__}")
-    token = _current.set(the_principal(principal, _current.get()))
+    token = _current.set(merge_principals(principal, _current.get()))
     try:
         yield
     finally:
@@ -247,7 +247,7 @@ def current_principal() -> Principal | None:
     return _current.get()
 
 
-def the_principal(*given: Principal | None) -> Principal | None:
+def merge_principals(*given: Principal | None) -> Principal | None:
     """Give the one principal of a request: bound to the retriever, given with the request, or of the context.
 
     Raises:
@@ -262,7 +262,7 @@ def the_principal(*given: Principal | None) -> Principal | None:
     return next(iter(distinct), None)
 
 
-def act_from_here(principal: Principal | None) -> None:
+def set_principal(principal: Principal | None) -> None:
     """Make the rest of this context a principal's: what a request calls, such as a knowledge base in it, acts for it.
 
     A flow does so once, in the context that it has to itself.

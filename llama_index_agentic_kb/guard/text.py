@@ -22,9 +22,9 @@ import unicodedata
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from llama_index_agentic_kb.guard.hidden import visible
+from llama_index_agentic_kb.guard.hidden import strip_invisible
 
-__all__ = ["neutral_data", "neutral_reply", "plain_value", "quoted"]
+__all__ = ["plain_value", "quoted", "sanitize", "sanitize_reply"]
 
 BLOCKS: Final = (
     "passage",
@@ -149,7 +149,7 @@ _DATA: Final[_Forms] = ((_MARKER, _unmarked), (_TAG, _escaped), (_TOKEN, _spaced
 _REPLY: Final[_Forms] = ((_TAG, _escaped), (_TOKEN, _spaced))
 
 
-def neutral_data(text: str) -> str:
+def sanitize(text: str) -> str:
     """Give retrieved text as a prompt may hold it; see the module. Takes linear time.
 
     Args:
@@ -158,13 +158,13 @@ def neutral_data(text: str) -> str:
     return _neutral(text, _DATA)
 
 
-def neutral_reply(text: str) -> str:
-    """Give a model's own earlier text as a prompt may hold it: as ``neutral_data``, but it may cite."""
+def sanitize_reply(text: str) -> str:
+    """Give a model's own earlier text as a prompt may hold it: as ``sanitize``, but it may cite."""
     return _neutral(text, _REPLY)
 
 
 def _neutral(text: str, forms: Iterable[tuple[re.Pattern[str], Callable[[str], str]]]) -> str:
-    text = visible(text)
+    text = strip_invisible(text)
     if _OPENER.search(text) is None:
         return text
     folded = _folded(text)
@@ -188,7 +188,7 @@ def quoted(text: str, most: int = 300) -> str:
         text: A title, a name.
         most: Characters.
     """
-    line = " ".join(neutral_data(text[: 4 * most]).split()).replace('"', "'")
+    line = " ".join(sanitize(text[: 4 * most]).split()).replace('"', "'")
     return line if len(line) <= most else line[: most - 1].rstrip() + "\u2026"
 
 
@@ -205,4 +205,4 @@ def plain_value(text: str) -> str:
 
     Nothing of it can be taken for more than words: no address, tag, marker, JSON or hidden character is left.
     """
-    return " ".join(_STRUCTURE.sub(" ", visible(text)).split())
+    return " ".join(_STRUCTURE.sub(" ", strip_invisible(text)).split())

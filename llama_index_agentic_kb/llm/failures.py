@@ -6,7 +6,7 @@ import json
 from types import TracebackType
 from typing import Any, Final
 
-from llama_index_agentic_kb._text import one_line, told_error, told_words
+from llama_index_agentic_kb._text import error_message, one_line, redacted_excerpt
 from llama_index_agentic_kb.errors import AgenticKBError, LLMError
 from llama_index_agentic_kb.guard.retries import breaks_connection, status_of
 
@@ -33,7 +33,7 @@ def _reason(error: Exception) -> str:
     if status is not None:
         return f"the model's server answered with status {status}: {_words(_message_of(error))}"
     if isinstance(error, AgenticKBError):
-        return told_error(error)
+        return error_message(error)
     return _garbage(error) or _broken(error) or _named(error)
 
 
@@ -66,7 +66,7 @@ def _broken(error: Exception) -> str | None:
 
 
 def _named(error: BaseException) -> str:
-    words = one_line(told_words(str(error), READ), SHOWN)
+    words = one_line(redacted_excerpt(str(error), READ), SHOWN)
     return f"{type(error).__name__}: {words}" if words else type(error).__name__
 
 
@@ -93,4 +93,4 @@ def _message_in(told: Any) -> str:
 
 
 def _words(text: str) -> str:
-    return one_line(told_words(text, READ), SHOWN) or "nothing said"
+    return one_line(redacted_excerpt(text, READ), SHOWN) or "nothing said"

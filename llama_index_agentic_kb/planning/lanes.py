@@ -13,7 +13,7 @@ from llama_index.core.schema import NodeWithScore
 from llama_index_agentic_kb.account import ActivityLog
 from llama_index_agentic_kb.schema import Confidence, Finding, Outcome, SearchLane, SourceActivity, SubQuery
 from llama_index_agentic_kb.sources.base import NodeKey, NodeList, node_key
-from llama_index_agentic_kb.sources.fan_out import Lane
+from llama_index_agentic_kb.sources.fan_out import SourceSearch
 
 __all__ = ["brings_news", "favour", "pointing"]
 
@@ -21,7 +21,7 @@ NEWS_DEPTH: Final = 5
 """Documents of each search that are looked at to tell whether a wave brought anything new."""
 
 
-def brings_news(lanes: Sequence[Lane], wave: int) -> bool:
+def brings_news(lanes: Sequence[SourceSearch], wave: int) -> bool:
     """Whether a wave's searches brought a document among their best that no earlier one had brought."""
     before: set[NodeKey] = set()
     after: set[NodeKey] = set()
@@ -31,7 +31,9 @@ def brings_news(lanes: Sequence[Lane], wave: int) -> bool:
     return bool(after - before)
 
 
-def pointing(child: SubQuery, answers: Sequence[Finding], lanes: Sequence[Lane], log: ActivityLog) -> Iterator[Lane]:
+def pointing(
+    child: SubQuery, answers: Sequence[Finding], lanes: Sequence[SourceSearch], log: ActivityLog
+) -> Iterator[SourceSearch]:
     """Give a sub-query that needs no search the passages that answer it: they have a place in the evidence.
 
     Args:
@@ -44,11 +46,11 @@ def pointing(child: SubQuery, answers: Sequence[Finding], lanes: Sequence[Lane],
     for lane in lanes:
         nodes = [node for node in lane.nodes if node.node_id in told]
         if nodes:
-            yield Lane(child, lane.source, _recorded(child, lane, nodes, log), (NodeList("earlier", nodes),))
+            yield SourceSearch(child, lane.source, _recorded(child, lane, nodes, log), (NodeList("earlier", nodes),))
             told -= {node.node_id for node in nodes}
 
 
-def _recorded(child: SubQuery, lane: Lane, nodes: Sequence[NodeWithScore], log: ActivityLog) -> SourceActivity:
+def _recorded(child: SubQuery, lane: SourceSearch, nodes: Sequence[NodeWithScore], log: ActivityLog) -> SourceActivity:
     note = f"not searched: answered by what {lane.sub_query.id} found"
     told = SearchLane(kind="earlier", count=len(nodes), candidates=len(nodes), note=note)
     name = lane.source.name
@@ -64,7 +66,7 @@ def _recorded(child: SubQuery, lane: Lane, nodes: Sequence[NodeWithScore], log: 
     return record
 
 
-def favour(lanes: Sequence[Lane], findings: Sequence[Finding]) -> None:
+def favour(lanes: Sequence[SourceSearch], findings: Sequence[Finding]) -> None:
     """Let the passages that say what sub-queries found count once more in their own searches."""
     stated = {(one.sub_query_id, one.node_id) for one in findings if one.confidence is Confidence.STATED}
     for lane in lanes:

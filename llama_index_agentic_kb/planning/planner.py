@@ -16,7 +16,7 @@ from llama_index.core.callbacks.schema import CBEventType
 from llama_index.core.prompts import BasePromptTemplate
 
 from llama_index_agentic_kb._aio import Call
-from llama_index_agentic_kb._text import one_line, told_error
+from llama_index_agentic_kb._text import error_message, one_line
 from llama_index_agentic_kb.account import ActivityLog
 from llama_index_agentic_kb.account.activity_log import describe_error
 from llama_index_agentic_kb.errors import AgenticKBError, LLMError, PlanningError
@@ -282,6 +282,6 @@ async def _leave(_: Sequence[SubQuery]) -> None:
 def _reason(error: Exception) -> str:
     """Give a failure in a few words; a client's own message may be a page of HTML."""
     if isinstance(error, LLMError):
-        return told_error(error)
+        return error_message(error)
     name = error.code if isinstance(error, AgenticKBError) else type(error).__name__
-    return f"{name}: {one_line(told_error(error), 200)}"
+    return f"{name}: {one_line(error_message(error), 200)}"

@@ -15,7 +15,7 @@ from llama_index_agentic_kb.evidence.options import EvidenceOptions
 from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight
 from llama_index_agentic_kb.prompts import Passage, format_passages
 from llama_index_agentic_kb.sources.base import KnowledgeSource, NodeKey, node_key
-from llama_index_agentic_kb.sources.fan_out import Lane
+from llama_index_agentic_kb.sources.fan_out import SourceSearch
 
 __all__ = ["Reading", "SeenPassage", "best_of", "numbered"]
 
@@ -92,7 +92,7 @@ class Reading:
         )
 
 
-def best_of(lanes: Sequence[Lane], options: EvidenceOptions) -> list[Candidate]:
+def best_of(lanes: Sequence[SourceSearch], options: EvidenceOptions) -> list[Candidate]:
     """Give what one sub-query found at all its sources, best first.
 
     Args:

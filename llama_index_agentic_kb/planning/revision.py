@@ -15,7 +15,7 @@ from llama_index_agentic_kb._text import one_line
 from llama_index_agentic_kb.account import ActivityLog
 from llama_index_agentic_kb.account.activity_log import describe_error
 from llama_index_agentic_kb.errors import LLMError, PlanningError
-from llama_index_agentic_kb.guard.hidden import visible
+from llama_index_agentic_kb.guard.hidden import strip_invisible
 from llama_index_agentic_kb.guard.spotlighting import draw
 from llama_index_agentic_kb.guard.text import plain_value
 from llama_index_agentic_kb.llm import Usage, mended_json, unfenced
@@ -141,7 +141,7 @@ def _read(revision: Revision, text: str) -> None:
     if not isinstance(value, dict) or not {"sufficient", "sub_queries", "gaps"} & value.keys():
         raise PlanningError(f"the model's reply holds no verdict: {one_line(text[:400], 80)!r}")
     gaps = value.get("gaps")
-    revision.gaps = [one_line(visible(str(gap)), 200) for gap in gaps[:10]] if isinstance(gaps, list) else []
+    revision.gaps = [one_line(strip_invisible(str(gap)), 200) for gap in gaps[:10]] if isinstance(gaps, list) else []
     sufficient = value.get("sufficient")
     revision.sufficient = sufficient if isinstance(sufficient, bool) else None
     if not revision.sufficient and isinstance(value.get("sub_queries"), list):

@@ -14,7 +14,7 @@ from llama_index_agentic_kb.planning.findings import FindingsReader
 from llama_index_agentic_kb.planning.planner import Planner
 from llama_index_agentic_kb.planning.revision import Reviser
 from llama_index_agentic_kb.schema import EffortUse, Finding, QueryPlan, SubQueryOrigin
-from llama_index_agentic_kb.sources.fan_out import Lane
+from llama_index_agentic_kb.sources.fan_out import SourceSearch
 
 __all__ = ["Agents", "Searched", "spent_use"]
 
@@ -59,7 +59,7 @@ class Searched:
     """
 
     plan: QueryPlan
-    lanes: list[Lane] = field(default_factory=list)
+    lanes: list[SourceSearch] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     usage: Usage = field(default_factory=Usage)
     waves: int = 1

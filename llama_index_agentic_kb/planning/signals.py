@@ -14,7 +14,7 @@ from llama_index_agentic_kb.evidence.options import EvidenceOptions
 from llama_index_agentic_kb.planning.reading import best_of
 from llama_index_agentic_kb.planning.scope import Scope
 from llama_index_agentic_kb.sources.base import node_key
-from llama_index_agentic_kb.sources.fan_out import Lane
+from llama_index_agentic_kb.sources.fan_out import SourceSearch
 
 __all__ = ["EvidenceStrength", "evidence_strength", "is_simple", "word_coverage"]
 
@@ -92,7 +92,7 @@ class EvidenceStrength:
     signals: dict[str, float]
 
 
-def evidence_strength(scope: Scope, lanes: Sequence[Lane], options: EvidenceOptions) -> EvidenceStrength:
+def evidence_strength(scope: Scope, lanes: Sequence[SourceSearch], options: EvidenceOptions) -> EvidenceStrength:
     """Judge the lanes of the question itself.
 
     A question that joins several facts is never judged by its evidence: one of its facts always looks well served.
@@ -149,7 +149,7 @@ def _stem(word: str) -> str:
     return word[: max(4, len(word) - 2)]
 
 
-def _agreement(lanes: Sequence[Lane]) -> float:
+def _agreement(lanes: Sequence[SourceSearch]) -> float:
     """Give the mean overlap of the best five of two ways of searching one source."""
     shares = []
     for lane in lanes:

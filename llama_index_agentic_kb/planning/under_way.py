@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 
 from llama_index_agentic_kb._aio import earliest, wait
 from llama_index_agentic_kb.schema import QueryPlan, SubQuery
-from llama_index_agentic_kb.sources.fan_out import Batch, FanOut, Lane
-from llama_index_agentic_kb.sources.stragglers import UnderWay
+from llama_index_agentic_kb.sources.fan_out import Batch, FanOut, SourceSearch
+from llama_index_agentic_kb.sources.stragglers import RunningSearch
 
 __all__ = ["SearchesUnderWay"]
 
@@ -63,7 +63,7 @@ class SearchesUnderWay:
             until = earliest(self._deadline, stragglers.next_look(pending))
             await wait([one.job for one in pending], deadline=until, first=True)
 
-    def _of(self, ids: Collection[str]) -> list[UnderWay]:
+    def _of(self, ids: Collection[str]) -> list[RunningSearch]:
         return [one for batch in self._batches for one in batch.of(ids)]
 
     def _each_found_something(self, ids: Collection[str]) -> bool:
@@ -76,7 +76,7 @@ class SearchesUnderWay:
         await wait([batch.whole for batch in self._batches])
 
     @property
-    def lanes(self) -> list[Lane]:
+    def lanes(self) -> list[SourceSearch]:
         """What is there, in the order in which it was planned."""
         lanes = [lane for batch in self._batches for lane in batch.lanes]
         order = {name: position for position, name in enumerate(self.sub_queries)}

@@ -30,7 +30,7 @@ from llama_index_agentic_kb.schema import (
     SubQuery,
     SubQueryOrigin,
 )
-from llama_index_agentic_kb.sources.fan_out import Batch, FanOut, Lane
+from llama_index_agentic_kb.sources.fan_out import Batch, FanOut, SourceSearch
 
 __all__ = ["WaveSearch"]
 
@@ -78,7 +78,7 @@ class WaveSearch:
         self._waiting: dict[str, SubQuery] = {}
         self._planned: dict[str, SubQuery] = {}
         self._branching = Branching(self._planned, self._searched, self._answers, limits.branches)
-        self._early: list[Lane] = []
+        self._early: list[SourceSearch] = []
         self._result = Searched(QueryPlan(sub_queries=[]), planned=True)
         self._allowance = Allowance(limits, budget, self._result.usage)
 
@@ -316,7 +316,7 @@ class WaveSearch:
         """Give the best passages of all searches, those of some sub-queries first."""
         share = max(1, MOST_PASSAGES // max(1, len(first)))
         reading = Reading(min(share, self._limits.passages), self._limits.passage_words)
-        by_query: dict[str, list[Lane]] = {}
+        by_query: dict[str, list[SourceSearch]] = {}
         for lane in self._searches.lanes:
             by_query.setdefault(lane.sub_query.id, []).append(lane)
         for name in dict.fromkeys([*first, *by_query]):

@@ -39,7 +39,7 @@ from llama_index_agentic_kb.sources.metadata import MetadataReader
 from llama_index_agentic_kb.sources.planner_filters import FilterField, declared_fields
 from llama_index_agentic_kb.sources.recursion import bounded, own_recursion
 from llama_index_agentic_kb.sources.results import NodeKey, NodeList, SearchResult, distinct_nodes, node_key
-from llama_index_agentic_kb.sources.search import BundleFlow, PreparedSource, SourceSearch
+from llama_index_agentic_kb.sources.search import BundleFlow, PreparedSource, SourceWays
 from llama_index_agentic_kb.sources.settings import SEARCH_BREAKER, SEARCH_RETRIES, check_numbers, grace_of
 
 __all__ = [
@@ -172,7 +172,7 @@ class KnowledgeSource(NotPickled):
             f"source {name!r}", places=max_concurrency, breaker=breaker, retries=retries, hedge_after=hedge_after
         )
         words = ResiliencePipeline(f"lexical search of source {name!r}", places=max_concurrency, breaker=breaker)
-        self._search = SourceSearch(name, own, words, native_async=native_async)
+        self._search = SourceWays(name, own, words, native_async=native_async)
         self._lexical = lexical_for(name, index, hybrid=hybrid, lexical=lexical, retriever_kwargs=further)
 
     def __repr__(self) -> str:

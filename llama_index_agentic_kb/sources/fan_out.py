@@ -40,13 +40,13 @@ from llama_index_agentic_kb.sources.base import (
 )
 from llama_index_agentic_kb.sources.outcomes import missing_parts, outcome_of, raise_if_lost, told, told_list
 from llama_index_agentic_kb.sources.selection import SelectedSource
-from llama_index_agentic_kb.sources.stragglers import Stragglers, UnderWay
+from llama_index_agentic_kb.sources.stragglers import RunningSearch, Stragglers
 
-__all__ = ["Batch", "FanOut", "Lane", "missing_parts", "raise_if_lost"]
+__all__ = ["Batch", "FanOut", "SourceSearch", "missing_parts", "raise_if_lost"]
 
 
 @dataclass(slots=True)
-class Lane:
+class SourceSearch:
     """One search and what came of it."""
 
     sub_query: SubQuery
@@ -75,15 +75,15 @@ class Batch:
         whole: Ends when all have ended, with their lanes.
     """
 
-    searches: Sequence[UnderWay]
-    whole: Job[list[Lane]]
+    searches: Sequence[RunningSearch]
+    whole: Job[list[SourceSearch]]
 
-    def of(self, ids: Collection[str]) -> list[UnderWay]:
+    def of(self, ids: Collection[str]) -> list[RunningSearch]:
         """Give the searches of some sub-queries."""
         return [one for one in self.searches if one.sub_query_id in ids]
 
     @property
-    def lanes(self) -> list[Lane]:
+    def lanes(self) -> list[SourceSearch]:
         """The lanes that are there by now, in the plan's order."""
         return [one.job.result() for one in self.searches if one.job.done]
 
@@ -131,7 +131,7 @@ class FanOut:
         """The request's query vectors, with the counts of what was embedded and what the cache had."""
         return self._embeddings
 
-    async def search(self, plan: QueryPlan) -> list[Lane]:
+    async def search(self, plan: QueryPlan) -> list[SourceSearch]:
         """Search every sub-query at each of its sources.
 
         Returns:
@@ -152,7 +152,7 @@ class FanOut:
                 progress = Progress(self._budget.retries)
                 progress.builds_on(self._prepared[_key(sub_query, name)][1])
                 job = start(self._lane(sub_query, chosen, progress))
-                searches.append(UnderWay(sub_query.id, chosen.source, chosen.params.fail_on_error, progress, job))
+                searches.append(RunningSearch(sub_query.id, chosen.source, chosen.params.fail_on_error, progress, job))
         return Batch(searches, (start(self._finish(searches))))
 
     def _afforded(self, plan: QueryPlan) -> QueryPlan:
@@ -178,7 +178,7 @@ class FanOut:
         reason = f"{many} searches beyond the first {self._most_searches} were not made (EffortLimits.searches)"
         return [MissingPart(what="searches", outcome=Outcome.SKIPPED, reason=reason)]
 
-    async def _finish(self, searches: Sequence[UnderWay]) -> list[Lane]:
+    async def _finish(self, searches: Sequence[RunningSearch]) -> list[SourceSearch]:
         await self.stragglers.watch(searches)
         return [one.job.result() for one in searches]
 
@@ -217,10 +217,10 @@ class FanOut:
         seconds = source.timeout or self._search_seconds
         return earliest(self._budget.retrieval_deadline, deadline_after(seconds))
 
-    async def _lane(self, sub_query: SubQuery, chosen: SelectedSource, progress: Progress) -> Lane:
+    async def _lane(self, sub_query: SubQuery, chosen: SelectedSource, progress: Progress) -> SourceSearch:
         name, began = chosen.source.name, time.monotonic()
         record = self._open(sub_query, chosen)
-        lane = Lane(sub_query, chosen.source, record, must_answer=chosen.params.fail_on_error)
+        lane = SourceSearch(sub_query, chosen.source, record, must_answer=chosen.params.fail_on_error)
         try:
             result = await self._search(lane, self._deadline(chosen.source), progress)
             nodes = result.nodes  # reads the nodes, which are anybody's
@@ -248,7 +248,7 @@ class FanOut:
         )
         return lane
 
-    async def _search(self, lane: Lane, deadline: float | None, progress: Progress) -> SearchResult:
+    async def _search(self, lane: SourceSearch, deadline: float | None, progress: Progress) -> SearchResult:
         job, preparing = self._prepared[_key(lane.sub_query, lane.source.name)]
         await wait([job], deadline=deadline)
         prepared = preparing.result_of(job)
@@ -258,7 +258,7 @@ class FanOut:
             prepared, bundle, top_k=self._top_k, deadline=deadline, complete=complete, progress=progress
         )
 
-    async def _bundle_for(self, lane: Lane, prepared: PreparedSource, deadline: float | None) -> QueryBundle:
+    async def _bundle_for(self, lane: SourceSearch, prepared: PreparedSource, deadline: float | None) -> QueryBundle:
         lane.stage = "embedding"
         bundle = await self._embedded(lane.sub_query, prepared, deadline)
         lane.stage = "search"

@@ -21,7 +21,7 @@ from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.core.vector_stores.types import BasePydanticVectorStore, MetadataFilters
 
 from llama_index_agentic_kb._aio import Call, WorkerPool
-from llama_index_agentic_kb._text import told_error
+from llama_index_agentic_kb._text import error_message
 from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError, InvalidRequestError, RetrievalError
 from llama_index_agentic_kb.schema import FilterGroup, FilterLogic, FilterNode, Principal, all_of, matcher
 from llama_index_agentic_kb.sources.filters import conditions, flat, lower
@@ -109,7 +109,7 @@ async def over_metadata(
         except AgenticKBError:
             raise
         except Exception as error:
-            told = told_error(error)
+            told = error_message(error)
             raise RetrievalError(f"the metadata of source {source.name!r} could not be read: {told}") from error
 
     result: T = await Call(sync=run, deadline=deadline, pool=_POOL, what=f"metadata of source {source.name!r}")

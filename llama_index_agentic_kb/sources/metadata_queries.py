@@ -50,7 +50,7 @@ class MetadataQueries:
         """Give the filter that stands beside every caller's, and the seconds that a query may take."""
         raise NotImplementedError
 
-    def _asking(self, given: Principal | None) -> Principal | None:
+    def _resolve_principal(self, given: Principal | None) -> Principal | None:
         """Give who asks, where a principal is given, bound, or of the context."""
         raise NotImplementedError
 
@@ -240,7 +240,7 @@ class MetadataQueries:
         if source not in self.sources:
             raise InvalidRequestError(f"no source is named {source!r}; there are: {', '.join(self.sources)}")
         standing, seconds = self._standing()
-        caller, asking = all_of(standing, to_tree(filters)), self._asking(principal)
+        caller, asking = all_of(standing, to_tree(filters)), self._resolve_principal(principal)
         deadline = deadline_after(seconds)
         return await over_metadata(self.sources[source], work, caller, principal=asking, deadline=deadline)
 

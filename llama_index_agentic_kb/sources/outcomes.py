@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from llama_index_agentic_kb._text import told_error
+from llama_index_agentic_kb._text import error_message
 from llama_index_agentic_kb.account.activity_log import describe_error
 from llama_index_agentic_kb.errors import DeadlineExceededError, DeniedError, FailedSearch, RetrievalError
 from llama_index_agentic_kb.schema import MissingPart, Outcome, SearchLane
 from llama_index_agentic_kb.sources.results import NodeList
 
 if TYPE_CHECKING:
-    from llama_index_agentic_kb.sources.fan_out import Lane
+    from llama_index_agentic_kb.sources.fan_out import SourceSearch
 
 __all__ = ["missing_parts", "outcome_of", "raise_if_lost", "told", "told_list"]
 
@@ -26,7 +26,7 @@ def outcome_of(error: Exception) -> Outcome:
 
 def told(error: Exception | None) -> str:
     """Give an error in words; some have none of their own."""
-    return type(error).__name__ if error is None else told_error(error)
+    return type(error).__name__ if error is None else error_message(error)
 
 
 def told_list(ranked: NodeList, source: str) -> SearchLane:
@@ -41,7 +41,7 @@ def told_list(ranked: NodeList, source: str) -> SearchLane:
     )
 
 
-def raise_if_lost(lanes: Sequence[Lane]) -> None:
+def raise_if_lost(lanes: Sequence[SourceSearch]) -> None:
     """Raise where no search could answer, or one that must did not; anything less is reported in the response.
 
     Raises:
@@ -61,12 +61,12 @@ def raise_if_lost(lanes: Sequence[Lane]) -> None:
     raise kind(message, causes, [_failed(lane, lane.error) for lane in guilty if lane.error is not None])
 
 
-def _failed(lane: Lane, error: Exception) -> FailedSearch:
+def _failed(lane: SourceSearch, error: Exception) -> FailedSearch:
     described = describe_error(error)
     return FailedSearch(lane.source.name, lane.stage, described.code, described.message, lane.sub_query.query)
 
 
-def missing_parts(lanes: Sequence[Lane]) -> list[MissingPart]:
+def missing_parts(lanes: Sequence[SourceSearch]) -> list[MissingPart]:
     """Give what the failed lanes leave missing."""
     return [
         MissingPart(

@@ -17,8 +17,8 @@ from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.schema import BaseNode, IndexNode, NodeWithScore, QueryBundle, TextNode
 
 from llama_index_agentic_kb._aio import Call
+from llama_index_agentic_kb.sources.cleaning import clean_nodes
 from llama_index_agentic_kb.sources.filtered import NotedNodes
-from llama_index_agentic_kb.sources.usable import usable_nodes
 
 __all__ = ["bounded", "own_recursion", "resolve_index_nodes"]
 
@@ -69,7 +69,7 @@ def bounded(retriever: BaseRetriever, source: str) -> BaseRetriever:
 
 
 def _as_found(source: str, query_bundle: QueryBundle, nodes: Any) -> list[NodeWithScore]:  # noqa: ARG001
-    return nodes if isinstance(nodes, NotedNodes) else usable_nodes(nodes, source)
+    return nodes if isinstance(nodes, NotedNodes) else clean_nodes(nodes, source)
 
 
 async def _aas_found(source: str, query_bundle: QueryBundle, nodes: Any) -> list[NodeWithScore]:

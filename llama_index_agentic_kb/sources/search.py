@@ -20,13 +20,13 @@ from llama_index_agentic_kb.account.callbacks import guard_component
 from llama_index_agentic_kb.guard.pipeline import Progress, ResiliencePipeline
 from llama_index_agentic_kb.schema import FilterNode, matcher
 from llama_index_agentic_kb.search.lexical import LexicalSearch, NotIndexedError
+from llama_index_agentic_kb.sources.cleaning import CleanNodes, clean_nodes
 from llama_index_agentic_kb.sources.filtered import note_of, until
 from llama_index_agentic_kb.sources.index import has_native_async, narrowed_by_ids
 from llama_index_agentic_kb.sources.recursion import resolve_index_nodes
 from llama_index_agentic_kb.sources.results import NodeList, SearchResult
-from llama_index_agentic_kb.sources.usable import UsableNodes, usable_nodes
 
-__all__ = ["BundleFlow", "PreparedSource", "SourceSearch"]
+__all__ = ["BundleFlow", "PreparedSource", "SourceWays"]
 
 MANY: Final = 200
 """Nodes that are looked through on the event loop at a time: about 2 ms."""
@@ -52,7 +52,7 @@ class PreparedSource:
     """Whether there are documents that the caller may not see: nothing that is told may count them."""
 
 
-class SourceSearch:
+class SourceWays:
     """Searches one source in all its ways.
 
     Args:
@@ -179,12 +179,12 @@ class SourceSearch:
         started: float,
     ) -> NodeList:
         """Fill a list with what was found and passes the filter; index nodes are followed."""
-        looked: UsableNodes = await self._at_leisure(partial(usable_nodes, found, self._name), found, deadline)
+        looked: CleanNodes = await self._at_leisure(partial(clean_nodes, found, self._name), found, deadline)
         every = await resolve_index_nodes(
             prepared.retriever, looked, bundle, deadline=deadline, perform=self.own.plain_call
         )
         if every is not looked:
-            every = await self._at_leisure(partial(usable_nodes, every, self._name), every, deadline)
+            every = await self._at_leisure(partial(clean_nodes, every, self._name), every, deadline)
         kept = await self._at_leisure(partial(_passing, every, prepared), every, deadline)
         if prepared.private:  # all counts are of what passed, and notes, which may tell how much there is, are left out
             elapsed = round(1000 * (time.monotonic() - started))

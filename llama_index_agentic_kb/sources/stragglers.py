@@ -25,7 +25,7 @@ from llama_index_agentic_kb.guard.pipeline import Progress
 from llama_index_agentic_kb.sources.base import KnowledgeSource
 from llama_index_agentic_kb.sources.settings import STRAGGLER_GRACE
 
-__all__ = ["Stragglers", "UnderWay"]
+__all__ = ["RunningSearch", "Stragglers"]
 
 TIMES: Final = 2.0
 """So many times what is usual is still no sign of a hang."""
@@ -35,7 +35,7 @@ FIRST_TIMES: Final = 3.0
 
 
 @dataclass(eq=False, slots=True)
-class UnderWay:
+class RunningSearch:
     """A search that was begun.
 
     Args:
@@ -72,7 +72,7 @@ class Stragglers:
     def __init__(self) -> None:
         self._answers: list[_Answer] = []
 
-    async def watch(self, searches: Sequence[UnderWay]) -> None:
+    async def watch(self, searches: Sequence[RunningSearch]) -> None:
         """Wait for searches until each has ended or was given up."""
         pending = list(searches)
         while pending:
@@ -88,18 +88,18 @@ class Stragglers:
         """Note that a search has ended well, after so many seconds."""
         self._answers.append(_Answer(source, time.monotonic(), took, found_something))
 
-    def waited_enough(self, pending: Sequence[UnderWay]) -> bool:
+    def waited_enough(self, pending: Sequence[RunningSearch]) -> bool:
         """Whether each of these searches was waited for as long as one waits who has found something."""
         now = time.monotonic()
         return all((until := self._until(one)) is not None and now >= until for one in pending)
 
-    def next_look(self, pending: Sequence[UnderWay]) -> float:
+    def next_look(self, pending: Sequence[RunningSearch]) -> float:
         """Give ``time.monotonic()`` at which to ask again; what begins to work in the meantime wakes nobody up."""
         now = time.monotonic()
         looks = [now + _grace(one) if (until := self._until(one)) is None else until for one in pending]
         return min((look for look in looks if look > now), default=now + STRAGGLER_GRACE)
 
-    def _until(self, one: UnderWay) -> float | None:
+    def _until(self, one: RunningSearch) -> float | None:
         """Give ``time.monotonic()`` until which a search is waited for; None where nothing speaks against it yet."""
         others = [answer for answer in self._answers if answer.source != one.source.name]
         since = one.progress.at_work_since
@@ -109,11 +109,11 @@ class Stragglers:
         return max(since, *(answer.came for answer in others)) + max(_grace(one), TIMES * slowest)
 
 
-def _may_be_given_up(one: UnderWay) -> bool:
+def _may_be_given_up(one: RunningSearch) -> bool:
     return one.source.straggler_grace is not None and not one.must_answer and one.progress.given_up is None
 
 
-def _grace(one: UnderWay) -> float:
+def _grace(one: RunningSearch) -> float:
     """Give the least time that a search is waited for."""
     usual, grace = one.source.usual_seconds, one.source.straggler_grace
     if grace is None:
@@ -121,7 +121,7 @@ def _grace(one: UnderWay) -> float:
     return FIRST_TIMES * grace if usual is None else max(grace, TIMES * usual)
 
 
-def _reason(one: UnderWay) -> str:
+def _reason(one: RunningSearch) -> str:
     return (
         f"source {one.source.name!r} was still running {_grace(one):.1f} s after the others had answered "
         "(KnowledgeSource.straggler_grace; None waits for its whole timeout)"

@@ -22,7 +22,7 @@ from chromadb.auth import UserIdentity
 from chromadb.config import Settings
 from chromadb.errors import ChromaError, NotFoundError
 
-from llama_index_agentic_kb._text import told_error
+from llama_index_agentic_kb._text import error_message
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.store.chroma_access import Access, Unguarded, another_spelling, refuse_forked
 from llama_index_agentic_kb.store.chroma_collections import SOURCE_KEY, check_collection, collection_name
@@ -92,7 +92,7 @@ class ChromaDatabase:
         try:
             return cls(Client(settings=settings), version_of, access)
         except (ValueError, ChromaError, OSError) as error:
-            told = told_error(error)
+            told = error_message(error)
             raise ConfigurationError(f"The Chroma database in {str(path)!r} can't be opened: {told}") from error
 
     @classmethod
@@ -134,7 +134,7 @@ class ChromaDatabase:
             return cls(_TimedClient(settings, timeout))
         except (ValueError, ChromaError, httpx.HTTPError) as error:
             raise ConfigurationError(
-                f"No Chroma server answers at {host}:{port} within {timeout:g} s: {told_error(error)}. "
+                f"No Chroma server answers at {host}:{port} within {timeout:g} s: {error_message(error)}. "
                 "Start one with `chroma run`, or correct host and port."
             ) from error
 

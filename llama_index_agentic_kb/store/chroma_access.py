@@ -8,7 +8,7 @@ from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from typing import Any, Protocol
 
-from llama_index_agentic_kb._text import told_error
+from llama_index_agentic_kb._text import error_message
 from llama_index_agentic_kb.errors import ConfigurationError, StoreDamagedError
 
 __all__ = ["Access", "LiveCollection", "Unguarded", "another_spelling", "refuse_forked"]
@@ -79,8 +79,8 @@ class LiveCollection:
         """Raise Chroma's failures as ours; a Rust panic comes as what no one catches."""
         if type(error).__name__ in _FAILURES:
             raise StoreDamagedError(
-                f"The vectors of the store {self._where!r} can't be read: {told_error(error)}. If this stays so, run "
-                f"`agentic-kb repair --store {self._where}`: nothing is lost, its documents hold all that is needed."
+                f"The vectors of the store {self._where!r} can't be read: {error_message(error)}. If this stays so, "
+                f"run `agentic-kb repair --store {self._where}`: nothing is lost, its documents hold all that is needed."
             ) from error
 
 

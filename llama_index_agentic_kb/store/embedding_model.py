@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llama_index_agentic_kb._text import told_error
+from llama_index_agentic_kb._text import error_message
 from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def embed_model_fingerprint(model: BaseEmbedding) -> EmbedModelFingerprint:
     except AgenticKBError:
         raise
     except Exception as error:
-        told = f"{type(error).__name__}: {told_error(error, 2_000)}"
+        told = f"{type(error).__name__}: {error_message(error, 2_000)}"
         raise ConfigurationError(
             f"embed_model: {name!r} gave no vector ({told}). Correct its key or its address, or see that it answers."
         ) from error

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llama_index_agentic_kb._text import told_error
+from llama_index_agentic_kb._text import error_message
 from llama_index_agentic_kb.errors import ConfigurationError, IngestionError
 from llama_index_agentic_kb.store.file_reader import READ_SECONDS, FileReader
 from llama_index_agentic_kb.store.files import FoundFile, SourceFiles, open_regular, printable, select_files
@@ -223,7 +223,7 @@ class _SourceIngestion:
         except IngestionError as error:
             self._fail(file, str(error))
         except Exception as error:  # noqa: BLE001  (file parsers raise anything; the error is reported)
-            self._fail(file, f"can't be read: {type(error).__name__}: {told_error(error)}")
+            self._fail(file, f"can't be read: {type(error).__name__}: {error_message(error)}")
         else:
             self._accept(file, item)
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypeAlias
 
-from llama_index_agentic_kb._text import told_error
+from llama_index_agentic_kb._text import error_message
 from llama_index_agentic_kb.errors import AgenticKBError, IngestionError, StoreDamagedError
 from llama_index_agentic_kb.store.kept_vectors import batched
 from llama_index_agentic_kb.store.opening import DOCUMENTS_FILE
@@ -90,7 +90,7 @@ def rebuild(store: KnowledgeStore, fault: str, progress: RepairProgress | None =
         raise
     except Exception as error:
         raise IngestionError(
-            f"The vectors can't be made again: {type(error).__name__}: {told_error(error)}. The store is as it was; "
+            f"The vectors can't be made again: {type(error).__name__}: {error_message(error)}. The store is as it was; "
             f"run `agentic-kb repair --store {store.path}` again."
         ) from error
     store.documents.state.end(directory.name)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from llama_index.core.schema import MetadataMode
 
-from llama_index_agentic_kb._text import told_error
+from llama_index_agentic_kb._text import error_message
 from llama_index_agentic_kb.errors import AgenticKBError, IngestionError
 from llama_index_agentic_kb.store.chunking import chunk_to_node
 from llama_index_agentic_kb.store.kept_vectors import batched
@@ -127,6 +127,6 @@ def _reported(what: str) -> Iterator[None]:
         raise
     except Exception as error:
         raise IngestionError(
-            f"{what[0].upper()}{what[1:]}: {type(error).__name__}: {told_error(error)}. Documents stored before this "
-            "stay; run the ingestion again to go on from there."
+            f"{what[0].upper()}{what[1:]}: {type(error).__name__}: {error_message(error)}. Documents stored before "
+            "this stay; run the ingestion again to go on from there."
         ) from error

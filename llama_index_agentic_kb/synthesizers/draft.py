@@ -11,7 +11,7 @@ from llama_index.core.prompts import BasePromptTemplate
 from pydantic import BaseModel
 
 from llama_index_agentic_kb._aio import Call, emit
-from llama_index_agentic_kb._text import one_line, told_error
+from llama_index_agentic_kb._text import error_message, one_line
 from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError, LLMError, SynthesisError
 from llama_index_agentic_kb.grounding.answers import AnswerFilter, AnswerRules, CheckedText, clean_answer
 from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight
@@ -308,7 +308,7 @@ class Draft:
         if isinstance(error, LLMError) and isinstance(error.usage, Usage):
             self.usage.add(error.usage)
         known = isinstance(error, AgenticKBError)
-        why = told_error(error) if known else f"{type(error).__name__}: {one_line(told_error(error), 200)}"
+        why = error_message(error) if known else f"{type(error).__name__}: {one_line(error_message(error), 200)}"
         return SynthesisError(f"the language model failed at call {step + 1}: {why}", step=step, partial=so_far)
 
 

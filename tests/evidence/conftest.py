@@ -11,7 +11,7 @@ from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index_agentic_kb import KnowledgeSource
 from llama_index_agentic_kb.schema import SourceActivity, SubQuery
 from llama_index_agentic_kb.sources.base import NodeList
-from llama_index_agentic_kb.sources.fan_out import Lane
+from llama_index_agentic_kb.sources.fan_out import SourceSearch
 from llama_index_agentic_kb.testing import MemoryRetriever
 
 Found = Sequence["tuple[str, float | None] | NodeWithScore"]
@@ -29,7 +29,7 @@ class MakeLane(Protocol):
         query: str = "q0",
         scale: Any = None,
         lexical: Found | None = None,
-    ) -> Lane:
+    ) -> SourceSearch:
         """Make it.
 
         Args:
@@ -57,14 +57,14 @@ def make_lane() -> MakeLane:
         query: str = "q0",
         scale: Any = None,
         lexical: Found | None = None,
-    ) -> Lane:
+    ) -> SourceSearch:
         over = over or KnowledgeSource("docs", retriever=MemoryRetriever([]))
         lists = [NodeList("dense", made(found), scale)]
         if lexical is not None:
             lists.append(NodeList("lexical", made(lexical)))
         record = SourceActivity(id=number, knowledge_source_name=over.name, sub_query_id=query)
         sub_query = SubQuery(id=query, query=f"query {query}", sources=[over.name])
-        return Lane(sub_query, over, record, tuple(lists))
+        return SourceSearch(sub_query, over, record, tuple(lists))
 
     return lane
 

@@ -11,7 +11,7 @@ from llama_index_agentic_kb.evidence.candidates import collect, lists_by_lane, l
 from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY, provenance
 from llama_index_agentic_kb.search.fusion import relative_score_fusion
 from llama_index_agentic_kb.sources.base import NodeList
-from llama_index_agentic_kb.sources.fan_out import Lane
+from llama_index_agentic_kb.sources.fan_out import SourceSearch
 from llama_index_agentic_kb.testing import MemoryRetriever
 
 if TYPE_CHECKING:
@@ -22,13 +22,13 @@ def source(name: str = "docs", **fields: Any) -> KnowledgeSource:
     return KnowledgeSource(name, retriever=MemoryRetriever([]), **fields)
 
 
-def lists(lanes: Sequence[Lane], **options: Any) -> dict[str, str]:
+def lists(lanes: Sequence[SourceSearch], **options: Any) -> dict[str, str]:
     given: dict[str, Any] = {"fusion": interleave, "lane_fusion": reciprocal_rank_fusion, "lane_weights": {}}
     made = lists_by_sub_query(lanes, **{**given, **options})
     return {one.sub_query.id: "".join(name for name, _ in one.ranked.keys) for one in made}
 
 
-def scores(lanes: Sequence[Lane]) -> dict[str, float | None]:
+def scores(lanes: Sequence[SourceSearch]) -> dict[str, float | None]:
     return {name: one.score for (name, _), one in collect(lanes).items()}
 
 

@@ -27,7 +27,7 @@ from llama_index_agentic_kb.evidence.options import as_processing
 from llama_index_agentic_kb.schema import Outcome, ResultsProcessing
 from llama_index_agentic_kb.search.calibration import Calibration
 from llama_index_agentic_kb.search.rerank import Reranker
-from llama_index_agentic_kb.sources.fan_out import Lane
+from llama_index_agentic_kb.sources.fan_out import SourceSearch
 from llama_index_agentic_kb.sources.selection import SelectedSource, select
 from llama_index_agentic_kb.testing import MemoryRetriever
 from tests.rerankers import OverlapReranker
@@ -74,7 +74,7 @@ class Change(BaseNodePostprocessor):
 
 
 def gathered(
-    lanes: Sequence[Lane],
+    lanes: Sequence[SourceSearch],
     *postprocessors: BaseNodePostprocessor,
     chosen: dict[str, SelectedSource] | None = None,
     ranked: int = 10,
@@ -240,7 +240,7 @@ def test_counts_always_add_up(make_lane: MakeLane, data: st.DataObject) -> None:
 # -- reranked -------------------------------------------------------------------------------------------------------
 
 
-def reranked_lanes(make_lane: MakeLane, **fields: Any) -> list[Lane]:
+def reranked_lanes(make_lane: MakeLane, **fields: Any) -> list[SourceSearch]:
     """Two sub-queries whose texts are "query q0" and "query q1"; what holds more of their words is better."""
     texts = {"low": "nothing", "half": "the query of somebody", "zero": "query q0", "one": "query q1"}
     return [

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llama_index_agentic_kb.guard.hidden import HiddenFilter, visible, without_hidden
+from llama_index_agentic_kb.guard.hidden import HiddenFilter, strip_invisible, without_hidden
 
 ORDINARY = [
     "plain words\n\twith a tab",
@@ -71,7 +71,7 @@ def test_a_stream_says_the_same(pieces: list[str], size: int) -> None:
     stream = HiddenFilter()
     told = "".join(stream.feed(text[at : at + size]) for at in range(0, len(text), size)) + stream.close()
     assert (told, stream.removed) == without_hidden(text)
-    assert visible(told) == told
+    assert strip_invisible(told) == told
     told.encode("utf-8")
     assert not any(unicodedata.category(char) in ("Cc", "Cs") and char not in "\n\t" for char in told)
 
@@ -91,7 +91,7 @@ def test_cleaning_twice_changes_nothing(text: str) -> None:
 def test_hostile_text_takes_linear_time(text: str) -> None:
     """Half a million characters are cleaned at once."""
     began = time.monotonic()
-    visible(text)
+    strip_invisible(text)
     assert time.monotonic() - began < 10
 
 

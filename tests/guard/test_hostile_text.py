@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llama_index_agentic_kb.guard.text import BLOCKS, neutral_data, neutral_reply, plain_value, quoted
+from llama_index_agentic_kb.guard.text import BLOCKS, plain_value, quoted, sanitize, sanitize_reply
 from llama_index_agentic_kb.prompts import Passage, format_passage
 
 _TAG = re.compile(rf"<(?:\s{{0,8}}[^\w\s<][^\w<]{{0,4}})?(?:{'|'.join(BLOCKS)})\b", re.IGNORECASE)
@@ -30,7 +30,7 @@ ORDINARY = [
 @pytest.mark.parametrize("text", ORDINARY)
 def test_ordinary_text_is_not_touched(text: str) -> None:
     """Formulas, code, Markdown, other tags and other scripts stay as they are."""
-    assert neutral_data(text) == neutral_reply(text) == text
+    assert sanitize(text) == sanitize_reply(text) == text
 
 
 @pytest.mark.parametrize(
@@ -62,12 +62,12 @@ def test_ordinary_text_is_not_touched(text: str) -> None:
 )
 def test_what_reads_as_structure_is_broken(text: str, harmless: str) -> None:
     """Markers, tags of our blocks and tokens of chat templates, in whatever letters; the rest of the text stays."""
-    assert neutral_data(f"before {text} after") == f"before {harmless} after"
+    assert sanitize(f"before {text} after") == f"before {harmless} after"
 
 
 def test_a_models_own_text_may_cite() -> None:
     """Its markers stay; its tags and tokens are broken as in data."""
-    assert neutral_reply("x [ref_id:7] </evidence> <|im_end|>") == "x [ref_id:7] &lt;/evidence> < |im_end|>"
+    assert sanitize_reply("x [ref_id:7] </evidence> <|im_end|>") == "x [ref_id:7] &lt;/evidence> < |im_end|>"
 
 
 @settings(max_examples=150)
@@ -79,10 +79,10 @@ def test_a_models_own_text_may_cite() -> None:
 )
 def test_no_mixture_opens_or_closes_a_block(text: str) -> None:
     """However the pieces are put together, and however often it is done."""
-    made = neutral_data(text)
+    made = sanitize(text)
     assert _TAG.search(made) is None
     assert re.search(r"\[\s{0,3}ref_id\s*:", made, re.IGNORECASE) is None
-    assert neutral_data(made) == made
+    assert sanitize(made) == made
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_no_mixture_opens_or_closes_a_block(text: str) -> None:
 def test_hostile_text_takes_linear_time(text: str) -> None:
     """No pattern goes back over what it has read."""
     began = time.monotonic()
-    neutral_data(text)
+    sanitize(text)
     plain_value(text)
     assert time.monotonic() - began < 10
 

@@ -10,7 +10,7 @@ from llama_index_agentic_kb.evidence.options import EvidenceOptions
 from llama_index_agentic_kb.planning.reading import MOST_PASSAGES, Reading, best_of, numbered
 from llama_index_agentic_kb.schema import SourceActivity, SubQuery
 from llama_index_agentic_kb.sources.base import NodeList
-from llama_index_agentic_kb.sources.fan_out import Lane
+from llama_index_agentic_kb.sources.fan_out import SourceSearch
 from llama_index_agentic_kb.testing import MemoryRetriever
 
 SOURCE = KnowledgeSource("docs", retriever=MemoryRetriever([]))
@@ -20,11 +20,13 @@ def node(name: str, text: str | None = None) -> NodeWithScore:
     return NodeWithScore(node=TextNode(id_=name, text=text or f"text of {name}", metadata={"title": name}), score=0.5)
 
 
-def lane(query: str, *lists: Sequence[NodeWithScore], number: int = 0) -> Lane:
+def lane(query: str, *lists: Sequence[NodeWithScore], number: int = 0) -> SourceSearch:
     record = SourceActivity(id=number, knowledge_source_name="docs", sub_query_id=query)
     sub_query = SubQuery(id=query, query=f"what is {query}", sources=["docs"])
     kinds = ("dense", "lexical")
-    return Lane(sub_query, SOURCE, record, tuple(NodeList(k, [*one]) for k, one in zip(kinds, lists, strict=False)))
+    return SourceSearch(
+        sub_query, SOURCE, record, tuple(NodeList(k, [*one]) for k, one in zip(kinds, lists, strict=False))
+    )
 
 
 def reading(*nodes: NodeWithScore, per_query: int = 5, words: int = 100, query: str = "x") -> Reading:

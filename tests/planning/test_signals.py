@@ -9,7 +9,7 @@ from llama_index_agentic_kb.planning import Scope
 from llama_index_agentic_kb.planning.signals import evidence_strength, is_simple
 from llama_index_agentic_kb.schema import SourceActivity, SubQuery
 from llama_index_agentic_kb.sources.base import NodeList
-from llama_index_agentic_kb.sources.fan_out import Lane
+from llama_index_agentic_kb.sources.fan_out import SourceSearch
 from llama_index_agentic_kb.testing import MemoryRetriever
 
 SOURCE = KnowledgeSource("docs", retriever=MemoryRetriever([]))
@@ -66,13 +66,13 @@ def test_a_question_in_a_conversation_is_not_simple() -> None:
     assert not is_simple(Scope("Who wrote it?", (("user", "Tell me of Hamlet."),)))
 
 
-def lane(*lists: list[str]) -> Lane:
+def lane(*lists: list[str]) -> SourceSearch:
     record = SourceActivity(id=0, knowledge_source_name="docs", sub_query_id="q0")
     found = tuple(
         NodeList(kind, [NodeWithScore(node=TextNode(id_=text, text=text), score=0.5) for text in texts])
         for kind, texts in zip(("dense", "lexical"), lists, strict=False)
     )
-    return Lane(SubQuery(id="q0", query="x", sources=["docs"]), SOURCE, record, found)
+    return SourceSearch(SubQuery(id="q0", query="x", sources=["docs"]), SOURCE, record, found)
 
 
 def test_evidence_that_holds_the_questions_words_is_strong() -> None:

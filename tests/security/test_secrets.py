@@ -28,7 +28,7 @@ from llama_index_agentic_kb import (
     OpenAICompatible,
     cli,
 )
-from llama_index_agentic_kb._text import redacted, told_error, told_words
+from llama_index_agentic_kb._text import error_message, redacted, redacted_excerpt
 from llama_index_agentic_kb.account.callbacks import GuardedCallbackManager
 from llama_index_agentic_kb.account.logs import redacted_leaves
 from llama_index_agentic_kb.account.pickling import NotPickled, PicklingRefusedError
@@ -167,13 +167,13 @@ def test_what_is_cut_holds_no_half_of_a_key() -> None:
     """Words are redacted first and cut then: a key's first half has no shape."""
     for length in range(120, 220):
         text = "x " * (length // 2) + f"http://me:{KEYS['password']}@host/ and much more " * 40
-        assert_clean(told_words(text, 200))
-        assert len(told_words(text, 200)) <= 200
+        assert_clean(redacted_excerpt(text, 200))
+        assert len(redacted_excerpt(text, 200)) <= 200
     page = "x" * 20_000
-    assert len(told_error(RuntimeError(page))) == 10_000
-    assert told_error(RuntimeError()) == "RuntimeError"
+    assert len(error_message(RuntimeError(page))) == 10_000
+    assert error_message(RuntimeError()) == "RuntimeError"
     at_the_end = "y " * 600 + f"http://me:{KEYS['password']}{'p' * 200}@host"
-    assert_clean(told_words(at_the_end, 120))
+    assert_clean(redacted_excerpt(at_the_end, 120))
 
 
 # -- ways out ----------------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, RetrievalResp
 from llama_index_agentic_kb._terminal import show_response
 from llama_index_agentic_kb.llm import tokens_of
 from llama_index_agentic_kb.schema import Outcome, SourceActivity
-from llama_index_agentic_kb.sources.usable import MOST_FIELDS, MOST_ID, MOST_LEVELS, usable_nodes
+from llama_index_agentic_kb.sources.cleaning import MOST_FIELDS, MOST_ID, MOST_LEVELS, clean_nodes
 from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM, Verbatim
 
 FINE = "It rains in Paris."
@@ -243,7 +243,7 @@ def test_fields_that_can_not_be_written_are_none(value: Any, kept: bool) -> None
     """A filter holds for none of them: what can't be read passes nothing. The source's node keeps what it had."""
     given = NodeWithScore(node=TextNode(text="rain", metadata={"other": 1}), score=1.0)
     given.node.metadata["field"] = value
-    (made,) = usable_nodes([given], "docs")
+    (made,) = clean_nodes([given], "docs")
     assert made.node.metadata == {"other": 1, "field": value if kept else None}
     assert given.node.metadata["field"] is value
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from llama_index.core.schema import NodeWithScore, TextNode
 
 from llama_index_agentic_kb import RetrievalError
-from llama_index_agentic_kb.sources.usable import MOST_CHARACTERS, MOST_NODES, usable_nodes
+from llama_index_agentic_kb.sources.cleaning import MOST_CHARACTERS, MOST_NODES, clean_nodes
 
 
 def scored(text: str = "rain", **fields: Any) -> NodeWithScore:
@@ -19,17 +19,17 @@ def scored(text: str = "rain", **fields: Any) -> NodeWithScore:
 def test_what_is_well_is_left_as_it_is() -> None:
     """The nodes are the source's own, the wrappers are ours; looking twice changes nothing."""
     given = [scored("one", metadata={"a": [1, "b"], "c": {"d": None}}), scored("two")]
-    made = usable_nodes(given, "docs")
+    made = clean_nodes(given, "docs")
     assert [one.node for one in made] == [one.node for one in given]
     assert all(ours.node is theirs.node and ours is not theirs for ours, theirs in zip(made, given, strict=True))
     assert (made.returned, made.unusable, made.why) == (2, 0, None)
-    assert usable_nodes(made, "docs") is made
+    assert clean_nodes(made, "docs") is made
 
 
 def test_mended_nodes_are_copies() -> None:
     """The source's node keeps what it had."""
     flawed = scored("a\ud800b", id_="n\udfff", metadata={"title": "\ud83d\ude00 \ud83d"})
-    (mended,) = usable_nodes([flawed], "docs")
+    (mended,) = clean_nodes([flawed], "docs")
     assert mended.node.get_content() == "a\ufffdb"
     assert mended.node.node_id == "n\ufffd"
     assert mended.node.metadata == {"title": "\U0001f600 \ufffd"}
@@ -39,11 +39,11 @@ def test_mended_nodes_are_copies() -> None:
 
 def test_long_texts_and_lists_are_cut_and_told() -> None:
     """What is read is bounded; what was returned is counted."""
-    long = usable_nodes([scored("x" * (MOST_CHARACTERS + 1))], "docs")
+    long = clean_nodes([scored("x" * (MOST_CHARACTERS + 1))], "docs")
     assert len(long[0].node.get_content()) == MOST_CHARACTERS
     assert long.why == f"a node of {MOST_CHARACTERS + 1:,} characters was cut to {MOST_CHARACTERS:,}"
     one = scored()
-    many = usable_nodes([one] * (MOST_NODES + 5), "docs")
+    many = clean_nodes([one] * (MOST_NODES + 5), "docs")
     assert (len(many), many.returned) == (MOST_NODES, MOST_NODES + 5)
     assert many.why == f"only the first {MOST_NODES:,} of {MOST_NODES + 5:,} nodes were looked at"
 
@@ -57,7 +57,7 @@ def test_scores_are_finite_numbers_or_none(score: Any, expected: float | None) -
     """Whatever stands in for one."""
     one = scored()
     one.__dict__["score"] = score
-    assert usable_nodes([one], "docs")[0].score == expected
+    assert clean_nodes([one], "docs")[0].score == expected
 
 
 @pytest.mark.parametrize(
@@ -66,14 +66,14 @@ def test_scores_are_finite_numbers_or_none(score: Any, expected: float | None) -
 def test_what_is_no_list_is_an_error(found: Any) -> None:
     """The error names the source and what came."""
     with pytest.raises(RetrievalError, match=rf"source 'docs' returned no list .*: {type(found).__name__}"):
-        usable_nodes(found, "docs")
+        clean_nodes(found, "docs")
 
 
 def test_nothing_usable_is_an_error_and_not_nothing_found() -> None:
     """An empty list is an empty result; a list of garbage is a failure, told without secrets."""
-    assert usable_nodes([], "docs") == []
+    assert clean_nodes([], "docs") == []
     with pytest.raises(RetrievalError, match="a node can't be used: expected a NodeWithScore, got int"):
-        usable_nodes([1, None], "docs")
+        clean_nodes([1, None], "docs")
 
 
 GARBAGE = st.one_of(
@@ -92,9 +92,9 @@ def test_every_good_node_is_kept(found: list[Any]) -> None:
     good = [one for one in found if isinstance(one, NodeWithScore)]
     if found and not good:
         with pytest.raises(RetrievalError):
-            usable_nodes(found, "docs")
+            clean_nodes(found, "docs")
         return
-    made = usable_nodes(found, "docs")
+    made = clean_nodes(found, "docs")
     assert [one.node.node_id for one in made] == [one.node.node_id for one in good]
     assert made.unusable == len(found) - len(good)
     for one in made:

@@ -13,10 +13,10 @@ from typing import Any, Final
 
 from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore
 
-from llama_index_agentic_kb._text import told_error, without_surrogates
+from llama_index_agentic_kb._text import error_message, without_surrogates
 from llama_index_agentic_kb.errors import RetrievalError
 
-__all__ = ["MOST_CHARACTERS", "MOST_NODES", "UsableNodes", "usable_nodes"]
+__all__ = ["MOST_CHARACTERS", "MOST_NODES", "CleanNodes", "clean_nodes"]
 
 MOST_CHARACTERS: Final = 1_000_000
 """Characters of a node that are read; more would hold up everything that looks at text."""
@@ -51,7 +51,7 @@ _KINDS: Final[dict[str, type]] = {
 """What LlamaIndex's own methods take a node's fields for; code that goes around pydantic sets anything."""
 
 
-class UsableNodes(list[NodeWithScore]):
+class CleanNodes(list[NodeWithScore]):
     """The nodes of an answer that can be used: our own wrappers; scores that are no finite numbers are None."""
 
     unusable = 0
@@ -62,7 +62,7 @@ class UsableNodes(list[NodeWithScore]):
     """The reason for the first that was left out, or that a node was cut; None where all was well."""
 
 
-def usable_nodes(found: Any, source: str) -> UsableNodes:
+def clean_nodes(found: Any, source: str) -> CleanNodes:
     """Look through what a source returned.
 
     Args:
@@ -72,17 +72,17 @@ def usable_nodes(found: Any, source: str) -> UsableNodes:
     Raises:
         RetrievalError: It is no list, or nothing in it can be used.
     """
-    if isinstance(found, UsableNodes):
+    if isinstance(found, CleanNodes):
         return found
     if isinstance(found, (str, bytes)) or not isinstance(found, Sequence):
         raise RetrievalError(f"source {source!r} returned no list of NodeWithScore: {type(found).__name__}")
-    made = UsableNodes()
+    made = CleanNodes()
     made.returned = len(found)
     try:
         for one in islice(found, MOST_NODES):
             _take(made, one)
     except Exception as error:
-        made.why = f"its list ended with {told_error(error, 300)}"
+        made.why = f"its list ended with {error_message(error, 300)}"
         if not made:
             raise RetrievalError(f"source {source!r} returned no list of NodeWithScore: {made.why}") from error
     if made.unusable and not made:
@@ -92,7 +92,7 @@ def usable_nodes(found: Any, source: str) -> UsableNodes:
     return made
 
 
-def _take(made: UsableNodes, one: Any) -> None:
+def _take(made: CleanNodes, one: Any) -> None:
     """Add a node as it can be used, or count it."""
     try:
         node, flaw = _mended(one)
@@ -100,7 +100,7 @@ def _take(made: UsableNodes, one: Any) -> None:
         made.why = made.why or flaw
     except Exception as error:  # noqa: BLE001 (nodes are anybody's classes)
         made.unusable += 1
-        made.why = made.why or f"a node can't be used: {told_error(error, 300)}"
+        made.why = made.why or f"a node can't be used: {error_message(error, 300)}"
 
 
 def _mended(one: Any) -> tuple[BaseNode, str | None]:
