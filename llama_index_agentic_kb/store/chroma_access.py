@@ -80,7 +80,8 @@ class LiveCollection:
         if type(error).__name__ in _FAILURES:
             raise StoreDamagedError(
                 f"The vectors of the store {self._where!r} can't be read: {error_message(error)}. If this stays so, "
-                f"run `agentic-kb repair --store {self._where}`: nothing is lost, its documents hold all that is needed."
+                f"run `agentic-kb repair --store {self._where}`: nothing is lost, its documents hold all that is "
+                "needed."
             ) from error
 
 
