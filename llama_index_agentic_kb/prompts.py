@@ -28,6 +28,7 @@ __all__ = [
     "REVISION_TEMPLATE",
     "SIMPLE_TEMPLATE",
     "SUMMARY_TEMPLATE",
+    "UNCHANGED",
     "Passage",
     "as_answer",
     "as_data",
@@ -165,6 +166,9 @@ ANSWER_TEMPLATE: Final[BasePromptTemplate] = ChatPromptTemplate(
 )
 """Answers a question from passages. Variables: ``context_str``, ``query_str``."""
 
+UNCHANGED: Final = "UNCHANGED"
+"""The reply to ``REFINE_TEMPLATE`` that keeps the answer so far."""
+
 REFINE_TEMPLATE: Final[BasePromptTemplate] = ChatPromptTemplate(
     message_templates=[
         ChatMessage(role=MessageRole.SYSTEM, content="You improve an answer with further evidence.\n" + _RULES),
@@ -174,7 +178,7 @@ REFINE_TEMPLATE: Final[BasePromptTemplate] = ChatPromptTemplate(
                 "Question: {query_str}\n\nThe answer so far:\n{existing_answer}\n\n"
                 "<evidence>\n{context_msg}\n</evidence>\n\n"
                 "Give the whole improved answer. Keep every statement and marker of the answer so far that still "
-                "holds. If these passages add nothing, repeat the answer so far unchanged, without a remark.\n"
+                "holds. If these passages add nothing, reply with the one word " + UNCHANGED + " instead.\n"
                 "Improved answer: "
             ),
         ),

@@ -13,7 +13,7 @@ from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb.grounding.claims import Claim
 from llama_index_agentic_kb.grounding.scorers import ClaimScore, Premise
 from llama_index_agentic_kb.grounding.settings import Grounding, as_grounding
-from llama_index_agentic_kb.query_engine.responses import WITHHELD
+from llama_index_agentic_kb.query_engine import WITHHELD
 from llama_index_agentic_kb.schema import ModelAnswerSynthesisActivity, RetrievalResponse
 from llama_index_agentic_kb.schema.answer import SkippedReason
 from llama_index_agentic_kb.schema.grounding import ClaimFlag, Verdict

@@ -16,8 +16,8 @@ from llama_index_agentic_kb._aio import arun
 from llama_index_agentic_kb.errors import DeadlineExceededError, SynthesisError
 from llama_index_agentic_kb.guard.retries import RetryPolicy
 from llama_index_agentic_kb.schema import ModelAnswerSynthesisActivity, Outcome
-from llama_index_agentic_kb.synthesizers import late
-from llama_index_agentic_kb.synthesizers.late import what_arrived
+from llama_index_agentic_kb.synthesizers import extractive as late
+from llama_index_agentic_kb.synthesizers.extractive import partial_answer
 from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM, ScriptedReply
 
 TEXTS = ["Rain in Paris.", "Rain in Oslo.", "Rain in Rome."]
@@ -119,10 +119,10 @@ async def test_evidence_that_takes_too_long_to_extract_is_named_by_its_reference
 ) -> None:
     """Then there is no text, and no exception either."""
     monkeypatch.setattr(late, "EXTRACTING_SECONDS", -1.0)
-    synthesis = await arun(what_arrived(DeadlineExceededError("late"), "?", []))
+    synthesis = await arun(partial_answer(DeadlineExceededError("late"), "?", []))
     assert synthesis.text == "[]"
     nodes = base("x").as_retriever().retrieve("Rain?")
-    synthesis = await arun(what_arrived(DeadlineExceededError("late"), "?", nodes))
+    synthesis = await arun(partial_answer(DeadlineExceededError("late"), "?", nodes))
     assert synthesis.text == ""
     assert "references" in synthesis.warnings[0]
 

@@ -29,9 +29,7 @@ from llama_index_agentic_kb.errors import DeadlineExceededError, InvalidRequestE
 from llama_index_agentic_kb.grounding import Markers
 from llama_index_agentic_kb.grounding.settings import DEFAULT_GROUNDING, Grounding
 from llama_index_agentic_kb.guard.spotlighting import Spotlight
-from llama_index_agentic_kb.query_engine import AgenticQueryEngine, Answered
-from llama_index_agentic_kb.query_engine.responses import WITHHELD
-from llama_index_agentic_kb.query_engine.stages import arrived, synthesized
+from llama_index_agentic_kb.query_engine import WITHHELD, AgenticQueryEngine, Answered, arrived, synthesized
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import ActivityRecord, MissingPart, Outcome, SubQueryOrigin
 from llama_index_agentic_kb.schema.answer import (

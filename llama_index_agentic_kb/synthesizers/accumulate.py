@@ -1,4 +1,4 @@
-"""``accumulate``: one answer a passage, side by side."""
+"""``accumulate`` and ``compact_accumulate``: one answer for each passage, or for each full prompt, side by side."""
 
 from __future__ import annotations
 
@@ -9,11 +9,10 @@ from llama_index.core.prompts import BasePromptTemplate
 
 from llama_index_agentic_kb.prompts import ANSWER_TEMPLATE, Passage, format_passages
 from llama_index_agentic_kb.synthesizers.base import AgenticSynthesizer
-from llama_index_agentic_kb.synthesizers.draft import Draft, ids_of
-from llama_index_agentic_kb.synthesizers.parallel import side_by_side
-from llama_index_agentic_kb.synthesizers.passages import Packed, singly
+from llama_index_agentic_kb.synthesizers.draft import Draft, ids_of, side_by_side
+from llama_index_agentic_kb.synthesizers.passages import Packed, pack, singly
 
-__all__ = ["Accumulate"]
+__all__ = ["Accumulate", "CompactAccumulate"]
 
 SEPARATOR: Final = "\n---------------------\n"
 """Between answers, unless ``separator=`` is given; as in LlamaIndex."""
@@ -22,9 +21,9 @@ MAX_CALLS: Final = 100
 
 
 class Accumulate(AgenticSynthesizer):
-    """Answers from each passage alone and gives all answers: "Response 1: ...", "Response 2: ...", ...
+    """Answers from each passage alone and returns all answers: "Response 1: ...", "Response 2: ...", ...
 
-    When streaming, each answer is told whole, in order, as soon as it is there. Template: ``text_qa_template``; a
+    When streaming, each answer is emitted whole, in order, as soon as it is complete. Template: ``text_qa_template``; a
     ``separator`` may be given with each question. With ``output_cls`` each answer is an object's JSON.
     """
 
@@ -32,7 +31,7 @@ class Accumulate(AgenticSynthesizer):
     default_templates: ClassVar[Mapping[str, BasePromptTemplate]] = {"text_qa_template": ANSWER_TEMPLATE}
 
     def _arrange(self, passages: Sequence[Passage], room: int) -> Packed:
-        """Give the groups of passages that are answered from together, one call each."""
+        """Return the groups of passages of each call."""
         return singly(passages, room)
 
     async def _compose(self, draft: Draft) -> str:
@@ -44,7 +43,7 @@ class Accumulate(AgenticSynthesizer):
         async def each(position: int, text: str) -> None:
             pieces.append(f"{separator if position else ''}Response {position + 1}: {text}")
             draft.so_far += pieces[-1]
-            await draft.tell(pieces[-1])
+            await draft.emit(pieces[-1])
 
         await side_by_side([self._one(draft, group, step) for step, group in enumerate(groups)], each)
         return "".join(pieces)
@@ -55,3 +54,12 @@ class Accumulate(AgenticSynthesizer):
             return await draft.ask(template, ids_of(group), step=step, context_str=text)
         made = await draft.ask_object(draft.output_cls, template, ids_of(group), step=step, context_str=text)
         return made.model_dump_json()
+
+
+class CompactAccumulate(Accumulate):
+    """Packs passages, whole and in order, into as few calls as fit the window, and returns the answer of each."""
+
+    mode = "compact_accumulate"
+
+    def _arrange(self, passages: Sequence[Passage], room: int) -> Packed:
+        return pack(passages, room)

@@ -1,34 +1,52 @@
-"""What all modes share: how they are set up, and the frame around each one's own way to an answer."""
+"""What all modes share: LlamaIndex's public methods, the set-up, and the frame around each mode's ``_compose``."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+import contextvars
+import logging
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, ClassVar, Final
 
+from llama_index.core.base.response.schema import (
+    RESPONSE_TYPE,
+    AsyncStreamingResponse,
+    PydanticResponse,
+    Response,
+    StreamingResponse,
+)
 from llama_index.core.callbacks import CallbackManager
+from llama_index.core.callbacks.schema import CBEventType, EventPayload
 from llama_index.core.indices.prompt_helper import ChatPromptHelper, PromptHelper
+from llama_index.core.instrumentation.events.synthesis import SynthesizeEndEvent, SynthesizeStartEvent
 from llama_index.core.llms import LLM, MockLLM
 from llama_index.core.llms.structured_llm import StructuredLLM
 from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.prompts.mixin import PromptDictType
-from llama_index.core.schema import NodeWithScore, QueryBundle
+from llama_index.core.response_synthesizers import BaseSynthesizer
+from llama_index.core.schema import NodeWithScore, QueryBundle, QueryType, TextNode
 from llama_index.core.settings import Settings
+from llama_index.core.types import RESPONSE_TEXT_TYPE
+from llama_index_instrumentation import get_dispatcher
 from pydantic import BaseModel
 
-from llama_index_agentic_kb._aio import Call, emit
+from llama_index_agentic_kb._aio import Call, aiterate, arun, emit, iterate, run
+from llama_index_agentic_kb.account import GuardedCallbacks
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError
 from llama_index_agentic_kb.guard.retries import RetryPolicy
 from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight, as_spotlighting, draw
-from llama_index_agentic_kb.llm import LanguageModel, count_tokens, tokens_of
+from llama_index_agentic_kb.llm import LanguageModel, Usage, count_tokens, tokens_of
 from llama_index_agentic_kb.prompts import Passage
 from llama_index_agentic_kb.sources.base import KnowledgeSource
 from llama_index_agentic_kb.synthesizers.draft import Draft, Window
 from llama_index_agentic_kb.synthesizers.passages import passages
-from llama_index_agentic_kb.synthesizers.responses import FlowSynthesizer, Synthesis, logger
 from llama_index_agentic_kb.synthesizers.structured import ObjectAsker
 
 __all__ = ["AgenticSynthesizer", "Synthesis"]
+
+logger = logging.getLogger("llama_index_agentic_kb")
+dispatcher = get_dispatcher(__name__)
 
 RESERVED: Final = 1_024
 """Tokens of the window that are kept for an answer of a model that doesn't say how long its answers get."""
@@ -38,7 +56,30 @@ LONG: Final = 200_000
 """Characters of all nodes together up to which they are read on the event loop: about 5 ms."""
 
 
-class AgenticSynthesizer(FlowSynthesizer):
+@dataclass(slots=True)
+class Synthesis:
+    """The result of a synthesis.
+
+    Args:
+        text: The answer, with its ``[ref_id:N]`` markers, or the extracted data as JSON.
+        output: The validated object, where one was asked for; ``text`` is its JSON.
+        usage: What all calls billed together.
+        dropped: How many passages fitted neither budget nor model.
+        warnings: What the reader of the answer should know of how it was made.
+        cut: Whether the model stopped before it was done, in any of its calls: the text may end too early.
+        links_removed: Links that led to no reference, and were taken out of the model's replies.
+    """
+
+    text: str
+    output: BaseModel | None = None
+    usage: Usage = field(default_factory=Usage)
+    dropped: int = 0
+    warnings: list[str] = field(default_factory=list)
+    cut: bool = False
+    links_removed: int = 0
+
+
+class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
     """Makes a response of a question and its evidence: LlamaIndex's ``BaseSynthesizer``, with references kept.
 
     Node N is ``[ref_id:N]`` in prompts and answers, and ``source_nodes[N]`` of the response. The given LLM is never
@@ -66,7 +107,10 @@ class AgenticSynthesizer(FlowSynthesizer):
         ConfigurationError: An argument doesn't fit the mode, or there is no LLM and the mode needs one.
     """
 
+    mode: ClassVar[str]
     needs_llm: ClassVar[bool] = True
+    needs_nodes: ClassVar[bool] = True
+    """Without nodes there is nothing to say, and no model is asked."""
     makes_objects: ClassVar[bool] = True
     """Whether ``output_cls`` is possible."""
     default_templates: ClassVar[Mapping[str, BasePromptTemplate]] = {}
@@ -90,7 +134,7 @@ class AgenticSynthesizer(FlowSynthesizer):
         **templates: BasePromptTemplate | None,
     ) -> None:
         # Not super().__init__: it asks for Settings.llm where none is needed, writes into the caller's LLM, and asks
-        # it for a window that an OpenAI of unknown name refuses to tell.
+        # it for a window that an OpenAI of unknown name refuses to say.
         if multimodal:
             raise ConfigurationError("multimodal: not supported; images and audio in nodes are not sent to a model")
         if max_output_tokens is not None and max_output_tokens <= 0:
@@ -122,7 +166,7 @@ class AgenticSynthesizer(FlowSynthesizer):
         )
 
     def _resolve(self, llm: LLM | None) -> LLM:
-        """Give the LLM as LlamaIndex does; modes that need none never ask for ``Settings.llm``."""
+        """Return the LLM as LlamaIndex does; modes that need none never ask for ``Settings.llm``."""
         if not self.needs_llm:
             return MockLLM(is_chat_model=True)
         if llm is not None:
@@ -140,7 +184,10 @@ class AgenticSynthesizer(FlowSynthesizer):
         if unknown:
             known = ", ".join(self.default_templates) or "none"
             raise ConfigurationError(f"mode {self.mode!r} has no {', '.join(unknown)}; its templates: {known}")
-        return {**self.default_templates, **{key: given for key, given in templates.items() if given is not None}}
+        return {
+            **self.default_templates,
+            **{key: template for key, template in templates.items() if template is not None},
+        }
 
     @property
     def streaming(self) -> bool:
@@ -152,6 +199,131 @@ class AgenticSynthesizer(FlowSynthesizer):
 
     def _update_prompts(self, prompts: PromptDictType) -> None:
         self.templates = {key: prompts.get(key, template) for key, template in self.templates.items()}
+
+    # -- responses -------------------------------------------------------------------------------------------------
+
+    @dispatcher.span
+    def synthesize(
+        self,
+        query: QueryType,
+        nodes: list[NodeWithScore],
+        additional_source_nodes: Sequence[NodeWithScore] | None = None,
+        **response_kwargs: Any,
+    ) -> RESPONSE_TYPE:
+        """Answer from nodes.
+
+        Args:
+            query: The question.
+            nodes: The evidence: node N is ``[ref_id:N]``. Without any, the response is "Empty Response".
+            additional_source_nodes: Listed in the response behind the nodes, and not answered from.
+            response_kwargs: Those of ``synthesis``; what is left are further variables of the templates.
+
+        Returns:
+            A ``Response``, a ``PydanticResponse`` with ``output_cls``, or a ``StreamingResponse``.
+
+        Raises:
+            SynthesisError: The language model failed; a streamed response raises it where it is read.
+            DeadlineExceededError: The answer was not there in time.
+        """
+        dispatcher.event(SynthesizeStartEvent(query=query))
+        response: RESPONSE_TYPE
+        if not nodes and self.needs_nodes:
+            empty = self._empty_response_generator()
+            response = StreamingResponse(empty) if self._streaming else Response(self._empty_response)
+        else:
+            sources = [*nodes, *(additional_source_nodes or [])]
+            work = self._responding(_bundle(query), nodes, sources, response_kwargs)
+            if self._streaming:
+                tokens: Generator[str, None, None] = iterate(work, contextvars.copy_context())
+                response = StreamingResponse(tokens, sources, self._metadata(sources))
+            else:
+                response = run(work)
+        dispatcher.event(SynthesizeEndEvent(query=query, response=response))
+        return response
+
+    @dispatcher.span
+    async def asynthesize(
+        self,
+        query: QueryType,
+        nodes: list[NodeWithScore],
+        additional_source_nodes: Sequence[NodeWithScore] | None = None,
+        **response_kwargs: Any,
+    ) -> RESPONSE_TYPE:
+        """Answer from nodes; see ``synthesize``. A streamed response is an ``AsyncStreamingResponse``."""
+        dispatcher.event(SynthesizeStartEvent(query=query))
+        response: RESPONSE_TYPE
+        if not nodes and self.needs_nodes:
+            empty = self._empty_response_agenerator()
+            response = AsyncStreamingResponse(empty) if self._streaming else Response(self._empty_response)
+        else:
+            sources = [*nodes, *(additional_source_nodes or [])]
+            work = self._responding(_bundle(query), nodes, sources, response_kwargs)
+            if self._streaming:
+                tokens: AsyncGenerator[str, None] = aiterate(work, contextvars.copy_context())
+                response = AsyncStreamingResponse(tokens, sources, self._metadata(sources))
+            else:
+                response = await arun(work)
+        dispatcher.event(SynthesizeEndEvent(query=query, response=response))
+        return response
+
+    async def _responding(
+        self,
+        query: QueryBundle,
+        nodes: Sequence[NodeWithScore],
+        sources: list[NodeWithScore],
+        response_kwargs: dict[str, Any],
+    ) -> Response | PydanticResponse:
+        manager, asked = self.callback_manager, {EventPayload.QUERY_STR.value: query.query_str}
+        # Outside of any trace, each call of a language model would begin one of its own and have no parent.
+        with manager.as_trace("synthesize"), manager.event(CBEventType.SYNTHESIZE, payload=asked) as event:
+            synthesis = await self.synthesis(query, nodes, **response_kwargs)
+            response = self._response(synthesis, sources)
+            event.on_end(payload={EventPayload.RESPONSE.value: response})
+        for warning in synthesis.warnings:  # the response has no place for them, and nothing is dropped silently
+            logger.warning("%s: %s", self.mode, warning)
+        return response
+
+    def _response(self, synthesis: Synthesis, sources: list[NodeWithScore]) -> Response | PydanticResponse:
+        metadata = self._metadata(sources)
+        if synthesis.output is not None:
+            return PydanticResponse(synthesis.output, source_nodes=sources, metadata=metadata)
+        return Response(synthesis.text, source_nodes=sources, metadata=metadata)
+
+    def _metadata(self, sources: Sequence[NodeWithScore]) -> dict[str, Any] | None:
+        return self._get_metadata_for_response([node.node for node in sources])
+
+    # -- texts -----------------------------------------------------------------------------------------------------
+
+    @dispatcher.span
+    def get_response(self, query_str: str, text_chunks: Sequence[str], **response_kwargs: Any) -> RESPONSE_TEXT_TYPE:
+        """Answer from texts, for LlamaIndex code that has no nodes: text N is ``[ref_id:N]``.
+
+        Args:
+            query_str: The question.
+            text_chunks: The evidence.
+            response_kwargs: As in ``synthesize``.
+
+        Returns:
+            The text, the object with ``output_cls``, or a generator of tokens when streaming.
+
+        Raises:
+            SynthesisError: The language model failed.
+            DeadlineExceededError: The answer was not there in time.
+        """
+        work = self.synthesis(QueryBundle(query_str), _as_nodes(text_chunks), **response_kwargs)
+        if self._streaming:
+            return iterate(work, contextvars.copy_context())
+        return _result(run(work))
+
+    @dispatcher.span
+    async def aget_response(
+        self, query_str: str, text_chunks: Sequence[str], **response_kwargs: Any
+    ) -> RESPONSE_TEXT_TYPE:
+        """Answer from texts; see ``get_response``."""
+        work = self.synthesis(QueryBundle(query_str), _as_nodes(text_chunks), **response_kwargs)
+        if self._streaming:
+            return aiterate(work, contextvars.copy_context())
+        return _result(await arun(work))
 
     # -- the way to an answer --------------------------------------------------------------------------------------
 
@@ -178,7 +350,7 @@ class AgenticSynthesizer(FlowSynthesizer):
             sources: By name: they know the fields of the nodes that name them.
             streaming: In place of the synthesizer's own.
             instructions: The caller's own, on tone, form, language; they stand behind the template's, and rank below.
-            aside: Gives what the model may read beside the evidence and never cites, marked as data.
+            aside: Returns what the model may read beside the evidence and never cites, marked as data.
             response_kwargs: Further variables of the templates.
 
         Raises:
@@ -208,7 +380,7 @@ class AgenticSynthesizer(FlowSynthesizer):
             text = await self._composed(draft)
         else:
             text = self._nothing()
-        if draft.streaming and (rest := text[len(draft.told) :]):
+        if draft.streaming and (rest := text[len(draft.emitted) :]):
             await emit(rest)
         if self.needs_llm and limit is not None and (written := count_tokens(text)) > limit:
             draft.warnings.append(f"the answer has {written} tokens, over the budget of {limit}")
@@ -220,11 +392,11 @@ class AgenticSynthesizer(FlowSynthesizer):
         try:
             return await self._compose(draft)
         except DeadlineExceededError as error:
-            error.partial = draft.so_far or draft.told
+            error.partial = draft.so_far or draft.emitted
             raise
 
     def _compose(self, draft: Draft) -> Coroutine[Any, Any, str]:
-        """Give the answer's text; what was told of it by then is its start. For modes to define."""
+        """Return the answer's text; what was emitted of it by then is its start. For modes to define."""
         raise NotImplementedError
 
     def _nothing(self) -> str:
@@ -243,7 +415,7 @@ async def _as_passages(
     spotlight: Spotlight,
     deadline: float | None,
 ) -> list[Passage]:
-    """Give nodes as passages; where they are very long, off the event loop: each character is looked at."""
+    """Return nodes as passages; where they are very long, off the event loop: each character is looked at."""
     work = partial(passages, nodes, sources, spotlight)
     if sum(len(getattr(one.node, "text", None) or "") for one in nodes) <= LONG:
         return work()
@@ -267,3 +439,18 @@ def _num_output(llm: LLM) -> int:
 def _tokens(text: str) -> list[Any]:
     """Tokenize when it is needed: core's helpers load the tokenizer when they are made."""
     return tokens_of(text)
+
+
+def _bundle(query: QueryType) -> QueryBundle:
+    return QueryBundle(query) if isinstance(query, str) else query
+
+
+def _as_nodes(texts: Sequence[str]) -> list[NodeWithScore]:
+    return [
+        NodeWithScore(node=TextNode(text=text, id_=f"text {position}"), score=None)
+        for position, text in enumerate(texts)
+    ]
+
+
+def _result(synthesis: Synthesis) -> str | BaseModel:
+    return synthesis.text if synthesis.output is None else synthesis.output

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -10,7 +10,7 @@ from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.prompts import BasePromptTemplate
 from pydantic import BaseModel
 
-from llama_index_agentic_kb._aio import Call, emit
+from llama_index_agentic_kb._aio import Call, Job, cancel, emit, start, wait
 from llama_index_agentic_kb._text import error_message, one_line
 from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError, LLMError, SynthesisError
 from llama_index_agentic_kb.grounding.answers import AnswerFilter, AnswerRules, CheckedText, clean_answer
@@ -20,16 +20,17 @@ from llama_index_agentic_kb.prompts import Passage, format_passages, with_instru
 from llama_index_agentic_kb.synthesizers.passages import Packed
 from llama_index_agentic_kb.synthesizers.structured import ObjectAsker, read_object
 
-__all__ = ["Draft", "Window", "ids_of"]
+__all__ = ["Draft", "Window", "ids_of", "side_by_side"]
 
 MESSAGE_TOKENS: Final = 4
 """What a message costs beside its text."""
 SLACK: Final = 64
 """Tokens kept free in each prompt: a model's own tokenizer may count a little more than ours."""
-LEAST_ROOM: Final = 64
+MIN_ROOM: Final = 64
 """Tokens of evidence below which a prompt is not worth sending."""
 
 M = TypeVar("M", bound=BaseModel)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +89,7 @@ class Draft:
     links_removed: int = 0
     """Links that led to no reference, and were taken out of replies."""
     warnings: list[str] = field(default_factory=list)
-    told: str = ""
+    emitted: str = ""
     """What was emitted so far: a start of the answer."""
     so_far: str = ""
     """The answer as it stands between two calls: what is left of it where time runs out."""
@@ -100,14 +101,14 @@ class Draft:
     def messages(self, template: BasePromptTemplate, **variables: Any) -> list[ChatMessage]:
         """Fill a template in and add what the LLM itself adds to prompts, as core's ``LLM.predict`` does."""
         llm = self.model.llm
-        given = {"query_str": self.query, **self.variables, **variables}
-        messages = with_instructions(template.format_messages(llm=llm, **given), self.instructions)
+        values = {"query_str": self.query, **self.variables, **variables}
+        messages = with_instructions(template.format_messages(llm=llm, **values), self.instructions)
         if llm.output_parser is not None:
             messages = llm.output_parser.format_messages(messages)
         return llm._extend_messages(messages)  # noqa: SLF001 (core's own prompt assembly has no public name)
 
     def room(self, template: BasePromptTemplate, **variables: Any) -> int:
-        """Give the tokens of evidence that fit into a template's prompt; may be below 0."""
+        """Return the tokens of evidence that fit into a template's prompt; may be below 0."""
         nothing = self.spotlight.framed("")
         messages = self.messages(template, **{"context_str": nothing, "context_msg": nothing, **variables})
         asked = self.asked_cls or self.output_cls
@@ -140,7 +141,7 @@ class Draft:
 
         def work() -> Packed:
             room = self.room(template, **variables)
-            packed = packer(given, room) if room >= LEAST_ROOM else Packed()
+            packed = packer(given, room) if room >= MIN_ROOM else Packed()
             if packed.groups:
                 return packed
             raise SynthesisError(
@@ -160,7 +161,7 @@ class Draft:
             self.drop(packed.dropped, f"did not fit into {limit}")
 
     def within_calls(self, packed: Packed, calls: int) -> list[list[Passage]]:
-        """Give the groups that so many calls can take; passages that stand in none of them are counted as dropped."""
+        """Return the groups that so many calls can take; passages that stand in none of them are counted as dropped."""
         groups = packed.groups[:calls]
         beyond = ids_of(packed.kept) - {passage.ref_id for group in groups for passage in group}
         if beyond:
@@ -185,7 +186,7 @@ class Draft:
         gate: Callable[[str], str] = str,
         **variables: Any,
     ) -> str:
-        """Ask the model once and give its answer, its markers and links checked.
+        """Ask the model once and return its answer, its markers and links checked.
 
         Args:
             template: The prompt.
@@ -193,7 +194,7 @@ class Draft:
             stream: Whether its deltas are the whole answer's, and emitted.
             step: Which call it is, from 0, for errors.
             so_far: The answer before this call, for errors.
-            gate: May hold streamed text back; what it never gives is told by ``AgenticSynthesizer.synthesis``.
+            gate: May hold streamed text back; what it never returns is emitted by ``AgenticSynthesizer.synthesis``.
             variables: The template's.
 
         Raises:
@@ -205,20 +206,20 @@ class Draft:
         rules = self.rules(valid)
         answer = AnswerFilter(rules)
 
-        def tell(delta: str) -> str:
+        def pass_on(delta: str) -> str:
             clean = gate(answer.feed(self.spotlight.unmarked(delta)))
-            self.told += clean
+            self.emitted += clean
             return clean
 
         try:
             if stream and parser is None:
-                reply = await self.model.stream(messages, deadline=self.deadline, through=tell, **self._limits())
+                reply = await self.model.stream(messages, deadline=self.deadline, through=pass_on, **self._limits())
             else:
                 reply = await self.model.chat(messages, deadline=self.deadline, **self._limits())
         except DeadlineExceededError:
             raise
         except Exception as error:
-            raise self.failure(error, step, so_far or self.told) from error
+            raise self.failure(error, step, so_far or self.emitted) from error
         self._settle(reply)
         checked = clean_answer(self.spotlight.unmarked(reply.text), rules)
         self.count_removed(checked)
@@ -269,16 +270,16 @@ class Draft:
         packed = await self.pack(packer, template)
         return await self.finish(template, ids_of(packed.kept), context_str=format_passages(packed.kept))
 
-    async def tell(self, text: str) -> None:
+    async def emit(self, text: str) -> None:
         """Emit a piece of the answer, where it is streamed."""
         if self.streaming:
-            self.told += text
+            self.emitted += text
             await emit(text)
 
     # -- accounts --------------------------------------------------------------------------------------------------
 
     def _limits(self) -> dict[str, int]:
-        """Give the call arguments that keep the reply within the budget, for models that know them."""
+        """Return the call arguments that keep the reply within the budget, for models that know them."""
         if self.max_output_tokens is None or "max_tokens" not in type(self.model.llm).model_fields:
             return {}
         return {"max_tokens": self.max_output_tokens}
@@ -290,11 +291,11 @@ class Draft:
             self.warnings.append(f"{CUT_SHORT}; its reply is cut")
 
     def rules(self, valid: Collection[int]) -> AnswerRules:
-        """Give what an answer may hold that cites some of the passages."""
+        """Return what an answer may hold that cites some of the passages."""
         return AnswerRules(valid, self.addresses)
 
     def count_removed(self, checked: CheckedText) -> None:
-        """Tell what was taken out of a reply."""
+        """Warn of what was taken out of a reply."""
         self.links_removed += checked.links
         if checked.markers:
             self.warnings.append(f"{checked.markers} markers naming no passage were removed from the answer")
@@ -304,7 +305,7 @@ class Draft:
             self.warnings.append(f"{checked.hidden} hidden characters were removed from the answer")
 
     def failure(self, error: Exception, step: int, so_far: str) -> SynthesisError:
-        """Give the error of a failed call; what it billed all the same is counted."""
+        """Return the error of a failed call, and count what it billed all the same."""
         if isinstance(error, LLMError) and isinstance(error.usage, Usage):
             self.usage.add(error.usage)
         known = isinstance(error, AgenticKBError)
@@ -313,5 +314,37 @@ class Draft:
 
 
 def ids_of(passages: Sequence[Passage]) -> set[int]:
-    """Give the reference ids of passages."""
+    """Return the reference ids of passages."""
     return {passage.ref_id for passage in passages}
+
+
+async def side_by_side(
+    calls: Sequence[Coroutine[Any, Any, T]], each: Callable[[int, T], Coroutine[Any, Any, None]] | None = None
+) -> list[T]:
+    """Run calls side by side and return their results in order; the first failure stops the rest and is raised.
+
+    Args:
+        calls: Not yet begun; each has its own deadline.
+        each: Run with each position and result, in order, as soon as it and those before it are there.
+    """
+    jobs = [start(call) for call in calls]
+    results: list[T] = []
+    try:
+        while len(results) < len(jobs):
+            await wait([job for job in jobs if not job.done], first=True)
+            _raise_first([job for job in jobs if job.done])
+            while len(results) < len(jobs) and jobs[len(results)].done:
+                results.append(jobs[len(results)].result())
+                if each is not None:
+                    await each(len(results) - 1, results[-1])
+    except Exception:
+        for job in jobs:
+            if not job.done:
+                await cancel(job)
+        raise
+    return results
+
+
+def _raise_first(done: Sequence[Job[T]]) -> None:
+    for job in done:
+        job.result()

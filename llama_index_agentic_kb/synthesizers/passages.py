@@ -23,10 +23,10 @@ from llama_index_agentic_kb.sources.base import KnowledgeSource
 
 __all__ = ["Packed", "cost", "fit", "pack", "passages", "share", "singly", "somewhat_longer", "source_data"]
 
-LEAST_CONTENT: Final = 16
+MIN_CONTENT: Final = 16
 """Tokens of content below which a passage is left out rather than cut: a few words support nothing."""
 
-MOST_PARTS: Final = 100
+MAX_PARTS: Final = 100
 """Parts of one passage: a hostile document must not cost thousands of calls. What is beyond counts as cut."""
 
 _SENTENCE_END: Final = re.compile(r"[.!?][\"')\]\u2019\u201d]*\s+|[\u3002\uff01\uff1f]|\n\s*")
@@ -54,7 +54,7 @@ class Packed:
 
 
 def source_data(node: NodeWithScore, sources: Mapping[str, KnowledgeSource]) -> SourceData | None:
-    """Give a node's document as its source describes it; None where the source is not known."""
+    """Return a node's document as its source describes it; None where the source is not known."""
     mark = provenance(node)
     source = sources.get(mark.get("source", "")) if mark else None
     return None if source is None else source.source_data(node)
@@ -65,7 +65,7 @@ def passages(
     sources: Mapping[str, KnowledgeSource] | None = None,
     spotlight: Spotlight = PLAIN,
 ) -> list[Passage]:
-    """Give nodes as passages: node N has reference id N. Their texts are without hidden characters, the nodes as ever.
+    """Return nodes as passages: node N has reference id N. Hidden characters are left out of their texts.
 
     Args:
         nodes: Evidence of our retriever, or plain LlamaIndex nodes.
@@ -137,9 +137,9 @@ def share(given: Sequence[Passage], room: int) -> Packed:
 
 
 def singly(given: Sequence[Passage], room: int) -> Packed:
-    """Give each passage a prompt of its own; one too big for a prompt is split at sentence ends.
+    """Put each passage into a prompt of its own; one too big for a prompt is split at sentence ends.
 
-    All parts keep the passage's reference id; there are at most ``MOST_PARTS``.
+    All parts keep the passage's reference id; there are at most ``MAX_PARTS``.
     """
     packed = Packed()
     for passage in given:
@@ -173,8 +173,8 @@ def _without_empty(packed: Packed) -> Packed:
 
 
 def _cut(passage: Passage, room: int) -> Passage | None:
-    """Give a passage's start that fits, or None where hardly anything would."""
-    if room < cost(replace(passage, content="")) + LEAST_CONTENT:
+    """Return a passage's start that fits, or None where hardly anything would."""
+    if room < cost(replace(passage, content="")) + MIN_CONTENT:
         return None
 
     def measure(text: str) -> int:
@@ -185,12 +185,12 @@ def _cut(passage: Passage, room: int) -> Passage | None:
 
 
 def _split(passage: Passage, room: int) -> tuple[list[Passage], str]:
-    """Give a passage in parts that fit, in order, and what is left; no parts where not even a few words fit."""
-    if room < cost(replace(passage, content="")) + LEAST_CONTENT:
+    """Return a passage in parts that fit, in order, and what is left; no parts where not even a few words fit."""
+    if room < cost(replace(passage, content="")) + MIN_CONTENT:
         return [], passage.content
     parts: list[Passage] = []
     rest = passage.content
-    while (rest or not parts) and len(parts) < MOST_PARTS:
+    while (rest or not parts) and len(parts) < MAX_PARTS:
         end = _part_end(passage, rest, room)
         parts.append(replace(passage, content=rest[:end].rstrip()))
         rest = rest[end:].lstrip()
@@ -198,7 +198,7 @@ def _split(passage: Passage, room: int) -> tuple[list[Passage], str]:
 
 
 def _part_end(passage: Passage, text: str, room: int) -> int:
-    """Give where the first part of a text ends: at a sentence end if there is one near, else between words.
+    """Return where the first part of a text ends: at a sentence end if there is one near, else between words.
 
     A part goes on in the next one, so a full stop that ends no sentence does no harm: a pattern will do, which is
     a hundred times faster than the segmenter.
@@ -214,7 +214,7 @@ def _part_end(passage: Passage, text: str, room: int) -> int:
 
 
 def _longest(passage: Passage, text: str, room: int) -> int:
-    """Give about the most characters of a text's start that fit: at least nine tenths, found by interpolation."""
+    """Return about the most characters of a text's start that fit: at least nine tenths, found by interpolation."""
     low, high, guess = 1, len(text) + 1, min(len(text), room * 4)
     while high - low > 1:
         counted = cost(replace(passage, content=text[:guess]))
@@ -229,7 +229,7 @@ def _longest(passage: Passage, text: str, room: int) -> int:
 
 
 def somewhat_longer(text: str, room: int) -> str:
-    """Give a start of a text that is longer than fits, but not many times: measuring a long one is slow."""
+    """Return a start of a text that is longer than fits, but not many times: measuring a long one is slow."""
     end = room * 6
     for _ in range(8):
         if end >= len(text):

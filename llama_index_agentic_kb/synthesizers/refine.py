@@ -1,4 +1,4 @@
-"""``refine``: an answer from the first passage, improved with each further one."""
+"""``refine`` and ``compact``: an answer from the first passages, improved with each further group of them."""
 
 from __future__ import annotations
 
@@ -18,18 +18,25 @@ from pydantic import BaseModel, Field, create_model
 from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError, LLMError, SynthesisError
 from llama_index_agentic_kb.grounding.answers import clean_answer
-from llama_index_agentic_kb.prompts import ANSWER_TEMPLATE, REFINE_TEMPLATE, Passage, as_answer, format_passages
+from llama_index_agentic_kb.grounding.citations import cited_ids
+from llama_index_agentic_kb.prompts import (
+    ANSWER_TEMPLATE,
+    REFINE_TEMPLATE,
+    UNCHANGED,
+    Passage,
+    as_answer,
+    format_passages,
+)
 from llama_index_agentic_kb.synthesizers.base import AgenticSynthesizer
 from llama_index_agentic_kb.synthesizers.draft import Draft, ids_of
-from llama_index_agentic_kb.synthesizers.passages import Packed, singly
-from llama_index_agentic_kb.synthesizers.remarks import RemarkGate, is_remark
+from llama_index_agentic_kb.synthesizers.passages import Packed, pack, singly
 
-__all__ = ["ProgramFactory", "Refine"]
+__all__ = ["Compact", "ProgramFactory", "Refine"]
 
 dispatcher = get_dispatcher(__name__)
 
 ProgramFactory: TypeAlias = Callable[[BasePromptTemplate], BasePydanticProgram[Any]]
-"""Makes of a prompt a program that gives an object with ``query_satisfied`` and ``answer``."""
+"""Makes of a prompt a program that returns an object with ``query_satisfied`` and ``answer``."""
 
 ANSWER_TOKENS: Final = 500
 """Room kept for the answer so far when passages are arranged, as in LlamaIndex; a longer one splits them again."""
@@ -40,8 +47,9 @@ MAX_CALLS: Final = 100
 class Refine(AgenticSynthesizer):
     """Answers from the first passage and refines with each further one, in the order of the nodes.
 
-    A reply that is empty, or only says that nothing changed, keeps the earlier answer. When streaming, the last
-    call's deltas are told. Templates: ``text_qa_template``, ``refine_template``.
+    A reply that is empty, that is the template's word for "nothing changes", or that cites nothing where the earlier
+    answer does, keeps the earlier answer. When
+    streaming, the last call's deltas are emitted. Templates: ``text_qa_template``, ``refine_template``.
 
     Args:
         llm: See ``AgenticSynthesizer``.
@@ -75,7 +83,7 @@ class Refine(AgenticSynthesizer):
         self._step_cls = _step_class(self._output_cls) if structured_answer_filtering else None
 
     def _arrange(self, passages: Sequence[Passage], room: int) -> Packed:
-        """Give the groups of passages that are answered from together, one call each."""
+        """Return the groups of passages of each call."""
         return singly(passages, room)
 
     # -- the loop --------------------------------------------------------------------------------------------------
@@ -123,7 +131,7 @@ class Refine(AgenticSynthesizer):
         run.step += 1
 
     async def _beside_answer(self, run: _Run, group: list[Passage]) -> list[list[Passage]]:
-        """Give a group in as many parts as it needs beside the answer so far; none where there is no room at all."""
+        """Return a group in as many parts as it needs beside the answer so far; none where there is no room at all."""
         template, answer = self.templates["refine_template"], as_answer(run.answer or "")
         try:
             packed = await run.draft.pack(self._arrange, template, group, existing_answer=answer)
@@ -142,8 +150,8 @@ class Refine(AgenticSynthesizer):
     # -- one step --------------------------------------------------------------------------------------------------
 
     async def _text(self, run: _Run, step: _Step) -> str | None:
-        """Give the answer after a step; None keeps the earlier one."""
-        gate = str if run.answer is None else RemarkGate().feed
+        """Return the answer after a step; None keeps the earlier one."""
+        gate = str if run.answer is None else _Gate(run.answer).feed
         asked = {"step": run.step, "so_far": run.answer or "", **step.variables}
         try:
             if self._output_cls is not None:
@@ -154,12 +162,12 @@ class Refine(AgenticSynthesizer):
         except SynthesisError as error:
             if run.answer is None or not (isinstance(error.__cause__, LLMError) and error.__cause__.empty):
                 raise
-            run.draft.warnings.append(f"call {run.step + 1} gave an empty reply; the answer before it is kept")
+            run.draft.warnings.append(f"call {run.step + 1} had an empty reply; the answer before it is kept")
             return None
-        return None if run.answer is not None and is_remark(text) else text
+        return None if run.answer is not None and _keeps(run.answer, text) else text
 
     async def _filtered(self, run: _Run, step: _Step) -> str | None:
-        """Give the answer after a step that may find its passages unsatisfying; None keeps the earlier one."""
+        """Return the answer after a step that may find its passages unsatisfying; None keeps the earlier one."""
         if self._program_factory is not None:
             reply = await self._programmed(run, step, self._program_factory)
         else:
@@ -176,7 +184,7 @@ class Refine(AgenticSynthesizer):
         return str(answer)
 
     async def _programmed(self, run: _Run, step: _Step, factory: ProgramFactory) -> Any:
-        """Run the user's program; it is given the prompt as core gives it: all but the passages filled in."""
+        """Run the user's program; as in core, its prompt has all but the passages filled in."""
         draft = run.draft
         context = {name: text for name, text in step.variables.items() if name.startswith("context")}
         fixed = {name: text for name, text in step.variables.items() if not name.startswith("context")}
@@ -221,10 +229,49 @@ class _Step:
 
 
 def _step_class(output_cls: type[BaseModel] | None) -> type[BaseModel]:
-    """Give the class of a step's reply. ``query_satisfied`` comes first, as models write in this order."""
+    """Return the class of a step's reply. ``query_satisfied`` comes first, as models write in this order."""
     satisfied = Field(description="Whether the evidence is enough for an answer that satisfies the question.")
     answer = Field(description="The answer to the question, from the evidence and not from prior knowledge.")
     made = create_model(
         "RefinedAnswer", query_satisfied=(bool, satisfied), answer=(cast("Any", output_cls or str), answer)
     )
     return cast("type[BaseModel]", made)
+
+
+class Compact(Refine):
+    """Packs passages, whole and in order, into as few calls as fit the window, then refines from call to call."""
+
+    mode = "compact"
+
+    def _arrange(self, passages: Sequence[Passage], room: int) -> Packed:
+        return pack(passages, room)
+
+
+def _keeps(earlier: str, reply: str) -> bool:
+    """Whether a reply leaves the earlier answer as it is.
+
+    It is the template's word for that, or it cites nothing where the earlier answer cites: models that ignore the
+    word remark, in any language, that there was nothing to refine.
+    """
+    return _bare(reply) == UNCHANGED.casefold() or (bool(cited_ids(earlier)) and not cited_ids(reply))
+
+
+def _bare(text: str) -> str:
+    return text.strip().strip(".\"'`*").casefold()
+
+
+class _Gate:
+    """Holds a streamed reply back as long as it may yet leave the earlier answer as it is."""
+
+    def __init__(self, earlier: str) -> None:
+        self._cites = bool(cited_ids(earlier))
+        self._held: str | None = ""
+
+    def feed(self, delta: str) -> str:
+        if self._held is None:
+            return delta
+        self._held += delta
+        if not cited_ids(self._held) and (self._cites or UNCHANGED.casefold().startswith(_bare(self._held))):
+            return ""
+        text, self._held = self._held, None
+        return text

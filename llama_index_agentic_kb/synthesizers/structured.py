@@ -81,7 +81,7 @@ class ObjectAsker:
         raise AssertionError("asking in words is always possible")
 
     def _forms(self, model: LanguageModel, output_cls: type[BaseModel]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-        """Give the forms to try as (name, kind, arguments), strictest first."""
+        """Return the forms to try as (name, kind, arguments), strictest first."""
         strict = strict_schema(output_cls)
         schema = None if strict is None else structured_output(model.llm, _name(output_cls), strict)
         if schema is not None and "schema" not in self._refused:
@@ -92,7 +92,7 @@ class ObjectAsker:
 
 
 def in_words(messages: Sequence[ChatMessage], output_cls: type[BaseModel]) -> list[ChatMessage]:
-    """Give messages whose last one says in words what object is wanted."""
+    """Return messages whose last one says in words what object is wanted."""
     schema = json.dumps(output_cls.model_json_schema(), ensure_ascii=False)
     wish = f"\n\nReply with one JSON object and nothing else. It must fit this JSON schema:\n{schema}"
     *before, last = messages
@@ -108,7 +108,7 @@ def _tool(output_cls: type[BaseModel]) -> FunctionTool:
 
 
 def _name(output_cls: type[BaseModel]) -> str:
-    """Give a class's name as servers take it: generic classes have brackets in theirs."""
+    """Return a class's name as servers take it: generic classes have brackets in theirs."""
     return re.sub(r"\W+", "_", output_cls.__name__)[:64]
 
 
@@ -117,7 +117,7 @@ def _take(**_: Any) -> None:
 
 
 def strict_schema(output_cls: type[BaseModel]) -> dict[str, Any] | None:
-    """Give the JSON schema of a class as OpenAI's strict mode takes it; None where it can't be put that way."""
+    """Return the JSON schema of a class as OpenAI's strict mode takes it; None where it can't be put that way."""
     schema: dict[str, Any] = output_cls.model_json_schema()
     return _strict(schema) if _closed(schema) else None
 
@@ -168,8 +168,8 @@ def read_object(
     """
     spoken = reply.text if reply.tool_arguments is None else json.dumps(reply.tool_arguments, ensure_ascii=False)
     why = "it holds no JSON object"
-    for given in _values(spotlight.unmarked(spoken)):
-        value, removed = clean_values(given, rules)
+    for item in _values(spotlight.unmarked(spoken)):
+        value, removed = clean_values(item, rules)
         try:
             return output_cls.model_validate(value), removed
         except ValidationError as error:
@@ -181,7 +181,7 @@ def read_object(
 
 
 def _values(text: str) -> Iterator[dict[str, Any]]:
-    """Give the JSON objects in a text, likeliest first: the text itself, then what stands in it, then within that."""
+    """Return the JSON objects in a text, likeliest first: the text itself, then what stands in it, then within that."""
     body = unfenced(text)
     try:
         value = json.loads(body)

@@ -13,8 +13,7 @@ from llama_index_agentic_kb._text import cut_to_fit
 from llama_index_agentic_kb.llm import count_tokens
 from llama_index_agentic_kb.prompts import SUMMARY_TEMPLATE, format_partial, format_passages
 from llama_index_agentic_kb.synthesizers.base import AgenticSynthesizer
-from llama_index_agentic_kb.synthesizers.draft import Draft, ids_of
-from llama_index_agentic_kb.synthesizers.parallel import side_by_side
+from llama_index_agentic_kb.synthesizers.draft import Draft, ids_of, side_by_side
 from llama_index_agentic_kb.synthesizers.passages import pack
 
 __all__ = ["TreeSummarize"]
@@ -32,7 +31,7 @@ class TreeSummarize(AgenticSynthesizer):
 
     Partial answers keep their markers. It always ends: each level has fewer calls than the one below, or its texts
     are cut to fit into the last one; depth and number of calls are bounded. When streaming, the last call's deltas
-    are told; with ``output_cls``, the last call gives the object. Template: ``summary_template``.
+    are emitted; with ``output_cls``, the last call returns the object. Template: ``summary_template``.
     """
 
     mode = "tree_summarize"
@@ -54,17 +53,17 @@ class TreeSummarize(AgenticSynthesizer):
             calls += len(contexts)
             depth += 1
             shown = set().union(*(ids for _, ids in contexts))
-            most = 1 if depth >= MAX_DEPTH else min(len(contexts) - 1, MAX_CALLS - calls - 1)
-            texts = await self._join(draft, answers, most)
+            limit = 1 if depth >= MAX_DEPTH else min(len(contexts) - 1, MAX_CALLS - calls - 1)
+            texts = await self._join(draft, answers, limit)
             contexts = [(text, shown) for text in texts]
         ((text, ids),) = contexts
         return await draft.finish(template, ids, step=calls, context_str=text)
 
-    async def _join(self, draft: Draft, answers: Sequence[str], most: int) -> list[str]:
-        """Give the contexts of the next level: at most so many, or one into which all answers are cut."""
+    async def _join(self, draft: Draft, answers: Sequence[str], limit: int) -> list[str]:
+        """Return the contexts of the next level: at most ``limit``, or one into which all answers are cut."""
 
         def work() -> tuple[list[str], int]:
-            made, short = join(answers, draft.room(self.templates["summary_template"]), most)
+            made, short = join(answers, draft.room(self.templates["summary_template"]), limit)
             return [draft.spotlight.framed(text) for text in made], short
 
         texts, cut = await Call(sync=work, deadline=draft.deadline, what="packing answers")
@@ -74,17 +73,17 @@ class TreeSummarize(AgenticSynthesizer):
 
 
 async def _keep(draft: Draft, position: int, answer: str) -> None:
-    """Let the first level's partial answers be the answer so far, as they come."""
+    """Keep the first level's partial answers, as they come, as the answer so far."""
     draft.so_far += SEPARATOR * (position > 0) + answer
 
 
-def join(answers: Sequence[str], room: int, most: int) -> tuple[list[str], int]:
+def join(answers: Sequence[str], room: int, limit: int) -> tuple[list[str], int]:
     """Pack partial answers into contexts.
 
     Args:
         answers: The model's own texts.
         room: Tokens of one context.
-        most: How many contexts there may be; where more are needed, all answers are cut to equal shares of one.
+        limit: How many contexts there may be; where more are needed, all answers are cut to equal shares of one.
 
     Returns:
         The contexts, and how many answers were cut.
@@ -100,7 +99,7 @@ def join(answers: Sequence[str], room: int, most: int) -> tuple[list[str], int]:
         else:
             contexts.append([block])
             used = needed
-    if len(contexts) <= max(most, 1) and all(count_tokens("\n".join(context)) <= room for context in contexts):
+    if len(contexts) <= max(limit, 1) and all(count_tokens("\n".join(context)) <= room for context in contexts):
         return ["\n".join(context) for context in contexts], 0
     return _one_context(answers, room // len(answers))
 

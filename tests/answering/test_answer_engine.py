@@ -22,7 +22,7 @@ from llama_index_agentic_kb import (
 from llama_index_agentic_kb.answering.policy import AnswerPolicy
 from llama_index_agentic_kb.errors import NotFoundError
 from llama_index_agentic_kb.grounding.settings import Grounding
-from llama_index_agentic_kb.query_engine.responses import WITHHELD
+from llama_index_agentic_kb.query_engine import WITHHELD
 from llama_index_agentic_kb.schema.answer import (
     Answer,
     AnswerState,

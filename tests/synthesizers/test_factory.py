@@ -89,7 +89,7 @@ def test_what_a_mode_can_not_do_is_refused() -> None:
 
 
 def test_the_room_is_light() -> None:
-    """Importing it loads no mode, and no LlamaIndex; every name can be had."""
+    """Importing the package loads no mode and no LlamaIndex; every name resolves."""
     code = (
         "import sys, llama_index_agentic_kb.synthesizers\n"
         "heavy = {'llama_index.core', 'pydantic', 'pysbd', 'tiktoken'} & set(sys.modules)\n"

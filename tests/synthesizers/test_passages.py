@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llama_index_agentic_kb.prompts import Passage
-from llama_index_agentic_kb.synthesizers.passages import MOST_PARTS, cost, fit, pack, share, singly
+from llama_index_agentic_kb.synthesizers.passages import MAX_PARTS, cost, fit, pack, share, singly
 
 TEXTS = st.lists(
     st.lists(st.sampled_from(["A sentence. ", "word ", "日本語。", "x" * 40, "\n", "<evidence>"]), max_size=120).map(
@@ -53,5 +53,5 @@ def test_a_megabyte_is_split_soon(text: str) -> None:
     started = time.monotonic()
     packed = singly(make([text]), 1_000)
     assert time.monotonic() - started < 6
-    assert len(packed.groups) == MOST_PARTS
+    assert len(packed.groups) == MAX_PARTS
     assert (packed.cut, packed.dropped) == (1, 0)

@@ -1,0 +1,668 @@
+"""The query engine: one question, the whole way.
+
+    retrieval ─▶ synthesis ─▶ grounding ─▶ response
+
+``AgenticQueryEngine`` joins the stages; ``Answered`` is the result; the ``Agentic*Response`` classes are LlamaIndex's
+responses with the whole account.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, TypeAlias
+
+from llama_index.core.base.base_query_engine import BaseQueryEngine
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.base.response.schema import (
+    RESPONSE_TYPE,
+    AsyncStreamingResponse,
+    PydanticResponse,
+    Response,
+    StreamingResponse,
+)
+from llama_index.core.callbacks import CallbackManager
+from llama_index.core.callbacks.schema import CBEventType, EventPayload
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
+from llama_index.core.prompts.mixin import PromptMixinType
+from llama_index.core.response_synthesizers import BaseSynthesizer
+from llama_index.core.schema import NodeWithScore, QueryBundle
+
+from llama_index_agentic_kb._aio import (
+    END,
+    Call,
+    aiterate,
+    arun,
+    deadline_after,
+    earliest,
+    emit,
+    emitting,
+    iterate,
+    open_stream,
+    run,
+)
+from llama_index_agentic_kb._text import one_line
+from llama_index_agentic_kb.account import GuardedCallbacks
+from llama_index_agentic_kb.account.retry_budget import share_retries
+from llama_index_agentic_kb.errors import DeadlineExceededError
+from llama_index_agentic_kb.evidence.gathering import PROVENANCE_KEY
+from llama_index_agentic_kb.evidence.postprocessing import postprocess
+from llama_index_agentic_kb.grounding import MarkerFilter, Markers, cited_ids
+from llama_index_agentic_kb.grounding.grounded import GroundedText, ground_text
+from llama_index_agentic_kb.grounding.helpfulness import unhelpful
+from llama_index_agentic_kb.grounding.settings import Grounding, as_grounding
+from llama_index_agentic_kb.llm import CUT_SHORT
+from llama_index_agentic_kb.prompts import format_question
+from llama_index_agentic_kb.retriever import AgenticRetriever, Retrieval
+from llama_index_agentic_kb.schema import (
+    ActivityRecord,
+    AgenticReasoningActivity,
+    Message,
+    MissingPart,
+    ModelAnswerSynthesisActivity,
+    ModelInfo,
+    Outcome,
+    OutputMode,
+    RetrievalRequest,
+    RetrievalResponse,
+)
+from llama_index_agentic_kb.schema.answer import SkippedReason
+from llama_index_agentic_kb.schema.grounding import ClaimFlag, Verdict
+from llama_index_agentic_kb.synthesizers import AgenticSynthesizer, Synthesis, get_response_synthesizer
+from llama_index_agentic_kb.synthesizers.extractive import partial_answer
+
+__all__ = [
+    "AgenticAsyncStreamingResponse",
+    "AgenticQueryEngine",
+    "AgenticResponse",
+    "AgenticStreamingResponse",
+    "Answered",
+    "default_mode",
+]
+
+Observer: TypeAlias = Callable[[ActivityRecord], None] | None
+
+
+class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
+    """Answers a question over knowledge sources: plan, parallel retrieval, fusion, synthesis, grounding, account.
+
+    ``query`` and ``aquery`` give LlamaIndex responses whose ``source_nodes[N]`` is ``[ref_id:N]`` and whose
+    ``metadata["agentic_kb"]`` is the wire form of ``RetrievalResponse``; ``cited_nodes`` are those that the answer
+    cites. While a response streams, its account still grows: read it after the last token.
+
+    Args:
+        retriever: An ``AgenticRetriever``; any other retriever is searched as a single source.
+        response_synthesizer: One of ours, or of LlamaIndex's; None makes one of ``response_mode``.
+        response_mode: See ``get_response_synthesizer``; None is ``answerSynthesis`` with a language model, else
+            ``extractiveData``.
+        node_postprocessors: Applied to the retriever's nodes, after its own.
+        streaming: Whether to stream token deltas.
+        grounding: How answers are held against their evidence: ``Grounding(...)``; None (default) and True are its
+            defaults, False does not. Answers of LlamaIndex's own synthesizers are checked only where this is given.
+        callback_manager: None is the retriever's.
+        synthesizer_kwargs: Further arguments of ``get_response_synthesizer`` (templates, ``output_cls``, ...).
+    """
+
+    def __init__(
+        self,
+        retriever: BaseRetriever,
+        response_synthesizer: BaseSynthesizer | None = None,
+        *,
+        response_mode: str | None = None,
+        node_postprocessors: Sequence[BaseNodePostprocessor] = (),
+        streaming: bool = False,
+        grounding: Grounding | bool | None = None,
+        callback_manager: CallbackManager | None = None,
+        **synthesizer_kwargs: Any,
+    ) -> None:
+        if not isinstance(retriever, AgenticRetriever):
+            retriever = AgenticRetriever.from_defaults(retriever, effort="minimal")
+        self.retriever = retriever
+        self.node_postprocessors = list(node_postprocessors)
+        manager = callback_manager or retriever.callback_manager
+        self.synthesizer = response_synthesizer or get_response_synthesizer(
+            **{
+                "llm": retriever.llm,
+                "retries": retriever.retries,
+                "spotlighting": retriever.spotlighting,
+                **synthesizer_kwargs,
+            },
+            response_mode=response_mode or default_mode(retriever),
+            streaming=streaming,
+            callback_manager=manager,
+        )
+        self.grounding = as_grounding(grounding)
+        self._grounding_asked = bool(grounding)
+        super().__init__(callback_manager=manager)
+
+    def _get_prompt_modules(self) -> PromptMixinType:
+        return {"retriever": self.retriever, "response_synthesizer": self.synthesizer}
+
+    # -- LlamaIndex ------------------------------------------------------------------------------------------------
+
+    def _query(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
+        request = self.retriever.request_for(query_bundle)
+        return self.stream(request, query_bundle) if self._streams else self.respond(request, query_bundle)
+
+    async def _aquery(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
+        request = self.retriever.request_for(query_bundle)
+        if self._streams:
+            return await self.astream(request, query_bundle)
+        return await self.arespond(request, query_bundle)
+
+    def retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        """Give the nodes that an answer would rest on."""
+        return run(self.retrieved(self.retriever.request_for(query_bundle), query_bundle)).nodes
+
+    async def aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        """Give the nodes that an answer would rest on."""
+        return (await arun(self.retrieved(self.retriever.request_for(query_bundle), query_bundle))).nodes
+
+    def synthesize(
+        self,
+        query_bundle: QueryBundle,
+        nodes: list[NodeWithScore],
+        additional_source_nodes: Sequence[NodeWithScore] | None = None,
+    ) -> RESPONSE_TYPE:
+        """Answer from given nodes."""
+        return self.synthesizer.synthesize(query_bundle, nodes, additional_source_nodes)
+
+    async def asynthesize(
+        self,
+        query_bundle: QueryBundle,
+        nodes: list[NodeWithScore],
+        additional_source_nodes: Sequence[NodeWithScore] | None = None,
+    ) -> RESPONSE_TYPE:
+        """Answer from given nodes."""
+        return await self.synthesizer.asynthesize(query_bundle, nodes, additional_source_nodes)
+
+    # -- the way of a query ----------------------------------------------------------------------------------------
+
+    def respond(self, request: RetrievalRequest, bundle: QueryBundle | None = None) -> Response | PydanticResponse:
+        """Go the whole way of a request and give a LlamaIndex response."""
+        return llama_response(run(self.answer(request, bundle)))
+
+    async def arespond(
+        self, request: RetrievalRequest, bundle: QueryBundle | None = None
+    ) -> Response | PydanticResponse:
+        """Go the whole way of a request and give a LlamaIndex response."""
+        return llama_response(await arun(self.answer(request, bundle)))
+
+    async def answer(
+        self, request: RetrievalRequest, bundle: QueryBundle | None = None, observer: Observer = None
+    ) -> Answered:
+        """Go the whole way of a request: retrieve, synthesize, and hold the answer against its evidence.
+
+        Where the answer is not there by its deadline, what arrived is given: the answer so far (the steps of refine,
+        the partial answers of a tree), or else the evidence as extracted data. ``missing`` names the answer then.
+
+        Args:
+            request: What is asked.
+            bundle: The caller's query; its vector serves the question's lane.
+            observer: Called with each activity record when it is opened and when it is closed.
+
+        Raises:
+            SynthesisError: The language model failed while answering, and time was not the reason.
+            DeadlineExceededError: An object (``output_cls``) was not there in time.
+        """
+        retrieval = await self.retrieved(request, bundle, observer)
+        try:
+            synthesis = await synthesized(self.synthesizer, retrieval)
+        except DeadlineExceededError as error:
+            synthesis = await arrived(self.synthesizer, retrieval, error)
+            if not error.partial:  # extracts say what the evidence says
+                return Answered(retrieval, synthesis)
+        return await self.grounded(retrieval, synthesis, self.checks)
+
+    @property
+    def checks(self) -> Grounding | None:
+        """How answers are held against their evidence; None where they are not."""
+        grounding = self.grounding
+        return grounding if is_checked(self.synthesizer, grounding, asked=self._grounding_asked) else None
+
+    async def grounded(self, retrieval: Retrieval, synthesis: Synthesis, grounding: Grounding | None) -> Answered:
+        """Go the last part of the way: hold the answer against the evidence, and tell why it is none, or is withheld.
+
+        Args:
+            retrieval: The evidence.
+            synthesis: The answer.
+            grounding: How; None does not check it.
+        """
+        answered = Answered(retrieval, synthesis)
+        if not retrieval.nodes:
+            answered.skipped = [SkippedReason.NO_RELEVANT_CONTENT]
+        elif grounding is not None and synthesis.output is None:
+            answered.grounded = await checked(self.synthesizer, retrieval, synthesis, grounding)
+            answered.skipped = [*answered.grounded.skipped]
+            if not answered.skipped and unhelpful(answered.grounded.text, question=retrieval.scope.question):
+                answered.skipped.append(SkippedReason.UNHELPFUL_ANSWER)
+        return answered
+
+    async def retrieved(
+        self,
+        request: RetrievalRequest,
+        bundle: QueryBundle | None = None,
+        observer: Observer = None,
+        **further: Any,
+    ) -> Retrieval:
+        """Go the first half of the way: give the evidence that an answer rests on; see ``AgenticRetriever.retrieval``.
+
+        Args:
+            request: What is asked.
+            bundle: The caller's query; its vector serves the question's lane.
+            observer: Called with each activity record when it is opened and when it is closed.
+            further: Further arguments of the retriever's.
+        """
+        share = 0.4 if getattr(self.synthesizer, "needs_llm", True) else 0.1
+        retrieval = await self.retriever.retrieval(
+            request, bundle=bundle, answer_share=share, observer=observer, **further
+        )
+        query = bundle or QueryBundle(retrieval.scope.question)
+        left = await postprocess(
+            retrieval.nodes, self.node_postprocessors, query, retrieval.budget.evidence_deadline, retrieval.selected
+        )
+        retrieval.nodes = left.nodes
+        retrieval.missing += [part for part in (left.missing,) if part is not None]
+        reasoning = retrieval.log.last(AgenticReasoningActivity)
+        if self.node_postprocessors and reasoning is not None:
+            retrieval.log.amend(
+                reasoning,
+                kept=len(left.nodes),
+                dropped_by_postprocessors=(reasoning.dropped_by_postprocessors or 0) + left.dropped,
+                added_by_postprocessors=(reasoning.added_by_postprocessors or 0) + left.added,
+            )
+        if not retrieval.nodes:
+            candidates = reasoning.candidates if reasoning is not None else 0
+            reason = f"none of {candidates} candidates was kept" if candidates else "no source returned anything"
+            retrieval.missing.append(MissingPart(what="evidence", outcome=Outcome.EMPTY, reason=reason))
+        return retrieval
+
+    # -- streaming -------------------------------------------------------------------------------------------------
+
+    @property
+    def _streams(self) -> bool:
+        return bool(getattr(self.synthesizer, "_streaming", False))  # core's name; ours has it too
+
+    def stream(self, request: RetrievalRequest, bundle: QueryBundle | None = None) -> AgenticStreamingResponse:
+        """Retrieve, and give a LlamaIndex response whose tokens come as they are read."""
+        retrieval = run(self.retrieved(request, bundle))
+        metadata = metadata_of(Answered(retrieval, Synthesis(text="")))
+        flow, context = self._streamed(retrieval, metadata), contextvars.copy_context()
+
+        def tokens() -> Generator[str, None, None]:
+            yield from iterate(flow, context)
+
+        return AgenticStreamingResponse(tokens(), source_nodes=retrieval.nodes, metadata=metadata)
+
+    async def astream(
+        self, request: RetrievalRequest, bundle: QueryBundle | None = None
+    ) -> AgenticAsyncStreamingResponse:
+        """Retrieve, and give a LlamaIndex response whose tokens come as they are read."""
+        retrieval = await arun(self.retrieved(request, bundle))
+        metadata = metadata_of(Answered(retrieval, Synthesis(text="")))
+        flow, context = self._streamed(retrieval, metadata), contextvars.copy_context()
+
+        async def tokens() -> AsyncGenerator[str, None]:
+            async for token in aiterate(flow, context):
+                yield token
+
+        return AgenticAsyncStreamingResponse(tokens(), source_nodes=retrieval.nodes, metadata=metadata)
+
+    def _streamed(self, retrieval: Retrieval, metadata: dict[str, Any]) -> Coroutine[Any, Any, None]:
+        """Give the flow that synthesizes, then completes the metadata that the response already holds.
+
+        It begins when somebody reads: the time until then is the reader's, and not taken off the budget.
+        """
+        left = retrieval.budget.left
+
+        async def flow() -> None:
+            retrieval.budget = replace(retrieval.budget, deadline=deadline_after(left))
+            answered = Answered(retrieval, Synthesis(text=""))
+            try:
+                share_retries(retrieval.budget.retries)
+                synthesis = await self._told(retrieval)
+                answered = Answered(retrieval, synthesis)
+                answered = await self.grounded(retrieval, synthesis, self.checks)
+                if self._holds_back:
+                    await emit(answered.text)
+            except DeadlineExceededError:
+                told = "it was not done by its deadline: what was told of it by then is all"
+                retrieval.missing.append(answer_missing(Outcome.TIMEOUT, told))
+                raise
+            finally:
+                metadata.update(metadata_of(answered))
+
+        return flow()
+
+    @property
+    def _holds_back(self) -> bool:
+        """Whether the answer may yet change when it is checked."""
+        return self.checks is not None and self.checks.may_change
+
+    def _told(self, retrieval: Retrieval) -> Coroutine[Any, Any, Synthesis]:
+        """Synthesize, and emit the text with its markers as asked for, unless it may yet change."""
+        body = synthesized(self.synthesizer, retrieval, streaming=True)
+        style = Markers.KEEP if self.checks is None else Markers(self.checks.markers)
+        if self._holds_back:
+            return emitting(body, lambda _: "")
+        if style is Markers.KEEP:
+            return body
+        markers = MarkerFilter(range(len(retrieval.nodes)), style)
+        return emitting(body, markers.feed, markers.close)
+
+
+def default_mode(retriever: AgenticRetriever) -> str:
+    """Give the mode that a retriever's language model, or the lack of one, makes sensible."""
+    return (OutputMode.EXTRACTIVE_DATA if retriever.llm is None else OutputMode.ANSWER_SYNTHESIS).value
+
+
+# -- synthesis ---------------------------------------------------------------------------------------------------------
+
+
+def answer_missing(outcome: Outcome, reason: str) -> MissingPart:
+    """Tell that the answer is not there, or not all of it."""
+    return MissingPart(what="answer", outcome=outcome, reason=reason)
+
+
+async def synthesized(
+    synthesizer: BaseSynthesizer, retrieval: Retrieval, *, streaming: bool = False, **further: Any
+) -> Synthesis:
+    """Make the answer, with its record; what needs no model adds to the agent's record instead.
+
+    Args:
+        synthesizer: What answers.
+        retrieval: The evidence.
+        streaming: Whether deltas of the text are emitted.
+        further: ``instructions`` and ``aside``, for a synthesizer of ours.
+    """
+    if not isinstance(synthesizer, AgenticSynthesizer):
+        return await _foreign(synthesizer, retrieval)
+    body = synthesizer.synthesis(
+        QueryBundle(format_question(retrieval.scope.question, retrieval.scope.history)),
+        retrieval.nodes,
+        # What needs no model takes milliseconds: it is given also where a source took all the time.
+        deadline=retrieval.budget.answer_deadline if synthesizer.needs_llm else None,
+        max_output_tokens=retrieval.budget.output_tokens,
+        sources={name: chosen.source for name, chosen in retrieval.selected.items()},
+        streaming=streaming,
+        **further,
+    )
+    if not synthesizer.needs_llm:
+        return await _extracted(body, retrieval)
+    return await _written(body, synthesizer, retrieval)
+
+
+async def _extracted(body: Coroutine[Any, Any, Synthesis], retrieval: Retrieval) -> Synthesis:
+    synthesis = await body
+    reasoning = retrieval.log.last(AgenticReasoningActivity)
+    if synthesis.dropped and reasoning is not None:
+        retrieval.log.amend(reasoning, dropped_by_budget=(reasoning.dropped_by_budget or 0) + synthesis.dropped)
+    if synthesis.warnings and reasoning is not None:
+        warnings = [*filter(None, [reasoning.warning]), *synthesis.warnings]
+        retrieval.log.amend(reasoning, warning="; ".join(warnings))
+    if synthesis.dropped:
+        told = f"{synthesis.dropped} passages did not fit into the output's budget"
+        retrieval.missing.append(MissingPart(what="extracts", outcome=Outcome.SKIPPED, reason=told))
+    return synthesis
+
+
+async def _written(
+    body: Coroutine[Any, Any, Synthesis], synthesizer: AgenticSynthesizer, retrieval: Retrieval
+) -> Synthesis:
+    name, log = synthesizer.model.name, retrieval.log
+    record = log.open(
+        ModelAnswerSynthesisActivity,
+        CBEventType.SYNTHESIZE,
+        {EventPayload.QUERY_STR: retrieval.scope.question},
+        model=None if name is None else ModelInfo(model_name=name),
+        response_mode=synthesizer.mode,
+    )
+    try:
+        synthesis = await body
+    except asyncio.CancelledError:
+        log.cancel(record)
+        raise
+    except Exception as error:
+        outcome = Outcome.TIMEOUT if isinstance(error, DeadlineExceededError) else Outcome.ERROR
+        log.fail(record, error, name, outcome=outcome)
+        raise
+    if synthesis.cut:
+        retrieval.missing.append(answer_missing(Outcome.ERROR, f"{CUT_SHORT}: the answer may end too early"))
+    log.close(
+        record,
+        {EventPayload.RESPONSE: synthesis.text},
+        outcome=Outcome.OK if retrieval.nodes else Outcome.EMPTY,
+        input_tokens=synthesis.usage.input_tokens,
+        output_tokens=synthesis.usage.output_tokens,
+        calls=synthesis.usage.calls,
+        dropped_by_budget=synthesis.dropped,
+        links_removed=synthesis.links_removed,
+        warning="; ".join(synthesis.warnings) or None,
+    )
+    return synthesis
+
+
+async def _foreign(synthesizer: BaseSynthesizer, retrieval: Retrieval) -> Synthesis:
+    """Let a synthesizer of LlamaIndex's answer; it keeps no account."""
+    query = QueryBundle(retrieval.scope.question)
+    response = await Call(
+        sync=partial(synthesizer.synthesize, query, retrieval.nodes),
+        native=partial(synthesizer.asynthesize, query, retrieval.nodes),
+        deadline=retrieval.budget.answer_deadline,
+        what=f"synthesizer {type(synthesizer).__name__}",
+    )
+    if isinstance(response, (StreamingResponse, AsyncStreamingResponse)):
+        return Synthesis(text=(await _tokens(response, retrieval.budget.deadline)))
+    output = response.response if isinstance(response, PydanticResponse) else None
+    text = str(response)
+    await emit(text)
+    return Synthesis(text=text, output=output)
+
+
+async def _tokens(response: StreamingResponse | AsyncStreamingResponse, deadline: float | None) -> str:
+    """Pass a stream of LlamaIndex's on, token by token, and give its text."""
+    if isinstance(response, StreamingResponse):
+        stream = open_stream(sync=partial(iter, response.response_gen), what="synthesizer's stream")
+    else:
+        tokens = response
+
+        async def read() -> AsyncGenerator[str, None]:
+            return tokens.async_response_gen()
+
+        stream = open_stream(native=read, what="synthesizer's stream")
+    text = ""
+    while (token := (await stream.next(deadline=deadline))) is not END:
+        text += token
+        await emit(token)
+    return text
+
+
+async def arrived(synthesizer: BaseSynthesizer, retrieval: Retrieval, error: DeadlineExceededError) -> Synthesis:
+    """Give what there is of an answer that did not come in time; a part of an object is none."""
+    if getattr(synthesizer, "_output_cls", None) is not None:  # core's name; ours has it too
+        raise error
+    synthesis = await partial_answer(
+        error,
+        retrieval.scope.question,
+        retrieval.nodes,
+        max_output_tokens=retrieval.budget.output_tokens,
+        sources={name: chosen.source for name, chosen in retrieval.selected.items()},
+    )
+    retrieval.missing.append(answer_missing(Outcome.TIMEOUT, synthesis.warnings[0]))
+    return synthesis
+
+
+# -- grounding -----------------------------------------------------------------------------------------------------
+
+
+def is_checked(synthesizer: BaseSynthesizer, grounding: Grounding | None, *, asked: bool) -> bool:
+    """Tell whether a synthesizer's answers are held against the evidence.
+
+    Those of ours that a model writes from evidence are; those of LlamaIndex's, which bear no markers, where that was
+    asked for.
+
+    Args:
+        synthesizer: What answers.
+        grounding: How; None never.
+        asked: Whether it is the user's wish, and not the default.
+    """
+    if grounding is None or getattr(synthesizer, "_output_cls", None) is not None:
+        return False
+    if isinstance(synthesizer, AgenticSynthesizer):
+        return synthesizer.needs_llm and synthesizer.needs_nodes
+    return asked
+
+
+async def checked(
+    synthesizer: BaseSynthesizer, retrieval: Retrieval, synthesis: Synthesis, grounding: Grounding
+) -> GroundedText:
+    """Hold an answer against the evidence, and tell in the synthesis' record what came of it.
+
+    Where markers are renumbered, the retrieval's nodes are put into the order of the answer, in place.
+    """
+    text = synthesis.text
+    if grounding.markers == Markers.RENUMBER:
+        text = _renumbered(text, retrieval)
+    budget = retrieval.budget
+    grounded = await ground_text(
+        text,
+        retrieval.nodes,
+        retrieval.references,
+        grounding,
+        model=getattr(synthesizer, "model", None),
+        spotlighting=getattr(synthesizer, "spotlighting", None),
+        deadline=earliest(budget.check_deadline, deadline_after(grounding.seconds)),
+    )
+    _tell(retrieval, grounded)
+    if grounding.may_change and any(ClaimFlag.NOT_SCORED in claim.flags for claim in grounded.ledger.claims):
+        told = "; ".join(grounded.ledger.warnings) or "some claims were not checked"
+        retrieval.missing.append(MissingPart(what="grounding", outcome=Outcome.ERROR, reason=told))
+    return grounded
+
+
+def _renumbered(text: str, retrieval: Retrieval) -> str:
+    """Number an answer's markers in order of appearance; the nodes are put into the same order, in place."""
+    nodes = retrieval.nodes
+    markers = MarkerFilter(range(len(nodes)), Markers.RENUMBER)
+    shown = markers.feed(text) + markers.close()
+    rest = sorted(set(range(len(nodes))) - set(markers.cited))
+    nodes[:] = [nodes[number] for number in (*markers.cited, *rest)]
+    return shown
+
+
+def _tell(retrieval: Retrieval, grounded: GroundedText) -> None:
+    record = retrieval.log.last(ModelAnswerSynthesisActivity)
+    if record is None:
+        return
+    ledger = grounded.ledger
+    checked_claims = [claim for claim in ledger.claims if claim.score is not None]
+    warnings = [*filter(None, [record.warning]), *(one_line(warning) for warning in ledger.warnings)]
+    retrieval.log.amend(
+        record,
+        grounding_score=ledger.grounding_score,
+        claims=len(checked_claims),
+        supported_claims=sum(claim.verdict is Verdict.SUPPORTED for claim in checked_claims),
+        warning="; ".join(warnings) or None,
+    )
+
+
+# -- results -----------------------------------------------------------------------------------------------------------
+
+WITHHELD = "No answer is given: what was found does not bear one out. The sources are listed."
+"""What is said in place of an answer that is withheld; ``skipped_reasons`` say why, as data."""
+
+
+@dataclass(slots=True)
+class Answered:
+    """A whole way: what was found, what was made of it, and what it rests on.
+
+    Args:
+        retrieval: The evidence and the account.
+        synthesis: The answer as the synthesizer wrote it.
+        grounded: The answer as it was checked; None where there is nothing to check.
+        skipped: Why there is no answer, or none that is given; empty where there is one.
+    """
+
+    retrieval: Retrieval
+    synthesis: Synthesis
+    grounded: GroundedText | None = None
+    skipped: list[SkippedReason] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """What is told: the answer, repaired where that was asked for, or what is said in its place."""
+        if self.grounded is None:
+            return self.synthesis.text
+        return WITHHELD if self.grounded.skipped else self.grounded.text
+
+    def response(self, *, include_activity: bool = True) -> RetrievalResponse:
+        """Give the response object."""
+        retrieval, text = self.retrieval, self.text
+        return RetrievalResponse(
+            status_code=206 if any(part.outcome.failed for part in retrieval.missing) else 200,
+            response=[Message.model_validate({"role": "assistant", "content": text})] if text else [],
+            activity=list(retrieval.log.records) if include_activity else None,
+            references=retrieval.references,
+            missing=retrieval.missing,
+            plan=retrieval.plan,
+            grounding=None if self.grounded is None else self.grounded.ledger,
+            skipped_reasons=self.skipped,
+        )
+
+
+class _Accounted:
+    """What our LlamaIndex responses tell beside their text."""
+
+    source_nodes: list[NodeWithScore]
+    metadata: dict[str, Any] | None
+
+    @property
+    def account(self) -> RetrievalResponse:
+        """Answer, references, grounding, activity, plan and what is missing; of a stream, once it was read."""
+        return RetrievalResponse.parse((self.metadata or {}).get(PROVENANCE_KEY, {}))
+
+    @property
+    def cited_nodes(self) -> list[NodeWithScore]:
+        """Those of ``source_nodes`` that the answer cites, in order of first mention; of a stream, once it was read."""
+        return _cited(self.account, self.source_nodes)
+
+    def _repr_html_(self) -> str:
+        return self.account._repr_html_()
+
+
+class AgenticResponse(_Accounted, Response):
+    """A LlamaIndex ``Response`` that carries the whole account and shows itself in a notebook."""
+
+
+class AgenticStreamingResponse(_Accounted, StreamingResponse):
+    """A LlamaIndex ``StreamingResponse`` that carries the whole account."""
+
+
+class AgenticAsyncStreamingResponse(_Accounted, AsyncStreamingResponse):
+    """A LlamaIndex ``AsyncStreamingResponse`` that carries the whole account."""
+
+
+def _cited(account: RetrievalResponse, nodes: Sequence[NodeWithScore]) -> list[NodeWithScore]:
+    """Give the nodes that an answer that is given cites, its headings and lead-ins too."""
+    if SkippedReason.LOW_GROUNDED_ANSWER in account.skipped_reasons:
+        return []
+    claimed = [] if account.grounding is None else [int(number) for number in account.grounding.cited]
+    numbers = dict.fromkeys([*cited_ids(account.text), *claimed])
+    return [nodes[number] for number in numbers if number < len(nodes)]
+
+
+def metadata_of(answered: Answered) -> dict[str, Any]:
+    """Give the metadata of a LlamaIndex response: each node's, as core has it, and the account."""
+    nodes: Mapping[str, Any] = {node.node.node_id: node.node.metadata for node in answered.retrieval.nodes}
+    return {**nodes, PROVENANCE_KEY: answered.response().to_dict()}
+
+
+def llama_response(answered: Answered) -> Response | PydanticResponse:
+    """Give a LlamaIndex response: its text, its nodes, and the account in its metadata."""
+    nodes, metadata = answered.retrieval.nodes, metadata_of(answered)
+    if answered.synthesis.output is not None:
+        return PydanticResponse(answered.synthesis.output, source_nodes=nodes, metadata=metadata)
+    return AgenticResponse(answered.text, source_nodes=nodes, metadata=metadata)
