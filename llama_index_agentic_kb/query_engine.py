@@ -68,8 +68,8 @@ from llama_index_agentic_kb.schema import (
     OutputMode,
     RetrievalRequest,
     RetrievalResponse,
+    SkippedReason,
 )
-from llama_index_agentic_kb.schema.answer import SkippedReason
 from llama_index_agentic_kb.schema.grounding import ClaimFlag, Verdict
 from llama_index_agentic_kb.synthesizers import AgenticSynthesizer, Synthesis, get_response_synthesizer
 from llama_index_agentic_kb.synthesizers.extractive import partial_answer
