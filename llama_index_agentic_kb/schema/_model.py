@@ -18,11 +18,11 @@ __all__ = ["Model"]
 MAX_DEPTH: Final = 200
 """Objects and lists inside each other; about as many as pydantic reads of JSON text."""
 
-MAX_TOLD: Final = 20
+MAX_FIELDS: Final = 20
 """Fields at fault that an error names."""
 
-MAX_WORDS: Final = 300
-"""Characters of what it says of each: names and values are the caller's, and may be long."""
+MAX_CHARACTERS: Final = 300
+"""Characters that it says of each: names and values are the caller's, and may be long."""
 
 
 class Model(BaseModel):
@@ -37,22 +37,22 @@ class Model(BaseModel):
     )
 
     def to_dict(self) -> dict[str, Any]:
-        """Give the wire form: camelCase, JSON types only, nothing that is None; what JSON has no type for is text."""
+        """Return the wire form: camelCase, JSON types only, nothing that is None; what JSON has no type for is text."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True, fallback=str)
 
     def to_json(self, *, indent: int | None = None) -> str:
-        """Give the wire form as JSON text."""
+        """Return the wire form as JSON text."""
         return self.model_dump_json(by_alias=True, exclude_none=True, indent=indent, fallback=str)
 
-    def model_dump_json(self, *, indent: int | None = None, **how: Any) -> str:
-        """Give JSON text as pydantic does; lone surrogates, which UTF-8 can't write, become U+FFFD."""
+    def model_dump_json(self, *, indent: int | None = None, **options: Any) -> str:
+        """Return JSON text as pydantic does; lone surrogates, which UTF-8 can't write, become U+FFFD."""
         try:
-            return super().model_dump_json(indent=indent, **how)
+            return super().model_dump_json(indent=indent, **options)
         except PydanticSerializationError:
-            how.pop("ensure_ascii", None)
-            data = self.model_dump(mode="json", **how)
-            between = (",", ":") if indent is None else None
-            return without_surrogates(json.dumps(data, ensure_ascii=False, indent=indent, separators=between))
+            options.pop("ensure_ascii", None)
+            data = self.model_dump(mode="json", **options)
+            separators = (",", ":") if indent is None else None
+            return without_surrogates(json.dumps(data, ensure_ascii=False, indent=indent, separators=separators))
 
     @classmethod
     def parse(cls, data: Any) -> Self:
@@ -70,7 +70,7 @@ class Model(BaseModel):
 
 
 def _plain(data: Any, depth: int = 0) -> Any:
-    """Give mappings of any kind, such as the models of Azure's SDK, as dictionaries, all the way down."""
+    """Return mappings of any kind, such as the models of Azure's SDK, as dictionaries, all the way down."""
     if depth > MAX_DEPTH:
         raise InvalidRequestError(f"request: it is nested too deep; at most {MAX_DEPTH} objects inside each other")
     if isinstance(data, Mapping):
@@ -79,13 +79,13 @@ def _plain(data: Any, depth: int = 0) -> Any:
 
 
 def describe(error: ValidationError) -> str:
-    """Tell a validation error in one line: each field by its path, and what is wrong with it; of very many, some."""
+    """Return a validation error as one line: the path of each field and what is wrong with it; of very many, some."""
     problems = error.errors(include_url=False, include_context=False, include_input=False)
     parts = []
-    for problem in problems[:MAX_TOLD]:
-        where = one_line(".".join(str(step)[:MAX_WORDS] for step in problem["loc"]), MAX_WORDS) or "request"
-        message = one_line(problem["msg"][: 2 * MAX_WORDS].removeprefix("Value error, "), MAX_WORDS)
+    for problem in problems[:MAX_FIELDS]:
+        where = one_line(".".join(str(step)[:MAX_CHARACTERS] for step in problem["loc"]), MAX_CHARACTERS) or "request"
+        message = one_line(problem["msg"][: 2 * MAX_CHARACTERS].removeprefix("Value error, "), MAX_CHARACTERS)
         parts.append(message if message.startswith(where) else f"{where}: {message}")
-    if len(problems) > MAX_TOLD:
-        parts.append(f"and {len(problems) - MAX_TOLD:,} more")
+    if len(problems) > MAX_FIELDS:
+        parts.append(f"and {len(problems) - MAX_FIELDS:,} more")
     return "; ".join(parts)

@@ -85,11 +85,11 @@ class ModelQueryPlanningActivity(ActivityRecord):
     output_tokens: int | None = Field(default=None, ge=0)
     model: ModelInfo | None = None
     purpose: Literal["plan", "findings", "revision"] = "plan"
-    """Whether it planned, read what a wave of searches had found, or looked for gaps at the end."""
+    """Whether it planned, read what a round of searches had found, or looked for gaps at the end."""
     sub_queries: list[str] | None = None
     """The plan's queries, the original question included; a revision's new ones."""
     classifications: list[QueryClassification] | None = None
-    """What the question is, as far as it was judged; None where it was not classified."""
+    """The classes of the question, as far as it was judged; None where it was not classified."""
     labels: list[str] | None = None
     """The user's own labels that fit the question, where any does."""
 
@@ -140,19 +140,19 @@ class SourceActivity(ActivityRecord):
     sub_query_id: str
     query_time: datetime | None = None
     count: int | None = Field(default=None, ge=0)
-    """Documents of this search that passed every check."""
+    """Documents that passed every check."""
     candidates: int | None = Field(default=None, ge=0)
     """Documents that the source returned."""
     dropped_by_filter: int | None = Field(default=None, ge=0)
     """Documents that the source returned against its filter, dropped here."""
     dropped_as_unusable: int | None = Field(default=None, ge=0)
-    """What the source returned and is no node that can be used; the lanes' notes say why."""
+    """Results of the source that are no usable nodes; the lanes' notes say why."""
     dropped_by_threshold: int | None = Field(default=None, ge=0)
     """Documents below the reranker's threshold for every sub-query that found them; not counted in ``count``."""
     retries: int | None = Field(default=None, ge=1)
-    """Calls of the source that were made again because they failed; None where none was."""
+    """Repeated calls after failures; None without any."""
     hedged: int | None = Field(default=None, ge=1)
-    """Calls that were made beside one that was slow; None where none was."""
+    """Second calls beside slow ones; None without any."""
     lanes: list[SearchLane] | None = None
     """The ways in which the source was asked side by side."""
     arguments: SearchArguments | None = None
@@ -174,7 +174,7 @@ class SourceActivity(ActivityRecord):
 
 
 class EffortUse(Model):
-    """What an effort may spend, or what was spent."""
+    """What an effort may spend, or has spent."""
 
     sub_queries: int = Field(ge=0)
     """Distinct queries that were searched, the question's own not counted."""
@@ -183,17 +183,17 @@ class EffortUse(Model):
     waves: int = Field(ge=0)
     revisions: int = Field(ge=0)
     tokens: int = Field(ge=0)
-    """Tokens that the planning model read and wrote, as far as it said."""
+    """Tokens that the planning model read and wrote, as far as it reports them."""
     seconds: float = Field(ge=0)
     documents_ranked: int = Field(ge=0)
 
 
 class AgenticReasoningActivity(ActivityRecord):
-    """What was asked of the agent, what it did, and what became of the candidates."""
+    """What the agent was asked for, what it did, and what happened to the candidates."""
 
     type: Literal["agenticReasoning"] = "agenticReasoning"
     reasoning_tokens: int | None = Field(default=None, ge=0)
-    """Tokens that language models read and wrote to find and rank the evidence, planning excluded."""
+    """Tokens that language models read and wrote to find and rank the evidence, without planning."""
     retrieval_reasoning_effort: EffortField | None = None
     """The effort that was spent."""
     logical_reasoning_effort: EffortField | None = None
@@ -201,7 +201,7 @@ class AgenticReasoningActivity(ActivityRecord):
     candidates: int | None = Field(default=None, ge=0)
     kept: int | None = Field(default=None, ge=0)
     merged: int | None = Field(default=None, ge=0)
-    """Candidates that several searches found, counted once less than found."""
+    """Candidates that several searches found: times found, less one each."""
     joined: int | None = Field(default=None, ge=0)
     """Candidates that became part of a neighbouring chunk's reference."""
     reranked: int | None = Field(default=None, ge=0)
@@ -209,13 +209,13 @@ class AgenticReasoningActivity(ActivityRecord):
     dropped_by_threshold: int | None = Field(default=None, ge=0)
     """Candidates below the reranker's threshold."""
     dropped_by_budget: int | None = Field(default=None, ge=0)
-    """Candidates beyond what was wanted, or what is ranked."""
+    """Candidates beyond the number of documents, or the number that is ranked."""
     dropped_by_postprocessors: int | None = Field(default=None, ge=0)
     """Candidates that node postprocessors dropped, or the reranker left out."""
     dropped_by_cap: int | None = Field(default=None, ge=0)
     """Candidates beyond their source's ``maxOutputDocuments``."""
     added_by_postprocessors: int | None = Field(default=None, ge=0)
-    """Nodes that node postprocessors brought."""
+    """Nodes that node postprocessors added."""
     planned: EffortUse | None = None
     """The limits of the effort."""
     spent: EffortUse | None = None
@@ -260,4 +260,4 @@ AnyActivity: TypeAlias = Annotated[
     | Annotated[ModelAnswerSynthesisActivity, Tag("modelAnswerSynthesis")],
     Discriminator(_activity_tag),
 ]
-"""Any record; what is none of the model's or the agent's is a source's."""
+"""Any record. A ``type`` that is not the model's or the agent's is a source's kind."""

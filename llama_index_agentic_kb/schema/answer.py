@@ -67,7 +67,7 @@ class StepState(StrEnum):
 
 
 class SkippedReason(StrEnum):
-    """Why no answer was given."""
+    """Why there is no answer."""
 
     ADVERSARIAL_QUERY_IGNORED = "adversarialQueryIgnored"
     NON_ANSWER_SEEKING_QUERY_IGNORED = "nonAnswerSeekingQueryIgnored"
@@ -87,7 +87,7 @@ class SkippedReason(StrEnum):
 
 
 class QueryClass(StrEnum):
-    """What a query may be classified as."""
+    """The classes of a query."""
 
     ADVERSARIAL_QUERY = "adversarialQuery"
     NON_ANSWER_SEEKING_QUERY = "nonAnswerSeekingQuery"
@@ -97,7 +97,7 @@ class QueryClass(StrEnum):
 
 
 class QueryClassification(Model):
-    """Whether a query is of a class. A class that was not looked at has none."""
+    """Whether a query is of a class. Classes that were not judged are absent."""
 
     type: QueryClass
     positive: bool
@@ -116,7 +116,7 @@ class GroundingSupport(Span):
     score: UnitScore | None = None
     """How well the sources support it; None where it was not checked, or needs no check."""
     check_required: bool | None = None
-    """False for what says nothing of the world ("Here is what I found.")."""
+    """False for sentences that claim nothing ("Here is what I found.")."""
     sources: list[Annotated[int, Field(ge=0)]] = Field(default_factory=list)
 
     @model_validator(mode="after")
@@ -173,7 +173,7 @@ class StructuredReference(Model):
 AnswerReference: TypeAlias = Annotated[
     DocumentReference | ChunkReference | StructuredReference, Field(discriminator="kind")
 ]
-"""What an answer may rest on; all that the model was given, cited or not."""
+"""What an answer may rest on: everything that the model read, cited or not."""
 
 
 class Snippet(Model):
@@ -191,7 +191,7 @@ class SearchObservation(Model):
     title: str = ""
     snippets: list[Snippet] = Field(default_factory=list)
     chunks: list[ChunkReference] = Field(default_factory=list)
-    """Of these, name, content and score are told."""
+    """Only name, content and score are written."""
     metadata: dict[str, Any] = Field(default_factory=dict)
 
 
@@ -232,7 +232,7 @@ class HarmLevel(StrEnum):
 
 
 class SafetyRating(Model):
-    """What a user's own safety hook said; this library invents none."""
+    """The verdict of a user's own safety hook; this library makes none."""
 
     category: HarmCategory
     probability: HarmLevel | None = None
@@ -255,14 +255,14 @@ class Answer(Model):
     """One answer, whole or as far as it is."""
 
     id: str | None = None
-    """Its name within its session; None where no session keeps it."""
+    """Its id within its session; None without a session."""
     state: AnswerState = AnswerState.SUCCEEDED
     text: str = ""
-    """May be Markdown. Of a withheld answer: what is said instead."""
+    """May be Markdown. For a withheld answer: what is said instead."""
     language: str | None = None
     """BCP 47."""
     grounding_score: UnitScore | None = None
-    """Mean support over the claims that need a check; None where none does, or none was checked."""
+    """Mean support over the claims that need a check; None where nothing was checked."""
     citations: list[Citation] = Field(default_factory=list)
     grounding_supports: list[GroundingSupport] = Field(default_factory=list)
     references: list[AnswerReference] = Field(default_factory=list)
@@ -282,7 +282,7 @@ class Answer(Model):
 
     @property
     def is_kept_from_prompts(self) -> bool:
-        """Whether its turn is no part of the conversation that later questions are read with.
+        """Whether its turn is left out of the conversation that later questions are read with.
 
         It failed, or was withheld for what was asked or said: of a class or a label that is ignored, against a policy.
         """
@@ -312,12 +312,12 @@ class Answer(Model):
 def ledger_citations(
     ledger: GroundingLedger, reference_ids: Sequence[str], *, threshold: float = CITATION_THRESHOLD
 ) -> list[Citation]:
-    """Give the citations of the claims that references support.
+    """Return the citations of the claims that references support.
 
     Args:
         ledger: The claims of an answer, with spans in that answer's text.
         reference_ids: The ids of the answer's references, in their order.
-        threshold: The least score, 0 to 1, with which a reference is a source.
+        threshold: The minimum score, 0 to 1, of a source.
     """
     citations = []
     for claim in ledger.claims:
@@ -330,7 +330,7 @@ def ledger_citations(
 def ledger_supports(
     ledger: GroundingLedger, reference_ids: Sequence[str], *, threshold: float = CITATION_THRESHOLD
 ) -> list[GroundingSupport]:
-    """Give every claim as it was checked, those without support included; see ``ledger_citations``."""
+    """Return every claim as it was checked, with or without support; see ``ledger_citations``."""
     return [
         GroundingSupport(
             start=claim.span.start,
@@ -344,7 +344,7 @@ def ledger_supports(
 
 
 def _sources(claim: GroundedClaim, reference_ids: Sequence[str], threshold: float) -> list[int]:
-    """Give the indices of the references that support a claim; what contradicts it is no source."""
+    """Return the indices of the references that support a claim. Evidence that contradicts it is no source."""
     if claim.verdict is Verdict.CONTRADICTED:
         return []
     index = {reference_id: position for position, reference_id in enumerate(reference_ids)}

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from llama_index_agentic_kb.schema._model import Model
 from llama_index_agentic_kb.schema.answer import Answer, AnswerReference, AnswerStep, Citation, HarmCategory, QueryClass
 from llama_index_agentic_kb.schema.filters import FilterNode
-from llama_index_agentic_kb.schema.request import RetrievalRequest
+from llama_index_agentic_kb.schema.request import MAX_DOCUMENTS, RetrievalRequest
 from llama_index_agentic_kb.schema.sessions import Session
 
 __all__ = [
@@ -41,7 +41,7 @@ NEW_SESSION = "-"
 
 
 class FilteringLevel(StrEnum):
-    """How well an answer must be grounded to be given."""
+    """How well an answer must be grounded. Below, it is withheld."""
 
     LOW = "low"
     HIGH = "high"
@@ -82,13 +82,13 @@ class BoostControl(Model):
 
 
 class Boost(Model):
-    """What raises or lowers documents."""
+    """A rule that raises or lowers documents."""
 
     condition: FilterNode | None = None
     """None is every document."""
     amount: float = Field(default=0.0, ge=-1, le=1, allow_inf_nan=False)
     control: BoostControl | None = None
-    """Replaces ``amount`` where given."""
+    """Replaces ``amount`` where set."""
 
 
 class DataStoreQuery(Model):
@@ -99,7 +99,7 @@ class DataStoreQuery(Model):
     filters: FilterNode | None = None
     boosts: list[Boost] = Field(default_factory=list)
     custom_search_operators: str = ""
-    max_results: int | None = Field(default=None, ge=1)
+    max_results: int | None = Field(default=None, ge=1, le=MAX_DOCUMENTS)
 
 
 class Rephrasing(Model):
@@ -118,7 +118,7 @@ class SafetySetting(Model):
 
 
 class EndUserChunk(Model):
-    """Something that the end user gave along. The model may read it; it is never cited."""
+    """A text from the end user. The model may read it; it is never cited."""
 
     content: str
     title: str = ""
@@ -133,7 +133,7 @@ class AnswerQuery(Model):
     serving_config: str | None = None
     """The resource that was asked."""
     session: str | None = None
-    """None keeps nothing; the id of a session continues it, and ``-`` makes one. Of a resource name only the id."""
+    """None keeps nothing; the id of a session continues it, and ``-`` starts one. Of a resource name only the id."""
     session_name: str | None = None
     """The name as it was sent."""
     user_pseudo_id: str = ""
@@ -148,7 +148,7 @@ class AnswerQuery(Model):
     """Results to answer from instead of searching; None searches."""
     end_user_chunks: list[EndUserChunk] = Field(default_factory=list)
     classify: list[QueryClass] = Field(default_factory=list)
-    """What the query shall be classified as or not; it is only reported."""
+    """The classes that the query is judged for; the result is only reported."""
     rephrasing: Rephrasing = Field(default_factory=Rephrasing)
     spell_correction: bool = True
     model_version: str = ""
@@ -182,7 +182,7 @@ class AnswerQuery(Model):
     def _results_or_search(self) -> Self:
         searched = self.filters is not None or self.boosts or self.data_stores or self.order_by
         if self.search_results is not None and searched:
-            raise ValueError("searchResults: results that are given are not searched; leave out what narrows a search")
+            raise ValueError("searchResults: they are not searched; leave out what narrows a search")
         return self
 
 
@@ -201,27 +201,27 @@ class ReferencesPiece(Model):
 
 
 class TextPiece(Model):
-    """What comes next of the text."""
+    """The next part of the text."""
 
     kind: Literal["text"] = "text"
     text: str
 
 
 class CitationPiece(Model):
-    """What a claim that was told cites by its own markers; the whole answer has what the evidence bears out."""
+    """A claim's sources by its own markers; the whole answer has the sources that support it."""
 
     kind: Literal["citation"] = "citation"
     citation: Citation
 
 
 class WholePiece(Model):
-    """The whole answer; last. It takes the place of what was told before it."""
+    """The whole answer; last. It replaces the pieces before it."""
 
     kind: Literal["whole"] = "whole"
     answer: Answer
     session: Session | None = None
-    """The session that keeps the turn, without its turns; None where none does."""
+    """The session that keeps the turn, without its turns; None without a session."""
 
 
 AnswerPiece: TypeAlias = StepsPiece | ReferencesPiece | TextPiece | CitationPiece | WholePiece
-"""What a streamed answer comes in: steps, references, text and citations in turns, and the whole."""
+"""A piece of a streamed answer: steps, references, text and citations in turns, and the whole answer."""

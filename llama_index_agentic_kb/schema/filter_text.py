@@ -153,7 +153,7 @@ def place(token: Token) -> int:
 
 
 def to_number(token: Token, text: str) -> int | float:
-    """Return the number of a token, whose text is given without marks; refuse what no store can hold."""
+    """Return the number that a token's text holds; refuse numbers that no store can hold."""
     if len(text) <= _DIGITS:  # reading very long numbers takes more than linear time
         whole = text.lstrip("+-").isdigit()
         number = int(text) if whole else float(text)

@@ -60,6 +60,7 @@ class FilterLogic(StrEnum):
     NOT = "not"
 
 
+_INT64: Final = 2**63
 _LISTS: Final = frozenset({FilterOperator.IN, FilterOperator.NIN, FilterOperator.ANY})
 _RESERVED: Final = frozenset({"_node_content", "_node_type"})
 """Keys under which LlamaIndex's stores keep the node itself: they say nothing of a document."""
@@ -75,11 +76,11 @@ class Condition(Model):
 
     @field_validator("key", "value", mode="before")
     @classmethod
-    def _writable(cls, given: Any) -> Any:
-        """Mend lone surrogates, as is done to what is found: no store could be asked for them."""
-        if isinstance(given, list):
-            return [without_surrogates(one) if isinstance(one, str) else one for one in given]
-        return without_surrogates(given) if isinstance(given, str) else given
+    def _writable(cls, value: Any) -> Any:
+        """Replace lone surrogates, as in documents: no store could be asked for them."""
+        if isinstance(value, list):
+            return [without_surrogates(item) if isinstance(item, str) else item for item in value]
+        return without_surrogates(value) if isinstance(value, str) else value
 
     @field_validator("key")
     @classmethod
@@ -100,8 +101,12 @@ class Condition(Model):
             raise ValueError(f"filter on {self.key!r}: {self.operator.value} takes at least one value")
         if self.operator is FilterOperator.EXISTS and self.value is not True:
             raise ValueError(f"filter on {self.key!r}: exists takes true; what is unknown can't be asked for")
-        if any(isinstance(one, float) and not math.isfinite(one) for one in self.values):
-            raise ValueError(f"filter on {self.key!r}: a number must be finite")
+        for value in self.values:
+            fits = (
+                -_INT64 <= value < _INT64 if isinstance(value, int) else isinstance(value, str) or math.isfinite(value)
+            )
+            if not fits:
+                raise ValueError(f"filter on {self.key!r}: a number must be finite, a whole one within 64 bits")
         return self
 
     @property
@@ -134,20 +139,20 @@ FilterGroup.model_rebuild()
 
 
 def all_of(*filters: FilterNode | None) -> FilterNode | None:
-    """Give the tree that holds where all given ones hold; None where none is given."""
-    given = [tree for tree in filters if tree is not None]
-    if len(given) <= 1:
-        return given[0] if given else None
-    return FilterGroup(logic=FilterLogic.AND, filters=given)
+    """Return the tree that holds where all of these hold; None without any."""
+    trees = [tree for tree in filters if tree is not None]
+    if len(trees) <= 1:
+        return trees[0] if trees else None
+    return FilterGroup(logic=FilterLogic.AND, filters=trees)
 
 
 def any_of(*filters: FilterNode) -> FilterNode:
-    """Give the tree that holds where one of the given ones holds."""
+    """Return the tree that holds where one of these holds."""
     return FilterGroup(logic=FilterLogic.OR, filters=list(filters))
 
 
 def matches(tree: FilterNode, metadata: Mapping[str, Any]) -> bool:
-    """Tell whether a node's metadata passes a filter.
+    """Return whether a node's metadata passes a filter.
 
     Args:
         tree: The filter.
@@ -160,13 +165,10 @@ def matches(tree: FilterNode, metadata: Mapping[str, Any]) -> bool:
 
 
 def matcher(tree: FilterNode) -> Callable[[Mapping[str, Any]], bool]:
-    """Give ``matches`` for one filter and much metadata: made ready once, and quick where a group has many conditions.
+    """Return ``matches`` for one filter and the metadata of many documents.
 
-    Who is in a thousand groups has a filter of a thousand conditions, of which a document's metadata hold few keys:
+    A caller in a thousand groups has a filter of a thousand conditions, of which a document's metadata hold few keys:
     only these are compared.
-
-    Args:
-        tree: The filter.
     """
     holds = _ready(tree)
     return lambda metadata: holds(metadata) is True
@@ -215,29 +217,29 @@ def _compare(condition: Condition, value: Any) -> bool | None:
 
 
 def _compare_scalar(condition: Condition, value: str | float) -> bool | None:
-    wanted: Any = condition.value
+    expected: Any = condition.value
     if condition.operator in _EQUALITIES:
-        return _EQUALITIES[condition.operator](value, wanted)
-    if isinstance(value, str) != isinstance(wanted, str):
+        return _EQUALITIES[condition.operator](value, expected)
+    if isinstance(value, str) != isinstance(expected, str):
         return None
-    return bool(_ORDERS[condition.operator](value, wanted))
+    return bool(_ORDERS[condition.operator](value, expected))
 
 
-def _any_item(items: Iterable[Any], wanted: list[Scalar]) -> bool:
-    return any(_equal(item, one) for item in items for one in wanted)
+def _any_item(items: Iterable[Any], expected: list[Scalar]) -> bool:
+    return any(_equal(item, value) for item in items for value in expected)
 
 
-def _equal(value: Any, wanted: Scalar) -> bool:
+def _equal(value: Any, expected: Scalar) -> bool:
     """Equality without Python's ``True == 1``."""
-    return isinstance(value, bool) == isinstance(wanted, bool) and bool(value == wanted)
+    return isinstance(value, bool) == isinstance(expected, bool) and bool(value == expected)
 
 
 _COLLECTIONS: Final = (list, tuple, set, frozenset)
 _EQUALITIES: Final[Mapping[FilterOperator, Callable[[Any, Any], bool]]] = {
     FilterOperator.EQ: _equal,
-    FilterOperator.NE: lambda value, wanted: not _equal(value, wanted),
-    FilterOperator.IN: lambda value, wanted: any(_equal(value, one) for one in wanted),
-    FilterOperator.NIN: lambda value, wanted: not any(_equal(value, one) for one in wanted),
+    FilterOperator.NE: lambda value, expected: not _equal(value, expected),
+    FilterOperator.IN: lambda value, expected: any(_equal(value, one) for one in expected),
+    FilterOperator.NIN: lambda value, expected: not any(_equal(value, one) for one in expected),
 }
 _ORDERS: Final[Mapping[FilterOperator, Callable[[Any, Any], bool]]] = {
     FilterOperator.GT: operator.gt,

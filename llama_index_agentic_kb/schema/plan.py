@@ -17,7 +17,7 @@ class SubQueryOrigin(StrEnum):
     """Where a sub-query comes from."""
 
     QUESTION = "question"
-    """The question itself; it always stays as a lane."""
+    """The question itself; it is always searched."""
     INTENT = "intent"
     """An intent of the request."""
     PLANNER = "planner"
@@ -39,22 +39,22 @@ class SubQuery(Model):
     filters: dict[str, FilterNode] = Field(default_factory=dict)
     """The planner's filter, by the name of each source that declares its fields; it joins the effective filter."""
     finds: str | None = None
-    """What its answer is, in the question's own words: "the director of Titanic"."""
+    """What its answer will be, in the question's own words: "the director of Titanic"."""
     template: str | None = None
     """The query as it was planned, ``#q1`` standing for what q1 finds; None where it depends on nothing."""
     part_of: str | None = None
-    """The planned sub-query of which this is one branch: one of several answers was put in."""
+    """The planned sub-query of which this is a branch, with one of several answers put in."""
     wave: int = Field(default=1, ge=1)
     """The round of searches that it belongs to."""
 
 
 class Confidence(StrEnum):
-    """How sure a finding is."""
+    """How certain a finding is."""
 
     STATED = "stated"
     """A passage says it in so many words."""
     IMPLIED = "implied"
-    """It follows from the passages, or was not found in the passage that was named for it."""
+    """It follows from the passages, or does not stand in the passage that was named for it."""
 
 
 class Finding(Model):
@@ -65,7 +65,7 @@ class Finding(Model):
     """The answer, qualified as a page's title would have it."""
     confidence: Confidence = Confidence.STATED
     node_id: str | None = None
-    """The passage that says it; None where none could be told."""
+    """The passage that says it; None where it is unknown."""
     title: str | None = None
     """The title of its document."""
 
@@ -77,8 +77,7 @@ class QueryPlan(Model):
     warnings: list[str] = Field(default_factory=list)
     """What was wrong with the model's plan, and what was done about it."""
     classifications: list[QueryClassification] | None = None
-    """What the question is, for each class that was asked for and judged. None where it was not classified, which is
-    never the same as harmless."""
+    """The classes that were asked for and judged. None, where it was not classified, never means harmless."""
     labels: list[str] = Field(default_factory=list)
     """Which of the user's own labels fit the question."""
 

@@ -36,7 +36,7 @@ class Principal:
 
     Raises:
         ConfigurationError: A name is empty, has hidden or control characters, or is too long; there are too many
-            groups; or nothing is said at all.
+            groups; or nothing is set.
     """
 
     tenant: str | None = None

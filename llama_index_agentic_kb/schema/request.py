@@ -39,19 +39,23 @@ __all__ = [
 
 MAX_DOCUMENTS: Final = 10_000
 """Documents that a request may ask for; several times what a model reads. A search engine allocates for as many."""
+MAX_TOKENS: Final = 10_000_000
+"""Tokens of an answer or of extracted data; more than any model has."""
+MAX_SECONDS: Final = 86_400
+"""A day. Timers of the operating system do not take any number."""
 
 
 class ReasoningEffort(StrEnum):
-    """How hard a request thinks before it searches (Azure: ``retrievalReasoningEffort``)."""
+    """How much a request plans (Azure: ``retrievalReasoningEffort``); as ``minimal`` without a language model."""
 
     MINIMAL = "minimal"
     """No language model: the question, or each intent, is searched as it is."""
     LOW = "low"
     """One planning call."""
     MEDIUM = "medium"
-    """One planning call with wider limits."""
+    """A plan whose sub-queries build on each other, in several rounds, and one look for gaps."""
     AUTO = "auto"
-    """The library decides; today as ``low``, or ``minimal`` without a language model."""
+    """No planning where the question's own evidence is strong; else as ``medium``."""
 
 
 class OutputMode(StrEnum):
@@ -64,7 +68,7 @@ class OutputMode(StrEnum):
 
 
 class ResultsProcessing(StrEnum):
-    """What becomes of what the searches found (Azure: ``resultsProcessing``)."""
+    """How the results of the searches are combined (Azure: ``resultsProcessing``)."""
 
     RERANK = "rerank"
     """Fused, reranked where there is a reranker, neighbours joined."""
@@ -73,14 +77,14 @@ class ResultsProcessing(StrEnum):
 
 
 def _made_in_python(value: Any) -> Any:
-    """Take a principal that a program made; what a caller sends is no proof of who that is."""
+    """Accept only a principal that a program made: data of a caller prove nothing."""
     if value is not None and not isinstance(value, Principal):
-        raise ValueError("principal can't be sent in a request: the program that has authenticated its caller gives it")
+        raise ValueError("principal can't be sent in a request: the program that has authenticated its caller sets it")
     return value
 
 
 def _unwrap_kind(value: Any) -> Any:
-    """Take both ``"low"`` and the wire's ``{"kind": "low"}``."""
+    """Accept both ``"low"`` and the wire's ``{"kind": "low"}``."""
     return value["kind"] if isinstance(value, dict) and set(value) == {"kind"} else value
 
 
@@ -114,7 +118,7 @@ class ImageUrl(Model):
 
 
 class ImageContent(Model):
-    """An image in a message. It is carried along, and read by no stage yet."""
+    """An image in a message. No stage reads it yet."""
 
     type: Literal["image"] = "image"
     image: ImageUrl
@@ -145,9 +149,9 @@ class Intent(Model):
 
 
 class SourceParams(Model):
-    """What a request says about one source. It configures the source; it does not select it.
+    """The parameters of one source. They configure the source; they do not select it.
 
-    Fields of a contract that this library doesn't know are kept, and named in the source's activity as ignored.
+    Unknown fields are kept, and named in the source's activity as ignored.
     """
 
     model_config = ConfigDict(extra="allow")
@@ -165,8 +169,8 @@ class SourceParams(Model):
     never_query_source: bool = False
     fail_on_error: bool = False
     reranker_threshold: float | None = Field(default=None, ge=0, le=4)
-    """Documents whose reranker score is below it are dropped, on the scale of 0 to 4. Needs a calibrated reranker; the
-    source's activity says where there is none."""
+    """Documents whose reranker score is below it are dropped, on the scale of 0 to 4. Needs a calibrated reranker;
+    without one the source's activity says so."""
     results_processing: ResultsProcessing | None = None
     """None is the request's, then the retriever's own."""
     max_output_documents: int | None = Field(default=None, ge=1, le=MAX_DOCUMENTS)
@@ -194,8 +198,7 @@ class SourceParams(Model):
 class RetrievalRequest(Model):
     """One question to a knowledge base.
 
-    Exactly one of ``messages`` and ``intents`` says what is asked. What is unset comes from the knowledge base's
-    own defaults.
+    Exactly one of ``messages`` and ``intents`` is set. What is unset comes from the knowledge base's defaults.
     """
 
     messages: list[Message] | None = None
@@ -208,9 +211,9 @@ class RetrievalRequest(Model):
     max_runtime_in_seconds: (
         Annotated[float, PlainSerializer(lambda seconds: int(seconds) if float(seconds).is_integer() else seconds)]
         | None
-    ) = Field(default=None, gt=0, allow_inf_nan=False)
+    ) = Field(default=None, gt=0, le=MAX_SECONDS, allow_inf_nan=False)
     max_output_size_in_tokens: int | None = Field(
-        default=None, ge=1, validation_alias=AliasChoices("maxOutputSizeInTokens", "maxOutputSize")
+        default=None, ge=1, le=MAX_TOKENS, validation_alias=AliasChoices("maxOutputSizeInTokens", "maxOutputSize")
     )
     """The budget of the extracted data, or of the answer, in tokens."""
     max_output_documents: int | None = Field(default=None, ge=1, le=MAX_DOCUMENTS)
@@ -220,7 +223,7 @@ class RetrievalRequest(Model):
     principal: Annotated[SkipJsonSchema[InstanceOf[Principal] | None], BeforeValidator(_made_in_python)] = Field(
         default=None, exclude=True
     )
-    """Who asks. Given by the program that has authenticated its caller; never read from wire data, nor written."""
+    """Who asks. Set by the program that has authenticated its caller; never read from wire data, nor written."""
 
     @model_validator(mode="before")
     @classmethod
@@ -239,7 +242,7 @@ class RetrievalRequest(Model):
         names = Counter(params.knowledge_source_name for params in self.knowledge_source_params)
         twice = sorted(name for name, count in names.items() if count > 1)
         if twice:
-            raise ValueError(f"knowledgeSourceParams: {', '.join(twice[:20])} is given twice")
+            raise ValueError(f"knowledgeSourceParams: {', '.join(twice[:20])} is named twice")
         for params in self.knowledge_source_params:
             if params.reranker_threshold is not None and params.results_processing is None:
                 self._check_processed(params.knowledge_source_name)
@@ -269,7 +272,7 @@ class RetrievalRequest(Model):
         return []
 
     def params_for(self, source: str) -> SourceParams:
-        """Give what the request says about a source; defaults if it says nothing."""
+        """Return the parameters of a source; the defaults where the request has none."""
         for params in self.knowledge_source_params:
             if params.knowledge_source_name == source:
                 return params

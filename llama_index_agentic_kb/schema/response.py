@@ -64,7 +64,7 @@ class Extract(Model):
 
 
 class MissingPart(Model):
-    """Something that was wanted and is not in the response."""
+    """A part that the response lacks."""
 
     what: str
     """The source, or the stage."""
@@ -74,7 +74,7 @@ class MissingPart(Model):
 
 
 class RetrievalResponse(Model):
-    """What a knowledge base gives back for one request."""
+    """What a knowledge base returns for one request."""
 
     status_code: int = 200
     """200, or 206 when a part is missing."""
@@ -84,14 +84,14 @@ class RetrievalResponse(Model):
     missing: list[MissingPart] = Field(default_factory=list)
     plan: QueryPlan | None = None
     grounding: GroundingLedger | None = None
-    """What each claim of the answer rests on; None where there is no answer to check. Of an answer that is withheld, it
-    is the ledger of what was written."""
+    """What each claim of the answer rests on; None without an answer to check. For a withheld answer, the ledger of
+    what was written."""
     skipped_reasons: list[SkippedReason] = Field(default_factory=list)
-    """Why there is no answer, or none that is given. ``text`` is then what is said instead."""
+    """Why there is no answer, or why it is withheld. ``text`` is then what is said instead."""
 
     @property
     def skipped(self) -> bool:
-        """Whether there is no answer, or none that is given; ``skipped_reasons`` say why."""
+        """Whether there is no answer, or it is withheld; ``skipped_reasons`` say why."""
         return bool(self.skipped_reasons)
 
     @property
@@ -111,11 +111,11 @@ class RetrievalResponse(Model):
         return [Extract.model_validate(item) for item in items]
 
     def __str__(self) -> str:
-        """Give the text of the response."""
+        """Return the text of the response."""
         return self.text
 
     def _repr_html_(self) -> str:
-        """Show answer or extracts, sources and timeline in a notebook; everything is escaped."""
+        """Return answer or extracts, sources and timeline for a notebook; everything is escaped."""
         return _html.response_html(self.to_dict())
 
 
@@ -125,7 +125,7 @@ class AnswerResponse(WholePiece):
     account: RetrievalResponse | None = None
     """The activity, the plan, and the ledger of the answer's claims; None where nothing was searched."""
     missing: list[MissingPart] = Field(default_factory=list)
-    """What was wanted and could not be had, the sub-questions without evidence among it."""
+    """Parts that the answer lacks, sub-questions without evidence included."""
     warnings: list[str] = Field(default_factory=list)
 
     @property
@@ -134,5 +134,5 @@ class AnswerResponse(WholePiece):
         return self.answer.text
 
     def __str__(self) -> str:
-        """Give the answer's text."""
+        """Return the answer's text."""
         return self.answer.text

@@ -1,4 +1,4 @@
-"""Sessions: conversations that are kept, a turn for each question and its whole answer."""
+"""Sessions: stored conversations, with a turn for each question and its whole answer."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class SessionPage(Model):
 
 
 class SessionChanges(Model):
-    """What is changed of a session; None leaves it as it is."""
+    """Changes of a session; None leaves a field as it is."""
 
     display_name: str | None = None
     labels: list[str] | None = None
@@ -74,7 +74,7 @@ class SessionChanges(Model):
 
 
 class SessionOrder(Model):
-    """By what sessions are ordered."""
+    """The order of sessions."""
 
     key: Literal["updated_at", "started_at", "id", "is_pinned"]
     descending: bool = False

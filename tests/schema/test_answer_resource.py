@@ -89,5 +89,5 @@ def test_results_that_are_given_are_not_narrowed() -> None:
     request: Any = {"messages": [{"role": "user", "content": "Q?"}]}
     query = AnswerQuery(request=request, session="-", search_results=[])
     assert (query.question, query.makes_session) == ("Q?", True)
-    with pytest.raises(ValueError, match="results that are given are not searched"):
+    with pytest.raises(ValueError, match="they are not searched"):
         AnswerQuery(request=request, search_results=[], order_by="x")

@@ -40,7 +40,7 @@ REQUESTS = st.fixed_dictionaries(
         "retrieval_reasoning_effort": st.sampled_from(["minimal", "low", "medium", "auto"]),
         "output_mode": st.sampled_from(["extractiveData", "answerSynthesis"]),
         "include_activity": st.booleans(),
-        "max_runtime_in_seconds": st.floats(0.1, 1e6),
+        "max_runtime_in_seconds": st.floats(0.1, 86_400),
         "max_output_size_in_tokens": st.integers(1, 10**6),
         "max_output_documents": st.integers(1, 10**3),
         "results_processing": st.sampled_from(["rerank", "none"]),
@@ -135,13 +135,27 @@ def test_a_response_survives_the_wire(records: list[SourceActivity]) -> None:
         ({**USER, "maxRuntimeInSeconds": math.inf}, "maxRuntimeInSeconds: "),
         ({**USER, "maxOutputSize": 0}, "maxOutputSize"),
         ({**USER, "maxOutputDocuments": -1}, "maxOutputDocuments: "),
+        ({**USER, "maxOutputDocuments": 2**31}, "maxOutputDocuments: .* 10000"),
+        ({**USER, "maxOutputSize": 10**30}, "maxOutputSize"),
+        ({**USER, "maxRuntimeInSeconds": 1e300}, "maxRuntimeInSeconds: .* 86400"),
+        (
+            {**USER, "knowledgeSourceParams": [{"knowledgeSourceName": "a", "maxOutputDocuments": 2**31}]},
+            "maxOutputDocuments: .* 10000",
+        ),
+        (
+            {
+                **USER,
+                "knowledgeSourceParams": [{"knowledgeSourceName": "a", "filters": {"key": "b", "value": 2**63}}],
+            },
+            "a whole one within 64 bits",
+        ),
         ({**USER, "retrievalReasoningEffort": {"kind": "high"}}, "retrievalReasoningEffort: "),
         ({**USER, "outputMode": "extractedData"}, "outputMode: "),
         ({**USER, "maxOutputTokens": 3}, "maxOutputTokens: "),
         ({**USER, "knowledgeSourceParams": [{}]}, r"knowledgeSourceParams\.0\.knowledgeSourceName: "),
         (
             {**USER, "knowledgeSourceParams": [{"knowledgeSourceName": "a"}] * 2},
-            "knowledgeSourceParams: a is given twice",
+            "knowledgeSourceParams: a is named twice",
         ),
         (
             {
