@@ -154,11 +154,11 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
         return await self.arespond(request, query_bundle)
 
     def retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        """Give the nodes that an answer would rest on."""
+        """Return the nodes that an answer would rest on."""
         return run(self.retrieved(self.retriever.request_for(query_bundle), query_bundle)).nodes
 
     async def aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        """Give the nodes that an answer would rest on."""
+        """Return the nodes that an answer would rest on."""
         return (await arun(self.retrieved(self.retriever.request_for(query_bundle), query_bundle))).nodes
 
     def synthesize(
@@ -182,22 +182,22 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
     # -- the way of a query ----------------------------------------------------------------------------------------
 
     def respond(self, request: RetrievalRequest, bundle: QueryBundle | None = None) -> Response | PydanticResponse:
-        """Go the whole way of a request and give a LlamaIndex response."""
+        """Answer a request with a LlamaIndex response."""
         return llama_response(run(self.answer(request, bundle)))
 
     async def arespond(
         self, request: RetrievalRequest, bundle: QueryBundle | None = None
     ) -> Response | PydanticResponse:
-        """Go the whole way of a request and give a LlamaIndex response."""
+        """Answer a request with a LlamaIndex response."""
         return llama_response(await arun(self.answer(request, bundle)))
 
     async def answer(
         self, request: RetrievalRequest, bundle: QueryBundle | None = None, observer: Observer = None
     ) -> Answered:
-        """Go the whole way of a request: retrieve, synthesize, and hold the answer against its evidence.
+        """Retrieve, synthesize, and check the answer against its evidence.
 
-        Where the answer is not there by its deadline, what arrived is given: the answer so far (the steps of refine,
-        the partial answers of a tree), or else the evidence as extracted data. ``missing`` names the answer then.
+        An answer that is late is replaced by its part so far (the steps of refine, the partial answers of a tree), or
+        else by the evidence as extracted data. ``missing`` names the answer then.
 
         Args:
             request: What is asked.
@@ -212,7 +212,7 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
         try:
             synthesis = await synthesized(self.synthesizer, retrieval)
         except DeadlineExceededError as error:
-            synthesis = await arrived(self.synthesizer, retrieval, error)
+            synthesis = await partial_of(self.synthesizer, retrieval, error)
             if not error.partial:  # extracts say what the evidence says
                 return Answered(retrieval, synthesis)
         return await self.grounded(retrieval, synthesis, self.checks)
@@ -224,7 +224,7 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
         return grounding if is_checked(self.synthesizer, grounding, asked=self._grounding_asked) else None
 
     async def grounded(self, retrieval: Retrieval, synthesis: Synthesis, grounding: Grounding | None) -> Answered:
-        """Go the last part of the way: hold the answer against the evidence, and tell why it is none, or is withheld.
+        """Check the answer against the evidence, and record why it is no answer, or is withheld.
 
         Args:
             retrieval: The evidence.
@@ -248,7 +248,7 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
         observer: Observer = None,
         **further: Any,
     ) -> Retrieval:
-        """Go the first half of the way: give the evidence that an answer rests on; see ``AgenticRetriever.retrieval``.
+        """Retrieve the evidence that an answer rests on; see ``AgenticRetriever.retrieval``.
 
         Args:
             request: What is asked.
@@ -312,9 +312,9 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
         return AgenticAsyncStreamingResponse(tokens(), source_nodes=retrieval.nodes, metadata=metadata)
 
     def _streamed(self, retrieval: Retrieval, metadata: dict[str, Any]) -> Coroutine[Any, Any, None]:
-        """Give the flow that synthesizes, then completes the metadata that the response already holds.
+        """Return a coroutine that synthesizes, then completes the metadata that the response already holds.
 
-        It begins when somebody reads: the time until then is the reader's, and not taken off the budget.
+        It begins when somebody reads: the time until then is not taken off the budget.
         """
         left = retrieval.budget.left
 
@@ -323,14 +323,14 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
             answered = Answered(retrieval, Synthesis(text=""))
             try:
                 share_retries(retrieval.budget.retries)
-                synthesis = await self._told(retrieval)
+                synthesis = await self._emitted(retrieval)
                 answered = Answered(retrieval, synthesis)
                 answered = await self.grounded(retrieval, synthesis, self.checks)
                 if self._holds_back:
                     await emit(answered.text)
             except DeadlineExceededError:
-                told = "it was not done by its deadline: what was told of it by then is all"
-                retrieval.missing.append(answer_missing(Outcome.TIMEOUT, told))
+                reason = "it was not done by its deadline: the text so far is all of it"
+                retrieval.missing.append(answer_missing(Outcome.TIMEOUT, reason))
                 raise
             finally:
                 metadata.update(metadata_of(answered))
@@ -342,7 +342,7 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
         """Whether the answer may yet change when it is checked."""
         return self.checks is not None and self.checks.may_change
 
-    def _told(self, retrieval: Retrieval) -> Coroutine[Any, Any, Synthesis]:
+    def _emitted(self, retrieval: Retrieval) -> Coroutine[Any, Any, Synthesis]:
         """Synthesize, and emit the text with its markers as asked for, unless it may yet change."""
         body = synthesized(self.synthesizer, retrieval, streaming=True)
         style = Markers.KEEP if self.checks is None else Markers(self.checks.markers)
@@ -355,7 +355,7 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
 
 
 def default_mode(retriever: AgenticRetriever) -> str:
-    """Give the mode that a retriever's language model, or the lack of one, makes sensible."""
+    """Return the mode that a retriever's language model, or the lack of one, makes sensible."""
     return (OutputMode.EXTRACTIVE_DATA if retriever.llm is None else OutputMode.ANSWER_SYNTHESIS).value
 
 
@@ -363,7 +363,7 @@ def default_mode(retriever: AgenticRetriever) -> str:
 
 
 def answer_missing(outcome: Outcome, reason: str) -> MissingPart:
-    """Tell that the answer is not there, or not all of it."""
+    """Return the report that the answer is missing, or a part of it."""
     return MissingPart(what="answer", outcome=outcome, reason=reason)
 
 
@@ -404,8 +404,8 @@ async def _extracted(body: Coroutine[Any, Any, Synthesis], retrieval: Retrieval)
         warnings = [*filter(None, [reasoning.warning]), *synthesis.warnings]
         retrieval.log.amend(reasoning, warning="; ".join(warnings))
     if synthesis.dropped:
-        told = f"{synthesis.dropped} passages did not fit into the output's budget"
-        retrieval.missing.append(MissingPart(what="extracts", outcome=Outcome.SKIPPED, reason=told))
+        reason = f"{synthesis.dropped} passages did not fit into the output's budget"
+        retrieval.missing.append(MissingPart(what="extracts", outcome=Outcome.SKIPPED, reason=reason))
     return synthesis
 
 
@@ -446,7 +446,7 @@ async def _written(
 
 
 async def _foreign(synthesizer: BaseSynthesizer, retrieval: Retrieval) -> Synthesis:
-    """Let a synthesizer of LlamaIndex's answer; it keeps no account."""
+    """Answer by one of LlamaIndex's synthesizers, which keeps no account."""
     query = QueryBundle(retrieval.scope.question)
     response = await Call(
         sync=partial(synthesizer.synthesize, query, retrieval.nodes),
@@ -463,7 +463,7 @@ async def _foreign(synthesizer: BaseSynthesizer, retrieval: Retrieval) -> Synthe
 
 
 async def _tokens(response: StreamingResponse | AsyncStreamingResponse, deadline: float | None) -> str:
-    """Pass a stream of LlamaIndex's on, token by token, and give its text."""
+    """Emit the tokens of one of LlamaIndex's streams, and return their text."""
     if isinstance(response, StreamingResponse):
         stream = open_stream(sync=partial(iter, response.response_gen), what="synthesizer's stream")
     else:
@@ -480,8 +480,8 @@ async def _tokens(response: StreamingResponse | AsyncStreamingResponse, deadline
     return text
 
 
-async def arrived(synthesizer: BaseSynthesizer, retrieval: Retrieval, error: DeadlineExceededError) -> Synthesis:
-    """Give what there is of an answer that did not come in time; a part of an object is none."""
+async def partial_of(synthesizer: BaseSynthesizer, retrieval: Retrieval, error: DeadlineExceededError) -> Synthesis:
+    """Return what there is of a late answer. Raise where an object was asked for: it has no parts."""
     if getattr(synthesizer, "_output_cls", None) is not None:  # core's name; ours has it too
         raise error
     synthesis = await partial_answer(
@@ -499,10 +499,10 @@ async def arrived(synthesizer: BaseSynthesizer, retrieval: Retrieval, error: Dea
 
 
 def is_checked(synthesizer: BaseSynthesizer, grounding: Grounding | None, *, asked: bool) -> bool:
-    """Tell whether a synthesizer's answers are held against the evidence.
+    """Return whether a synthesizer's answers are checked against the evidence.
 
-    Those of ours that a model writes from evidence are; those of LlamaIndex's, which bear no markers, where that was
-    asked for.
+    Answers of this library that a model writes from evidence are. Those of LlamaIndex's synthesizers, which bear no
+    markers, are where the user asked for it.
 
     Args:
         synthesizer: What answers.
@@ -519,7 +519,7 @@ def is_checked(synthesizer: BaseSynthesizer, grounding: Grounding | None, *, ask
 async def checked(
     synthesizer: BaseSynthesizer, retrieval: Retrieval, synthesis: Synthesis, grounding: Grounding
 ) -> GroundedText:
-    """Hold an answer against the evidence, and tell in the synthesis' record what came of it.
+    """Check an answer against the evidence, and note the result in the record of the synthesis.
 
     Where markers are renumbered, the retrieval's nodes are put into the order of the answer, in place.
     """
@@ -536,10 +536,10 @@ async def checked(
         spotlighting=getattr(synthesizer, "spotlighting", None),
         deadline=earliest(budget.check_deadline, deadline_after(grounding.seconds)),
     )
-    _tell(retrieval, grounded)
+    _note(retrieval, grounded)
     if grounding.may_change and any(ClaimFlag.NOT_SCORED in claim.flags for claim in grounded.ledger.claims):
-        told = "; ".join(grounded.ledger.warnings) or "some claims were not checked"
-        retrieval.missing.append(MissingPart(what="grounding", outcome=Outcome.ERROR, reason=told))
+        reason = "; ".join(grounded.ledger.warnings) or "some claims were not checked"
+        retrieval.missing.append(MissingPart(what="grounding", outcome=Outcome.ERROR, reason=reason))
     return grounded
 
 
@@ -553,7 +553,7 @@ def _renumbered(text: str, retrieval: Retrieval) -> str:
     return shown
 
 
-def _tell(retrieval: Retrieval, grounded: GroundedText) -> None:
+def _note(retrieval: Retrieval, grounded: GroundedText) -> None:
     record = retrieval.log.last(ModelAnswerSynthesisActivity)
     if record is None:
         return
@@ -572,18 +572,18 @@ def _tell(retrieval: Retrieval, grounded: GroundedText) -> None:
 # -- results -----------------------------------------------------------------------------------------------------------
 
 WITHHELD = "No answer is given: what was found does not bear one out. The sources are listed."
-"""What is said in place of an answer that is withheld; ``skipped_reasons`` say why, as data."""
+"""The text in place of a withheld answer; ``skipped_reasons`` say why, as data."""
 
 
 @dataclass(slots=True)
 class Answered:
-    """A whole way: what was found, what was made of it, and what it rests on.
+    """The result of a question: the evidence, the answer, and what the answer rests on.
 
     Args:
         retrieval: The evidence and the account.
         synthesis: The answer as the synthesizer wrote it.
         grounded: The answer as it was checked; None where there is nothing to check.
-        skipped: Why there is no answer, or none that is given; empty where there is one.
+        skipped: Why there is no answer, or why it is withheld; empty where there is one.
     """
 
     retrieval: Retrieval
@@ -593,13 +593,13 @@ class Answered:
 
     @property
     def text(self) -> str:
-        """What is told: the answer, repaired where that was asked for, or what is said in its place."""
+        """The answer, repaired where that was asked for, or the text in its place."""
         if self.grounded is None:
             return self.synthesis.text
         return WITHHELD if self.grounded.skipped else self.grounded.text
 
     def response(self, *, include_activity: bool = True) -> RetrievalResponse:
-        """Give the response object."""
+        """Return the response object."""
         retrieval, text = self.retrieval, self.text
         return RetrievalResponse(
             status_code=206 if any(part.outcome.failed for part in retrieval.missing) else 200,
@@ -646,7 +646,7 @@ class AgenticAsyncStreamingResponse(_Accounted, AsyncStreamingResponse):
 
 
 def _cited(account: RetrievalResponse, nodes: Sequence[NodeWithScore]) -> list[NodeWithScore]:
-    """Give the nodes that an answer that is given cites, its headings and lead-ins too."""
+    """Return the nodes that an answer that is given cites, its headings and lead-ins too."""
     if SkippedReason.LOW_GROUNDED_ANSWER in account.skipped_reasons:
         return []
     claimed = [] if account.grounding is None else [int(number) for number in account.grounding.cited]
@@ -655,13 +655,13 @@ def _cited(account: RetrievalResponse, nodes: Sequence[NodeWithScore]) -> list[N
 
 
 def metadata_of(answered: Answered) -> dict[str, Any]:
-    """Give the metadata of a LlamaIndex response: each node's, as core has it, and the account."""
+    """Return the metadata of a LlamaIndex response: each node's, as core has it, and the account."""
     nodes: Mapping[str, Any] = {node.node.node_id: node.node.metadata for node in answered.retrieval.nodes}
     return {**nodes, PROVENANCE_KEY: answered.response().to_dict()}
 
 
 def llama_response(answered: Answered) -> Response | PydanticResponse:
-    """Give a LlamaIndex response: its text, its nodes, and the account in its metadata."""
+    """Return a LlamaIndex response: its text, its nodes, and the account in its metadata."""
     nodes, metadata = answered.retrieval.nodes, metadata_of(answered)
     if answered.synthesis.output is not None:
         return PydanticResponse(answered.synthesis.output, source_nodes=nodes, metadata=metadata)

@@ -29,7 +29,7 @@ from llama_index_agentic_kb.errors import DeadlineExceededError, InvalidRequestE
 from llama_index_agentic_kb.grounding import Markers
 from llama_index_agentic_kb.grounding.settings import DEFAULT_GROUNDING, Grounding
 from llama_index_agentic_kb.guard.spotlighting import Spotlight
-from llama_index_agentic_kb.query_engine import WITHHELD, AgenticQueryEngine, Answered, arrived, synthesized
+from llama_index_agentic_kb.query_engine import WITHHELD, AgenticQueryEngine, Answered, partial_of, synthesized
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import ActivityRecord, MissingPart, Outcome, SubQueryOrigin
 from llama_index_agentic_kb.schema.answer import (
@@ -209,7 +209,7 @@ class AnswerEngine:
             synthesis = await body
             partial = True
         except DeadlineExceededError as error:
-            synthesis = await arrived(self.engine.synthesizer, retrieval, error)
+            synthesis = await partial_of(self.engine.synthesizer, retrieval, error)
             synthesis.text, partial = synthesis.text.rstrip(), bool(error.partial)
             way.state = AnswerState.FAILED  # never by its text alone
         if not partial:  # extracts are no answer

@@ -400,7 +400,7 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
         raise NotImplementedError
 
     def _nothing(self) -> str:
-        """Give the text of a synthesis without nodes."""
+        """Return the text of a synthesis without nodes."""
         return self._empty_response
 
     def _window(self, max_output_tokens: int | None) -> Window:
