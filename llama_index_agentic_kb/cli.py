@@ -76,7 +76,7 @@ def ingest_command(
 ) -> None:
     """Read documents into a store: txt, md, html, pdf, docx. What has not changed is not embedded again.
 
-    Where a process that was killed has left the store's vectors damaged, they are made again first.
+    An index over vectors that is missing or damaged is built again first.
     """
     from llama_index_agentic_kb.store import KnowledgeStore  # noqa: PLC0415 (loads chromadb)
 
@@ -99,28 +99,21 @@ def ingest_command(
 @app.command()
 def repair(
     store: StoreOption = DEFAULT_STORE,
-    rebuild: Annotated[bool, typer.Option(help="Make everything again without looking whether it is damaged.")] = False,
+    rebuild: Annotated[bool, typer.Option(help="Build every index again, whatever is found.")] = False,
     wait: WaitOption = 0.0,
 ) -> None:
-    """Look at a store, and make again from its documents what is damaged. May be interrupted and run again."""
+    """Read a store, and build again from its documents what is damaged or missing. May be interrupted."""
     from llama_index_agentic_kb.store import repair_store  # noqa: PLC0415 (loads SQLite and more)
 
     with _progress("Chunks") as told:
         report = repair_store(store, rebuild_all=rebuild, wait=wait, progress=told)
     contents = f"{report.documents} documents, {report.chunks} chunks"
-    if report.store_file:
-        console.print(Text("store.json was damaged or gone and is written again"))
     if report.fault:
         console.print(Text(f"damaged: {printable(report.fault)}"))
     if not report.rebuilt:
-        console.print(Text(f"The store is whole: {contents}. Nothing was made again ({report.seconds:.1f} s)."))
+        console.print(Text(f"The store is whole: {contents}. Nothing was built again ({report.seconds:.1f} s)."))
         return
-    console.print(
-        Text(
-            f"made again: the vectors and the lexical indexes of {contents}; {report.vectors_kept} vectors were kept, "
-            f"{report.vectors_embedded} chunks embedded ({report.seconds:.1f} s)"
-        )
-    )
+    console.print(Text(f"built again: the indexes of {contents} ({report.seconds:.1f} s)"))
 
 
 @app.command()
@@ -274,7 +267,7 @@ def _language_model(name: str | None, context_window: int) -> LLM | None:
 
 
 def _demo_store() -> Path:
-    return _cache() / "demo"
+    return _cache() / "demo-3"  # a store of this format
 
 
 def _cache() -> Path:

@@ -1,16 +1,16 @@
-"""What a knowledge base keeps on disk: vectors, documents, and the model that made them agree.
+"""What a knowledge base keeps on disk: documents, vectors, and the model that made them agree; and sessions.
 
-    files ─▶ readers ─▶ chunking ─▶ embedding_model ─▶ chroma      (vectors, for searching)
-                                                    └▶ documents   (text and hashes, for rebuilding)
-                                                         └▶ lexical (words, for searching)
+    files ─▶ readers ─▶ chunking ─▶ ingestion ─▶ database ─┬▶ vector_search ─▶ graphs ─▶ chroma
+                                                           └▶ lexical
 
-`KnowledgeStore` is the directory that holds them; `ingest` fills it; `repair_store` makes vectors and words again from
-the documents, which survive what damages those (`recovery` tells when that is). Importing this room loads neither
-Chroma, torch nor any file reader: they come with the first call that needs them.
+`KnowledgeStore` is the directory that holds them; `ingest` fills it. The database (SQLite) is the truth, graphs and
+lexical indexes are derived from it; `repair_store` builds these again. Importing this room loads neither Chroma, torch
+nor any file reader: they come with the first call that needs them.
 """
 
 from __future__ import annotations
 
+from llama_index_agentic_kb.store.database import SourceInfo
 from llama_index_agentic_kb.store.embedding_model import (
     EmbedModelFingerprint,
     default_embed_model,
@@ -18,10 +18,7 @@ from llama_index_agentic_kb.store.embedding_model import (
     embed_model_name,
 )
 from llama_index_agentic_kb.store.ingestion import IngestReport, ingest
-from llama_index_agentic_kb.store.records import SourceInfo
-from llama_index_agentic_kb.store.recovery import repair_store
-from llama_index_agentic_kb.store.repair import RepairReport
-from llama_index_agentic_kb.store.store import KnowledgeStore
+from llama_index_agentic_kb.store.store import KnowledgeStore, RepairReport, repair_store
 
 __all__ = [
     "EmbedModelFingerprint",

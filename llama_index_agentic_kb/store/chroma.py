@@ -1,20 +1,23 @@
-"""Vectors in Chroma, one collection per source. The only module that imports chromadb, so it is imported late.
+"""Chroma, imported here alone, and late: it takes a second to load.
 
 Two habits of Chroma's client are kept out here. It builds the embedding function that a collection's configuration
 names, which for a hostile server means loading model code of its choice: collections are opened without one, and one
-that names any is refused. And its HTTP session waits for ever: ours has a timeout from the first request on.
+that names any is refused. And its HTTP session has no timeout: here it has one from the first request on.
 """
 
 from __future__ import annotations
 
+import hashlib
+import os
+import re
 import threading
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from functools import partial
+import weakref
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import httpx
+import numpy as np
 from chromadb.api import ClientAPI, ServerAPI
 from chromadb.api.client import Client
 from chromadb.api.models.Collection import Collection
@@ -23,59 +26,93 @@ from chromadb.config import Settings
 from chromadb.errors import ChromaError, NotFoundError
 
 from llama_index_agentic_kb._text import error_message
-from llama_index_agentic_kb.errors import ConfigurationError
-from llama_index_agentic_kb.store.chroma_access import Access, Unguarded, another_spelling, refuse_forked
-from llama_index_agentic_kb.store.chroma_collections import SOURCE_KEY, check_collection, collection_name
+from llama_index_agentic_kb.errors import ConfigurationError, StoreMismatchError
 
 if TYPE_CHECKING:
     from llama_index.core.schema import BaseNode
+    from llama_index.vector_stores.chroma import ChromaVectorStore
 
-    from llama_index_agentic_kb.store.source_vector_store import SourceVectorStore
+    from llama_index_agentic_kb.store.database import Floats, Ids
 
-__all__ = ["ChromaDatabase", "collection_name"]
+__all__ = ["ChromaDatabase", "ChromaGraph", "collection_name"]
 
-VersionOf = Callable[[str], Hashable]
-"""Gives a source's version, which changes with every change of its vectors."""
+_SOURCE_KEY: Final = "agentic_kb_source"  # of a collection's metadata: the source's own name
+_PLAIN_NAME: Final = re.compile(r"[a-zA-Z0-9][a-zA-Z0-9_-]{1,98}[a-zA-Z0-9]")
+_DERIVED_NAME: Final = re.compile(r"-[0-9a-f]{16}")
+_COSINE: Final[Any] = {"hnsw": {"space": "cosine"}}
 
-_PAGE = 10_000  # ids per request when all are listed
+_opened_in: int | None = None  # the process that first opened a directory
+
+
+class ChromaGraph:
+    """A directory with one collection: vectors by the ids of their chunks, nothing else.
+
+    Args:
+        directory: Where it is.
+        create: Whether to make the collection where there is none.
+
+    Raises:
+        ConfigurationError: This process was forked from one that had opened a directory.
+        ChromaError: There is no such collection, or it is damaged.
+    """
+
+    def __init__(self, directory: Path, *, create: bool = False) -> None:
+        self._client = _directory_client(directory)
+        # Not closed while a search is in it, nor by a forked child, which would wait for threads of its parent.
+        self._finalizer = weakref.finalize(self, _close, self._client, os.getpid())
+        self._finalizer.atexit = False
+        make = self._client.get_or_create_collection if create else self._client.get_collection
+        self._collection = make("graph", embedding_function=None, **({"configuration": _COSINE} if create else {}))
+
+    def nearest(self, vector: Floats, count: int) -> list[tuple[int, float]]:
+        """Return the nearest chunks with their cosine distances, best first."""
+        found = self._collection.query(query_embeddings=vector[None, :], n_results=count, include=["distances"])
+        distances = found["distances"] or [[]]
+        return list(zip(map(int, found["ids"][0]), distances[0], strict=True))
+
+    def ids(self) -> set[int]:
+        """Return the ids of all its chunks."""
+        return set(map(int, self._collection.get(include=[])["ids"]))
+
+    def add(self, ids: Ids, vectors: Floats) -> None:
+        """Add chunks."""
+        self._collection.add(ids=list(map(str, ids.tolist())), embeddings=np.array(vectors))
+
+    def delete(self, ids: Iterable[int]) -> None:
+        """Delete chunks."""
+        for batch in _batches(list(map(str, ids)), self._client.get_max_batch_size()):
+            self._collection.delete(ids=list(batch))
+
+    def close(self) -> None:
+        """Release its files; a second call does nothing."""
+        self._finalizer()
+
+
+def _close(client: ClientAPI, pid: int) -> None:
+    if os.getpid() == pid:
+        client.close()  # type: ignore[attr-defined]  # of the client's class, not of its interface
 
 
 class ChromaDatabase:
-    """The collections of one Chroma database that hold this library's sources; safe to use from many threads.
+    """Collections of one Chroma database, one for each source; safe to use from many threads.
 
     Make one with `persistent` or `http`.
 
     Args:
         client: An open Chroma client; closed with this object.
-        version_of: Gives a source's version, so that searches under a filter may remember which rows it matches.
-            None remembers nothing.
-        access: Keeps other processes apart from this one.
     """
 
-    def __init__(self, client: ClientAPI, version_of: VersionOf | None = None, access: Access | None = None) -> None:
+    def __init__(self, client: ClientAPI) -> None:
         self._client = client
-        self._version_of = version_of
-        self._access = access or Unguarded()
         self._lock = threading.Lock()
         self._collections: dict[str, Collection] = {}
 
     @classmethod
-    def persistent(
-        cls,
-        path: str | Path,
-        version_of: VersionOf | None = None,
-        *,
-        access: Access | None = None,
-        anew: int = 0,
-    ) -> ChromaDatabase:
+    def persistent(cls, path: str | Path) -> ChromaDatabase:
         """Open the database in a directory, or make one there.
 
         Args:
             path: The directory. One process at a time may write into it.
-            version_of: See the class.
-            access: See the class.
-            anew: A number that no other opening of the directory in this process has had reads all of it from disk;
-                openings with the same number share what was read.
 
         Returns:
             The open database.
@@ -83,17 +120,11 @@ class ChromaDatabase:
         Raises:
             ConfigurationError: The directory can't be opened, or this process was forked from one that had opened any.
         """
-        refuse_forked()
-        # Resolved: Chroma shares one engine per path as spelt, and two that write into one directory damage it.
-        directory = str(Path(path).resolve()) + another_spelling(anew)
-        settings = _settings(
-            chroma_api_impl="chromadb.api.rust.RustBindingsAPI", is_persistent=True, persist_directory=directory
-        )
         try:
-            return cls(Client(settings=settings), version_of, access)
+            return cls(_directory_client(path))
         except (ValueError, ChromaError, OSError) as error:
-            told = error_message(error)
-            raise ConfigurationError(f"The Chroma database in {str(path)!r} can't be opened: {told}") from error
+            message = error_message(error)
+            raise ConfigurationError(f"The Chroma database in {str(path)!r} can't be opened: {message}") from error
 
     @classmethod
     def http(
@@ -147,27 +178,13 @@ class ChromaDatabase:
             if close is not None:
                 close()
 
-    def has(self, source: str) -> bool:
-        """Tell whether a source has a collection here."""
-        if source in self._collections:
-            return True
-        try:
-            self._client.get_collection(collection_name(source), embedding_function=None)
-        except NotFoundError:
-            return False
-        return True
-
     def sources(self) -> list[str]:
-        """List the sources that have a collection here, by name; other libraries' collections are left out."""
-        found: list[str] = []
-        for collection in self._client.list_collections():
-            source = (collection.metadata or {}).get(SOURCE_KEY)
-            if isinstance(source, str):
-                found.append(source)
-        return sorted(found)
+        """Return the names of the sources that have a collection here; other libraries' collections are left out."""
+        found = ((collection.metadata or {}).get(_SOURCE_KEY) for collection in self._client.list_collections())
+        return sorted(source for source in found if isinstance(source, str))
 
-    def vector_store(self, source: str, *, create: bool = False) -> SourceVectorStore:
-        """Wrap a source's collection as a LlamaIndex vector store.
+    def vector_store(self, source: str, *, create: bool = False) -> ChromaVectorStore:
+        """Return a source's collection as a LlamaIndex vector store.
 
         Args:
             source: The source's name.
@@ -181,42 +198,13 @@ class ChromaDatabase:
             StoreMismatchError: The collection was not made by this library, or its configuration names an
                 embedding function.
         """
-        from llama_index_agentic_kb.store.source_vector_store import SourceVectorStore  # noqa: PLC0415  (loads LlamaIndex)
+        from llama_index.vector_stores.chroma import ChromaVectorStore  # noqa: PLC0415 (loads LlamaIndex)
 
-        version = None if self._version_of is None else partial(self._version_of, source)
-        return SourceVectorStore(self.collection(source, create=create), version)
+        return ChromaVectorStore(chroma_collection=self._collection(source, create=create))
 
     def count(self, source: str) -> int:
-        """Count a source's nodes. Raises as `vector_store` does."""
-        return int(self.collection(source).count())
-
-    def node_ids(self, source: str) -> set[str]:
-        """Collect the ids of all nodes of a source. Raises as `vector_store` does."""
-        collection = self.collection(source)
-        ids: set[str] = set()
-        while page := collection.get(limit=_PAGE, offset=len(ids), include=[])["ids"]:
-            ids.update(page)
-        return ids
-
-    def embeddings(self, source: str, node_ids: Iterable[str]) -> dict[str, list[float]]:
-        """Fetch stored vectors.
-
-        Args:
-            source: The source's name.
-            node_ids: The nodes; unknown ones are left out of the result.
-
-        Returns:
-            Each node's vector, by its id. Raises as `vector_store` does.
-        """
-        collection = self.collection(source)
-        vectors: dict[str, list[float]] = {}
-        for batch in self._batches(node_ids):
-            found = collection.get(ids=batch, include=["embeddings"])
-            rows = found["embeddings"]
-            if rows is None:
-                continue
-            vectors.update((node_id, [float(x) for x in row]) for node_id, row in zip(found["ids"], rows, strict=True))
-        return vectors
+        """Return the number of a source's nodes. Raises as `vector_store` does."""
+        return int(self._collection(source).count())
 
     def add(self, source: str, nodes: Sequence[BaseNode]) -> None:
         """Add nodes that have embeddings; a node whose id is there already is left as it is.
@@ -226,50 +214,22 @@ class ChromaDatabase:
             nodes: The nodes, as many as there are: they are sent in batches that the database accepts.
         """
         store = self.vector_store(source)
-        size = self._client.get_max_batch_size()
-        for start in range(0, len(nodes), size):
-            with self._access.changing():
-                store.add(list(nodes[start : start + size]))
+        for batch in _batches(nodes, self._client.get_max_batch_size()):
+            store.add(list(batch))
 
-    def delete_nodes(self, source: str, node_ids: Iterable[str]) -> None:
-        """Delete nodes by id, in batches; unknown ids are ignored. Raises as `vector_store` does."""
-        collection = self.collection(source)
-        for batch in self._batches(node_ids):
-            with self._access.changing():
-                collection.delete(ids=batch)
-
-    def delete_source(self, source: str) -> None:
-        """Delete a source's collection; does nothing when there is none."""
-        with self._lock:
-            self._collections.pop(source, None)
-        with self._access.changing(), suppress(NotFoundError):
-            self._client.delete_collection(collection_name(source))
-
-    def _batches(self, node_ids: Iterable[str]) -> Iterator[list[str]]:
-        ids = sorted(set(node_ids))
-        size = self._client.get_max_batch_size()
-        return (ids[start : start + size] for start in range(0, len(ids), size))
-
-    def collection(self, source: str, *, create: bool = False) -> Collection:
-        """Give Chroma's own object for a source's collection. Takes and raises what `vector_store` does."""
+    def _collection(self, source: str, *, create: bool = False) -> Collection:
         with self._lock:
             if source not in self._collections:
-                with self._access.opening():
-                    collection = self._open_collection(source, create=create)
-                    check_collection(collection, source)
-                    if not isinstance(self._access, Unguarded):
-                        collection.count()  # reads it now, while nobody writes
+                collection = self._open_collection(source, create=create)
+                _check_collection(collection, source)
                 self._collections[source] = collection
             return self._collections[source]
 
     def _open_collection(self, source: str, *, create: bool) -> Collection:
-        name = collection_name(source)
+        name, metadata = collection_name(source), {_SOURCE_KEY: source}
         if create:
             return self._client.get_or_create_collection(
-                name,
-                embedding_function=None,
-                configuration={"hnsw": {"space": "cosine"}},
-                metadata={SOURCE_KEY: source},
+                name, embedding_function=None, configuration=_COSINE, metadata=metadata
             )
         try:
             return self._client.get_collection(name, embedding_function=None)
@@ -317,6 +277,95 @@ class _TimedClient(Client):
             session.close()
 
 
+def _directory_client(path: str | Path) -> ClientAPI:
+    """Open a directory; Chroma's threads don't come along into a forked process, which would wait without end.
+
+    Raises:
+        ConfigurationError: This process was forked from one that had opened a directory.
+    """
+    global _opened_in  # noqa: PLW0603 (of the process)
+    _opened_in = _opened_in or os.getpid()
+    if _opened_in != os.getpid():
+        raise ConfigurationError(
+            f"This process was forked from {_opened_in}, which had opened a Chroma directory, and can't open one any "
+            "more. Open stores only in the children, or start them with 'spawn' (multiprocessing.set_start_method)."
+        )
+    # Resolved: Chroma shares one engine per path as spelt, and two that write into one directory damage it.
+    return Client(
+        settings=_settings(
+            chroma_api_impl="chromadb.api.rust.RustBindingsAPI",
+            is_persistent=True,
+            persist_directory=str(Path(path).resolve()),
+        )
+    )
+
+
+def _batches(items: Sequence[Any], size: int) -> Iterator[Sequence[Any]]:
+    return (items[start : start + size] for start in range(0, len(items), size))
+
+
 def _settings(**values: Any) -> Settings:
-    # The caller's .env file is none of Chroma's business, and nobody asked for telemetry.
+    # No setting from a file in the working directory, and no telemetry.
     return Settings(_env_file=None, anonymized_telemetry=False, **values)
+
+
+def collection_name(source: str) -> str:
+    """Return a name that Chroma accepts, made from any source name.
+
+    Args:
+        source: Any text that is not empty.
+
+    Returns:
+        The name itself when it is 3 to 100 letters, digits, ``_`` and ``-``; else its legal part and 16 hex digits of
+        its hash. The collection's metadata keeps the source's own name.
+
+    Raises:
+        ConfigurationError: The name is empty.
+    """
+    if not source.strip():
+        raise ConfigurationError("A source needs a name; got an empty one.")
+    if _PLAIN_NAME.fullmatch(source) and not _DERIVED_NAME.fullmatch(source[-17:]):
+        return source
+    legal = re.sub(r"[^a-zA-Z0-9]+", "-", source).strip("-")[:48].rstrip("-") or "source"
+    digest = hashlib.sha256(source.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+    return f"{legal}-{digest}"
+
+
+def _check_collection(collection: Collection, source: str) -> None:
+    """Check that a collection was made by this library, before anything is added to it.
+
+    Only the raw JSON is read: Chroma's own accessors (``configuration``, ``schema``) build what it names.
+
+    Raises:
+        StoreMismatchError: It names an embedding function, or was not made by this library for this source.
+    """
+    model = collection.get_model()
+    for configuration in (collection.configuration_json, model.serialized_schema):
+        for embedding_function in _embedding_functions(configuration):
+            raise StoreMismatchError(
+                f"The Chroma collection {collection.name!r} names an embedding function of its own "
+                f"({embedding_function!r}), which this library never loads. Delete the collection, then run "
+                "`agentic-kb ingest` again."
+            )
+    space = ((collection.configuration_json or {}).get("hnsw") or {}).get("space")
+    if (collection.metadata or {}).get(_SOURCE_KEY) != source or space != "cosine":
+        raise StoreMismatchError(
+            f"The Chroma collection {collection.name!r} was not made by this library for the source {source!r}. "
+            "Give the source another name, or wrap that collection as an index of your own."
+        )
+
+
+def _embedding_functions(configuration: object) -> Iterator[str]:
+    """Yield the names of the embedding functions in a configuration; ``legacy`` and ``unknown`` mean none."""
+    if isinstance(configuration, list):
+        for item in configuration:
+            yield from _embedding_functions(item)
+    if not isinstance(configuration, dict):
+        return
+    for key, value in configuration.items():
+        if key != "embedding_function":
+            yield from _embedding_functions(value)
+        elif isinstance(value, dict) and value.get("type") in ("legacy", "unknown") and "name" not in value:
+            continue
+        elif value is not None:
+            yield str(value.get("name", value)) if isinstance(value, dict) else str(value)

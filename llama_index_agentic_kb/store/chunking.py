@@ -13,9 +13,9 @@ from llama_index.core.schema import Document, MetadataMode, NodeRelationship, Ob
 from llama_index.core.utils import get_tokenizer
 
 from llama_index_agentic_kb.errors import ConfigurationError
+from llama_index_agentic_kb.store.database import Chunk, MetadataValue
 from llama_index_agentic_kb.store.embedding_model import input_window, model_tokenizer
 from llama_index_agentic_kb.store.readers import READER_VERSION, ParsedFile
-from llama_index_agentic_kb.store.records import Chunk, MetadataValue
 
 if TYPE_CHECKING:
     from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -145,7 +145,6 @@ def _make_chunk(text: str, metadata: Mapping[str, MetadataValue], start: int | N
         index=index,
         text=text,
         metadata=metadata,
-        content_hash=content_hash,
         # What TextNode puts together for embedding, in one form that doesn't change with LlamaIndex's templates.
         embedding_hash=_sha256(json.dumps([title, text])),
         start_char=start,

@@ -1,14 +1,24 @@
-"""One SQLite file of a store: durable transactions, one connection for all threads, and errors of ours."""
+"""The truth of a store: sources, documents, chunks, their metadata and vectors in one SQLite file.
+
+Each document is stored in one durable transaction. Everything else in a store's directory (graphs over vectors, lexical
+indexes) is derived from this file and can be built again. Chunks have ids that only grow, so that an index knows
+what it lacks by the last id that it holds.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import sqlite3
 import threading
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
 
 from llama_index_agentic_kb.errors import (
     AgenticKBError,
@@ -18,36 +28,195 @@ from llama_index_agentic_kb.errors import (
     StoreDamagedError,
 )
 
-__all__ = ["Database", "check_process"]
+__all__ = ["Chunk", "DocumentDatabase", "Floats", "Ids", "MetadataValue", "SourceInfo", "StoredDocument", "VectorState"]
 
-_AGAIN = "Restore it, or make the store again with `agentic-kb ingest`."
+MetadataValue: TypeAlias = str | int | float | bool
+Floats: TypeAlias = NDArray[np.float32]
+Ids: TypeAlias = NDArray[np.int64]
+
+_SCHEMA_VERSION: Final = 3
+_SCHEMA: Final = """
+CREATE TABLE state (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
+INSERT INTO state VALUES ('changes', 0);
+CREATE TABLE sources (
+    name TEXT PRIMARY KEY, description TEXT NOT NULL, version INTEGER NOT NULL
+) WITHOUT ROWID;
+CREATE TABLE documents (
+    source TEXT NOT NULL REFERENCES sources (name) ON DELETE CASCADE,
+    path TEXT NOT NULL, title TEXT NOT NULL, origin TEXT NOT NULL, root TEXT NOT NULL,
+    content_hash TEXT NOT NULL, settings TEXT NOT NULL, modified REAL NOT NULL, size INTEGER NOT NULL,
+    PRIMARY KEY (source, path)
+) WITHOUT ROWID;
+CREATE TABLE chunks (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, node_id TEXT NOT NULL UNIQUE,
+    source TEXT NOT NULL, path TEXT NOT NULL, chunk_index INTEGER NOT NULL,
+    metadata TEXT NOT NULL, embedding_hash TEXT NOT NULL, start_char INTEGER, end_char INTEGER,
+    FOREIGN KEY (source, path) REFERENCES documents (source, path) ON DELETE CASCADE
+);
+CREATE INDEX chunks_of_document ON chunks (source, path, chunk_index);
+CREATE INDEX chunks_by_embedding ON chunks (source, embedding_hash);
+CREATE TABLE contents (
+    id INTEGER PRIMARY KEY REFERENCES chunks (id) ON DELETE CASCADE, text TEXT NOT NULL, vector BLOB NOT NULL
+);
+CREATE TABLE graphs (
+    source TEXT PRIMARY KEY REFERENCES sources (name) ON DELETE CASCADE,
+    directory TEXT NOT NULL, last_id INTEGER NOT NULL, files TEXT NOT NULL
+) WITHOUT ROWID;
+"""
+# Texts and vectors stand apart from what filters read: a scan of the metadata touches a fifth of the pages.
+
+_ADVICE: Final = "Restore it, or make the store again with `agentic-kb ingest`."
+_LISTED: Final = "(SELECT value FROM json_each(?))"  # a list of any length as one parameter
+_CHUNK: Final = "node_id, chunk_index, text, metadata, embedding_hash, start_char, end_char, id"
 
 
-class Database:
-    """A SQLite file in WAL mode; safe to use from many threads, not in a forked process.
+@dataclass(frozen=True)
+class SourceInfo:
+    """One source of a store.
 
     Args:
-        path: The file; made when missing.
-        migrations: The statements that lead from each schema version to the next one, from version 0 on.
-        timeout: Seconds to wait for another process's transaction to end.
-
-    Raises:
-        StoreDamagedError: The file is no such database, or is damaged.
-        ConfigurationError: It is of another release, or can't be opened or written.
+        name: Its name.
+        description: What it holds, for the planner; may be empty.
+        documents: How many documents it has.
+        chunks: How many chunks they were cut into.
+        version: Grows with every change of the source, for caches and indexes that must keep in step.
     """
 
-    def __init__(self, path: Path, migrations: Sequence[str], timeout: float = 30.0) -> None:
-        self._path = path
+    name: str
+    description: str
+    documents: int
+    chunks: int
+    version: int = 0
+
+
+@dataclass(frozen=True)
+class StoredDocument:
+    """One file as it was when it was ingested.
+
+    Args:
+        source: The source it belongs to.
+        path: Its path inside the source, with forward slashes.
+        title: Its title.
+        origin: Its absolute path on disk.
+        root: The absolute path of the folder it was found under; empty for a file that was named itself.
+        content_hash: SHA-256 of its bytes, in hex.
+        settings: How it was read and cut; another value means that it must be ingested again.
+        modified: Its modification time, in seconds since 1970.
+        size: Its size in bytes.
+    """
+
+    source: str
+    path: str
+    title: str
+    origin: str
+    root: str
+    content_hash: str
+    settings: str
+    modified: float
+    size: int
+
+    @property
+    def document_id(self) -> str:
+        """``<source>/<path>``, unique in the store."""
+        return f"{self.source}/{self.path}"
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """One piece of a document.
+
+    Args:
+        node_id: The id of its node.
+        index: Its 0-based place in the document.
+        text: Its text, without the title.
+        metadata: The node's metadata.
+        embedding_hash: SHA-256 of the text that is embedded, in hex: equal hashes have equal vectors.
+        start_char: Where it starts in the document's (or page's) text; None when not known.
+        end_char: Where it ends, exclusive.
+        id: Its row; 0 before it is stored.
+    """
+
+    node_id: str
+    index: int
+    text: str
+    metadata: Mapping[str, MetadataValue]
+    embedding_hash: str
+    start_char: int | None
+    end_char: int | None
+    id: int = 0
+
+
+@dataclass(frozen=True)
+class VectorState:
+    """What a search must know of a source before it uses what it keeps in memory.
+
+    Args:
+        version: The source's version.
+        directory: The directory of its graph; empty where there is none.
+        last_id: The last chunk that the graph holds.
+        files: How many chunks the graph holds and how large each of its files is, as JSON.
+    """
+
+    version: int
+    directory: str = ""
+    last_id: int = 0
+    files: str = ""
+
+
+class DocumentDatabase:
+    """Documents, chunks and vectors of a store; safe to use from many threads, not in a forked process.
+
+    Reading raises ``RetrievalError``, writing ``IngestionError``; both raise ``StoreDamagedError`` where the file is
+    damaged, and ``ConfigurationError`` in a process that was forked from the one that opened it.
+
+    Args:
+        path: The SQLite file; made when missing, readable by its owner alone.
+        timeout: Seconds to wait for another program that holds it locked.
+
+    Raises:
+        ConfigurationError: The file is of another release, or can't be opened.
+        StoreDamagedError: The file is no such database, or damaged.
+    """
+
+    def __init__(self, path: Path, timeout: float = 30.0) -> None:
+        self.path = path
         self._pid = os.getpid()
         self._lock = threading.RLock()
         self._timeout = timeout
+        with suppress(OSError):
+            os.close(os.open(path, os.O_CREAT, 0o600))
         with _opening(path):
             self._connection = sqlite3.connect(path, timeout=timeout, isolation_level=None, check_same_thread=False)
             try:
-                self._prepare(migrations)
+                self._prepare()
             except BaseException:
                 self._connection.close()
                 raise
+
+    def _prepare(self) -> None:
+        execute = self._connection.execute
+        execute("PRAGMA journal_mode = WAL")
+        # FULL: a document counts as stored once its transaction ends, even if the power fails right after.
+        execute("PRAGMA synchronous = FULL")
+        execute("PRAGMA foreign_keys = ON")
+        if self._schema_version() == _SCHEMA_VERSION:
+            return
+        with self.transaction() as connection:
+            # Read again inside the transaction: another process may be making the same tables right now.
+            version = self._schema_version()
+            if version not in (0, _SCHEMA_VERSION):
+                raise ConfigurationError(
+                    f"{str(self.path)!r} has schema version {version}; this release reads version {_SCHEMA_VERSION}. "
+                    "Use the release that made it, or make the store again with `agentic-kb ingest`."
+                )
+            if version == 0 and connection.execute("SELECT 1 FROM sqlite_master").fetchone():
+                raise ConfigurationError(f"{str(self.path)!r} holds other tables and no store.")
+            for statement in _SCHEMA.split(";") if version == 0 else ():
+                connection.execute(statement)
+            connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+
+    def _schema_version(self) -> int:
+        return int(self._connection.execute("PRAGMA user_version").fetchone()[0])
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
@@ -57,42 +226,26 @@ class Database:
             self._connection.close()
 
     def rows(self, statement: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
-        """Run a query.
-
-        Raises:
-            StoreDamagedError: The file is damaged.
-            RetrievalError: It can't be read for another reason.
-            ConfigurationError: This process was forked from the one that opened it.
-        """
-        check_process(self._pid, self._path)
-        with self._lock, self._told(RetrievalError, "read"):
+        """Return the rows of a query."""
+        self.check_process()
+        with self._lock, self._errors(RetrievalError, "read"):
             return self._connection.execute(statement, parameters).fetchall()
 
     def stream(self, statement: str, parameters: Sequence[object] = ()) -> Iterator[tuple[Any, ...]]:
-        """Give the rows of a query one by one, all of one moment.
-
-        Neither readers nor writers wait: it has a connection of its own, until it is read to its end or closed. Raises
-        as ``rows`` does.
-        """
-        check_process(self._pid, self._path)
-        uri = f"{self._path.absolute().as_uri()}?mode=ro"
+        """Yield the rows of a long query, all of one moment, over a connection of its own: nobody waits for it."""
+        self.check_process()
+        uri = f"{self.path.absolute().as_uri()}?mode=ro"
         with (
-            self._told(RetrievalError, "read"),
+            self._errors(RetrievalError, "read"),
             closing(sqlite3.connect(uri, uri=True, timeout=self._timeout, check_same_thread=False)) as connection,
         ):
             yield from connection.execute(statement, parameters)
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Change the file: all that is done inside the ``with`` block, durably, or nothing.
-
-        Raises:
-            StoreDamagedError: The file is damaged.
-            IngestionError: It can't be written: the disk is full, or another program holds the file locked.
-            ConfigurationError: This process was forked from the one that opened it.
-        """
-        check_process(self._pid, self._path)
-        with self._lock, self._told(IngestionError, "written"):
+        """Change the file: all that is done inside the ``with`` block, durably, or nothing."""
+        self.check_process()
+        with self._lock, self._errors(IngestionError, "written"):
             self._connection.execute("BEGIN IMMEDIATE")
             try:
                 yield self._connection
@@ -102,68 +255,272 @@ class Database:
                     self._connection.execute("ROLLBACK")
                 raise
 
-    def fault(self) -> str:
-        """Look through the whole file; say what is wrong with it, or nothing."""
-        found = self.rows("PRAGMA quick_check(1)")
-        return "" if found == [("ok",)] else str(found[0][0])
-
-    def _prepare(self, migrations: Sequence[str]) -> None:
-        execute = self._connection.execute
-        execute("PRAGMA journal_mode = WAL")
-        # FULL: a document counts as stored once its transaction ends, even if the power fails right after.
-        execute("PRAGMA synchronous = FULL")
-        execute("PRAGMA foreign_keys = ON")
-        if self._version() == len(migrations):
-            return
-        with self.transaction() as connection:
-            # Read again inside the transaction: another process may be making the same tables right now.
-            version = self._version()
-            if version > len(migrations):
-                raise ConfigurationError(
-                    f"{str(self._path)!r} has schema version {version}; this release reads version {len(migrations)}. "
-                    "Upgrade llama-index-agentic-kb, or make the store again with `agentic-kb ingest`."
-                )
-            for migration in migrations[version:]:
-                for statement in migration.split(";"):
-                    connection.execute(statement)
-            connection.execute(f"PRAGMA user_version = {len(migrations)}")
-
-    def _version(self) -> int:
-        return int(self._connection.execute("PRAGMA user_version").fetchone()[0])
+    def check_process(self) -> None:
+        """Raise ``ConfigurationError`` in a process that was forked from the one that opened the file."""
+        if os.getpid() != self._pid:
+            raise ConfigurationError(
+                f"{str(self.path)!r} was opened in process {self._pid}, from which this process, {os.getpid()}, was "
+                "forked: neither Chroma's threads nor SQLite's locks come along. Open the store in the child, and not "
+                "in the parent before it; or start the child with 'spawn' (multiprocessing.set_start_method)."
+            )
 
     @contextmanager
-    def _told(self, error_class: type[AgenticKBError], done: str) -> Iterator[None]:
+    def _errors(self, error_class: type[AgenticKBError], done: str) -> Iterator[None]:
+        """Raise SQLite's errors as the package's own."""
         try:
             yield
         except sqlite3.OperationalError as error:
-            raise error_class(f"{str(self._path)!r} can't be {done}: {error}. {_remedy(error)}") from error
+            raise error_class(f"{str(self.path)!r} can't be {done}: {error}. {_remedy(error)}") from error
         except sqlite3.Error as error:
-            if type(error) is sqlite3.DatabaseError:  # its subclasses tell of misuse
-                raise StoreDamagedError(f"{str(self._path)!r} is damaged: {error}. {_AGAIN}") from error
-            raise error_class(f"{str(self._path)!r} can't be {done}: {error}.") from error
+            if type(error) is sqlite3.DatabaseError:  # its subclasses are misuse
+                raise StoreDamagedError(f"{str(self.path)!r} is damaged: {error}. {_ADVICE}") from error
+            raise error_class(f"{str(self.path)!r} can't be {done}: {error}.") from error
 
+    def check(self) -> None:
+        """Read the whole file.
 
-def check_process(pid: int, path: Path) -> None:
-    """Refuse to go on in a process that was forked from the one that opened a store.
+        Raises:
+            StoreDamagedError: It is damaged. No other copy of the documents exists.
+        """
+        found = self.rows("PRAGMA quick_check(1)")
+        if found != [("ok",)]:
+            raise StoreDamagedError(f"{str(self.path)!r} is damaged: {' '.join(found[0][0].split())}. {_ADVICE}")
 
-    Args:
-        pid: The process that opened it.
-        path: What was opened.
+    # -- state and sources -------------------------------------------------------------------------------------------
 
-    Raises:
-        ConfigurationError: This is another process.
-    """
-    if os.getpid() != pid:
-        raise ConfigurationError(
-            f"{str(path)!r} was opened in process {pid}, from which this process, {os.getpid()}, was forked: neither "
-            "Chroma's threads nor SQLite's locks come along. Open the store in the child, and not in the parent before "
-            "it; or start the child with 'spawn' (multiprocessing.set_start_method)."
+    def state(self, key: str) -> Any:
+        """Return a value of the store itself; None where there is none."""
+        rows = self.rows("SELECT value FROM state WHERE key = ?", (key,))
+        return rows[0][0] if rows else None
+
+    def put_state(self, key: str, value: object) -> None:
+        """Keep a value of the store itself."""
+        with self.transaction() as connection:
+            connection.execute("INSERT OR REPLACE INTO state VALUES (?, ?)", (key, value))
+
+    def sources(self) -> list[SourceInfo]:
+        """Return the sources by name, with their counts."""
+        rows = self.rows(
+            "SELECT name, description,"
+            " (SELECT count(*) FROM documents WHERE source = name),"
+            " (SELECT count(*) FROM chunks WHERE source = name), version"
+            " FROM sources ORDER BY name"
         )
+        return [SourceInfo(*row) for row in rows]
+
+    def version(self, source: str) -> int | None:
+        """Return a source's version; None where there is no such source. No version is ever used twice."""
+        rows = self.rows("SELECT version FROM sources WHERE name = ?", (source,))
+        return rows[0][0] if rows else None
+
+    def put_source(self, name: str, description: str | None = None) -> None:
+        """Make a source, or change its description.
+
+        Args:
+            name: The source.
+            description: What it holds; None keeps the description it has (at first: empty).
+
+        Raises:
+            ConfigurationError: The name is empty.
+        """
+        if not name.strip():
+            raise ConfigurationError("A source needs a name; got an empty one.")
+        with self.transaction() as connection:
+            connection.execute(
+                "INSERT OR IGNORE INTO sources SELECT ?, '', value FROM state WHERE key = 'changes'", (name,)
+            )
+            if description is not None:
+                connection.execute("UPDATE sources SET description = ? WHERE name = ?", (description, name))
+
+    def delete_source(self, name: str) -> None:
+        """Delete a source with all its documents."""
+        with self.transaction() as connection:
+            connection.execute("DELETE FROM sources WHERE name = ?", (name,))
+            _count_change(connection, name)
+
+    # -- documents and chunks ----------------------------------------------------------------------------------------
+
+    def sources_at(self, origin: str) -> list[str]:
+        """Return the names of the sources that hold the file or folder with this absolute path."""
+        rows = self.rows(
+            "SELECT DISTINCT source FROM documents WHERE root = ? OR origin = ? ORDER BY source", (origin, origin)
+        )
+        return [row[0] for row in rows]
+
+    def documents(self, source: str) -> dict[str, StoredDocument]:
+        """Return the documents of a source by their paths, in the order of the paths."""
+        rows = self.rows(
+            "SELECT source, path, title, origin, root, content_hash, settings, modified, size"
+            " FROM documents WHERE source = ? ORDER BY path",
+            (source,),
+        )
+        return {row[1]: StoredDocument(*row) for row in rows}
+
+    def chunks(self, source: str, path: str | None = None) -> list[Chunk]:
+        """Return the chunks of a source, or of one document of it, in reading order."""
+        rows = self.rows(
+            f"SELECT {_CHUNK} FROM chunks JOIN contents USING (id)"  # noqa: S608 (a constant)
+            " WHERE source = ? AND (? IS NULL OR path = ?) ORDER BY path, chunk_index",
+            (source, path, path),
+        )
+        return [_chunk(*row) for row in rows]
+
+    def chunks_of(self, column: Literal["id", "node_id"], keys: Iterable[object]) -> list[Chunk]:
+        """Return chunks by their ``id`` or their ``node_id``, in no order; those that are gone are left out."""
+        rows = self.rows(
+            f"SELECT {_CHUNK} FROM chunks JOIN contents USING (id) WHERE {column} IN {_LISTED}",  # noqa: S608 (constants)
+            (json.dumps(list(keys)),),
+        )
+        return [_chunk(*row) for row in rows]
+
+    def node_ids(self, source: str) -> set[str]:
+        """Return the ids of all nodes of a source."""
+        return {row[0] for row in self.rows("SELECT node_id FROM chunks WHERE source = ?", (source,))}
+
+    def metadata(self, source: str) -> Iterator[tuple[str, dict[str, Any]]]:
+        """Yield the path and the metadata of each chunk of a source, a document's chunks one after the other."""
+        rows = self.stream("SELECT path, metadata FROM chunks WHERE source = ? ORDER BY path, chunk_index", (source,))
+        return ((path, json.loads(metadata)) for path, metadata in rows)
+
+    def put_document(
+        self, document: StoredDocument, chunks: Sequence[Chunk], vectors: Mapping[str, Sequence[float]]
+    ) -> None:
+        """Store a document in place of its earlier version, in one transaction.
+
+        Chunks that the earlier version has as well are left as they are, with their vectors.
+
+        Args:
+            document: The document; its source must exist.
+            chunks: All its chunks.
+            vectors: A vector for each chunk's ``embedding_hash``.
+        """
+        kept = {chunk.node_id for chunk in chunks}
+        with self.transaction() as connection:
+            old = connection.execute(
+                "SELECT node_id FROM chunks WHERE source = ? AND path = ?", (document.source, document.path)
+            )
+            known = {row[0] for row in old.fetchall()}
+            gone = [(node_id,) for node_id in known - kept]
+            connection.executemany("DELETE FROM chunks WHERE node_id = ?", gone)
+            # Not "OR REPLACE": that deletes the row first, and its chunks with it.
+            connection.execute(
+                "INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
+                " title = excluded.title, origin = excluded.origin, root = excluded.root,"
+                " content_hash = excluded.content_hash, settings = excluded.settings,"
+                " modified = excluded.modified, size = excluded.size",
+                (
+                    *(document.source, document.path, document.title, document.origin, document.root),
+                    *(document.content_hash, document.settings, document.modified, document.size),
+                ),
+            )
+            # A node's id is a hash of all the rest: one that is there already says the same.
+            for chunk in (chunk for chunk in chunks if chunk.node_id not in known):
+                row = connection.execute(
+                    "INSERT INTO chunks VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?)",
+                    (
+                        *(chunk.node_id, document.source, document.path, chunk.index),
+                        *(json.dumps(dict(chunk.metadata)), chunk.embedding_hash, chunk.start_char, chunk.end_char),
+                    ),
+                )
+                vector = np.asarray(vectors[chunk.embedding_hash], dtype="<f4").tobytes()
+                connection.execute("INSERT INTO contents VALUES (?, ?, ?)", (row.lastrowid, chunk.text, vector))
+            _count_change(connection, document.source)
+
+    def delete_document(self, source: str, path: str) -> None:
+        """Delete a document and its chunks, in one transaction."""
+        with self.transaction() as connection:
+            connection.execute("DELETE FROM documents WHERE source = ? AND path = ?", (source, path))
+            _count_change(connection, source)
+
+    # -- vectors -----------------------------------------------------------------------------------------------------
+
+    def vectors_by_embedding(self, source: str, embedding_hashes: Iterable[str]) -> dict[str, Floats]:
+        """Return the vectors that a source already has of some texts, by the texts' hashes."""
+        rows = self.rows(
+            "SELECT embedding_hash, vector FROM chunks JOIN contents USING (id)"  # noqa: S608 (a constant)
+            f" WHERE source = ? AND embedding_hash IN {_LISTED} GROUP BY embedding_hash",
+            (source, json.dumps(list(embedding_hashes))),
+        )
+        return {embedding_hash: np.frombuffer(vector, dtype="<f4") for embedding_hash, vector in rows}
+
+    def vector_state(self, source: str) -> VectorState | None:
+        """Return what tells one state of a source's vectors from another; None where there is no such source."""
+        rows = self.rows(
+            "SELECT version, coalesce(directory, ''), coalesce(last_id, 0), coalesce(files, '')"
+            " FROM sources LEFT JOIN graphs ON source = name WHERE name = ?",
+            (source,),
+        )
+        return VectorState(*rows[0]) if rows else None
+
+    def put_graph(self, source: str, directory: str, last_id: int, files: str) -> None:
+        """Record a graph that is complete on disk: from here on it is the source's."""
+        with self.transaction() as connection:
+            connection.execute("INSERT OR REPLACE INTO graphs VALUES (?, ?, ?, ?)", (source, directory, last_id, files))
+
+    def graph_directories(self) -> set[str]:
+        """Return the names of all directories that hold a graph."""
+        return {row[0] for row in self.rows("SELECT directory FROM graphs")}
+
+    def ids(self, source: str, where: str = "1", parameters: Sequence[object] = ()) -> Ids:
+        """Return the ids of a source's chunks, growing.
+
+        Args:
+            source: The source.
+            where: A condition in SQL on the columns of ``chunks``.
+            parameters: Its parameters.
+        """
+        rows = self.stream(f"SELECT id FROM chunks WHERE source = ? AND {where} ORDER BY id", (source, *parameters))  # noqa: S608 (made by `filters`, with question marks)
+        return np.fromiter((row[0] for row in rows), dtype=np.int64)
+
+    def ids_after(self, source: str, last_id: int) -> Ids:
+        """Return the ids of a source's chunks that came after one, growing."""
+        # "+": SQLite would else read all of the source's rows in its index.
+        rows = self.rows("SELECT id FROM chunks WHERE id > ? AND +source = ? ORDER BY id", (last_id, source))
+        return np.array([row[0] for row in rows], dtype=np.int64)
+
+    def count(self, source: str, last_id: int | None = None) -> int:
+        """Return how many chunks a source has, up to one of them."""
+        limit = (1 << 62) if last_id is None else last_id
+        return int(self.rows("SELECT count(*) FROM chunks WHERE source = ? AND id <= ?", (source, limit))[0][0])
+
+    def vectors(self, ids: Ids, dimension: int) -> tuple[Ids, Floats]:
+        """Return the vectors of chunks; chunks that are gone are left out.
+
+        Args:
+            ids: Growing.
+            dimension: The length of every vector of the store.
+        """
+        found = self.rows(
+            f"SELECT id, vector FROM contents WHERE id IN {_LISTED} ORDER BY id",  # noqa: S608 (a constant)
+            (json.dumps(ids.tolist()),),
+        )
+        data = np.frombuffer(b"".join(vector for _, vector in found), dtype="<f4")
+        return np.array([row for row, _ in found], dtype=np.int64), data.reshape(len(found), dimension)
+
+
+def _count_change(connection: sqlite3.Connection, source: str) -> None:
+    connection.execute("UPDATE state SET value = value + 1 WHERE key = 'changes'")
+    connection.execute(
+        "UPDATE sources SET version = (SELECT value FROM state WHERE key = 'changes') WHERE name = ?", (source,)
+    )
+
+
+def _chunk(
+    node_id: str,
+    index: int,
+    text: str,
+    metadata: str,
+    embedding_hash: str,
+    start_char: int | None,
+    end_char: int | None,
+    row: int,
+) -> Chunk:
+    return Chunk(node_id, index, text, json.loads(metadata), embedding_hash, start_char, end_char, row)
 
 
 @contextmanager
 def _opening(path: Path) -> Iterator[None]:
-    """Tell what is wrong with a file that can't be opened."""
+    """Raise what is wrong with a file that can't be opened."""
     try:
         yield
     except IngestionError as error:
@@ -171,7 +528,7 @@ def _opening(path: Path) -> Iterator[None]:
     except sqlite3.OperationalError as error:
         raise ConfigurationError(f"{str(path)!r} can't be opened: {error}. {_remedy(error)}") from error
     except sqlite3.DatabaseError as error:
-        raise StoreDamagedError(f"{str(path)!r} can't be read as a document database: {error}. {_AGAIN}") from error
+        raise StoreDamagedError(f"{str(path)!r} can't be read as a document database: {error}. {_ADVICE}") from error
 
 
 def _remedy(error: Exception) -> str:
@@ -180,4 +537,4 @@ def _remedy(error: Exception) -> str:
         return "Another program holds it locked: wait for that to end, or end it, then run this again."
     if "full" in text or "disk I/O" in text:
         return "Make room on the disk, then run this again: what was stored before stays."
-    return "Give this user the right to write into its directory."
+    return "Grant this user the right to write into its directory."

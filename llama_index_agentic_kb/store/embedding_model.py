@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import logging
 import math
+import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -46,8 +49,8 @@ class EmbedModelFingerprint:
     Args:
         name: The model's canonical name, as `embed_model_name` gives it.
         dimension: The length of its vectors.
-        probe: The vector of one text at length 1, by which models of one name with other weights are told apart. Empty
-            in stores of the first release.
+        probe: The vector of one text at length 1, which differs between models of one name with other weights; empty
+            for a model that returns zeros.
     """
 
     name: str
@@ -63,8 +66,20 @@ class EmbedModelFingerprint:
         lengths = math.hypot(*self.probe) * math.hypot(*other.probe)
         return sum(a * b for a, b in zip(self.probe, other.probe, strict=True)) >= _SAME_WEIGHTS * lengths
 
+    def to_json(self) -> str:
+        """Return it as JSON, with the probe as float16."""
+        probe = base64.b64encode(struct.pack(f"<{len(self.probe)}e", *self.probe)).decode("ascii")
+        return json.dumps({"name": self.name, "dimension": self.dimension, "probe": probe})
+
+    @classmethod
+    def from_json(cls, text: str) -> EmbedModelFingerprint:
+        """Return what `to_json` wrote."""
+        data = json.loads(text)
+        probe = base64.b64decode(data["probe"])
+        return cls(data["name"], data["dimension"], struct.unpack(f"<{len(probe) // 2}e", probe))
+
     def __str__(self) -> str:
-        """Name and dimension, as error messages show them."""
+        """Return name and dimension, as error messages show them."""
         return f"{self.name} ({self.dimension} dimensions)"
 
 

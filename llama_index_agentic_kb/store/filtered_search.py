@@ -1,44 +1,36 @@
-"""Dense search under a filter in Chroma, with the recall and the rows that Chroma's own filtered query loses.
+"""Dense search under a filter in a user's own Chroma collection, without the rows that Chroma's own query loses.
 
-Chroma evaluates a filter in SQL at each query (0.1 s over 100,000 rows) and then walks its graph past the rows that
-don't match: on filters that have nothing to do with the query, recall falls to 0.45-0.93 (measured). ``$ne`` and
-``$nin`` let rows without the key through, which would fill the top places and be dropped by the check. Here
-
-- few matching rows are searched exactly: their vectors are fetched and compared with numpy;
-- many, in a collection that tells its version, are remembered by id, and the nearest rows of an unfiltered search are
-  sieved: the first k that match are what an exact search gives. Where a filter is used again, the vectors of up to
-  20,000 rows are fetched in the background, and it is searched exactly from then on;
-- many, in a collection that tells no version, are searched with Chroma's filter and many more candidates.
-
-Each row is checked as it is now before it is returned; where rows fail, further ones take their places.
+Chroma walks its graph past the rows that don't match: under filters that have nothing to do with the query, recall
+falls to 0.45-0.93 (measured). And ``$ne`` and ``$nin`` let rows without the key through, which would fill the top
+places and be dropped by the check. Here few matching rows are compared exactly with numpy; of many, Chroma's filter is
+asked for many more candidates than are needed. A filter that is too large for one request is asked for in several; if
+it matches many rows, these are sieved from the nearest of all. Nothing is remembered: the collection may change.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
-import logging
-import time
-from collections.abc import Callable, Hashable
+from collections.abc import Iterator
+from functools import partial
+from itertools import islice
 from typing import Any, Final
 
+import numpy as np
+from llama_index.core.schema import BaseNode
 from llama_index.core.vector_stores.types import BasePydanticVectorStore, VectorStoreQuery, VectorStoreQueryResult
 
-from llama_index_agentic_kb._aio import WorkerPool
-from llama_index_agentic_kb.store.collection_search import EXACT_ROWS, CollectionSearch, Passes
-from llama_index_agentic_kb.store.matches import MATCHES, Matches, MatchMemory
-from llama_index_agentic_kb.store.where import Where, chroma_where, fits
+from llama_index_agentic_kb.errors import RetrievalError
+from llama_index_agentic_kb.store.database import Floats
+from llama_index_agentic_kb.store.ranking import Passes, check_deadline, growing, take, unit
+from llama_index_agentic_kb.store.where import Where, chroma_where, fits, matching_ids
 
 __all__ = ["ChromaFilteredSearch"]
 
-logger = logging.getLogger("llama_index_agentic_kb")
-
-FETCHED_ROWS: Final = 20_000
-"""Up to this many have their vectors fetched in the background: 30 MB at 384 dimensions, in about 2 s."""
-
-SPACES: Final = ("cosine", "l2", "ip")
-
-_FETCHER: Final = WorkerPool("filtered-vectors", max_workers=1)
+EXACT_ROWS: Final = 2_000
+"""Up to this many matching rows are searched exactly: fetching their vectors takes about 0.2 s."""
+CANDIDATES: Final = 400
+MAX_CANDIDATES: Final = 10_000
+"""Chroma is asked for at least, and at most, so many candidates; the most take 0.1-0.2 s."""
+_SPACES: Final = ("cosine", "l2", "ip")
 
 
 class ChromaFilteredSearch:
@@ -46,27 +38,17 @@ class ChromaFilteredSearch:
 
     Args:
         store: The collection's LlamaIndex store, a ``ChromaVectorStore``.
-        version: Gives what changes with every change of the collection, read at each search. Without it, or where it
-            gives None, nothing is remembered from one search to the next.
-        memory: Where matching rows are remembered; the process's own unless told.
     """
 
-    def __init__(
-        self,
-        store: BasePydanticVectorStore,
-        version: Callable[[], Hashable] | None = None,
-        memory: MatchMemory = MATCHES,
-    ) -> None:
+    def __init__(self, store: BasePydanticVectorStore) -> None:
         self._store = store
         self._collection = store.client
-        self._version = version
-        self._memory = memory
         self._space = _space(self._collection)
 
     @property
     def usable(self) -> bool:
         """Whether the collection's distance is one that can be computed here."""
-        return self._space in SPACES
+        return self._space in _SPACES
 
     def __call__(
         self, query: VectorStoreQuery, passes: Passes, *, deadline: float | None = None
@@ -87,75 +69,84 @@ class ChromaFilteredSearch:
             RetrievalError: The query's vector is not as long as the collection's.
         """
         assert query.filters is not None
-        assert query.query_embedding is not None
-        search = CollectionSearch(self._store, self._space, query, passes, deadline)
+        vector = np.asarray(query.query_embedding, dtype=np.float32)
         where = chroma_where(query.filters)
-        version = None if self._version is None else self._version()
-        if version is None:
-            return self._once(search, where)
-        matches = self._remembered(search, where, version)
-        return self._among(search, matches, where)
-
-    def _remembered(self, search: CollectionSearch, where: Where, version: Hashable) -> Matches:
-        key = self._key(where)
-        seconds = None if search.deadline is None else search.deadline - time.monotonic()
-
-        def load() -> Matches:
-            ids = search.ids(where)
-            matches = Matches(dict.fromkeys(ids), total=int(self._collection.count()))
-            if len(ids) <= EXACT_ROWS:
-                search.fetch_vectors(matches)
-            return matches
-
-        matches = self._memory.get(key, version, load, seconds=seconds)
-        matches.searches += 1
-        if matches.searches == 2 and matches.vectors is None and len(matches.ids) <= FETCHED_ROWS:  # noqa: PLR2004
-            _FETCHER.submit(lambda: self._fetch(search, key, version, matches))
-        return matches
-
-    def _key(self, where: Where) -> Hashable:
-        """A digest: a filter may hold thousands of values."""
-        return self._collection.id, hashlib.sha256(json.dumps(where, sort_keys=True).encode()).digest()
-
-    def _fetch(self, search: CollectionSearch, key: Hashable, version: Hashable, matches: Matches) -> None:
-        """Fetch vectors in the background. What fails leaves things as they are: searches go on without them."""
-        try:
-            search.without_deadline().fetch_vectors(matches)
-            self._memory.keep(key, version, matches)
-        except Exception:
-            logger.debug("the vectors of a filter's rows could not be fetched", exc_info=True)
-
-    def _once(self, search: CollectionSearch, where: Where) -> tuple[VectorStoreQueryResult, str]:
-        """Search a collection of which nothing is remembered."""
         whole = not fits(where)
-        ids = search.ids(where, limit=None if whole else EXACT_ROWS + 1)
-        if len(ids) <= EXACT_ROWS or whole:
-            total = int(self._collection.count()) if whole and len(ids) > EXACT_ROWS else None
-            return self._among(search, Matches(dict.fromkeys(ids), total=total), where)
-        found, candidates = search.filtered(where)
-        return found, f"filter matches more than {EXACT_ROWS:,} rows: taken from its {candidates:,} nearest"
+        ids = self._ids(where, None if whole else EXACT_ROWS + 1, deadline)
+        taken = partial(take, fetch=self._rows, top_k=query.similarity_top_k, passes=passes, deadline=deadline)
+        if len(ids) <= EXACT_ROWS:
+            ranked = self._exact(ids, vector, deadline) if ids else []
+            return taken(ranked), f"filter matches {len(ids):,}: " + (
+                "searched exactly" if ids else "nothing to search"
+            )
+        count = max(CANDIDATES, 4 * query.similarity_top_k)
+        if not whole:
+            nearest = partial(self._nearest, vector, where, deadline)
+            return taken(growing(nearest, count, MAX_CANDIDATES)), (
+                f"filter matches more than {EXACT_ROWS:,} rows: taken from its nearest"
+            )
+        matching = set(ids)
+        ranked_all = growing(partial(self._nearest, vector, None, deadline), count, MAX_CANDIDATES)
+        found = taken(one for one in ranked_all if one[0] in matching)
+        if len(found.ids or []) >= query.similarity_top_k:
+            return found, f"filter matches {len(ids):,}: taken from the nearest of all"
+        return taken(self._exact(ids, vector, deadline)), f"filter matches {len(ids):,}: searched exactly"
 
-    def _among(self, search: CollectionSearch, matches: Matches, where: Where) -> tuple[VectorStoreQueryResult, str]:
-        """Search among known rows."""
-        rows = f"filter matches {len(matches.ids):,}" + ("" if matches.total is None else f" of {matches.total:,}")
-        if not matches.ids:
-            return VectorStoreQueryResult(nodes=[], similarities=[], ids=[]), f"{rows}: nothing to search"
-        if matches.vectors is not None or len(matches.ids) <= EXACT_ROWS:
-            return search.exact(matches), f"{rows}: searched exactly"
-        found, candidates = search.sieve(matches)
-        if len(found.ids or []) >= min(search.top_k, len(matches.ids) - len(matches.rejected)):
-            return found, f"{rows}: taken from the {candidates:,} nearest of all"
-        if len(matches.ids) <= FETCHED_ROWS:
-            return search.exact(matches), f"{rows}, too few among the {candidates:,} nearest of all: searched exactly"
-        if not fits(where):
-            some = len(found.ids or [])
-            return found, f"{rows}, {some} among the {candidates:,} nearest of all: not searched further"
-        found, further = search.filtered(where)
-        return found, f"{rows}, too few among the {candidates:,} nearest of all: taken from its {further:,} nearest"
+    def _ids(self, where: Where, limit: int | None, deadline: float | None) -> list[str]:
+        def get(part: Where) -> list[str]:
+            ids: list[str] = self._collection.get(where=part, limit=limit, include=[])["ids"]
+            return ids
+
+        return matching_ids(get, where, deadline)
+
+    def _exact(self, ids: list[str], vector: Floats, deadline: float | None) -> list[tuple[str, float]]:
+        """Rank rows by their distances, as Chroma computes them."""
+        ranked: list[tuple[str, float]] = []
+        for batch in _batches(ids, EXACT_ROWS):
+            check_deadline(deadline)
+            found = self._collection.get(ids=batch, include=["embeddings"])
+            vectors = np.asarray(found["embeddings"], dtype=np.float32)
+            if not len(vectors):  # rows may be gone since their ids were read
+                continue
+            if vectors.shape[1] != len(vector):
+                raise RetrievalError(
+                    f"The query's vector has {len(vector)} dimensions, those of the collection have "
+                    f"{vectors.shape[1]}: embed queries with the model that the collection was made with."
+                )
+            ranked += zip(found["ids"], self._distances(vectors, vector).tolist(), strict=True)
+        order = {node_id: at for at, node_id in enumerate(ids)}
+        return sorted(ranked, key=lambda one: (one[1], order[one[0]]))
+
+    def _distances(self, vectors: Floats, vector: Floats) -> Floats:
+        if self._space == "l2":
+            found: Floats = ((vectors - vector) ** 2).sum(axis=1)
+            return found
+        inner: Floats = 1.0 - (unit(vectors) @ unit(vector) if self._space == "cosine" else vectors @ vector)
+        return inner
+
+    def _nearest(
+        self, vector: Floats, where: Where | None, deadline: float | None, count: int
+    ) -> list[tuple[str, float]]:
+        check_deadline(deadline)
+        found = self._collection.query(
+            query_embeddings=[vector.tolist()], n_results=count, where=where, include=["distances"]
+        )
+        return list(zip(found["ids"][0], found["distances"][0], strict=True))
+
+    def _rows(self, ids: list[str]) -> dict[str, BaseNode]:
+        """Fetch nodes as the store itself makes them of rows."""
+        found = self._store.query(VectorStoreQuery(query_embedding=None, similarity_top_k=len(ids)), ids=ids)
+        return dict(zip(found.ids or [], found.nodes or [], strict=True))
+
+
+def _batches(ids: list[str], size: int) -> Iterator[list[str]]:
+    iterator = iter(ids)
+    while batch := list(islice(iterator, size)):
+        yield batch
 
 
 def _space(collection: Any) -> str:
-    """Name a collection's distance: "cosine", "l2" or "ip"; "" where it can't be told."""
+    """Return a collection's distance: "cosine", "l2" or "ip"; "" where it is not known."""
     configuration = getattr(collection, "configuration_json", None) or {}
     for kind in ("hnsw", "spann"):
         if configuration.get(kind):

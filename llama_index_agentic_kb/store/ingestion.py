@@ -1,34 +1,30 @@
 """Files into a store: read, cut, embedded in batches; only what changed.
 
-The order of writes decides what a crash can leave. For each file: new vectors go to Chroma, then its record is
-committed to SQLite, then the vectors of its old version are deleted. A file counts as stored when its record is
-committed, so what is recorded has its vectors; vectors without a record are swept out by the next ingestion, and
-records without vectors are ingested again. The lexical index follows at the end of each source, from the records; what
-a crash keeps from it is made good by the next search.
+A document counts as stored when its transaction in the database has ended: with its chunks and their vectors. What a
+crash cuts off is ingested by the next run. Lexical indexes and graphs follow at the end of each source.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from llama_index_agentic_kb._text import error_message
-from llama_index_agentic_kb.errors import ConfigurationError, IngestionError
+from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError, IngestionError
+from llama_index_agentic_kb.store.database import Chunk, StoredDocument
 from llama_index_agentic_kb.store.file_reader import READ_SECONDS, FileReader
 from llama_index_agentic_kb.store.files import FoundFile, SourceFiles, open_regular, printable, select_files
 from llama_index_agentic_kb.store.readers import MAX_BYTES, check_size
-from llama_index_agentic_kb.store.records import Chunk, StoredDocument
 
 if TYPE_CHECKING:
     from llama_index_agentic_kb.store.chunking import Chunker
-    from llama_index_agentic_kb.store.documents import DocumentDatabase
     from llama_index_agentic_kb.store.store import KnowledgeStore
-    from llama_index_agentic_kb.store.vectors import SourceVectors
 
 __all__ = ["DEFAULT_CHUNK_OVERLAP", "DEFAULT_CHUNK_SIZE", "IngestReport", "ProgressCallback", "ingest"]
 
@@ -46,7 +42,7 @@ _BATCH_CHUNKS = 256
 
 @dataclass(frozen=True)
 class IngestReport:
-    """What an ingestion did. Documents are told by their ids, ``<source>/<path>``.
+    """What an ingestion did. Documents are listed by their ids, ``<source>/<path>``.
 
     Args:
         added: Documents that are new in the store.
@@ -102,7 +98,7 @@ def ingest(
         max_file_bytes: The largest file that is read, and the largest content of a packed one. Default 100 MB.
         read_seconds: The time that a file's parser is given. Default 60.
         follow_symlinks: Whether to read what lies outside the folders, behind symlinks in them. By default it is
-            told in the report's ``failed``.
+            listed in the report's ``failed``.
 
     Returns:
         What was done.
@@ -112,17 +108,16 @@ def ingest(
         IngestionError: Another process is writing into the store, or embedding or storing failed; what was stored
             before stays, and the next call goes on from there.
     """
-    from llama_index_agentic_kb.store.chunking import Chunker  # noqa: PLC0415  (loads LlamaIndex)
-    from llama_index_agentic_kb.store.vectors import SourceVectors  # noqa: PLC0415  (loads LlamaIndex)
+    from llama_index_agentic_kb.store.chunking import Chunker  # noqa: PLC0415 (loads LlamaIndex)
 
     started = time.monotonic()
-    given = [paths] if isinstance(paths, str | Path) else list(paths)
-    if not given:
+    listed = [paths] if isinstance(paths, str | Path) else list(paths)
+    if not listed:
         raise ConfigurationError("paths is empty; name at least one file or folder to ingest.")
     chunker = Chunker(store.embed_model, chunk_size, chunk_overlap)
     with store.writing(wait), FileReader(max_file_bytes, read_seconds) as reader:
         selection = select_files(
-            given,
+            listed,
             source=source,
             recursive=recursive,
             follow_symlinks=follow_symlinks,
@@ -131,12 +126,11 @@ def ingest(
         total = sum(len(group.files) for group in selection.sources.values())
         tally = _Tally(total=total, progress=progress, failed=selection.failed)
         for name, group in selection.sources.items():
-            vectors = SourceVectors(name, store)
-            _SourceIngestion(name, store.documents, vectors, chunker, reader, max_file_bytes, tally).run(
-                group, description, recursive=recursive
-            )
-            tally.chunks_embedded += vectors.embedded
-            store.lexical(name).bring_in_step()
+            store.documents.put_source(name, description)
+            run = _SourceIngestion(name, store, chunker, reader, max_file_bytes, tally)
+            run.run(group, recursive=recursive)
+            store.lexical(name).update()
+            store.update_graph(name)
     return IngestReport(
         added=tuple(tally.added),
         updated=tuple(tally.updated),
@@ -184,35 +178,31 @@ class _SourceIngestion:
     def __init__(
         self,
         source: str,
-        documents: DocumentDatabase,
-        vectors: SourceVectors,
+        store: KnowledgeStore,
         chunker: Chunker,
         reader: FileReader,
         max_file_bytes: int,
         tally: _Tally,
     ) -> None:
         self._source = source
-        self._documents = documents
-        self._vectors = vectors
+        self._store = store
         self._chunker = chunker
         self._reader = reader
         self._max_file_bytes = max_file_bytes
         self._tally = tally
-        self._known = documents.documents(source)
-        self._node_ids = documents.node_ids(source)
+        self._known = store.documents.documents(source)
         self._pending: list[_Pending] = []
 
-    def run(self, group: SourceFiles, description: str | None, *, recursive: bool) -> None:
-        self._documents.put_source(self._source, description)
-        # A crash may have left vectors without a record.
-        self._vectors.keep_only(set[str]().union(*self._node_ids.values()))
+    def run(self, group: SourceFiles, *, recursive: bool) -> None:
         for file in group.files.values():
             self._take(file, group.roots)
             if sum(len(item.chunks) for item in self._pending) >= _BATCH_CHUNKS:
                 self._flush()
         self._flush()
         # Last, so that a file that was renamed finds its vectors under the old name.
-        self._remove_gone(group, recursive=recursive)
+        for path, known in self._known.items():
+            if path not in group.files and _is_gone(known, group, recursive=recursive):
+                self._remove(path)
 
     def _take(self, file: FoundFile, roots: set[str]) -> None:
         """Read a file if it changed; whatever is wrong with it is that file's failure alone."""
@@ -228,7 +218,7 @@ class _SourceIngestion:
             self._accept(file, item)
 
     def _examine(self, file: FoundFile, roots: set[str]) -> _Pending | None:
-        """Read and cut a file; ``None`` when it is stored as it is now."""
+        """Read and cut a file; None when it is stored as it is now."""
         known = self._known.get(file.relative)
         if known is not None and _belongs_elsewhere(known, file, roots):
             raise IngestionError(f"has the same path in this source as {known.origin}; give its folder another source")
@@ -258,7 +248,6 @@ class _SourceIngestion:
             known.content_hash == content_hash
             and known.settings == self._chunker.settings
             and (known.origin, known.root) == (str(file.path), file.root)
-            and self._vectors.hold(self._node_ids[file.relative])
         )
 
     def _accept(self, file: FoundFile, item: _Pending | None) -> None:
@@ -276,41 +265,69 @@ class _SourceIngestion:
         self._tally.file_done(file.path)
 
     def _flush(self) -> None:
-        """Store the files that wait, in the order that the module's docstring tells."""
+        """Embed and store the files that wait, each in a transaction of its own."""
         pending, self._pending = self._pending, []
-        vectors = self._vectors.add([chunk for item in pending for chunk in item.chunks])
+        vectors = self._vectors([chunk for item in pending for chunk in item.chunks])
         for item in pending:
-            path = item.document.path
-            current = {chunk.node_id for chunk in item.chunks}
-            self._documents.put_document(item.document, item.chunks, vectors)
-            self._vectors.delete(self._node_ids.get(path, set()) - current)
-            changes = self._tally.updated if path in self._known else self._tally.added
+            self._store.documents.put_document(item.document, item.chunks, vectors)
+            changes = self._tally.updated if item.document.path in self._known else self._tally.added
             changes.append(item.document.document_id)
             self._tally.file_done(item.file.path)
 
-    def _remove_gone(self, group: SourceFiles, *, recursive: bool) -> None:
-        for path, known in self._known.items():
-            if path not in group.files and _is_gone(known, group, recursive=recursive):
-                self._remove(path)
+    def _vectors(self, chunks: Sequence[Chunk]) -> dict[str, Sequence[float]]:
+        """Return a vector for each text; one that moved, in a file or to another one of the source, keeps its own."""
+        texts = {chunk.embedding_hash: chunk for chunk in chunks}
+        vectors: dict[str, Any] = {**self._store.documents.vectors_by_embedding(self._source, texts)}
+        new = [chunk for key, chunk in texts.items() if key not in vectors]
+        embedded = _embed(self._store, new)
+        self._tally.chunks_embedded += len(new)
+        return vectors | {chunk.embedding_hash: vector for chunk, vector in zip(new, embedded, strict=True)}
 
     def _remove(self, path: str) -> None:
-        if path not in self._known:
-            return
-        # Vectors first: what is deleted must not be found, even if we crash in between.
-        self._vectors.delete(self._node_ids[path])
-        self._documents.delete_document(self._source, path)
-        self._tally.deleted.append(self._known[path].document_id)
+        if path in self._known:
+            self._store.documents.delete_document(self._source, path)
+            self._tally.deleted.append(self._known[path].document_id)
+
+
+def _embed(store: KnowledgeStore, chunks: Sequence[Chunk]) -> list[list[float]]:
+    """Return the vectors of chunks, by the store's model.
+
+    Raises:
+        IngestionError: The model failed, or returned what no search would find, or another model's vectors.
+    """
+    from llama_index.core.schema import MetadataMode  # noqa: PLC0415 (takes seconds)
+
+    from llama_index_agentic_kb.store.chunking import chunk_to_node  # noqa: PLC0415 (loads LlamaIndex)
+
+    texts = [chunk_to_node(chunk).get_content(metadata_mode=MetadataMode.EMBED) for chunk in chunks]
+    try:
+        vectors = store.embed_model.get_text_embedding_batch(texts)
+    except AgenticKBError:
+        raise
+    except Exception as error:
+        raise IngestionError(
+            f"The embedding model failed: {type(error).__name__}: {error_message(error)}. Documents stored before this "
+            "stay; run the ingestion again to go on from there."
+        ) from error
+    if len(vectors) != len(texts):
+        raise IngestionError(f"The embedding model returned {len(vectors)} vectors for {len(texts)} texts.")
+    dimension = store.fingerprint.dimension
+    if not all(len(vector) == dimension and all(map(math.isfinite, vector)) for vector in vectors):
+        raise IngestionError(
+            f"The embedding model returned a vector that is not {dimension} finite numbers, as the store's are."
+        )
+    return vectors
 
 
 def _belongs_elsewhere(known: StoredDocument, file: FoundFile, roots: set[str]) -> bool:
-    """Tell another folder's document of the same path from this file after its folder moved."""
+    """Return whether a document of the same path is another folder's, and not this file's before its folder moved."""
     if known.origin == str(file.path) or known.root in roots:
         return False
     return os.path.lexists(known.origin)
 
 
 def _is_gone(known: StoredDocument, group: SourceFiles, *, recursive: bool) -> bool:
-    """A document goes when its file is gone, or when its folder was searched and doesn't show it any more."""
+    """Return whether a document's file is gone, or its folder was searched and doesn't show it any more."""
     if any(Path(known.origin).is_relative_to(folder) for folder in group.unlisted):
         return False
     if not os.path.lexists(known.origin):

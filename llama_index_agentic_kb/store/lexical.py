@@ -1,9 +1,8 @@
-"""The lexical index of a source: kept beside the store's documents, and always made from them.
+"""The lexical index of a source: derived from the store's documents, in a directory of its own.
 
-Each commit of the index notes the version of the source that it holds, so that one that is missing, out of date or left
-behind by a crash is known as such; it is brought in step with the documents by comparing node ids, which change with
-whatever their chunks say. One that is damaged is made again. Hits are read from the documents: a node that is gone is
-never found, and what is found equals what the vector index has.
+Each commit of the index notes the version of the source that it holds. One that is missing, damaged or of another
+version is brought in step by whoever searches it, by comparing node ids, which change with whatever their chunks say.
+Hits are read from the documents: a node that is gone is never found.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from llama_index_agentic_kb.store.chunking import chunk_to_node
 
 if TYPE_CHECKING:
     from llama_index_agentic_kb.schema import FilterNode
-    from llama_index_agentic_kb.search.lexical import LexicalHit
     from llama_index_agentic_kb.store.store import KnowledgeStore
 
 __all__ = ["StoredLexicalSearch"]
@@ -44,15 +42,14 @@ class StoredLexicalSearch:
         self._directory = directory / hashlib.sha256(source.encode("utf-8", "surrogatepass")).hexdigest()[:16]
         self._lock = threading.Lock()
         self._index: LexicalIndex | None = None
-        self._seen: tuple[int, ...] = ()
         self._damaged = False
         self._in_memory = False
 
     def search(self, query: str, top_k: int, filters: FilterNode | None = None) -> list[NodeWithScore]:
         """Find nodes by the words of a query.
 
-        The first search of a source that was ingested without a lexical index makes it: about a second for each ten
-        thousand chunks. While another process is ingesting, its last commit is searched.
+        The first search of a source without an index builds it: about a second for each ten thousand chunks. While
+        another process is ingesting, its last commit is searched.
 
         Args:
             query: Any text.
@@ -64,24 +61,21 @@ class StoredLexicalSearch:
 
         Raises:
             ConfigurationError: The source is gone.
-            RetrievalError: There is no index, and another process keeps it from being made.
+            RetrievalError: There is no index, and another process keeps it from being built.
         """
         index = self._current()
         try:
             hits = index.search(query, top_k, filters)
         except RetrievalError:  # damaged
-            hits = self._made_again(index).search(query, top_k, filters)
-        return self._nodes(hits)
-
-    def _nodes(self, hits: list[LexicalHit]) -> list[NodeWithScore]:
-        chunks = self._store.documents.chunks_by_id(self._source, [hit.node_id for hit in hits])
+            with self._lock:
+                self._damaged = self._index is index  # else another thread was faster
+                hits = self._in_step(self._version()).search(query, top_k, filters)
+        chunks = self._store.documents.chunks_of("node_id", [hit.node_id for hit in hits])
         nodes = {chunk.node_id: chunk_to_node(chunk) for chunk in chunks}
         return [NodeWithScore(node=nodes[hit.node_id], score=hit.score) for hit in hits if hit.node_id in nodes]
 
-    # -- in step with the documents --------------------------------------------------------------------------------
-
-    def bring_in_step(self) -> None:
-        """Make the index hold what the documents hold. For who has the store's right to write.
+    def update(self) -> None:
+        """Bring the index in step with the documents, for the one who has the store's right to write.
 
         Raises:
             IngestionError: It can't be written.
@@ -92,19 +86,19 @@ class StoredLexicalSearch:
             except (RetrievalError, OSError) as error:
                 raise IngestionError(
                     f"The lexical index of the source {self._source!r} can't be written: {error}. The documents are "
-                    "stored; make room or give the right to write, and the next search makes the index."
+                    "stored; make room or grant the right to write, and the next search builds the index."
                 ) from error
 
     def remove(self) -> None:
-        """Delete the index. For who has the store's right to write."""
+        """Delete the index, for the one who has the store's right to write."""
         with self._lock:
             self._index = None
             shutil.rmtree(self._directory, ignore_errors=True)
 
     def _current(self) -> LexicalIndex:
-        """Give the index, in step if that can be had: where another thread is at it, the one before will do."""
+        """Return the index, in step if that can be had: while another thread is at it, the one before will do."""
         version, index = self._version(), self._index
-        if index is not None and index.mark == version and (self._in_memory or self._seen == self._state()):
+        if index is not None and index.mark == version and (self._in_memory or self._directory.is_dir()):
             return index
         if not self._lock.acquire(blocking=index is None or index.mark is None) and index is not None:
             return index
@@ -118,7 +112,7 @@ class StoredLexicalSearch:
         if index is not None and index.mark == version:
             return index
         try:
-            with self._store.holding():
+            with self._store.writing():
                 return self._write(self._version())
         except IngestionError as busy:
             if index is None or index.mark is None:
@@ -128,23 +122,17 @@ class StoredLexicalSearch:
             self._in_memory, self._damaged, self._index = True, False, None
             return self._write(version)
 
-    def _made_again(self, damaged: LexicalIndex) -> LexicalIndex:
-        with self._lock:
-            self._damaged = self._index is damaged  # else another thread was faster
-            return self._in_step(self._version())
-
     def _opened(self) -> LexicalIndex | None:
         """Open the index, or see what others have committed since; None where it is damaged."""
         try:
             if self._damaged:
                 self._index = None
-            elif self._index is None:
+            elif self._index is None or not (self._in_memory or self._directory.is_dir()):
                 self._index = LexicalIndex(None if self._in_memory else self._directory)
             else:
                 self._index.refresh()
         except RetrievalError:
             self._index = None
-        self._seen = self._state()
         return self._index
 
     def _write(self, version: str) -> LexicalIndex:
@@ -154,27 +142,19 @@ class StoredLexicalSearch:
             index = self._index = LexicalIndex(self._directory)
             self._damaged = False
         if index.mark != version:
-            wanted = set[str]().union(*self._store.documents.node_ids(self._source).values())
-            held = index.node_ids()
+            wanted, held = self._store.documents.node_ids(self._source), index.node_ids()
             index.update(self._documents(wanted - held), delete=held - wanted, mark=version)
-        self._seen = self._state()
         return index
 
     def _documents(self, node_ids: set[str]) -> Iterator[LexicalDocument]:
-        for chunk in self._store.documents.chunks_by_id(self._source, sorted(node_ids)):
-            # The title and the text: what the embedding model sees of a chunk.
-            yield LexicalDocument(chunk.node_id, f"{chunk.metadata['title']}\n{chunk.text}", chunk.metadata)
+        listed = sorted(node_ids)
+        for start in range(0, len(listed), 1_000):
+            for chunk in self._store.documents.chunks_of("node_id", listed[start : start + 1_000]):
+                # The title and the text: what the embedding model sees of a chunk.
+                yield LexicalDocument(chunk.node_id, f"{chunk.metadata['title']}\n{chunk.text}", chunk.metadata)
 
     def _version(self) -> str:
         version = self._store.documents.version(self._source)
         if version is None:
             raise ConfigurationError(f"The store {str(self._store.path)!r} has no source {self._source!r} any more.")
         return str(version)
-
-    def _state(self) -> tuple[int, ...]:
-        """Tell one state of the directory from another, without opening it."""
-        try:
-            status = (self._directory / "meta.json").stat()
-        except OSError:
-            return ()
-        return status.st_ino, status.st_mtime_ns, status.st_size

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from llama_index_agentic_kb.store.records import MetadataValue
+from llama_index_agentic_kb.store.database import MetadataValue
 
 __all__ = ["first_heading", "html_to_text", "split_front_matter", "without_title"]
 

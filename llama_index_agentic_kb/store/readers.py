@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llama_index_agentic_kb.errors import IngestionError
+from llama_index_agentic_kb.store.database import MetadataValue
 from llama_index_agentic_kb.store.markup import first_heading, html_to_text, split_front_matter, without_title
-from llama_index_agentic_kb.store.records import MetadataValue
 
 if TYPE_CHECKING:
     from llama_index.core.schema import Document

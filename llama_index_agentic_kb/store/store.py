@@ -4,82 +4,81 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self, TypeAlias
 
-from llama_index_agentic_kb.errors import ConfigurationError
-from llama_index_agentic_kb.store.database import check_process
-from llama_index_agentic_kb.store.documents import DocumentDatabase
+from filelock import FileLock, Timeout
+
+from llama_index_agentic_kb.errors import ConfigurationError, IngestionError, StoreDamagedError, StoreMismatchError
+from llama_index_agentic_kb.store.database import DocumentDatabase, SourceInfo
 from llama_index_agentic_kb.store.embedding_model import (
+    DEFAULT_EMBED_MODEL,
     EmbedModelFingerprint,
     default_embed_model,
     embed_model_fingerprint,
+    embed_model_name,
 )
-from llama_index_agentic_kb.store.opening import (
-    DOCUMENTS_FILE,
-    check_directory_is_free,
-    check_documents,
-    check_embed_model,
-)
-from llama_index_agentic_kb.store.records import SourceInfo
-from llama_index_agentic_kb.store.recovery import Repair, ensure_sound, recover
-from llama_index_agentic_kb.store.shared_chroma import SharedChroma
-from llama_index_agentic_kb.store.store_file import (
-    STORE_FILE,
-    read_store_file,
-    store_file_content,
-    write_store_file,
-)
-from llama_index_agentic_kb.store.write_lock import WRITE_LOCK, write_lock
+from llama_index_agentic_kb.store.graphs import Graphs
 
 if TYPE_CHECKING:
     from llama_index.core import VectorStoreIndex
     from llama_index.core.base.embeddings.base import BaseEmbedding
     from llama_index.core.schema import TextNode
 
-    from llama_index_agentic_kb.store.chroma import ChromaDatabase
     from llama_index_agentic_kb.store.lexical import StoredLexicalSearch
+    from llama_index_agentic_kb.store.vector_search import SourceVectors
 
-__all__ = ["KnowledgeStore"]
+__all__ = ["KnowledgeStore", "Repair", "RepairReport", "repair_store"]
 
-_LEXICAL_DIRECTORY = "lexical"
+Repair: TypeAlias = Literal["never", "auto"]
+"""What opening a store does where the graph of a large source is missing or damaged: nothing, or build it again."""
+RepairProgress: TypeAlias = Callable[[int, int, str], None]
+"""Called with the number of chunks done, the number of all chunks, and the source that they are of."""
+
+_DOCUMENTS: Final = "documents.db"
+_DERIVED: Final = ("graphs", "lexical")
+_MODEL: Final = "embedding model"
+
+
+class _BusyError(IngestionError):
+    """Another process or thread has the right to write."""
 
 
 class KnowledgeStore:
     """Sources on disk: their documents, their vectors, and the one embedding model that all vectors come from.
 
-        store.json      format version, embedding model
-        documents.db    every document, chunk and vector (SQLite): what all the rest can be made of
-        chroma/         every vector, for searching (Chroma); chroma-2/ and so on once it has been made again
-        lexical/        every word (tantivy), a directory a source; made again from documents.db where it is lost
-        write.lock      who is writing; vectors.lock: who is opening the vectors or writing into them
+        documents.db    every document, chunk and vector (SQLite): all the rest is derived from it
+        graphs/         for each source of more than 20,000 chunks, a graph over its vectors (Chroma)
+        lexical/        every word (tantivy), a directory for each source
+        write.lock      held by the one process that writes; writer.pid names it
 
-    Open one with `KnowledgeStore.open`; close it with `close` or as a context manager. Safe to use from many threads.
-    Any number of processes may read a store while one of them ingests: they see the vectors as they were before it,
-    and the documents as they are, and all of it once it has ended. A process that is forked from one that has opened a
-    store must open it anew, and can only if its parent has not used the vectors: else start it with "spawn".
+    Open one with `KnowledgeStore.open`; close it with `close` or as a context manager. Safe to use from many threads,
+    and from any number of processes while one of them ingests: a document is found once it is stored. A process that
+    is forked from one that has opened a store must open it anew, and can only if its parent has not used a graph: else
+    start it with "spawn". A new store is readable by its owner alone.
     """
 
     def __init__(
         self,
         path: Path,
+        documents: DocumentDatabase,
         fingerprint: EmbedModelFingerprint,
         embed_model: BaseEmbedding | None,
-        repair: Repair = "never",
     ) -> None:
         """Use `open`, which checks that all belong together."""
         self.path = path
         self.fingerprint = fingerprint
-        self._repair: Repair = repair
-        self._pid = os.getpid()
-        self._documents = DocumentDatabase(path / DOCUMENTS_FILE)
-        self._chroma = SharedChroma(path, self._documents)
+        self._documents = documents
+        self._graphs = Graphs(path / "graphs", documents, fingerprint.dimension)
         self._lock = threading.RLock()
         self._embed_model = embed_model
+        self._vectors: dict[str, SourceVectors] = {}
         self._indexes: dict[str, VectorStoreIndex] = {}
         self._lexical: dict[str, StoredLexicalSearch] = {}
         self._closed = False
@@ -95,65 +94,50 @@ class KnowledgeStore:
     ) -> KnowledgeStore:
         """Open a store.
 
-        Where the last process that wrote into it did not end well, its vectors are looked at first, in a process of
-        its own (about 2 s, and 1 s for each ten thousand chunks); else opening costs nothing.
-
         Args:
             path: The store's directory.
             embed_model: The model to embed with; must be the one that the store was made with. Default:
                 all-MiniLM-L6-v2 (see `default_embed_model`), loaded when it is first needed.
             create: Make an empty store when there is none.
-            repair: What to do if the vectors are damaged. "never", the default, raises an error that names
-                ``agentic-kb repair``: a program that answers questions should not stand still unasked. "auto" makes
-                them again from the documents, about 1 s for each thousand chunks. "later" doesn't look at them until
-                they are written; for who wants the documents alone.
+            repair: What to do where the graph of a large source is missing or damaged, as after a killed ingestion.
+                "never", the default, does nothing: a program that answers questions should not stand still unasked.
+                Up to 200,000 chunks are searched without a graph; beyond, a search raises an error that names
+                ``agentic-kb repair``. "auto" builds it here, about 1 s for each thousand chunks.
 
         Returns:
             The open store.
 
         Raises:
             StoreMismatchError: The store was made with another embedding model.
-            StoreDamagedError: It is damaged; the message names the remedy.
+            StoreDamagedError: Its documents are damaged or gone; the message names the remedy.
             ConfigurationError: There is no store at ``path``, something else is, or its format is of another release.
-            IngestionError: It is damaged and can't be repaired: the embedding model failed, or the disk is full.
+            IngestionError: A graph can't be built: the disk is full.
         """
-        if repair not in ("never", "auto", "later"):
-            raise ConfigurationError(f"repair is {repair!r}; it is 'never', 'auto' or 'later'.")
+        if repair not in ("never", "auto"):
+            raise ConfigurationError(f"repair is {repair!r}; it is 'never' or 'auto'.")
         directory = Path(path).resolve()
-        if (directory / STORE_FILE).is_file():
-            fingerprint = read_store_file(directory)
-            check_embed_model(directory, fingerprint, embed_model)
-            check_documents(directory)
-            return cls._opened(directory, fingerprint, embed_model, repair)
-        if not create:
-            raise ConfigurationError(
-                f"There is no store in {str(directory)!r}. Make one with `agentic-kb ingest FOLDER --store {path}`."
-            )
-        check_directory_is_free(directory)
-        embed_model = embed_model or default_embed_model()
-        fingerprint = embed_model_fingerprint(embed_model)
+        if not (directory / _DOCUMENTS).exists():
+            if not create:
+                _raise_no_store(directory, path)
+            embed_model = embed_model or default_embed_model()
+            _make_directory(directory)
+        documents = DocumentDatabase(directory / _DOCUMENTS)
         try:
-            directory.mkdir(parents=True, exist_ok=True)
-            write_store_file(directory, store_file_content(fingerprint))
-        except OSError as error:
-            raise ConfigurationError(f"No store can be made in {str(directory)!r}: {error.strerror}.") from error
-        return cls._opened(directory, fingerprint, embed_model, repair)
-
-    @classmethod
-    def _opened(
-        cls, path: Path, fingerprint: EmbedModelFingerprint, embed_model: BaseEmbedding | None, repair: Repair
-    ) -> KnowledgeStore:
-        store = cls(path, fingerprint, embed_model, repair)
-        try:
-            ensure_sound(store, repair)
-            store.documents.state.keep_store_file(store_file_content(fingerprint))
+            made_with = _fingerprint(documents)
+            if made_with is None:
+                made_with = embed_model_fingerprint(embed_model or default_embed_model())
+                documents.put_state(_MODEL, made_with.to_json())
+            _check_embed_model(directory, made_with, embed_model)
+            store = cls(directory, documents, made_with, embed_model)
+            if repair == "auto":
+                store.repair_graphs()
         except BaseException:
-            store.close()
+            documents.close()
             raise
         return store
 
     def __enter__(self) -> Self:
-        """Give the store itself."""
+        """Return the store itself."""
         return self
 
     def __exit__(
@@ -164,16 +148,18 @@ class KnowledgeStore:
 
     def close(self) -> None:
         """Release all files; a second call does nothing. Indexes taken from the store can't be used afterwards."""
-        if os.getpid() != self._pid:
-            return  # forked: the files are the parent's, and its threads may hold the lock for ever
+        try:
+            self._documents.check_process()
+        except ConfigurationError:
+            return  # forked: the files are the parent's, and its threads may hold the locks
         with self._lock:
             if self._closed:
                 return
             self._closed = True
             self._indexes.clear()
             self._lexical.clear()
+            self._graphs.close()
             self._documents.close()
-            self._chroma.close()
 
     @property
     def embed_model(self) -> BaseEmbedding:
@@ -186,32 +172,24 @@ class KnowledgeStore:
         with self._lock:
             if self._embed_model is None:
                 model = default_embed_model()
-                check_embed_model(self.path, self.fingerprint, model)
+                _check_embed_model(self.path, self.fingerprint, model)
                 self._embed_model = model
             return self._embed_model
 
     @property
     def documents(self) -> DocumentDatabase:
-        """The record of all documents and chunks."""
-        self._check_open()
+        """The record of all documents, chunks and vectors."""
+        self._documents.check_process()
+        if self._closed:
+            raise ConfigurationError(f"The store {str(self.path)!r} is closed.")
         return self._documents
 
-    @property
-    def chroma(self) -> ChromaDatabase:
-        """The vectors as they are now; Chroma is imported and opened here, at first use."""
-        self._check_open()
-        return self._chroma.current()
-
-    def reopen_vectors(self) -> None:
-        """Close the vectors, which were replaced; they are opened when they are next asked for."""
-        self._chroma.close()
-
     def sources(self) -> list[SourceInfo]:
-        """List the sources by name, with descriptions and counts; loads neither model nor Chroma."""
+        """Return the sources by name, with descriptions and counts; loads neither model nor Chroma."""
         return self.documents.sources()
 
     def index(self, source: str) -> VectorStoreIndex:
-        """Give the vector index of a source, with the store's embedding model.
+        """Return the vector index of a source, with the store's embedding model.
 
         Args:
             source: The source's name.
@@ -222,37 +200,42 @@ class KnowledgeStore:
         Raises:
             ConfigurationError: There is no such source.
         """
-        from llama_index.core import VectorStoreIndex  # noqa: PLC0415  (takes seconds)
+        from llama_index.core import VectorStoreIndex  # noqa: PLC0415 (takes seconds)
 
-        from llama_index_agentic_kb.store.source_vector_store import SourceVectorStore  # noqa: PLC0415  (beside it)
+        from llama_index_agentic_kb.store.vector_search import StoreVectorStore  # noqa: PLC0415 (loads LlamaIndex)
 
-        self._check_open()
+        self._check_source(source)
         with self._lock:
-            self._check_source(source)
             if source not in self._indexes:
-                vectors = SourceVectorStore(self._chroma.collection(source), partial(self._documents.version, source))
+                vectors = StoreVectorStore(self.vectors(source))
                 self._indexes[source] = VectorStoreIndex.from_vector_store(vectors, embed_model=self.embed_model)
             return self._indexes[source]
 
+    def vectors(self, source: str) -> SourceVectors:
+        """Return the dense search of a source; the same object at each call."""
+        from llama_index_agentic_kb.store.vector_search import SourceVectors  # noqa: PLC0415 (loads LlamaIndex)
+
+        with self._lock:
+            if source not in self._vectors:
+                self._vectors[source] = SourceVectors(self, source, self._graphs)
+            return self._vectors[source]
+
     def nodes(self, source: str) -> list[TextNode]:
-        """Read all nodes of a source from the document record, as they stand in its index, without embeddings.
+        """Return all nodes of a source by document and place, as they stand in its index, without embeddings.
 
         Args:
             source: The source's name.
 
-        Returns:
-            The nodes by document and place; what a lexical index or a rebuilt vector index is made from.
-
         Raises:
             ConfigurationError: There is no such source.
         """
-        from llama_index_agentic_kb.store.chunking import chunk_to_node  # noqa: PLC0415  (loads LlamaIndex)
+        from llama_index_agentic_kb.store.chunking import chunk_to_node  # noqa: PLC0415 (loads LlamaIndex)
 
         self._check_source(source)
         return [chunk_to_node(chunk) for chunk in self.documents.chunks(source)]
 
     def metadata(self, source: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Stream the document id and the metadata of each chunk of a source, a document's chunks one after the other.
+        """Yield the document id and the metadata of each chunk of a source, a document's chunks one after the other.
 
         Args:
             source: The source's name.
@@ -264,7 +247,7 @@ class KnowledgeStore:
         return ((f"{source}/{path}", metadata) for path, metadata in self.documents.metadata(source))
 
     def lexical(self, source: str) -> StoredLexicalSearch:
-        """Give the lexical search (BM25) of a source; its index is made, or brought up to date, when it is searched.
+        """Return the lexical search (BM25) of a source; its index is brought up to date when it is searched.
 
         Args:
             source: The source's name.
@@ -275,13 +258,12 @@ class KnowledgeStore:
         Raises:
             ConfigurationError: There is no such source.
         """
-        from llama_index_agentic_kb.store.lexical import StoredLexicalSearch  # noqa: PLC0415  (loads LlamaIndex)
+        from llama_index_agentic_kb.store.lexical import StoredLexicalSearch  # noqa: PLC0415 (loads LlamaIndex)
 
-        self._check_open()
+        self._check_source(source)
         with self._lock:
-            self._check_source(source)
             if source not in self._lexical:
-                self._lexical[source] = StoredLexicalSearch(self, source, self.path / _LEXICAL_DIRECTORY)
+                self._lexical[source] = StoredLexicalSearch(self, source, self.path / "lexical")
             return self._lexical[source]
 
     def remove_source(self, source: str) -> None:
@@ -295,16 +277,17 @@ class KnowledgeStore:
             IngestionError: Another process is writing into the store.
         """
         with self.writing(), self._lock:
-            self._check_source(source)
-            self._indexes.pop(source, None)
             self.lexical(source).remove()
-            del self._lexical[source]
-            self.chroma.delete_source(source)
             self.documents.delete_source(source)
+            self._graphs.remove_unused()
+            for kept in (self._indexes, self._lexical, self._vectors):
+                kept.pop(source, None)
 
     @contextmanager
     def writing(self, wait: float = 0.0) -> Iterator[None]:
         """Hold the only right to change the store, among all processes and threads.
+
+        The operating system returns it when its process dies, however it dies.
 
         Args:
             wait: Seconds to wait for another process that has it.
@@ -314,26 +297,64 @@ class KnowledgeStore:
 
         Raises:
             IngestionError: Another process or thread has it; the message names its pid.
-            StoreDamagedError: The one that had it last has left damaged vectors, and the store was opened with
-                ``repair="never"``.
         """
-        self._check_open()
-        with write_lock(self.path / WRITE_LOCK, wait) as holder:
-            recover(self, self._repair)
-            with self._chroma.written_by(holder):
-                yield
-
-    @contextmanager
-    def holding(self, wait: float = 0.0) -> Iterator[None]:
-        """Hold the right to change what is made of documents and vectors, and not these."""
-        self._check_open()
-        with write_lock(self.path / WRITE_LOCK, wait):
+        path, pid = self.documents.path.with_name("write.lock"), self.path / "writer.pid"
+        lock = FileLock(path, timeout=wait, mode=0o600, thread_local=False)
+        try:
+            lock.acquire(poll_interval=0.02)
+            pid.write_text(str(os.getpid()), "ascii")
+        except Timeout:
+            holder = pid.read_text("ascii", "replace") if pid.exists() else "unknown"
+            raise _BusyError(
+                f"Process {holder} is writing into the store {str(self.path)!r}. Wait for it to end (wait=SECONDS, "
+                "--wait SECONDS), or end it, then run this again."
+            ) from None
+        except OSError as error:
+            lock.release()
+            raise IngestionError(f"{str(path)!r} can't be written: {error.strerror}.") from error
+        try:
             yield
+        finally:
+            lock.release()
 
-    def _check_open(self) -> None:
-        check_process(self._pid, self.path)
-        if self._closed:
-            raise ConfigurationError(f"The store {str(self.path)!r} is closed.")
+    # -- what is derived ---------------------------------------------------------------------------------------------
+
+    def update_graph(self, source: str) -> None:
+        """Build the graph of a source where too many chunks are outside of it; for the one who has the right to write.
+
+        Raises:
+            IngestionError: It can't be written.
+        """
+        from llama_index_agentic_kb.store import vector_search  # noqa: PLC0415 (loads LlamaIndex)
+
+        if self.vectors(source).outside_graph() > vector_search.EXACT_ROWS:
+            self._graphs.build(source, anew=False)
+
+    def repair_graphs(self) -> None:
+        """Build what is missing; not while another process writes, which does it itself."""
+        with suppress(_BusyError), self.writing():
+            for info in self.sources():
+                self.update_graph(info.name)
+
+    def rebuild(self, progress: RepairProgress | None = None) -> None:
+        """Build every graph and lexical index again, for the one who has the right to write."""
+        from llama_index_agentic_kb.store import vector_search  # noqa: PLC0415 (loads LlamaIndex)
+
+        for info in self.sources():
+            if info.chunks > vector_search.EXACT_ROWS:
+                self._graphs.build(info.name, partial(_tell, progress, info), anew=True)
+            self.lexical(info.name).remove()
+            self.lexical(info.name).update()
+            if progress is not None:
+                progress(info.chunks, info.chunks, info.name)
+
+    def fault(self) -> str:
+        """Read the files of all graphs; return what is wrong with them, empty where nothing is."""
+        for info in self.sources():
+            state = self.documents.vector_state(info.name)
+            if state is not None and (fault := self._graphs.fault(state, whole=True)):
+                return fault
+        return ""
 
     def _check_source(self, source: str) -> None:
         names = [info.name for info in self.sources()]
@@ -341,3 +362,126 @@ class KnowledgeStore:
             raise ConfigurationError(
                 f"The store {str(self.path)!r} has no source {source!r}; it has: {', '.join(names) or 'none yet'}."
             )
+
+
+@dataclass(frozen=True)
+class RepairReport:
+    """What a repair found and did.
+
+    Args:
+        fault: What was wrong; empty where nothing was.
+        rebuilt: Whether graphs and lexical indexes were built again.
+        documents: How many documents the store has.
+        chunks: How many chunks.
+        seconds: How long it took.
+    """
+
+    fault: str
+    rebuilt: bool
+    documents: int
+    chunks: int
+    seconds: float
+
+
+def repair_store(
+    path: str | Path, *, rebuild_all: bool = False, wait: float = 0.0, progress: RepairProgress | None = None
+) -> RepairReport:
+    """Read a store, and build again what is damaged or missing of graphs and lexical indexes.
+
+    It needs no embedding model, may be killed and run again, and never changes documents or vectors.
+
+    Args:
+        path: The store's directory.
+        rebuild_all: Whether to build everything again, whatever is found.
+        wait: Seconds to wait for another process that is writing into the store.
+        progress: Called after each batch of chunks.
+
+    Returns:
+        What was found and done.
+
+    Raises:
+        StoreDamagedError: The documents themselves are damaged.
+        ConfigurationError: There is no store at ``path``.
+        IngestionError: Another process is writing into the store, or the disk is full.
+    """
+    started = time.monotonic()
+    directory = Path(path).resolve()
+    if not (directory / _DOCUMENTS).exists():
+        _raise_no_store(directory, path)
+    documents = DocumentDatabase(directory / _DOCUMENTS)
+    fingerprint = _fingerprint(documents) or EmbedModelFingerprint("", 0)
+    with KnowledgeStore(directory, documents, fingerprint, None) as store, store.writing(wait):
+        documents.check()
+        fault = store.fault()
+        if fault or rebuild_all:
+            store.rebuild(progress)
+        else:
+            for info in store.sources():
+                store.update_graph(info.name)
+                store.lexical(info.name).update()
+        sources = store.sources()
+    return RepairReport(
+        fault=fault,
+        rebuilt=bool(fault) or rebuild_all,
+        documents=sum(info.documents for info in sources),
+        chunks=sum(info.chunks for info in sources),
+        seconds=time.monotonic() - started,
+    )
+
+
+def _tell(progress: RepairProgress | None, info: SourceInfo, done: int) -> None:
+    if progress is not None:
+        progress(done, info.chunks, info.name)
+
+
+def _raise_no_store(directory: Path, path: str | Path) -> NoReturn:
+    if any((directory / name).exists() for name in _DERIVED):
+        raise StoreDamagedError(
+            f"{str(directory / _DOCUMENTS)!r} is gone, and with it the store's documents. Restore it, or make the "
+            "store again with `agentic-kb ingest` in a directory of its own."
+        )
+    raise ConfigurationError(
+        f"There is no store in {str(directory)!r}. Make one with `agentic-kb ingest FOLDER --store {path}`."
+    )
+
+
+def _make_directory(directory: Path) -> None:
+    """Make a directory that only its owner can read, and never a store among other files."""
+    if directory.exists():
+        if not directory.is_dir():
+            raise ConfigurationError(f"{str(directory)!r} is a file; a store is a directory.")
+        if any(directory.iterdir()):
+            raise ConfigurationError(
+                f"{str(directory)!r} holds other files and no store. Choose a directory of its own for the store."
+            )
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        directory.chmod(0o700)
+    except OSError as error:
+        raise ConfigurationError(f"No store can be made in {str(directory)!r}: {error.strerror}.") from error
+
+
+def _fingerprint(documents: DocumentDatabase) -> EmbedModelFingerprint | None:
+    made_with = documents.state(_MODEL)
+    return None if made_with is None else EmbedModelFingerprint.from_json(made_with)
+
+
+def _check_embed_model(directory: Path, made_with: EmbedModelFingerprint, embed_model: BaseEmbedding | None) -> None:
+    """Check that a store's vectors come from a model; names first, for measuring the dimension loads or calls it.
+
+    Raises:
+        StoreMismatchError: It has another name, another dimension or other weights.
+    """
+    found: EmbedModelFingerprint | str = DEFAULT_EMBED_MODEL if embed_model is None else embed_model_name(embed_model)
+    if found == made_with.name:
+        if embed_model is None:
+            return
+        found = embed_model_fingerprint(embed_model)
+        if made_with.agrees_with(found):
+            return
+    found = f"{found} with other weights" if found == made_with else found
+    raise StoreMismatchError(
+        f"The store {str(directory)!r} was made with the embedding model {made_with} and is opened with {found}: "
+        "their vectors can't be compared. Pass embed_model= the model it was made with, or make a new store for the "
+        "other one with `agentic-kb ingest`."
+    )

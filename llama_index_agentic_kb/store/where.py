@@ -7,16 +7,16 @@ values costs no more than one.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Final, TypeAlias
 
 from llama_index.core.vector_stores.types import FilterCondition, MetadataFilter, MetadataFilters
 from llama_index.core.vector_stores.types import FilterOperator as StoreOperator
 
-from llama_index_agentic_kb.errors import DeadlineExceededError, DeniedError
+from llama_index_agentic_kb.errors import DeniedError
+from llama_index_agentic_kb.store.ranking import check_deadline
 
-__all__ = ["Where", "check_deadline", "chroma_where", "fits", "matching_ids"]
+__all__ = ["Where", "chroma_where", "fits", "matching_ids"]
 
 Where: TypeAlias = dict[str, Any]
 """``{key: {operator: value}}``, or ``{"$and": [...]}``, ``{"$or": [...]}``."""
@@ -161,13 +161,3 @@ def _united(found: Iterable[list[str]]) -> list[str]:
 def _common(found: list[list[str]]) -> list[str]:
     others = [set(ids) for ids in found[1:]]
     return [node_id for node_id in found[0] if all(node_id in ids for ids in others)]
-
-
-def check_deadline(deadline: float | None) -> None:
-    """Raise where the time is over: a thread can't be stopped, but it can stop itself between two requests.
-
-    Raises:
-        DeadlineExceededError: It is.
-    """
-    if deadline is not None and time.monotonic() >= deadline:
-        raise DeadlineExceededError("the filtered search was still under way at its deadline")

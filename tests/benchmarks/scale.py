@@ -37,7 +37,7 @@ def build(cache: Path, size: int, *, clustered: bool = True) -> Result:
     """Build vectors and records of a size unless they are there."""
     at = ScaleStore(cache, size, clustered=clustered)
     seconds = at.build(lambda text: print(text, file=sys.stderr, flush=True))
-    parts = {f"{part} MB": disk_bytes(at.folder / "store" / part) / MEGABYTE for part in ("chroma", "documents.db")}
+    parts = {f"{part} MB": disk_bytes(at.folder / "store" / part) / MEGABYTE for part in ("graphs", "documents.db")}
     return {"seconds": seconds, **parts, "peak memory MB": _peak_megabytes()}
 
 

@@ -13,8 +13,7 @@ from typing import Final
 import numpy as np
 
 from llama_index_agentic_kb.store import KnowledgeStore
-from llama_index_agentic_kb.store.records import Chunk, MetadataValue, StoredDocument
-from llama_index_agentic_kb.store.vectors import SourceVectors
+from llama_index_agentic_kb.store.database import Chunk, MetadataValue, StoredDocument
 from tests.benchmarks.scale_corpus import DIMENSION, Block, Floats, ScaleCorpus, ScaleEmbedding
 
 __all__ = ["SOURCE", "ScaleStore", "disk_bytes", "node_id"]
@@ -58,15 +57,17 @@ class ScaleStore:
         seconds = 0.0
         with self.open(create=True) as store, store.writing():
             store.documents.put_source(SOURCE, "Synthetic chunks.")
-            target = SourceVectors(SOURCE, store)
             for block in self.corpus.blocks():
                 end = block.start + len(block.texts)
                 vectors[block.start : end], groups[block.start : end] = block.vectors, block.groups
                 self.embedding.show(block)
                 started = time.perf_counter()
-                _store_block(store, target, block)
+                _store_block(store, block)
                 seconds += time.perf_counter() - started
                 progress(f"{end:,} of {self.corpus.size:,} chunks after {seconds:,.0f} s")
+            started = time.perf_counter()
+            store.update_graph(SOURCE)
+            seconds += time.perf_counter() - started
         np.save(self.folder / GROUPS, groups)
         built.write_text(json.dumps({"seconds": seconds}), encoding="utf-8")
         return seconds
@@ -82,7 +83,7 @@ class ScaleStore:
             return float(json.loads(built.read_text(encoding="utf-8"))["seconds"])
         with self.open() as store, store.writing():
             started = time.perf_counter()
-            store.lexical(SOURCE).bring_in_step()
+            store.lexical(SOURCE).update()
             seconds = time.perf_counter() - started
         built.write_text(json.dumps({"seconds": seconds}), encoding="utf-8")
         return seconds
@@ -113,13 +114,13 @@ def disk_bytes(path: Path) -> int:
     return sum(file.stat().st_size for file in files)
 
 
-def _store_block(store: KnowledgeStore, target: SourceVectors, block: Block) -> None:
-    """Store in ingestion's order: vectors first, then each document's record."""
+def _store_block(store: KnowledgeStore, block: Block) -> None:
+    """Store each document in a transaction, as ingestion does."""
     chunks = [_chunk(block, at) for at in range(len(block.texts))]
-    target.add(chunks)
+    vectors = {chunk.embedding_hash: vector for chunk, vector in zip(chunks, block.vectors.tolist(), strict=True)}
     for start in range(0, len(chunks), PER_DOCUMENT):
         document = chunks[start : start + PER_DOCUMENT]
-        store.documents.put_document(_document(str(document[0].metadata["file_path"])), document)
+        store.documents.put_document(_document(str(document[0].metadata["file_path"])), document, vectors)
 
 
 def _chunk(block: Block, at: int) -> Chunk:
@@ -138,7 +139,7 @@ def _chunk(block: Block, at: int) -> Chunk:
         "file_name": path,
         "chunk_index": number % PER_DOCUMENT,
     }
-    return Chunk(node_id(number), number % PER_DOCUMENT, text, metadata, digest, digest, None, None)
+    return Chunk(node_id(number), number % PER_DOCUMENT, text, metadata, digest, None, None)
 
 
 def _document(path: str) -> StoredDocument:

@@ -19,10 +19,9 @@ import pytest
 
 from llama_index_agentic_kb import KnowledgeBase
 from llama_index_agentic_kb.errors import ConfigurationError, IngestionError, StoreDamagedError, StoreMismatchError
-from llama_index_agentic_kb.store import KnowledgeStore, ingest, repair_store
-from llama_index_agentic_kb.store.documents import DocumentDatabase
+from llama_index_agentic_kb.store import KnowledgeStore, ingest, repair_store, vector_search
+from llama_index_agentic_kb.store.database import DocumentDatabase
 from llama_index_agentic_kb.store.file_reader import FileReader
-from llama_index_agentic_kb.store.write_lock import write_lock
 from llama_index_agentic_kb.testing import HashEmbedding
 from tests.deep_folders import deep_folders
 from tests.faults.registry import fault
@@ -32,7 +31,6 @@ TEXTS = {
     "paris.md": "# Paris\n\nRain falls in autumn.",
     "quito.md": "# Quito\n\nThe sun stands high at noon.",
 }
-DEAD = "4194304 a process that died"
 WAITED = 20.0
 """What a promise that is not kept would take, or more."""
 
@@ -86,55 +84,75 @@ def refused(error: type[Exception], words: str, work: Callable[[], object]) -> N
 # -- crashes and damage ----------------------------------------------------------------------------------------------
 
 
-@fault("store", "the last writer died, its vectors are whole", "they are looked at once, then used")
+@contextmanager
+def with_graphs() -> Iterator[None]:
+    """Graphs for sources of more than two chunks, which the documents' source has."""
+    before = vector_search.EXACT_ROWS
+    vector_search.EXACT_ROWS = 2  # type: ignore[misc]
+    try:
+        yield
+    finally:
+        vector_search.EXACT_ROWS = before  # type: ignore[misc]
+
+
+@fault("store", "the writer dies midway", "what it had acknowledged is found at once, by vectors and by words")
 def dead_writer() -> None:
-    with kept() as path:
-        with opened(path) as store:
-            store.documents.state.begin(DEAD)
-        assert "Oslo" in asked(path)
-        with opened(path) as store:
-            assert store.documents.state.writing is None
+    with with_graphs(), folder() as made:
+        pid = os.fork()
+        if pid == 0:
+            with opened(made / "store", create=True) as store:
+                ingest(made / "docs", store, progress=lambda *_: os._exit(9))
+        os.waitpid(pid, 0)
+        with opened(made / "store") as store:
+            stored = list(store.documents.documents("docs"))
+            assert stored
+        title = stored[0].removesuffix(".md").capitalize()
+        assert title in asked(made / "store", TEXTS[stored[0]])
+
+
+@fault("store", "a graph over vectors is gone", "all is found without it; `agentic-kb repair` builds it again")
+def graph_gone() -> None:
+    with with_graphs(), kept() as path:
+        shutil.rmtree(path / "graphs")
+        assert_all_there(path)
+        assert repair_store(path).rebuilt
+        assert len(list((path / "graphs").iterdir())) == 1
         assert_all_there(path)
 
 
-@fault("store", "the vectors' directory is gone", "an error names `agentic-kb repair`, which restores all of it")
-def vectors_gone() -> None:
-    with kept() as path:
-        shutil.rmtree(path / "chroma")
-        refused(StoreDamagedError, "Nothing is lost: run `agentic-kb repair --store", lambda: asked(path))
-        assert repair_store(path, embed_model=HashEmbedding()).vectors_kept == len(TEXTS)
-        assert_all_there(path)
+@fault("store", "a graph of more chunks than are compared one by one is gone", "an error names `agentic-kb repair`")
+def large_graph_gone() -> None:
+    with with_graphs(), kept() as path:
+        shutil.rmtree(path / "graphs")
+        before = vector_search.MAX_ROWS
+        vector_search.MAX_ROWS = 2  # type: ignore[misc]
+        try:
+            with opened(path) as store:
+                search = store.index("docs").as_retriever()
+                refused(StoreDamagedError, "Nothing is lost: run `agentic-kb repair", lambda: search.retrieve("snow"))
+        finally:
+            vector_search.MAX_ROWS = before  # type: ignore[misc]
 
 
-@fault("store", "the vectors are damaged and repair='auto'", "the question is answered; no text is embedded again")
+@fault("store", "a graph is damaged and repair='auto'", "the question is answered; no text is embedded again")
 def repaired_unasked() -> None:
-    with kept() as path:
-        shutil.rmtree(path / "chroma")
+    with with_graphs(), kept() as path:
+        shutil.rmtree(path / "graphs")
         model = HashEmbedding()
         with KnowledgeStore.open(path, embed_model=model, repair="auto"):
             assert [texts for _, texts in model.calls] == [["dimension"]]  # tells models apart
+        assert len(list((path / "graphs").iterdir())) == 1
         assert "Oslo" in asked(path, repair="auto")
         assert_all_there(path)
 
 
 @fault("store", "a repair dies midway", "the store is as before; what it left is removed, the next one ends")
 def dead_repair() -> None:
-    with kept() as path:
-        with opened(path) as store:
-            store.documents.state.begin("repair")
-        (path / "chroma-2").mkdir()
-        (path / "chroma-2" / "chroma.sqlite3").write_text("half")
-        assert repair_store(path, embed_model=HashEmbedding(), rebuild_all=True).chunks == len(TEXTS)
-        assert [entry.name for entry in path.glob("chroma*")] == ["chroma-2"]
-        assert_all_there(path)
-
-
-@fault("store", "store.json is cut off", "an error names `agentic-kb repair`, which writes it again")
-def store_file_cut() -> None:
-    with kept() as path:
-        (path / "store.json").write_text('{"formatVer')
-        refused(StoreDamagedError, "store.json' is damaged.*agentic-kb repair", lambda: asked(path))
-        assert repair_store(path, embed_model=HashEmbedding()).store_file
+    with with_graphs(), kept() as path:
+        (path / "graphs" / "half").mkdir()
+        (path / "graphs" / "half" / "chroma.sqlite3").write_text("half")
+        assert repair_store(path, rebuild_all=True).chunks == len(TEXTS)
+        assert len(list((path / "graphs").iterdir())) == 1
         assert_all_there(path)
 
 
@@ -142,9 +160,9 @@ def store_file_cut() -> None:
 def documents_overwritten() -> None:
     with kept() as path:
         (path / "documents.db").write_bytes(b"no database" * 500)
-        for work in (lambda: asked(path), lambda: repair_store(path, embed_model=HashEmbedding())):
+        for work in (lambda: asked(path), lambda: repair_store(path)):
             refused(StoreDamagedError, "can't be read as a document database.*Restore it", work)
-        assert (path / "chroma" / "chroma.sqlite3").is_file()
+        assert (path / "lexical").is_dir()
 
 
 @fault("store", "documents.db is gone", "a clear error instead of an empty store")
@@ -158,19 +176,6 @@ def documents_gone() -> None:
 def words_gone() -> None:
     with kept() as path:
         shutil.rmtree(path / "lexical")
-        assert_all_there(path)
-
-
-@fault(
-    "store", "a collection is gone from a store that is open", "an error names the remedy; no empty one takes its place"
-)
-def collection_gone() -> None:
-    with kept() as path, opened(path) as store:
-        collection = store.index("docs").vector_store.client
-        store.chroma._client.delete_collection(collection.name)
-        refused(StoreDamagedError, "lost the vectors.*agentic-kb repair", collection.count)
-        store.close()
-        repair_store(path, embed_model=HashEmbedding())
         assert_all_there(path)
 
 
@@ -225,7 +230,7 @@ def second_writer() -> float:
         free, held = threading.Event(), threading.Event()
 
         def write() -> None:
-            with write_lock(path / "write.lock"):
+            with store.writing():
                 held.set()
                 free.wait(WAITED)
 
@@ -243,7 +248,7 @@ def second_writer() -> float:
 
 @fault("store", "a forked child uses its parent's store", "it is told at once, where Chroma hangs", deadline=5.0)
 def forked() -> float:
-    with kept() as path, opened(path) as store:
+    with with_graphs(), kept() as path, opened(path) as store:
         retriever = store.index("docs").as_retriever()
         assert retriever.retrieve("snow")
         began = time.monotonic()
@@ -253,7 +258,11 @@ def forked() -> float:
         if pid == 0:
             try:
                 refused(ConfigurationError, "was forked", lambda: retriever.retrieve("snow"))
-                refused(ConfigurationError, "can't open one any more", lambda: opened(path).chroma)
+                refused(
+                    ConfigurationError,
+                    "can't open one any more",
+                    lambda: opened(path).index("docs").as_retriever().retrieve("snow"),
+                )
                 os._exit(7)
             finally:
                 os._exit(1)
@@ -269,10 +278,10 @@ def forked() -> float:
 @fault("store", "another program holds documents.db locked", "an error says so; afterwards all goes on", deadline=5.0)
 def locked() -> float:
     with kept() as path, closing(DocumentDatabase(path / "documents.db")) as other, opened(path) as store:
-        store.documents._database._connection.execute("PRAGMA busy_timeout = 100")
+        store.documents._connection.execute("PRAGMA busy_timeout = 100")
         (path.parent / "docs" / "bergen.md").write_text("# Bergen\n\nHail.")
         began = time.monotonic()
-        with other._database.transaction():
+        with other.transaction():
             refused(IngestionError, "locked.*wait for that to end", lambda: ingest(path.parent / "docs", store))
             assert "Oslo" in asked(path)
         waited = time.monotonic() - began

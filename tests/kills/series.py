@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from llama_index.core.schema import MetadataMode
+from llama_index.core.vector_stores.types import VectorStoreQuery
 
-from llama_index_agentic_kb.store import KnowledgeStore, ingest, ingestion, repair_store
-from llama_index_agentic_kb.store.recovery import is_suspect
+from llama_index_agentic_kb.store import KnowledgeStore, ingest, ingestion, repair_store, vector_search
 from llama_index_agentic_kb.testing import HashEmbedding
 from tests.kills.forks import Child, Tell
 
@@ -30,7 +30,10 @@ CHANGED = 0.6
 """The share of the files that each round writes anew, renames or deletes."""
 
 BATCH = 64
-"""Chunks that are stored together; 256 unless told, which would take four times the files for as many batches."""
+"""Chunks that are stored together; 256 outside of tests, which would take four times the files for as many batches."""
+
+GRAPH = 100
+"""Chunks from which on there is a graph; 20,000 outside of tests."""
 
 SEARCHED = 25
 SOURCE = "docs"
@@ -48,10 +51,8 @@ class Result:
         acknowledged: Documents that were told as stored, over all rounds.
         lost: Those that were not there afterwards, or not as they had been told.
         not_found: Chunks of documents, of those that were tried, that a search with their own vector or words missed.
-        clean: Openings of which the last writer had changed nothing yet, or had ended.
-        sound: Openings that looked at the vectors and found them whole.
-        repaired: Openings that found them damaged and made them again.
-        faults: What was wrong with them then.
+        graphs: Openings that found a graph.
+        outside: Chunks that the graphs lacked, over all openings.
         slowest: Seconds of the slowest opening.
         chunks: Chunks in the store at the end.
         seconds: Of the whole series.
@@ -63,10 +64,8 @@ class Result:
     lost: list[str] = field(default_factory=list)
     not_found: int = 0
     tried: int = 0
-    clean: int = 0
-    sound: int = 0
-    repaired: int = 0
-    faults: list[str] = field(default_factory=list)
+    graphs: int = 0
+    outside: int = 0
     slowest: float = 0.0
     chunks: int = 0
     seconds: float = 0.0
@@ -103,7 +102,7 @@ def kills_during_ingestion(kills: int, folder: Path, seed: int, tell: Callable[[
         seen = Child(lambda told: told(json.dumps(_look(where)))).answer()
         _judge(result, seen, told, before, now)
         told = dict(seen["documents"])
-        tell(f"{result.kills:3}/{kills} {len(acknowledged)} acknowledged, {seen['how']} in {seen['seconds']:.1f} s")
+        tell(f"{result.kills:3}/{kills} {len(acknowledged)} acknowledged, {seen['outside']} outside of the graph")
     result.seconds = time.monotonic() - began
     return result
 
@@ -120,14 +119,14 @@ def kills_during_repair(kills: int, folder: Path, seed: int, tell: Callable[[str
     longest = 4.0
     while result.kills < kills:
         _damage(where)
-        child = Child(lambda told: told(json.dumps(asdict(repair_store(where, embed_model=_model())))))
+        child = Child(lambda told: told(json.dumps(_repair(where))))
         _, code = child.end(drawn.uniform(0.02, longest), kill=True)
         result.kills += code < 0
         result.ended += code >= 0
         longest = longest * 0.9 if code >= 0 else longest * 1.01
         seen = Child(lambda told: told(json.dumps(_look(where)))).answer()
         _judge(result, seen, told, told, told)
-        tell(f"{result.kills:3}/{kills} {seen['how']} in {seen['seconds']:.1f} s")
+        tell(f"{result.kills:3}/{kills} {seen['outside']} outside of the graph")
     result.seconds = time.monotonic() - began
     return result
 
@@ -141,11 +140,10 @@ def _judge(
         allowed = {wanted, before.get(path, wanted), now.get(path, wanted)} if wanted == before.get(path) else {wanted}
         if there.get(path, "") not in allowed and path in now:
             result.lost.append(path)
-    result.lost += seen["without_vectors"]
     result.not_found += seen["not_found"]
     result.tried += seen["tried"]
-    setattr(result, seen["how"], getattr(result, seen["how"]) + 1)
-    result.faults += [seen["fault"]] if seen["fault"] else []
+    result.graphs += seen["graph"]
+    result.outside += seen["outside"]
     result.slowest = max(result.slowest, seen["seconds"])
     result.chunks = seen["chunks"]
 
@@ -155,41 +153,40 @@ def _judge(
 
 def _ingest(docs: Path, where: Path, told: Tell) -> None:
     ingestion._BATCH_CHUNKS = BATCH
-    with KnowledgeStore.open(where, embed_model=_model(), create=True, repair="auto") as store:
+    vector_search.EXACT_ROWS = GRAPH
+    with KnowledgeStore.open(where, embed_model=_model(), create=True) as store:
         ingest(docs, store, progress=lambda _done, _total, path: told(Path(path).name))
 
 
+def _repair(where: Path) -> dict[str, Any]:
+    vector_search.EXACT_ROWS = GRAPH
+    return asdict(repair_store(where))
+
+
 def _look(where: Path) -> dict[str, Any]:
-    """Open a store as a program does that repairs on its own, and look at all that it holds."""
+    """Open a store as a program does that answers questions, and look at all that it holds."""
     began = time.monotonic()
-    with KnowledgeStore.open(where, embed_model=_model(), create=True, repair="later") as store:
-        suspect, before = is_suspect(where, store.documents), store.documents.state.vectors[0]
-    with KnowledgeStore.open(where, embed_model=_model(), repair="auto") as store:
+    with KnowledgeStore.open(where, embed_model=_model(), create=True) as store:
         seconds = time.monotonic() - began
-        repaired = store.documents.state.vectors[0] != before
         store.documents.put_source(SOURCE)  # an ingestion may have been killed before it made it
-        store.chroma.collection(SOURCE, create=True)
-        documents = {path: one.content_hash for path, one in store.documents.documents(SOURCE).items()}
         nodes = {node.node_id: node for node in store.nodes(SOURCE)}
-        held = store.chroma.embeddings(SOURCE, nodes)
         drawn = random.Random(len(nodes)).sample(sorted(nodes), min(SEARCHED, len(nodes)))
-        missed = sum(not _is_found(store, nodes[node_id], held) for node_id in drawn)
+        state = store.documents.vector_state(SOURCE)
         return {
-            "how": "repaired" if repaired else "sound" if suspect else "clean",
-            "fault": "damaged" if repaired else "",
-            "documents": documents,
-            "without_vectors": sorted(nodes.keys() - held.keys()),
-            "not_found": missed,
+            "documents": {path: one.content_hash for path, one in store.documents.documents(SOURCE).items()},
+            "not_found": sum(not _is_found(store, nodes[node_id]) for node_id in drawn),
             "tried": len(drawn),
+            "graph": bool(state and state.directory),
+            "outside": store.vectors(SOURCE).outside_graph(),
             "chunks": len(nodes),
             "seconds": seconds,
         }
 
 
-def _is_found(store: KnowledgeStore, node: Any, held: dict[str, list[float]]) -> bool:
-    collection = store.chroma.collection(SOURCE)
-    result = collection.query(query_embeddings=np.asarray([held[node.node_id]], np.float32), n_results=10)
-    by_vector = node.node_id in result["ids"][0] or min((result["distances"] or [[]])[0], default=1.0) < 1e-5
+def _is_found(store: KnowledgeStore, node: Any) -> bool:
+    vector = _model().get_text_embedding(node.get_content(MetadataMode.EMBED))
+    found, _ = store.vectors(SOURCE).search(VectorStoreQuery(query_embedding=vector, similarity_top_k=10))
+    by_vector = node.node_id in (found.ids or []) or max(found.similarities or [0.0]) > 1 - 1e-5
     by_words = node.node_id in {hit.node_id for hit in store.lexical(SOURCE).search(node.text, 20)}
     return by_vector and by_words
 
@@ -215,14 +212,12 @@ def _change(docs: Path, drawn: random.Random, share: float) -> None:
 
 
 def _damage(where: Path) -> None:
-    """Leave the vectors as a crash may: the graph's file cut, and the note of a writer that died."""
-    with KnowledgeStore.open(where, embed_model=_model(), repair="later") as store:
-        directory = where / store.documents.state.vectors[0]
-        store.documents.state.begin("1 died")
-    for file in directory.rglob("*.bin"):
+    """Cut the graph's file, or remove all of it where it is small; a reader goes on without it."""
+    files = list((where / "graphs").rglob("data_level0.bin"))
+    for file in files:
         os.truncate(file, file.stat().st_size // 2)
-    if not list(directory.rglob("*.bin")):
-        shutil.rmtree(directory)
+    if not files:
+        shutil.rmtree(where / "graphs", ignore_errors=True)
 
 
 def _hash(path: Path) -> str:

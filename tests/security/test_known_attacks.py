@@ -32,7 +32,6 @@ from llama_index_agentic_kb.schema import Condition, RetrievalRequest, SourcePar
 from llama_index_agentic_kb.search.embedding_cache import EmbeddingCache
 from llama_index_agentic_kb.sources.recursion import MAX_FOLLOWED
 from llama_index_agentic_kb.store.filtered_search import ChromaFilteredSearch
-from llama_index_agentic_kb.store.matches import MatchMemory
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever, ScriptedLLM, ScriptedReply
 
 MINE: Final = "It rains on tower alpha."
@@ -350,7 +349,7 @@ def test_cache_keys_never_collide() -> None:
     assert found == [[float(number)] for number in range(len(keys))]
 
 
-def test_remembered_rows_are_those_of_the_filter(store: Store) -> None:
+def test_rows_are_those_of_the_filter(store: Store) -> None:
     """CVE-2026-35030 again: of filters that look alike none is answered with the rows of another."""
     values: list[Any] = [1, True, 2.5, "1", "true", "2.5", "a, b", "a", "b"]
     vector: Any = HashEmbedding().get_text_embedding("x")
@@ -361,7 +360,7 @@ def test_remembered_rows_are_those_of_the_filter(store: Store) -> None:
             documents=[f"row{number}"],
             metadatas=[{"v": value, "w": f"v{value}"}],
         )
-    search = ChromaFilteredSearch(store.vectors, version=lambda: 1, memory=MatchMemory())
+    search = ChromaFilteredSearch(store.vectors)
 
     def rows(filters: Mapping[str, Any]) -> list[str]:
         made: list[Any] = [

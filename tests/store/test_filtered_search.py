@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -23,10 +22,8 @@ from llama_index.core.vector_stores.types import (
 from llama_index.vector_stores.chroma import ChromaVectorStore
 
 from llama_index_agentic_kb.errors import DeadlineExceededError, RetrievalError
-from llama_index_agentic_kb.store import collection_search, filtered_search
-from llama_index_agentic_kb.store.chroma import ChromaDatabase
+from llama_index_agentic_kb.store import filtered_search
 from llama_index_agentic_kb.store.filtered_search import ChromaFilteredSearch
-from llama_index_agentic_kb.store.matches import MatchMemory
 from llama_index_agentic_kb.store.where import matching_ids
 
 ROWS = 3_000
@@ -111,25 +108,17 @@ def _has(key: str, node: BaseNode) -> bool:
     return key in node.metadata
 
 
-def _remembering(store: ChromaVectorStore) -> ChromaFilteredSearch:
-    return ChromaFilteredSearch(store, lambda: 1, MatchMemory())
-
-
 def _ids(found: Found) -> list[str]:
     return list(found[0].ids or [])
 
 
-@pytest.fixture(params=["exactly", "sieved", "with Chroma's filter"])
-def searching(
-    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
-) -> Callable[[ChromaVectorStore], ChromaFilteredSearch]:
+@pytest.fixture(params=["exactly", "with Chroma's filter", "sieved"])
+def searching(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each way in which rows are searched, however few they are."""
-    if request.param == "exactly":
-        return _remembering
-    for module in (filtered_search, collection_search):
-        monkeypatch.setattr(module, "EXACT_ROWS", 1)
-    monkeypatch.setattr(filtered_search, "FETCHED_ROWS", 0)
-    return _remembering if request.param == "sieved" else ChromaFilteredSearch
+    if request.param != "exactly":
+        monkeypatch.setattr(filtered_search, "EXACT_ROWS", 1)
+    if request.param == "sieved":
+        monkeypatch.setattr(filtered_search, "fits", lambda _: False)
 
 
 Search = Callable[[VectorStoreQuery], VectorStoreQueryResult]
@@ -152,12 +141,11 @@ def test_chromas_own_query_loses_rows_here(rows: Rows) -> None:
     assert (_recall(rows, own, "one_in_10", 3) + _recall(rows, own, "near", value=True)) / 2 < 0.97
 
 
+@pytest.mark.usefixtures("searching")
 @pytest.mark.parametrize(("key", "value"), [("one_in_10", 3), ("one_in_100", 33), ("one_in_1000", 333), ("near", True)])
-def test_recall_under_a_filter(
-    rows: Rows, searching: Callable[[ChromaVectorStore], ChromaFilteredSearch], key: str, value: Any
-) -> None:
+def test_recall_under_a_filter(rows: Rows, key: str, value: Any) -> None:
     """Of what an exact search finds under filters of 10, 1 and 0.1 %, and near a query, at least 99 % is found."""
-    search = searching(rows.stores["cosine"])
+    search = ChromaFilteredSearch(rows.stores["cosine"])
     assert _recall(rows, lambda query: search(query, _anything)[0], key, value) >= 0.99
 
 
@@ -167,8 +155,9 @@ def test_nodes_and_scores_are_the_stores_own(rows: Rows, space: str) -> None:
     store = rows.stores[space]
     query = _query(rows.queries[1], _is("one_in_10", 7))
     plain = store.query(query)
-    own, note = _remembering(store)(query, _anything)
-    assert "searched exactly" in note
+    own, note = ChromaFilteredSearch(store)(query, _anything)
+    count = sum(one["one_in_10"] == 7 for one in rows.metadata[: store.client.count()])
+    assert note == f"filter matches {count}: searched exactly"
     expected = dict(zip(plain.ids or [], zip(plain.nodes or [], plain.similarities or [], strict=True), strict=True))
     both = set(expected) & set(own.ids or [])
     assert len(both) >= TOP_K // 2
@@ -179,117 +168,32 @@ def test_nodes_and_scores_are_the_stores_own(rows: Rows, space: str) -> None:
     assert own.similarities == sorted(own.similarities or [], reverse=True)
 
 
-def test_rows_without_the_key_take_no_places(
-    rows: Rows, searching: Callable[[ChromaVectorStore], ChromaFilteredSearch]
-) -> None:
+@pytest.mark.usefixtures("searching")
+def test_rows_without_the_key_take_no_places(rows: Rows) -> None:
     """Chroma's ``$ne`` and ``$nin`` let rows without the key in: the top k is filled with rows that have it."""
     store = rows.stores["cosine"]
     for filters in (_is("team", "red", FilterOperator.NE), _is("team", ["red", "green"], FilterOperator.NIN)):
         query = _query(rows.queries[2], filters)
         assert sum("team" in node.metadata for node in store.query(query).nodes or []) < TOP_K
-        search = searching(store)
-        for _ in range(2):  # the second time, it is known which rows fail
-            found = search(query, partial(_has, "team"))
-            assert len(_ids(found)) == TOP_K
-            assert _ids(found) == rows.nearest("cosine", rows.queries[2], "team", "blue")
+        found = ChromaFilteredSearch(store)(query, partial(_has, "team"))
+        assert _ids(found) == rows.nearest("cosine", rows.queries[2], "team", "blue")
 
 
-def test_a_filter_that_matches_nothing_or_fails_always_finds_nothing(
-    rows: Rows, searching: Callable[[ChromaVectorStore], ChromaFilteredSearch]
-) -> None:
-    """No rows are no error, and rows that fail the check are never given."""
-    search = searching(rows.stores["cosine"])
+@pytest.mark.usefixtures("searching")
+def test_a_filter_that_matches_nothing_or_fails_always_finds_nothing(rows: Rows) -> None:
+    """No rows are no error, and rows that fail the check are never returned."""
+    search = ChromaFilteredSearch(rows.stores["cosine"])
     assert _ids(search(_query(rows.queries[0], _is("one_in_10", 99)), _anything)) == []
     assert _ids(search(_query(rows.queries[0], _is("one_in_10", 3)), lambda _: False)) == []
 
 
-def test_the_note_says_what_was_done(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How many rows match, of how many, and how they were searched."""
-    store = rows.stores["cosine"]
-    query = _query(rows.queries[0], _is("one_in_10", 3))
-    count = sum(one["one_in_10"] == 3 for one in rows.metadata)
-    assert _remembering(store)(query, _anything)[1] == f"filter matches {count:,} of 3,000: searched exactly"
-    assert ChromaFilteredSearch(store)(query, _anything)[1] == f"filter matches {count:,}: searched exactly"
-    for module in (filtered_search, collection_search):
-        monkeypatch.setattr(module, "EXACT_ROWS", 100)
-    sieved = _remembering(store)(query, _anything)[1]
-    assert sieved.startswith(f"filter matches {count:,} of 3,000: taken from the ")
-    assert ChromaFilteredSearch(store)(query, _anything)[1].startswith("filter matches more than 100 rows: taken from")
-    nothing = _query(rows.queries[0], _is("one_in_10", 99))
-    assert _remembering(store)(nothing, _anything)[1] == "filter matches 0 of 3,000: nothing to search"
-
-
-def test_rows_far_from_the_query_are_found(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where none of the nearest rows match, the matching rows are searched exactly, or with Chroma's filter."""
-    store = rows.stores["cosine"]
-    query = _query(-rows.queries[0], _is("near", value=True))  # its opposite: all others are nearer
-    for module in (filtered_search, collection_search):
-        monkeypatch.setattr(module, "EXACT_ROWS", 100)
-    monkeypatch.setattr(collection_search, "CANDIDATES", 20)
-    monkeypatch.setattr(collection_search, "MOST_CANDIDATES", 100)
-    expected = rows.nearest("cosine", -rows.queries[0], "near", value=True)
-    found = _remembering(store)(query, _anything)
-    assert found[1].endswith("too few among the 100 nearest of all: searched exactly")
-    assert _ids(found) == expected
-    monkeypatch.setattr(filtered_search, "FETCHED_ROWS", 100)
-    found = _remembering(store)(query, _anything)
-    assert "too few among the 100 nearest of all: taken from its" in found[1]
-    assert len(set(_ids(found)) & set(expected)) >= 9
-
-
-def test_matching_rows_are_remembered_until_the_version_changes() -> None:
-    """One version is read once; rows that are gone are never given, others take their places; a new version is read."""
-    store, version = _small_store(40), [1]
-    search = ChromaFilteredSearch(store, lambda: version[0], MatchMemory())
-    query = _query([1.0, 0.0], _is("even", value=True), top_k=3)
-    assert _ids(search(query, _anything)) == ["n0", "n2", "n4"]
-    store.client.delete(ids=["n2"])
-    store.add([_small(100, even=True)])
-    assert _ids(search(query, _anything)) == ["n0", "n4", "n6"]
-    version[0] = 2
-    assert _ids(search(query, _anything)) == ["n100", "n0", "n4"]
-
-
-def test_without_a_version_nothing_is_remembered() -> None:
-    """A collection of somebody else's may change at any time: new rows are found at once."""
+def test_new_rows_are_found_at_once() -> None:
+    """A collection of somebody else's may change at any time."""
     store = _small_store(40)
-    query = _query([1.0, 0.0], _is("even", value=True), top_k=2)
-    for search in (ChromaFilteredSearch(store), ChromaFilteredSearch(store, lambda: None)):
-        assert "searched exactly" in search(query, _anything)[1]
+    search, query = ChromaFilteredSearch(store), _query([1.0, 0.0], _is("even", value=True), top_k=2)
+    assert _ids(search(query, _anything)) == ["n0", "n2"]
     store.add([_small(100, even=True)])
     assert _ids(search(query, _anything)) == ["n100", "n0"]
-
-
-def test_a_filter_used_again_is_searched_exactly(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A filter's second search has its rows' vectors fetched in the background."""
-    for module in (filtered_search, collection_search):
-        monkeypatch.setattr(module, "EXACT_ROWS", 100)
-    search = _remembering(rows.stores["cosine"])
-    query = _query(rows.queries[3], _is("one_in_10", 3))
-    assert "nearest of all" in search(query, _anything)[1]
-    deadline = time.monotonic() + 20
-    while "searched exactly" not in (found := search(query, _anything))[1]:
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
-    assert _ids(found) == rows.nearest("cosine", rows.queries[3], "one_in_10", 3)
-
-
-def test_a_fetch_that_fails_harms_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A collection that goes away while its vectors are fetched leaves searches as they were."""
-    for module in (filtered_search, collection_search):
-        monkeypatch.setattr(module, "EXACT_ROWS", 1)
-    failed = threading.Event()
-
-    def fails(*_: Any) -> None:
-        failed.set()
-        raise OSError("gone")
-
-    monkeypatch.setattr(collection_search.CollectionSearch, "fetch_vectors", fails)
-    search = _remembering(_small_store(40))
-    query = _query([1.0, 0.0], _is("even", value=True), top_k=2)
-    for _ in range(3):
-        assert _ids(search(query, _anything)) == ["n0", "n2"]
-    assert failed.wait(5)
 
 
 def test_filters_larger_than_one_request() -> None:
@@ -307,35 +211,35 @@ def test_filters_larger_than_one_request() -> None:
         ],
         condition=FilterCondition.OR,
     )
-    for search in (_remembering(store), ChromaFilteredSearch(store)):
-        assert _ids(search(query, _anything)) == ["n1", "n3", "n5"]
-        assert _ids(search(_query([1.0, 0.0], either, top_k=3), _anything)) == ["n1", "n3", "n5"]
+    search = ChromaFilteredSearch(store)
+    assert _ids(search(query, _anything)) == ["n1", "n3", "n5"]
+    assert _ids(search(_query([1.0, 0.0], either, top_k=3), _anything)) == ["n1", "n3", "n5"]
 
 
-def test_a_large_filter_over_many_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A filter of several requests that matches many rows of a collection without a version is sieved."""
-    for module in (filtered_search, collection_search):
-        monkeypatch.setattr(module, "EXACT_ROWS", 5)
-    store = _small_store(40)
-    query = _query([1.0, 0.0], _is("name", [f"name {at}" for at in range(1, 20_000, 2)] * 2, FilterOperator.IN), 3)
-    found = ChromaFilteredSearch(store)(query, _anything)
-    assert _ids(found) == ["n1", "n3", "n5"]
-    assert "of 40: taken from the 40 nearest of all" in found[1]
+def test_rows_far_from_the_query_are_found(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where too few of the nearest rows of all match a large filter, the matching rows are compared one by one."""
+    monkeypatch.setattr(filtered_search, "EXACT_ROWS", 100)
+    monkeypatch.setattr(filtered_search, "MAX_CANDIDATES", 100)
+    monkeypatch.setattr(filtered_search, "fits", lambda _: False)
+    query = _query(-rows.queries[0], _is("near", value=True))  # its opposite: all others are nearer
+    found = ChromaFilteredSearch(rows.stores["cosine"])(query, _anything)
+    assert found[1] == "filter matches 300: searched exactly"
+    assert _ids(found) == rows.nearest("cosine", -rows.queries[0], "near", value=True)
 
 
 def test_no_request_is_begun_after_the_deadline(rows: Rows) -> None:
     """A thread can't be stopped, but it stops itself."""
     query = _query(rows.queries[0], _is("one_in_10", 3))
-    for search in (_remembering(rows.stores["cosine"]), ChromaFilteredSearch(rows.stores["cosine"])):
-        with pytest.raises(DeadlineExceededError, match="at its deadline"):
-            search(query, _anything, deadline=time.monotonic() - 1)
-        assert len(_ids(search(query, _anything, deadline=time.monotonic() + 60))) == TOP_K
+    search = ChromaFilteredSearch(rows.stores["cosine"])
+    with pytest.raises(DeadlineExceededError, match="at its deadline"):
+        search(query, _anything, deadline=time.monotonic() - 1)
+    assert len(_ids(search(query, _anything, deadline=time.monotonic() + 60))) == TOP_K
 
 
 def test_a_vector_of_another_model_is_refused(rows: Rows) -> None:
     """A query of another length names both lengths."""
     with pytest.raises(RetrievalError, match="3 dimensions, those of the collection have 64"):
-        _remembering(rows.stores["cosine"])(_query([1.0, 2.0, 3.0], _is("one_in_10", 3)), _anything)
+        ChromaFilteredSearch(rows.stores["cosine"])(_query([1.0, 2.0, 3.0], _is("one_in_10", 3)), _anything)
 
 
 def test_the_distance_is_read_from_the_collection() -> None:
@@ -353,33 +257,6 @@ def test_the_distance_is_read_from_the_collection() -> None:
     assert filtered_search._space(odd) == ""
 
 
-def test_our_own_sources_tell_their_version(tmp_path: Any) -> None:
-    """Stores of a database that knows versions remember rows; those of one that knows none read them anew."""
-    asked: list[str] = []
-
-    def version_of(source: str) -> int:
-        asked.append(source)
-        return 1
-
-    database = ChromaDatabase.persistent(tmp_path / "chroma", version_of)
-    store = database.vector_store("docs", create=True)
-    assert store.class_name() == ChromaVectorStore.class_name()  # scores stay comparable
-    database.add("docs", [_small(at, even=at % 2 == 0) for at in range(10)])
-    found = store.filtered_search(_query([1.0, 0.0], _is("even", value=False), top_k=2), _anything)
-    assert (_ids(found), asked) == (["n1", "n3"], ["docs"])
-    database.close()
-
-
-def test_each_query_gives_similarities_of_the_distance(rows: Rows) -> None:
-    """A row's similarity is exp(-distance), as in LlamaIndex's Chroma store."""
-    vector = rows.vectors[5]
-    result, _ = _remembering(rows.stores["l2"])(
-        _query(vector, _is("one_in_1000", rows.metadata[5]["one_in_1000"])), _anything
-    )
-    assert (result.ids or [])[0] == "n5"
-    assert (result.similarities or [])[0] == pytest.approx(math.exp(0))
-
-
 def test_reading_ids_stops_between_requests() -> None:
     """A filter of several requests does not ask for the next part after the deadline."""
     asked: list[Any] = []
@@ -389,9 +266,9 @@ def test_reading_ids_stops_between_requests() -> None:
         time.sleep(0.05)
         return []
 
-    where = {"name": {"$in": [str(at) for at in range(30_000)]}}
+    asked_for = {"name": {"$in": [str(at) for at in range(30_000)]}}
     with pytest.raises(DeadlineExceededError):
-        matching_ids(get, where, time.monotonic() + 0.02)
+        matching_ids(get, asked_for, time.monotonic() + 0.02)
     assert len(asked) == 1
 
 

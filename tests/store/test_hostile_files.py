@@ -176,7 +176,7 @@ def test_names_lead_nowhere(docs: Path, store: KnowledgeStore, tmp_path: Path) -
         assert store.lexical(source).search("snow", 1)
     assert sorted(tmp_path.iterdir()) == before
     assert {entry.name.partition(".")[0] for entry in store.path.iterdir()} == {
-        *("store", "documents", "chroma", "lexical", "write", "vectors"),
+        *("documents", "lexical", "write", "writer"),
     }
 
 

@@ -10,6 +10,7 @@ import pytest
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.embeddings.mock_embed_model import MockEmbedding
 from llama_index.core.schema import MetadataMode, TextNode
+from llama_index.core.vector_stores.types import VectorStoreQuery
 
 from llama_index_agentic_kb.errors import ConfigurationError, IngestionError
 from llama_index_agentic_kb.store import KnowledgeStore, ingest
@@ -46,7 +47,9 @@ def folder(tmp_path: Path) -> Path:
 def _in_step(store: KnowledgeStore, source: str) -> list[TextNode]:
     """The recorded nodes, once the vector index is seen to hold exactly these."""
     nodes = store.nodes(source)
-    assert store.chroma.node_ids(source) == {node.node_id for node in nodes}
+    assert set(store.vectors(source).search(VectorStoreQuery(similarity_top_k=10_000))[0].ids or []) == {
+        node.node_id for node in nodes
+    }
     return nodes
 
 
@@ -321,18 +324,6 @@ def test_documents_can_not_claim_anothers_identity(tmp_path: Path, store: Knowle
     assert "_node_type" not in forged_node.metadata
     indexed = store.index("documents").as_retriever().retrieve("Text")
     assert {type(found.node) for found in indexed} == {TextNode}
-
-
-def test_crash_leftovers_are_repaired_by_the_next_run(folder: Path, store: KnowledgeStore) -> None:
-    """Vectors without a record are swept out; records without vectors get back those that are kept with them."""
-    ingest(folder, store)
-    nodes = store.nodes("probes")
-    orphan = TextNode(id_="orphan", text="left by a crash", embedding=[1.0] + [0.0] * 383)
-    store.chroma.add("probes", [orphan])
-    store.chroma.delete_nodes("probes", [nodes[-1].node_id])
-    report = ingest(folder, store)
-    assert (report.updated, report.chunks_embedded) == (("probes/long.md",), 0)
-    assert _in_step(store, "probes") == nodes
 
 
 def test_what_was_stored_before_a_failure_stays(tmp_path: Path) -> None:

@@ -1,22 +1,27 @@
 from __future__ import annotations
 
-import base64
-import json
 import os
 import signal
-import struct
+import sqlite3
 import subprocess
 import sys
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 from llama_index.core.embeddings.mock_embed_model import MockEmbedding
 
-from llama_index_agentic_kb.errors import ConfigurationError, IngestionError, StoreMismatchError
-from llama_index_agentic_kb.store import KnowledgeStore, SourceInfo, ingest
-from llama_index_agentic_kb.store.documents import DocumentDatabase
+from llama_index_agentic_kb.errors import (
+    ConfigurationError,
+    IngestionError,
+    RetrievalError,
+    StoreDamagedError,
+    StoreMismatchError,
+)
+from llama_index_agentic_kb.store import KnowledgeStore, SourceInfo, ingest, repair_store
+from llama_index_agentic_kb.store.database import Chunk, DocumentDatabase, StoredDocument
 from llama_index_agentic_kb.store.embedding_model import DEFAULT_EMBED_MODEL
 from llama_index_agentic_kb.testing import HashEmbedding
 
@@ -48,16 +53,19 @@ def test_store_is_not_made_among_other_files(tmp_path: Path) -> None:
         KnowledgeStore.open(tmp_path / "notes.md", embed_model=MOCK, create=True)
 
 
-def test_store_remembers_its_model(tmp_path: Path) -> None:
-    """store.json holds format and model, written whole; creating again opens what is there."""
-    KnowledgeStore.open(tmp_path / "store", embed_model=MOCK, create=True).close()
-    content = json.loads((tmp_path / "store" / "store.json").read_text())
-    probe = content["embeddingModel"].pop("probe")
-    assert struct.unpack("<4e", base64.b64decode(probe)) == (0.5,) * 4
-    assert content == {"formatVersion": 1, "embeddingModel": {"name": "MockEmbedding", "dimension": 4}}
-    assert not (tmp_path / "store" / "store.json.tmp").exists()
-    with KnowledgeStore.open(tmp_path / "store", embed_model=MOCK, create=True) as store:
-        assert store.sources() == []
+def test_a_store_is_its_owners_alone(tmp_path: Path) -> None:
+    """Whatever the umask; a store that is there already is opened by ``create=`` as it is."""
+    before = os.umask(0)
+    try:
+        for _ in range(2):
+            with KnowledgeStore.open(tmp_path / "store", embed_model=MOCK, create=True) as store, store.writing():
+                assert store.sources() == []
+    finally:
+        os.umask(before)
+    assert (tmp_path / "store").stat().st_mode & 0o777 == 0o700
+    for name in ("documents.db", "documents.db-wal", "write.lock"):
+        file = tmp_path / "store" / name
+        assert not file.exists() or file.stat().st_mode & 0o777 == 0o600
 
 
 def test_another_model_is_refused(tmp_path: Path) -> None:
@@ -85,10 +93,6 @@ def test_other_weights_under_the_same_name_are_refused(tmp_path: Path) -> None:
     KnowledgeStore.open(tmp_path / "store", embed_model=Weights(noise=0.001)).close()
     with pytest.raises(StoreMismatchError, match=r"opened with hash \(256 dimensions\) with other weights"):
         KnowledgeStore.open(tmp_path / "store", embed_model=Weights(noise=0.5))
-    content = json.loads((tmp_path / "store" / "store.json").read_text())
-    del content["embeddingModel"]["probe"]  # a store of the first release
-    (tmp_path / "store" / "store.json").write_text(json.dumps(content))
-    KnowledgeStore.open(tmp_path / "store", embed_model=Weights(noise=0.5)).close()
 
 
 def test_a_directory_that_can_not_be_written_is_told(tmp_path: Path) -> None:
@@ -109,39 +113,82 @@ def test_default_model_is_loaded_when_needed(tmp_path: Path, embed_model: BaseEm
     with KnowledgeStore.open(tmp_path / "store") as store:
         assert store._embed_model is None
         assert len(store.embed_model.get_text_embedding("x")) == 384
-    file = tmp_path / "store" / "store.json"
-    file.write_text(file.read_text().replace("384", "385"))
+    with closing(sqlite3.connect(tmp_path / "store" / "documents.db", isolation_level=None)) as connection:
+        connection.execute("UPDATE state SET value = replace(value, '384', '385') WHERE key = 'embedding model'")
     with KnowledgeStore.open(tmp_path / "store") as store, pytest.raises(StoreMismatchError, match="385 dimensions"):
         _ = store.embed_model
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        ('{"formatVersion": 2, "embeddingModel": {}}', "format version 2; this release reads version 1"),
-        ('{"formatVersion": 1, "embeddingModel": {"name": "x"}}', "names no embedding model"),
-        ('{"formatVersion": 1, "embeddingModel": {"name": "x", "dimension": 4, "probe": "AA"}}', "names no embedding"),
-        ('{"formatVersion": 1', "is damaged"),
-        ("[]", "is damaged"),
-    ],
-)
-def test_unknown_and_damaged_formats_are_refused(tmp_path: Path, content: str, message: str) -> None:
-    """A store of another format, or a damaged one, says so and names the way out."""
-    (tmp_path / "store.json").write_text(content)
-    with pytest.raises(ConfigurationError, match=f"{message}.*agentic-kb (ingest|repair)"):
-        KnowledgeStore.open(tmp_path)
-
-
-def test_foreign_document_database_is_refused(tmp_path: Path) -> None:
-    """A documents.db that is no SQLite file, or of another version, is a clear error."""
+def test_foreign_and_damaged_databases_are_refused(tmp_path: Path) -> None:
+    """No SQLite file, another's, one of another release, one that is overwritten or gone: each a clear error."""
     (tmp_path / "garbage.db").write_bytes(b"x" * 5000)
-    with pytest.raises(ConfigurationError, match="can't be read as a document database"):
+    with pytest.raises(StoreDamagedError, match="can't be read as a document database"):
         DocumentDatabase(tmp_path / "garbage.db")
-    database = DocumentDatabase(tmp_path / "newer.db")
-    database._database._connection.execute("PRAGMA user_version = 9")
-    database.close()
-    with pytest.raises(ConfigurationError, match="schema version 9"):
-        DocumentDatabase(tmp_path / "newer.db")
+    for name, statement, message in (
+        ("newer.db", "PRAGMA user_version = 9", "schema version 9"),
+        ("other.db", "CREATE TABLE x (y)", "holds other tables"),
+    ):
+        with closing(sqlite3.connect(tmp_path / name)) as connection:
+            connection.execute(statement)
+        with pytest.raises(ConfigurationError, match=message):
+            DocumentDatabase(tmp_path / name)
+    folder = _small_source(tmp_path / "space")
+    for number in range(60):
+        (folder / f"{number}.txt").write_text(f"Moon {number} " * 200)
+    with KnowledgeStore.open(tmp_path / "store", embed_model=HashEmbedding(), create=True) as store:
+        ingest(folder, store)
+    file = tmp_path / "store" / "documents.db"
+    with file.open("r+b") as opened:
+        opened.seek(file.stat().st_size // 4)
+        opened.write(b"\xff" * (file.stat().st_size // 2))
+    with pytest.raises(StoreDamagedError, match=r"documents\.db' is damaged: .*Restore it"):
+        repair_store(tmp_path / "store")
+    file.unlink()
+    with pytest.raises(StoreDamagedError, match=r"documents\.db' is gone"):
+        KnowledgeStore.open(tmp_path / "store", embed_model=HashEmbedding())
+    with pytest.raises(ConfigurationError, match="There is no store"):
+        repair_store(tmp_path / "none")
+    with pytest.raises(ConfigurationError, match="it is 'never' or 'auto'"):
+        KnowledgeStore.open(tmp_path, repair="perhaps")  # type: ignore[arg-type]
+
+
+def _document(path: str) -> StoredDocument:
+    return StoredDocument("docs", path, "T", "/o", "/r", "hash", "settings", 0.0, 1)
+
+
+def _chunk(name: str) -> Chunk:
+    return Chunk(name, 0, "text", {"title": "T"}, f"embedding of {name}", None, None)
+
+
+def test_the_database_keeps_vectors_with_their_chunks(tmp_path: Path) -> None:
+    """Chunks that stay keep their rows and vectors; versions grow with each change and are never used twice."""
+    with closing(DocumentDatabase(tmp_path / "documents.db")) as database:
+        assert database.version("docs") is None
+        database.put_source("docs")
+        database.put_document(
+            _document("a"), [_chunk("x"), _chunk("y")], {f"embedding of {n}": [0.5, -2.0] for n in "xy"}
+        )
+        rows = {chunk.node_id: chunk.id for chunk in database.chunks("docs")}
+        database.put_document(_document("a"), [_chunk("x"), _chunk("z")], {"embedding of z": [3.0, 0.0]})
+        assert {chunk.node_id: chunk.id > rows["y"] for chunk in database.chunks("docs")} == {"x": False, "z": True}
+        known = database.vectors_by_embedding("docs", ["embedding of x", "embedding of z", "embedding of y"])
+        assert {key: vector.tolist() for key, vector in known.items()} == {
+            "embedding of x": [0.5, -2.0],
+            "embedding of z": [3.0, 0.0],
+        }
+        assert database.vectors_by_embedding("other", ["embedding of x"]) == {}
+        assert next(database.metadata("docs")) == ("a", {"title": "T"})  # and left before its end
+        before = database.version("docs") or 0
+        database.delete_document("docs", "a")
+        assert database.rows("SELECT count(*) FROM contents") == [(0,)]
+        after = database.version("docs") or 0
+        database.delete_source("docs")
+        database.put_source("docs")
+        assert before < after < (database.version("docs") or 0)
+    with pytest.raises(RetrievalError, match="can't be read"):
+        database.sources()
+    with pytest.raises(IngestionError, match="can't be written"):
+        database.put_source("more")
 
 
 def test_closed_store_says_so(tmp_path: Path) -> None:
@@ -149,7 +196,7 @@ def test_closed_store_says_so(tmp_path: Path) -> None:
     store = KnowledgeStore.open(tmp_path / "store", embed_model=MOCK, create=True)
     store.close()
     store.close()
-    for use in (store.sources, lambda: store.chroma, lambda: store.index("a"), lambda: store.writing().__enter__()):
+    for use in (store.sources, lambda: store.index("a"), lambda: store.writing().__enter__()):
         with pytest.raises(ConfigurationError, match="is closed"):
             use()
 
@@ -193,19 +240,21 @@ def test_sources_are_listed_and_removed(tmp_path: Path, store: KnowledgeStore) -
         store.index("sea")
     store.remove_source("space")
     assert store.sources() == []
-    assert store.chroma.sources() == []
     for use in (store.index, store.nodes, store.remove_source):
         with pytest.raises(ConfigurationError, match="no source 'space'; it has: none yet"):
             use("space")
 
 
-def test_second_writer_is_told_the_first_ones_pid(store: KnowledgeStore, tmp_path: Path) -> None:
+def test_second_writer_is_told_the_first_ones_pid(tmp_path: Path) -> None:
     """While another process writes, ingestion is refused with its pid; when that process is killed, the way is free."""
+    store = KnowledgeStore.open(tmp_path / "store", embed_model=MOCK, create=True)
     code = (
-        "import sys, time, pathlib; from llama_index_agentic_kb.store.write_lock import write_lock\n"
-        "with write_lock(pathlib.Path(sys.argv[1])): print('held', flush=True); time.sleep(60)"
+        "import sys, time; from llama_index.core.embeddings.mock_embed_model import MockEmbedding\n"
+        "from llama_index_agentic_kb.store import KnowledgeStore\n"
+        "store = KnowledgeStore.open(sys.argv[1], embed_model=MockEmbedding(embed_dim=4))\n"
+        "with store.writing(): print('held', flush=True); time.sleep(60)"
     )
-    command = [sys.executable, "-c", code, str(store.path / "write.lock")]
+    command = [sys.executable, "-c", code, str(store.path)]
     with subprocess.Popen(command, stdout=subprocess.PIPE) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
@@ -216,3 +265,4 @@ def test_second_writer_is_told_the_first_ones_pid(store: KnowledgeStore, tmp_pat
     with store.writing(), pytest.raises(IngestionError, match=f"Process {os.getpid()} is writing"):
         store.writing().__enter__()
     assert len(ingest(tmp_path / "space", store).added) == 2
+    store.close()

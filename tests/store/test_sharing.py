@@ -15,17 +15,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from llama_index.core.vector_stores.types import VectorStoreQuery
 
-from llama_index_agentic_kb.errors import ConfigurationError, IngestionError, StoreDamagedError
-from llama_index_agentic_kb.store import KnowledgeStore, ingest
-from llama_index_agentic_kb.store.recovery import find_fault
+from llama_index_agentic_kb.errors import ConfigurationError, IngestionError
+from llama_index_agentic_kb.store import KnowledgeStore, ingest, vector_search
 from llama_index_agentic_kb.testing import HashEmbedding
 
 _OTHER = """
 import json, sys, time
-from llama_index_agentic_kb.store import KnowledgeStore, ingest
+from llama_index_agentic_kb.store import KnowledgeStore, ingest, vector_search
 from llama_index_agentic_kb.testing import HashEmbedding
 
+vector_search.EXACT_ROWS = 0
 stores = {}
 for line in sys.stdin:
     order = json.loads(line)
@@ -61,6 +62,12 @@ def order() -> Iterator[Order]:
         process.kill()
 
 
+@pytest.fixture(autouse=True)
+def graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph for each source, however small."""
+    monkeypatch.setattr(vector_search, "EXACT_ROWS", 0)
+
+
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     made = tmp_path / "docs"
@@ -86,7 +93,6 @@ def test_processes_see_and_build_upon_what_others_have_written(
     kept: KnowledgeStore, folder: Path, order: Order
 ) -> None:
     """An index that was open before finds what another process added; both may write in turn, and all stays whole."""
-    index = kept.index("docs")
     assert titles(kept, "snow") == ["Oslo"]
     for turn in range(3):
         name = f"Place{turn}"
@@ -96,9 +102,7 @@ def test_processes_see_and_build_upon_what_others_have_written(
         else:
             assert order(do="ingest", store=kept.path, folder=folder) == "1"
         assert titles(kept, f"hail of kind{turn} falls") == [name]
-        ids = {node.node_id for node in kept.nodes("docs")}
-        assert set(index.vector_store.client.get(include=["embeddings"])["ids"]) == ids
-    assert find_fault(kept) == ""
+        assert kept.vectors("docs").outside_graph() == 0
 
 
 @pytest.mark.slow
@@ -112,47 +116,17 @@ def test_a_second_writer_waits_as_long_as_it_is_told(kept: KnowledgeStore, folde
     assert ingest(folder, kept, wait=60).added == ("docs/hail.md",)
 
 
-def test_openers_wait_while_another_looks_at_the_vectors(kept: KnowledgeStore) -> None:
-    """The note is of a writer that died, the lock of another: the vectors are not used until that one is done."""
-    path = kept.path
-    kept.documents.state.begin("4194304 dead")
-    opened = threading.Event()
-
-    def open_it() -> None:
-        KnowledgeStore.open(path, embed_model=HashEmbedding()).close()
-        opened.set()
-
-    with kept.holding():
-        thread = threading.Thread(target=open_it)
-        thread.start()
-        assert not opened.wait(0.5)
-        kept.documents.state.end()
-    thread.join(30)
-    assert opened.is_set()
-
-
-def test_openers_do_not_wait_for_a_writer(kept: KnowledgeStore, folder: Path) -> None:
-    """Its note and its lock are of one process, which lives: there is nothing to be looked at."""
+def test_readers_do_not_wait_for_a_writer(kept: KnowledgeStore, folder: Path) -> None:
+    """What it has stored so far is found, by vectors, before it has ended."""
     (folder / "hail.md").write_text("# Hail\n\nIt hails.")
-    seen: list[tuple[bool, list[str]]] = []
+    seen: list[list[str]] = []
 
     def look(*_: object) -> None:
         with KnowledgeStore.open(kept.path, embed_model=HashEmbedding()) as other:
-            seen.append((other.documents.state.writing is not None, titles(other, "snow")))
+            seen.append(titles(other, "it hails"))
 
     ingest(folder, kept, progress=look)
-    assert seen[-1] == (True, ["Oslo"])
-    assert kept.documents.state.writing is None
-
-
-def test_a_lost_collection_is_told_and_not_made_anew(kept: KnowledgeStore) -> None:
-    """An empty one in its place would look like a source that has no answer."""
-    collection = kept.index("docs").vector_store.client
-    kept.chroma._client.delete_collection(collection.name)
-    with pytest.raises(StoreDamagedError, match=r"lost the vectors of the source 'docs'.*agentic-kb repair --store"):
-        collection.count()
-    with KnowledgeStore.open(kept.path, embed_model=HashEmbedding()) as other, pytest.raises(StoreDamagedError):
-        other.index("docs")
+    assert seen[-1] == ["Hail"]
 
 
 # -- forks -----------------------------------------------------------------------------------------------------------
@@ -187,12 +161,12 @@ def _uses(kept: KnowledgeStore) -> dict[str, Callable[[], object]]:
 
     def open_anew() -> object:
         with KnowledgeStore.open(kept.path, embed_model=HashEmbedding()) as store:
-            return store.index("docs")
+            return store.index("docs").as_retriever().retrieve("snow")
 
     return {
         "sources": kept.sources,
         "vectors": lambda: retriever.retrieve("snow"),
-        "collection": index.vector_store.client.count,
+        "filtered": lambda: kept.vectors("docs").search(VectorStoreQuery(similarity_top_k=1)),
         "words": lambda: lexical.search("snow", 1),
         "metadata": lambda: list(kept.metadata("docs")),
         "writing": lambda: kept.writing().__enter__(),
@@ -249,8 +223,9 @@ def test_a_child_may_open_what_its_parent_has_not(kept: KnowledgeStore) -> None:
     code = f"""
 import os, sys
 import llama_index_agentic_kb.store.chroma
-from llama_index_agentic_kb.store import KnowledgeStore
+from llama_index_agentic_kb.store import KnowledgeStore, vector_search
 from llama_index_agentic_kb.testing import HashEmbedding
+vector_search.EXACT_ROWS = 0
 pid = os.fork()
 if pid == 0:
     with KnowledgeStore.open({str(kept.path)!r}, embed_model=HashEmbedding()) as store:

@@ -16,7 +16,6 @@ from llama_index_agentic_kb.errors import ConfigurationError, IngestionError, Re
 from llama_index_agentic_kb.schema import Condition
 from llama_index_agentic_kb.sources.results import node_key
 from llama_index_agentic_kb.store import KnowledgeStore, ingest
-from llama_index_agentic_kb.store.write_lock import write_lock
 from llama_index_agentic_kb.testing import HashEmbedding
 
 TEXTS = {
@@ -82,7 +81,7 @@ def test_ingestion_makes_it(kept: KnowledgeStore) -> None:
 
 
 def test_nodes_equal_those_of_the_vector_index(kept: KnowledgeStore) -> None:
-    """Real Chroma gives the same node, so that a passage that both searches find is one."""
+    """So that a passage that both searches find is one."""
     dense = {n.node_id: n.node for n in kept.index("docs").as_retriever(similarity_top_k=9).retrieve("rocket")}
     for found in kept.lexical("docs").search("rocket", 9):
         assert node_key(found.node) == node_key(dense[found.node_id])
@@ -194,9 +193,10 @@ def test_an_ingestion_that_died_is_made_good(kept: KnowledgeStore, open_store: O
     """Documents whose words were not committed any more are found by the next search."""
     documents = kept.documents.documents("docs")
     chunks = kept.documents.chunks("docs", "oslo.md")
+    vectors = kept.documents.vectors_by_embedding("docs", [chunk.embedding_hash for chunk in chunks])
     kept.documents.delete_document("docs", "oslo.md")  # as an ingestion does, before the lexical index follows
     assert titles(kept.lexical("docs").search("Oslo snow", 5)) == []
-    kept.documents.put_document(documents["oslo.md"], chunks)
+    kept.documents.put_document(documents["oslo.md"], chunks, {key: one.tolist() for key, one in vectors.items()})
     assert titles(open_store().lexical("docs").search("Oslo snow", 5)) == ["Oslo"]
 
 
@@ -244,7 +244,7 @@ def test_while_another_process_writes_the_last_commit_is_searched(kept: Knowledg
     reader = open_store()
     documents = kept.documents.documents("docs")
     kept.documents.delete_document("docs", "oslo.md")
-    with write_lock(kept.path / "write.lock"):
+    with kept.writing():
         assert titles(reader.lexical("docs").search("Oslo", 5)) == []
         assert titles(reader.lexical("docs").search("Saturn", 5)) == ["Saturn V"]
         shutil.rmtree(kept.path / "lexical")
