@@ -51,9 +51,9 @@ if TYPE_CHECKING:
 
 __all__ = ["EXACT_ROWS", "MAX_ROWS", "SourceVectors", "StoreVectorStore"]
 
-EXACT_ROWS: Final = 20_000
+EXACT_ROWS = 20_000
 """Rows that are compared exactly: 30 MB at 384 dimensions, 2-4 ms a query, where a graph takes 2 ms."""
-MAX_ROWS: Final = 200_000
+MAX_ROWS = 200_000
 """Rows outside of a graph that are still compared exactly (300 MB); beyond, the graph must be built first."""
 CANDIDATES: Final = 400
 MAX_CANDIDATES: Final = 10_000

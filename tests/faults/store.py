@@ -88,11 +88,11 @@ def refused(error: type[Exception], words: str, work: Callable[[], object]) -> N
 def with_graphs() -> Iterator[None]:
     """Graphs for sources of more than two chunks, which the documents' source has."""
     before = vector_search.EXACT_ROWS
-    vector_search.EXACT_ROWS = 2  # type: ignore[misc]
+    vector_search.EXACT_ROWS = 2
     try:
         yield
     finally:
-        vector_search.EXACT_ROWS = before  # type: ignore[misc]
+        vector_search.EXACT_ROWS = before
 
 
 @fault("store", "the writer dies midway", "what it had acknowledged is found at once, by vectors and by words")
@@ -125,13 +125,13 @@ def large_graph_gone() -> None:
     with with_graphs(), kept() as path:
         shutil.rmtree(path / "graphs")
         before = vector_search.MAX_ROWS
-        vector_search.MAX_ROWS = 2  # type: ignore[misc]
+        vector_search.MAX_ROWS = 2
         try:
             with opened(path) as store:
                 search = store.index("docs").as_retriever()
                 refused(StoreDamagedError, "Nothing is lost: run `agentic-kb repair", lambda: search.retrieve("snow"))
         finally:
-            vector_search.MAX_ROWS = before  # type: ignore[misc]
+            vector_search.MAX_ROWS = before
 
 
 @fault("store", "a graph is damaged and repair='auto'", "the question is answered; no text is embedded again")
@@ -209,7 +209,7 @@ def other_model() -> None:
             refused(
                 StoreMismatchError,
                 words,
-                lambda model=model: KnowledgeStore.open(path, embed_model=model),  # type: ignore[misc]
+                lambda model=model: KnowledgeStore.open(path, embed_model=model),
             )
 
 

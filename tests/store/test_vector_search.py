@@ -34,7 +34,7 @@ from llama_index_agentic_kb.errors import (
 )
 from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterNode, matches
 from llama_index_agentic_kb.sources.filters import lower
-from llama_index_agentic_kb.store import KnowledgeStore, repair_store, vector_search
+from llama_index_agentic_kb.store import KnowledgeStore, graphs, repair_store, vector_search
 from llama_index_agentic_kb.store.database import Chunk, MetadataValue, StoredDocument
 from llama_index_agentic_kb.testing import HashEmbedding
 
@@ -248,7 +248,7 @@ def test_a_half_built_graph_is_never_used(with_graph: KnowledgeStore, monkeypatc
         raise OSError("No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(vector_search.Graphs, "_fill", fail)
+        patch.setattr(graphs.Graphs, "_fill", fail)
         with pytest.raises(Exception, match="can't be built: OSError: No space left"):
             repair_store(with_graph.path, rebuild_all=True)
     assert with_graph.documents.vector_state(SOURCE) == before
@@ -274,7 +274,7 @@ def test_nodes_that_fail_the_check_take_no_places(store: KnowledgeStore, rows: R
     filters = lower(Condition(key="even", value=True))
 
     def passes(node: BaseNode) -> bool:
-        return node.metadata["tenth"] == 4
+        return bool(node.metadata["tenth"] == 4)
 
     result, _ = store.vectors(SOURCE).search(asked(rows.queries[0], filters), passes)
     assert result.ids == rows.nearest(rows.queries[0], lambda one: one["tenth"] == 4)
