@@ -34,6 +34,7 @@ class Model(BaseModel):
         extra="forbid",
         serialize_by_alias=True,
         protected_namespaces=(),
+        defer_build=True,  # validators are built at first use: importing the models stays quick
     )
 
     def to_dict(self) -> dict[str, Any]:
