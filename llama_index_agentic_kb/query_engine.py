@@ -52,7 +52,6 @@ from llama_index_agentic_kb.evidence.gathering import PROVENANCE_KEY
 from llama_index_agentic_kb.evidence.postprocessing import postprocess
 from llama_index_agentic_kb.grounding import MarkerFilter, Markers, cited_ids
 from llama_index_agentic_kb.grounding.grounded import GroundedText, ground_text
-from llama_index_agentic_kb.grounding.helpfulness import unhelpful
 from llama_index_agentic_kb.grounding.settings import Grounding, as_grounding
 from llama_index_agentic_kb.llm import CUT_SHORT
 from llama_index_agentic_kb.prompts import format_question
@@ -237,8 +236,8 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
         elif grounding is not None and synthesis.output is None:
             answered.grounded = await checked(self.synthesizer, retrieval, synthesis, grounding)
             answered.skipped = [*answered.grounded.skipped]
-            if not answered.skipped and unhelpful(answered.grounded.text, question=retrieval.scope.question):
-                answered.skipped.append(SkippedReason.UNHELPFUL_ANSWER)
+        if not answered.skipped and not synthesis.answerable:
+            answered.skipped.append(SkippedReason.UNHELPFUL_ANSWER)
         return answered
 
     async def retrieved(

@@ -9,7 +9,7 @@ from llama_index.core.prompts import BasePromptTemplate
 
 from llama_index_agentic_kb.prompts import ANSWER_TEMPLATE, Passage, format_passages
 from llama_index_agentic_kb.synthesizers.base import AgenticSynthesizer
-from llama_index_agentic_kb.synthesizers.draft import Draft, ids_of, side_by_side
+from llama_index_agentic_kb.synthesizers.draft import Draft, TextAnswer, ids_of, side_by_side
 from llama_index_agentic_kb.synthesizers.passages import Packed, pack, singly
 
 __all__ = ["Accumulate", "CompactAccumulate"]
@@ -40,20 +40,21 @@ class Accumulate(AgenticSynthesizer):
         groups = draft.within_calls(packed, MAX_CALLS)
         pieces: list[str] = []
 
-        async def each(position: int, text: str) -> None:
-            pieces.append(f"{separator if position else ''}Response {position + 1}: {text}")
+        async def each(position: int, answer: TextAnswer) -> None:
+            pieces.append(f"{separator if position else ''}Response {position + 1}: {answer.text}")
             draft.so_far += pieces[-1]
             await draft.emit(pieces[-1])
 
-        await side_by_side([self._one(draft, group, step) for step, group in enumerate(groups)], each)
+        answers = await side_by_side([self._one(draft, group, step) for step, group in enumerate(groups)], each)
+        draft.answerable = any(answer.answerable for answer in answers)
         return "".join(pieces)
 
-    async def _one(self, draft: Draft, group: list[Passage], step: int) -> str:
+    async def _one(self, draft: Draft, group: list[Passage], step: int) -> TextAnswer:
         template, text = self.templates["text_qa_template"], format_passages(group)
         if draft.output_cls is None:
             return await draft.ask(template, ids_of(group), step=step, context_str=text)
         made = await draft.ask_object(draft.output_cls, template, ids_of(group), step=step, context_str=text)
-        return made.model_dump_json()
+        return TextAnswer(made.model_dump_json())
 
 
 class CompactAccumulate(Accumulate):

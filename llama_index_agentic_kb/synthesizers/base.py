@@ -68,6 +68,8 @@ class Synthesis:
         warnings: What the reader of the answer should know of how it was made.
         cut: Whether the model stopped before it was done, in any of its calls: the text may end too early.
         links_removed: Links that led to no reference, and were taken out of the model's replies.
+        answerable: False where the model says that the evidence does not answer the question; the text is then what
+            is missing.
     """
 
     text: str
@@ -77,6 +79,7 @@ class Synthesis:
     warnings: list[str] = field(default_factory=list)
     cut: bool = False
     links_removed: int = 0
+    answerable: bool = True
 
 
 class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
@@ -380,13 +383,24 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
             text = await self._composed(draft)
         else:
             text = self._nothing()
+        if not draft.answerable and not text:
+            text = self._empty_response
         if draft.streaming and (rest := text[len(draft.emitted) :]):
             await emit(rest)
         if self.needs_llm and limit is not None and (written := count_tokens(text)) > limit:
             draft.warnings.append(f"the answer has {written} tokens, over the budget of {limit}")
         if self._verbose:
             logger.info("%s: %d passages, %d calls", self.mode, len(draft.passages), draft.usage.calls)
-        return Synthesis(text, draft.output, draft.usage, draft.dropped, draft.warnings, draft.cut, draft.links_removed)
+        return Synthesis(
+            text,
+            draft.output,
+            draft.usage,
+            draft.dropped,
+            draft.warnings,
+            draft.cut,
+            draft.links_removed,
+            draft.answerable,
+        )
 
     async def _composed(self, draft: Draft) -> str:
         try:

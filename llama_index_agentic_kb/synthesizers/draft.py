@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, TypeVar
+from typing import Any, Final, NamedTuple, TypeVar
 
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.prompts import BasePromptTemplate
@@ -14,13 +15,14 @@ from llama_index_agentic_kb._aio import Call, Job, cancel, emit, start, wait
 from llama_index_agentic_kb._text import error_message, one_line
 from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError, LLMError, SynthesisError
 from llama_index_agentic_kb.grounding.answers import AnswerFilter, AnswerRules, CheckedText, clean_answer
+from llama_index_agentic_kb.grounding.citations import cited_ids
 from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight
 from llama_index_agentic_kb.llm import CUT_SHORT, LanguageModel, Reply, Usage, count_tokens
-from llama_index_agentic_kb.prompts import Passage, format_passages, with_instructions
+from llama_index_agentic_kb.prompts import UNANSWERABLE, UNCHANGED, Passage, format_passages, with_instructions
 from llama_index_agentic_kb.synthesizers.passages import Packed
 from llama_index_agentic_kb.synthesizers.structured import ObjectAsker, read_object
 
-__all__ = ["Draft", "Window", "ids_of", "side_by_side"]
+__all__ = ["Draft", "TextAnswer", "Window", "ids_of", "side_by_side"]
 
 MESSAGE_TOKENS: Final = 4
 """What a message costs beside its text."""
@@ -29,8 +31,79 @@ SLACK: Final = 64
 MIN_ROOM: Final = 64
 """Tokens of evidence below which a prompt is not worth sending."""
 
+_SIGNS: Final = " \t\r\n*_`\"'#>"
+_OPENING: Final = re.compile(r"[ \t\r\n*_`\"'#>]{0,100}UNANSWERABLE(?!\w)[\s*_`\"':.,;!–—-]{0,100}")  # noqa: RUF001 (dashes)
+"""``prompts.UNANSWERABLE`` at the start of a reply, with the signs that models put around it."""
+
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
+
+
+class TextAnswer(NamedTuple):
+    """The text that a model answered, and whether it answers the question.
+
+    Args:
+        text: The answer, without the words that are meant for this library.
+        answerable: False where the model says that the evidence does not answer the question.
+    """
+
+    text: str
+    answerable: bool = True
+
+
+def read_answer(reply: str, earlier: TextAnswer | None = None) -> TextAnswer:
+    """Read a reply for the words that are meant for this library.
+
+    The earlier answer is returned where the reply leaves it as it is: it is the template's word for that, or it has
+    no answer where the earlier one is there, or it cites nothing where the earlier answer cites (models that ignore
+    the word remark, in any language, that there was nothing to refine).
+
+    Args:
+        reply: The whole reply, or its start.
+        earlier: The answer that the reply refines.
+    """
+    opening = _OPENING.match(reply)
+    answer = TextAnswer(reply) if opening is None else TextAnswer(reply[opening.end() :], answerable=False)
+    if earlier is None:
+        return answer
+    keeps = (
+        _bare(reply) == UNCHANGED.casefold()
+        or (earlier.answerable and not answer.answerable)
+        or (bool(cited_ids(earlier.text)) and not cited_ids(answer.text))
+    )
+    return earlier if keeps else answer
+
+
+def _bare(text: str) -> str:
+    return text.strip().strip(".\"'`*").casefold()
+
+
+class _Gate:
+    """Holds the start of a streamed reply back as long as it may yet be a word that is no part of the answer.
+
+    Args:
+        earlier: The answer that the reply refines; a reply that may yet leave it as it is stays held back.
+    """
+
+    def __init__(self, earlier: TextAnswer | None) -> None:
+        self._earlier = earlier
+        self._held: str | None = ""
+
+    def feed(self, delta: str) -> str:
+        """Return what of the reply can be passed on now."""
+        if self._held is None:
+            return delta
+        self._held += delta
+        start = self._held[:100].lstrip(_SIGNS) + self._held[100:]
+        if UNANSWERABLE.startswith(start) or _OPENING.fullmatch(self._held):
+            return ""
+        answer = read_answer(self._held, self._earlier)
+        if self._earlier is not None:
+            unchanged = UNCHANGED.casefold().startswith(_bare(self._held)) and not cited_ids(self._held)
+            if answer is self._earlier or unchanged:
+                return ""
+        self._held = None
+        return answer.text
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +168,8 @@ class Draft:
     """The answer as it stands between two calls: what is left of it where time runs out."""
     cut: bool = False
     """Whether a reply ended before the model was done."""
+    answerable: bool = True
+    """False where the model says that the evidence does not answer the question."""
 
     # -- prompts ---------------------------------------------------------------------------------------------------
 
@@ -182,10 +257,9 @@ class Draft:
         *,
         stream: bool = False,
         step: int = 0,
-        so_far: str = "",
-        gate: Callable[[str], str] = str,
+        earlier: TextAnswer | None = None,
         **variables: Any,
-    ) -> str:
+    ) -> TextAnswer:
         """Ask the model once and return its answer, its markers and links checked.
 
         Args:
@@ -193,8 +267,7 @@ class Draft:
             valid: The reference ids that the answer may cite.
             stream: Whether its deltas are the whole answer's, and emitted.
             step: Which call it is, from 0, for errors.
-            so_far: The answer before this call, for errors.
-            gate: May hold streamed text back; what it never returns is emitted by ``AgenticSynthesizer.synthesis``.
+            earlier: The answer that this call refines; it is returned where the reply leaves it as it is.
             variables: The template's.
 
         Raises:
@@ -204,10 +277,10 @@ class Draft:
         messages = self.messages(template, **variables)
         parser = self.model.llm.output_parser
         rules = self.rules(valid)
-        answer = AnswerFilter(rules)
+        answer, gate = AnswerFilter(rules), _Gate(earlier)
 
         def pass_on(delta: str) -> str:
-            clean = gate(answer.feed(self.spotlight.unmarked(delta)))
+            clean = gate.feed(answer.feed(self.spotlight.unmarked(delta)))
             self.emitted += clean
             return clean
 
@@ -219,11 +292,13 @@ class Draft:
         except DeadlineExceededError:
             raise
         except Exception as error:
-            raise self.failure(error, step, so_far or self.emitted) from error
+            raise self.failure(error, step, earlier.text if earlier is not None else self.emitted) from error
         self._settle(reply)
         checked = clean_answer(self.spotlight.unmarked(reply.text), rules)
         self.count_removed(checked)
-        return checked.text if parser is None else str(parser.parse(checked.text))
+        if parser is not None:
+            return TextAnswer(str(parser.parse(checked.text)))
+        return read_answer(checked.text, earlier)
 
     async def ask_object(
         self,
@@ -258,8 +333,8 @@ class Draft:
             asked: See ``ask``.
         """
         if self.output_cls is None:
-            return await self.ask(template, valid, stream=self.streaming, **asked)
-        asked.pop("gate", None)
+            text, self.answerable = await self.ask(template, valid, stream=self.streaming, **asked)
+            return text
         self.output = await self.ask_object(self.output_cls, template, valid, **asked)
         return self.output.model_dump_json()
 

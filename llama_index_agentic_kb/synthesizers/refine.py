@@ -18,17 +18,15 @@ from pydantic import BaseModel, Field, create_model
 from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError, LLMError, SynthesisError
 from llama_index_agentic_kb.grounding.answers import clean_answer
-from llama_index_agentic_kb.grounding.citations import cited_ids
 from llama_index_agentic_kb.prompts import (
     ANSWER_TEMPLATE,
     REFINE_TEMPLATE,
-    UNCHANGED,
     Passage,
     as_answer,
     format_passages,
 )
 from llama_index_agentic_kb.synthesizers.base import AgenticSynthesizer
-from llama_index_agentic_kb.synthesizers.draft import Draft, ids_of
+from llama_index_agentic_kb.synthesizers.draft import Draft, TextAnswer, ids_of
 from llama_index_agentic_kb.synthesizers.passages import Packed, pack, singly
 
 __all__ = ["Compact", "ProgramFactory", "Refine"]
@@ -47,9 +45,9 @@ MAX_CALLS: Final = 100
 class Refine(AgenticSynthesizer):
     """Answers from the first passage and refines with each further one, in the order of the nodes.
 
-    A reply that is empty, that is the template's word for "nothing changes", or that cites nothing where the earlier
-    answer does, keeps the earlier answer. When
-    streaming, the last call's deltas are emitted. Templates: ``text_qa_template``, ``refine_template``.
+    A reply that is empty, that is the template's word for "nothing changes", that has no answer, or that cites
+    nothing where the earlier answer does, keeps the earlier answer. When streaming, the last call's deltas are
+    emitted. Templates: ``text_qa_template``, ``refine_template``.
 
     Args:
         llm: See ``AgenticSynthesizer``.
@@ -95,12 +93,13 @@ class Refine(AgenticSynthesizer):
         groups = draft.within_calls(packed, MAX_CALLS)
         texts = [format_passages(group) for group in groups]
         dispatcher.event(GetResponseStartEvent(query_str=draft.query, text_chunks=texts))
-        run = _Run(draft, deque(groups), None if earlier is None else str(earlier))
+        run = _Run(draft, deque(groups), None if earlier is None else TextAnswer(str(earlier)))
         while run.waiting:
             await self._next(run)
         dispatcher.event(GetResponseEndEvent())
         draft.output = run.output
-        return self._empty_response if run.answer is None else run.answer
+        draft.answerable = run.answer is not None and run.answer.answerable
+        return self._empty_response if run.answer is None else run.answer.text
 
     def _packed(self, draft: Draft) -> Coroutine[Any, Any, Packed]:
         """Arrange all passages: for one call where that is enough, else with room for the answer between calls."""
@@ -127,12 +126,12 @@ class Refine(AgenticSynthesizer):
         step = self._step_of(run, group)
         answer = await (self._text(run, step) if self._step_cls is None else self._filtered(run, step))
         if answer is not None:
-            run.answer = run.draft.so_far = answer
+            run.answer, run.draft.so_far = answer, answer.text
         run.step += 1
 
     async def _beside_answer(self, run: _Run, group: list[Passage]) -> list[list[Passage]]:
         """Return a group in as many parts as it needs beside the answer so far; none where there is no room at all."""
-        template, answer = self.templates["refine_template"], as_answer(run.answer or "")
+        template, answer = self.templates["refine_template"], as_answer(run.so_far)
         try:
             packed = await run.draft.pack(self._arrange, template, group, existing_answer=answer)
         except SynthesisError:  # no room: the answer so far stands
@@ -144,44 +143,44 @@ class Refine(AgenticSynthesizer):
         text = format_passages(group)
         if run.answer is None:
             return _Step(self.templates["text_qa_template"], {"context_str": text})
-        variables = {"existing_answer": as_answer(run.answer), "context_msg": text}
+        variables = {"existing_answer": as_answer(run.so_far), "context_msg": text}
         return _Step(self.templates["refine_template"], variables)
 
     # -- one step --------------------------------------------------------------------------------------------------
 
-    async def _text(self, run: _Run, step: _Step) -> str | None:
+    async def _text(self, run: _Run, step: _Step) -> TextAnswer | None:
         """Return the answer after a step; None keeps the earlier one."""
-        gate = str if run.answer is None else _Gate(run.answer).feed
-        asked = {"step": run.step, "so_far": run.answer or "", **step.variables}
+        asked = {"step": run.step, **step.variables}
         try:
             if self._output_cls is not None:
-                run.output = await run.draft.ask_object(self._output_cls, step.template, run.shown, **asked)
-                return run.output.model_dump_json()
+                run.output = await run.draft.ask_object(
+                    self._output_cls, step.template, run.shown, so_far=run.so_far, **asked
+                )
+                return TextAnswer(run.output.model_dump_json())
             stream = run.draft.streaming and not run.waiting
-            text = await run.draft.ask(step.template, run.shown, stream=stream, gate=gate, **asked)
+            return await run.draft.ask(step.template, run.shown, stream=stream, earlier=run.answer, **asked)
         except SynthesisError as error:
             if run.answer is None or not (isinstance(error.__cause__, LLMError) and error.__cause__.empty):
                 raise
             run.draft.warnings.append(f"call {run.step + 1} had an empty reply; the answer before it is kept")
             return None
-        return None if run.answer is not None and _keeps(run.answer, text) else text
 
-    async def _filtered(self, run: _Run, step: _Step) -> str | None:
+    async def _filtered(self, run: _Run, step: _Step) -> TextAnswer | None:
         """Return the answer after a step that may find its passages unsatisfying; None keeps the earlier one."""
         if self._program_factory is not None:
             reply = await self._programmed(run, step, self._program_factory)
         else:
             assert self._step_cls is not None
             reply = await run.draft.ask_object(
-                self._step_cls, step.template, run.shown, step=run.step, so_far=run.answer or "", **step.variables
+                self._step_cls, step.template, run.shown, step=run.step, so_far=run.so_far, **step.variables
             )
         answer = getattr(reply, "answer", None)
         if not getattr(reply, "query_satisfied", False) or not answer:
             return None
         if isinstance(answer, BaseModel):
             run.output = answer
-            return answer.model_dump_json()
-        return str(answer)
+            return TextAnswer(answer.model_dump_json())
+        return TextAnswer(str(answer))
 
     async def _programmed(self, run: _Run, step: _Step, factory: ProgramFactory) -> Any:
         """Run the user's program; as in core, its prompt has all but the passages filled in."""
@@ -200,7 +199,7 @@ class Refine(AgenticSynthesizer):
         except DeadlineExceededError:
             raise
         except Exception as error:
-            raise draft.failure(error, run.step, run.answer or "") from error
+            raise draft.failure(error, run.step, run.so_far) from error
         if isinstance(getattr(reply, "answer", None), str):
             checked = clean_answer(draft.spotlight.unmarked(reply.answer), draft.rules(run.shown))
             draft.count_removed(checked)
@@ -214,10 +213,14 @@ class _Run:
 
     draft: Draft
     waiting: deque[list[Passage]]
-    answer: str | None
+    answer: TextAnswer | None
     output: BaseModel | None = None
     step: int = 0
     shown: set[int] = field(default_factory=set)
+
+    @property
+    def so_far(self) -> str:
+        return "" if self.answer is None else self.answer.text
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,33 +248,3 @@ class Compact(Refine):
 
     def _arrange(self, passages: Sequence[Passage], room: int) -> Packed:
         return pack(passages, room)
-
-
-def _keeps(earlier: str, reply: str) -> bool:
-    """Whether a reply leaves the earlier answer as it is.
-
-    It is the template's word for that, or it cites nothing where the earlier answer cites: models that ignore the
-    word remark, in any language, that there was nothing to refine.
-    """
-    return _bare(reply) == UNCHANGED.casefold() or (bool(cited_ids(earlier)) and not cited_ids(reply))
-
-
-def _bare(text: str) -> str:
-    return text.strip().strip(".\"'`*").casefold()
-
-
-class _Gate:
-    """Holds a streamed reply back as long as it may yet leave the earlier answer as it is."""
-
-    def __init__(self, earlier: str) -> None:
-        self._cites = bool(cited_ids(earlier))
-        self._held: str | None = ""
-
-    def feed(self, delta: str) -> str:
-        if self._held is None:
-            return delta
-        self._held += delta
-        if not cited_ids(self._held) and (self._cites or UNCHANGED.casefold().startswith(_bare(self._held))):
-            return ""
-        text, self._held = self._held, None
-        return text

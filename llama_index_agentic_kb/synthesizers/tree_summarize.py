@@ -13,7 +13,7 @@ from llama_index_agentic_kb._text import cut_to_fit
 from llama_index_agentic_kb.llm import count_tokens
 from llama_index_agentic_kb.prompts import SUMMARY_TEMPLATE, format_partial, format_passages
 from llama_index_agentic_kb.synthesizers.base import AgenticSynthesizer
-from llama_index_agentic_kb.synthesizers.draft import Draft, ids_of, side_by_side
+from llama_index_agentic_kb.synthesizers.draft import Draft, TextAnswer, ids_of, side_by_side
 from llama_index_agentic_kb.synthesizers.passages import pack
 
 __all__ = ["TreeSummarize"]
@@ -48,7 +48,7 @@ class TreeSummarize(AgenticSynthesizer):
                 draft.ask(template, ids, step=calls + position, context_str=text)
                 for position, (text, ids) in enumerate(contexts)
             ]
-            answers = await side_by_side(asked, partial(_keep, draft) if depth == 1 else None)
+            answers = [one.text for one in await side_by_side(asked, partial(_keep, draft) if depth == 1 else None)]
             draft.so_far = SEPARATOR.join(answers)
             calls += len(contexts)
             depth += 1
@@ -72,9 +72,9 @@ class TreeSummarize(AgenticSynthesizer):
         return list(texts)
 
 
-async def _keep(draft: Draft, position: int, answer: str) -> None:
+async def _keep(draft: Draft, position: int, answer: TextAnswer) -> None:
     """Keep the first level's partial answers, as they come, as the answer so far."""
-    draft.so_far += SEPARATOR * (position > 0) + answer
+    draft.so_far += SEPARATOR * (position > 0) + answer.text
 
 
 def join(answers: Sequence[str], room: int, limit: int) -> tuple[list[str], int]:

@@ -284,3 +284,25 @@ def test_a_reply_without_usage_is_counted_as_a_call(nodes: Nodes, server_of: Ser
         AnswerSynthesis(server_of(Reply("x", report_usage=False)).llm()).synthesis(QueryBundle("?"), nodes)
     ).usage
     assert (usage.input_tokens, usage.output_tokens, usage.calls) == (None, None, 1)
+
+
+@pytest.mark.parametrize("chunk_size", [1, 7, 100])
+@pytest.mark.parametrize(
+    ("reply", "text", "answerable"),
+    [
+        ("UNANSWERABLE: The passages tell no height.", "The passages tell no height.", False),
+        ("**UNANSWERABLE**\n\nNo height.", "No height.", False),
+        ("UNANSWERABLE", "Empty Response", False),
+        ("UNANSWERABLENESS is a word.", "UNANSWERABLENESS is a word.", True),
+        ("UN members: 193 [ref_id:0].", "UN members: 193 [ref_id:0].", True),
+        ("It says UNANSWERABLE.", "It says UNANSWERABLE.", True),
+    ],
+)
+async def test_whether_the_evidence_answers_is_the_models_first_word(
+    reply: str, text: str, answerable: bool, chunk_size: int, nodes: Nodes
+) -> None:
+    """Readers never see the word, streamed or not."""
+    synthesizer = AnswerSynthesis(ScriptedLLM(ScriptedReply(reply, chunk_size=chunk_size)), streaming=True)
+    assert "".join(iterate(synthesizer.synthesis(QueryBundle("?"), nodes))) == text
+    made = await arun(synthesizer.synthesis(QueryBundle("?"), nodes, streaming=False))
+    assert (made.text, made.answerable) == (text, answerable)

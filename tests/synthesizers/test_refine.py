@@ -302,3 +302,18 @@ def test_the_llms_messages_stay_its_own(nodes: Nodes) -> None:
     Refine(llm).synthesize("?", nodes)
     assert [[message.role.value for message in call] for call in llm.calls] == [["system", "user"]] * 3
     assert all(isinstance(message, ChatMessage) for call in llm.calls for message in call)
+
+
+@pytest.mark.parametrize(
+    ("replies", "text", "answerable"),
+    [
+        (["UNANSWERABLE: nothing.", "Paris [ref_id:1].", "UNANSWERABLE: no more."], "Paris [ref_id:1].", True),
+        (["UNANSWERABLE: nothing.", "UNCHANGED", "UNCHANGED"], "nothing.", False),
+        (["UNANSWERABLE: nothing.", "UNCHANGED", "UNANSWERABLE: no height."], "no height.", False),
+    ],
+)
+def test_any_step_may_answer(replies: list[str], text: str, answerable: bool, nodes: Nodes) -> None:
+    """A step whose passages do not answer leaves the answer of an earlier one."""
+    synthesizer = Refine(ScriptedLLM([ScriptedReply(one, chunk_size=3) for one in replies]), streaming=True)
+    made = run(synthesizer.synthesis(QueryBundle("?"), nodes))
+    assert (made.text, made.answerable) == (text, answerable)
