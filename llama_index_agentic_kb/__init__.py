@@ -7,12 +7,12 @@ The way of a query, in order:
    every (sub-query x source) side by side (sources/), and fuses what they found into one list of evidence (search/).
 3. A synthesizer (synthesizers/) turns the evidence into data or a cited answer.
 4. Each claim of the answer is held against the evidence (grounding/).
-5. ``AgenticQueryEngine`` (query_engine/) joins these; ``AgenticChatEngine`` (chat_engine.py) adds a conversation,
+5. ``AgenticQueryEngine`` (query_engine.py) joins these; ``AgenticChatEngine`` (chat_engine.py) adds a conversation,
    ``AgenticVectorStoreIndex`` (index.py) puts all behind a LlamaIndex index, and ``KnowledgeBase.answer`` (answering/)
-   makes an ``Answer`` of it, or says in data why there is none. wire/ writes it as other services do.
+   makes an ``Answer`` of it, or says in data why it has no answer. wire/ writes it as other services do.
 
 A budget (one deadline, one allowance) and an activity log (account/) travel with the query; prompts.py holds every
-template, llm/ is the one way in which a language model is called, _flow/ lets one body serve sync and async.
+template, llm/ is the one way in which a language model is called, _aio/ holds the sync doors of async code.
 
 Names are exported lazily (PEP 562): importing the package loads neither torch nor chromadb nor a model's client.
 """

@@ -60,7 +60,7 @@ border-radius:4px;background:rgba(201,138,11,.1);& ul{margin:.3em 0 0}}
 border-bottom:1px solid var(--line);&:last-child{border-bottom:0}}& .akb-wide{grid-column:1/-1}
 & .akb-track{position:relative;height:8px;margin-top:.5em;border-radius:4px;background:var(--tint);overflow:hidden}
 & .akb-bar{position:absolute;inset-block:0;min-width:3px;border-radius:4px;background:var(--tone,var(--dim))}
-& .akb-ms{text-align:end;color:var(--dim)}& .akb-told{border-inline-start:3px solid var(--tone);padding:0 .6em}
+& .akb-ms{text-align:end;color:var(--dim)}& .akb-note{border-inline-start:3px solid var(--tone);padding:0 .6em}
 & .akb-outcome::before{content:"";display:inline-block;width:.6em;height:.6em;margin-inline-end:.45em;
 border-radius:50%;background:var(--tone,var(--dim))}& .akb-ok{--tone:var(--ok)}& .akb-warn{--tone:var(--warn)}
 @media (max-width:600px){& .akb-row{grid-template-columns:1fr auto auto}& .akb-track{grid-area:2/1/3/-1;margin:.2em 0}}}
@@ -89,12 +89,12 @@ def response_html(data: dict[str, Any]) -> str:
 
 
 def _notices(data: Record) -> str:
-    """Tell what is missing, and what was wrong with the plan."""
+    """Show what is missing, and what was wrong with the plan."""
 
     def part(item: Record) -> str:
-        told = _joined(_text(item.get("outcome"), 40), _text(item.get("reason"), 500), between=": ")
+        note = _joined(_text(item.get("outcome"), 40), _text(item.get("reason"), 500), between=": ")
         query = f" ({shown})" if (shown := _text(item.get("subQueryId"), 60)) else ""
-        return f"<li><strong>{_text(item.get('what'), 100)}</strong>{query} {told}</li>"
+        return f"<li><strong>{_text(item.get('what'), 100)}</strong>{query} {note}</li>"
 
     def notice(title: str, rows: str) -> str:
         return f'<div class="akb-notice" role="note"><strong>{title}</strong><ul>{rows}</ul></div>'
@@ -136,8 +136,8 @@ def _proof(ledger: Record) -> str:
         tone = _VERDICTS.get(_plain(claim.get("verdict")), "warn")
         said = _text(_MARKER.sub("", _plain(claim.get("text"))), 300)
         quotes = (f"“{_text(one.get('quote'), 300)}”" for one in _records(claim.get("supports"))[:2])
-        told = _joined(_text(claim.get("verdict"), 40), said, between=": ")
-        return f'<li class="akb-told akb-{tone}" dir="auto">{told}<div class="akb-dim">{_joined(*quotes)}</div></li>'
+        note = _joined(_text(claim.get("verdict"), 40), said, between=": ")
+        return f'<li class="akb-note akb-{tone}" dir="auto">{note}<div class="akb-dim">{_joined(*quotes)}</div></li>'
 
     summary = f"<summary>{good:,} of {len(claims):,} claims supported</summary>"
     opened = "" if good == len(claims) else " open"
@@ -157,7 +157,7 @@ def _extracted(extracts: Sequence[Record], references: Sequence[Record], prefix:
 
 
 def _listed(items: Sequence[Record], prefix: str = "", rest: str = "", *, fold: bool = True) -> str:
-    """List sources, the first of each number with an id if there is a prefix; behind a summary if they are a rest."""
+    """List sources, the first of each number with an id if there is a prefix; folded where ``rest`` names them."""
     taken: set[int | None] = {None}
 
     def row(item: Record) -> str:
@@ -180,7 +180,7 @@ def _listed(items: Sequence[Record], prefix: str = "", rest: str = "", *, fold: 
 
 
 def _passage(content: Any, *, fold: bool) -> str:
-    """Show a passage; a long one opens from its first words, and so does each if told to fold."""
+    """Show a passage; a long one opens from its first words, and so does each if ``fold``."""
     text = _plain(content).strip()
     passage = f'<div class="akb-passage" dir="auto">{_text(text, MOST)}</div>' if text else ""
     if not text or (not fold and len(text) <= LONG):
@@ -209,7 +209,7 @@ def _timeline_row(record: Record, bar: str) -> str:
         f'<div class="akb-outcome">{_text(outcome, 20) or "open"}</div>'
         f'<div class="akb-ms">{elapsed and f"{elapsed} ms"}</div>'
         f"{_line('dim', _joined(query, *_facts(record, arguments)))}"
-        f"{_line('told akb-bad', failure)}{_line('told akb-warn', _text(record.get('warning'), 500))}</div>"
+        f"{_line('note akb-bad', failure)}{_line('note akb-warn', _text(record.get('warning'), 500))}</div>"
     )
 
 
@@ -218,21 +218,21 @@ def _line(style: str, shown: str) -> str:
 
 
 def _facts(record: Record, arguments: Record) -> list[str]:
-    """Tell what a record counts, under which filter it searched, and which model it called."""
-    told = []
+    """Return what a record counts, under which filter it searched, and which model it called."""
+    note = []
     for key, value in record.items():
         word = _WORDS.get(key) or re.sub("([A-Z])", r" \1", _plain(key)).lower()
         if (number := _number(value)) and key not in ("id", "elapsedMs") and (value or key == "count"):
-            told.append(f"{number} {_text(word, 60)}")
+            note.append(f"{number} {_text(word, 60)}")
     if isinstance(queries := record.get("subQueries"), list):
-        told.append(f"{len(queries):,} {'query' if len(queries) == 1 else 'queries'}")
+        note.append(f"{len(queries):,} {'query' if len(queries) == 1 else 'queries'}")
     if narrowed := arguments.get("filter"):
-        told.append(f"filter {_text(json.dumps(narrowed, ensure_ascii=False, default=_plain, skipkeys=True), 300)}")
-    return [*told, _text(_record(record.get("model")).get("modelName"), 80)]
+        note.append(f"filter {_text(json.dumps(narrowed, ensure_ascii=False, default=_plain, skipkeys=True), 300)}")
+    return [*note, _text(_record(record.get("model")).get("modelName"), 80)]
 
 
 def _bar(span: tuple[float, float] | None, first: float, total: float) -> str:
-    """Draw a bar, in percent of the whole time; empty where a record's times can't be told."""
+    """Draw a bar, in percent of the whole time; empty where a record has no times."""
     if span is None:
         return ""
     width = min(100.0, max(0.5, (span[1] - span[0]) / total * 100)) if total > 0 else 100.0
@@ -274,7 +274,7 @@ def _ref_number(value: Any) -> int | None:
 
 
 def _number(value: Any) -> str:
-    """Write a number with its thousands apart; empty for what is none, or absurd."""
+    """Write a number with its thousands apart; empty for anything else."""
     numeric = isinstance(value, int | float) and not isinstance(value, bool)
     return f"{value:,.0f}" if numeric and abs(value) < 1e15 else ""  # noqa: PLR2004 (no count is beyond it)
 
@@ -309,7 +309,7 @@ def _records(value: Any) -> list[Record]:
 
 
 def _plain(value: Any) -> str:
-    """Give a value as text, without what hides in it or turns it round: control, format and surrogate characters."""
+    """Return a value as text, without control, format and surrogate characters, which hide or reverse text."""
     if not isinstance(value, str):
         return "" if value is None else _number(value).replace(",", "") or f"({type(value).__name__})"
     hidden = {char for char in set(value) - _KEPT if unicodedata.category(char) in ("Cc", "Cf", "Cs")}

@@ -106,9 +106,9 @@ def _timeline(records: Sequence[ActivityRecord]) -> Any:
             Text(outcome, _COLOURS.get(outcome, "")),
             *_described(record),
         )
-        told = record.error.message if record.error else record.warning
-        if told:
-            table.add_row("", "", "", "", Text(f"! {one_line(printable(told))}", "yellow"))
+        note = record.error.message if record.error else record.warning
+        if note:
+            table.add_row("", "", "", "", Text(f"! {one_line(printable(note))}", "yellow"))
     return table
 
 
@@ -129,8 +129,8 @@ def _described(record: ActivityRecord) -> tuple[Text, Text]:
         case ModelQueryPlanningActivity():
             name = {"findings": "read", "revision": "check"}.get(record.purpose, "plan")
             made = len(record.sub_queries or [])
-            told = f"{made} queries" if made or name == "plan" else name
-            return Text(name, "bold"), _text(f"{told}{_tokens(record)}")
+            note = f"{made} queries" if made or name == "plan" else name
+            return Text(name, "bold"), _text(f"{note}{_tokens(record)}")
         case ModelAnswerSynthesisActivity():
             return Text("answer", "bold"), _text(f"{record.response_mode}{_tokens(record)}")
         case AgenticReasoningActivity():
@@ -148,7 +148,7 @@ def _tokens(record: ModelQueryPlanningActivity | ModelAnswerSynthesisActivity) -
 
 
 def _answer(text: str) -> Text:
-    """Give the answer with its markers as numbers from 1, like the list of sources below it."""
+    """Return the answer with its markers as numbers from 1, like the list of sources below it."""
     return _text(_MARKER.sub(lambda marker: f"[{int(marker.group(1)) + 1}]", text) or "(no answer)")
 
 

@@ -56,7 +56,7 @@ WindowOption = Annotated[
 
 
 def main() -> None:
-    """Run the command line; an error of ours is one line on stderr and exit status 1."""
+    """Run the command line; an ``AgenticKBError`` is one line on stderr and exit status 1."""
     try:
         app()
     except AgenticKBError as error:
@@ -71,7 +71,7 @@ def ingest_command(
     source: Annotated[str | None, typer.Option(help="Put everything into this source.")] = None,
     description: Annotated[str | None, typer.Option(help="What is in it, for the planner.")] = None,
     wait: WaitOption = 0.0,
-    max_megabytes: Annotated[float, typer.Option(help="Larger files are left out, and told.", min=0)] = 100.0,
+    max_megabytes: Annotated[float, typer.Option(help="Larger files are skipped, and listed.", min=0)] = 100.0,
     follow_symlinks: Annotated[bool, typer.Option(help="Read what lies outside the folders, too.")] = False,
 ) -> None:
     """Read documents into a store: txt, md, html, pdf, docx. What has not changed is not embedded again.
@@ -105,8 +105,8 @@ def repair(
     """Read a store, and build again from its documents what is damaged or missing. May be interrupted."""
     from llama_index_agentic_kb.store import repair_store  # noqa: PLC0415 (loads SQLite and more)
 
-    with _progress("Chunks") as told:
-        report = repair_store(store, rebuild_all=rebuild, wait=wait, progress=told)
+    with _progress("Chunks") as progress:
+        report = repair_store(store, rebuild_all=rebuild, wait=wait, progress=progress)
     contents = f"{report.documents} documents, {report.chunks} chunks"
     if report.fault:
         console.print(Text(f"damaged: {printable(report.fault)}"))
@@ -253,7 +253,7 @@ def _open(store: Path, llm: LLM | None, **kwargs: Any) -> KnowledgeBase:
 
 
 def _language_model(name: str | None, context_window: int) -> LLM | None:
-    """Give the model that the environment names; None without a key and without a server of one's own."""
+    """Return the model that the environment names; None without a key and without OPENAI_BASE_URL."""
     key, url = os.environ.get("OPENAI_API_KEY"), os.environ.get("OPENAI_BASE_URL")
     if not key and not url:
         if name is not None:
@@ -279,8 +279,8 @@ def _cache() -> Path:
 def _ingest(paths: list[Path], store: Any, **kwargs: Any) -> IngestReport:
     from llama_index_agentic_kb.store import ingest  # noqa: PLC0415 (loads chromadb)
 
-    with _progress() as told:
-        return ingest(paths, store, progress=told, **kwargs)
+    with _progress() as progress:
+        return ingest(paths, store, progress=progress, **kwargs)
 
 
 @contextmanager
@@ -290,11 +290,11 @@ def _progress(what: str = "Reading") -> Iterator[Any]:
     with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
         task = bar.add_task(what, total=None)
 
-        def told(done: int, total: int, path: Any) -> None:
+        def advance(done: int, total: int, path: Any) -> None:
             name = Text(one_line(printable(str(path)), 60)).markup
             bar.update(task, completed=done, total=total, description=name)
 
-        yield told
+        yield advance
 
 
 def _report(report: IngestReport) -> None:

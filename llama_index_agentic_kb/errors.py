@@ -156,7 +156,7 @@ class BulkheadFullError(SourceUnavailableError):
 
 
 class NotFoundError(AgenticKBError, LookupError):
-    """There is nothing of this name, or it is another owner's: the two are never told apart."""
+    """There is nothing of this name, or it is another owner's: the error does not say which."""
 
     code = "notFound"
     status_code = 404

@@ -354,7 +354,7 @@ async def gather(works: Iterable[Coroutine[Any, Any, T] | Call[T]], *, deadline:
 
 
 async def pause_until(moment: float) -> None:
-    """Let time pass until ``time.monotonic()`` reaches ``moment``. No thread is held."""
+    """Sleep until ``time.monotonic()`` reaches ``moment``. No thread is held."""
     await asyncio.sleep(max(0.0, moment - time.monotonic()))
 
 

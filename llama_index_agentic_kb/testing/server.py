@@ -79,7 +79,7 @@ class ChatRequest:
 
     @property
     def last(self) -> str:
-        """The text of the last message; empty when there is none."""
+        """The text of the last message; empty without messages."""
         return _text_of(self.messages[-1]) if self.messages else ""
 
     @property
