@@ -14,8 +14,7 @@ So an answer that fails on the way ends with state FAILED, and the array is alwa
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from enum import IntEnum
+from collections.abc import Sequence
 from typing import Any, Final
 
 from pydantic import ValidationError
@@ -40,6 +39,7 @@ from llama_index_agentic_kb.schema.answer_query import (
     ReferencesPiece,
     StepsPiece,
     TextPiece,
+    WholePiece,
 )
 from llama_index_agentic_kb.schema.sessions import Session
 from llama_index_agentic_kb.wire._proto import byte_offsets, clean, number, write
@@ -55,11 +55,11 @@ __all__ = [
     "encode_answer_response",
     "encode_error",
     "session_fields",
-    "stream_answer",
 ]
 
 CONTENT_TYPE: Final = "application/json; charset=UTF-8"
-_DONE: Final = (AnswerState.SUCCEEDED, AnswerState.FAILED)
+_STAGES: Final = {"steps": 1, "references": 2, "text": 3, "citation": 3, "whole": 4}
+"""The order of a stream's pieces."""
 
 
 def encode_answer(answer: Answer, *, name: str | None = None, enum_as_int: bool = False) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def encode_answer_response(
 def _answer_name(answer_id: str | None, parent: Parent | None, session: Session | None) -> str | None:
     if parent is None or session is None or answer_id is None:
         return None
-    return str(SessionName(parent, session.id).answer(answer_id))
+    return SessionName(parent, session.id).answer(answer_id)
 
 
 def answer_fields(answer: Answer, name: str | None) -> dict[str, Any]:
@@ -222,7 +222,7 @@ def session_fields(session: Session, parent: Parent) -> dict[str, Any]:
         "turns": [
             {
                 "query": {"queryId": turn.query_id, "text": turn.query},
-                "answer": (answer := str(name.answer(turn.answer_id))),
+                "answer": (answer := name.answer(turn.answer_id)),
                 "queryConfig": turn.query_config,
                 "detailedAnswer": None if turn.answer is None else answer_fields(turn.answer, answer),
             }
@@ -239,20 +239,12 @@ def _session(session: Session | None, parent: Parent | None) -> dict[str, Any] |
     return None if session is None or parent is None else session_fields(session, parent)
 
 
-class _Stage(IntEnum):
-    STARTED = 0
-    STEPS = 1
-    REFERENCES = 2
-    TEXT = 3
-    ENDED = 4
-
-
 class AnswerStream:
-    """Writes an answer piece by piece; each method returns the bytes to send now.
+    """Writes a streamed answer piece by piece.
 
         stream = AnswerStream(token="T")
         for piece in kb.stream_answer(query):
-            yield stream.piece(piece)        # or steps(), references(), text(), citation(), finish()
+            yield stream.piece(piece)
 
     Args:
         parent: What was asked; needed with a session.
@@ -276,80 +268,64 @@ class AnswerStream:
         self._name = _answer_name(answer_id, parent, session)
         self._token = token
         self._enum_as_int = enum_as_int
-        self._stage = _Stage.STARTED
+        self._stage = 0
         self._opened = False
         self._text = ""
         self._references = 0
 
-    def steps(self, steps: Sequence[AnswerStep]) -> bytes:
-        """Return the piece with the steps; first, if at all."""
-        self._enter(_Stage.STEPS, "steps")
-        return self._piece({"steps": _steps(steps)})
-
-    def references(self, references: Sequence[AnswerReference]) -> bytes:
-        """Return the piece with all references; before the text."""
-        self._enter(_Stage.REFERENCES, "references")
-        self._references = len(references)
-        return self._piece({"references": [_reference(one) for one in references]})
-
-    def text(self, delta: str) -> bytes:
-        """Return the piece with what comes next of the text; nothing for an empty delta."""
-        self._enter(_Stage.TEXT, "text", again=True)
-        self._text += clean(delta)
-        return self._piece({"answerText": delta}) if delta else b""
-
-    def citation(self, citation: Citation) -> bytes:
-        """Return the piece with a claim's sources, after the claim's text.
+    def piece(self, piece: AnswerPiece) -> bytes:
+        """Return the bytes to send for a piece, nothing for an empty one; the whole answer closes the array.
 
         Raises:
-            InvalidAnswerError: Its text was not sent yet, or it names no reference.
+            InvalidAnswerError: It comes too late, cites a text or a reference that was not sent, or is a whole answer
+                that is not finished or breaks a rule of its model.
         """
-        self._enter(_Stage.TEXT, "citation", again=True)
+        if isinstance(piece, WholePiece):
+            return self._whole(piece)
+        fields = self._fields(piece)
+        if not any(fields.values()):
+            return b""
+        self._enter(piece)
+        return self._element({"name": self._name, "state": number(AnswerState.STREAMING), **fields}, None)
+
+    def fail(self) -> bytes:
+        """Return the end of an answer that failed; nothing where the array is closed already."""
+        failed = WholePiece(answer=Answer(state=AnswerState.FAILED))
+        return b"" if self._stage == _STAGES["whole"] else self._whole(failed)
+
+    def _enter(self, piece: AnswerPiece) -> None:
+        stage = _STAGES[piece.kind]
+        if self._stage > stage or (self._stage == stage and not isinstance(piece, (TextPiece, CitationPiece))):
+            raise InvalidAnswerError(
+                f"{piece.kind}: too late; the order is steps, references, text and citations, whole"
+            )
+        self._stage = stage
+
+    def _fields(self, piece: StepsPiece | ReferencesPiece | TextPiece | CitationPiece) -> dict[str, Any]:
+        if isinstance(piece, StepsPiece):
+            return {"steps": _steps(piece.steps)}
+        if isinstance(piece, ReferencesPiece):
+            self._references = self._references or len(piece.references)
+            return {"references": [_reference(one) for one in piece.references]}
+        if isinstance(piece, TextPiece):
+            self._text += clean(piece.text)
+            return {"answerText": piece.text}
+        citation = piece.citation
         if citation.end > len(self._text):
             raise InvalidAnswerError(
                 f"citations.0.end: the claim ends at character {citation.end}; only {len(self._text)} were sent"
             )
         if any(source >= self._references for source in citation.sources):
             raise InvalidAnswerError(f"citations.0.sources: one is no reference; {self._references} were sent")
-        return self._piece({"citations": [_claim(citation, byte_offsets(self._text))]})
+        return {"citations": [_claim(citation, byte_offsets(self._text))]}
 
-    def finish(self, answer: Answer, session: Session | None = None) -> bytes:
-        """Return the whole answer, which takes the place of what was streamed, and the end of the array.
-
-        Args:
-            answer: The answer, SUCCEEDED or FAILED.
-            session: The session as it is after the turn; None is that of the constructor.
-        """
-        if answer.state not in _DONE:
+    def _whole(self, piece: WholePiece) -> bytes:
+        answer, session = piece.answer, piece.session or self._session
+        if answer.state not in (AnswerState.SUCCEEDED, AnswerState.FAILED):
             raise InvalidAnswerError(f"state: a finished answer has succeeded or failed, found {answer.state.value!r}")
-        session = session or self._session
         fields = answer_fields(answer, _answer_name(answer.id, self._parent, session) or self._name)
-        self._enter(_Stage.ENDED, "finish")
+        self._enter(piece)
         return self._element(fields, _session(session, self._parent)) + b"]"
-
-    def piece(self, piece: AnswerPiece) -> bytes:
-        """Return a piece of ``KnowledgeBase.stream_answer``; the last one closes the array."""
-        if isinstance(piece, StepsPiece):
-            return self.steps(piece.steps) if piece.steps else b""
-        if isinstance(piece, ReferencesPiece):
-            return self.references(piece.references) if piece.references else b""
-        if isinstance(piece, TextPiece):
-            return self.text(piece.text)
-        if isinstance(piece, CitationPiece):
-            return self.citation(piece.citation)
-        return self.finish(piece.answer, piece.session)
-
-    def fail(self) -> bytes:
-        """Return the end of an answer that failed; nothing where the array is closed already."""
-        return b"" if self._stage is _Stage.ENDED else self.finish(Answer(state=AnswerState.FAILED))
-
-    def _enter(self, stage: _Stage, what: str, *, again: bool = False) -> None:
-        if self._stage > stage or (self._stage is stage and not again):
-            raise InvalidAnswerError(f"{what}: too late; a stream goes steps, references, text and citations, finish")
-        self._stage = stage
-
-    def _piece(self, fields: dict[str, Any]) -> bytes:
-        return self._element({"name": self._name, "state": number(AnswerState.STREAMING), **fields}, None)
 
     def _element(self, answer: dict[str, Any], session: dict[str, Any] | None) -> bytes:
         fields = {"answerQueryToken": self._token, "answer": answer, "session": session}
@@ -357,42 +333,6 @@ class AnswerStream:
         before = b",\n" if self._opened else b"["
         self._opened = True
         return before + json.dumps(element, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-
-
-def stream_answer(
-    answer: Answer,
-    *,
-    parent: Parent | None = None,
-    session: Session | None = None,
-    token: str = "",
-    enum_as_int: bool = False,
-) -> Iterator[bytes]:
-    """Stream an answer that is whole already, in the order and the pieces of one that comes about.
-
-    Text is sent claim by claim, each followed by its citations; see ``AnswerStream`` for the arguments.
-
-    Raises:
-        InvalidAnswerError: The answer breaks a rule of its model; before anything is sent.
-    """
-    answer_fields(answer, None)
-    stream = AnswerStream(parent=parent, session=session, answer_id=answer.id, token=token, enum_as_int=enum_as_int)
-    return _streamed(stream, answer)
-
-
-def _streamed(stream: AnswerStream, answer: Answer) -> Iterator[bytes]:
-    if answer.steps:
-        yield stream.steps(answer.steps)
-    if answer.references:
-        yield stream.references(answer.references)
-    sent = 0
-    for citation in sorted(answer.citations, key=lambda one: (one.end, one.start)):
-        if citation.end > sent:
-            yield stream.text(answer.text[sent : citation.end])
-            sent = citation.end
-        yield stream.citation(citation)
-    if sent < len(answer.text):
-        yield stream.text(answer.text[sent:])
-    yield stream.finish(answer)
 
 
 _STATUS: Final = {

@@ -17,7 +17,7 @@ from llama_index_agentic_kb.schema.checks import (
 )
 from llama_index_agentic_kb.schema.grounding import GroundedClaim, GroundingLedger
 from llama_index_agentic_kb.wire._proto import byte_offsets, read, write
-from llama_index_agentic_kb.wire.google_names import parse_config_name
+from llama_index_agentic_kb.wire.google_names import check_config_name
 
 __all__ = ["decode_check_grounding", "decode_rank", "encode_check_grounding", "encode_rank"]
 
@@ -37,7 +37,7 @@ def decode_check_grounding(body: Any, *, grounding_config: str | None = None) ->
     """
     sent = read("CheckGroundingRequest", body)
     if name := grounding_config or sent.grounding_config:
-        parse_config_name(name, "groundingConfig")
+        check_config_name(name, "groundingConfig")
     if not sent.answer_candidate.strip():
         raise InvalidRequestError("answerCandidate: an answer to check is needed")
     tokens = answer_tokens(sent.answer_candidate)
@@ -102,7 +102,7 @@ def decode_rank(body: Any, *, ranking_config: str | None = None) -> RankQuery:
     """
     sent = read("RankRequest", body)
     if name := ranking_config or sent.ranking_config:
-        parse_config_name(name, "rankingConfig")
+        check_config_name(name, "rankingConfig")
     for position, record in enumerate(sent.records):
         if not record.title and not record.content:
             raise InvalidRequestError(f"records.{position}: a title or content is needed")

@@ -14,12 +14,10 @@ from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.schema.answer_query import NEW_SESSION
 
 __all__ = [
-    "AnswerName",
     "Parent",
-    "ServingConfigName",
     "SessionName",
+    "check_config_name",
     "parse_answer_name",
-    "parse_config_name",
     "parse_parent",
     "parse_serving_config",
     "parse_session_name",
@@ -34,7 +32,7 @@ _PARENT: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """A data store or an engine; ``str`` of it, and of every name here, is the resource name.
+    """A data store or an engine; its text is the resource name.
 
     Args:
         project: Its project.
@@ -58,18 +56,6 @@ class Parent:
 
 
 @dataclass(frozen=True, slots=True)
-class ServingConfigName:
-    """A serving config: what a question is put to."""
-
-    parent: Parent
-    id: str
-
-    def __str__(self) -> str:
-        """Return the resource name."""
-        return f"{self.parent}/servingConfigs/{self.id}"
-
-
-@dataclass(frozen=True, slots=True)
 class SessionName:
     """A session; the id ``-`` is one that is to be made, or (of an answer) any."""
 
@@ -85,21 +71,9 @@ class SessionName:
         """Return the resource name."""
         return f"{self.parent}/sessions/{self.id}"
 
-    def answer(self, answer_id: str) -> AnswerName:
-        """Return the name of an answer of the session."""
-        return AnswerName(self, answer_id)
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerName:
-    """An answer of a session."""
-
-    session: SessionName
-    id: str
-
-    def __str__(self) -> str:
-        """Return the resource name."""
-        return f"{self.session}/answers/{self.id}"
+    def answer(self, answer_id: str) -> str:
+        """Return the name of one of its answers."""
+        return f"{self}/answers/{answer_id}"
 
 
 def parse_parent(name: str, field: str = "parent") -> Parent:
@@ -115,10 +89,9 @@ def parse_parent(name: str, field: str = "parent") -> Parent:
     return _parent(_matched(_PARENT, name, field, "{parent}"))
 
 
-def parse_serving_config(name: str, field: str = "servingConfig") -> ServingConfigName:
-    """Read the name of a serving config; see ``parse_parent``."""
-    found = _matched(rf"{_PARENT}/servingConfigs/(?P<child>{_SEGMENT})", name, field, "{parent}/servingConfigs/{id}")
-    return ServingConfigName(_parent(found), found["child"])
+def parse_serving_config(name: str, field: str = "servingConfig") -> Parent:
+    """Read the name of a serving config, and return its parent; see ``parse_parent``."""
+    return _parent(_matched(rf"{_PARENT}/servingConfigs/{_SEGMENT}", name, field, "{parent}/servingConfigs/{id}"))
 
 
 def parse_session_name(name: str, field: str = "session") -> SessionName:
@@ -127,17 +100,17 @@ def parse_session_name(name: str, field: str = "session") -> SessionName:
     return SessionName(_parent(found), found["child"])
 
 
-def parse_answer_name(name: str, field: str = "name") -> AnswerName:
-    """Read the name of an answer; see ``parse_parent``."""
+def parse_answer_name(name: str, field: str = "name") -> tuple[SessionName, str]:
+    """Read the name of an answer, and return its session's and its id; see ``parse_parent``."""
     pattern = rf"{_PARENT}/sessions/(?P<child>{_SEGMENT})/answers/(?P<answer>{_SEGMENT})"
     found = _matched(pattern, name, field, "{parent}/sessions/{session}/answers/{answer}")
-    return AnswerName(SessionName(_parent(found), found["child"]), found["answer"])
+    return SessionName(_parent(found), found["child"]), found["answer"]
 
 
-def parse_config_name(name: str, field: str) -> str:
-    """Check the name of a grounding or a ranking config (field "groundingConfig" or "rankingConfig"), and return it."""
+def check_config_name(name: str, field: str) -> None:
+    """Check the name of a grounding or a ranking config, by its field "groundingConfig" or "rankingConfig"."""
     shape = f"projects/{{project}}/locations/{{location}}/{field}s/{{config}}"
-    return _matched(rf"{_LOCATION}/{field}s/{_SEGMENT}", name, field, shape)[0]
+    _matched(rf"{_LOCATION}/{field}s/{_SEGMENT}", name, field, shape)
 
 
 def _parent(found: re.Match[str]) -> Parent:

@@ -68,13 +68,14 @@ def decode_answer_query(
         raise InvalidRequestError("query.text: a question is needed")
     if serving_config and sent.serving_config not in ("", serving_config):
         raise InvalidRequestError("servingConfig: the body names another one than the request's path")
-    config = serving_config or sent.serving_config
+    if config := serving_config or sent.serving_config:
+        parse_serving_config(config)
     session = parse_session_name(sent.session) if sent.session else None
     try:
         return AnswerQuery(
             request=_retrieval_request(sent),
             query_id=sent.query.query_id,
-            serving_config=str(parse_serving_config(config)) if config else None,
+            serving_config=config or None,
             session=session.id if session else None,
             session_name=str(session) if session else None,
             user_pseudo_id=sent.user_pseudo_id,

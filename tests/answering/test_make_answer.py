@@ -33,8 +33,9 @@ from llama_index_agentic_kb.schema.answer import (
 )
 from llama_index_agentic_kb.schema.answer_query import AnswerQuery, FilteringLevel
 from llama_index_agentic_kb.schema.grounding import GroundingLedger
-from llama_index_agentic_kb.wire.google_answer import encode_answer, stream_answer
+from llama_index_agentic_kb.wire.google_answer import encode_answer
 from tests.answering.retrieving import APOLLO, SATURN, retrieved, source
+from tests.wire.streams import stream_answer
 
 QUESTION = "How tall was the rocket that launched Apollo 11?"
 TEXT = "A Saturn V rocket launched Apollo 11. [ref_id:0] It was 110.6 m tall [ref_id:1]. I hope this helps!"

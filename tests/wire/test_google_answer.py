@@ -14,17 +14,18 @@ from hypothesis import strategies as st
 
 from llama_index_agentic_kb.errors import InvalidAnswerError
 from llama_index_agentic_kb.schema import answer as a
+from llama_index_agentic_kb.schema.answer_query import CitationPiece, ReferencesPiece, StepsPiece, TextPiece, WholePiece
 from llama_index_agentic_kb.schema.sessions import Session, SessionPage
 from llama_index_agentic_kb.wire._proto import write
 from llama_index_agentic_kb.wire.google_answer import (
     AnswerStream,
     encode_answer,
     encode_answer_response,
-    stream_answer,
 )
-from llama_index_agentic_kb.wire.google_names import Parent, parse_answer_name
+from llama_index_agentic_kb.wire.google_names import Parent
 from llama_index_agentic_kb.wire.google_sessions import encode_session, encode_session_page
 from tests.wire.strategies import answers, many, sessions
+from tests.wire.streams import stream_answer
 
 PARENT = Parent("p", "global", "e", "default_collection", engine=True)
 NOW = datetime(2026, 1, 2, 3, 4, 5, 600000, tzinfo=UTC)
@@ -34,6 +35,11 @@ def parsed(kind: Any, told: Any) -> Any:
     """Parse strictly, by way of the bytes that go out."""
     data = json.dumps(told, ensure_ascii=False, allow_nan=False).encode().decode()
     return json_format.Parse(data, kind.pb(kind()), ignore_unknown_fields=False)
+
+
+def whole(answer: a.Answer) -> WholePiece:
+    """The last piece, as it is: nothing is validated."""
+    return WholePiece.model_construct(answer=answer, session=None)
 
 
 def same(kind: Any, told: dict[str, Any], *, enum_as_int: bool) -> None:
@@ -66,7 +72,7 @@ def test_every_piece_of_a_stream_survives_a_strict_parse(answer: a.Answer, enum_
     """Pieces are read strictly, come in Google's order, and together hold the text."""
     session = Session(id="s", started_at=NOW, updated_at=NOW) if kept else None
     pieces = list(stream_answer(answer, parent=PARENT, session=session, token="T", enum_as_int=enum_as_int))
-    assert pieces[0].startswith(b"[{")
+    assert b"".join(pieces).startswith(b"[{")
     elements = json.loads(b"".join(pieces))
     for element in elements:
         same(google_v1.AnswerQueryResponse, element, enum_as_int=enum_as_int)
@@ -109,15 +115,16 @@ def test_a_citation_follows_its_claim_by_absolute_bytes() -> None:
 def test_a_stream_keeps_its_order_and_is_closed() -> None:
     """What comes too late, cites what was not sent, or is not done is refused; a failed stream is an array still."""
     stream = AnswerStream()
-    sent = stream.references([a.ChunkReference()]) + stream.text("Pa") + stream.text("")
-    with pytest.raises(InvalidAnswerError, match="steps: too late"):
-        stream.steps([])
+    sent = stream.piece(ReferencesPiece(references=[a.ChunkReference()])) + stream.piece(TextPiece(text="Pa"))
+    sent += stream.piece(TextPiece(text=""))
+    with pytest.raises(InvalidAnswerError, match="steps: too late; the order"):
+        stream.piece(StepsPiece(steps=[a.AnswerStep()]))
     with pytest.raises(InvalidAnswerError, match=r"citations.0.end: the claim ends at character 5; only 2"):
-        stream.citation(a.Citation(start=0, end=5))
+        stream.piece(CitationPiece(citation=a.Citation(start=0, end=5)))
     with pytest.raises(InvalidAnswerError, match=r"citations.0.sources: one is no reference; 1 were sent"):
-        stream.citation(a.Citation(start=0, end=2, sources=[1]))
+        stream.piece(CitationPiece(citation=a.Citation(start=0, end=2, sources=[1])))
     with pytest.raises(InvalidAnswerError, match="state: a finished answer"):
-        stream.finish(a.Answer(state=a.AnswerState.STREAMING))
+        stream.piece(WholePiece(answer=a.Answer(state=a.AnswerState.STREAMING)))
     sent += stream.fail()
     assert stream.fail() == b""
     assert json.loads(sent)[-1] == {"answer": {"state": "FAILED"}}
@@ -129,7 +136,7 @@ def test_a_response_names_answer_and_session() -> None:
     session = Session(id="s", display_name="Who?", started_at=NOW, updated_at=NOW)
     told = encode_answer_response(a.Answer(id="1", text="x"), parent=PARENT, session=session, token="T")
     same(google_v1.AnswerQueryResponse, told, enum_as_int=False)
-    assert str(parse_answer_name(told["answer"]["name"])) == f"{PARENT}/sessions/s/answers/1"
+    assert told["answer"]["name"] == f"{PARENT}/sessions/s/answers/1"
     assert told["session"]["startTime"] == "2026-01-02T03:04:05.600Z"
     alone = encode_answer_response(a.Answer(id="1", text="x"))
     assert alone == {"answer": {"state": "SUCCEEDED", "answerText": "x"}}
@@ -184,7 +191,7 @@ def test_an_answer_that_breaks_a_rule_is_refused_by_its_field(changed: dict[str,
     good = a.Answer(text="é 東", citations=[a.Citation(start=0, end=3, sources=[0])], references=[a.ChunkReference()])
     assert encode_answer(good)
     broken = good.model_copy(update=changed)
-    for encode in (encode_answer, encode_answer_response, stream_answer, AnswerStream().finish):
+    for encode in (encode_answer, encode_answer_response, lambda one: AnswerStream().piece(whole(one))):
         with pytest.raises(InvalidAnswerError) as refused:
             encode(broken)
         assert message in str(refused.value)

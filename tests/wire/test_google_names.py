@@ -7,8 +7,8 @@ import pytest
 from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.wire.google_names import (
     SessionName,
+    check_config_name,
     parse_answer_name,
-    parse_config_name,
     parse_parent,
     parse_serving_config,
     parse_session_name,
@@ -26,23 +26,20 @@ def test_names_are_written_as_they_were_read(parent: str) -> None:
     """A parent, and what stands under it, is read into its parts and written back."""
     assert str(parse_parent(parent)) == parent
     assert parse_parent(parent).engine == ("engines" in parent)
-    assert str(parse_serving_config(f"{parent}/servingConfigs/default")) == f"{parent}/servingConfigs/default"
+    assert str(parse_serving_config(f"{parent}/servingConfigs/default")) == parent
     session = parse_session_name(f"{parent}/sessions/s")
     assert (str(session), session.is_new) == (f"{parent}/sessions/s", False)
     assert parse_session_name(f"{parent}/sessions/-").is_new
-    answer = parse_answer_name(f"{parent}/sessions/-/answers/a")
-    assert (str(answer), answer.session, answer.id) == (
-        f"{parent}/sessions/-/answers/a",
-        SessionName(parse_parent(parent), "-"),
-        "a",
-    )
+    session, answer = parse_answer_name(f"{parent}/sessions/-/answers/a")
+    assert (session, answer) == (SessionName(parse_parent(parent), "-"), "a")
+    assert session.answer("a") == f"{parent}/sessions/-/answers/a"
 
 
 def test_configs_are_named_too() -> None:
     """Grounding and ranking configs have no data store above them."""
     for kind, field in (("groundingConfigs", "groundingConfig"), ("rankingConfigs", "rankingConfig")):
         name = f"projects/p/locations/global/{kind}/default"
-        assert parse_config_name(name, field) == name
+        check_config_name(name, field)
 
 
 @pytest.mark.parametrize(

@@ -99,14 +99,14 @@ class Service:
         query = decode_answer_query(sent.body, serving_config=sent.resource)
         assert query.serving_config is not None
         response = self.kb.answer(query, principal=OWNER)
-        parent = parse_serving_config(query.serving_config).parent
+        parent = parse_serving_config(query.serving_config)
         return encode_answer_response(response.answer, parent=parent, session=response.session, enum_as_int=enum_as_int)
 
     def _kept(self, sent: Recorded, *, enum_as_int: bool) -> dict[str, Any]:
         if "/answers/" in sent.resource:
-            answer_name = parse_answer_name(sent.resource)
-            answer = self.store.get_answer(KEY, answer_name.session.id, answer_name.id)
-            return encode_answer(answer, name=str(answer_name), enum_as_int=enum_as_int)
+            session, answer_id = parse_answer_name(sent.resource)
+            answer = self.store.get_answer(KEY, session.id, answer_id)
+            return encode_answer(answer, name=session.answer(answer_id), enum_as_int=enum_as_int)
         name = parse_session_name(sent.resource)
         session = self.store.get(KEY, name.id, include_answers=wants_answer_details(sent.query))
         return encode_session(session, name.parent, enum_as_int=enum_as_int)
