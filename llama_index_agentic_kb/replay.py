@@ -7,6 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
+from llama_index.core.base.llms.generic_utils import (
+    completion_response_to_chat_response,
+    stream_completion_response_to_chat_response,
+)
 from llama_index.core.base.llms.types import (
     ChatMessage,
     ChatResponse,
@@ -15,7 +19,6 @@ from llama_index.core.base.llms.types import (
     CompletionResponse,
     CompletionResponseGen,
     LLMMetadata,
-    MessageRole,
 )
 from llama_index.core.llms import CustomLLM
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
@@ -42,7 +45,7 @@ class RecordedReply(BaseModel):
     """One reply.
 
     The evidence of another run may come in another order: each number of a passage, in a marker or in a finding, is
-    given anew by a quote from the passage that it stood for.
+    found anew by a quote from the passage that it stood for.
     """
 
     when: str = Field(min_length=1, description="Text that the prompt must hold for this reply to be its answer.")
@@ -55,7 +58,7 @@ class RecordedReply(BaseModel):
     def of(cls, prompt: str, content: str) -> Self:
         """Record a reply to a prompt.
 
-        It is told from others by what follows the evidence, which may come in another order next time.
+        It is known by what follows the evidence, which may come in another order next time.
 
         Args:
             prompt: The last message: what stands before it is the same for every question.
@@ -67,7 +70,7 @@ class RecordedReply(BaseModel):
         return cls(when=when, content=content, quotes=quotes)
 
     def for_prompt(self, prompt: str) -> str:
-        """Give the content with its passages numbered as the prompt's are.
+        """Return the content with its passages numbered as the prompt's.
 
         A finding whose passage is not in the prompt names none (ref 0).
 
@@ -104,73 +107,74 @@ class Recording(BaseModel):
         """Read a recording from a JSON file."""
         return cls.model_validate_json(Path(path).read_text(encoding="utf-8"))
 
+    def save(self, path: str | Path) -> None:
+        """Write it as JSON; its folder is made where there is none."""
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        Path(path).write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
+
 
 class ReplyingLLM(CustomLLM):
-    """A language model whose reply is a function of the prompt; it streams word by word, and counts tokens.
+    """A chat model whose reply is a function of the prompt; it streams word by word, and counts tokens.
 
     Subclasses say what it replies (``reply_to``) and what it is (``metadata``).
     """
 
     def reply_to(self, prompt: str) -> str:
-        """Give the reply to a prompt: a conversation's messages, a line break between them.
+        """Return the reply to a prompt: a conversation's messages, a line break between them.
 
         Raises:
-            LLMError: There is none.
+            LLMError: There is no reply to it.
         """
         raise NotImplementedError
 
     @llm_completion_callback()
     def complete(self, prompt: str, formatted: bool = False, **_: Any) -> CompletionResponse:  # noqa: ARG002
         """Reply to a prompt."""
-        text = self.reply_to(prompt)
-        return CompletionResponse(text=text, raw=_billed(prompt, text))
+        return self._whole(prompt)
 
     @llm_completion_callback()
     def stream_complete(self, prompt: str, formatted: bool = False, **_: Any) -> CompletionResponseGen:  # noqa: ARG002
         """Reply to a prompt word by word."""
-        reply = self.reply_to(prompt)
-        for text, delta, raw in _growing(prompt, reply):
-            yield CompletionResponse(text=text, delta=delta, raw=raw)
+        return self._pieces(prompt)
 
+    # Core's own chats would be a call within a call for whoever counts them.
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponse:
         """Reply to a conversation."""
-        return self._chat(messages)
+        return completion_response_to_chat_response(self._whole(_prompt(messages)))
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponse:
         """Reply to a conversation."""
-        return self._chat(messages)
+        return completion_response_to_chat_response(self._whole(_prompt(messages)))
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponseGen:
         """Reply to a conversation word by word."""
-        pieces = self._pieces(messages)
-
-        def told() -> ChatResponseGen:
-            yield from pieces
-
-        return told()
+        return stream_completion_response_to_chat_response(self._pieces(_prompt(messages)))
 
     @llm_chat_callback()
     async def astream_chat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponseAsyncGen:
         """Reply to a conversation word by word."""
-        pieces = self._pieces(messages)
+        whole = list(stream_completion_response_to_chat_response(self._pieces(_prompt(messages))))
 
-        async def told() -> ChatResponseAsyncGen:
-            for piece in pieces:
+        async def pieces() -> ChatResponseAsyncGen:
+            for piece in whole:
                 yield piece
 
-        return told()
+        return pieces()
 
-    def _chat(self, messages: Sequence[ChatMessage]) -> ChatResponse:
-        prompt = _prompt(messages)
+    def _whole(self, prompt: str) -> CompletionResponse:
         text = self.reply_to(prompt)
-        return _response(text, raw=_billed(prompt, text))
+        return CompletionResponse(text=text, raw=_billed(prompt, text))
 
-    def _pieces(self, messages: Sequence[ChatMessage]) -> list[ChatResponse]:
-        prompt = _prompt(messages)
-        return [_response(text, delta, raw) for text, delta, raw in _growing(prompt, self.reply_to(prompt))]
+    def _pieces(self, prompt: str) -> CompletionResponseGen:
+        """Yield the reply word by word; the last piece holds the token counts."""
+        text, sent = self.reply_to(prompt), ""
+        for word in re.findall(r"\S+\s*|\s+", text):
+            sent += word
+            raw = _billed(prompt, text) if len(sent) == len(text) else None
+            yield CompletionResponse(text=sent, delta=word, raw=raw)
 
 
 class RecordedLLM(ReplyingLLM):
@@ -186,19 +190,19 @@ class RecordedLLM(ReplyingLLM):
 
     @property
     def metadata(self) -> LLMMetadata:
-        """Name the model as recorded."""
+        """A chat model, as those were whose replies were recorded."""
         return LLMMetadata(
             context_window=self.context_window,
             num_output=1_024,
-            is_chat_model=True,  # asked as those are whose replies were recorded
+            is_chat_model=True,
             model_name=f"{self.recording.model} (recorded)",
         )
 
     def reply_to(self, prompt: str) -> str:
-        """Give the recorded reply to a prompt.
+        """Return the recorded reply to a prompt.
 
         Raises:
-            LLMError: None was recorded, or it cites what this prompt does not hold.
+            LLMError: There is none, or it cites what this prompt does not hold.
         """
         for reply in self.recording.replies:
             if reply.when in prompt:
@@ -207,7 +211,7 @@ class RecordedLLM(ReplyingLLM):
 
 
 def _passages(prompt: str) -> list[tuple[str, str]]:
-    """Give the passages of a prompt as (number, text), without the signs that one request marks them with."""
+    """Return the passages of a prompt as (number, text), without the signs that mark them in one request."""
     return [(number, without_signs(text)) for number, text in PASSAGE.findall(prompt)]
 
 
@@ -217,16 +221,3 @@ def _prompt(messages: Sequence[ChatMessage]) -> str:
 
 def _billed(prompt: str, reply: str) -> dict[str, Any]:
     return {"usage": {"prompt_tokens": count_tokens(prompt), "completion_tokens": count_tokens(reply)}}
-
-
-def _growing(prompt: str, text: str) -> list[tuple[str, str, dict[str, Any] | None]]:
-    """Give (text so far, delta, raw), a word each; the last one bills."""
-    words = re.findall(r"\S+\s*|\s+", text)
-    ends = len(words) - 1
-    return [
-        ("".join(words[: at + 1]), word, _billed(prompt, text) if at == ends else None) for at, word in enumerate(words)
-    ]
-
-
-def _response(text: str, delta: str | None = None, raw: dict[str, Any] | None = None) -> ChatResponse:
-    return ChatResponse(message=ChatMessage(role=MessageRole.ASSISTANT, content=text), delta=delta, raw=raw)

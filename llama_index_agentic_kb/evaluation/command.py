@@ -5,24 +5,23 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final, TypeAlias
+from urllib.parse import unquote
 
 from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError
-from llama_index_agentic_kb.evaluation.comparison import compare_runs
 from llama_index_agentic_kb.evaluation.corpus import CorpusIndex
 from llama_index_agentic_kb.evaluation.dataset import Dataset, read_dataset
-from llama_index_agentic_kb.evaluation.plans import GoldPlans, PlannedLLM, PlanSource, RecordedPlans
-from llama_index_agentic_kb.evaluation.recordings import recorded_llm, recorded_queries
+from llama_index_agentic_kb.evaluation.plans import PlannedLLM, Steps, gold_steps, recorded_plans
 from llama_index_agentic_kb.evaluation.report import render_difference, render_run
 from llama_index_agentic_kb.evaluation.runner import EvaluationRun, evaluate
-from llama_index_agentic_kb.evaluation.summary import summarize
 from llama_index_agentic_kb.evaluation.systems import PLANNING, check_systems, make_systems
+from llama_index_agentic_kb.replay import RecordedLLM, Recording
 
 if TYPE_CHECKING:
     from llama_index.core.llms import LLM
@@ -34,6 +33,9 @@ RECORDED: Final = "recorded:"
 WIDTH: Final = 200
 """Columns of output that goes to a file or a pipe."""
 
+Planning: TypeAlias = "tuple[LLM | dict[str, LLM] | None, str, Dataset]"
+"""What plans, its name in the report, and the questions that it has plans for."""
+
 
 def bench(
     folder: Path,
@@ -44,7 +46,6 @@ def bench(
     cache: Path,
     console: Console,
     cutoffs: Sequence[int] = (5, 10),
-    documents: int | None = None,
     limit: int | None = None,
     seed: int = 0,
     source_field: str | None = None,
@@ -52,7 +53,7 @@ def bench(
     concurrency: int = 4,
     out: Path | None = None,
     record: Path | None = None,
-) -> EvaluationRun:
+) -> None:
     """Run systems over an evaluation set, print the report, and keep it as JSON where asked.
 
     Args:
@@ -63,15 +64,14 @@ def bench(
         llm: The model of "llm".
         cache: Where vectors are kept.
         console: Where the report goes.
-        cutoffs: The k of each metric.
-        documents: Documents of each ranking; None is the largest k.
-        limit: So many questions, drawn at random.
+        cutoffs: The k of each metric; the largest is the length of each ranking.
+        limit: The number of questions drawn at random; None takes all.
         seed: Of the draw.
         source_field: Metadata key by which the corpus falls into several sources.
         split: Which of ``qrels/`` is read, where there is no ``qrels.tsv``.
         concurrency: Questions asked side by side.
         out: Where the run goes as JSON.
-        record: Folder for every retrieval of ours, to be replayed.
+        record: Folder for the model's replies to every question of our systems, to be replayed.
 
     Raises:
         InvalidRequestError: The folder, or a file of plans, can't be read.
@@ -80,36 +80,43 @@ def bench(
     from llama_index_agentic_kb.store import default_embed_model  # noqa: PLC0415 (loads torch)
 
     dataset = read_dataset(folder, split=split, limit=limit, seed=seed)
-    given = _plans(plans, llm, dataset, [name for name in systems if name in PLANNING])
-    dataset = given.dataset
-    check_systems(systems, given.llm)
+    planner, plans, dataset = _planner(plans, llm, dataset, [name for name in systems if name in PLANNING])
+    check_systems(systems, planner)
     if out is not None:
         _make_folder(out.parent)
     embed_model = default_embed_model()
-    with _progress(console) as bar, closing(_index(dataset, embed_model, cache, source_field, bar)) as corpus:
-        made = make_systems(systems, corpus, given.llm, documents=documents or max(cutoffs), record=record)
-        task = bar.add_task("asking", total=None)
-        run = evaluate(
-            dataset,
-            made,
-            plans=given.name,
-            cutoffs=cutoffs,
-            concurrency=concurrency,
-            progress=lambda name, done, total: bar.update(task, description=name, completed=done, total=total),
-        )
+    with _progress(console) as bar:
+        task = bar.add_task("embedding", total=None)
+
+        def show(name: str, done: int, total: int) -> None:
+            bar.update(task, description=name, completed=done, total=total)
+
+        with closing(
+            CorpusIndex(
+                dataset, embed_model, cache, source_field=source_field, progress=lambda *n: show("embedding", *n)
+            )
+        ) as corpus:
+            made = make_systems(systems, corpus, planner, documents=max(cutoffs), record=record)
+            run = evaluate(dataset, made, plans=plans, cutoffs=cutoffs, concurrency=concurrency, progress=show)
     run.settings |= {
         "embed_model": embed_model.model_name,
         "source_field": source_field,
-        "documents": documents or max(cutoffs),
-        "llama-index-agentic-kb": version("llama-index-agentic-kb"),
-        "llama-index-core": version("llama-index-core"),
+        "documents": max(cutoffs),
+        **{package: version(package) for package in ("llama-index-agentic-kb", "llama-index-core")},
     }
-    summaries = summarize(run)
-    _show(console, render_run(run, summaries))
+    summary = run.summary()
+    _show(console, render_run(run, summary))
     if out is not None:
-        data = run.to_dict() | {"summary": [one.to_dict() for one in summaries]}
-        out.write_text(json.dumps(data, ensure_ascii=False) + "\n", encoding="utf-8")
-    return run
+        out.write_text(json.dumps(run.to_dict() | {"summary": summary}, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def diff(first: Path, second: Path, console: Console) -> None:
+    """Print what changed between two runs that were kept as JSON.
+
+    Raises:
+        InvalidRequestError: A file holds no run, or the runs are of different sets.
+    """
+    _show(console, render_difference(_load(first), _load(second)))
 
 
 def _show(console: Console, tables: RenderableType) -> None:
@@ -126,15 +133,6 @@ def _make_folder(path: Path) -> None:
         raise ConfigurationError(f"--out: {path} can't be made: {error}") from error
 
 
-def diff(first: Path, second: Path, console: Console) -> None:
-    """Print what changed between two runs that were kept as JSON.
-
-    Raises:
-        InvalidRequestError: A file holds no run, or the runs are of different sets.
-    """
-    _show(console, render_difference(compare_runs(_load(first), _load(second))))
-
-
 def _load(path: Path) -> EvaluationRun:
     try:
         return EvaluationRun.from_dict(json.loads(path.read_text(encoding="utf-8")))
@@ -142,60 +140,60 @@ def _load(path: Path) -> EvaluationRun:
         raise InvalidRequestError(f"{path} holds no run of `agentic-kb bench --out` ({error!r})") from error
 
 
-@dataclass(frozen=True, slots=True)
-class _Plans:
-    """What plans, how the report names it, and the questions that it has plans for."""
-
-    llm: LLM | dict[str, LLM] | None
-    name: str
-    dataset: Dataset
-
-
-def _plans(plans: str, llm: LLM | None, dataset: Dataset, planning: Sequence[str]) -> _Plans:
+def _planner(plans: str, llm: LLM | None, dataset: Dataset, planning: Sequence[str]) -> Planning:
     if plans == "none":
-        return _Plans(None, "none", dataset)
+        return None, "none", dataset
     if plans == "llm":
         if llm is None:
             raise ConfigurationError("--plans llm needs OPENAI_API_KEY, or OPENAI_BASE_URL for a server of your own")
-        return _Plans(llm, f"language model {llm.metadata.model_name}", dataset)
+        return llm, f"language model {llm.metadata.model_name}", dataset
     if plans == "oracle":
-        return _given(GoldPlans(), dataset)
+        return _given("ORACLE plans (gold fields)", gold_steps, dataset)
     if not plans.startswith(RECORDED):
         raise ConfigurationError(f"--plans: {plans!r} is unknown; known are oracle, recorded:FILE, llm and none")
     path = Path(plans.removeprefix(RECORDED))
     if path.is_dir():
         return _replayed(path, dataset, planning)
-    recorded = RecordedPlans.load(path)
-    return _given(recorded, dataset.only(recorded.plans, f"{path.name} holds no plan for them"))
+    recorded = recorded_plans(path)
+    only = dataset.only(recorded, f"{path.name} holds no plan for them")
+    return _given(f"recorded plans ({path.name})", lambda query: recorded.get(query.id, []), only)
 
 
-def _given(source: PlanSource, dataset: Dataset) -> _Plans:
-    without = sum(not source.steps(query) for query in dataset.queries)
+def _given(name: str, steps: Steps, dataset: Dataset) -> Planning:
+    without = sum(not steps(query) for query in dataset.queries)
     if without:
-        told = f"{without} questions have no steps in the {source.name}; they are searched as asked"
-        dataset = replace(dataset, warnings=(*dataset.warnings, told))
-    return _Plans(PlannedLLM(source, dataset.queries), source.name, dataset)
+        warning = f"{without} questions have no steps in the {name}; they are searched as asked"
+        dataset = replace(dataset, warnings=(*dataset.warnings, warning))
+    return PlannedLLM(name, steps, dataset.queries), name, dataset
 
 
-def _replayed(folder: Path, dataset: Dataset, planning: Sequence[str]) -> _Plans:
-    """Replay what ``--record`` kept: each effort has had replies of its own."""
+def _replayed(folder: Path, dataset: Dataset, planning: Sequence[str]) -> Planning:
+    """Return models that replay what ``--record`` kept: each effort has had replies of its own."""
     if not planning:
         raise ConfigurationError(f"--plans: nothing of {folder} is replayed, for no system of --systems plans")
-    ids = set.intersection(*(recorded_queries(folder, effort) for effort in planning))
-    models: dict[str, LLM] = {effort: recorded_llm(folder, effort) for effort in planning}
-    told = f"replies of {models[planning[0]].metadata.model_name}, {folder.name}"
-    return _Plans(models, told, dataset.only(ids, f"{folder.name} holds no recording of them"))
+    models: dict[str, LLM] = {}
+    known: set[str] = set()
+    for effort in planning:
+        files = sorted((folder / effort).glob("*.json"))
+        if not files:
+            raise InvalidRequestError(
+                f"{folder}: no question of effort {effort!r} was recorded here; run with --record"
+            )
+        recordings = [_recording(file) for file in files]
+        replies = [reply for recording in recordings for reply in recording.replies]
+        whole = Recording(question="", model=recordings[0].model, effort=effort, replies=replies)
+        models[effort] = RecordedLLM(recording=whole)
+        ids = {unquote(file.stem) for file in files}
+        known = known & ids if known else ids
+    name = f"replies of {models[planning[0]].metadata.model_name}, {folder.name}"
+    return models, name, dataset.only(known, f"{folder.name} holds no recording of them")
 
 
-def _index(dataset: Dataset, embed_model: Any, cache: Path, source_field: str | None, bar: Progress) -> CorpusIndex:
-    task = bar.add_task("embedding", total=None)
-    return CorpusIndex(
-        dataset,
-        embed_model,
-        cache,
-        source_field=source_field,
-        progress=lambda done, total: bar.update(task, completed=done, total=total),
-    )
+def _recording(file: Path) -> Recording:
+    try:
+        return Recording.load(file)
+    except (OSError, ValueError) as error:
+        raise InvalidRequestError(f"{file} holds no recording ({error!r}); record it again") from error
 
 
 def _progress(console: Console) -> Progress:

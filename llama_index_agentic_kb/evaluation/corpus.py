@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Final
 
-import numpy as np
 from llama_index.core import VectorStoreIndex
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -17,17 +17,17 @@ from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle, Te
 
 from llama_index_agentic_kb.account.callbacks import with_handlers
 from llama_index_agentic_kb.evaluation.dataset import Dataset, EvaluationDocument
-from llama_index_agentic_kb.evaluation.metering import Meter
+from llama_index_agentic_kb.evaluation.meter import Meter
 from llama_index_agentic_kb.schema import FilterNode
 from llama_index_agentic_kb.search.lexical import LexicalIndex, lexical_document
 from llama_index_agentic_kb.sources import KnowledgeSource
 
-if TYPE_CHECKING:
-    from llama_index_agentic_kb.store.chroma import ChromaDatabase
-
 __all__ = ["CorpusIndex", "LexicalRetriever"]
 
-BATCH = 256
+BATCH: Final = 256
+COMPLETE: Final = "complete"
+"""The file that marks a cache whose every document is stored."""
+
 Progress = Callable[[int, int], None]
 
 
@@ -37,7 +37,7 @@ class LexicalRetriever(BaseRetriever):
     Args:
         nodes: The corpus.
         top_k: Nodes of one retrieval.
-        callback_manager: Is told of retrievals; None is ``Settings.callback_manager``.
+        callback_manager: Hears of retrievals; None is ``Settings.callback_manager``.
     """
 
     def __init__(
@@ -83,98 +83,66 @@ class CorpusIndex:
         self.meter = Meter()
         self.manager = CallbackManager([self.meter])
         self.embed_model = with_handlers(embed_model, self.manager)  # a copy: an index sets its model's manager
-        by_source: dict[str, list[EvaluationDocument]] = {}
+        groups: dict[str, list[TextNode]] = {}
         for document in dataset.documents:
             name = str(document.metadata.get(source_field, "documents")) if source_field else "documents"
-            by_source.setdefault(name, []).append(document)
-        nodes = {name: [_node(document) for document in documents] for name, documents in by_source.items()}
-        directory = Path(cache) / self._key(dataset, nodes)
-        directory.mkdir(parents=True, exist_ok=True)
-        self._database = ChromaDatabase.persistent(directory / f"chroma-{_metadata_digest(nodes)}")
-        vectors = self._vectors(
-            directory / "vectors.npy", [node for group in nodes.values() for node in group], progress
-        )
+            groups.setdefault(name, []).append(_node(document))
+        folder = Path(cache) / f"{dataset.name}-{self._digest(groups)}"
+        if not (folder / COMPLETE).exists():  # a run that was stopped midway left some
+            shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._database = ChromaDatabase.persistent(folder / "chroma")
         self.indexes: dict[str, VectorStoreIndex] = {}
         self.lexical: dict[str, LexicalRetriever] = {}
-        start = 0
-        for name, group in nodes.items():
-            self.indexes[name] = self._index(self._database, name, group, vectors[start : start + len(group)])
-            self.lexical[name] = LexicalRetriever(group, callback_manager=self.manager)
-            start += len(group)
+        for name, nodes in groups.items():
+            store = self._database.vector_store(name, create=True)
+            if not (folder / COMPLETE).exists():
+                self._fill(name, nodes, progress)
+            self.indexes[name] = VectorStoreIndex.from_vector_store(
+                store, embed_model=self.embed_model, callback_manager=self.manager
+            )
+            self.lexical[name] = LexicalRetriever(nodes, callback_manager=self.manager)
+        (folder / COMPLETE).touch()
 
-    def _key(self, dataset: Dataset, nodes: dict[str, list[TextNode]]) -> str:
-        from llama_index_agentic_kb.store.embedding_model import embed_model_fingerprint  # noqa: PLC0415
+    def _digest(self, groups: dict[str, list[TextNode]]) -> str:
+        from llama_index_agentic_kb.store.embedding_model import embed_model_fingerprint  # noqa: PLC0415 (loads torch)
 
         digest = hashlib.sha256(str(embed_model_fingerprint(self.embed_model)).encode())
-        for name, group in nodes.items():
-            digest.update(f"\0{name}\0".encode())
-            for node in group:
-                digest.update(f"{node.node_id}\0{node.get_content(MetadataMode.EMBED)}\0".encode())
-        return f"{dataset.name}-{digest.hexdigest()[:16]}"
-
-    def _vectors(self, file: Path, nodes: list[TextNode], progress: Progress | None) -> Any:
-        """Give one vector a node; read from the cache, or made and kept there."""
-        if (kept := _kept_vectors(file, len(nodes))) is not None:
-            return kept
-        vectors: list[list[float]] = []
-        for start in range(0, len(nodes), BATCH):
-            texts = [node.get_content(MetadataMode.EMBED) for node in nodes[start : start + BATCH]]
-            vectors += self.embed_model.get_text_embedding_batch(texts)
-            if progress is not None:
-                progress(len(vectors), len(nodes))
-        made = np.asarray(vectors, dtype=np.float32)
-        with file.with_suffix(".tmp").open("wb") as out:
-            np.save(out, made)
-        file.with_suffix(".tmp").replace(file)
-        return made
-
-    def _index(self, database: ChromaDatabase, name: str, nodes: list[TextNode], vectors: Any) -> VectorStoreIndex:
-        store = database.vector_store(name, create=True)
-        if database.count(name) != len(nodes):  # a run that was stopped midway left some
-            for node, vector in zip(nodes, vectors, strict=True):
-                node.embedding = vector.tolist()
-            database.add(name, nodes)
+        for name, nodes in groups.items():
             for node in nodes:
-                node.embedding = None
-        return VectorStoreIndex.from_vector_store(store, embed_model=self.embed_model, callback_manager=self.manager)
+                held = [name, node.node_id, node.get_content(MetadataMode.EMBED), node.metadata]
+                digest.update(json.dumps(held, sort_keys=True).encode())
+        return digest.hexdigest()[:16]
+
+    def _fill(self, name: str, nodes: list[TextNode], progress: Progress | None) -> None:
+        for start in range(0, len(nodes), BATCH):
+            batch = nodes[start : start + BATCH]
+            vectors = self.embed_model.get_text_embedding_batch(
+                [node.get_content(MetadataMode.EMBED) for node in batch]
+            )
+            embedded = [node.model_copy(update={"embedding": v}) for node, v in zip(batch, vectors, strict=True)]
+            self._database.add(name, embedded)
+            if progress is not None:
+                progress(start + len(batch), len(nodes))
 
     def sources(self) -> list[KnowledgeSource]:
-        """Give the corpus as knowledge sources of the default kind: dense and BM25 side by side."""
+        """Return the corpus as knowledge sources of the default kind: dense and BM25 side by side."""
         return [
             KnowledgeSource(name, f"documents of {name}", index=index, lexical=self.lexical[name])
             for name, index in self.indexes.items()
         ]
 
     def close(self) -> None:
-        """Let the store go."""
+        """Close the store."""
         self._database.close()
 
 
-def _kept_vectors(file: Path, count: int) -> Any:
-    """Give the vectors of an earlier run; None where there are none, or the file is broken."""
-    try:
-        vectors = np.load(file)
-    except (OSError, ValueError, EOFError):
-        return None
-    return vectors if vectors.ndim == 2 and len(vectors) == count else None  # noqa: PLR2004 (a row a document)
-
-
-def _metadata_digest(nodes: dict[str, list[TextNode]]) -> str:
-    """Tell stores apart whose vectors are the same and whose metadata is not."""
-    digest = hashlib.sha256()
-    for group in nodes.values():
-        for node in group:
-            digest.update(json.dumps(node.metadata, sort_keys=True).encode())
-    return digest.hexdigest()[:8]
-
-
 def _node(document: EvaluationDocument) -> TextNode:
-    """Give a document as a node; only its title is embedded beside its text."""
+    """Return a document as a node; only its title is embedded beside its text."""
     metadata = {key: value for key, value in document.metadata.items() if isinstance(value, (str, int, float, bool))}
-    hidden = list(metadata)
+    hidden = [key for key in metadata if key != "title" or not document.title]
     if document.title:
         metadata["title"] = document.title
-        hidden = [key for key in hidden if key != "title"]
     return TextNode(
         id_=document.id,
         text=document.text,

@@ -11,16 +11,15 @@ from __future__ import annotations
 import json
 import math
 import random
+from collections import Counter
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from llama_index_agentic_kb.errors import InvalidRequestError
 
 __all__ = ["Dataset", "EvaluationDocument", "EvaluationQuery", "json_lines", "read_dataset"]
-
-_COLUMNS: Final = (3, 4)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +39,7 @@ class EvaluationQuery:
     Args:
         id: Its ``_id``.
         text: The question.
-        kinds: What kinds of question it is of (``type``, a name or several); metrics are also given by kind.
+        kinds: What kinds of question it is of (``type``, a name or several); metrics are also reported by kind.
         history: (role, text) turns before it, oldest first.
         fields: All that its line holds: gold decompositions, rewrites, answers.
     """
@@ -71,7 +70,7 @@ class Dataset:
     warnings: tuple[str, ...] = ()
 
     def only(self, ids: Collection[str], why: str) -> Dataset:
-        """Give the set with some of its queries, and a warning that tells how many were left out.
+        """Return the set with some of its queries, and a warning that counts those left out.
 
         Raises:
             InvalidRequestError: None of its queries is among them.
@@ -88,9 +87,9 @@ def read_dataset(folder: str | Path, *, split: str = "test", limit: int | None =
     """Read a folder.
 
     Args:
-        folder: Holds the files that the module's text tells.
+        folder: Holds the files that the module's text lists.
         split: Which of ``qrels/`` is read, where there is no ``qrels.tsv``.
-        limit: So many queries, drawn at random; None takes all.
+        limit: The number of queries drawn at random; None takes all.
         seed: Of the draw.
 
     Raises:
@@ -99,14 +98,12 @@ def read_dataset(folder: str | Path, *, split: str = "test", limit: int | None =
     path = Path(folder)
     documents = [_document(row, where) for row, where in _rows(path / "corpus.jsonl")]
     queries = [_query(row, where) for row, where in _rows(path / "queries.jsonl")]
-    known = {document.id for document in documents}
-    _check_distinct(path / "corpus.jsonl", [document.id for document in documents])
-    _check_distinct(path / "queries.jsonl", [query.id for query in queries])
-    relevant, strange = _judgments(_qrels_file(path, split), known)
+    relevant = _judgments(_qrels_file(path, split))
     judged = [query for query in queries if relevant.get(query.id)]
+    unknown = sum(len(grades.keys() - {document.id for document in documents}) for grades in relevant.values())
     warnings = []
-    if strange:
-        warnings.append(f"{strange} judgments name documents that are not in corpus.jsonl; they can't be found")
+    if unknown:
+        warnings.append(f"{unknown} judgments name documents that are not in corpus.jsonl; they can't be found")
     if len(judged) < len(queries):
         warnings.append(f"{len(queries) - len(judged)} queries have no judgment above 0; they were left out")
     if not judged:
@@ -118,72 +115,52 @@ def read_dataset(folder: str | Path, *, split: str = "test", limit: int | None =
 
 
 def json_lines(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
-    """Give the JSON object of each line of a file, with where it stands.
+    """Yield the JSON object of each line of a file, and where it stands.
 
     Raises:
         InvalidRequestError: A line holds no object with an ``_id``, or the file can't be read.
     """
-    try:
-        with path.open(encoding="utf-8-sig") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    where = f"{path}, line {number}"
-                    yield _object(line, where), where
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequestError(f"{path} can't be read as UTF-8 text: {error}") from error
-
-
-def _object(line: str, where: str) -> dict[str, Any]:
-    try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequestError(f"{where}: no JSON ({error}); each line is one JSON object") from error
-    if not isinstance(row, dict) or row.get("_id") is None or not str(row["_id"]).strip():
-        raise InvalidRequestError(f"{where}: each line is a JSON object with an _id")
-    return row
+    for number, line in enumerate(_text_of(path).split("\n"), start=1):
+        where = f"{path}, line {number}"
+        if not line.strip():
+            continue
+        try:
+            row = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequestError(f"{where}: no JSON ({error}); each line is one JSON object") from error
+        if not isinstance(row, dict) or row.get("_id") is None or not str(row["_id"]).strip():
+            raise InvalidRequestError(f"{where}: each line is a JSON object with an _id")
+        yield row, where
 
 
 def _rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
+    """Yield the lines of a file of objects with a text and ids that differ."""
     if not path.is_file():
-        raise InvalidRequestError(
-            f"{path} is missing: give a BEIR-form folder with corpus.jsonl, queries.jsonl and qrels.tsv"
-        )
-    yield from json_lines(path)
+        raise InvalidRequestError(f"{path} is missing: a BEIR-form folder has corpus.jsonl, queries.jsonl, qrels.tsv")
+    seen = Counter[str]()
+    for row, where in json_lines(path):
+        if not isinstance(row.get("text"), str):
+            raise InvalidRequestError(f"{where}: text is missing, or not a string")
+        seen[str(row["_id"])] += 1
+        if seen[str(row["_id"])] > 1:
+            raise InvalidRequestError(f"{path}: the _id {row['_id']!r} is there twice; ids must differ")
+        yield row, where
 
 
-def _text(row: dict[str, Any], where: str) -> str:
-    text = row.get("text")
-    if not isinstance(text, str):
-        raise InvalidRequestError(f"{where}: text is missing, or no string")
-    return text
-
-
-def _document(row: dict[str, Any], where: str) -> EvaluationDocument:
+def _document(row: dict[str, Any], _where: str) -> EvaluationDocument:
     metadata = row.get("metadata")
-    return EvaluationDocument(
-        str(row["_id"]),
-        _text(row, where),
-        str(row.get("title") or ""),
-        dict(metadata) if isinstance(metadata, dict) else {},
-    )
+    kept = dict(metadata) if isinstance(metadata, dict) else {}
+    return EvaluationDocument(str(row["_id"]), row["text"], str(row.get("title") or ""), kept)
 
 
 def _query(row: dict[str, Any], where: str) -> EvaluationQuery:
     kind = row.get("type") or []
-    kinds = tuple(map(str, kind)) if isinstance(kind, list) else (str(kind),)
     turns = row.get("history") or []
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise InvalidRequestError(f"{where}: history is a list of {{role, content}} objects")
     history = tuple((str(turn.get("role", "user")), str(turn.get("content", ""))) for turn in turns)
-    return EvaluationQuery(str(row["_id"]), _text(row, where), kinds, history, row)
-
-
-def _check_distinct(path: Path, ids: list[str]) -> None:
-    seen: set[str] = set()
-    for one in ids:
-        if one in seen:
-            raise InvalidRequestError(f"{path}: the _id {one!r} is there twice; ids must differ")
-        seen.add(one)
+    kinds = tuple(map(str, kind)) if isinstance(kind, list) else (str(kind),)
+    return EvaluationQuery(str(row["_id"]), row["text"], kinds, history, row)
 
 
 def _qrels_file(path: Path, split: str) -> Path:
@@ -200,26 +177,23 @@ def _text_of(path: Path) -> str:
         raise InvalidRequestError(f"{path} can't be read as UTF-8 text: {error}") from error
 
 
-def _judgments(path: Path, known: set[str]) -> tuple[dict[str, dict[str, float]], int]:
-    """Read grades above 0; also how many name no known document."""
+def _judgments(path: Path) -> dict[str, dict[str, float]]:
+    """Return the grades above 0."""
     relevant: dict[str, dict[str, float]] = {}
-    strange = 0
     for number, line in enumerate(_text_of(path).splitlines(), start=1):
         columns = line.split("\t") if "\t" in line else line.split()
         if not columns:
             continue
-        if len(columns) not in _COLUMNS:
+        if len(columns) not in {3, 4}:
             raise InvalidRequestError(f"{path}, line {number}: expected query-id, corpus-id and score, tab-separated")
-        query, document, score = columns[0], columns[-2], columns[-1]
         try:
-            grade = float(score)
+            grade = float(columns[-1])
         except ValueError:
             if number == 1:  # the header
                 continue
-            raise InvalidRequestError(f"{path}, line {number}: the score {score!r} is no number") from None
+            raise InvalidRequestError(f"{path}, line {number}: the score {columns[-1]!r} is no number") from None
         if not math.isfinite(grade):
-            raise InvalidRequestError(f"{path}, line {number}: the score {score!r} is no finite number")
+            raise InvalidRequestError(f"{path}, line {number}: the score {columns[-1]!r} is no finite number")
         if grade > 0:
-            relevant.setdefault(query, {})[document] = grade
-            strange += document not in known
-    return relevant, strange
+            relevant.setdefault(columns[0], {})[columns[-2]] = grade
+    return relevant

@@ -1,20 +1,20 @@
-"""Where an evaluation's plans come from: gold fields (an oracle), a recorded file, or a language model.
+"""Where an evaluation's plans come from: gold fields (an oracle) or a recorded file.
 
-Gold and recorded plans go the way of every plan: they answer the prompts of planner, findings reader and reviser as a
-model would, so that what is measured is the library's own path.
+They go the way of every plan: a model that knows them answers the prompts of planner, findings reader and reviser, so
+that what is measured is the library's own path.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from llama_index.core.base.llms.types import LLMMetadata
-from pydantic import ConfigDict
+from llama_index.core.bridge.pydantic import PrivateAttr
 
 from llama_index_agentic_kb._text import normalize
 from llama_index_agentic_kb.errors import InvalidRequestError, LLMError
@@ -22,7 +22,7 @@ from llama_index_agentic_kb.evaluation.dataset import EvaluationQuery, json_line
 from llama_index_agentic_kb.prompts import as_data
 from llama_index_agentic_kb.replay import PASSAGE, ReplyingLLM
 
-__all__ = ["GoldPlans", "PlanSource", "PlannedLLM", "PlannedStep", "RecordedPlans"]
+__all__ = ["PlannedLLM", "PlannedStep", "gold_steps", "recorded_plans"]
 
 _QUESTION: Final = re.compile(r"^Question: ", re.MULTILINE)
 _ENDS: Final = ("\nPlan:", "\nVerdict:", "\n\n<steps>", "\nAnswer:")
@@ -43,72 +43,42 @@ class PlannedStep:
     answers: tuple[str, ...] = ()
 
 
-class PlanSource(Protocol):
-    """Gives the plan of a question."""
-
-    @property
-    def name(self) -> str:
-        """Names it in reports; one that knows the answers says ORACLE."""
-        ...
-
-    def steps(self, query: EvaluationQuery) -> Sequence[PlannedStep]:
-        """Give the steps of a question's plan; none where there is no plan for it."""
-        ...
+Steps = Callable[[EvaluationQuery], list[PlannedStep]]
 
 
-@dataclass(frozen=True, slots=True)
-class GoldPlans:
-    """Plans from the gold fields of a set: ``decomposition``, or else ``rewrite``. An oracle: it knows the answers.
+def gold_steps(query: EvaluationQuery) -> list[PlannedStep]:
+    """Return the steps of a question's gold fields: ``decomposition``, or else ``rewrite``.
 
-    Steps that are marked ``is_operation`` need no search, and are left out.
+    An oracle: it knows the answers. Steps that are marked ``is_operation`` need no search, and are left out.
     """
-
-    name: str = "ORACLE plans (gold fields)"
-
-    def steps(self, query: EvaluationQuery) -> Sequence[PlannedStep]:
-        """Give the gold steps."""
-        gold = query.fields.get("decomposition")
-        if isinstance(gold, list):
-            wanted = [step for step in gold if isinstance(step, Mapping) and not step.get("is_operation")]
-            return [_step(step, step.get("answer")) for step in wanted]
-        rewrite = query.fields.get("rewrite")
-        return [PlannedStep("1", str(rewrite))] if rewrite else []
+    gold = query.fields.get("decomposition")
+    if isinstance(gold, list):
+        searched = [step for step in gold if isinstance(step, Mapping) and not step.get("is_operation")]
+        return [_step(step, step.get("answer")) for step in searched]
+    rewrite = query.fields.get("rewrite")
+    return [PlannedStep("1", str(rewrite))] if rewrite else []
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedPlans:
-    """Plans and step answers that a model wrote earlier, by question id.
+def recorded_plans(path: str | Path) -> dict[str, list[PlannedStep]]:
+    """Read the plans and step answers that a model wrote earlier, by question id.
 
     Args:
-        plans: Each question's plan and the answers of its steps.
-        name: Names them in reports.
+        path: Holds ``{"_id", "plan": [{"id", "text", "depends_on"}], "answers": {"1": ...}}``, one a line.
+
+    Raises:
+        InvalidRequestError: The file can't be read, or a line is of another form.
     """
-
-    plans: Mapping[str, Mapping[str, Any]]
-    name: str = "recorded plans"
-
-    @classmethod
-    def load(cls, path: str | Path) -> RecordedPlans:
-        """Read ``{"_id", "plan": [{"id", "text", "depends_on"}], "answers": {"1": ...}}``, one a line.
-
-        Raises:
-            InvalidRequestError: The file can't be read, or a line is none of these.
-        """
-        plans = {}
-        for row, where in json_lines(Path(path)):
-            try:
-                steps = [{**step, "id": step["id"], "text": step["text"]} for step in row["plan"]]
-                plans[str(row["_id"])] = {"plan": steps, "answers": dict(row.get("answers") or {})}
-            except (ValueError, KeyError, TypeError) as error:
-                raise InvalidRequestError(
-                    f"{where}: no recorded plan ({error!r}); expected _id, plan (of id and text) and answers"
-                ) from error
-        return cls(plans, f"recorded plans ({Path(path).name})")
-
-    def steps(self, query: EvaluationQuery) -> Sequence[PlannedStep]:
-        """Give the recorded steps."""
-        row = self.plans.get(query.id)
-        return [] if row is None else [_step(step, row["answers"].get(str(step["id"]))) for step in row["plan"]]
+    plans = {}
+    for row, where in json_lines(Path(path)):
+        try:
+            answers = dict(row.get("answers") or {})
+            steps = [{**step, "id": step["id"], "text": step["text"]} for step in row["plan"]]
+        except (ValueError, KeyError, TypeError) as error:
+            raise InvalidRequestError(
+                f"{where}: no recorded plan ({error!r}); expected _id, plan (of id and text) and answers"
+            ) from error
+        plans[str(row["_id"])] = [_step(step, answers.get(str(step["id"]))) for step in steps]
+    return plans
 
 
 def _step(step: Mapping[str, Any], answer: Any) -> PlannedStep:
@@ -120,98 +90,72 @@ def _step(step: Mapping[str, Any], answer: Any) -> PlannedStep:
     )
 
 
-@dataclass(slots=True)
-class _Book:
-    """The questions of a set by the form in which prompts hold them."""
-
-    source: PlanSource
-    queries: dict[str, list[EvaluationQuery]] = field(default_factory=dict)
-
-    def add(self, query: EvaluationQuery) -> None:
-        self.queries.setdefault(_asked(query), []).append(query)
-
-    def steps_for(self, prompt: str) -> list[PlannedStep]:
-        """Find the question that a prompt is about, and give its steps.
-
-        Raises:
-            LLMError: The prompt holds no question of the set.
-        """
-        for start in reversed([match.end() for match in _QUESTION.finditer(prompt)]):
-            ends = [end for mark in _ENDS if (end := prompt.find(mark, start)) >= 0]
-            same = self.queries.get(normalize(prompt[start : min(ends, default=len(prompt))]))
-            if same:
-                return list(self.source.steps(_best_of(same, prompt)))
-        raise LLMError("the prompt holds no question of the evaluation set")
-
-    def steps_within(self, prompt: str) -> list[PlannedStep]:
-        """Give the steps of the longest question that stands anywhere in a prompt; none where there is none."""
-        asked = normalize(prompt)
-        found = [query for text, same in self.queries.items() if text in asked for query in same[:1]]
-        longest = max(found, key=lambda query: len(query.text), default=None)
-        return list(self.source.steps(longest)) if longest is not None else []
-
-
-def _asked(query: EvaluationQuery) -> str:
-    return normalize(as_data(query.text))
-
-
-def _best_of(same: Sequence[EvaluationQuery], prompt: str) -> EvaluationQuery:
-    """Tell questions of the same words ("Why?") by the conversation that the prompt shows."""
-    if len(same) == 1:
-        return same[0]
-    shown = normalize(prompt)
-
-    def turns_shown(query: EvaluationQuery) -> int:
-        turns = [normalize(as_data(text))[:100] for _, text in query.history]
-        return sum(1 if turn in shown else -1 for turn in turns)
-
-    return max(same, key=turns_shown)
-
-
 class PlannedLLM(ReplyingLLM):
     """A language model that answers prompts of planning, findings and revision from given plans.
 
-    It says of the evidence that it is sufficient. For an answer it names the passage of the prompt that holds it, as a
-    reader would; where none does it gives the answer all the same, and names none.
+    It calls the evidence sufficient. For an answer it names the passage of the prompt that holds it, as a reader
+    would; where none does, it answers all the same and names none.
 
     Args:
-        source: Where plans come from.
+        name: The plans' name in reports; one that knows the answers says ORACLE.
+        steps: Returns the steps of a question's plan; an empty list where there is no plan for it.
         queries: The questions that will be asked.
     """
 
-    model_config = ConfigDict(arbitrary_types_allowed=True)
-    book: Any
+    _name: str = PrivateAttr()
+    _steps: Steps = PrivateAttr()
+    _queries: dict[str, list[EvaluationQuery]] = PrivateAttr(default_factory=dict)
 
-    def __init__(self, source: PlanSource, queries: Sequence[EvaluationQuery]) -> None:
-        book = _Book(source)
+    def __init__(self, name: str, steps: Steps, queries: Iterable[EvaluationQuery]) -> None:
+        super().__init__()
+        self._name = name
+        self._steps = steps
         for query in queries:
-            book.add(query)
-        super().__init__(book=book)
+            self._queries.setdefault(normalize(as_data(query.text)), []).append(query)
 
     @property
     def metadata(self) -> LLMMetadata:
-        """Name it by its plans."""
-        return LLMMetadata(
-            context_window=128_000, num_output=4_096, is_chat_model=True, model_name=self.book.source.name
-        )
+        """A chat model named by its plans."""
+        return LLMMetadata(context_window=128_000, num_output=4_096, is_chat_model=True, model_name=self._name)
 
     def reply_to(self, prompt: str) -> str:
-        """Give the reply to a prompt.
+        """Return the reply to a prompt.
 
         Raises:
-            LLMError: It is no prompt of ours, or holds no question of the set.
+            LLMError: It is none of the planner's prompts, or holds no question of the set.
         """
-        kind = prompt.rstrip()
         if _FUSION in prompt:
-            return "\n".join(" ".join(_REFERENCE.sub("", step.text).split()) for step in self.book.steps_within(prompt))
-        steps = self.book.steps_for(prompt)
-        if kind.endswith("Plan:"):
-            return _plan(steps)
-        if kind.endswith("Findings:"):
-            return _findings(steps, prompt)
-        if kind.endswith("Verdict:"):
-            return json.dumps({"sufficient": True, "gaps": [], "sub_queries": []})
+            return "\n".join(" ".join(_REFERENCE.sub("", step.text).split()) for step in self._steps_within(prompt))
+        steps = self._steps_for(prompt)
+        match prompt.rstrip().rpartition("\n")[2]:
+            case "Plan:":
+                return _plan(steps)
+            case "Findings:":
+                return _findings(steps, prompt)
+            case "Verdict:":
+                return json.dumps({"sufficient": True, "gaps": [], "sub_queries": []})
         raise LLMError("given plans answer prompts of planning, findings and revision, and no others")
+
+    def _steps_for(self, prompt: str) -> list[PlannedStep]:
+        """Return the steps of the question that a prompt is about."""
+        for start in reversed([match.end() for match in _QUESTION.finditer(prompt)]):
+            ends = [end for mark in _ENDS if (end := prompt.find(mark, start)) >= 0]
+            same = self._queries.get(normalize(prompt[start : min(ends, default=len(prompt))]))
+            if same:
+                return self._steps(max(same, key=lambda query: _turns_shown(query, prompt)))
+        raise LLMError("the prompt holds no question of the evaluation set")
+
+    def _steps_within(self, prompt: str) -> list[PlannedStep]:
+        """Return the steps of the longest question that stands anywhere in a prompt."""
+        asked = normalize(prompt)
+        found = [same[0] for text, same in self._queries.items() if text in asked]
+        return self._steps(max(found, key=lambda query: len(query.text))) if found else []
+
+
+def _turns_shown(query: EvaluationQuery, prompt: str) -> int:
+    """Count a question's earlier turns in a prompt: they separate questions of the same words ("Why?")."""
+    shown = normalize(prompt)
+    return sum(1 if normalize(as_data(text))[:100] in shown else -1 for _, text in query.history)
 
 
 def _plan(steps: Sequence[PlannedStep]) -> str:
@@ -231,9 +175,9 @@ def _plan(steps: Sequence[PlannedStep]) -> str:
 
 
 def _findings(steps: Sequence[PlannedStep], prompt: str) -> str:
-    """Answer the steps that a prompt asks for: found by their text, for our ids are not the plan's own."""
+    """Answer the steps that a prompt asks for; they are found by their text, for the planner's ids are its own."""
     asked = _STEPS.findall(prompt)
-    passages = [(int(number), normalize(text)) for number, text in _titled_passages(prompt)]
+    passages = _titled_passages(prompt)
     lines = []
     for name, query in _STEP.findall(asked[-1]) if asked else []:
         step = _step_of(name, query, steps)
@@ -245,21 +189,20 @@ def _findings(steps: Sequence[PlannedStep], prompt: str) -> str:
     return "\n".join(lines)
 
 
-def _titled_passages(prompt: str) -> list[tuple[str, str]]:
-    """Give (number, title and text) of each passage."""
-    titled = []
-    for match in PASSAGE.finditer(prompt):
-        title = _TITLE.search(match.group(0))
-        titled.append((match.group(1), f"{title.group(1) if title else ''}\n{match.group(2)}"))
-    return titled
+def _titled_passages(prompt: str) -> list[tuple[int, str]]:
+    """Return the number, and the title and text, of each passage."""
+    return [
+        (int(match.group(1)), normalize("\n".join([*_TITLE.findall(match.group(0))[:1], match.group(2)])))
+        for match in PASSAGE.finditer(prompt)
+    ]
 
 
 def _ref_of(value: str, query: str, passages: Sequence[tuple[int, str]]) -> int:
-    """Name the passage that holds a value, out of several the one that has most of the query's words; 0 for none."""
-    wanted = re.compile(rf"(?<![a-z0-9]){re.escape(normalize(value))}(?![a-z0-9])")
+    """Return the passage that holds a value, out of several the one with most of the query's words; 0 for none."""
+    pattern = re.compile(rf"(?<![a-z0-9]){re.escape(normalize(value))}(?![a-z0-9])")
     words = set(normalize(query).split())
-    holding = [(number, text) for number, text in passages if wanted.search(text)]
-    return max(holding, key=lambda one: len(words & set(one[1].split())), default=(0, ""))[0]
+    holding = [(number, text) for number, text in passages if pattern.search(text)]
+    return max(holding, key=lambda held: len(words & set(held[1].split())), default=(0, ""))[0]
 
 
 def _step_of(name: str, query: str, steps: Sequence[PlannedStep]) -> PlannedStep | None:

@@ -22,14 +22,14 @@ from llama_index_agentic_kb.account.callbacks import with_handlers
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.evaluation.corpus import CorpusIndex
 from llama_index_agentic_kb.evaluation.dataset import EvaluationQuery
-from llama_index_agentic_kb.evaluation.metering import Cost, Meter
-from llama_index_agentic_kb.evaluation.recordings import RecordedRetrieval, request_of
-from llama_index_agentic_kb.retriever import AgenticRetriever, Retrieval
-from llama_index_agentic_kb.schema import SourceActivity
+from llama_index_agentic_kb.evaluation.meter import Cost
+from llama_index_agentic_kb.replay import Recording
+from llama_index_agentic_kb.retriever import AgenticRetriever
+from llama_index_agentic_kb.schema import Message, RetrievalRequest, SourceActivity
 from llama_index_agentic_kb.search.embedding_cache import EmbeddingCache
 from llama_index_agentic_kb.search.fusion import Ranked, interleave, reciprocal_rank_fusion
 
-__all__ = ["EFFORTS", "PLANNING", "SYSTEMS", "Found", "System", "check_systems", "make_systems"]
+__all__ = ["PLANNING", "SYSTEMS", "Found", "System", "check_systems", "make_systems"]
 
 DEPTH: Final = 100
 """Documents of each ranked list of the baselines."""
@@ -47,8 +47,8 @@ class Found:
         documents: Ids, best first, each once.
         cost: What it cost.
         plan: The queries that were searched.
-        activity: The account, as data; ours alone have one.
-        warnings: What ours told of: a plan that failed, a search that was lost.
+        activity: The account, as data; our systems alone have one.
+        warnings: What our systems warned of: a plan that failed, a search that was lost.
     """
 
     documents: list[str]
@@ -58,17 +58,15 @@ class Found:
     warnings: list[str] = field(default_factory=list)
 
 
+Ask = Callable[[EvaluationQuery], Awaitable[Found]]
+
+
 @dataclass(frozen=True, slots=True)
 class System:
-    """Something that finds documents.
-
-    Args:
-        name: Names it in reports.
-        ask: Asks it a question.
-    """
+    """Something that finds documents: its name in reports, and how it is asked."""
 
     name: str
-    ask: Callable[[EvaluationQuery], Awaitable[Found]]
+    ask: Ask
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +75,8 @@ class _Setting:
 
     corpus: CorpusIndex
     documents: int
-    llm: LLM | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-    record: Path | None = None
-
-    @property
-    def meter(self) -> Meter:
-        return self.corpus.meter
-
-
-Ask = Callable[[EvaluationQuery], Awaitable[Found]]
+    llm: LLM | None
+    record: Path | None
 
 
 def make_systems(
@@ -95,7 +85,6 @@ def make_systems(
     llm: LLM | Mapping[str, LLM] | None,
     *,
     documents: int,
-    options: Mapping[str, Any] | None = None,
     record: Path | None = None,
 ) -> list[System]:
     """Make systems by name.
@@ -105,22 +94,19 @@ def make_systems(
         corpus: What is searched.
         llm: Plans; or one by system's name; None where no system plans.
         documents: Documents of each ranking.
-        options: Further arguments of ``AgenticRetriever``, for our own; without any they have their defaults.
-        record: A folder in which our own keep each retrieval (``RecordedRetrieval``).
+        record: A folder in which our systems keep the replies of each question (``Recording``).
 
     Raises:
         ConfigurationError: A name is unknown, or a system needs a language model.
     """
     check_systems(names, llm)
-    models = {name: _model_of(name, llm) for name in names}
     return [
-        System(name, SYSTEMS[name](name, _Setting(corpus, documents, models[name], options or {}, record)))
-        for name in names
+        System(name, SYSTEMS[name](name, _Setting(corpus, documents, _model_of(name, llm), record))) for name in names
     ]
 
 
 def check_systems(names: Sequence[str], llm: LLM | Mapping[str, LLM] | None) -> None:
-    """Refuse what ``make_systems`` would refuse, before anything is embedded.
+    """Check what ``make_systems`` checks, before anything is embedded.
 
     Raises:
         ConfigurationError: A name is unknown, or a system needs a language model.
@@ -144,9 +130,12 @@ def _ids(nodes: Sequence[NodeWithScore]) -> list[str]:
 # -- the systems that ours are compared with -----------------------------------------------------------------------
 
 
+def _similar(corpus: CorpusIndex, top_k: int = DEPTH) -> list[BaseRetriever]:
+    return [index.as_retriever(similarity_top_k=top_k) for index in corpus.indexes.values()]
+
+
 def _dense(_: str, setting: _Setting) -> Ask:
-    retrievers = [index.as_retriever(similarity_top_k=DEPTH) for index in setting.corpus.indexes.values()]
-    return partial(_ask_plain, setting, retrievers)
+    return partial(_ask_plain, setting, _similar(setting.corpus))
 
 
 def _bm25(_: str, setting: _Setting) -> Ask:
@@ -154,35 +143,31 @@ def _bm25(_: str, setting: _Setting) -> Ask:
 
 
 async def _ask_plain(setting: _Setting, retrievers: Sequence[BaseRetriever], query: EvaluationQuery) -> Found:
-    with setting.meter.question() as metered:
+    with setting.corpus.meter.question() as reading:
         found = _by_score(await _lists(retrievers, query.text))
-    return Found(found[: setting.documents], metered.cost, [query.text])
+    return Found(found[: setting.documents], reading.cost, [query.text])
 
 
 def _hybrid(_: str, setting: _Setting) -> Ask:
     """Reciprocal rank fusion (k = 60) of the dense and the BM25 list, each 100 deep."""
-    dense = [index.as_retriever(similarity_top_k=DEPTH) for index in setting.corpus.indexes.values()]
-    lexical = list(setting.corpus.lexical.values())
+    dense, lexical = _similar(setting.corpus), list(setting.corpus.lexical.values())
 
     async def ask(query: EvaluationQuery) -> Found:
-        with setting.meter.question() as metered:
+        with setting.corpus.meter.question() as reading:
             similar = _by_score(await _lists(dense, query.text))
             worded = await _lists(lexical, query.text)
         in_turns = [fused.key for fused in interleave([Ranked(_ids(nodes)) for nodes in worded])]
         fused = reciprocal_rank_fusion([Ranked(similar[:DEPTH]), Ranked(in_turns[:DEPTH])])
-        return Found([one.key for one in fused][: setting.documents], metered.cost, [query.text])
+        return Found([item.key for item in fused][: setting.documents], reading.cost, [query.text])
 
     return ask
 
 
 def _query_fusion(_: str, setting: _Setting) -> Ask:
     """LlamaIndex's QueryFusionRetriever over the dense retrievers; with a model it generates 3 further queries."""
-    retrievers: list[BaseRetriever] = [
-        index.as_retriever(similarity_top_k=setting.documents) for index in setting.corpus.indexes.values()
-    ]
     llm = copy.copy(setting.llm or MockLLM())  # it sets its model's callback manager; with one query it asks none
     fusion = QueryFusionRetriever(
-        retrievers,
+        _similar(setting.corpus, setting.documents),
         llm=llm,
         mode=FUSION_MODES.RECIPROCAL_RANK,
         similarity_top_k=setting.documents,
@@ -192,9 +177,9 @@ def _query_fusion(_: str, setting: _Setting) -> Ask:
     llm.callback_manager = setting.corpus.manager
 
     async def ask(query: EvaluationQuery) -> Found:
-        with setting.meter.question() as metered:
+        with setting.corpus.meter.question() as reading:
             nodes = await asyncio.to_thread(fusion.retrieve, query.text)
-        return Found(_ids(nodes)[: setting.documents], metered.cost)
+        return Found(_ids(nodes)[: setting.documents], reading.cost)
 
     return ask
 
@@ -214,34 +199,35 @@ def _by_score(lists: Sequence[Sequence[NodeWithScore]]) -> list[str]:
 def _ours(effort: str, setting: _Setting) -> Ask:
     """``AgenticRetriever`` with its defaults; its cache of vectors is its own, so that no system warms another's."""
     llm = None if effort == "minimal" or setting.llm is None else with_handlers(setting.llm, setting.corpus.manager)
-    given = {"similarity_top_k": setting.documents, "embedding_cache": EmbeddingCache(), **setting.options}
-    retriever = AgenticRetriever(setting.corpus.sources(), llm=llm, effort=effort, **given)
-    return partial(_ask_ours, setting, retriever, None if setting.record is None else setting.record / effort)
-
-
-async def _ask_ours(
-    setting: _Setting, retriever: AgenticRetriever, folder: Path | None, query: EvaluationQuery
-) -> Found:
-    request = request_of(query)
-    with setting.meter.question() as metered:
-        retrieval = await arun(retriever.retrieval(request))
-    if folder is not None:
-        kept = RecordedRetrieval.of(retriever, request, retrieval, metered.replies)
-        await asyncio.to_thread(kept.save, folder / f"{quote(query.id, '')}.json")
-    metered.cost.searches = _searches(retrieval)
-    return Found(
-        _ids(retrieval.nodes),
-        metered.cost,
-        [sub_query.query for sub_query in retrieval.plan.sub_queries],
-        [record.to_dict() for record in retrieval.log.records],
-        [*retrieval.plan.warnings, *(f"{part.what}: {part.reason}" for part in retrieval.missing)],
+    retriever = AgenticRetriever(
+        setting.corpus.sources(),
+        llm=llm,
+        effort=effort,
+        similarity_top_k=setting.documents,
+        embedding_cache=EmbeddingCache(),
     )
 
+    async def ask(query: EvaluationQuery) -> Found:
+        turns = [*query.history, ("user", query.text)]
+        messages = [Message.model_validate({"role": role, "content": text}) for role, text in turns]
+        with setting.corpus.meter.question() as reading:
+            retrieval = await arun(retriever.retrieval(RetrievalRequest(messages=messages)))
+        if setting.record is not None:
+            model = "none" if llm is None else str(llm.metadata.model_name)
+            kept = Recording(question=query.text, model=model, effort=effort, replies=reading.replies)
+            kept.save(setting.record / effort / f"{quote(query.id, '')}.json")
+        searches = [record for record in retrieval.log.records if isinstance(record, SourceActivity)]
+        # Counted as the baselines': dense and BM25 of one source are two.
+        reading.cost.searches = sum(max(1, len(record.lanes or ())) for record in searches)
+        return Found(
+            _ids(retrieval.nodes),
+            reading.cost,
+            [sub_query.query for sub_query in retrieval.plan.sub_queries],
+            [record.to_dict() for record in retrieval.log.records],
+            [*retrieval.plan.warnings, *(f"{part.what}: {part.reason}" for part in retrieval.missing)],
+        )
 
-def _searches(retrieval: Retrieval) -> int:
-    """Count searches as those of the baselines are: dense and BM25 of one source are two."""
-    searches = [record for record in retrieval.log.records if isinstance(record, SourceActivity)]
-    return sum(max(1, len(record.lanes or ())) for record in searches)
+    return ask
 
 
 SYSTEMS: Final[Mapping[str, Callable[[str, _Setting], Ask]]] = {

@@ -82,7 +82,7 @@ def test_malformed_files_are_told_by_file_and_line(tmp_path: Path, changes: dict
 
 def test_a_folder_of_something_else_is_refused(tmp_path: Path) -> None:
     """What a BEIR-form folder holds is named."""
-    with pytest.raises(InvalidRequestError, match=r"corpus\.jsonl is missing: give a BEIR-form folder"):
+    with pytest.raises(InvalidRequestError, match=r"corpus\.jsonl is missing: a BEIR-form folder"):
         read_dataset(tmp_path)
 
 

@@ -13,9 +13,9 @@ from llama_index_agentic_kb.evaluation import (
     CorpusIndex,
     Dataset,
     EvaluationQuery,
-    GoldPlans,
     PlannedLLM,
-    RecordedPlans,
+    gold_steps,
+    recorded_plans,
 )
 from llama_index_agentic_kb.prompts import Passage, format_passages
 
@@ -29,14 +29,14 @@ def question(dataset: Dataset) -> str:
 
 def test_gold_fields_are_steps(dataset: Dataset) -> None:
     """Operations need no search; a rewrite is the one step of a set without decompositions."""
-    steps = GoldPlans().steps(dataset.queries[0])
+    steps = gold_steps(dataset.queries[0])
     assert [(step.id, step.depends_on, step.answers) for step in steps] == [
         ("1", (), ("Marta Lindqvist",)),
         ("2", ("1",), ("3 May 1960",)),
     ]
-    assert GoldPlans().steps(dataset.queries[1]) == []
+    assert gold_steps(dataset.queries[1]) == []
     rewritten = EvaluationQuery("x", "and then?", fields={"rewrite": "What came then?"})
-    assert [step.text for step in GoldPlans().steps(rewritten)] == ["What came then?"]
+    assert [step.text for step in gold_steps(rewritten)] == ["What came then?"]
 
 
 def test_recorded_plans_keep_what_was_not_found(tmp_path: Path) -> None:
@@ -44,19 +44,17 @@ def test_recorded_plans_keep_what_was_not_found(tmp_path: Path) -> None:
     file = tmp_path / "plans.jsonl"
     row = {"_id": "b1", "plan": [{"id": 1, "text": "x?", "depends_on": []}], "answers": {"1": None}, "final": "no"}
     file.write_text(json.dumps(row), encoding="utf-8")
-    plans = RecordedPlans.load(file)
-    assert "plans.jsonl" in plans.name
-    assert [step.answers for step in plans.steps(EvaluationQuery("b1", "?"))] == [()]
-    assert plans.steps(EvaluationQuery("other", "?")) == []
+    (steps,) = recorded_plans(file).values()
+    assert [step.answers for step in steps] == [()]
     file.write_text('{"_id": "b1"}', encoding="utf-8")
     with pytest.raises(InvalidRequestError, match=r"plans\.jsonl, line 1: no recorded plan"):
-        RecordedPlans.load(file)
+        recorded_plans(file)
 
 
 @pytest.mark.parametrize("effort", ["low", "medium"])
 def test_given_plans_go_the_way_of_every_plan(dataset: Dataset, corpus: CorpusIndex, effort: str) -> None:
     """At low the second step is searched in the question's words, at medium with the gold answer."""
-    retriever = AgenticRetriever(corpus.sources(), llm=PlannedLLM(GoldPlans(), dataset.queries), effort=effort)
+    retriever = AgenticRetriever(corpus.sources(), llm=PlannedLLM("gold", gold_steps, dataset.queries), effort=effort)
     retrieval = run(retriever.retrieval(retriever.request_for(question(dataset))))
     queries = [sub_query.query for sub_query in retrieval.plan.sub_queries]
     last = "When did Marta Lindqvist die?" if effort == "medium" else "When did Who directed Silent Harbour die?"
@@ -65,7 +63,7 @@ def test_given_plans_go_the_way_of_every_plan(dataset: Dataset, corpus: CorpusIn
 
 def test_the_same_plans_behind_a_server(dataset: Dataset, corpus: CorpusIndex, serve: Serve) -> None:
     """Through the real OpenAI client over HTTP the plan is the same."""
-    planned = PlannedLLM(GoldPlans(), dataset.queries)
+    planned = PlannedLLM("gold", gold_steps, dataset.queries)
     server = serve(lambda request: planned.reply_to(request.text))
     found = []
     for llm in (planned, server.llm()):
@@ -101,7 +99,7 @@ COMPARED = EvaluationQuery(
 
 def test_steps_of_one_form_are_told_by_their_answers() -> None:
     """Both steps ask when somebody died: the name in the query tells; an answer that nobody recorded is none."""
-    planned = PlannedLLM(GoldPlans(), [COMPARED])
+    planned = PlannedLLM("gold", gold_steps, [COMPARED])
     found = findings_of(
         planned, findings_prompt(COMPARED, "b7: When did Marta Lindqvist die?\nb8: When did Weber die?")
     )
@@ -113,7 +111,7 @@ def test_steps_of_one_form_are_told_by_their_answers() -> None:
 
 def test_an_answer_names_the_passage_that_holds_it() -> None:
     """Out of several the one that has most of the question's words, titles counted; none where no passage does."""
-    planned = PlannedLLM(GoldPlans(), [COMPARED])
+    planned = PlannedLLM("gold", gold_steps, [COMPARED])
     passages = (
         Passage(1, "A letter", "Jonas Weber wrote it."),
         Passage(2, "Red Orchard", "A film of 1940 directed by Jonas Weber."),
@@ -129,7 +127,7 @@ def test_questions_of_the_same_words_are_told_by_their_conversations() -> None:
         EvaluationQuery(str(at), "And then?", history=(("user", before),), fields={"rewrite": f"What after {before}?"})
         for at, before in enumerate(("Apollo 11", "Gemini 4"))
     ]
-    planned = PlannedLLM(GoldPlans(), asked)
+    planned = PlannedLLM("gold", gold_steps, asked)
     for query, before in zip(asked, ("Apollo 11", "Gemini 4"), strict=True):
         prompt = f"<conversation>\nuser: {before}\nuser: And then?\n</conversation>\n\nQuestion: {query.text}\nPlan:"
         assert f"What after {before}?" in planned.reply_to(prompt)
@@ -137,7 +135,7 @@ def test_questions_of_the_same_words_are_told_by_their_conversations() -> None:
 
 def test_other_prompts_are_refused(dataset: Dataset) -> None:
     """It is no model: what is not asked of a plan has no answer."""
-    planned = PlannedLLM(GoldPlans(), dataset.queries)
+    planned = PlannedLLM("gold", gold_steps, dataset.queries)
     with pytest.raises(LLMError, match="no question of the evaluation set"):
         planned.reply_to("Question: What else?\nPlan:")
     with pytest.raises(LLMError, match="no others"):
@@ -147,5 +145,5 @@ def test_other_prompts_are_refused(dataset: Dataset) -> None:
 def test_queries_of_a_fusion_retriever_are_the_steps(dataset: Dataset) -> None:
     """LlamaIndex's QueryFusionRetriever gets the gold queries, one a line, references left out."""
     prompt = f"a helpful assistant that generates multiple search queries\nQuery: {question(dataset)}\nQueries:"
-    queries = PlannedLLM(GoldPlans(), dataset.queries).complete(prompt).text.splitlines()
+    queries = PlannedLLM("gold", gold_steps, dataset.queries).complete(prompt).text.splitlines()
     assert queries == ["Who directed Silent Harbour?", "When did die?"]

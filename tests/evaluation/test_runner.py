@@ -13,24 +13,23 @@ from llama_index_agentic_kb.evaluation import (
     Dataset,
     EvaluationQuery,
     EvaluationRun,
-    GoldPlans,
     PlannedLLM,
     System,
-    aevaluate,
-    compare_runs,
     evaluate,
+    gold_steps,
     make_systems,
-    summarize,
 )
 from llama_index_agentic_kb.evaluation.report import render_difference, render_run
 from llama_index_agentic_kb.evaluation.systems import SYSTEMS, Found
 
+ORACLE = "ORACLE plans (gold fields)"
+
 
 @pytest.fixture(scope="module")
 def run(dataset: Dataset, corpus: CorpusIndex) -> EvaluationRun:
-    planned = PlannedLLM(GoldPlans(), dataset.queries)
+    planned = PlannedLLM(ORACLE, gold_steps, dataset.queries)
     made = make_systems(list(SYSTEMS), corpus, planned, documents=2)
-    return evaluate(dataset, made, plans=GoldPlans().name, cutoffs=[1, 2])
+    return evaluate(dataset, made, plans=ORACLE, cutoffs=[1, 2])
 
 
 def test_every_system_answers_every_question(run: EvaluationRun) -> None:
@@ -66,20 +65,14 @@ def test_costs_are_counted(run: EvaluationRun) -> None:
 
 def test_costs_of_questions_side_by_side_are_kept_apart(dataset: Dataset, corpus: CorpusIndex) -> None:
     """Eight askings at once cost what one alone costs, each."""
-    planned = PlannedLLM(GoldPlans(), dataset.queries)
-    (system,) = make_systems(["medium"], corpus, planned, documents=2, options={"embedding_cache": None})
+    planned = PlannedLLM(ORACLE, gold_steps, dataset.queries)
+    (system,) = make_systems(["medium"], corpus, planned, documents=2)
 
     async def ask(times: int) -> list[Any]:
         return [found.cost for found in await asyncio.gather(*(system.ask(dataset.queries[0]) for _ in range(times)))]
 
     (alone,) = asyncio.run(ask(1))
     assert asyncio.run(ask(8)) == [alone] * 8
-
-
-async def test_a_run_inside_a_loop(dataset: Dataset, corpus: CorpusIndex) -> None:
-    """Notebooks have a running loop."""
-    told = await aevaluate(dataset, make_systems(["bm25"], corpus, None, documents=2), cutoffs=[1])
-    assert len(told.systems[0].results) == 2
 
 
 def test_query_fusion_without_a_model_asks_none(dataset: Dataset, corpus: CorpusIndex) -> None:
@@ -102,7 +95,7 @@ def test_a_failing_question_is_a_result(dataset: Dataset) -> None:
         return Found(["d6"])
 
     seen: list[Any] = []
-    failed = evaluate(dataset, [System("odd", ask)], cutoffs=[1], progress=lambda *told: seen.append(told))
+    failed = evaluate(dataset, [System("odd", ask)], cutoffs=[1], progress=lambda *state: seen.append(state))
     assert [(r.error, r.metrics["R@1"]) for r in failed.systems[0].results] == [
         ("RuntimeError: no luck", 0.0),
         (None, 1.0),
@@ -122,7 +115,7 @@ def test_unknown_systems_and_missing_models_are_refused(corpus: CorpusIndex) -> 
 def shown(run: EvaluationRun) -> str:
     console = Console(width=250, record=True, file=None, force_terminal=False)
     with console.capture() as captured:
-        console.print(render_run(run))
+        console.print(render_run(run, run.summary()))
     return captured.get()
 
 
@@ -152,51 +145,50 @@ def made_up(**documents: list[list[str]]) -> EvaluationRun:
 
 def test_a_run_in_numbers() -> None:
     """By kind, beside the baseline, and what a plan was worth: 6 of 8 gained, 1 lost, worked out by hand."""
-    told = made_up(
+    run = made_up(
         hybrid=[["x"], ["x"], [], []], minimal=[["x"], [], [], []], low=[["y"], ["x", "y"], ["x", "y"], ["z", "x"]]
     )
-    hybrid, minimal, low = summarize(told)
-    assert {name: kind.questions for name, kind in low.kinds.items()} == {"all": 4, "a": 3, "b": 2}
-    assert low.kinds["all"].metrics["R@2"].mean == pytest.approx((0.5 + 1 + 1 + 0.5) / 4)
-    assert low.kinds["b"].metrics["All@2"].mean == 1
-    assert low.kinds["a"].differences["R@2"].mean == pytest.approx((0 + 0.5 + 0.5) / 3)
-    assert low.kinds["b"].differences["R@2"].significant
-    assert not hybrid.kinds["all"].differences
-    assert minimal.plan_value is None
-    assert low.plan_value is not None
-    assert [low.plan_value.gained, low.plan_value.lost] == pytest.approx([6 / 8, 1 / 8])
-    assert "50.0 (+50.0)" in shown(told)
-    assert "100.0 (+100.0*)" in shown(told)
+    hybrid, minimal, low = run.summary()
+    kinds = low["kinds"]
+    assert {name: kind["questions"] for name, kind in kinds.items()} == {"all": 4, "a": 3, "b": 2}
+    assert kinds["all"]["metrics"]["R@2"]["mean"] == pytest.approx((0.5 + 1 + 1 + 0.5) / 4)
+    assert kinds["b"]["metrics"]["All@2"]["mean"] == 1
+    assert kinds["a"]["differences"]["R@2"]["mean"] == pytest.approx((0 + 0.5 + 0.5) / 3)
+    assert (hybrid["kinds"]["all"]["differences"], minimal["plan_value"]) == ({}, None)
+    assert low["plan_value"] == {"gained": pytest.approx(6 / 8), "lost": pytest.approx(1 / 8)}
+    assert "50.0 (+50.0)" in shown(run)
+    assert "100.0 (+100.0*)" in shown(run)
+
+
+def compared(first: EvaluationRun, second: EvaluationRun) -> str:
+    console = Console(width=200)
+    with console.capture() as captured:
+        console.print(render_difference(first, second))
+    return captured.get()
 
 
 def test_two_runs_are_compared(run: EvaluationRun) -> None:
-    """Evidence gained and lost, by question; other sets are refused."""
+    """Evidence gained and lost, by question; what keeps runs from being alike; other sets are refused."""
     changed = EvaluationRun.from_dict(json.loads(json.dumps(run.to_dict())))
     changed.systems[0].results[1].documents = ["d6", "d1"]
     changed.systems[0].results[0].documents = []
     changed.systems[0].results[0].plan = ["another"]
-    difference = compare_runs(run, changed)
-    changes = difference.systems[0].changes
-    assert changes[0].plan_changed
-    assert changes[0].lost
-    assert not any(change.gained or change.lost for one in difference.systems[1:] for change in one.changes)
-    console = Console(width=200)
-    with console.capture() as captured:
-        console.print(render_difference(difference))
-    assert "dense b1: gained -, lost" in captured.get()
-    assert "planned another; before When did the director" in captured.get()
-    assert difference.notes == ()
+    report = compared(run, changed)
+    assert report.startswith("From the first run to the second")
+    assert report.count(": gained") == 1
+    assert "dense b1: gained -, lost" in report
+    assert "planned another; before When did the director" in report
     changed.plans = "other plans"
     changed.settings = {"concurrency": 1}
     changed.systems = changed.systems[:2]
-    assert [note.split(":")[0] for note in compare_runs(run, changed).notes] == [
+    assert [note.split(":")[0] for note in compared(run, changed).splitlines()[:3]] == [
         "plans differ",
         "concurrency differs",
         "only one of the runs has auto, hybrid, low, medium, minimal, query_fusion; left out",
     ]
     changed.systems = []
     with pytest.raises(InvalidRequestError, match="no system in common"):
-        compare_runs(run, changed)
+        compared(run, changed)
     changed.dataset = "another"
     with pytest.raises(InvalidRequestError, match="can't be compared"):
-        compare_runs(run, changed)
+        compared(run, changed)
