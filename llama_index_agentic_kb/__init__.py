@@ -53,12 +53,13 @@ if TYPE_CHECKING:
     from llama_index_agentic_kb.grounding import arank as arank
     from llama_index_agentic_kb.grounding import check_grounding as check_grounding
     from llama_index_agentic_kb.grounding import rank as rank
-    from llama_index_agentic_kb.guard.breaker import BreakerPolicy as BreakerPolicy
     from llama_index_agentic_kb.guard.limits import InputLimits as InputLimits
     from llama_index_agentic_kb.guard.permissions import Permissions as Permissions
     from llama_index_agentic_kb.guard.permissions import acting_as as acting_as
-    from llama_index_agentic_kb.guard.retries import NO_RETRIES as NO_RETRIES
-    from llama_index_agentic_kb.guard.retries import RetryPolicy as RetryPolicy
+    from llama_index_agentic_kb.guard.resilience import NO_RETRIES as NO_RETRIES
+    from llama_index_agentic_kb.guard.resilience import BreakerPolicy as BreakerPolicy
+    from llama_index_agentic_kb.guard.resilience import Resilience as Resilience
+    from llama_index_agentic_kb.guard.resilience import RetryPolicy as RetryPolicy
     from llama_index_agentic_kb.index import AgenticVectorStoreIndex as AgenticVectorStoreIndex
     from llama_index_agentic_kb.knowledge_base import KnowledgeBase as KnowledgeBase
     from llama_index_agentic_kb.llm.openai_compatible import OpenAICompatible as OpenAICompatible
@@ -92,6 +93,7 @@ if TYPE_CHECKING:
     from llama_index_agentic_kb.search.fusion import relative_score_fusion as relative_score_fusion
     from llama_index_agentic_kb.search.rerank import Reranker as Reranker
     from llama_index_agentic_kb.sources import Facet as Facet
+    from llama_index_agentic_kb.sources import Fields as Fields
     from llama_index_agentic_kb.sources import FilterField as FilterField
     from llama_index_agentic_kb.sources import KnowledgeSource as KnowledgeSource
     from llama_index_agentic_kb.store import KnowledgeStore as KnowledgeStore
@@ -139,14 +141,15 @@ _HOMES = {
         "check_grounding",
         "rank",
     ),
-    "guard.breaker": ("BreakerPolicy",),
     "guard.limits": ("InputLimits",),
     "guard.permissions": (
         "Permissions",
         "acting_as",
     ),
-    "guard.retries": (
+    "guard.resilience": (
         "NO_RETRIES",
+        "BreakerPolicy",
+        "Resilience",
         "RetryPolicy",
     ),
     "index": ("AgenticVectorStoreIndex",),
@@ -191,6 +194,7 @@ _HOMES = {
     "search.rerank": ("Reranker",),
     "sources": (
         "Facet",
+        "Fields",
         "FilterField",
         "KnowledgeSource",
     ),

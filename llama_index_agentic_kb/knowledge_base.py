@@ -157,8 +157,7 @@ class KnowledgeBase(NotPickled, MetadataQueries, AnswerQueries):
                     info.description,
                     index=store.index(info.name),
                     metadata_reader=partial(store.metadata, info.name),
-                    hybrid=hybrid,
-                    lexical=store.lexical(info.name),
+                    hybrid=hybrid is not False and store.lexical(info.name),
                     permissions=allowed[info.name],
                 )
                 for info in store.sources()

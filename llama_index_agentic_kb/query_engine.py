@@ -46,7 +46,7 @@ from llama_index_agentic_kb._aio import (
 )
 from llama_index_agentic_kb._text import one_line
 from llama_index_agentic_kb.account import GuardedCallbacks
-from llama_index_agentic_kb.account.retry_budget import share_retries
+from llama_index_agentic_kb.account.budget import set_budget
 from llama_index_agentic_kb.errors import DeadlineExceededError
 from llama_index_agentic_kb.evidence.gathering import PROVENANCE_KEY
 from llama_index_agentic_kb.evidence.postprocessing import postprocess
@@ -321,7 +321,7 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
             retrieval.budget = replace(retrieval.budget, deadline=deadline_after(left))
             answered = Answered(retrieval, Synthesis(text=""))
             try:
-                share_retries(retrieval.budget.retries)
+                set_budget(retrieval.budget)
                 synthesis = await self._emitted(retrieval)
                 answered = Answered(retrieval, synthesis)
                 answered = await self.grounded(retrieval, synthesis, self.checks)

@@ -22,7 +22,7 @@ from llama_index.core.schema import NodeWithScore, QueryBundle
 from llama_index_agentic_kb._aio import Call, WorkerPool, arun, run
 from llama_index_agentic_kb._text import error_message
 from llama_index_agentic_kb.account import ActivityLog, Budget, GuardedCallbacks
-from llama_index_agentic_kb.account.retry_budget import share_retries
+from llama_index_agentic_kb.account.budget import set_budget
 from llama_index_agentic_kb.errors import (
     ConfigurationError,
     DeadlineExceededError,
@@ -34,7 +34,7 @@ from llama_index_agentic_kb.evidence.options import EvidenceOptions, as_processi
 from llama_index_agentic_kb.guard.conversations import ConversationOwner
 from llama_index_agentic_kb.guard.limits import DEFAULT_INPUT_LIMITS, InputLimits
 from llama_index_agentic_kb.guard.permissions import current_principal, merge_principals, set_principal
-from llama_index_agentic_kb.guard.retries import RetryPolicy
+from llama_index_agentic_kb.guard.resilience import RetryPolicy
 from llama_index_agentic_kb.guard.spotlighting import as_spotlighting
 from llama_index_agentic_kb.llm import LanguageModel, resolve_llm
 from llama_index_agentic_kb.planning import ClassificationSpec, EffortLimits, Planner, Scope
@@ -314,7 +314,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             retrieval_seconds=limits.seconds,
             retries=self.retries.budget(),
         )
-        share_retries(budget.retries)
+        set_budget(budget)
         log = ActivityLog(self.callback_manager, observer or self.observer)
         options = self.evidence
         if request.results_processing is not None:
@@ -330,10 +330,9 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         fan_out = FanOut(
             selected,
             log,
-            budget,
             top_k=max(limits.documents_per_search, self.similarity_top_k or 0, *_asked_documents(request)),
             search_seconds=limits.search_seconds,
-            most_searches=limits.searches,
+            max_searches=limits.searches,
             bundle=bundle,
             embedding_cache=None if self.embedding_cache is None else self.embedding_cache.of(principal),
         )

@@ -14,7 +14,7 @@ from pydantic import BaseModel
 from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, RetrievalResponse
 from llama_index_agentic_kb._aio import arun
 from llama_index_agentic_kb.errors import DeadlineExceededError, SynthesisError
-from llama_index_agentic_kb.guard.retries import RetryPolicy
+from llama_index_agentic_kb.guard.resilience import RetryPolicy
 from llama_index_agentic_kb.schema import ModelAnswerSynthesisActivity, Outcome
 from llama_index_agentic_kb.synthesizers import extractive as late
 from llama_index_agentic_kb.synthesizers.extractive import partial_answer
@@ -108,7 +108,7 @@ def test_other_failures_are_raised() -> None:
 
 def test_retries_that_run_out_of_time_end_as_expiry() -> None:
     """Attempts that are given up one after the other use the time up, and the evidence is given."""
-    policy = RetryPolicy(first_wait=0.01, attempt_seconds=0.15, least_time=0)
+    policy = RetryPolicy(first_wait=0.01, attempt_seconds=0.15)
     kb = base(HANGS, retries=policy)
     assert missing_answer(kb.retrieve("Rain?"))
     assert len(kb.llm.calls) == 3  # type: ignore[union-attr]

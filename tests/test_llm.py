@@ -18,7 +18,7 @@ from llama_index.llms.openai import OpenAI
 from llama_index_agentic_kb import OpenAICompatible
 from llama_index_agentic_kb._aio import Call, aiterate, arun, deadline_after, iterate, run
 from llama_index_agentic_kb.errors import DeadlineExceededError, LLMError
-from llama_index_agentic_kb.guard.retries import NO_RETRIES, RetryPolicy
+from llama_index_agentic_kb.guard.resilience import NO_RETRIES, RetryPolicy
 from llama_index_agentic_kb.llm import (
     FALLBACK_CONTEXT_WINDOW,
     LanguageModel,

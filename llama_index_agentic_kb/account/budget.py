@@ -1,15 +1,26 @@
-"""One budget a request: a deadline, and how much of everything it may give back."""
+"""One budget a request: a deadline, how much it may return, and how many retries its calls may make.
+
+A door sets it once in the context (``set_budget``); whatever the request calls reads it there (``current_budget``).
+"""
 
 from __future__ import annotations
 
+import threading
 import time
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Final
 
 from llama_index_agentic_kb._aio import deadline_after, earliest
-from llama_index_agentic_kb.account.retry_budget import RetryBudget
+from llama_index_agentic_kb.errors import ConfigurationError
 
-__all__ = ["Budget"]
+__all__ = ["DEFAULT_SHARE", "MIN_RETRIES", "Budget", "RetryBudget", "current_budget", "set_budget"]
+
+DEFAULT_SHARE: Final = 0.2
+"""Retries per call: Envoy's ``retry_budget.budget_percent`` of 20 %."""
+
+MIN_RETRIES: Final = 5
+"""Retries of a request, however few calls it makes."""
 
 LAST_SHARE: Final = 0.05
 """The part of the whole time that is kept after the answer, to give what arrived where it came too late ..."""
@@ -18,9 +29,47 @@ LAST_SECONDS: Final = 0.5
 """... and seconds of it at most."""
 
 
+class RetryBudget:
+    """Bounds the retries of a request by a share of its calls, so that trouble is not multiplied. Thread-safe.
+
+    With a share of 0.2 and a minimum of 5, a request of four calls may retry five times, one of a hundred calls twenty
+    times. Bounding by a share is Envoy's ``retry_budget``, and the Google SRE book's advice (chapter 22).
+
+    Args:
+        share: Retries per call, 0 or more.
+        minimum: Retries that are allowed however few calls were made, 0 or more.
+
+    Raises:
+        ConfigurationError: A number is negative.
+    """
+
+    def __init__(self, share: float = DEFAULT_SHARE, minimum: int = MIN_RETRIES) -> None:
+        if not (share >= 0 and minimum >= 0):
+            raise ConfigurationError(f"a retry budget's share and minimum must be 0 or more: {share}, {minimum}")
+        self.share = share
+        self.minimum = minimum
+        self.calls = 0
+        """How many calls were made, retries not counted."""
+        self.retries = 0
+        """How many retries were made."""
+        self._lock = threading.Lock()
+
+    def count_call(self) -> None:
+        """Count a call's first attempt."""
+        with self._lock:
+            self.calls += 1
+
+    def take(self) -> bool:
+        """Take one retry, and return whether there was one left."""
+        with self._lock:
+            left = self.retries < max(self.minimum, int(self.share * self.calls))
+            self.retries += left
+            return left
+
+
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a request may spend. Every wait in the house takes its timeout from it.
+    """What a request may spend. Every wait in the package takes its timeout from it.
 
     Args:
         started: ``time.monotonic()`` of the request's arrival.
@@ -104,3 +153,16 @@ class Budget:
     def retrieval_stage(self, seconds: float | None) -> float | None:
         """Give the deadline of a stage of the retrieval that may take ``seconds`` from now."""
         return earliest(self.retrieval_deadline, deadline_after(seconds))
+
+
+_current: ContextVar[Budget | None] = ContextVar("agentic_kb_budget", default=None)
+
+
+def set_budget(budget: Budget) -> None:
+    """Make a budget the one of all that is called from here on in this context: a door does so once a request."""
+    _current.set(budget)
+
+
+def current_budget() -> Budget:
+    """Return the budget of the request that this code runs for; outside of one, a new one without limits."""
+    return _current.get() or Budget.start()

@@ -128,7 +128,7 @@ class CorpusIndex:
     def sources(self) -> list[KnowledgeSource]:
         """Return the corpus as knowledge sources of the default kind: dense and BM25 side by side."""
         return [
-            KnowledgeSource(name, f"documents of {name}", index=index, lexical=self.lexical[name])
+            KnowledgeSource(name, f"documents of {name}", index=index, hybrid=self.lexical[name])
             for name, index in self.indexes.items()
         ]
 

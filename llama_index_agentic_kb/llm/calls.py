@@ -13,21 +13,23 @@ from typing import Any, Final, NoReturn
 
 from llama_index_agentic_kb._aio import Call, Stream
 from llama_index_agentic_kb.errors import DeadlineExceededError
-from llama_index_agentic_kb.guard.bulkhead import Place
-from llama_index_agentic_kb.llm.bulkhead import MODEL_PLACES, ModelBulkhead
+from llama_index_agentic_kb.guard.resilience import Bulkhead, Permit
 from llama_index_agentic_kb.llm.capabilities import has_native_async, is_openai
 from llama_index_agentic_kb.llm.connection import Connection, OnceClients, connection
 
-__all__ = ["ModelCalls", "OpenStream", "calls_of", "once", "retries_itself", "speaks_openai"]
+MODEL_PLACES: Final = 128
+"""Calls of one model object that may be under way at once, abandoned ones included; further ones wait."""
+
+__all__ = ["MODEL_PLACES", "ModelCalls", "OpenStream", "calls_of", "once", "retries_itself", "speaks_openai"]
 
 
 class OpenStream:
-    """A stream under way: its place, and what ends it."""
+    """A stream under way: its permit, and what ends it."""
 
     def __init__(self, deadline: float | None) -> None:
         self.deadline = deadline
         self.line = Connection(deadline)
-        self.place = Place()
+        self.permit = Permit()
         self.stream: Stream | None = None
 
 
@@ -42,7 +44,7 @@ class ModelCalls:
 
     def __init__(self, model: Any, what: str, failure: Callable[[Exception], Exception]) -> None:
         self.what = what
-        self.bulkhead = ModelBulkhead(what, MODEL_PLACES)
+        self.bulkhead = Bulkhead(what, MODEL_PLACES)
         self._model = weakref.ref(model)
         self._as_failure = failure
         self._clients = OnceClients()
@@ -61,7 +63,7 @@ class ModelCalls:
             Exception: It failed; where that is another error than its client's own, the client's is the cause.
             DeadlineExceededError: It did not return in time.
         """
-        line, place = Connection(deadline), Place()
+        line, permit = Connection(deadline), Permit()
         call = Call(
             sync=self._sync(line, llm, method, given, asked),
             native=self._native(llm, method, given, asked),
@@ -69,11 +71,11 @@ class ModelCalls:
             what=self.what,
         )
         try:
-            return await self.bulkhead.call(call, place)
+            return await self.bulkhead.call(call, permit)
         except Exception as error:  # noqa: BLE001 (raised again, in one kind)
             self._raise(error, deadline)
         finally:
-            _hang_up(line, place)
+            _hang_up(line, permit)
 
     async def open(self, llm: Any, method: str, *given: Any, deadline: float | None, **asked: Any) -> OpenStream:
         """Open a stream, to be read by ``next`` and closed by ``close``; see ``call``."""
@@ -84,7 +86,7 @@ class ModelCalls:
             opened.stream = await self.bulkhead.open(
                 self._sync(opened.line, llm, method, given, asked),
                 self._native(llm, method, given, asked),
-                opened.place,
+                opened.permit,
                 deadline=deadline,
                 what=self.what,
             )
@@ -102,8 +104,8 @@ class ModelCalls:
 
     def close(self, opened: OpenStream) -> None:
         """Let go of a stream that is read no further."""
-        self.bulkhead.leave(opened.place)
-        _hang_up(opened.line, opened.place)
+        self.bulkhead.leave(opened.permit)
+        _hang_up(opened.line, opened.permit)
 
     def _raise(self, error: Exception, deadline: float | None) -> NoReturn:
         """Raise what a failed call is: one that fails at its deadline or after it was too late, no more."""
@@ -193,7 +195,7 @@ def once(twin: Any, model: Any) -> Any:
     return made
 
 
-def _hang_up(line: Connection, place: Place) -> None:
+def _hang_up(line: Connection, permit: Permit) -> None:
     """Free the thread of a call that was given up: what it reads from is closed."""
-    if place.at_work:
+    if permit.at_work:
         line.hang_up()

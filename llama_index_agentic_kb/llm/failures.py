@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from llama_index_agentic_kb._text import error_message, one_line, redacted_excerpt
 from llama_index_agentic_kb.errors import AgenticKBError, LLMError
-from llama_index_agentic_kb.guard.retries import breaks_connection, status_of
+from llama_index_agentic_kb.guard.failures import breaks_connection, status_of
 
 __all__ = ["as_llm_error"]
 

@@ -13,9 +13,9 @@ from llama_index.core.llms import LLM
 from llama_index_agentic_kb._aio import END, emit
 from llama_index_agentic_kb.account.callbacks import with_handlers
 from llama_index_agentic_kb.account.pickling import NotPickled
-from llama_index_agentic_kb.account.retry_budget import shared_retries
 from llama_index_agentic_kb.errors import DeadlineExceededError, LLMError
-from llama_index_agentic_kb.guard.retries import NO_RETRIES, RetryPolicy, is_transient, retried
+from llama_index_agentic_kb.guard.failures import is_transient
+from llama_index_agentic_kb.guard.resilience import NO_RETRIES, RetryPolicy, retried
 from llama_index_agentic_kb.llm.calls import OpenStream, calls_of, once, retries_itself
 from llama_index_agentic_kb.llm.capabilities import chats, is_openai, model_name, prompt_of, stream_kwargs
 from llama_index_agentic_kb.llm.failures import as_llm_error
@@ -182,7 +182,7 @@ class LanguageModel(NotPickled):
             await self._read_once(messages, each, reply, until, at_most, kwargs)
             return reply
 
-        return await self._retried(attempt, deadline, worth=lambda error: not reply.text and is_transient(error))
+        return await self._retried(attempt, deadline, is_worth=lambda error: not reply.text and is_transient(error))
 
     async def _read_once(
         self,
@@ -224,9 +224,9 @@ class LanguageModel(NotPickled):
         self,
         attempt: Callable[[float | None], Coroutine[Any, Any, Reply]],
         deadline: float | None,
-        worth: Callable[[BaseException], bool] | None = None,
+        is_worth: Callable[[BaseException], bool] = is_transient,
     ) -> Reply:
-        return await retried(attempt, policy=self._retries, budget=shared_retries(), deadline=deadline, worth=worth)
+        return await retried(attempt, policy=self._retries, deadline=deadline, is_worth=is_worth)
 
     def _asked(
         self, method: str, messages: Sequence[ChatMessage], kwargs: dict[str, Any]

@@ -11,7 +11,7 @@ from llama_index.core.base.llms.types import ChatResponse, CompletionResponse
 from llama_index.core.callbacks.token_counting import get_tokens_from_response
 
 from llama_index_agentic_kb.errors import LLMError
-from llama_index_agentic_kb.guard.retries import status_of
+from llama_index_agentic_kb.guard.failures import status_of
 
 __all__ = [
     "CUT_SHORT",

@@ -6,8 +6,7 @@ from typing import Any
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
 
-from llama_index_agentic_kb.account.retry_budget import shared_retries
-from llama_index_agentic_kb.guard.retries import NO_RETRIES, RetryPolicy, retried
+from llama_index_agentic_kb.guard.resilience import NO_RETRIES, RetryPolicy, retried
 from llama_index_agentic_kb.llm.calls import calls_of, once, retries_itself
 
 __all__ = ["remotely"]
@@ -41,7 +40,7 @@ async def remotely(
         return await calls.call(asked, method, given, deadline=until)
 
     policy = NO_RETRIES if retries_itself(model) else POLICY
-    return await retried(attempt, policy=policy, budget=shared_retries(), deadline=deadline)
+    return await retried(attempt, policy=policy, deadline=deadline)
 
 
 def _as_it_is(error: Exception) -> Exception:

@@ -3,11 +3,13 @@
 from llama_index_agentic_kb.sources.base import KnowledgeSource, SearchResult
 from llama_index_agentic_kb.sources.documents import SourceDocument, ValueGroup
 from llama_index_agentic_kb.sources.facets import Facet, FacetBucket
+from llama_index_agentic_kb.sources.fields import Fields
 from llama_index_agentic_kb.sources.planner_filters import FilterField
 
 __all__ = [
     "Facet",
     "FacetBucket",
+    "Fields",
     "FilterField",
     "KnowledgeSource",
     "SearchResult",

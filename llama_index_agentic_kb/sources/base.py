@@ -1,17 +1,18 @@
-"""A knowledge source: one thing that can be searched, its fields, its filters and its bulkhead.
+"""A knowledge source: one thing that can be searched, its fields, its filters, and how its calls are made.
 
-This is the one place where the effective filter of a search is computed (mandatory AND caller AND planner) and where
-each returned node is checked against it again.
+This is the one place where the effective filter of a search is computed (mandatory AND caller AND planner); each
+returned node is checked against it again (``sources.search``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Awaitable, Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Final, TypeAlias
 
 from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.indices.base import BaseIndex
 from llama_index.core.schema import NodeWithScore, QueryBundle
 from llama_index.core.vector_stores.types import MetadataFilters
@@ -19,15 +20,14 @@ from llama_index.core.vector_stores.types import MetadataFilters
 from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb.account.pickling import NotPickled
 from llama_index_agentic_kb.errors import ConfigurationError, DeniedError
-from llama_index_agentic_kb.guard.breaker import BreakerPolicy
 from llama_index_agentic_kb.guard.permissions import Permissions
-from llama_index_agentic_kb.guard.pipeline import Health, Progress, ResiliencePipeline
-from llama_index_agentic_kb.guard.retries import RetryPolicy
+from llama_index_agentic_kb.guard.resilience import NO_RETRIES, CallProgress, Health, Resilience, ResilientCalls
 from llama_index_agentic_kb.schema import FilterNode, Principal, SourceData, all_of
 from llama_index_agentic_kb.search.lexical import LexicalSearch
-from llama_index_agentic_kb.sources.fields import SourceFields
+from llama_index_agentic_kb.sources.fields import Fields
 from llama_index_agentic_kb.sources.filters import FilterLike, lower, to_tree
 from llama_index_agentic_kb.sources.index import (
+    has_native_async,
     index_retriever,
     query_embedding_model,
     refusal,
@@ -35,15 +35,21 @@ from llama_index_agentic_kb.sources.index import (
     search_kind,
 )
 from llama_index_agentic_kb.sources.lexical import lexical_for
-from llama_index_agentic_kb.sources.metadata import MetadataReader
 from llama_index_agentic_kb.sources.planner_filters import FilterField, declared_fields
 from llama_index_agentic_kb.sources.recursion import bounded, own_recursion
-from llama_index_agentic_kb.sources.results import NodeKey, NodeList, SearchResult, distinct_nodes, node_key
-from llama_index_agentic_kb.sources.search import BundleFlow, PreparedSource, SourceWays
-from llama_index_agentic_kb.sources.settings import SEARCH_BREAKER, SEARCH_RETRIES, check_numbers, grace_of
+from llama_index_agentic_kb.sources.search import (
+    NodeKey,
+    NodeList,
+    PreparedSource,
+    SearchResult,
+    distinct_nodes,
+    node_key,
+    search_prepared,
+)
 
 __all__ = [
     "KnowledgeSource",
+    "MetadataReader",
     "NodeKey",
     "NodeList",
     "PreparedSource",
@@ -52,7 +58,11 @@ __all__ = [
     "node_key",
 ]
 
-RetrieverFactory = Callable[[MetadataFilters | None], BaseRetriever]
+RetrieverFactory: TypeAlias = Callable[[MetadataFilters | None], BaseRetriever]
+MetadataReader: TypeAlias = Callable[[], Iterable[tuple[str, Mapping[str, Any]]]]
+"""Returns the document's id and the metadata of each chunk of a source, a document's chunks one after the other."""
+
+DEFAULT_RESILIENCE: Final = Resilience()
 
 
 class KnowledgeSource(NotPickled):
@@ -63,52 +73,35 @@ class KnowledgeSource(NotPickled):
         description: What is in it, for the planner to choose by.
         index: Any LlamaIndex index. Its retriever is made anew for each effective filter.
         retriever: Any LlamaIndex retriever. It can't take filters: a search under one is denied.
-        retriever_factory: Takes ``MetadataFilters`` or None and gives a retriever that applies them.
+        retriever_factory: Takes ``MetadataFilters`` or None and returns a retriever that applies them; called for each
+            search.
         retriever_kwargs: Further arguments of the index's ``as_retriever`` (``vector_store_query_mode``, ...); its
             ``filters`` join the mandatory filter, its ``similarity_top_k`` stands in for this class's own.
-        kind: The ``type`` of its references and activity records. Default "searchIndex".
         filters: The mandatory filter. No request, plan or parameter can widen it.
         permissions: The metadata fields that say who may see a document. Each request then needs a ``Principal``, and
             finds what that one may see; without one the source is denied.
         filterable: The metadata fields that a planner may filter on, by name; None lets it make no filters.
-        metadata_reader: Gives the document's id and the metadata of each chunk, a document's chunks one after the
-            other, for facets and lists; None reads them from the index where it keeps its nodes.
-        title_field: Metadata key of a document's title. Default "title", then the file name.
-        content_field: Metadata key of the content to cite; None is the node's text.
-        url_field: Metadata key of a document's URL. Default "url".
-        key_field: Metadata key of a document's key; None is the source document's id.
-        terms_field: Metadata key of a document's terms, shown in extracts; None shows none.
+        metadata_reader: Reads the metadata of what the source holds, for facets and lists; None reads them from the
+            index where it keeps its nodes.
+        fields: The metadata keys of its documents' title, URL, ...
         weight: How much its results count in fusion beside those of others. Above 0. Default 1.
         similarity_top_k: Documents of each search; None is the effort's own number.
-        always_query: Whether each sub-query goes to it, whatever the planner chose.
-        timeout: Seconds that one search may take; None is the effort's own number.
-        straggler_grace: Seconds that are waited for this source when the others have answered and it is at work
-            (three times as many before its first answer; twice its usual time, or the others', where that is more).
-            None waits for its whole timeout. Default 1, and None for a source whose ``timeout`` is set.
-        max_concurrency: Searches of this source that are under way at once, on threads and event loops together;
-            more wait their turn, those of its lexical side apart. One that was given up holds its place until it
-            returns. Default 8: a Chroma server does no more with more.
-        breaker: When the source is left alone after failures, and for how long; None never leaves it alone. Default
-            after 5 failures in a row or 10 of the last 20, for 10 s.
-        retries: How often a search is tried again whose failure is worth it (a refused or reset connection, the
-            statuses 429 and 503), out of the request's retry budget. Default once. ``NO_RETRIES`` never does.
-        hedge_after: Seconds after which a search that has not answered is made a second time beside the first, or a
-            percentile of the source's last answers ("p95"). The first answer wins, the other is stopped; each costs
-            the retry budget one. Default None, never.
+        resilience: Its timeout, concurrency, retries and circuit breaker, and how long it is waited for when the
+            others have answered.
         native_async: Whether ``aretrieve`` really awaits; None finds out as far as it can. A source that blocks the
             event loop in its async method should be given False. An async-only retriever raises NotImplementedError
             from ``_retrieve``: sync calls then take its async way.
-        hybrid: Whether each search asks a lexical index (BM25) beside the source, with a ranked list of its own.
-            None does where it can be had cheaply: one is given, or a ``VectorStoreIndex`` that is searched plainly
-            is small enough to index in memory (see ``sources.lexical``). True demands it, False forgoes it.
-        lexical: What to ask. It has to apply filters; what it returns is checked again.
+        hybrid: Whether each search asks a lexical index (BM25) beside the source, with a ranked list of its own: one
+            that is given here (it has to apply filters; what it returns is checked again), or one that is made in
+            memory (``sources.lexical``). None makes one where that is cheap, True demands it, False forgoes it.
 
     Raises:
-        ConfigurationError: Not exactly one of index, retriever and retriever_factory is given, a field is unusable, or
-            ``hybrid`` is True where there is no lexical index and none can be made.
-
-    ``health`` tells how the source stands at the moment.
+        ConfigurationError: Not exactly one of index, retriever and retriever_factory is given, an argument is unusable,
+            or ``hybrid`` is True where no lexical index can be made.
     """
+
+    kind = "searchIndex"
+    """The ``type`` of its references and activity records."""
 
     def __init__(
         self,
@@ -119,102 +112,117 @@ class KnowledgeSource(NotPickled):
         retriever: BaseRetriever | None = None,
         retriever_factory: RetrieverFactory | None = None,
         retriever_kwargs: Mapping[str, Any] | None = None,
-        kind: str = "searchIndex",
         filters: FilterLike = None,
         permissions: Permissions | None = None,
         filterable: Mapping[str, FilterField] | None = None,
         metadata_reader: MetadataReader | None = None,
-        title_field: str = "title",
-        content_field: str | None = None,
-        url_field: str = "url",
-        key_field: str | None = None,
-        terms_field: str | None = None,
+        fields: Fields = Fields(),  # noqa: B008 (frozen)
         weight: float = 1.0,
         similarity_top_k: int | None = None,
-        always_query: bool = False,
-        timeout: float | None = None,
-        straggler_grace: float | Literal["auto"] | None = "auto",
-        max_concurrency: int = 8,
-        breaker: BreakerPolicy | None = SEARCH_BREAKER,
-        retries: RetryPolicy = SEARCH_RETRIES,
-        hedge_after: float | str | None = None,
+        resilience: Resilience = DEFAULT_RESILIENCE,
         native_async: bool | None = None,
-        hybrid: bool | None = None,
-        lexical: LexicalSearch | None = None,
+        hybrid: bool | LexicalSearch | None = None,
     ) -> None:
         further = dict(retriever_kwargs or {})
         similarity_top_k = similarity_top_k or further.pop("similarity_top_k", None)
-        check_numbers(name, weight, similarity_top_k, timeout, max_concurrency)
-        if sum(given is not None for given in (index, retriever, retriever_factory)) != 1:
+        if not name.strip():
+            raise ConfigurationError("a source's name must not be empty")
+        if not (math.isfinite(weight) and weight > 0):
+            raise ConfigurationError(f"source {name!r}: weight must be above 0, got {weight}")
+        if similarity_top_k is not None and similarity_top_k <= 0:
+            raise ConfigurationError(f"source {name!r}: similarity_top_k must be above 0, got {similarity_top_k}")
+        if sum(over is not None for over in (index, retriever, retriever_factory)) != 1:
             raise ConfigurationError(f"source {name!r}: give exactly one of index, retriever and retriever_factory")
-        self.name = name
-        self.description = description
-        self.kind = kind
-        self.mandatory = all_of(to_tree(filters), to_tree(further.pop("filters", None)))
         if permissions is not None and not isinstance(permissions, Permissions):
             raise ConfigurationError(
                 f"source {name!r}: permissions: expected Permissions, got {type(permissions).__name__}"
             )
+        self.name = name
+        self.description = description
+        self.mandatory = all_of(to_tree(filters), to_tree(further.pop("filters", None)))
         self.permissions = permissions
         self.filterable = declared_fields(name, filterable)
         self.metadata_reader = metadata_reader
-        self.fields = SourceFields(title_field, content_field, url_field, key_field, terms_field)
+        self.fields = fields
         self.weight = weight
         self.similarity_top_k = similarity_top_k
-        self.always_query = always_query
-        self.timeout = timeout
-        self._index = index
+        self.resilience = resilience
+        self.index = index
         self._retriever = retriever
         self._factory = retriever_factory
         self._retriever_kwargs = further
-        self.straggler_grace = grace_of(name, straggler_grace, timeout)
-        own = ResiliencePipeline(
-            f"source {name!r}", places=max_concurrency, breaker=breaker, retries=retries, hedge_after=hedge_after
-        )
-        words = ResiliencePipeline(f"lexical search of source {name!r}", places=max_concurrency, breaker=breaker)
-        self._search = SourceWays(name, own, words, native_async=native_async)
-        self._lexical = lexical_for(name, index, hybrid=hybrid, lexical=lexical, retriever_kwargs=further)
+        self._native_async = native_async
+        self._calls = ResilientCalls(f"source {name!r}", resilience)
+        unretried = replace(resilience, retries=NO_RETRIES)
+        self._lexical_calls = ResilientCalls(f"lexical search of source {name!r}", unretried)
+        self._lexical = lexical_for(name, index, hybrid=hybrid, retriever_kwargs=further)
 
     def __repr__(self) -> str:
-        """Name the source and what it is over."""
-        over = self._index or self._retriever or self._factory
+        """Return the source's name and what it is over."""
+        over = self.index or self._retriever or self._factory
         return f"{type(self).__name__}({self.name!r}, {type(over).__name__})"
 
-    # -- searching -------------------------------------------------------------------------------------------------
+    # -- filters ---------------------------------------------------------------------------------------------------
 
     def effective_filter(
         self, caller: FilterNode | None = None, planner: FilterNode | None = None
     ) -> FilterNode | None:
-        """Give the filter of a search: mandatory AND caller AND planner. None where none is set."""
+        """Return the filter of a search: mandatory AND caller AND planner. None where none is set."""
         return all_of(self.mandatory, caller, planner)
 
     def permitted(self, principal: Principal | None) -> FilterNode | None:
-        """Give the filter of what a principal may see; None where the source has no permissions declared.
+        """Return the filter of what a principal may see; None where the source has no permissions declared.
 
         Raises:
             DeniedError: It has, and there is no principal, or one that lacks what they ask for.
         """
         return None if self.permissions is None else self.permissions.filter_for(principal)
 
+    # -- health ----------------------------------------------------------------------------------------------------
+
     @property
     def health(self) -> Health:
         """How the source stands: searches at work, waiting and abandoned, and the state of its circuit breaker."""
-        return self._search.own.health
+        return self._calls.health
 
     @property
     def lexical_health(self) -> Health | None:
         """How its lexical side stands; None where it has none."""
-        return None if self._lexical is None else self._search.lexical.health
+        return None if self._lexical is None else self._lexical_calls.health
 
     @property
     def usual_seconds(self) -> float | None:
         """How long its last answers took, the middle one; None before the first."""
-        return self._search.own.latencies.median
+        return self._calls.median_seconds
+
+    # -- searching -------------------------------------------------------------------------------------------------
 
     @property
-    def prepares_at_once(self) -> bool:
-        """Whether ``prepare`` calls nothing of the user's that may take its time."""
-        return self._factory is None
+    def has_factory(self) -> bool:
+        """Whether ``prepare`` calls the user's code, which may take its time."""
+        return self._factory is not None
+
+    def prepared(self, filters: FilterNode | None, top_k: int) -> PreparedSource:
+        """Return a retriever that applies the effective filter; not for a source with a factory.
+
+        Args:
+            filters: What ``effective_filter`` returned.
+            top_k: Documents of a search, unless the source has a number of its own.
+
+        Raises:
+            DeniedError: The filter can't be applied to this source.
+        """
+        if self.index is not None:
+            reason = refusal(self.index, filters)
+            if reason is not None:
+                raise self._denied(reason)
+            top_k = self.similarity_top_k or top_k
+            made = index_retriever(self.index, filters, top_k, self._retriever_kwargs)
+            return self._prepared(own_recursion(made, self.name), filters)
+        if filters is not None:
+            raise self._denied("a plain retriever can't take filters; use retriever_factory")
+        assert self._retriever is not None
+        return self._prepared(bounded(self._retriever, self.name), filters)
 
     async def prepare(
         self,
@@ -222,41 +230,43 @@ class KnowledgeSource(NotPickled):
         top_k: int,
         *,
         deadline: float | None = None,
-        progress: Progress | None = None,
+        progress: CallProgress | None = None,
     ) -> PreparedSource:
-        """Give a retriever that applies the effective filter.
+        """Return a retriever that applies the effective filter; see ``prepared``.
 
         Args:
-            filters: What ``effective_filter`` gave.
+            filters: What ``effective_filter`` returned.
             top_k: Documents of a search, unless the source has a number of its own.
             deadline: ``time.monotonic()`` at which a factory is given up.
-            progress: Told of a factory's calls.
+            progress: Notes a factory's calls.
 
         Raises:
             DeniedError: The filter can't be applied to this source.
             DeadlineExceededError: The factory did not return in time.
             SourceUnavailableError: The factory was not called: see ``search``.
         """
-        top_k = self.similarity_top_k or top_k
-        if self._index is not None:
-            why = refusal(self._index, filters)
-            if why is not None:
-                raise self._denied(why)
-            retriever = own_recursion(index_retriever(self._index, filters, top_k, self._retriever_kwargs), self.name)
-        elif self._factory is not None:
-            make = partial(self._factory, None if filters is None else lower(filters))
-            call = Call(sync=make, deadline=deadline, what=f"retriever factory of source {self.name!r}")
-            retriever = bounded((await self._search.own.call(call, progress or Progress())), self.name)
-        elif filters is not None:
-            raise self._denied("a plain retriever can't take filters; use retriever_factory")
-        else:
-            assert self._retriever is not None
-            retriever = bounded(self._retriever, self.name)
-        model, scale, kind = query_embedding_model(retriever), score_scale(retriever), search_kind(retriever)
-        # A retriever that turns out to search in a way of its own is left to it.
-        lexical = self._lexical if self._index is None or kind == "dense" else None
-        private = self.permissions is not None
-        return PreparedSource(retriever, filters, model, scale, kind, lexical, private)
+        if self._factory is None:
+            return self.prepared(filters, top_k)
+        make = partial(self._factory, None if filters is None else lower(filters))
+        call = Call(sync=make, deadline=deadline, what=f"retriever factory of source {self.name!r}")
+        return self._prepared(bounded(await self._calls.call(call, progress), self.name), filters)
+
+    def _prepared(self, retriever: BaseRetriever, filters: FilterNode | None) -> PreparedSource:
+        kind = search_kind(retriever)
+        return PreparedSource(
+            self.name,
+            retriever,
+            filters,
+            self._calls,
+            self._lexical_calls,
+            embed_model=query_embedding_model(retriever),
+            scale=score_scale(retriever),
+            kind=kind,
+            # A retriever that turns out to search in a way of its own is left to it.
+            lexical=self._lexical if self.index is None or kind == "dense" else None,
+            is_private=self.permissions is not None,
+            native_async=has_native_async(retriever) if self._native_async is None else self._native_async,
+        )
 
     async def search(
         self,
@@ -265,56 +275,60 @@ class KnowledgeSource(NotPickled):
         *,
         top_k: int,
         deadline: float | None,
-        complete: BundleFlow | None = None,
-        progress: Progress | None = None,
+        complete: Callable[[], Awaitable[QueryBundle]] | None = None,
+        progress: CallProgress | None = None,
     ) -> SearchResult:
         """Search with a fresh bundle and check what comes back.
 
         Args:
-            prepared: What ``prepare`` gave.
+            prepared: What ``prepare`` returned.
             bundle: The query; its vector is used where the retriever wants one.
             top_k: Documents to keep of each list, unless the source has a number of its own.
             deadline: ``time.monotonic()`` at which it is given up.
-            complete: Gives the bundle with its vector, for the retriever alone: a lexical search does not wait for it.
-            progress: Told of all calls; it holds the request's retry budget.
+            complete: Returns the bundle with its vector, for the retriever alone: a lexical search does not wait for
+                it.
+            progress: Notes all calls.
 
         Raises:
             RetrievalError: The source returned something that is no list of nodes.
             DeadlineExceededError: It did not answer in time.
             SourceUnavailableError: It was not asked: it failed too often lately, or too many calls wait for it.
         """
-        limit = self.similarity_top_k or top_k
-        given = complete or partial(_as_given, bundle)
-        query = bundle.query_str
-        return await self._search.search(prepared, query, given, limit=limit, deadline=deadline, progress=progress)
+
+        async def as_given() -> QueryBundle:
+            return bundle
+
+        return await search_prepared(
+            prepared,
+            bundle.query_str,
+            complete or as_given,
+            limit=self.similarity_top_k or top_k,
+            deadline=deadline,
+            progress=progress or CallProgress(),
+        )
 
     async def warm_up(self) -> None:
         """Load what the first search would have to load: embedding model and store. What fails is left to it."""
-        if self._index is None or refusal(self._index, self.mandatory) is not None:
+        if self.index is None or refusal(self.index, self.mandatory) is not None:
             return
-        prepared = await self.prepare(self.effective_filter(), 1)
-        bundle = QueryBundle("warm up")
-        given = partial(self._embedded, bundle, prepared.embed_model)
-        await self._search.search(prepared, bundle.query_str, given, limit=1, deadline=None)
+        prepared, bundle = self.prepared(self.mandatory, 1), QueryBundle("warm up")
 
-    async def _embedded(self, bundle: QueryBundle, model: BaseEmbedding | None) -> QueryBundle:
-        if model is not None:
-            warm = partial(model.get_query_embedding, bundle.query_str)
-            bundle.embedding = await self._search.own.plain_call(Call(sync=warm, what="embedding model"))
-        return bundle
+        async def embedded() -> QueryBundle:
+            if prepared.embed_model is not None:
+                warm = partial(prepared.embed_model.get_query_embedding, bundle.query_str)
+                bundle.embedding = await self._calls.bulkhead.call(Call(sync=warm, what="embedding model"))
+            return bundle
 
-    def _denied(self, why: str) -> DeniedError:
-        return DeniedError(f"source {self.name!r} was not searched: its filter can't be applied ({why})")
+        await self.search(prepared, bundle, top_k=1, deadline=None, complete=embedded)
+
+    def _denied(self, reason: str) -> DeniedError:
+        return DeniedError(f"source {self.name!r} was not searched: its filter can't be applied ({reason})")
 
     # -- fields ----------------------------------------------------------------------------------------------------
 
     def source_data(self, node: NodeWithScore) -> SourceData:
-        """Give a node's document under uniform keys. Whom it is shared with is not told to its readers."""
+        """Return a node's document under uniform keys, without whom it is shared with."""
         data = self.fields.data(node)
         if self.permissions is not None:
             data.metadata = self.permissions.without(data.metadata)
         return data
-
-
-async def _as_given(bundle: QueryBundle) -> QueryBundle:
-    return bundle

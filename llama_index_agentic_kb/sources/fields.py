@@ -11,11 +11,11 @@ from pydantic_core import to_jsonable_python
 from llama_index_agentic_kb._text import without_surrogates
 from llama_index_agentic_kb.schema import SourceData
 
-__all__ = ["SourceFields"]
+__all__ = ["Fields"]
 
 
 @dataclass(frozen=True, slots=True)
-class SourceFields:
+class Fields:
     """The metadata keys of a source's documents.
 
     Args:
@@ -33,7 +33,7 @@ class SourceFields:
     terms: str | None = None
 
     def data(self, node: NodeWithScore) -> SourceData:
-        """Give a node's document under uniform keys."""
+        """Return a node's document under uniform keys."""
         inner = node.node
         metadata = inner.metadata
         content = metadata.get(self.content) if self.content else None
@@ -54,7 +54,7 @@ class SourceFields:
 
 
 def _plain(value: Any) -> Any:
-    """Give a value of the metadata as JSON has it; what is none of JSON's as text."""
+    """Return a value of the metadata as JSON has it; what JSON does not have as text."""
     try:
         return _writable(to_jsonable_python(value, fallback=str, inf_nan_mode="null"))
     except ValueError:  # it holds itself, or bytes that are no text
@@ -62,7 +62,7 @@ def _plain(value: Any) -> Any:
 
 
 def _writable(value: Any) -> Any:
-    """Give JSON data without lone surrogates; it is not deep, see ``usable``."""
+    """Return JSON data without lone surrogates; it is not deep, see ``sources.cleaning``."""
     if isinstance(value, str):
         return without_surrogates(value)
     if isinstance(value, dict):

@@ -1,9 +1,18 @@
-"""Sources over a LlamaIndex index."""
+"""Sources over a LlamaIndex index: its retriever for one effective filter, and what can be known of it.
+
+Where a vector store offers a better search under a filter than its query (``filtered_search``), that is used. Requests
+to a Chroma server get an end: Chroma's HTTP client has no timeout (httpx with ``timeout=None``), so that a stopped
+server would keep each thread that asks it. The user's client is left as it is; searches go through a twin of its store
+that sends the same requests on the same connections, each with the time that its call has left.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
-from typing import Any, Final
+import asyncio
+import copy
+import time
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any, Final, Protocol, Self, TypeVar
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -11,24 +20,42 @@ from llama_index.core.indices.base import BaseIndex
 from llama_index.core.indices.vector_store import VectorStoreIndex
 from llama_index.core.indices.vector_store.retrievers import VectorIndexRetriever
 from llama_index.core.retrievers import QueryFusionRetriever
-from llama_index.core.schema import BaseNode
+from llama_index.core.schema import BaseNode, NodeWithScore, QueryBundle
 from llama_index.core.vector_stores import SimpleVectorStore
-from llama_index.core.vector_stores.types import BasePydanticVectorStore, VectorStoreQueryMode
+from llama_index.core.vector_stores.types import (
+    BasePydanticVectorStore,
+    VectorStoreQuery,
+    VectorStoreQueryMode,
+    VectorStoreQueryResult,
+)
 
 from llama_index_agentic_kb.errors import DeniedError
-from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, FilterOperator, all_of
-from llama_index_agentic_kb.sources.filtered import with_filtered_search
+from llama_index_agentic_kb.guard.resilience import call_deadline
+from llama_index_agentic_kb.schema import (
+    Condition,
+    FilterGroup,
+    FilterLogic,
+    FilterNode,
+    FilterOperator,
+    all_of,
+    matcher,
+)
 from llama_index_agentic_kb.sources.filters import flat, is_chroma, lower, store_refusal
-from llama_index_agentic_kb.sources.request_timeouts import with_request_timeouts
 
 __all__ = [
+    "FilteredIndexRetriever",
+    "FilteredSearch",
+    "NotedNodes",
     "has_native_async",
     "index_retriever",
     "narrowed_by_ids",
+    "note_of",
     "query_embedding_model",
     "refusal",
     "score_scale",
     "search_kind",
+    "until",
+    "with_request_timeouts",
 ]
 
 _KINDS: Final = {
@@ -144,3 +171,195 @@ def has_native_async(retriever: BaseRetriever) -> bool:
     if isinstance(retriever, QueryFusionRetriever):  # as native as what it fuses
         return all(has_native_async(inner) for inner in retriever._retrievers)  # noqa: SLF001
     return type(retriever)._aretrieve is not BaseRetriever._aretrieve  # noqa: SLF001 (asks who overrides it)
+
+
+# -- filtered search of a store ---------------------------------------------------------------------------------------
+
+
+class FilteredSearch(Protocol):
+    """What a vector store offers as its attribute ``filtered_search``; None there means that it can't."""
+
+    def __call__(
+        self, query: VectorStoreQuery, passes: Callable[[BaseNode], bool], *, deadline: float | None = None
+    ) -> tuple[VectorStoreQueryResult, str]:
+        """Find the nearest rows that match ``query.filters`` and pass the check.
+
+        Args:
+            query: With a vector, filters and how many rows are wanted.
+            passes: Checks a node against the filter.
+            deadline: ``time.monotonic()`` after which it should end.
+
+        Returns:
+            Nodes with the similarities that the store's own query gives, and a sentence on how they were found.
+        """
+        ...
+
+
+class NotedNodes(list[NodeWithScore]):
+    """Nodes, and what should be known of how they were found.
+
+    Args:
+        nodes: The nodes.
+        note: A sentence.
+    """
+
+    def __init__(self, nodes: Iterable[NodeWithScore], note: str) -> None:
+        super().__init__(nodes)
+        self.note = note
+
+
+def note_of(found: Any) -> str | None:
+    """Give the note of what a retriever returned, if it has one."""
+    return found.note if isinstance(found, NotedNodes) else None
+
+
+class FilteredIndexRetriever(VectorIndexRetriever):
+    """A ``VectorIndexRetriever`` whose store is searched by its ``FilteredSearch``.
+
+    Args:
+        plain: The retriever that it stands in for; its filters are set.
+        filters: The same filters as a tree: each node is checked against it.
+        search: The store's.
+    """
+
+    def __init__(self, plain: VectorIndexRetriever, filters: FilterNode, search: FilteredSearch) -> None:
+        super().__init__(
+            plain._index,  # noqa: SLF001 (core has no public names for a retriever's parts)
+            similarity_top_k=plain.similarity_top_k,
+            filters=plain._filters,  # noqa: SLF001
+            callback_manager=plain.callback_manager,
+            object_map=plain.object_map,
+            embed_model=plain._embed_model,  # noqa: SLF001
+            verbose=plain._verbose,  # noqa: SLF001
+        )
+        self._matches = matcher(filters)
+        self._search = search
+        self._deadline: float | None = None
+
+    def until(self, deadline: float | None) -> Self:
+        """Give a twin that begins nothing new after a deadline."""
+        twin = copy.copy(self)
+        twin._deadline = deadline  # noqa: SLF001 (a twin of ours)
+        return twin
+
+    def _get_nodes_with_embeddings(self, query_bundle_with_embeddings: QueryBundle) -> list[NodeWithScore]:
+        if not query_bundle_with_embeddings.embedding:
+            return super()._get_nodes_with_embeddings(query_bundle_with_embeddings)
+        # Core's own way from the store's answer to nodes, with another way to the answer.
+        searched = _StoreTwin(self._vector_store, self._search, self._passes, self._deadline)
+        twin = copy.copy(self)
+        twin._vector_store = searched  # type: ignore[assignment]  # noqa: SLF001 (answers the one call made)
+        nodes = VectorIndexRetriever._get_nodes_with_embeddings(twin, query_bundle_with_embeddings)  # noqa: SLF001
+        return NotedNodes(nodes, searched.note)
+
+    async def _aget_nodes_with_embeddings(self, query_bundle_with_embeddings: QueryBundle) -> list[NodeWithScore]:
+        """Search on a thread: Chroma's client is sync."""
+        return await asyncio.to_thread(self._get_nodes_with_embeddings, query_bundle_with_embeddings)
+
+    def _passes(self, node: BaseNode) -> bool:
+        return self._matches(node.metadata)
+
+
+class _StoreTwin:
+    """A vector store during one search."""
+
+    def __init__(
+        self, store: Any, search: FilteredSearch, passes: Callable[[BaseNode], bool], deadline: float | None
+    ) -> None:
+        self.is_embedding_query = store.is_embedding_query
+        self.note = ""
+        self._search = search
+        self._passes = passes
+        self._deadline = deadline
+
+    def query(self, query: VectorStoreQuery) -> VectorStoreQueryResult:
+        result, self.note = self._search(query, self._passes, deadline=self._deadline)
+        return result
+
+
+def with_filtered_search(retriever: BaseRetriever, filters: FilterNode | None) -> BaseRetriever:
+    """Give a retriever that uses its store's filtered search, where there is one and the search is a plain dense one.
+
+    Args:
+        retriever: An index's own.
+        filters: The filter that was lowered for it; None where it has none.
+    """
+    if filters is None or type(retriever) is not VectorIndexRetriever:
+        return retriever
+    further = retriever._kwargs  # noqa: SLF001 (core has no public names for a retriever's parts)
+    if further or retriever._vector_store_query_mode is not VectorStoreQueryMode.DEFAULT:  # noqa: SLF001
+        return retriever
+    search = _search_of(retriever._vector_store)  # noqa: SLF001
+    return retriever if search is None else FilteredIndexRetriever(retriever, filters, search)
+
+
+def _search_of(store: Any) -> FilteredSearch | None:
+    if hasattr(type(store), "filtered_search"):
+        offered: FilteredSearch | None = store.filtered_search
+        return offered
+    if type(store).__name__ != "ChromaVectorStore":  # a subclass may search in a way of its own
+        return None
+    from llama_index_agentic_kb.store.filtered_search import ChromaFilteredSearch  # noqa: PLC0415 (loads the store)
+
+    search = ChromaFilteredSearch(store)
+    return search if search.usable else None
+
+
+def until(retriever: BaseRetriever, deadline: float | None) -> BaseRetriever:
+    """Tell a retriever that can look at it when it has to be done; others are given as they are."""
+    return retriever.until(deadline) if isinstance(retriever, FilteredIndexRetriever) else retriever
+
+
+# -- timeouts of requests to a Chroma server --------------------------------------------------------------------------
+
+WITHOUT_DEADLINE: Final = 60.0
+"""Seconds of a request in a call that has no deadline."""
+
+MARGIN: Final = 0.25
+"""Seconds after its call's deadline at which a request ends: whoever waits is told of the deadline, not of this."""
+
+Store = TypeVar("Store")
+
+
+def with_request_timeouts(store: Store) -> Store:
+    """Give a twin of a vector store over Chroma's HTTP client; any other store, and one with a timeout, as it is.
+
+    Args:
+        store: Any vector store.
+    """
+    collection = getattr(store, "_collection", None)
+    server = getattr(collection, "_client", None)
+    session = getattr(server, "_session", None)
+    timeout = getattr(session, "timeout", None)
+    if timeout is None or getattr(timeout, "read", 0) is not None or not hasattr(store, "model_copy"):
+        return store
+    timed_server = copy.copy(server)
+    timed_server._session = _TimedSession(session)  # type: ignore[union-attr]  # noqa: SLF001 (of Chroma's client; a copy)
+    timed_collection = copy.copy(collection)
+    timed_collection._client = timed_server  # type: ignore[union-attr]  # noqa: SLF001 (a copy)
+    twin: Any = store.model_copy()
+    twin._collection = timed_collection  # noqa: SLF001 (a copy)
+    return twin  # type: ignore[no-any-return]
+
+
+class _TimedSession:
+    """An ``httpx.Client`` whose requests have a timeout.
+
+    Args:
+        session: Sends them.
+    """
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._session, name)
+
+    def request(self, *args: Any, **kwargs: Any) -> Any:
+        """Send a request; see ``httpx.Client.request``."""
+        return self._session.request(*args, **{"timeout": _seconds_left(), **kwargs})
+
+
+def _seconds_left() -> float:
+    deadline = call_deadline()
+    return WITHOUT_DEADLINE if deadline is None else max(0.0, deadline - time.monotonic()) + MARGIN

@@ -32,11 +32,11 @@ from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.schema import FilterNode, matcher
 from llama_index_agentic_kb.search.lexical import LexicalIndex, LexicalSearch, NotIndexedError, lexical_document
 from llama_index_agentic_kb.sources.filters import is_chroma
-from llama_index_agentic_kb.sources.request_timeouts import with_request_timeouts
+from llama_index_agentic_kb.sources.index import with_request_timeouts
 
-__all__ = ["MOST_NODES", "IndexedNodes", "lexical_for"]
+__all__ = ["MAX_NODES", "IndexedNodes", "lexical_for"]
 
-MOST_NODES: Final = 10_000
+MAX_NODES: Final = 10_000
 """Nodes of an index that are indexed in memory without being asked for."""
 
 _LISTED_EVERY: Final = 30.0
@@ -48,33 +48,31 @@ def lexical_for(
     name: str,
     index: BaseIndex[Any] | None,
     *,
-    hybrid: bool | None,
-    lexical: LexicalSearch | None,
+    hybrid: bool | LexicalSearch | None,
     retriever_kwargs: Mapping[str, Any],
 ) -> LexicalSearch | None:
-    """Give what a source asks beside its retriever; None where it asks nothing.
+    """Return what a source asks beside its retriever; None where it asks nothing.
 
     Args:
         name: The source's.
         index: What it is over, if that is an index.
-        hybrid: Whether it must, or must not; None where it is cheap.
-        lexical: What it was given.
-        retriever_kwargs: What the index's retriever is told.
+        hybrid: What is asked, or whether something must or must not be; None where it is cheap.
+        retriever_kwargs: Arguments of the index's retriever.
 
     Raises:
-        ConfigurationError: It must, and it can't.
+        ConfigurationError: Something must be asked, and can't.
     """
     if hybrid is False:
         return None
     why_not = _own_way(retriever_kwargs)
-    if why_not is None and lexical is not None:
-        return lexical
+    if why_not is None and hybrid is not None and not isinstance(hybrid, bool):
+        return hybrid
     if why_not is None and not isinstance(index, VectorStoreIndex):
-        why_not = "the nodes of this kind of source can't be listed; give lexical="
+        why_not = "the nodes of this kind of source can't be listed; give a lexical search"
     if isinstance(index, VectorStoreIndex) and why_not is None and (hybrid or _can_be_counted(index)):
-        return _Bounded(_shared(index), None if hybrid else MOST_NODES)
-    if hybrid:
-        raise ConfigurationError(f"source {name!r}: hybrid=True can't be had: {why_not}")
+        return _Bounded(_shared(index), None if hybrid else MAX_NODES)
+    if hybrid is True:
+        raise ConfigurationError(f"source {name!r}: hybrid=True is impossible: {why_not}")
     return None
 
 

@@ -12,9 +12,8 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from contextlib import closing
 from itertools import groupby
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
 
-from llama_index.core.indices.base import BaseIndex
 from llama_index.core.indices.vector_store import VectorStoreIndex
 from llama_index.core.schema import BaseNode
 from llama_index.core.vector_stores import SimpleVectorStore
@@ -23,17 +22,14 @@ from llama_index.core.vector_stores.types import BasePydanticVectorStore, Metada
 from llama_index_agentic_kb._aio import Call, WorkerPool
 from llama_index_agentic_kb._text import error_message
 from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError, InvalidRequestError, RetrievalError
+from llama_index_agentic_kb.guard.permissions import Permissions
 from llama_index_agentic_kb.schema import FilterGroup, FilterLogic, FilterNode, Principal, all_of, matcher
+from llama_index_agentic_kb.sources.base import KnowledgeSource, MetadataReader
 from llama_index_agentic_kb.sources.filters import conditions, flat, lower
 from llama_index_agentic_kb.sources.index import refusal
 
-if TYPE_CHECKING:
-    from llama_index_agentic_kb.guard.permissions import Permissions
-    from llama_index_agentic_kb.sources.base import KnowledgeSource
-
 __all__ = [
     "Metadata",
-    "MetadataReader",
     "MetadataRow",
     "Per",
     "Value",
@@ -70,10 +66,6 @@ class MetadataRow(NamedTuple):
 
     document: str
     metadata: Metadata
-
-
-MetadataReader: TypeAlias = Callable[[], Iterable[tuple[str, Metadata]]]
-"""Gives the rows of everything that a source holds."""
 
 
 async def over_metadata(
@@ -138,7 +130,7 @@ def _without_permissions(rows: Iterable[MetadataRow], permissions: Permissions) 
 
 
 def _index_reader(source: KnowledgeSource, filters: FilterNode | None) -> MetadataReader:
-    index: BaseIndex[Any] | None = source._index  # noqa: SLF001 (part of the same room)
+    index = source.index
     if not isinstance(index, VectorStoreIndex):
         raise _unlistable(source)
     store = index.vector_store

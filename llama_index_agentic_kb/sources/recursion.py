@@ -18,7 +18,7 @@ from llama_index.core.schema import BaseNode, IndexNode, NodeWithScore, QueryBun
 
 from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb.sources.cleaning import clean_nodes
-from llama_index_agentic_kb.sources.filtered import NotedNodes
+from llama_index_agentic_kb.sources.index import NotedNodes
 
 __all__ = ["bounded", "own_recursion", "resolve_index_nodes"]
 

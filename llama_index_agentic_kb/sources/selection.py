@@ -11,7 +11,6 @@ from llama_index.core.indices.base import BaseIndex
 from llama_index.core.schema import BaseNode
 
 from llama_index_agentic_kb.errors import ConfigurationError, DeniedError, InvalidRequestError
-from llama_index_agentic_kb.guard.pipeline import Progress
 from llama_index_agentic_kb.schema import (
     FilterNode,
     Principal,
@@ -21,7 +20,7 @@ from llama_index_agentic_kb.schema import (
     matcher,
     parse_odata,
 )
-from llama_index_agentic_kb.sources.base import KnowledgeSource, PreparedSource
+from llama_index_agentic_kb.sources.base import KnowledgeSource
 
 __all__ = ["SelectedSource", "as_source", "by_name", "passing", "raise_if_denied", "select"]
 
@@ -44,24 +43,11 @@ class SelectedSource:
     @property
     def always(self) -> bool:
         """Whether each sub-query goes to it, whatever the planner chose."""
-        return self.source.always_query or self.params.always_query_source
+        return self.params.always_query_source
 
     def filters_for(self, planner: FilterNode | None) -> FilterNode | None:
         """Give the effective filter of a sub-query: mandatory AND caller AND planner."""
         return self.filters if planner is None else self.source.effective_filter(self.caller, planner)
-
-    async def prepare(
-        self, planner: FilterNode | None, top_k: int, *, deadline: float | None, progress: Progress
-    ) -> PreparedSource:
-        """Prepare the source for the effective filter of a sub-query; see ``KnowledgeSource.prepare``.
-
-        Raises:
-            DeniedError: The principal may not search it, or the filter can't be applied.
-        """
-        if self.denied is not None:
-            raise DeniedError(f"source {self.source.name!r} was not searched: {self.denied}")
-        filters = self.filters_for(planner)
-        return await self.source.prepare(filters, top_k, deadline=deadline, progress=progress)
 
     @property
     def warning(self) -> str | None:

@@ -34,7 +34,7 @@ from pydantic import BaseModel
 from llama_index_agentic_kb._aio import Call, aiterate, arun, emit, iterate, run
 from llama_index_agentic_kb.account import GuardedCallbacks
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError
-from llama_index_agentic_kb.guard.retries import RetryPolicy
+from llama_index_agentic_kb.guard.resilience import RetryPolicy
 from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight, as_spotlighting, draw
 from llama_index_agentic_kb.llm import LanguageModel, Usage, count_tokens, tokens_of
 from llama_index_agentic_kb.prompts import Passage

@@ -9,7 +9,7 @@ import pytest
 
 from llama_index_agentic_kb._aio import arun, gather, run
 from llama_index_agentic_kb.account import Budget
-from llama_index_agentic_kb.account.retry_budget import RetryBudget, share_retries, shared_retries
+from llama_index_agentic_kb.account.budget import Budget, RetryBudget, current_budget, set_budget
 
 
 def test_no_limit() -> None:
@@ -56,17 +56,17 @@ def test_the_answer_ends_a_little_before_the_request() -> None:
 
 def test_a_request_has_one_retry_budget() -> None:
     """Its calls share it, those of flows that it starts too; outside of a request each call has its own."""
-    budget = Budget.start(2, retries=RetryBudget(share=0, least=1))
+    budget = Budget.start(2, retries=RetryBudget(share=0, minimum=1))
 
     async def call() -> bool:
-        return shared_retries().take()
+        return current_budget().retries.take()
 
     async def request() -> list[bool]:
-        share_retries(budget.retries)
+        set_budget(budget)
         jobs = await gather([call(), call()])
         return [job.result() for job in jobs]
 
     assert run(request()) == [True, False]
     assert asyncio.run(arun(request())) == [False, False]
     assert budget.retries.retries == 1
-    assert shared_retries() is not shared_retries()
+    assert current_budget().retries is not current_budget().retries

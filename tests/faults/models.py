@@ -19,7 +19,7 @@ from llama_index.core.schema import QueryBundle, TextNode
 
 from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, RetrievalResponse
 from llama_index_agentic_kb.errors import DeadlineExceededError, SynthesisError
-from llama_index_agentic_kb.guard.retries import RetryPolicy
+from llama_index_agentic_kb.guard.resilience import RetryPolicy
 from llama_index_agentic_kb.llm.calls import calls_of
 from llama_index_agentic_kb.schema import ModelAnswerSynthesisActivity, ModelQueryPlanningActivity, Outcome
 from llama_index_agentic_kb.testing import LoopbackOpenAI, MemoryRetriever, Reply
@@ -45,7 +45,7 @@ LATE = 25.0
 BOUND = 20.0
 """Seconds that nothing may take on the slowest machine; what hangs here would hang for ever."""
 
-QUICK = RetryPolicy(first_wait=0.02, longest_wait=0.05)
+QUICK = RetryPolicy(first_wait=0.02, max_wait=0.05)
 
 SAID = "It rains in Paris [ref_id:0]."
 TEXTS = ["Rain in Paris.", "Rain in Oslo.", "Rain in Rome."]
@@ -206,7 +206,7 @@ def a_storm() -> None:
     def reply(request: Any) -> Any:
         return Fault.status(503) if "Oslo" in request.text else SAID
 
-    policy = RetryPolicy(attempts=99, first_wait=0.01, longest_wait=0.02, share=0, least=4)
+    policy = RetryPolicy(attempts=99, first_wait=0.01, max_wait=0.02, share=0, min_retries=4)
     with model(reply) as server:
         engine = base(server, retries=policy).as_query_engine(response_mode="accumulate")
         failing(lambda: engine.query("Where does it rain?"))

@@ -19,7 +19,7 @@ from llama_index.llms.openai import OpenAI
 from llama_index_agentic_kb import ActivityCallbackHandler, KnowledgeBase, KnowledgeSource
 from llama_index_agentic_kb.account.pickling import PicklingRefusedError
 from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError, RetrievalError, SynthesisError
-from llama_index_agentic_kb.guard.retries import RetryPolicy
+from llama_index_agentic_kb.guard.resilience import RetryPolicy
 from llama_index_agentic_kb.store import KnowledgeStore, ingest
 from llama_index_agentic_kb.store.chroma import ChromaDatabase
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever
@@ -47,7 +47,7 @@ def model(address: str) -> OpenAI:
 
 def base(witness: Witness, *sources: KnowledgeSource, **fields: Any) -> KnowledgeBase:
     manager = CallbackManager([witness.handler, ActivityCallbackHandler()])
-    quick = RetryPolicy(first_wait=0.01, longest_wait=0.02)
+    quick = RetryPolicy(first_wait=0.01, max_wait=0.02)
     settings = {"effort": "minimal", "retries": quick, "callback_manager": manager, **fields}
     return KnowledgeBase(list(sources) or [docs()], **settings)
 

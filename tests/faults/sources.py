@@ -23,7 +23,7 @@ from llama_index.vector_stores.chroma import ChromaVectorStore
 
 from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, RetrievalResponse
 from llama_index_agentic_kb.errors import RetrievalError
-from llama_index_agentic_kb.guard.breaker import BreakerPolicy
+from llama_index_agentic_kb.guard.resilience import BreakerPolicy
 from llama_index_agentic_kb.schema import Outcome, SourceActivity
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever, ScriptedLLM
 from tests.chroma_server import ChromaServer

@@ -17,10 +17,9 @@ from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
 from llama_index.core.llms import CustomLLM
 
 from llama_index_agentic_kb._aio import arun, deadline_after, gather, iterate, run
-from llama_index_agentic_kb.account.retry_budget import RetryBudget, share_retries
+from llama_index_agentic_kb.account.budget import Budget, RetryBudget, set_budget
 from llama_index_agentic_kb.errors import DeadlineExceededError, LLMError
-from llama_index_agentic_kb.guard.bulkhead import BulkheadState
-from llama_index_agentic_kb.guard.retries import RetryPolicy
+from llama_index_agentic_kb.guard.resilience import BulkheadState, RetryPolicy
 from llama_index_agentic_kb.llm import LanguageModel, Reply, calls
 from llama_index_agentic_kb.llm.calls import calls_of
 from llama_index_agentic_kb.testing import LoopbackOpenAI, ScriptedLLM, ScriptedReply
@@ -28,7 +27,7 @@ from tests.faulty_server import Fault
 
 ASK = [ChatMessage(role="user", content="Who was first on the moon?")]
 SAID = "Neil Armstrong, in July 1969."
-QUICK = RetryPolicy(first_wait=0.01, longest_wait=0.02)
+QUICK = RetryPolicy(first_wait=0.01, max_wait=0.02)
 
 Perform = Callable[[Coroutine[Any, Any, Any]], Any]
 
@@ -112,10 +111,10 @@ def test_a_stream_is_not_begun_again_after_its_first_token() -> None:
 
 def test_a_request_shares_its_retries(perform: Perform) -> None:
     """Calls made for one request take their retries from its budget."""
-    budget = RetryBudget(share=0, least=3)
+    budget = RetryBudget(share=0, minimum=3)
 
     async def flow(model: LanguageModel) -> None:
-        share_retries(budget)
+        set_budget(Budget.start(retries=budget))
         await gather([ask(model) for _ in range(4)])
 
     with LoopbackOpenAI(lambda _: Fault.status(503)) as server:

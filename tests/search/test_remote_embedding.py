@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from llama_index_agentic_kb._aio import arun, deadline_after, run
-from llama_index_agentic_kb.account.retry_budget import RetryBudget, share_retries
+from llama_index_agentic_kb.account.budget import Budget, RetryBudget, set_budget
 from llama_index_agentic_kb.errors import DeadlineExceededError
 from llama_index_agentic_kb.llm.calls import calls_of
 from llama_index_agentic_kb.search.embedding import embed_queries
@@ -31,7 +31,7 @@ def perform(request: pytest.FixtureRequest) -> Perform:
 
 async def embed(model: OpenAIEmbedding, seconds: float = 30, budget: RetryBudget | None = None) -> list[Any]:
     if budget is not None:
-        share_retries(budget)
+        set_budget(Budget.start(retries=budget))
     return await embed_queries(model, QUERIES, deadline=deadline_after(seconds))
 
 
@@ -47,7 +47,7 @@ def test_vectors_come_in_one_request(perform: Perform) -> None:
 def test_a_failing_server_is_asked_as_often_as_the_budget_lets(perform: Perform) -> None:
     """Not ten times ten times, as the model and its client would."""
     with LoopbackOpenAI(embedding_fault=Fault.status(429, retry_after=0)) as server:
-        outcomes = perform(embed(OpenAIEmbedding.of(server), budget=RetryBudget(share=0, least=1)))
+        outcomes = perform(embed(OpenAIEmbedding.of(server), budget=RetryBudget(share=0, minimum=1)))
         assert all(isinstance(outcome, Exception) for outcome in outcomes)
         assert len(server.requests) == 2
 

@@ -33,7 +33,7 @@ from llama_index_agentic_kb.account.callbacks import GuardedCallbackManager
 from llama_index_agentic_kb.account.logs import redacted_leaves
 from llama_index_agentic_kb.account.pickling import NotPickled, PicklingRefusedError
 from llama_index_agentic_kb.errors import AgenticKBError
-from llama_index_agentic_kb.guard.retries import NO_RETRIES
+from llama_index_agentic_kb.guard.resilience import NO_RETRIES
 from llama_index_agentic_kb.testing import HashEmbedding, LoopbackOpenAI, MemoryRetriever
 from tests.openai_embedding import OpenAIEmbedding
 from tests.security.canaries import KEYS, Echo, Witness, assert_clean, told_of

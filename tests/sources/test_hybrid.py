@@ -15,6 +15,7 @@ from llama_index.core.indices.vector_store.retrievers import VectorIndexRetrieve
 from llama_index.core.schema import BaseNode, Document, IndexNode, NodeWithScore, QueryBundle, TextNode
 from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryMode, VectorStoreQueryResult
+from llama_index_agentic_kb.sources.results import NodeList
 
 from llama_index_agentic_kb import AgenticVectorStoreIndex, KnowledgeSource
 from llama_index_agentic_kb._aio import Call, arun, run
@@ -22,7 +23,6 @@ from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededEr
 from llama_index_agentic_kb.schema import Condition, FilterNode
 from llama_index_agentic_kb.sources import SearchResult
 from llama_index_agentic_kb.sources import lexical as lexical_sources
-from llama_index_agentic_kb.sources.results import NodeList
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever
 from tests.sources.conftest import MakeIndex
 
@@ -235,7 +235,7 @@ def test_a_retriever_with_a_way_of_its_own_is_left_to_it(kwargs: dict[str, Any],
     """A store's own hybrid mode, and whatever narrows the retriever, are not doubled by words or got around."""
     context = StorageContext.from_defaults(vector_store=ModalStore())
     index = index_of(storage_context=context)
-    source = KnowledgeSource("docs", index=index, retriever_kwargs=kwargs, lexical=Words(nodes()))
+    source = KnowledgeSource("docs", index=index, retriever_kwargs=kwargs, hybrid=Words(nodes()))
     assert kinds(search(source, "snow")) == [kind]
     with pytest.raises(ConfigurationError, match=r"hybrid=True can't be had: .* in a way of its own"):
         KnowledgeSource("docs", index=index, retriever_kwargs=kwargs, hybrid=True)

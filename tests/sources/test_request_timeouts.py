@@ -10,11 +10,11 @@ import httpx
 import pytest
 from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.vector_stores.chroma import ChromaVectorStore
+from llama_index_agentic_kb.sources.request_timeouts import with_request_timeouts
 
 from llama_index_agentic_kb._aio import Call, deadline_after, run
 from llama_index_agentic_kb.errors import DeadlineExceededError
-from llama_index_agentic_kb.guard.bulkhead import Bulkhead
-from llama_index_agentic_kb.sources.request_timeouts import with_request_timeouts
+from llama_index_agentic_kb.guard.resilience import Bulkhead
 
 
 class Server:
