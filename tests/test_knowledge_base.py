@@ -29,6 +29,7 @@ from llama_index_agentic_kb import (
     KnowledgeSource,
     Permissions,
     Principal,
+    Resilience,
     RetrievalError,
     RetrievalRequest,
 )
@@ -167,7 +168,7 @@ def test_fail_on_error_fails_the_request() -> None:
 def test_a_hung_source_is_left_behind() -> None:
     """A source that hangs costs the request its share of time, not the others' evidence."""
     with MemoryRetriever(["x"], fault="hang") as hung:
-        kb = KnowledgeBase([*sources(), KnowledgeSource("hung", retriever=hung, timeout=0.3)])
+        kb = KnowledgeBase([*sources(), KnowledgeSource("hung", retriever=hung, resilience=Resilience(timeout=0.3))])
         began = time.monotonic()
         response = kb.retrieve(QUESTION)
         assert time.monotonic() - began < 5

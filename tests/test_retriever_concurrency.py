@@ -16,7 +16,7 @@ from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryResult
 from llama_index.vector_stores.chroma import ChromaVectorStore
 
-from llama_index_agentic_kb import AgenticRetriever, KnowledgeSource
+from llama_index_agentic_kb import AgenticRetriever, KnowledgeSource, Resilience
 from llama_index_agentic_kb._aio import gather, run
 from llama_index_agentic_kb.testing import HashEmbedding, LoopbackOpenAI, MemoryRetriever, ScriptedLLM
 
@@ -89,7 +89,9 @@ def test_threads_that_share_a_retriever_agree() -> None:
     model = HashEmbedding()
     sources = [
         KnowledgeSource(
-            name, index=VectorStoreIndex([TextNode(id_=f"{name}{t}", text=t) for t in TEXTS], embed_model=model)
+            name,
+            index=VectorStoreIndex([TextNode(id_=f"{name}{t}", text=t) for t in TEXTS], embed_model=model),
+            resilience=Resilience(straggler_grace=None),
         )
         for name in NAMES
     ]
@@ -212,7 +214,9 @@ def crowd() -> tuple[AgenticRetriever, list[KnowledgeSource]]:
     """Sources of each mode, four places each, and a model that plans."""
     modes: list[Any] = ["sync", "async", "async_only", "sync"]
     sources = [
-        KnowledgeSource(name, retriever=MemoryRetriever(TEXTS, mode=mode, latency=0.002), max_concurrency=4)
+        KnowledgeSource(
+            name, retriever=MemoryRetriever(TEXTS, mode=mode, latency=0.002), resilience=Resilience(max_concurrency=4)
+        )
         for name, mode in zip(NAMES, modes, strict=True)
     ]
     return AgenticRetriever(sources, effort="minimal"), sources

@@ -23,6 +23,7 @@ from llama_index_agentic_kb import (
     KnowledgeBase,
     KnowledgeSource,
     ReasoningEffort,
+    Resilience,
     RetrievalRequest,
 )
 from llama_index_agentic_kb._aio import arun, run
@@ -69,7 +70,7 @@ def outcomes(made: Retrieval) -> dict[str, str | None]:
 @pytest.mark.parametrize("mode", ["sync", "async", "async_only"])
 async def test_a_hanging_source_costs_only_itself(way: str, mode: str) -> None:
     """It is given up at its timeout; the others' results are there, and what is missing is told."""
-    hanging = source("slow", fault="hang", mode=mode, timeout=0.8)
+    hanging = source("slow", fault="hang", mode=mode, resilience=Resilience(timeout=0.8))
     started = time.monotonic()
     made = await retrieved(way, [hanging, source("well")])
     assert time.monotonic() - started < 5
@@ -116,7 +117,7 @@ async def test_a_hanging_factory_is_bounded(way: str) -> None:
 
     with contextlib.ExitStack() as end:
         end.callback(released.set)
-        slow = KnowledgeSource("slow", retriever_factory=make, timeout=0.2)
+        slow = KnowledgeSource("slow", retriever_factory=make, resilience=Resilience(timeout=0.2))
         made = await retrieved(way, [slow, source("well")])
     assert outcomes(made) == {"slow": Outcome.TIMEOUT, "well": Outcome.OK}
 
@@ -167,7 +168,7 @@ async def test_without_its_embedding_model_a_source_is_searched_by_words(way: st
     index = VectorStoreIndex([TextNode(text="rain in Oslo")], embed_model=HashEmbedding())
     index._embed_model = model
     started = time.monotonic()
-    made = await retrieved(way, [KnowledgeSource("words", index=index, timeout=2.0)])
+    made = await retrieved(way, [KnowledgeSource("words", index=index, resilience=Resilience(timeout=2.0))])
     assert time.monotonic() - started < 7.9
     assert [node.text for node in made.nodes] == ["rain in Oslo"]
     (record,) = [record for record in made.log.records if isinstance(record, SourceActivity)]
@@ -336,7 +337,7 @@ def test_an_interrupted_sync_call_leaves_nothing_behind() -> None:
 
     before = signal.signal(signal.SIGALRM, leave)
     with MemoryRetriever(TEXTS, fault="hang") as hung:
-        hanging = KnowledgeSource("hung", retriever=hung, max_concurrency=1)
+        hanging = KnowledgeSource("hung", retriever=hung, resilience=Resilience(max_concurrency=1))
         plan = json.dumps({"sub_queries": [{"query": "rain today", "sources": ["hung"]}]})
         try:
             signal.setitimer(signal.ITIMER_REAL, 0.3)
@@ -381,21 +382,21 @@ async def test_no_secret_of_a_client_reaches_the_account(way: str) -> None:
 
 
 @pytest.mark.parametrize("way", WAYS)
-async def test_retries_and_hedges_are_counted_in_the_account(way: str) -> None:
+async def test_retries_are_counted_in_the_account(way: str) -> None:
     """A source's record says how often it was asked again; the request's budget paid for it."""
     failures = [ConnectionRefusedError("refused")]
     flaky = source("flaky", fault=lambda _: failures.pop() if failures else None)
-    made = await retrieved(way, [flaky, source("slow", latency=0.3, hedge_after=0.1), source("well")])
+    made = await retrieved(way, [flaky, source("well")])
     records = {one.knowledge_source_name: one for one in made.log.records if isinstance(one, SourceActivity)}
-    assert outcomes(made) == {"flaky": Outcome.OK, "slow": Outcome.OK, "well": Outcome.OK}
-    assert [(one.retries, one.hedged) for one in records.values()] == [(1, None), (None, 1), (None, None)]
-    assert made.budget.retries.retries == 2
+    assert outcomes(made) == {"flaky": Outcome.OK, "well": Outcome.OK}
+    assert [one.retries for one in records.values()] == [1, None]
+    assert made.budget.retries.retries == 1
 
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_a_source_without_a_breaker_is_asked_each_time(way: str) -> None:
     """``breaker=None`` never leaves it alone; by default it is after five failures in a row."""
-    ways: list[tuple[dict[str, Any], int]] = [({"breaker": None}, 8), ({}, 5)]
+    ways: list[tuple[dict[str, Any], int]] = [({"resilience": Resilience(breaker=None)}, 8), ({}, 5)]
     for fields, asked in ways:
         down = MemoryRetriever(TEXTS, fault=RuntimeError("down"))
         kept = KnowledgeSource("down", retriever=down, **fields)

@@ -7,10 +7,10 @@ recognised by name: no client is imported for it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Final
+from typing import Any, Final
 
 from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError
 
@@ -150,11 +150,10 @@ def _number(text: str | None) -> float | None:
 def _header(error: BaseException, name: str) -> str | None:
     for cause in _chain(error):
         for holder in (getattr(cause, "response", None), cause):
-            headers = getattr(holder, "headers", None)
-            if isinstance(headers, Mapping) or hasattr(headers, "items"):
-                for key, value in headers.items():
-                    if str(key).lower() == name:
-                        return str(value)
+            headers: Any = getattr(holder, "headers", None)
+            for key, value in headers.items() if hasattr(headers, "items") else ():
+                if str(key).lower() == name:
+                    return str(value)
     return None
 
 

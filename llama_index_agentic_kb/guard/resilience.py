@@ -396,8 +396,6 @@ class CircuitBreaker:
         Raises:
             CircuitOpenError: It is open, or half open with a probe under way.
         """
-        if self._open_until is None:
-            return
         with self._lock:
             if self._open_until is None:
                 return

@@ -30,7 +30,7 @@ class OpenStream:
         self.deadline = deadline
         self.line = Connection(deadline)
         self.permit = Permit()
-        self.stream: Stream | None = None
+        self.stream: Stream[Any] | None = None
 
 
 class ModelCalls:

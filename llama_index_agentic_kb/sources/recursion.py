@@ -33,7 +33,7 @@ _OURS: Final = "_agentic_kb_recursion"
 _THEIRS: Final = "_agentic_kb_made_by_user"
 """Of what a user's own retriever gives, nodes behind index nodes are followed too, as LlamaIndex does."""
 
-Perform: TypeAlias = Callable[[Call], Coroutine[Any, Any, Any]]
+Perform: TypeAlias = Callable[[Call[Any]], Coroutine[Any, Any, Any]]
 """Makes a call, within its source's bulkhead."""
 
 

@@ -8,7 +8,6 @@ import time
 import pytest
 
 from llama_index_agentic_kb._aio import arun, gather, run
-from llama_index_agentic_kb.account import Budget
 from llama_index_agentic_kb.account.budget import Budget, RetryBudget, current_budget, set_budget
 
 

@@ -19,7 +19,7 @@ from llama_index.core.schema import (
     TextNode,
 )
 
-from llama_index_agentic_kb import KnowledgeSource
+from llama_index_agentic_kb import Fields, KnowledgeSource
 from llama_index_agentic_kb.answering.references import answer_references
 from llama_index_agentic_kb.guard.permissions import Permissions
 from llama_index_agentic_kb.schema import Principal
@@ -68,7 +68,7 @@ def test_each_node_is_a_reference_of_its_kind(node: BaseNode, kind: type) -> Non
 
 def test_a_key_of_the_source_makes_a_chunk() -> None:
     """A node without relation, whose source names the document's key, is a chunk of that document."""
-    found = only(chunk(document="", doc="manual-7"), key_field="doc")
+    found = only(chunk(document="", doc="manual-7"), fields=Fields(key="doc"))
     assert (type(found), found.document, found.chunk) == (ChunkReference, "manual-7", "chunk-The Sa")
 
 
@@ -85,7 +85,7 @@ def test_a_node_without_text_is_its_metadata() -> None:
 def test_a_chunk_tells_its_document() -> None:
     """Name, text, page, title and address come under the source's own field names; metadata as they are."""
     node = chunk(name="Saturn V", link="https://nasa.example/v", page_label="12", year=1967)
-    found = only(node, title_field="name", url_field="link")
+    found = only(node, fields=Fields(title="name", url="link"))
     assert found == ChunkReference(
         chunk="chunk-The Sa",
         content=SATURN,

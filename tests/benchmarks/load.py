@@ -27,7 +27,7 @@ from llama_index.core import VectorStoreIndex
 from llama_index.core.schema import NodeWithScore
 from llama_index.vector_stores.chroma import ChromaVectorStore
 
-from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource
+from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, Resilience
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever
 from tests.benchmarks.report import Row
 from tests.chroma_server import ChromaServer
@@ -77,7 +77,11 @@ def load(size: Size) -> list[Row]:
     with ChromaServer() as server, _index(server, size.chunks) as index:
         retriever = index.as_retriever(similarity_top_k=10)
         kb = KnowledgeBase(
-            [KnowledgeSource("chroma", index=index, hybrid=False, similarity_top_k=10, timeout=120.0)],
+            [
+                KnowledgeSource(
+                    "chroma", index=index, hybrid=False, similarity_top_k=10, resilience=Resilience(timeout=120.0)
+                )
+            ],
             effort="minimal",
             max_runtime_in_seconds=300.0,
             embedding_cache=None,
@@ -169,7 +173,7 @@ def _memory() -> float:
 def _stopped_rows(server: ChromaServer, index: VectorStoreIndex, size: Size) -> list[Row]:
     rows = []
     for breaker in ("with its breaker", "without a breaker"):
-        fields: dict[str, Any] = {} if breaker == "with its breaker" else {"breaker": None}
+        fields: dict[str, Any] = {} if breaker == "with its breaker" else {"resilience": Resilience(breaker=None)}
         kb = KnowledgeBase(
             [
                 KnowledgeSource("stopped", index=index, hybrid=False, **fields),

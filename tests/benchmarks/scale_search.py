@@ -59,7 +59,7 @@ def measure_plain(store: KnowledgeStore, at: ScaleStore, users: int, searches: i
     """
     times = Times()
     lexical = store.lexical(SOURCE) if hybrid else None
-    source = KnowledgeSource(SOURCE, index=store.index(SOURCE), lexical=lexical, hybrid=hybrid)
+    source = KnowledgeSource(SOURCE, index=store.index(SOURCE), hybrid=hybrid and lexical)
     retriever = _retriever(source, times)
     texts = at.corpus.query_texts
     retriever.retrieve(texts[0])  # whatever is loaded once

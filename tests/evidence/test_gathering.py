@@ -460,7 +460,8 @@ def test_sources_may_be_capped(make_lane: MakeLane) -> None:
 
 def test_references_number_the_evidence(make_lane: MakeLane) -> None:
     """The N-th node is reference N; a source may have none, or none of its data."""
-    docs, wiki, bare = source("docs", kind="web"), source("wiki"), source("bare")
+    docs, wiki, bare = source("docs"), source("wiki"), source("bare")
+    docs.kind = "web"
     chosen = selected(
         docs,
         wiki,

@@ -21,7 +21,7 @@ from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.core.vector_stores import MetadataFilters
 from llama_index.vector_stores.chroma import ChromaVectorStore
 
-from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, RetrievalResponse
+from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, Resilience, RetrievalResponse
 from llama_index_agentic_kb.errors import RetrievalError
 from llama_index_agentic_kb.guard.resilience import BreakerPolicy
 from llama_index_agentic_kb.schema import Outcome, SourceActivity
@@ -270,7 +270,7 @@ def a_parent_hangs() -> None:
         docs = KnowledgeSource("well", "pages", retriever=MemoryRetriever(pages))
         kb = base(
             docs,
-            KnowledgeSource("hung", "pages", retriever=hung, straggler_grace=0.1),
+            KnowledgeSource("hung", "pages", retriever=hung, resilience=Resilience(straggler_grace=0.1)),
             seconds=90.0,
             effort="medium",
             llm=ScriptedLLM(say),
@@ -326,7 +326,9 @@ def it_flaps() -> None:
     down = [True]
     flapping = MemoryRetriever(TEXTS, fault=lambda _: ConnectionError("down") if down[0] else None)
     breaker = BreakerPolicy(failures=3, cool_down=0.3)
-    kb = base(KnowledgeSource("flapping", retriever=flapping, breaker=breaker), well(), seconds=20)
+    kb = base(
+        KnowledgeSource("flapping", retriever=flapping, resilience=Resilience(breaker=breaker)), well(), seconds=20
+    )
     while kb.sources["flapping"].health.circuit != "open":
         assert_partial(kb.retrieve("rain"), "flapping", Outcome.ERROR)
     asked = len(flapping.queries)
@@ -364,7 +366,7 @@ def _raised(kb: KnowledgeBase, **fields: Any) -> RetrievalError:
 def all_circuits_are_open() -> None:
     breaker = BreakerPolicy(failures=1, cool_down=60)
     down = MemoryRetriever(TEXTS, fault=RuntimeError("down"))
-    kb = base(KnowledgeSource("only", retriever=down, breaker=breaker), seconds=20)
+    kb = base(KnowledgeSource("only", retriever=down, resilience=Resilience(breaker=breaker)), seconds=20)
     _raised(kb)
     error = _raised(kb)
     assert error.failures[0].code == "circuitOpen"
@@ -388,7 +390,7 @@ def one_that_must_answer_hangs() -> float:
 @fault("source", "more requests than may wait for it", "those too many are answered at once by the others")
 def its_bulkhead_is_exhausted() -> None:
     with MemoryRetriever(TEXTS, fault="hang") as hung:
-        source = KnowledgeSource("busy", retriever=hung, max_concurrency=2, breaker=None)
+        source = KnowledgeSource("busy", retriever=hung, resilience=Resilience(max_concurrency=2, breaker=None))
         kb = base(source, well(), seconds=SOON)
         threads = [threading.Thread(target=lambda: kb.retrieve("rain")) for _ in range(3)]
         for thread in threads:
@@ -403,19 +405,6 @@ def its_bulkhead_is_exhausted() -> None:
     assert until(lambda: source.health.abandoned == 0)
     hung.fault = None
     assert kb.retrieve("rain", max_runtime_in_seconds=30).status_code == 200
-
-
-@fault("source", "one search in many is slow", "asked a second time beside the first: the whole answer", deadline=10.0)
-def a_slow_search_is_hedged() -> float:
-    slow_once = ["hang"]
-    with MemoryRetriever(TEXTS, fault=lambda _: slow_once.pop() if slow_once else None) as retriever:  # type: ignore[arg-type, return-value]
-        source = KnowledgeSource("slow", retriever=retriever, hedge_after=0.1)
-        response, waited = timed(_sync(base(source, well(), seconds=10.0)))
-        assert response.status_code == 200
-        assert [one.hedged for one in records(response)] == [1, None]
-        assert source.health.abandoned == 1
-    assert until(lambda: source.health.abandoned == 0)
-    return waited
 
 
 # -- callers that leave ------------------------------------------------------------------------------------------------
@@ -472,7 +461,7 @@ def over_chroma(**fields: Any) -> Iterator[tuple[KnowledgeBase, ClientAPI, str]]
 
 @fault("source", "its Chroma server is stopped (SIGSTOP)", "the others' answer in time", deadline=SOON, slow=True)
 def a_server_is_stopped() -> float:
-    with over_chroma(breaker=None) as (kb, _, _):
+    with over_chroma(resilience=Resilience(breaker=None)) as (kb, _, _):
         source = kb.sources["chroma"]
         server().stop()
         try:
@@ -487,7 +476,7 @@ def a_server_is_stopped() -> float:
 
 @fault("source", "its Chroma server is killed, and started again", "the others' answer; then the whole answer again")
 def a_server_is_killed() -> None:
-    with over_chroma(breaker=BreakerPolicy(cool_down=0.1)) as (kb, _, _):
+    with over_chroma(resilience=Resilience(breaker=BreakerPolicy(cool_down=0.1))) as (kb, _, _):
         server().kill()
         try:
             assert_partial(kb.retrieve("rain"), "chroma", Outcome.ERROR)

@@ -11,7 +11,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from llama_index.core.schema import QueryBundle, TextNode
 
-from llama_index_agentic_kb import KnowledgeSource
+from llama_index_agentic_kb import KnowledgeSource, Resilience
 from llama_index_agentic_kb._aio import arun
 from llama_index_agentic_kb.planning import DEFAULT_LIMITS, Scope
 from llama_index_agentic_kb.planning.graph import Candidate, PlanGraph, filled, plain_plan, refers
@@ -495,7 +495,7 @@ def test_a_source_that_hangs_does_not_hold_up_steps_that_do_not_use_it(native: b
         searched = world(plan=plan)
         sources = [
             KnowledgeSource("docs", retriever=searched.memory),
-            KnowledgeSource("slow", retriever=slow, timeout=1.5),
+            KnowledgeSource("slow", retriever=slow, resilience=Resilience(timeout=1.5)),
         ]
         made = searched.search(QUESTION, native=native, sources=sources, limits={"revisions": 0})
     began = {(one.sub_query_id, one.knowledge_source_name): one for one in searches_of(made)}
@@ -514,7 +514,7 @@ def test_a_parents_slow_source_does_not_hold_its_children_up(native: bool, monke
     searched = world()
     sources = [
         KnowledgeSource("docs", retriever=searched.memory),
-        KnowledgeSource("slow", retriever=slow, straggler_grace=None),
+        KnowledgeSource("slow", retriever=slow, resilience=Resilience(straggler_grace=None)),
     ]
     made = searched.search(QUESTION, native=native, sources=sources, limits={"revisions": 0})
     records = {(one.sub_query_id, one.knowledge_source_name): one for one in searches_of(made)}
@@ -536,7 +536,7 @@ def test_a_parent_that_only_a_slow_source_knows_is_waited_for(native: bool, monk
     searched = world(pages={"Rain": "Rain falls."})
     sources = [
         KnowledgeSource("docs", retriever=searched.memory),
-        KnowledgeSource("slow", retriever=slow, straggler_grace=None),
+        KnowledgeSource("slow", retriever=slow, resilience=Resilience(straggler_grace=None)),
     ]
     made = searched.search(QUESTION, native=native, sources=sources, limits={"revisions": 0})
     assert queries_of(made)["q2"] == "Where was James Cameron born?"

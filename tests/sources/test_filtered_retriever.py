@@ -21,13 +21,15 @@ from llama_index_agentic_kb import AgenticRetriever, KnowledgeSource
 from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.errors import DeadlineExceededError
 from llama_index_agentic_kb.schema import Condition, FilterOperator, Outcome, SourceActivity
-from llama_index_agentic_kb.sources.filtered import FilteredIndexRetriever, NotedNodes, until
 from llama_index_agentic_kb.sources.index import (
+    FilteredIndexRetriever,
+    NotedNodes,
     has_native_async,
     index_retriever,
     query_embedding_model,
     score_scale,
     search_kind,
+    until,
 )
 from llama_index_agentic_kb.sources.recursion import own_recursion
 from llama_index_agentic_kb.store import KnowledgeStore, ingest

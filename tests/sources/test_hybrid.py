@@ -15,14 +15,14 @@ from llama_index.core.indices.vector_store.retrievers import VectorIndexRetrieve
 from llama_index.core.schema import BaseNode, Document, IndexNode, NodeWithScore, QueryBundle, TextNode
 from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryMode, VectorStoreQueryResult
-from llama_index_agentic_kb.sources.results import NodeList
 
-from llama_index_agentic_kb import AgenticVectorStoreIndex, KnowledgeSource
+from llama_index_agentic_kb import AgenticVectorStoreIndex, KnowledgeSource, Resilience
 from llama_index_agentic_kb._aio import Call, arun, run
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError
 from llama_index_agentic_kb.schema import Condition, FilterNode
 from llama_index_agentic_kb.sources import SearchResult
 from llama_index_agentic_kb.sources import lexical as lexical_sources
+from llama_index_agentic_kb.sources.search import NodeList
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever
 from tests.sources.conftest import MakeIndex
 
@@ -128,7 +128,7 @@ def test_words_find_what_vectors_miss() -> None:
 def test_the_lexical_side_is_asked_for_as_many_under_the_same_filter() -> None:
     """What it returns against the filter is dropped and counted."""
     lexical = Words(nodes())
-    source = KnowledgeSource("docs", index=index_of(), lexical=lexical, filters=ACME, similarity_top_k=7)
+    source = KnowledgeSource("docs", index=index_of(), hybrid=lexical, filters=ACME, similarity_top_k=7)
     ranked = words_of(search(source, "snow"))
     assert lexical.asked == [("snow", 7, ACME)]
     assert (ids(ranked), ranked.candidates, ranked.dropped_by_filter) == (["n1"], 3, 2)
@@ -137,7 +137,7 @@ def test_the_lexical_side_is_asked_for_as_many_under_the_same_filter() -> None:
 def test_a_retriever_may_be_given_a_lexical_side() -> None:
     """Beside a factory's retriever it searches as beside an index; the caller's nodes stay as they are."""
     held = nodes()
-    source = KnowledgeSource("docs", retriever_factory=lambda _: MemoryRetriever(held), lexical=Words(held[1:]))
+    source = KnowledgeSource("docs", retriever_factory=lambda _: MemoryRetriever(held), hybrid=Words(held[1:]))
     result = search(source, "rocket", ACME)
     assert (kinds(result), ids(words_of(result))) == (["retriever", "lexical"], ["n1"])
     assert held == nodes()
@@ -150,7 +150,7 @@ def test_a_retriever_may_be_given_a_lexical_side() -> None:
 async def test_a_lexical_side_that_fails_costs_nothing(way: str) -> None:
     """Its list holds the error."""
     error = OSError("index gone")
-    flow = searching(KnowledgeSource("docs", index=index_of(), lexical=Words(error=error)), "snow")
+    flow = searching(KnowledgeSource("docs", index=index_of(), hybrid=Words(error=error)), "snow")
     result = run(flow) if way == "sync" else await arun(flow)
     dense, lexical = result.lists
     assert (ids(dense)[0], ids(lexical), lexical.error) == ("n1", [], error)
@@ -160,7 +160,7 @@ async def test_a_lexical_side_that_fails_costs_nothing(way: str) -> None:
 async def test_a_lexical_side_that_hangs_is_given_up_at_the_deadline(way: str) -> None:
     """It gets no more time than the search."""
     started = time.monotonic()
-    source = KnowledgeSource("docs", index=index_of(), lexical=Words(seconds=3))
+    source = KnowledgeSource("docs", index=index_of(), hybrid=Words(seconds=3))
     flow = searching(source, "snow", seconds=0.3)
     result = run(flow) if way == "sync" else await arun(flow)
     assert time.monotonic() - started < 2
@@ -175,19 +175,19 @@ class Down(BaseRetriever):
 
 def test_a_dense_search_that_fails_leaves_the_words() -> None:
     """As long as they find something: nothing found and something failed is a failure."""
-    words = KnowledgeSource("docs", retriever=Down(), lexical=Words(nodes()))
+    words = KnowledgeSource("docs", retriever=Down(), hybrid=Words(nodes()))
     dense, lexical = search(words, "snow").lists
     assert (str(dense.error), ids(dense), len(lexical.nodes)) == ("vector store down", [], 3)
     for useless in (Words(), Words(error=OSError("index gone"))):
         with pytest.raises(ConnectionError, match="vector store down"):
-            search(KnowledgeSource("docs", retriever=Down(), lexical=useless), "snow")
+            search(KnowledgeSource("docs", retriever=Down(), hybrid=useless), "snow")
 
 
 @pytest.mark.parametrize("way", WAYS)
 async def test_words_do_not_wait_for_the_querys_vector(way: str) -> None:
     """The lexical search has begun before the vector is there; without one, the dense list alone has an error."""
     lexical = Words(nodes())
-    source = KnowledgeSource("docs", index=index_of(), lexical=lexical)
+    source = KnowledgeSource("docs", index=index_of(), hybrid=lexical)
 
     async def embedded() -> QueryBundle:
         begun = await Call(sync=lambda: lexical.begun.wait(10))
@@ -205,7 +205,9 @@ async def test_words_do_not_wait_for_the_querys_vector(way: str) -> None:
 
 def test_a_lexical_side_that_hangs_takes_no_thread_from_the_dense_one() -> None:
     """Each way has its own bulkhead."""
-    source = KnowledgeSource("docs", index=index_of(), lexical=Words(seconds=1.0), max_concurrency=1)
+    source = KnowledgeSource(
+        "docs", index=index_of(), hybrid=Words(seconds=1.0), resilience=Resilience(max_concurrency=1)
+    )
     for _ in range(3):
         result = search(source, "snow", seconds=0.2)
         assert (ids(result.lists[0])[0], result.lists[0].error) == ("n1", None)
@@ -217,7 +219,7 @@ def test_a_lexical_side_that_hangs_takes_no_thread_from_the_dense_one() -> None:
 def test_it_can_be_forgone() -> None:
     """``hybrid=False`` is the retriever alone, also where a lexical side was given."""
     lexical = Words(nodes())
-    assert kinds(search(KnowledgeSource("docs", index=index_of(), hybrid=False, lexical=lexical), "snow")) == ["dense"]
+    assert kinds(search(KnowledgeSource("docs", index=index_of(), hybrid=False), "snow")) == ["dense"]
     assert lexical.asked == []
 
 
@@ -237,7 +239,7 @@ def test_a_retriever_with_a_way_of_its_own_is_left_to_it(kwargs: dict[str, Any],
     index = index_of(storage_context=context)
     source = KnowledgeSource("docs", index=index, retriever_kwargs=kwargs, hybrid=Words(nodes()))
     assert kinds(search(source, "snow")) == [kind]
-    with pytest.raises(ConfigurationError, match=r"hybrid=True can't be had: .* in a way of its own"):
+    with pytest.raises(ConfigurationError, match=r"hybrid=True is impossible: .* in a way of its own"):
         KnowledgeSource("docs", index=index, retriever_kwargs=kwargs, hybrid=True)
     plain = {"vector_store_query_mode": "default", "doc_ids": None}
     assert kinds(search(KnowledgeSource("docs", index=index, retriever_kwargs=plain), "snow")) == ["dense", "lexical"]
@@ -261,7 +263,9 @@ def test_what_has_no_nodes_to_list_needs_a_lexical_side() -> None:
     """By default it is searched its own way; ``hybrid=True`` says what is missing."""
     for fields in ({"index": SummaryIndex(nodes())}, {"retriever": MemoryRetriever(nodes())}):
         assert kinds(search(KnowledgeSource("docs", **fields), "snow")) == ["retriever"]
-        with pytest.raises(ConfigurationError, match=r"source 'docs': hybrid=True can't be had: .* give lexical="):
+        with pytest.raises(
+            ConfigurationError, match=r"source 'docs': hybrid=True is impossible: .* give a lexical search"
+        ):
             KnowledgeSource("docs", **fields, hybrid=True)
 
 
@@ -303,7 +307,7 @@ def test_many_nodes_are_indexed_on_demand_only(
     store: str, chroma_index: MakeIndex, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Above the bound the dense list says so; ``hybrid=True`` has no bound."""
-    monkeypatch.setattr(lexical_sources, "MOST_NODES", 2)
+    monkeypatch.setattr(lexical_sources, "MAX_NODES", 2)
     index = index_of() if store == "memory" else chroma_index(nodes(), HashEmbedding())
     (dense,) = search(KnowledgeSource("docs", index=index), "snow").lists
     assert dense.note == "no lexical search: 3 nodes are more than 2; hybrid=True makes it"
@@ -374,7 +378,7 @@ def test_one_lexical_index_serves_all_retrievers_over_an_index() -> None:
     first.retrieve("snow")
     made = lexical_sources._shared(index)
     assert made._index is not None
-    assert lexical_sources._shared(second.sources["index"]._index) is made  # type: ignore[arg-type]
+    assert lexical_sources._shared(second.sources["index"].index) is made  # type: ignore[arg-type]
     held = weakref.ref(made)
     del first, second, index, made
     gc.collect()

@@ -136,7 +136,7 @@ def test_what_is_behind_a_node_must_pass_the_filter() -> None:
     door = IndexNode(text="rain", index_id="r", obj=inner, metadata={"tenant": "acme"})
     result = search(index_of(door), filters=Condition(key="tenant", value="acme"))
     assert texts(result) == []
-    assert result.dropped_by_filter == 1
+    assert result.total("dropped_by_filter") == 1
 
 
 def test_what_hangs_behind_a_node_is_given_up() -> None:

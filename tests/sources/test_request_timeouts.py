@@ -10,11 +10,11 @@ import httpx
 import pytest
 from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.vector_stores.chroma import ChromaVectorStore
-from llama_index_agentic_kb.sources.request_timeouts import with_request_timeouts
 
 from llama_index_agentic_kb._aio import Call, deadline_after, run
 from llama_index_agentic_kb.errors import DeadlineExceededError
 from llama_index_agentic_kb.guard.resilience import Bulkhead
+from llama_index_agentic_kb.sources.index import with_request_timeouts
 
 
 class Server:
@@ -74,7 +74,7 @@ def test_a_request_ends_with_its_call(silent: str) -> None:
 
 def test_a_request_of_a_call_without_a_deadline_ends_too(silent: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing waits for ever."""
-    monkeypatch.setattr("llama_index_agentic_kb.sources.request_timeouts.WITHOUT_DEADLINE", 0.1)
+    monkeypatch.setattr("llama_index_agentic_kb.sources.index.WITHOUT_DEADLINE", 0.1)
     with httpx.Client(base_url=silent, timeout=None) as session:
         started = time.monotonic()
         with pytest.raises(httpx.TimeoutException):

@@ -22,7 +22,9 @@ def source(name: str, **fields: Any) -> KnowledgeSource:
 
 def selected(*params: dict[str, Any], filters: Condition | None = None) -> dict[str, SelectedSource]:
     request = RetrievalRequest.parse({"messages": [{"content": "q"}], "knowledgeSourceParams": list(params)})
-    return select(by_name([source("docs", filters=A), source("wiki", kind="web", always_query=True)]), request, filters)
+    wiki = source("wiki")
+    wiki.kind = "web"
+    return select(by_name([source("docs", filters=A), wiki]), request, filters)
 
 
 def test_all_sources_are_searched_unless_ruled_out() -> None:
@@ -86,9 +88,9 @@ def test_a_planners_filter_comes_last() -> None:
     assert chosen["wiki"].filters_for(C) == all_of(B, C)
 
 
-def test_always_is_the_sources_or_the_requests_word() -> None:
-    """Either of them is enough."""
-    assert [one.always for one in selected().values()] == [False, True]
+def test_always_is_the_requests_word() -> None:
+    """Without it, the planner chooses."""
+    assert [one.always for one in selected().values()] == [False, False]
     assert selected({"knowledgeSourceName": "docs", "alwaysQuerySource": True})["docs"].always
 
 

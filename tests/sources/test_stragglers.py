@@ -6,7 +6,14 @@ from typing import Any
 
 import pytest
 
-from llama_index_agentic_kb import AgenticRetriever, EffortLimits, KnowledgeSource, ReasoningEffort, RetrievalRequest
+from llama_index_agentic_kb import (
+    AgenticRetriever,
+    EffortLimits,
+    KnowledgeSource,
+    ReasoningEffort,
+    Resilience,
+    RetrievalRequest,
+)
 from llama_index_agentic_kb._aio import arun, run
 from llama_index_agentic_kb.errors import ConfigurationError, RetrievalError
 from llama_index_agentic_kb.retriever import Retrieval
@@ -44,7 +51,9 @@ def outcomes(made: Retrieval) -> dict[str, str | None]:
 def test_a_slow_source_costs_its_grace_and_not_its_timeout(native: bool, mode: str) -> None:
     """It is given up when the others have answered; the account says why, and what would change that."""
     started = time.monotonic()
-    made = retrieved(native, source("slow", LONG, mode=mode, straggler_grace=0.1), source("well"))
+    made = retrieved(
+        native, source("slow", LONG, mode=mode, resilience=Resilience(straggler_grace=0.1)), source("well")
+    )
     assert time.monotonic() - started < LONG / 2
     assert outcomes(made) == {"slow": "timeout", "well": "ok"}
     assert "was still running 0.3 s after the others had answered" in made.missing[0].reason
@@ -53,7 +62,7 @@ def test_a_slow_source_costs_its_grace_and_not_its_timeout(native: bool, mode: s
 
 def test_the_usual_time_of_a_source_is_waited_for(native: bool) -> None:
     """What usually takes 0.3 s is not given up after 0.2."""
-    slow = source("slow", 0.3, straggler_grace=0.2)
+    slow = source("slow", 0.3, resilience=Resilience(straggler_grace=0.2))
     for _ in range(2):
         made = retrieved(native, slow, source("well"))
         assert outcomes(made) == {"slow": "ok", "well": "ok"}
@@ -63,23 +72,25 @@ def test_the_usual_time_of_a_source_is_waited_for(native: bool) -> None:
 
 def test_twice_the_time_of_the_others_is_waited_for(native: bool) -> None:
     """Where all are slow, none is given up for being a little slower."""
-    made = retrieved(native, source("slow", 0.6, straggler_grace=0.01), source("other", 0.4))
+    made = retrieved(native, source("slow", 0.6, resilience=Resilience(straggler_grace=0.01)), source("other", 0.4))
     assert outcomes(made) == {"slow": "ok", "other": "ok"}
 
 
 @pytest.mark.parametrize(
-    "fields", [{"straggler_grace": None}, {"timeout": 0.7}, {"timeout": 0.7, "straggler_grace": None}], ids=repr
+    "resilience", [{"straggler_grace": None}, {"timeout": 0.7}, {"timeout": 0.7, "straggler_grace": None}], ids=repr
 )
-def test_a_source_may_have_all_its_time(native: bool, fields: dict[str, Any]) -> None:
+def test_a_source_may_have_all_its_time(native: bool, resilience: dict[str, Any]) -> None:
     """Without a grace, or with a timeout of its own, it is waited for."""
-    made = retrieved(native, source("slow", 0.5, **fields), source("well"))
+    made = retrieved(native, source("slow", 0.5, resilience=Resilience(**resilience)), source("well"))
     assert outcomes(made) == {"slow": "ok", "well": "ok"}
 
 
 def test_a_source_with_fail_on_error_has_all_its_time(native: bool) -> None:
     """A request that fails without it waits for it."""
     must = [{"knowledgeSourceName": "slow", "failOnError": True}]
-    made = retrieved(native, source("slow", 0.5, straggler_grace=0.05), source("well"), params=must)
+    made = retrieved(
+        native, source("slow", 0.5, resilience=Resilience(straggler_grace=0.05)), source("well"), params=must
+    )
     assert outcomes(made) == {"slow": "ok", "well": "ok"}
 
 
@@ -87,19 +98,21 @@ def test_without_evidence_there_is_time(native: bool) -> None:
     """Where the others found nothing, or failed, the slow source may have the answer."""
     nothing = source("nothing", texts=[])
     failed = KnowledgeSource("failed", retriever=MemoryRetriever(ANSWER, fault=ValueError("no")))
-    made = retrieved(native, source("slow", 0.5, straggler_grace=0.05), nothing, failed)
+    made = retrieved(native, source("slow", 0.5, resilience=Resilience(straggler_grace=0.05)), nothing, failed)
     assert outcomes(made) == {"slow": "ok", "nothing": "empty", "failed": "error"}
 
 
 def test_a_single_source_has_all_its_time(native: bool) -> None:
     """Nothing is gained by not waiting for it."""
-    assert outcomes(retrieved(native, source("slow", 0.5, straggler_grace=0.05))) == {"slow": "ok"}
+    assert outcomes(retrieved(native, source("slow", 0.5, resilience=Resilience(straggler_grace=0.05)))) == {
+        "slow": "ok"
+    }
 
 
 def test_two_that_hang_do_not_wait_for_each_other(native: bool) -> None:
     """The last answer counts, however many are missing."""
     started = time.monotonic()
-    slow = [source(name, LONG, straggler_grace=0.1) for name in ("one", "two")]
+    slow = [source(name, LONG, resilience=Resilience(straggler_grace=0.1)) for name in ("one", "two")]
     made = retrieved(native, *slow, source("well"))
     assert time.monotonic() - started < LONG / 2
     assert outcomes(made) == {"one": "timeout", "two": "timeout", "well": "ok"}
@@ -107,7 +120,7 @@ def test_two_that_hang_do_not_wait_for_each_other(native: bool) -> None:
 
 def test_waiting_for_a_place_is_no_fault_of_the_source() -> None:
     """Searches that wait their turn behind others of the same source are not given up."""
-    busy = source("busy", 0.1, max_concurrency=1, straggler_grace=0.15)
+    busy = source("busy", 0.1, resilience=Resilience(max_concurrency=1, straggler_grace=0.15))
     retriever = AgenticRetriever([busy, source("well")])
 
     async def ask() -> list[Retrieval]:
@@ -120,8 +133,8 @@ def test_waiting_for_a_place_is_no_fault_of_the_source() -> None:
 @pytest.mark.parametrize("grace", [-1, float("nan"), "long", True])
 def test_a_grace_is_a_number(grace: Any) -> None:
     """The error names the source and the field."""
-    with pytest.raises(ConfigurationError, match="source 'x': straggler_grace must be 0 or more, None, or 'auto'"):
-        source("x", straggler_grace=grace)
+    with pytest.raises(ConfigurationError, match="straggler_grace must be 0 or more, None, or 'auto'"):
+        source("x", resilience=Resilience(straggler_grace=grace))
 
 
 def test_nothing_but_failures_is_an_error(native: bool) -> None:

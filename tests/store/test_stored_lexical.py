@@ -14,7 +14,7 @@ from llama_index.core.schema import NodeWithScore
 
 from llama_index_agentic_kb.errors import ConfigurationError, IngestionError, RetrievalError
 from llama_index_agentic_kb.schema import Condition
-from llama_index_agentic_kb.sources.results import node_key
+from llama_index_agentic_kb.sources.search import node_key
 from llama_index_agentic_kb.store import KnowledgeStore, ingest
 from llama_index_agentic_kb.testing import HashEmbedding
 

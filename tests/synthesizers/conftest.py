@@ -10,7 +10,7 @@ from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.core.settings import Settings
 
 from llama_index_agentic_kb.evidence.gathering import PROVENANCE_KEY
-from llama_index_agentic_kb.sources import KnowledgeSource
+from llama_index_agentic_kb.sources import Fields, KnowledgeSource
 from llama_index_agentic_kb.synthesizers import AgenticSynthesizer
 from llama_index_agentic_kb.testing import LoopbackOpenAI, MemoryRetriever
 
@@ -100,7 +100,7 @@ def nodes_of() -> Callable[[Sequence[str]], list[NodeWithScore]]:
 def atlas() -> KnowledgeSource:
     """A source with field names of its own."""
     return KnowledgeSource(
-        "atlas", retriever=MemoryRetriever(FACTS), title_field="name", content_field="body", terms_field="tags"
+        "atlas", retriever=MemoryRetriever(FACTS), fields=Fields(title="name", content="body", terms="tags")
     )
 
 
