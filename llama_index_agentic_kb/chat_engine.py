@@ -1,4 +1,4 @@
-"""A conversation over a knowledge base: each message goes the way of a query, with what was said before it."""
+"""A conversation over a knowledge base: each message is answered as a query, with the messages before it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from llama_index_agentic_kb.schema import Message, RetrievalRequest
 __all__ = ["AgenticChatEngine"]
 
 MEMORY_TOKENS = 8_000
-"""Tokens of conversation that a memory of our own keeps."""
+"""Tokens of conversation that the engine's own memory keeps."""
 
 
 class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
@@ -34,11 +34,11 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
     Works without a language model too; an answer is then the extracted data. A turn is stored in the memory once its
     answer is complete (for a streamed one: once its stream was read to the end), question and answer together.
 
-    A conversation is its principal's, where there is one (see ``guard.permissions``): answers repeat what its first
-    speaker may see, so that anybody else is denied it, until ``reset``.
+    A conversation belongs to its principal, if any (see ``guard.permissions``): answers repeat what its first speaker
+    may see, so nobody else may read it, until ``reset``.
 
     Args:
-        query_engine: What answers.
+        query_engine: Answers each message.
         memory: The conversation. None is a buffer of the last 8,000 tokens.
         callback_manager: None is the query engine's.
     """
@@ -59,8 +59,8 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         """Answer a message.
 
         Args:
-            message: The user's.
-            chat_history: In place of the memory's conversation from now on.
+            message: The user's message.
+            chat_history: Replaces the memory's conversation from now on.
         """
         response = self.query_engine.respond(run(self._request(message, chat_history)))
         run(self._remember(message, str(response)))
@@ -79,14 +79,16 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         response = self.query_engine.stream(run(self._request(message, chat_history)))
         context = contextvars.copy_context()
 
-        def told() -> Generator[ChatResponse, None, None]:
+        def deltas() -> Generator[ChatResponse, None, None]:
             text = ""
             for token in response.response_gen:
                 text += token
                 yield _delta(text, token)
             context.run(run, self._remember(message, text))
 
-        return StreamingAgentChatResponse(chat_stream=told(), is_writing_to_memory=False, **_sources(message, response))
+        return StreamingAgentChatResponse(
+            chat_stream=deltas(), is_writing_to_memory=False, **_sources(message, response)
+        )
 
     @trace_method("chat")
     async def astream_chat(
@@ -95,7 +97,7 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         """Answer a message as a stream of token deltas; see ``chat``. An error is raised where it is read."""
         response = await self.query_engine.astream(await arun(self._request(message, chat_history)))
 
-        async def told() -> AsyncGenerator[ChatResponse, None]:
+        async def deltas() -> AsyncGenerator[ChatResponse, None]:
             text = ""
             async for token in response.response_gen:
                 text += token
@@ -103,7 +105,7 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
             await arun(self._remember(message, text))
 
         return StreamingAgentChatResponse(
-            achat_stream=told(), is_writing_to_memory=False, **_sources(message, response)
+            achat_stream=deltas(), is_writing_to_memory=False, **_sources(message, response)
         )
 
     def reset(self) -> None:
@@ -116,7 +118,7 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         """The conversation so far.
 
         Raises:
-            DeniedError: Read on behalf of another principal than the one who leads it.
+            DeniedError: The current principal is not the one that the conversation belongs to.
         """
         self._owner.check(current_principal())
         return list(self.memory.get_all())
@@ -131,8 +133,8 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
             history = list(chat_history)
             await Call(sync=partial(self.memory.set, history), native=partial(self.memory.aset, history), what="memory")
         read, aread = partial(self.memory.get, input=message), partial(self.memory.aget, input=message)
-        said = await Call(sync=read, native=aread, what="memory")
-        return conversation_request([*said, ChatMessage(role=MessageRole.USER, content=message)])
+        earlier = await Call(sync=read, native=aread, what="memory")
+        return conversation_request([*earlier, ChatMessage(role=MessageRole.USER, content=message)])
 
     async def _remember(self, message: str, answer: str) -> None:
         turn = [
@@ -145,7 +147,7 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
 
 
 def conversation_request(messages: Sequence[ChatMessage], **fields: Any) -> RetrievalRequest:
-    """Give the request that a LlamaIndex conversation stands for; messages without text are left out."""
+    """Return the request for a LlamaIndex conversation; messages without text are left out."""
     texts = [(message.role.value, message.content or "") for message in messages]
     kept = [Message.model_validate({"role": role, "content": text}) for role, text in texts if text.strip()]
     return RetrievalRequest(messages=kept, **fields)
@@ -156,7 +158,7 @@ def _delta(text: str, token: str) -> ChatResponse:
 
 
 def _sources(message: str, response: Any) -> dict[str, Any]:
-    """Give what a chat response tells of its evidence, as LlamaIndex's own chat engines do."""
+    """Return the evidence of a chat response, in the form of LlamaIndex's own chat engines."""
     nodes = list(response.source_nodes)
     output = ToolOutput(
         tool_name="knowledge_base", content=str(len(nodes)), raw_input={"message": message}, raw_output=nodes

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from inspect import signature
+from typing import Any, Final, Self
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -24,54 +25,22 @@ from llama_index_agentic_kb.sources import KnowledgeSource
 
 __all__ = ["AgenticVectorStoreIndex", "as_chat_engine", "split_kwargs"]
 
-RETRIEVER_ARGUMENTS = frozenset(
-    {
-        "callback_manager",
-        "effort",
-        "embedding_cache",
-        "filters",
-        "fusion",
-        "input_limits",
-        "join_neighbours",
-        "lane_fusion",
-        "lane_weights",
-        "limits",
-        "max_per_document",
-        "max_runtime_in_seconds",
-        "memory",
-        "observer",
-        "planner_prompt",
-        "principal",
-        "require_principal",
-        "reranker",
-        "results_processing",
-        "similarity_top_k",
-        "spotlighting",
-        "verbose",
-    }
-)
+_SHARED: Final = {"self", "sources", "llm", "node_postprocessors"}
+RETRIEVER_ARGUMENTS: Final = frozenset(signature(AgenticRetriever.__init__).parameters) - _SHARED
 """Keyword arguments that mean the agentic retriever."""
-
-STORE_ARGUMENTS = frozenset(
+STORE_ARGUMENTS: Final = frozenset(
     {"alpha", "doc_ids", "hybrid_top_k", "node_ids", "sparse_top_k", "vector_store_kwargs", "vector_store_query_mode"}
 )
 """Keyword arguments that mean LlamaIndex's own vector retriever underneath."""
-
-SOURCE_ARGUMENTS = STORE_ARGUMENTS | {"hybrid"}
-"""Keyword arguments that mean the knowledge source: the retriever has them."""
-
-
-CONDENSE_ARGUMENTS = frozenset(
-    {"chat_history", "condense_question_prompt", "llm", "memory", "prefix_messages", "system_prompt", "verbose"}
-)
-"""Keyword arguments that mean LlamaIndex's condense-question engine; others mean the query engine inside it."""
+_USED: Final = STORE_ARGUMENTS | {"hybrid", "node_postprocessors"}
+"""Keyword arguments that an engine does not take: its retriever has them."""
 
 
 class AgenticVectorStoreIndex(NotPickled, VectorStoreIndex):
     """A ``VectorStoreIndex`` in every other respect: build it, insert into it and persist it as usual.
 
     ``as_retriever``, ``as_query_engine`` and ``as_chat_engine`` are agentic; without a language model they search the
-    question as it is and give extracts. ``as_plain_retriever`` is LlamaIndex's own.
+    question as it is and return extracts. ``as_plain_retriever`` is LlamaIndex's own.
     """
 
     instead_of_pickling = "Keep it with storage_context.persist(), and load it with load_index_from_storage."
@@ -80,7 +49,7 @@ class AgenticVectorStoreIndex(NotPickled, VectorStoreIndex):
     """The name under which plans, activity and references know the index."""
 
     source_description = ""
-    """What is in it, for the planner."""
+    """Its content, for the planner."""
 
     source_hybrid: bool | None = None
     """Whether words are searched beside vectors (BM25); see ``KnowledgeSource``."""
@@ -98,12 +67,12 @@ class AgenticVectorStoreIndex(NotPickled, VectorStoreIndex):
         hybrid: bool | None = None,
         permissions: Permissions | None = None,
     ) -> Self:
-        """Make an agentic index of a plain one. Both share the store: nothing is copied or embedded again.
+        """Return an agentic index over a plain one. Both share the store: nothing is copied or embedded again.
 
         Args:
             index: The plain index.
-            name: How plans, activity and references call it.
-            description: What is in it, for the planner.
+            name: The name under which plans, activity and references know it.
+            description: Its content, for the planner.
             hybrid: Whether words are searched beside vectors; see ``KnowledgeSource``.
             permissions: The metadata fields that say who may see a document; see ``KnowledgeSource``.
                 ``as_plain_retriever`` knows nothing of them.
@@ -121,11 +90,11 @@ class AgenticVectorStoreIndex(NotPickled, VectorStoreIndex):
         return agentic
 
     def as_plain_retriever(self, **kwargs: Any) -> BaseRetriever:
-        """Give LlamaIndex's own vector retriever."""
+        """Return LlamaIndex's own vector retriever."""
         return super().as_retriever(**kwargs)
 
     def as_retriever(self, *, llm: LLM | None = None, hybrid: bool | None = None, **kwargs: Any) -> AgenticRetriever:
-        """Give an agentic retriever.
+        """Return an agentic retriever.
 
         Args:
             llm: Plans; None is ``Settings.llm`` where there is one.
@@ -142,95 +111,81 @@ class AgenticVectorStoreIndex(NotPickled, VectorStoreIndex):
             hybrid=self.source_hybrid if hybrid is None else hybrid,
             permissions=self.source_permissions,
         )
-        own, _ = split_kwargs(kwargs)
-        return AgenticRetriever(
-            [source],
-            llm=llm,
-            node_postprocessors=kwargs.get("node_postprocessors") or (),
-            **{"callback_manager": self._callback_manager, **own},
-        )
+        own, rest = split_kwargs(kwargs)
+        own.setdefault("callback_manager", self._callback_manager)
+        return AgenticRetriever([source], llm=llm, node_postprocessors=rest.get("node_postprocessors") or (), **own)
 
     def as_query_engine(self, llm: LLMType | None = None, **kwargs: Any) -> BaseQueryEngine:
-        """Give an agentic query engine.
+        """Return an agentic query engine.
 
         Args:
             llm: Plans and answers; None is ``Settings.llm`` where there is one.
             kwargs: Those of ``as_retriever``, of ``AgenticQueryEngine`` and of ``get_response_synthesizer``
                 (``response_mode``, ``streaming``, ``text_qa_template``, ...).
         """
-        return self._query_engine(_resolve(llm), **kwargs)
-
-    def _query_engine(self, llm: LLM | None, **kwargs: Any) -> AgenticQueryEngine:
-        retriever = self.as_retriever(llm=llm, **kwargs)
-        _, rest = split_kwargs(kwargs)
-        rest.pop("node_postprocessors", None)  # the retriever has them
-        return AgenticQueryEngine(
-            retriever, **{key: value for key, value in rest.items() if key not in SOURCE_ARGUMENTS}
-        )
+        return AgenticQueryEngine(self.as_retriever(llm=_resolve(llm), **kwargs), **_engine_kwargs(kwargs))
 
     def as_chat_engine(
         self, chat_mode: ChatMode = ChatMode.BEST, llm: LLMType | None = None, **kwargs: Any
     ) -> BaseChatEngine:
-        """Give a chat engine: ours by default; LlamaIndex's own over our retriever for its other modes.
+        """Return a chat engine: ours by default; LlamaIndex's own over our retriever for its other modes.
 
         Args:
             chat_mode: ``BEST`` (default) is ``AgenticChatEngine``.
             llm: Plans and answers; None is ``Settings.llm`` where there is one.
             kwargs: Those of ``as_query_engine``; ``memory`` and, for other modes, those of LlamaIndex's engine.
         """
-        resolved, chat_mode = _resolve(llm), ChatMode(chat_mode)
-        if chat_mode is ChatMode.BEST:
-            memory = kwargs.pop("memory", None)  # the chat engine hands the conversation on itself
-            return AgenticChatEngine(self._query_engine(resolved, **kwargs), memory=memory)
-        rest = split_kwargs(kwargs)[1]
-        used = {"node_postprocessors", *SOURCE_ARGUMENTS}  # the retriever has them
-        rest = {key: value for key, value in rest.items() if key not in used}
-        memory = kwargs.get("memory")
-        return as_chat_engine(self.as_retriever(llm=resolved, **kwargs), chat_mode, memory=memory, **rest)
+        memory = kwargs.pop("memory", None)
+        retriever = self.as_retriever(llm=_resolve(llm), **kwargs)
+        return as_chat_engine(retriever, ChatMode(chat_mode), memory, **_engine_kwargs(kwargs))
 
 
 def as_chat_engine(
     retriever: AgenticRetriever, chat_mode: ChatMode, memory: BaseMemory | None = None, **kwargs: Any
 ) -> BaseChatEngine:
-    """Give LlamaIndex's own chat engine of a mode over an agentic retriever; both share one memory.
+    """Return a chat engine over an agentic retriever: ours for ``BEST``, else LlamaIndex's own of the mode.
+
+    Both share one memory.
 
     Raises:
-        ConfigurationError: The mode needs a language model, or is none that LlamaIndex still has.
+        ConfigurationError: The mode needs a language model, or was removed from LlamaIndex.
     """
-    from llama_index.core.chat_engine import (  # noqa: PLC0415 (only those who ask for it load it)
-        CondensePlusContextChatEngine,
-        CondenseQuestionChatEngine,
-        ContextChatEngine,
-        SimpleChatEngine,
-    )
-    from llama_index.core.memory import ChatMemoryBuffer  # noqa: PLC0415
-
+    if chat_mode is ChatMode.BEST:
+        return AgenticChatEngine(AgenticQueryEngine(retriever, **kwargs), memory=memory)
     if retriever.llm is None:
         raise ConfigurationError(
             f"chat_mode {chat_mode.value!r} needs a language model: pass llm= or set Settings.llm; "
             "chat_mode 'best' works without one"
         )
-    memory = memory or retriever.memory or ChatMemoryBuffer.from_defaults(llm=retriever.llm)
-    retriever.memory = memory
-    kwargs = {"llm": retriever.llm, "memory": memory, **kwargs}
+    # loaded by those who ask for it only
+    from llama_index.core import chat_engine as theirs  # noqa: PLC0415
+    from llama_index.core.memory import ChatMemoryBuffer  # noqa: PLC0415
+
+    retriever.memory = memory or retriever.memory or ChatMemoryBuffer.from_defaults(llm=retriever.llm)
+    kwargs = {"llm": retriever.llm, "memory": retriever.memory, **kwargs}
     if chat_mode is ChatMode.CONTEXT:
-        return ContextChatEngine.from_defaults(retriever=retriever, **kwargs)
+        return theirs.ContextChatEngine.from_defaults(retriever=retriever, **kwargs)
     if chat_mode is ChatMode.CONDENSE_PLUS_CONTEXT:
-        return CondensePlusContextChatEngine.from_defaults(retriever=retriever, **kwargs)
+        return theirs.CondensePlusContextChatEngine.from_defaults(retriever=retriever, **kwargs)
     if chat_mode is ChatMode.CONDENSE_QUESTION:
-        engine = {key: kwargs.pop(key) for key in kwargs.keys() - CONDENSE_ARGUMENTS}
-        return CondenseQuestionChatEngine.from_defaults(query_engine=AgenticQueryEngine(retriever, **engine), **kwargs)
+        make = theirs.CondenseQuestionChatEngine.from_defaults
+        engine = {key: kwargs.pop(key) for key in kwargs.keys() - signature(make).parameters.keys()}
+        return make(query_engine=AgenticQueryEngine(retriever, **engine), **kwargs)
     if chat_mode is ChatMode.SIMPLE:
-        return SimpleChatEngine.from_defaults(**kwargs)
+        return theirs.SimpleChatEngine.from_defaults(**kwargs)
     raise ConfigurationError(
         f"chat_mode {chat_mode.value!r} was removed from LlamaIndex: use an agent with KnowledgeBase.as_tool()"
     )
 
 
 def split_kwargs(kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Tell the retriever's keyword arguments from the rest, as LlamaIndex hands one dict to both."""
+    """Return the retriever's keyword arguments and the rest: LlamaIndex hands one dict to both."""
     own = {key: value for key, value in kwargs.items() if key in RETRIEVER_ARGUMENTS}
     return own, {key: value for key, value in kwargs.items() if key not in RETRIEVER_ARGUMENTS}
+
+
+def _engine_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in split_kwargs(kwargs)[1].items() if key not in _USED}
 
 
 def _resolve(llm: LLMType | None) -> LLM | None:
