@@ -70,6 +70,7 @@ if TYPE_CHECKING:
     from llama_index_agentic_kb.query_engine import AgenticResponse as AgenticResponse
     from llama_index_agentic_kb.query_engine import AgenticStreamingResponse as AgenticStreamingResponse
     from llama_index_agentic_kb.retriever import AgenticRetriever as AgenticRetriever
+    from llama_index_agentic_kb.retriever import RetrieverOptions as RetrieverOptions
     from llama_index_agentic_kb.schema import Answer as Answer
     from llama_index_agentic_kb.schema import AnswerQuery as AnswerQuery
     from llama_index_agentic_kb.schema import AnswerResponse as AnswerResponse
@@ -165,7 +166,10 @@ _HOMES = {
         "AgenticResponse",
         "AgenticStreamingResponse",
     ),
-    "retriever": ("AgenticRetriever",),
+    "retriever": (
+        "AgenticRetriever",
+        "RetrieverOptions",
+    ),
     "schema": (
         "Answer",
         "AnswerQuery",

@@ -13,6 +13,7 @@ from llama_index.core.callbacks import CallbackManager
 from llama_index.core.chat_engine.types import BaseChatEngine, ChatMode
 from llama_index.core.llms import LLM
 from llama_index.core.memory import BaseMemory
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.tools import QueryEngineTool, RetrieverTool
 
 from llama_index_agentic_kb._aio import arun, gather, run
@@ -25,7 +26,7 @@ from llama_index_agentic_kb.guard.permissions import Permissions
 from llama_index_agentic_kb.index import as_chat_engine, split_kwargs
 from llama_index_agentic_kb.llm import warm_up_llm
 from llama_index_agentic_kb.query_engine import AgenticQueryEngine, default_mode
-from llama_index_agentic_kb.retriever import AgenticRetriever
+from llama_index_agentic_kb.retriever import AgenticRetriever, RetrieverOptions
 from llama_index_agentic_kb.schema import (
     ActivityRecord,
     FilterNode,
@@ -37,7 +38,9 @@ from llama_index_agentic_kb.schema import (
     RetrievalResponse,
     parse_odata,
 )
+from llama_index_agentic_kb.search.rerank import Reranker
 from llama_index_agentic_kb.sources import KnowledgeSource
+from llama_index_agentic_kb.sources.filters import FilterLike
 from llama_index_agentic_kb.sources.metadata_queries import MetadataQueries
 
 if TYPE_CHECKING:  # they load what checks answers, and SQLAlchemy
@@ -70,8 +73,12 @@ class KnowledgeBase(NotPickled, MetadataQueries, AnswerQueries):
             defaults, False does not.
         policy: What ``answer`` does not answer, by the application's own rules.
         sessions: Keeps the turns of ``answer``; queries name the session. None keeps none.
+        filters: Narrows every source's search, beside the source's own mandatory filter.
+        reranker: Reranks the candidates of each sub-query; see ``AgenticRetriever``.
+        node_postprocessors: Applied to the fused nodes of every retrieval.
+        principal: Who asks, in every request; none can bring another.
         callback_manager: None is ``Settings.callback_manager``.
-        retriever_kwargs: Further arguments of ``AgenticRetriever`` (``filters``, ``limits``, ``fusion``, ...).
+        options: Further options of retrieval: limits of effort, retries, spotlighting, ...
 
     Raises:
         ConfigurationError: No source is given, a name twice, or an answer is wanted and there is no language model.
@@ -91,8 +98,12 @@ class KnowledgeBase(NotPickled, MetadataQueries, AnswerQueries):
         grounding: Grounding | bool | None = None,
         policy: AnswerPolicy | None = None,
         sessions: SessionStore | None = None,
+        filters: FilterLike = None,
+        reranker: Reranker | BaseNodePostprocessor | None = None,
+        node_postprocessors: Sequence[BaseNodePostprocessor] = (),
+        principal: Principal | None = None,
         callback_manager: CallbackManager | None = None,
-        **retriever_kwargs: Any,
+        options: RetrieverOptions | None = None,
     ) -> None:
         self.name = name
         self.grounding = grounding
@@ -100,13 +111,17 @@ class KnowledgeBase(NotPickled, MetadataQueries, AnswerQueries):
         self.sessions = sessions
         self.description = description
         self.max_output_size_in_tokens = max_output_size_in_tokens
-        self._callback_manager = callback_manager
-        self._retriever_kwargs = {
+        self._retriever_arguments: dict[str, Any] = {
+            "llm": llm,
             "effort": effort,
             "max_runtime_in_seconds": max_runtime_in_seconds,
-            **retriever_kwargs,
+            "filters": filters,
+            "reranker": reranker,
+            "node_postprocessors": node_postprocessors,
+            "principal": principal,
+            "callback_manager": callback_manager,
+            "options": options,
         }
-        self._given_llm = llm
         self._sources = list(sources)
         self.retriever = self.as_retriever()
         self.output_mode = OutputMode(output_mode or default_mode(self.retriever))
@@ -260,8 +275,7 @@ class KnowledgeBase(NotPickled, MetadataQueries, AnswerQueries):
         Args:
             kwargs: Arguments of ``AgenticRetriever``, in place of this knowledge base's own.
         """
-        defaults = {"llm": self._given_llm, "callback_manager": self._callback_manager, **self._retriever_kwargs}
-        return AgenticRetriever(self._sources, **{**defaults, **kwargs})
+        return AgenticRetriever(self._sources, **{**self._retriever_arguments, **kwargs})
 
     def as_query_engine(
         self, response_mode: str | None = None, *, streaming: bool = False, **kwargs: Any

@@ -48,8 +48,8 @@ from llama_index_agentic_kb._text import one_line
 from llama_index_agentic_kb.account import GuardedCallbacks
 from llama_index_agentic_kb.account.budget import set_budget
 from llama_index_agentic_kb.errors import DeadlineExceededError
-from llama_index_agentic_kb.evidence.gathering import PROVENANCE_KEY
 from llama_index_agentic_kb.evidence.postprocessing import postprocess
+from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY
 from llama_index_agentic_kb.grounding import MarkerFilter, Markers, cited_ids
 from llama_index_agentic_kb.grounding.grounded import GroundedText, ground_text
 from llama_index_agentic_kb.grounding.settings import Grounding, as_grounding
@@ -125,8 +125,8 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
         self.synthesizer = response_synthesizer or get_response_synthesizer(
             **{
                 "llm": retriever.llm,
-                "retries": retriever.retries,
-                "spotlighting": retriever.spotlighting,
+                "retries": retriever.options.retries,
+                "spotlighting": retriever.options.spotlighting,
                 **synthesizer_kwargs,
             },
             response_mode=response_mode or default_mode(retriever),

@@ -11,7 +11,7 @@ from llama_index.core.base.response.schema import PydanticResponse
 from llama_index.core.indices.prompt_helper import PromptHelper
 from pydantic import BaseModel
 
-from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, RetrievalResponse
+from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, RetrievalResponse, RetrieverOptions
 from llama_index_agentic_kb._aio import arun
 from llama_index_agentic_kb.errors import DeadlineExceededError, SynthesisError
 from llama_index_agentic_kb.guard.resilience import RetryPolicy
@@ -109,7 +109,7 @@ def test_other_failures_are_raised() -> None:
 def test_retries_that_run_out_of_time_end_as_expiry() -> None:
     """Attempts that are given up one after the other use the time up, and the evidence is given."""
     policy = RetryPolicy(first_wait=0.01, attempt_seconds=0.15)
-    kb = base(HANGS, retries=policy)
+    kb = base(HANGS, options=RetrieverOptions(retries=policy))
     assert missing_answer(kb.retrieve("Rain?"))
     assert len(kb.llm.calls) == 3  # type: ignore[union-attr]
 

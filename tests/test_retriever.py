@@ -18,6 +18,7 @@ from llama_index_agentic_kb import (
     KnowledgeSource,
     ReasoningEffort,
     RetrievalRequest,
+    RetrieverOptions,
     interleave,
     reciprocal_rank_fusion,
 )
@@ -167,7 +168,7 @@ def test_similarity_top_k_is_the_number_of_nodes() -> None:
     assert len(AgenticRetriever(one, similarity_top_k=2).retrieve("rocket")) == 2
     assert len(AgenticRetriever(one).retrieve("rocket")) == 10
     limits = {ReasoningEffort.LOW: EffortLimits(documents=4)}
-    assert len(AgenticRetriever(one, limits=limits).retrieve("rocket")) == 4
+    assert len(AgenticRetriever(one, options=RetrieverOptions(limits=limits)).retrieve("rocket")) == 4
     assert len(retrieval(AgenticRetriever(one, similarity_top_k=5), maxOutputDocuments=3).nodes) == 3
 
 
@@ -195,7 +196,11 @@ def test_node_postprocessors_are_applied() -> None:
 def test_fusion_can_be_chosen() -> None:
     """Both fusions, or one of the user's, give the same nodes in their own order."""
     found = [
-        texts(AgenticRetriever(sources(), llm=ScriptedLLM(PLAN), fusion=fusion).retrieve(QUESTION))
+        texts(
+            AgenticRetriever(sources(), llm=ScriptedLLM(PLAN), options=RetrieverOptions(fusion=fusion)).retrieve(
+                QUESTION
+            )
+        )
         for fusion in (interleave, reciprocal_rank_fusion, lambda lists: interleave(lists)[::-1])
     ]
     assert sorted(found[0]) == sorted(found[1]) == sorted(found[2])
@@ -266,7 +271,7 @@ def test_unusable_arguments_are_refused(fields: dict[str, Any], message: str) ->
 def test_limits_of_one_effort_may_be_given_alone() -> None:
     """Other efforts keep their defaults; names of efforts do as well as the enum."""
     limits: Any = {"low": EffortLimits(sub_queries=1)}
-    retriever = AgenticRetriever(sources(), llm=ScriptedLLM(PLAN), limits=limits)
+    retriever = AgenticRetriever(sources(), llm=ScriptedLLM(PLAN), options=RetrieverOptions(limits=limits))
     assert len(retrieval(retriever).plan.sub_queries) == 2
     assert len(retrieval(retriever, retrievalReasoningEffort="medium").plan.sub_queries) == 3
 
@@ -275,7 +280,7 @@ def test_limits_of_one_effort_may_be_given_alone() -> None:
 
 
 def test_the_planner_prompt_is_llamaindexs_kind_of_prompt() -> None:
-    """``get_prompts`` shows it, ``update_prompts`` and the constructor change it."""
+    """``get_prompts`` shows it, ``update_prompts`` changes it."""
     llm = ScriptedLLM(PLAN)
     retriever = AgenticRetriever(sources(), llm=llm)
     assert set(retriever.get_prompts()) == {"planner_prompt", "findings_prompt", "revision_prompt"}
@@ -283,8 +288,7 @@ def test_the_planner_prompt_is_llamaindexs_kind_of_prompt() -> None:
         {"planner_prompt": PromptTemplate("Split up: {query_str}"), "unknown": PromptTemplate("x")}
     )
     retriever.retrieve(QUESTION)
-    AgenticRetriever(sources(), llm=llm, planner_prompt=PromptTemplate("Mine: {query_str}")).retrieve(QUESTION)
-    assert [call[0].content for call in llm.calls] == [f"Split up: {QUESTION}", f"Mine: {QUESTION}"]
+    assert [call[0].content for call in llm.calls] == [f"Split up: {QUESTION}"]
 
 
 def conversation(llm: ScriptedLLM) -> str:

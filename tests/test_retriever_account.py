@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 
 from llama_index_agentic_kb import AgenticRetriever, KnowledgeSource, RetrievalRequest
 from llama_index_agentic_kb._aio import arun, run
-from llama_index_agentic_kb.evidence.gathering import provenance
+from llama_index_agentic_kb.evidence.provenance import provenance
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import (
     ActivityRecord,

@@ -19,6 +19,7 @@ from llama_index_agentic_kb import (
     KnowledgeBase,
     KnowledgeSource,
     RetrievalRequest,
+    RetrieverOptions,
 )
 from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError
@@ -119,14 +120,17 @@ def test_results_may_be_left_as_they_are() -> None:
     none = "none"
     params = [{"knowledgeSourceName": name, "resultsProcessing": none} for name in ("rockets", "notes")]
     for options, request in (
-        ({"results_processing": none}, {}),
+        ({"options": RetrieverOptions(results_processing=none)}, {}),
         ({}, {"resultsProcessing": none}),
         ({}, {"knowledgeSourceParams": params}),
     ):
         made = retrieval(retriever(reranker=calibrated(), **options), **request)
         assert texts(made) == turns
         assert {ref.reranker_score for ref in made.references} == {None}
-    again = retrieval(retriever(reranker=calibrated(), results_processing="none"), resultsProcessing="rerank")
+    again = retrieval(
+        retriever(reranker=calibrated(), options=RetrieverOptions(results_processing="none")),
+        resultsProcessing="rerank",
+    )
     assert texts(again) == ["height of the saturn rocket", "rocket height"]
     with pytest.raises(InvalidRequestError, match="rerankerThreshold needs resultsProcessing to be 'rerank'"):
         retrieval(
@@ -149,9 +153,8 @@ async def test_sync_and_async_agree() -> None:
     ("options", "message"),
     [
         ({"reranker": "bge"}, "reranker: expected a LlamaIndex node postprocessor, got str"),
-        ({"results_processing": "some"}, "results_processing: 'some' is unknown"),
-        ({"max_per_document": 0}, "max_per_document must be at least 1"),
-        ({"lane_weights": {"lexical": -1}}, "lane_weights: the weight of 'lexical' must be above 0"),
+        ({"options": RetrieverOptions(results_processing="some")}, "results_processing: 'some' is unknown"),
+        ({"options": RetrieverOptions(max_per_document=0)}, "max_per_document must be at least 1"),
     ],
 )
 def test_arguments_at_fault_are_refused(options: dict[str, Any], message: str) -> None:
@@ -182,7 +185,9 @@ def test_neighbours_are_one_citation() -> None:
     assert (extract.title, reference.doc_key, reference.id) == ("Rover", "rover", "0")
     assert reference.source_data is not None
     assert "agentic_kb" not in reference.source_data.metadata
-    apart = KnowledgeBase([source], join_neighbours=False).retrieve("What did the rover do on day 7?", **request)
+    apart = KnowledgeBase([source], options=RetrieverOptions(join_neighbours=False)).retrieve(
+        "What did the rover do on day 7?", **request
+    )
     assert len(apart.extracts) == len(apart.references) > 3
     assert reference.node_id == apart.references[0].node_id
 
@@ -195,7 +200,7 @@ def test_answers_cite_joined_chunks() -> None:
     response = engine.query("What did the rover do on day 7?")
     assert str(response) == "It drove [ref_id:0]."
     assert [node.text for node in response.source_nodes] == [LONG]
-    apart = index.as_query_engine(llm=llm, effort="minimal", join_neighbours=False)
+    apart = index.as_query_engine(llm=llm, effort="minimal", options=RetrieverOptions(join_neighbours=False))
     assert len(apart.query("rover day 7").source_nodes) > 3
     chat = ContextChatEngine.from_defaults(
         retriever=index.as_retriever(llm=llm, effort="minimal"), llm=llm, memory=ChatMemoryBuffer.from_defaults(llm=llm)
@@ -208,9 +213,8 @@ def test_as_query_engine_takes_a_reranker() -> None:
     """The index hands the retriever's arguments on."""
     index = AgenticVectorStoreIndex.from_index(chunked(rover(), Document(id_="moon", text="The moon is far.")))
     engine = index.as_query_engine(
-        effort="minimal", reranker=calibrated(), max_per_document=1, lane_weights={"lexical": 1.0},
-        results_processing="rerank", join_neighbours=False,
-    )  # fmt: skip
+        effort="minimal", reranker=calibrated(), options=RetrieverOptions(max_per_document=1)
+    )
     nodes = engine.query("the moon is far").source_nodes
     assert [(node.text, node.score) for node in nodes] == [("The moon is far.", 4.0)]
 

@@ -25,6 +25,7 @@ from llama_index_agentic_kb import (
     ReasoningEffort,
     Resilience,
     RetrievalRequest,
+    RetrieverOptions,
 )
 from llama_index_agentic_kb._aio import arun, run
 from llama_index_agentic_kb.errors import DeniedError, InvalidRequestError, RetrievalError
@@ -100,7 +101,7 @@ async def test_a_hanging_embedding_model_is_bounded_by_the_search(way: str) -> N
     limits = {ReasoningEffort.LOW: EffortLimits(search_seconds=0.2)}
     started = time.monotonic()
     slow = KnowledgeSource("slow", index=index, hybrid=False)
-    made = await retrieved(way, [slow, source("well")], limits=limits)
+    made = await retrieved(way, [slow, source("well")], options=RetrieverOptions(limits=limits))
     assert time.monotonic() - started < 1.9
     assert outcomes(made) == {"slow": Outcome.TIMEOUT, "well": Outcome.OK}
     assert "embedding model hash" in made.missing[0].reason
@@ -257,7 +258,7 @@ async def test_a_failing_planner_never_costs_the_evidence(serve: Serve, fault: F
     """The question is searched as it is; the record says why, and nothing is missing from the sources."""
     llm = serve(fault).llm(max_retries=0)
     limits = {ReasoningEffort.LOW: EffortLimits(planning_seconds=0.4 if fault == Fault.hang() else 20)}
-    made = await retrieved(way, [source("a"), source("b")], llm=llm, limits=limits)
+    made = await retrieved(way, [source("a"), source("b")], llm=llm, options=RetrieverOptions(limits=limits))
     await llm._get_aclient().close()
     assert len(made.nodes) == 2
     planning = made.log.records[0]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from typing import Any, TypeVar
 
@@ -42,6 +43,35 @@ class ActivityLog:
         self.records: list[ActivityRecord] = []
         self._observer = observer
         self._open: dict[int, tuple[float, CBEventType, str]] = {}
+
+    @contextmanager
+    def record(
+        self, kind: type[R], event: CBEventType, payload: dict[Any, Any] | None = None, **fields: Any
+    ) -> Iterator[R]:
+        """Open a record for the body of a ``with`` statement; it is closed however the body ends.
+
+        The body closes it with what it has found out. Where it raises, the record has the error; where the request is
+        cancelled, the record says so.
+
+        Args:
+            kind: The record's class.
+            event: The callback event that stands for the stage.
+            payload: The event's payload; the record is added to it.
+            fields: The record's fields, as far as known.
+
+        Yields:
+            The open record.
+        """
+        record = self.open(kind, event, payload, **fields)
+        try:
+            yield record
+        except Exception as error:
+            self.fail(record, error)
+            raise
+        except BaseException:  # a cancellation, or a coroutine that is closed before its end
+            self.cancel(record)
+            raise
+        self.close(record)
 
     def open(self, kind: type[R], event: CBEventType, payload: dict[Any, Any] | None = None, **fields: Any) -> R:
         """Begin a stage.

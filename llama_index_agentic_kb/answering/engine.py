@@ -269,7 +269,7 @@ class AnswerEngine:
         model = getattr(self.engine.synthesizer, "model", None)
         if model is None:
             return
-        asker = RelatedQuestions(model, spotlighting=self.engine.retriever.spotlighting)
+        asker = RelatedQuestions(model, spotlighting=self.engine.retriever.options.spotlighting)
         deadline = earliest(retrieval.budget.check_deadline, deadline_after(RELATED_SECONDS))
         shown = [node for number, node in enumerate(retrieval.nodes) if str(number) in way.references]
         related = await asker.ask(way.query.question, shown, answer=way.text, deadline=deadline)

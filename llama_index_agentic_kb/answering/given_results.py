@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -140,13 +141,8 @@ def given_retriever(results: Sequence[AnswerReference], like: AgenticRetriever) 
         name: getattr(like, name)
         for name in (
             "llm",
-            "limits",
             "max_runtime_in_seconds",
-            "retries",
-            "spotlighting",
             "principal",
-            "require_principal",
-            "input_limits",
             "observer",
             "callback_manager",
         )
@@ -155,10 +151,7 @@ def given_retriever(results: Sequence[AnswerReference], like: AgenticRetriever) 
         [GivenResults(results)],
         effort=ReasoningEffort.MINIMAL,
         similarity_top_k=max(1, len(results)),
-        results_processing=ResultsProcessing.NONE,
-        join_neighbours=False,
-        max_per_document=None,
-        embedding_cache=None,
+        options=replace(like.options, results_processing=ResultsProcessing.NONE, embedding_cache=None),
         **further,
     )
 

@@ -21,7 +21,7 @@ from llama_index_agentic_kb.errors import ConfigurationError, LLMError
 from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight, draw
 from llama_index_agentic_kb.guard.text import plain_value
 from llama_index_agentic_kb.llm import Usage, mended_json, unfenced
-from llama_index_agentic_kb.planning.passage_reader import PassageReader
+from llama_index_agentic_kb.planning.model_calls import PassageReader
 from llama_index_agentic_kb.prompts import RELATED_TEMPLATE, Passage, as_data, format_passages
 from llama_index_agentic_kb.search.languages import FUNCTION_WORDS, detect_language
 from llama_index_agentic_kb.search.tokenizing import split_words, stem_words

@@ -24,7 +24,7 @@ from llama_index_agentic_kb.evaluation.corpus import CorpusIndex
 from llama_index_agentic_kb.evaluation.dataset import EvaluationQuery
 from llama_index_agentic_kb.evaluation.meter import Cost
 from llama_index_agentic_kb.replay import Recording
-from llama_index_agentic_kb.retriever import AgenticRetriever
+from llama_index_agentic_kb.retriever import AgenticRetriever, RetrieverOptions
 from llama_index_agentic_kb.schema import Message, RetrievalRequest, SourceActivity
 from llama_index_agentic_kb.search.embedding_cache import EmbeddingCache
 from llama_index_agentic_kb.search.fusion import Ranked, interleave, reciprocal_rank_fusion
@@ -204,7 +204,7 @@ def _ours(effort: str, setting: _Setting) -> Ask:
         llm=llm,
         effort=effort,
         similarity_top_k=setting.documents,
-        embedding_cache=EmbeddingCache(),
+        options=RetrieverOptions(embedding_cache=EmbeddingCache()),
     )
 
     async def ask(query: EvaluationQuery) -> Found:

@@ -1,12 +1,12 @@
-"""From the lanes of a fan-out to candidates, and to one ranked list of them for each sub-query.
+"""From the searches of a plan to candidates, and to one ranked list of them for each sub-query.
 
-Nodes that sources gave are never changed: evidence is made of copies, whose metadata tells under ``PROVENANCE_KEY``
-which searches found them. That key is shown to neither language model nor embedding model.
+Nodes that sources gave are never changed: evidence is made of copies, with the searches that found them in their
+metadata under ``PROVENANCE_KEY``. That key is shown to neither language model nor embedding model.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeAlias
 
@@ -14,7 +14,7 @@ from llama_index.core.schema import NodeWithScore
 
 from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY
 from llama_index_agentic_kb.schema import SubQuery
-from llama_index_agentic_kb.search.fusion import Fused, Ranked, interleave, merge_by_score
+from llama_index_agentic_kb.search.fusion import Fused, Ranked, interleave, merge_by_score, relative_score_fusion
 from llama_index_agentic_kb.sources.base import NodeKey, NodeList
 from llama_index_agentic_kb.sources.fan_out import SourceSearch
 
@@ -24,6 +24,9 @@ LEXICAL: Final = "lexical"
 
 Fusion: TypeAlias = Callable[[Sequence[Ranked[NodeKey]]], list[Fused[NodeKey]]]
 """Fuses ranked lists: ``interleave``, ``reciprocal_rank_fusion``, or your own."""
+
+LANE_FUSION: Final[Fusion] = relative_score_fusion
+"""Fuses the ways of searching one corpus (dense and lexical); see ``search.fusion`` for the measurement."""
 
 _Weighted: TypeAlias = tuple[NodeList, float]
 
@@ -38,7 +41,7 @@ class Candidate:
         score: The best score that a source gave it; None where none compares with others.
         searches: Every search that found it.
         best_for: Sub-queries whose best evidence it is.
-        reranked: What stands for its score where a reranker spoke: the score of 0 to 4, else the reranker's own.
+        reranked: What stands for its score where it was reranked: the score of 0 to 4, else the reranker's own.
         reranker_score: The score of 0 to 4, where the reranker is calibrated.
         unjudged: Whether others were judged by a reranker that failed over this one.
     """
@@ -53,7 +56,7 @@ class Candidate:
     unjudged: bool = False
 
     def evidence(self) -> NodeWithScore:
-        """Give a copy with its provenance; the score is the reranker's where one spoke, else the source's."""
+        """Return a copy with its provenance; the score is the reranker's where there is one, else the source's."""
         node = self.node.node
         mark: dict[str, Any] = {
             "source": self.lane.source.name,
@@ -97,7 +100,7 @@ class CandidateList:
 
 
 def collect(lanes: Sequence[SourceSearch]) -> dict[NodeKey, Candidate]:
-    """Give every node that was found, each once (by id and text), with all that found it.
+    """Return every node that was found, each once (by id and text), with all searches that found it.
 
     Its score is the best that a source gave it, not changed by fusion. None is invented: where a source was searched
     in several ways its scores are those of the first that is not lexical, a similarity; a node that BM25 alone found
@@ -107,116 +110,85 @@ def collect(lanes: Sequence[SourceSearch]) -> dict[NodeKey, Candidate]:
     """
     found: dict[NodeKey, Candidate] = {}
     for lane in lanes:
-        for ranked, rank, key, node in _places(lane):
-            known = found.get(key)
-            if known is None:
-                known = found[key] = Candidate(node, lane)
-            known.searches.append(
-                {
-                    "activity": lane.record.id,
-                    "source": lane.source.name,
-                    "sub_query": lane.sub_query.id,
-                    "query": lane.sub_query.query,
-                    "list": ranked.kind,
-                    "rank": rank,
-                    "score": node.score,
-                }
-            )
-            score = node.score if ranked.kind != LEXICAL or len(lane.lists) == 1 else None
-            if score is not None and (known.score is None or score > known.score):
-                known.node, known.score = node, score
+        search = {
+            "activity": lane.record.id,
+            "source": lane.source.name,
+            "sub_query": lane.sub_query.id,
+            "query": lane.sub_query.query,
+        }
+        for ranked in lane.lists:
+            compares = ranked.kind != LEXICAL or len(lane.lists) == 1
+            for rank, (key, node) in enumerate(zip(ranked.keys, ranked.nodes, strict=True)):
+                known = found.get(key)
+                if known is None:
+                    known = found[key] = Candidate(node, lane)
+                known.searches.append({**search, "list": ranked.kind, "rank": rank, "score": node.score})
+                score = node.score if compares else None
+                if score is not None and (known.score is None or score > known.score):
+                    known.node, known.score = node, score
     return found
 
 
-def _places(lane: SourceSearch) -> Iterator[tuple[NodeList, int, NodeKey, NodeWithScore]]:
-    for ranked in lane.lists:
-        for rank, (key, node) in enumerate(zip(ranked.keys, ranked.nodes, strict=True)):
-            yield ranked, rank, key, node
-
-
-def lists_by_sub_query(
-    lanes: Sequence[SourceSearch], fusion: Fusion, lane_fusion: Fusion, lane_weights: Mapping[str, float]
-) -> list[CandidateList]:
-    """Give one list a sub-query, in the plan's order.
+def lists_by_sub_query(lanes: Sequence[SourceSearch], fusion: Fusion) -> list[CandidateList]:
+    """Return one list a sub-query, in the plan's order.
 
     Searches whose dense scores can be compared (one embedding model and kind of store) make one group. In a group,
     dense lists are merged by score times their source's weight. Lexical lists of several sources take turns by
     weight: a BM25 score counts words by how rare they are in its own index, so those of two indexes don't compare.
-    Then the group's dense and lexical lists, which rank one corpus for one query, are fused by ``lane_fusion``.
+    Then the group's dense and lexical lists, which rank one corpus for one query, are fused by ``LANE_FUSION``.
     Groups hold different documents, scored differently, and are fused by ``fusion``.
 
     Args:
         lanes: In the plan's order.
         fusion: How groups are fused.
-        lane_fusion: How the ways of searching one corpus are fused.
-        lane_weights: Weights of these ways by kind ("dense", "lexical", ...), beside the lists' own. Default 1.
     """
     by_sub_query: dict[str, list[SourceSearch]] = {}
     for lane in lanes:
         by_sub_query.setdefault(lane.sub_query.id, []).append(lane)
-    made = []
-    for group in by_sub_query.values():
-        ranked = _fuse_sub_query(group, fusion, lane_fusion, lane_weights)
-        made.append(CandidateList(group[0].sub_query, tuple(group), ranked))
-    return made
+    return [
+        CandidateList(group[0].sub_query, tuple(group), _fuse_sub_query(group, fusion))
+        for group in by_sub_query.values()
+    ]
 
 
-def lists_by_lane(
-    lanes: Sequence[SourceSearch],
-    lane_fusion: Fusion,
-    lane_weights: Mapping[str, float],
-    processed: Callable[[str], bool],
-) -> list[CandidateList]:
-    """Give one list a search, for results that are to be left as they are.
+def lists_by_lane(lanes: Sequence[SourceSearch], processed: Callable[[str], bool]) -> list[CandidateList]:
+    """Return one list a search, for results that are to be left as they are.
 
     Args:
         lanes: In the order in which they take turns.
-        lane_fusion: How the ways of one search are fused.
-        lane_weights: Weights of these ways by kind.
-        processed: Tells by a source's name whether its results are processed all the same.
+        processed: Returns by a source's name whether its results are processed all the same.
     """
     return [
-        CandidateList(
-            lane.sub_query,
-            (lane,),
-            Ranked(_fuse_group([lane], lane_fusion, lane_weights).keys),
-            processed(lane.source.name),
-        )
+        CandidateList(lane.sub_query, (lane,), Ranked(_fuse_group([lane]).keys), processed(lane.source.name))
         for lane in lanes
     ]
 
 
-def _fuse_sub_query(
-    lanes: Sequence[SourceSearch], fusion: Fusion, lane_fusion: Fusion, lane_weights: Mapping[str, float]
-) -> Ranked[NodeKey]:
+def _fuse_sub_query(lanes: Sequence[SourceSearch], fusion: Fusion) -> Ranked[NodeKey]:
     groups: dict[Hashable, list[SourceSearch]] = {}
     for lane in lanes:
         scale = next((one.scale for one in lane.lists if _comparable(one)), None)
         groups.setdefault(("lane", lane.record.id) if scale is None else ("scale", scale), []).append(lane)
-    lists = [_fuse_group(group, lane_fusion, lane_weights) for group in groups.values()]
+    lists = [_fuse_group(group) for group in groups.values()]
     return Ranked(lists[0].keys, scores=lists[0].scores) if len(lists) == 1 else _as_list(fusion(lists))
 
 
-def _fuse_group(
-    lanes: Sequence[SourceSearch], lane_fusion: Fusion, lane_weights: Mapping[str, float]
-) -> Ranked[NodeKey]:
+def _fuse_group(lanes: Sequence[SourceSearch]) -> Ranked[NodeKey]:
     """Fuse the ways of searching one corpus; the result weighs as much as its heaviest source that found anything."""
     kinds: dict[Hashable, list[_Weighted]] = {}
     for lane in lanes:
         for position, ranked in enumerate(lane.lists):
-            joins = ranked.kind == LEXICAL or _comparable(ranked)
-            kinds.setdefault(ranked.kind if joins else (lane.record.id, position), []).append(
-                (ranked, lane.source.weight)
-            )
-    lists = [_one_kind(group, lane_weights.get(group[0][0].kind, 1.0)) for group in kinds.values()]
+            kind = ranked.kind if ranked.kind == LEXICAL or _comparable(ranked) else (lane.record.id, position)
+            kinds.setdefault(kind, []).append((ranked, lane.source.weight))
+    lists = [_one_kind(group) for group in kinds.values()]
     weight = max((lane.source.weight for lane in lanes if lane.nodes), default=1.0)
-    fused = lists[0] if len(lists) == 1 else _as_list(lane_fusion(lists))
+    fused = lists[0] if len(lists) == 1 else _as_list(LANE_FUSION(lists))
     return Ranked(fused.keys, weight, fused.scores)
 
 
-def _one_kind(group: Sequence[_Weighted], weight: float) -> Ranked[NodeKey]:
+def _one_kind(group: Sequence[_Weighted]) -> Ranked[NodeKey]:
     """Join lists of one kind: by score where their scores compare, else by turns."""
-    weight *= max(ranked.weight for ranked, _ in group)
+    weight = max(ranked.weight for ranked, _ in group)
     if len(group) == 1:
         return _ranked(group[0][0], weight)
     if not all(_comparable(ranked) for ranked, _ in group):
@@ -234,12 +206,11 @@ def _one_kind(group: Sequence[_Weighted], weight: float) -> Ranked[NodeKey]:
 
 def _ranked(found: NodeList, weight: float) -> Ranked[NodeKey]:
     scores = [node.score for node in found.nodes if node.score is not None]
-    complete = len(scores) == len(found.nodes)
-    return Ranked(found.keys, weight, scores if complete else None)
+    return Ranked(found.keys, weight, scores if len(scores) == len(found.nodes) else None)
 
 
 def _as_list(fused: Sequence[Fused[NodeKey]]) -> Ranked[NodeKey]:
-    return Ranked([one.key for one in fused], scores=[one.score for one in fused])
+    return Ranked([item.key for item in fused], scores=[item.score for item in fused])
 
 
 def _comparable(ranked: NodeList) -> bool:

@@ -1,4 +1,4 @@
-"""From the lanes of a fan-out to one ranked list of evidence.
+"""From the searches of a plan to one ranked list of evidence.
 
     collect ─▶ a list for each sub-query ─▶ rerank ─▶ fuse, each sub-query's best covered ─▶ postprocess ─▶ arrange
 
@@ -11,12 +11,14 @@ from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
-from typing import Any, Final, TypeVar, cast
+from typing import Any, Final, Literal, TypeVar
 
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from llama_index_agentic_kb._aio import Call
-from llama_index_agentic_kb.evidence.arrangement import Arranged, arrange
+from llama_index_agentic_kb.errors import ConfigurationError
+from llama_index_agentic_kb.evidence.arrangement import Arrangement, arrange, pieces_per_document
 from llama_index_agentic_kb.evidence.candidates import (
     Candidate,
     CandidateList,
@@ -25,38 +27,80 @@ from llama_index_agentic_kb.evidence.candidates import (
     lists_by_lane,
     lists_by_sub_query,
 )
-from llama_index_agentic_kb.evidence.options import EvidenceOptions
 from llama_index_agentic_kb.evidence.postprocessing import postprocess
-from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY, provenance, references
+from llama_index_agentic_kb.evidence.provenance import provenance
 from llama_index_agentic_kb.evidence.reranking import Reranking, rerank
 from llama_index_agentic_kb.schema import MissingPart, ResultsProcessing, SourceActivity
 from llama_index_agentic_kb.search.fusion import Fused, interleave, with_coverage
+from llama_index_agentic_kb.search.rerank import Reranker
 from llama_index_agentic_kb.sources.base import NodeKey, node_key
 from llama_index_agentic_kb.sources.fan_out import SourceSearch
 from llama_index_agentic_kb.sources.selection import SelectedSource
+
+__all__ = ["EvidenceCounts", "EvidenceOptions", "GatheredEvidence", "as_processing", "gather_evidence"]
 
 T = TypeVar("T")
 
 MANY: Final = 200
 """Candidates that are fused on the event loop: about 5 ms."""
 
-__all__ = [
-    "PROVENANCE_KEY",
-    "Counts",
-    "EvidenceOptions",
-    "Fusion",
-    "Gathered",
-    "gather_evidence",
-    "provenance",
-    "references",
-]
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EvidenceOptions:
+    """How ranked lists become one list of evidence.
+
+    Args:
+        fusion: How the sub-queries' lists are fused. Default ``interleave``.
+        postprocessors: Applied in order to the fused nodes.
+        reranker: Reranks the candidates of each sub-query.
+        join_neighbours: Whether adjacent chunks of one document become one reference.
+        max_per_document: References of one document before others get a place: a number, None for no limit, or
+            "auto" (default), a third of all and at least 3. What is beyond is moved behind, not dropped.
+        results_processing: "rerank" (default), or "none": no reranker, no merging, the searches take turns.
+
+    Raises:
+        ConfigurationError: An option is unusable.
+    """
+
+    fusion: Fusion = interleave
+    postprocessors: Sequence[BaseNodePostprocessor] = ()
+    reranker: Reranker | None = None
+    join_neighbours: bool = True
+    max_per_document: int | Literal["auto"] | None = "auto"
+    results_processing: ResultsProcessing = ResultsProcessing.RERANK
+
+    def __post_init__(self) -> None:
+        """Raise ``ConfigurationError`` for what can't be used."""
+        if self.reranker is not None and not isinstance(self.reranker, Reranker):
+            raise ConfigurationError(f"reranker: expected a Reranker, got {type(self.reranker).__name__}")
+        limit = self.max_per_document
+        if limit not in (None, "auto") and (isinstance(limit, bool) or not isinstance(limit, int) or limit < 1):
+            raise ConfigurationError(f"max_per_document must be at least 1, 'auto' or None, got {limit!r}")
+
+    @property
+    def calibrated(self) -> bool:
+        """Whether there is a reranker whose scores are on the scale of 0 to 4."""
+        return self.reranker is not None and self.reranker.calibrated
+
+
+def as_processing(value: ResultsProcessing | str) -> ResultsProcessing:
+    """Return the results processing of that name.
+
+    Raises:
+        ConfigurationError: The name is unknown.
+    """
+    try:
+        return ResultsProcessing(value)
+    except ValueError:
+        known = ", ".join(item.value for item in ResultsProcessing)
+        raise ConfigurationError(f"results_processing: {value!r} is unknown; known are {known}") from None
 
 
 @dataclass(frozen=True, slots=True)
-class Counts:
+class EvidenceCounts:
     """What became of every candidate.
 
-    What went in came out: ``candidates + added_by_postprocessors == merged + joined + kept + dropped_by_threshold +
+    ``candidates + added_by_postprocessors == merged + joined + kept + dropped_by_threshold +
     dropped_by_postprocessors + dropped_by_cap + dropped_by_budget``.
 
     Args:
@@ -67,8 +111,8 @@ class Counts:
         dropped_by_threshold: Below the reranker's threshold.
         dropped_by_postprocessors: Dropped by postprocessors, or left out by the reranker.
         dropped_by_cap: Beyond their source's ``maxOutputDocuments``.
-        dropped_by_budget: Beyond what was wanted, or what is ranked.
-        added_by_postprocessors: Nodes that postprocessors brought.
+        dropped_by_budget: Beyond what was asked for, or what is ranked.
+        added_by_postprocessors: Nodes that postprocessors added.
         reranked: (sub-query, candidate) pairs that the reranker read.
     """
 
@@ -84,12 +128,12 @@ class Counts:
     reranked: int = 0
 
     def as_fields(self) -> dict[str, Any]:
-        """Give them as fields of an activity record."""
+        """Return them as fields of an activity record."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
-class Gathered:
+class GatheredEvidence:
     """The evidence and its account.
 
     Args:
@@ -101,7 +145,7 @@ class Gathered:
     """
 
     nodes: list[NodeWithScore]
-    counts: Counts = field(default_factory=Counts)
+    counts: EvidenceCounts = field(default_factory=EvidenceCounts)
     warning: str | None = None
     searches: list[tuple[SourceActivity, dict[str, int]]] = field(default_factory=list)
     missing: MissingPart | None = None
@@ -114,10 +158,10 @@ async def gather_evidence(
     *,
     bundle: QueryBundle,
     ranked: int,
-    wanted: int,
+    limit: int,
     deadline: float | None,
     rerank_deadline: float | None = None,
-) -> Gathered:
+) -> GatheredEvidence:
     """Fuse, rerank, postprocess, join neighbours and cut.
 
     Where a source's results are not to be processed (``resultsProcessing: none``), nothing is merged: the searches
@@ -130,31 +174,31 @@ async def gather_evidence(
         options: How it is done.
         bundle: The question, for the postprocessors.
         ranked: How many candidates of each sub-query the reranker reads, and how many fused nodes the postprocessors.
-        wanted: How many nodes are kept.
-        deadline: ``time.monotonic()`` at which a postprocessor is given up, and what it was given withheld: it may be
-            what keeps a document from the answer.
+        limit: How many nodes are kept.
+        deadline: ``time.monotonic()`` at which a postprocessor is given up, and its nodes are withheld: it may be what
+            keeps a document from the answer.
         rerank_deadline: ``time.monotonic()`` at which the reranker is given up; None is ``deadline``.
     """
     found = sum(len(one.nodes) for lane in lanes for one in lane.lists)
     untouched = {lane.source.name for lane in lanes if _processing(lane, selected, options) is ResultsProcessing.NONE}
-    candidates, lists = await _at_leisure(lambda: (collect(lanes), _lists(lanes, options, untouched)), found)
+    candidates, lists = await _off_loop(lambda: (collect(lanes), _lists(lanes, options, untouched)), found)
     reranking = await rerank(
         lists,
         candidates,
         options.reranker,
         partial(_threshold, options, selected),
-        most=ranked,
+        limit=ranked,
         deadline=deadline if rerank_deadline is None else rerank_deadline,
     )
-    order = await _at_leisure(
-        lambda: _order(reranking, candidates, options, wanted, in_turns=bool(untouched)), len(candidates)
+    order = await _off_loop(
+        lambda: _order(reranking, candidates, options, limit, in_turns=bool(untouched)), len(candidates)
     )
-    seen = [candidates[fused.key].evidence() for fused in order[:ranked]]
+    seen = [candidates[item.key].evidence() for item in order[:ranked]]
     left = await postprocess(seen, options.postprocessors, bundle, deadline, selected)
-    capped = cap_per_source(left.nodes, selected)
-    arranged = _arrange(capped, wanted, options, as_they_are=bool(untouched))
+    capped = _cap_per_source(left.nodes, selected)
+    arranged = _arrange(capped, limit, options, as_they_are=bool(untouched))
     below, left_out = len(reranking.below), len(reranking.left_out)
-    counts = Counts(
+    counts = EvidenceCounts(
         candidates=found,
         merged=found - len(candidates),
         joined=arranged.used - len(arranged.nodes),
@@ -166,28 +210,26 @@ async def gather_evidence(
         added_by_postprocessors=left.added,
         reranked=reranking.read,
     )
-    searches = _cut_searches(lanes, reranking, options)
-    return Gathered(arranged.nodes, counts, reranking.warning, searches, left.missing)
+    searches = _cut_searches(lanes, reranking) if options.calibrated else []
+    return GatheredEvidence(arranged.nodes, counts, reranking.warning, searches, left.missing)
 
 
 def _processing(
     lane: SourceSearch, selected: Mapping[str, SelectedSource], options: EvidenceOptions
 ) -> ResultsProcessing:
-    """Tell what becomes of a search's results: its source's word goes before the request's, and that before ours."""
+    """Return what becomes of a search's results: its source's parameter goes before the request's."""
     chosen = selected.get(lane.source.name)
     asked = None if chosen is None else chosen.params.results_processing
     return asked or options.results_processing
 
 
-async def _at_leisure(work: Callable[[], T], over: int) -> T:
-    """Do work over so many candidates; over very many of them off the event loop, which it would hold up."""
-    if over <= MANY:
-        return work()
-    return cast("T", (await Call(sync=work, what="fusing evidence")))
+async def _off_loop(work: Callable[[], T], over: int) -> T:
+    """Do work over so many candidates; over very many of them on a thread, since it would hold the event loop up."""
+    return work() if over <= MANY else await Call(sync=work, what="fusing evidence")
 
 
 def _threshold(options: EvidenceOptions, selected: Mapping[str, SelectedSource], source: str) -> float | None:
-    """Give a source's threshold: the request's, else the reranker's own; none where the reranker is not calibrated."""
+    """Return a source's threshold: the request's, else the reranker's own; None where that is not calibrated."""
     if not options.calibrated or options.reranker is None:
         return None
     asked = selected[source].params.reranker_threshold if source in selected else None
@@ -196,19 +238,19 @@ def _threshold(options: EvidenceOptions, selected: Mapping[str, SelectedSource],
 
 def _lists(lanes: Sequence[SourceSearch], options: EvidenceOptions, untouched: Collection[str]) -> list[CandidateList]:
     if not untouched:
-        return lists_by_sub_query(lanes, options.fusion, options.lane_fusion, options.lane_weights)
-    return lists_by_lane(lanes, options.lane_fusion, options.lane_weights, lambda name: name not in untouched)
+        return lists_by_sub_query(lanes, options.fusion)
+    return lists_by_lane(lanes, lambda name: name not in untouched)
 
 
 def _order(
     reranking: Reranking,
     candidates: Mapping[NodeKey, Candidate],
     options: EvidenceOptions,
-    wanted: int,
+    limit: int,
     *,
     in_turns: bool,
 ) -> list[Fused[NodeKey]]:
-    """Fuse the lists, by the reranker's scores where all have some, and tell each list's best candidate that it is."""
+    """Fuse the lists, by the reranker's scores where all have some, and mark each list's best candidate."""
     lists = [one.ranked for one in reranking.lists]
     for one in reranking.lists:
         if one.ranked.keys and one.sub_query.id not in (served := candidates[one.ranked.keys[0]].best_for):
@@ -219,10 +261,10 @@ def _order(
     if all(one.judged and one.ranked.scores is not None for one in reranking.lists if one.ranked.keys):
         fused = [replace(item, score=candidates[item.key].reranker_score or 0.0) for item in fused]
         fused.sort(key=lambda item: -item.score)
-    return with_coverage(fused, lists, depth=options.coverage_depth, places=wanted)
+    return with_coverage(fused, lists, places=limit)
 
 
-def cap_per_source(nodes: Sequence[NodeWithScore], selected: Mapping[str, SelectedSource]) -> list[NodeWithScore]:
+def _cap_per_source(nodes: Sequence[NodeWithScore], selected: Mapping[str, SelectedSource]) -> list[NodeWithScore]:
     """Keep at most ``maxOutputDocuments`` nodes of each source that has such a parameter."""
     seen: Counter[str] = Counter()
     kept = []
@@ -235,22 +277,20 @@ def cap_per_source(nodes: Sequence[NodeWithScore], selected: Mapping[str, Select
     return kept
 
 
-def _arrange(nodes: Sequence[NodeWithScore], wanted: int, options: EvidenceOptions, *, as_they_are: bool) -> Arranged:
+def _arrange(nodes: Sequence[NodeWithScore], limit: int, options: EvidenceOptions, *, as_they_are: bool) -> Arrangement:
+    if as_they_are:
+        return arrange(nodes, limit, joining=False)
+    most = options.max_per_document
     return arrange(
         nodes,
-        wanted,
-        joining=options.join_neighbours and not as_they_are,
-        max_per_document=None if as_they_are else options.pieces_per_document(wanted),
-        most_characters=options.neighbour_characters,
+        limit,
+        joining=options.join_neighbours,
+        max_per_document=pieces_per_document(limit) if most == "auto" else most,
     )
 
 
-def _cut_searches(
-    lanes: Sequence[SourceSearch], reranking: Reranking, options: EvidenceOptions
-) -> list[tuple[SourceActivity, dict[str, int]]]:
-    """Give the records of the searches whose results a reranker judged, with what the threshold left of them."""
-    if not options.calibrated:
-        return []
+def _cut_searches(lanes: Sequence[SourceSearch], reranking: Reranking) -> list[tuple[SourceActivity, dict[str, int]]]:
+    """Return the records of the searches whose results were reranked, with what the threshold left of them."""
     judged = {lane.record.id for one in reranking.lists if one.judged for lane in one.lanes}
     changed = []
     for lane in lanes:

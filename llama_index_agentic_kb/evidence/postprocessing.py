@@ -1,9 +1,9 @@
-"""Node postprocessors of the user's, each with the deadline.
+"""The user's node postprocessors, each with the deadline.
 
 A postprocessor may be what keeps a document, or a name in it, from the answer. One that has not answered by the
-deadline is therefore never passed by: the nodes that it was given are withheld, the response says so, and its status
-is 206. One that raises ends the request with its error, as in LlamaIndex. A reranker, which orders nodes and keeps none
-from anybody, may be passed by: it is given as ``reranker=``.
+deadline is therefore never skipped: its nodes are withheld, the response says so, and its status is 206. One that
+raises ends the request with its error, as in LlamaIndex. A reranker only orders nodes and may be skipped: it has an
+argument of its own, ``reranker=``.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from llama_index_agentic_kb.schema import MissingPart, Outcome
 from llama_index_agentic_kb.sources.base import node_key
 from llama_index_agentic_kb.sources.selection import SelectedSource, passing
 
-__all__ = ["Postprocessed", "postprocess"]
+__all__ = ["PostprocessedNodes", "postprocess"]
 
 _POOL: Final = WorkerPool("postprocessors")
-"""Of their own: those that hang take no thread from anything else."""
+"""A pool of their own: those that hang take no thread from anything else."""
 
 
 @dataclass(frozen=True, slots=True)
-class Postprocessed:
+class PostprocessedNodes:
     """What postprocessors left.
 
     Args:
         nodes: The nodes.
         dropped: How many they dropped.
-        added: How many they brought.
+        added: How many they added.
         missing: Why nodes were withheld; None where none were.
     """
 
@@ -53,15 +53,15 @@ async def postprocess(
     bundle: QueryBundle,
     deadline: float | None,
     selected: Mapping[str, SelectedSource],
-) -> Postprocessed:
+) -> PostprocessedNodes:
     """Apply postprocessors in order.
 
     Args:
-        nodes: What they are given.
-        postprocessors: The first is given the nodes, each next one what the one before it left.
+        nodes: What the first one gets; each next one gets what the one before it left.
+        postprocessors: The postprocessors.
         bundle: The question.
         deadline: ``time.monotonic()`` at which the one under way is given up, and its nodes withheld.
-        selected: The sources that the request may search. Nodes that a postprocessor brings have to pass their filters.
+        selected: The sources that the request may search. Nodes that a postprocessor adds have to pass their filters.
     """
     dropped = added = 0
     check = _Check(nodes, selected)
@@ -71,23 +71,23 @@ async def postprocess(
         try:
             nodes = await Call(sync=work, deadline=deadline, pool=_POOL, what=f"node postprocessor {name}")
         except DeadlineExceededError as late:
-            reason = f"{late}; what it was given is withheld"
+            reason = f"{late}; its nodes are withheld"
             missing = MissingPart(what=f"node postprocessor {name}", outcome=Outcome.TIMEOUT, reason=reason)
-            return Postprocessed([], dropped + before, added, missing)
+            return PostprocessedNodes([], dropped + before, added, missing)
         shown = check.shown(nodes)
         if len(shown) < len(nodes):
             logger.warning("%d nodes that %s brought do not pass the sources' filters", len(nodes) - len(shown), name)
         nodes = shown
         dropped += max(0, before - len(nodes))
         added += max(0, len(nodes) - before)
-    return Postprocessed(nodes, dropped, added)
+    return PostprocessedNodes(nodes, dropped, added)
 
 
 class _Check:
-    """Lets through what was found, and what postprocessors made or brought if it passes the sources' filters.
+    """Passes what was found, and what postprocessors made or added if it passes the sources' filters.
 
     Args:
-        found: What postprocessors are given, each with its provenance.
+        found: What postprocessors get, each with its provenance.
         selected: The sources that the request may search.
     """
 
@@ -97,7 +97,7 @@ class _Check:
         self._passes = passing(selected, {name: str(mark["source"]) for name, mark in self._marks.items()})
 
     def shown(self, nodes: Sequence[NodeWithScore]) -> list[NodeWithScore]:
-        """Give those that may be shown, with the provenance that is ours to give: metadata may have been forged."""
+        """Return those that may be shown, with the provenance that we made: metadata may have been forged."""
         return [
             node if node_key(node.node) in self._known else self._marked(node)
             for node in nodes

@@ -1,4 +1,4 @@
-"""What a piece of evidence tells of itself: which searches found it, how it was scored, and its reference."""
+"""The provenance of a piece of evidence: which searches found it, how it was scored, and its reference."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ PROVENANCE_KEY: Final = "agentic_kb"
 
 
 def provenance(node: NodeWithScore) -> dict[str, Any] | None:
-    """Give the provenance of a piece of evidence; None for a node that was not found by a fan-out."""
+    """Return the provenance of a piece of evidence; None for a node that no search found."""
     mark = node.node.metadata.get(PROVENANCE_KEY)
     return mark if isinstance(mark, dict) else None
 
 
 def references(nodes: Sequence[NodeWithScore], selected: Mapping[str, SelectedSource]) -> list[Reference]:
-    """Give the references of the evidence: the N-th node is reference N.
+    """Return the references of the evidence: the N-th node is reference N.
 
     A source whose parameters say ``includeReferences: false`` has none; numbers stay as they are in the text.
     """

@@ -1,7 +1,7 @@
-"""Query classification: what a question is, beside what it asks, told by the planning model in the planner's own call.
+"""Query classification: what kind of question it is, judged by the planning model in the planner's own call.
 
 The classes are those of Google's ``queryClassificationSpec`` (Discovery Engine v1), and labels of the user's own. The
-verdicts stand first in the reply, so that they are read while the plan is still written, and stay known where the rest
+verdicts stand first in the reply, so that they are read while the plan is still written, and are kept where the rest
 of it fails. They are made from the user's messages alone: no retrieved text is in the planner's prompt.
 
 A class that was not judged has no verdict: not classified is never the same as passed.
@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from llama_index.core.base.llms.types import ChatMessage
-from pydantic import BaseModel, Field, create_model
 
 from llama_index_agentic_kb._text import normalize, one_line
 from llama_index_agentic_kb.errors import ConfigurationError
@@ -29,19 +28,17 @@ from llama_index_agentic_kb.schema.answer import QueryClass, QueryClassification
 
 __all__ = [
     "ClassificationSpec",
-    "Verdicts",
-    "asking_for_classes",
-    "classification_model",
+    "ask_for_classes",
     "classification_schema",
     "classify",
     "read_verdicts",
-    "wanted",
+    "requested",
 ]
 
 PART: Final = "classification"
 """The key of the verdicts in a reply."""
 
-MOST_LABELS: Final = 50
+MAX_LABELS: Final = 50
 
 KEYS: Final[Mapping[QueryClass, str]] = {
     QueryClass.ADVERSARIAL_QUERY: "adversarial",
@@ -52,19 +49,19 @@ KEYS: Final[Mapping[QueryClass, str]] = {
 """The key of each class in a reply; labels are ``label_1``, ``label_2``, ..."""
 
 MAX_READ: Final = 8_000
-"""Characters of verdicts, and of a reply from its first verdicts on, that are read."""
+"""Characters of one set of verdicts that are read, and of a reply that is still written."""
 
-MOST_PARTS: Final = 20
-"""Verdicts of one reply that are read: each may be 8,000 characters of nothing."""
+MAX_PARTS: Final = 20
+"""Sets of verdicts of one reply that are read: each may be 8,000 characters of nothing."""
 
 _PART: Final = re.compile(rf'"{PART}"\s{{0,20}}:\s{{0,20}}(?=\{{)', re.IGNORECASE)
-_BEGUN: Final = re.compile(r"\s{0,20}(?:```\w{0,10}\s{0,20})?\{\s{0,20}" + _PART.pattern, re.IGNORECASE)
+_STARTS: Final = re.compile(r"\s{0,20}(?:```\w{0,10}\s{0,20})?\{\s{0,20}" + _PART.pattern, re.IGNORECASE)
 _WORDS: Final = {"true": True, "false": False}
 
 
 @dataclass(frozen=True, slots=True)
 class ClassificationSpec:
-    """What a question is classified as or not.
+    """Which classes a question is judged by.
 
     Args:
         types: The classes that are asked for, each once. ``USER_DEFINED_CLASSIFICATION_QUERY`` can only be judged where
@@ -73,62 +70,58 @@ class ClassificationSpec:
             user-defined class is judged too: it is positive where a label fits.
 
     Raises:
-        ConfigurationError: A type is none, a label has no name or no text, two labels have the same name, or there are
-            more than 50.
+        ConfigurationError: A type is unknown, a label has no name or no text, two labels have the same name, or there
+            are more than 50.
     """
 
     types: tuple[QueryClass, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check what was given, and keep copies of it."""
+        """Check the arguments, and keep copies of them."""
         try:
-            types = tuple(dict.fromkeys(QueryClass(one) for one in self.types))
+            types = tuple(dict.fromkeys(QueryClass(item) for item in self.types))
         except (TypeError, ValueError):
-            known = ", ".join(one.value for one in QueryClass)
+            known = ", ".join(item.value for item in QueryClass)
             raise ConfigurationError(f"types: {self.types!r} are no query classes; known are {known}") from None
         object.__setattr__(self, "types", types)
         object.__setattr__(self, "labels", _checked_labels(self.labels))
 
     @property
     def keys(self) -> dict[str, str]:
-        """What is asked for: each key of the reply, with what it is called outside of it."""
-        named = {KEYS[one]: one.value for one in self.types if one in KEYS}
+        """What is asked for: each key of the reply, with its name outside of it."""
+        named = {KEYS[item]: item.value for item in self.types if item in KEYS}
         return named | {f"label_{number}": name for number, name in enumerate(self.labels, start=1)}
 
 
 def _checked_labels(labels: Any) -> dict[str, str]:
-    if not isinstance(labels, Mapping) or not all(isinstance(one, str) for pair in labels.items() for one in pair):
-        raise ConfigurationError("labels: give a mapping from names to descriptions, {'billing': 'About invoices.'}")
+    if not isinstance(labels, Mapping) or not all(isinstance(item, str) for pair in labels.items() for item in pair):
+        raise ConfigurationError("labels: expected a mapping of names to descriptions, {'billing': 'About invoices.'}")
     forms = [normalize(name) for name in labels]
-    if not all(forms) or len(set(forms)) < len(forms) or len(forms) > MOST_LABELS:
-        raise ConfigurationError(f"labels: give at most {MOST_LABELS}, each with a name of its own")
+    if not all(forms) or len(set(forms)) < len(forms) or len(forms) > MAX_LABELS:
+        raise ConfigurationError(f"labels: there may be at most {MAX_LABELS}, each with a name of its own")
     return dict(labels)
 
 
-def wanted(spec: ClassificationSpec | None) -> ClassificationSpec | None:
-    """Give a specification that asks for anything, else None."""
+def requested(spec: ClassificationSpec | None) -> ClassificationSpec | None:
+    """Return a specification that asks for anything, else None."""
     return spec if spec is not None and spec.keys else None
 
 
-# -- asking --------------------------------------------------------------------------------------------------------
+# -- the request ---------------------------------------------------------------------------------------------------
 
 
-def asking_for_classes(messages: Sequence[ChatMessage], spec: ClassificationSpec | None) -> list[ChatMessage]:
-    """Give a planner's messages, whatever their template, with the classes asked for; as they are without any."""
+def ask_for_classes(messages: Sequence[ChatMessage], spec: ClassificationSpec | None) -> list[ChatMessage]:
+    """Return a planner's messages, whatever their template, with the classes asked for."""
     if spec is None:
         return list(messages)
     form = json.dumps({PART: dict.fromkeys(spec.keys, False)})[:-1] + ', "sub_queries": [...]}'
-    told = CLASSIFICATION.format(classes="\n".join(_described(key, spec) for key in spec.keys), form=form)
-    return with_rules(messages, told)
-
-
-def _described(key: str, spec: ClassificationSpec) -> str:
-    return f'- "{key}": {_definition(key, spec)}'
+    classes = "\n".join(f'- "{key}": {_definition(key, spec)}' for key in spec.keys)
+    return with_rules(messages, CLASSIFICATION.format(classes=classes, form=form))
 
 
 def _definition(key: str, spec: ClassificationSpec) -> str:
-    """Give when a key is true. A label's words are the application's; they can't end a line or a block."""
+    """Return when a key is true. A label's words are the application's; they can't end a line or a block."""
     if key in CLASSES:
         return CLASSES[key]
     name = spec.keys[key]
@@ -137,7 +130,7 @@ def _definition(key: str, spec: ClassificationSpec) -> str:
 
 
 def classification_schema(spec: ClassificationSpec) -> dict[str, Any]:
-    """Give the JSON schema of the verdicts, strict enough for OpenAI's structured outputs."""
+    """Return the JSON schema of the verdicts, strict enough for OpenAI's structured outputs."""
     return {
         "type": "object",
         "properties": {key: {"type": "boolean"} for key in spec.keys},
@@ -146,58 +139,42 @@ def classification_schema(spec: ClassificationSpec) -> dict[str, Any]:
     }
 
 
-def classification_model(spec: ClassificationSpec) -> type[BaseModel]:
-    """Give the verdicts as the arguments of a tool."""
-    fields: dict[str, Any] = {key: (bool, Field(description=_definition(key, spec))) for key in spec.keys}
-    return create_model("_Classification", **fields)
+# -- the reply -----------------------------------------------------------------------------------------------------
 
 
-# -- reading -------------------------------------------------------------------------------------------------------
+def read_verdicts(reply: str, spec: ClassificationSpec, *, whole: bool = True) -> dict[str, bool] | None:
+    """Return the verdicts of a reply by key, for what it says plainly; None where it has none.
 
-
-@dataclass(frozen=True, slots=True)
-class Verdicts:
-    """What a reply says of a question: a boolean by key, for what it says plainly; nothing else is taken from it."""
-
-    by_key: Mapping[str, bool]
-
-
-def read_verdicts(reply: str | Mapping[str, Any], spec: ClassificationSpec, *, whole: bool = True) -> Verdicts | None:
-    """Read the verdicts of a reply; None where it has none.
-
-    A model may repeat what a user wrote, verdicts and all, before it gives its own. So where there are several, each
-    class is positive where any of them says so, and negative only where all of them do.
+    A model may repeat what a user wrote, verdicts and all, before it gives its own. So where there are several sets,
+    each class is positive where any of them says so, and negative only where all of them do.
 
     Args:
-        reply: The reply's text, or the arguments of a tool call.
+        reply: The reply's text.
         spec: What was asked for.
-        whole: Whether it has ended: then what is broken is mended. Else only verdicts that are complete, and that it
-            begins with, are read.
+        whole: Whether the reply has ended: then broken JSON is repaired. Before its end only complete verdicts at its
+            very start are read.
     """
-    if isinstance(reply, Mapping):
-        given = reply.get(PART)
-        parts = [given] if isinstance(given, Mapping) else []
-    elif whole:
-        parts = _parts(reply[:MAX_REPLY]) or _mended(reply[:MAX_REPLY])
+    if whole:
+        parts = _parts(reply[:MAX_REPLY]) or _repaired(reply[:MAX_REPLY])
     else:
-        parts = _parts(reply[:MAX_READ]) if _BEGUN.match(reply) else []
+        parts = _parts(reply[:MAX_READ]) if _STARTS.match(reply) else []
     read = [_booleans(part, spec) for part in parts]
-    by_key = {key: verdict for key in spec.keys if (verdict := _agreed([one.get(key) for one in read])) is not None}
-    return Verdicts(by_key) if by_key else None
+    agreed = {key: _agreed([verdicts.get(key) for verdicts in read]) for key in spec.keys}
+    return {key: verdict for key, verdict in agreed.items() if verdict is not None} or None
 
 
-def _agreed(said: Sequence[bool | None]) -> bool | None:
-    """Give what several say: True where any does, False where all do, else nothing."""
-    if any(said):
+def _agreed(verdicts: Sequence[bool | None]) -> bool | None:
+    """Return True where any verdict is, False where all are, else None."""
+    if any(verdicts):
         return True
-    return False if said and None not in said else None
+    return False if verdicts and None not in verdicts else None
 
 
 def _parts(text: str) -> list[Mapping[str, Any]]:
-    """Give the complete verdicts of a text; in a JSON string they are no verdicts, for its quotes are escaped."""
+    """Return the complete verdicts of a text; inside a JSON string there are none, for its quotes are escaped."""
     parts: list[Mapping[str, Any]] = []
     decoder, position = json.JSONDecoder(), 0
-    while len(parts) < MOST_PARTS and (start := _PART.search(text, position)) is not None:
+    while len(parts) < MAX_PARTS and (start := _PART.search(text, position)) is not None:
         position = start.end()
         try:
             value, end = decoder.raw_decode(text[position : position + MAX_READ])
@@ -208,8 +185,8 @@ def _parts(text: str) -> list[Mapping[str, Any]]:
     return parts
 
 
-def _mended(text: str) -> list[Mapping[str, Any]]:
-    """Give the verdicts of broken JSON: cut off, with other quotes, with a comma too many."""
+def _repaired(text: str) -> list[Mapping[str, Any]]:
+    """Return the verdicts of broken JSON: cut off, with other quotes, with a comma too many."""
     body = unfenced(text)
     start = body.find("{")
     try:
@@ -217,12 +194,12 @@ def _mended(text: str) -> list[Mapping[str, Any]]:
     except (ValueError, RecursionError):
         return []
     values = value if isinstance(value, list) else [value]
-    given = [one.get(PART) for one in values if isinstance(one, dict)]
-    return [one for one in given if isinstance(one, dict)]
+    parts = [item.get(PART) for item in values if isinstance(item, dict)]
+    return [part for part in parts if isinstance(part, dict)]
 
 
 def _booleans(part: Mapping[str, Any], spec: ClassificationSpec) -> dict[str, bool]:
-    """Give the booleans of one set of verdicts by our keys; models also name a class or a label in full."""
+    """Return the booleans of one set of verdicts by our keys; models also name a class or a label in full."""
     known = {_form(name): key for key, name in spec.keys.items()} | {_form(key): key for key in spec.keys}
     read: dict[str, bool] = {}
     for name, value in part.items():
@@ -237,28 +214,25 @@ def _form(name: Any) -> str:
     return re.sub(r"[\W_]+", "", normalize(str(name)[:400])).removesuffix("query")
 
 
-# -- telling -------------------------------------------------------------------------------------------------------
-
-
-def classify(plan: QueryPlan, spec: ClassificationSpec | None, verdicts: Verdicts | None) -> None:
-    """Write into a plan what its question was classified as, and warn of what was asked for and not judged.
+def classify(plan: QueryPlan, spec: ClassificationSpec | None, verdicts: Mapping[str, bool] | None) -> None:
+    """Write the classes of its question into a plan, with a warning for those that were not judged.
 
     Args:
         plan: The plan; its ``classifications`` stay None where nothing was judged.
         spec: What was asked for; None changes nothing.
-        verdicts: What the model said; None is nothing.
+        verdicts: What the model said, by key; None is nothing.
     """
     if spec is None:
         return
-    said = {} if verdicts is None else dict(verdicts.by_key)
-    judged = {one: said[KEYS[one]] for one in spec.types if one in KEYS and KEYS[one] in said}
+    said = verdicts or {}
+    judged = {item: said[KEYS[item]] for item in spec.types if item in KEYS and KEYS[item] in said}
     labels = {name: said.get(key) for key, name in spec.keys.items() if key not in CLASSES}
     plan.labels = [name for name, fits in labels.items() if fits]
     fits_any = _agreed([*labels.values()])
     if fits_any is not None:
         judged[QueryClass.USER_DEFINED_CLASSIFICATION_QUERY] = fits_any
-    plan.classifications = [QueryClassification(type=one, positive=judged[one]) for one in judged] or None
-    lacking = [one.value for one in spec.types if one not in judged]
+    plan.classifications = [QueryClassification(type=item, positive=judged[item]) for item in judged] or None
+    lacking = [item.value for item in spec.types if item not in judged]
     lacking += [f"label {quoted(name)!r}" for name, fits in labels.items() if fits is None]
     if lacking:
         plan.warnings.append(f"the question was not classified as to: {', '.join(lacking)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -14,19 +14,19 @@ from llama_index_agentic_kb._text import normalize, one_line, without_surrogates
 from llama_index_agentic_kb.errors import PlanningError
 from llama_index_agentic_kb.llm import mended_json, unfenced
 
-__all__ = ["Proposal", "plan_schema", "read_begun", "read_proposals"]
+__all__ = ["MAX_QUERY", "MAX_REPLY", "Proposal", "plan_schema", "read_partial_plan", "read_proposals"]
 
 MAX_REPLY: Final = 100_000
 """Characters of a reply that are read; a plan is never that long."""
 
-MAX_BEGUN: Final = 20_000
-"""Characters of a reply that are read while it is written; what comes after them is read at its end."""
+MAX_PARTIAL: Final = 20_000
+"""Characters of a reply that are parsed while it is still written, each time from its start; more waits for the end."""
 
 MAX_QUERY: Final = 1_000
 """Characters of one sub-query; longer ones are cut."""
 
 MAX_ITEMS: Final = 2_000
-"""Sub-queries of a reply that are read; a tool call's arguments come as objects, of any number."""
+"""Sub-queries of a reply that are read."""
 
 MAX_NUMBER: Final = 2**63
 """Numbers are read up to here; Python refuses to write those of thousands of digits."""
@@ -57,66 +57,58 @@ class Proposal:
 def plan_schema(
     sources: Sequence[str], *, filters: bool = False, first: Mapping[str, dict[str, Any]] | None = None
 ) -> dict[str, Any]:
-    """Give the JSON schema of a plan over these sources, strict enough for OpenAI's structured outputs.
+    """Return the JSON schema of a plan over these sources, strict enough for OpenAI's structured outputs.
 
     Args:
         sources: Their names.
         filters: Whether a sub-query has a filter.
         first: What else a reply holds, before the sub-queries: schemas by name.
     """
-    names = {"type": "array", "items": {"type": "string", "enum": list(sources)}}
+    text = {"type": "string"}
     sub_query = {
-        "type": "object",
-        "properties": {
-            "id": {"type": "string"},
-            "query": {"type": "string"},
-            "sources": names,
-            "depends_on": {"type": "array", "items": {"type": "string"}},
-            **({"filter": {"type": "string"}} if filters else {}),
-            "finds": {"type": "string"},
-        },
-        "required": ["id", "query", "sources", "depends_on", *(["filter"] if filters else []), "finds"],
-        "additionalProperties": False,
+        "id": text,
+        "query": text,
+        "sources": {"type": "array", "items": {"type": "string", "enum": list(sources)}},
+        "depends_on": {"type": "array", "items": text},
+        **({"filter": text} if filters else {}),
+        "finds": text,
     }
-    parts = {**(first or {}), "sub_queries": {"type": "array", "items": sub_query}}
-    return {
-        "type": "object",
-        "properties": parts,
-        "required": [*parts],
-        "additionalProperties": False,
-    }
+    return _object({**(first or {}), "sub_queries": {"type": "array", "items": _object(sub_query)}})
+
+
+def _object(properties: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
 
 
 def read_proposals(reply: str | dict[str, Any]) -> list[Proposal]:
-    """Read proposals out of a reply: JSON with or without preamble and fences, broken JSON, or a numbered list.
+    """Return the proposals of a reply: JSON with or without preamble and fences, broken JSON, or a numbered list.
 
     Args:
         reply: The reply's text, or the arguments of a tool call.
 
     Returns:
-        Proposals in order; may be empty where the model proposed none.
+        Proposals in order; empty where the model proposed none.
 
     Raises:
-        PlanningError: There is no plan in it.
+        PlanningError: The reply holds no plan.
     """
     items = _items(reply) if isinstance(reply, dict) else _items_of_text(reply[:MAX_REPLY])
     if items is None:
         raise PlanningError(f"the model's reply holds no plan: {one_line(str(reply)[:400], 80)!r}")
-    proposals = [_proposal(item, position) for position, item in enumerate(items[:MAX_ITEMS], start=1)]
-    return [proposal for proposal in proposals if proposal is not None]
+    return _proposals(items[:MAX_ITEMS])
 
 
-def read_begun(text: str) -> list[Proposal]:
-    """Read the proposals of a reply that is still being written, as far as they can be searched.
+def read_partial_plan(text: str) -> list[Proposal]:
+    """Return the proposals of a reply that is still being written, as far as they can be searched.
 
     The last one counts when its object ends, or as soon as its last key (``finds``, which no search needs) begins.
-    Nothing is mended: what can't be read yet is read at the end.
+    Nothing is repaired: what can't be read yet is read at the end.
 
     Args:
         text: The reply so far.
     """
-    start = min((at for at in (text.find("{"), text.find("[")) if at >= 0), default=-1)
-    if start < 0 or len(text) > MAX_BEGUN:
+    start = _first_bracket(text)
+    if start < 0 or len(text) > MAX_PARTIAL:
         return []
     try:
         value = from_json(without_surrogates(text[start:]), allow_partial="trailing-strings")
@@ -131,38 +123,43 @@ def read_begun(text: str) -> list[Proposal]:
             items.append({**last, "finds": ""})
     elif not _ends_with_item(without_surrogates(text[start:])):
         items.pop()
-    proposals = [_proposal(item, at) for at, item in enumerate(items, start=1)]
-    return [proposal for proposal in proposals if proposal is not None]
+    return _proposals(items)
 
 
 def _ends_with_item(text: str) -> bool:
-    """Whether what may still come are further items or closing brackets: the last item is whole."""
-    for rest in ("", "]", "}", "]}"):
-        try:
-            from_json(text + rest)
-        except ValueError:
-            continue
-        return True
-    return False
+    """Return whether the last item is whole: only further items or closing brackets may still come."""
+    return any(_parses(text + rest) for rest in ("", "]", "}", "]}"))
+
+
+def _parses(text: str) -> bool:
+    try:
+        from_json(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _first_bracket(text: str) -> int:
+    return min((at for at in (text.find("{"), text.find("[")) if at >= 0), default=-1)
 
 
 def _items_of_text(text: str) -> list[Any] | None:
-    """Find the list of sub-queries in a text: as JSON, as JSON that can be mended, or as a numbered list."""
+    """Return the list of sub-queries in a text: as JSON, as JSON that can be repaired, or as a numbered list."""
     body = unfenced(text)
-    start = min((at for at in (body.find("{"), body.find("[")) if at >= 0), default=-1)
-    if start >= 0:
-        for read in (_whole_values, mended_json):
-            try:
-                items = _items(read(body[start:]))
-            except (ValueError, RecursionError):
-                continue
-            if items is not None:
-                return items
+    start = _first_bracket(body)
+    readers: tuple[Callable[[str], Any], ...] = (_whole_values, mended_json)
+    for read in readers if start >= 0 else ():
+        try:
+            items = _items(read(body[start:]))
+        except (ValueError, RecursionError):
+            continue
+        if items is not None:
+            return items
     return [query for _, query in _NUMBERED.findall(text)] or None
 
 
 def _whole_values(text: str) -> Any:
-    """Give the JSON value that a text begins with; a list of them where several follow one another (JSON lines)."""
+    """Return the JSON value that a text begins with; a list of them where several follow one another (JSON lines)."""
     decoder = json.JSONDecoder()
     value, end = decoder.raw_decode(text)
     values = [value]
@@ -176,7 +173,7 @@ def _whole_values(text: str) -> Any:
 
 
 def _items(value: Any) -> list[Any] | None:
-    """Find the list of sub-queries in a JSON value; None where there is none."""
+    """Return the list of sub-queries in a JSON value; None where there is no such list."""
     if isinstance(value, list):
         objects = [item for item in value if isinstance(item, dict)]
         nested = [items for item in objects if (items := _listed(item)) is not None]
@@ -185,9 +182,7 @@ def _items(value: Any) -> list[Any] | None:
         return value if objects or (value and all(isinstance(item, str) for item in value)) else None
     if isinstance(value, dict):
         listed = _listed(value)
-        if listed is not None:
-            return listed
-        return [value] if _text(value, _QUERIES) else None
+        return [value] if listed is None and _text(value, _QUERIES) else listed
     return None
 
 
@@ -201,23 +196,29 @@ def _listed(value: dict[str, Any]) -> list[Any] | None:
     return None
 
 
+def _proposals(items: Iterable[Any]) -> list[Proposal]:
+    read = (_proposal(item, position) for position, item in enumerate(items, start=1))
+    return [proposal for proposal in read if proposal is not None]
+
+
 def _proposal(item: Any, position: int) -> Proposal | None:
-    if isinstance(item, str):
-        query = _clean(item, position)
-        return Proposal(f"q{position}", query) if query else None
-    if not isinstance(item, dict):
-        return None
-    query = _clean(_text(item, _QUERIES), position)
+    fields = {"query": item} if isinstance(item, str) else item
+    query = _clean(_text(fields, _QUERIES), position) if isinstance(fields, dict) else ""
     if not query:
         return None
-    name = _text(item, ("id",)) or f"q{position}"
-    finds = one_line(_text(item, _FINDS), MAX_QUERY)
-    return Proposal(name, query, _names(item, _SOURCES), _names(item, _DEPENDS), finds, _text(item, _FILTERS))
+    return Proposal(
+        _text(fields, ("id",)) or f"q{position}",
+        query,
+        _names(fields, _SOURCES),
+        _names(fields, _DEPENDS),
+        one_line(_text(fields, _FINDS), MAX_QUERY),
+        _text(fields, _FILTERS),
+    )
 
 
 def _clean(query: str, position: int) -> str:
-    """Drop quotes, bullets and the query's own number; another number ("7. Symphonie") belongs to the query."""
-    text = " ".join(without_surrogates(query[:MAX_REPLY]).split())
+    """Return a query without quotes, bullets and its own number; another number belongs to it ("7. Symphonie")."""
+    text = " ".join(query[:MAX_REPLY].split())
     numbered = _NUMBERED.match(text)
     if numbered and numbered.group(1) in (None, str(position)):
         text = numbered.group(2)
@@ -233,11 +234,7 @@ def _key(key: Any) -> str:
 
 def _text(item: dict[str, Any], names: Iterable[str]) -> str:
     lowered = {_key(key): value for key, value in item.items()}
-    for name in names:
-        value = lowered.get(name)
-        if told := _told(value):
-            return told
-    return ""
+    return next((text for name in names if (text := _as_text(lowered.get(name)))), "")
 
 
 def _names(item: dict[str, Any], keys: Iterable[str]) -> tuple[str, ...]:
@@ -247,12 +244,12 @@ def _names(item: dict[str, Any], keys: Iterable[str]) -> tuple[str, ...]:
         if isinstance(value, str):
             return tuple(part.strip() for part in without_surrogates(value).split(",") if part.strip())
         if isinstance(value, list):
-            return tuple(told.strip() for part in value if (told := _told(part)))
+            return tuple(text.strip() for part in value if (text := _as_text(part)))
     return ()
 
 
-def _told(value: Any) -> str:
-    """Give a text that UTF-8 can write, or a number, as text; "" for anything else, and for an endless number."""
+def _as_text(value: Any) -> str:
+    """Return a text that UTF-8 can write, or a number as text; "" for anything else."""
     if isinstance(value, str):
         return without_surrogates(value) if value.strip() else ""
     return str(value) if isinstance(value, int) and abs(value) < MAX_NUMBER else ""

@@ -5,63 +5,65 @@ Whatever the model writes ends in a sane plan; at worst the question alone goes 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, TypeAlias
 
 from llama_index.core.base.llms.types import ChatMessage
-from llama_index.core.callbacks.schema import CBEventType
 from llama_index.core.prompts import BasePromptTemplate
 
 from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb._text import error_message, one_line
 from llama_index_agentic_kb.account import ActivityLog
-from llama_index_agentic_kb.account.activity_log import describe_error
 from llama_index_agentic_kb.errors import AgenticKBError, LLMError, PlanningError
-from llama_index_agentic_kb.llm import LanguageModel, Reply, Usage, is_function_calling, refuses_form, structured_output
+from llama_index_agentic_kb.llm import LanguageModel, Reply, refuses_form, structured_output
 from llama_index_agentic_kb.planning.classification import (
     PART,
     ClassificationSpec,
-    Verdicts,
-    asking_for_classes,
+    ask_for_classes,
     classification_schema,
     classify,
     read_verdicts,
-    wanted,
+    requested,
 )
 from llama_index_agentic_kb.planning.effort import EffortLimits
-from llama_index_agentic_kb.planning.graph import Candidate, PlanGraph, plain_plan
-from llama_index_agentic_kb.planning.parsing import MAX_REPLY, Proposal, plan_schema, read_begun, read_proposals
-from llama_index_agentic_kb.planning.plan_tool import plan_tool
+from llama_index_agentic_kb.planning.model_calls import ModelCall, model_record
+from llama_index_agentic_kb.planning.parsing import (
+    MAX_REPLY,
+    Proposal,
+    plan_schema,
+    read_partial_plan,
+    read_proposals,
+)
+from llama_index_agentic_kb.planning.plan_graph import PlanGraph, PlannerSource, plain_plan
 from llama_index_agentic_kb.planning.scope import Scope
 from llama_index_agentic_kb.prompts import DEPENDENT, FILTERS, INDEPENDENT, PLANNER_TEMPLATE, as_data
-from llama_index_agentic_kb.schema import (
-    ModelInfo,
-    ModelQueryPlanningActivity,
-    Outcome,
-    QueryPlan,
-    SubQuery,
-)
+from llama_index_agentic_kb.schema import QueryPlan, SubQuery
 from llama_index_agentic_kb.sources.planner_filters import describe_fields
 
 __all__ = ["Begin", "Planner", "Planning", "describe_sources"]
 
+HISTORY_MESSAGES: Final = 10
+"""Messages before the question that the planner reads: what a question leaves out stands in the last few."""
+
+MAX_LOOKS: Final = 400
+"""How often a reply is parsed while it is written, each time from its start: about 20 times a sub-query."""
+
+_ENDS: Final = frozenset('"}]')
+
 
 @dataclass(slots=True)
-class Planning:
+class Planning(ModelCall):
     """What planning gave.
 
     Args:
-        plan: Never without the question's own lane.
+        plan: Its first sub-query is always the question itself.
         usage: What the call billed.
         error: Why the model's plan was not used; None where it was.
     """
 
     plan: QueryPlan
-    usage: Usage = field(default_factory=Usage)
-    error: Exception | None = None
 
 
 Begin: TypeAlias = Callable[[Sequence[SubQuery]], Coroutine[Any, Any, None]]
@@ -84,7 +86,7 @@ class Planner:
     async def recorded_plan(
         self,
         scope: Scope,
-        sources: Sequence[Candidate],
+        sources: Sequence[PlannerSource],
         limits: EffortLimits,
         *,
         deadline: float | None,
@@ -92,34 +94,23 @@ class Planner:
         begin: Begin | None = None,
     ) -> Planning:
         """Plan as ``plan`` does, with a record in the request's account."""
-        name = self.model.name
-        record = log.open(
-            ModelQueryPlanningActivity,
-            CBEventType.AGENT_STEP,
-            model=None if name is None else ModelInfo(model_name=name),
-        )
-        try:
+        with model_record(log, self.model, "plan") as record:
             planning = await self.plan(scope, sources, limits, deadline=deadline, begin=begin)
-        except asyncio.CancelledError:
-            log.cancel(record)
-            raise
-        log.close(
-            record,
-            outcome=Outcome.OK if planning.error is None else Outcome.ERROR,
-            error=None if planning.error is None else describe_error(planning.error, name),
-            warning="; ".join(planning.plan.warnings) or None,
-            input_tokens=planning.usage.input_tokens,
-            output_tokens=planning.usage.output_tokens,
-            sub_queries=[sub_query.query for sub_query in planning.plan.sub_queries],
-            classifications=planning.plan.classifications,
-            labels=planning.plan.labels or None,
-        )
+            plan = planning.plan
+            planning.close(
+                log,
+                record,
+                warning="; ".join(plan.warnings) or None,
+                sub_queries=[sub_query.query for sub_query in plan.sub_queries],
+                classifications=plan.classifications,
+                labels=plan.labels or None,
+            )
         return planning
 
     async def plan(
         self,
         scope: Scope,
-        sources: Sequence[Candidate],
+        sources: Sequence[PlannerSource],
         limits: EffortLimits,
         *,
         deadline: float | None,
@@ -127,54 +118,59 @@ class Planner:
     ) -> Planning:
         """Plan the searches of a question, and classify it in the same call where that is asked for.
 
-        What was classified is kept where the rest of the call fails, as sub-queries are that were read by then.
+        Verdicts and sub-queries that were read before a failure are kept.
 
         Args:
             scope: Question and conversation, and what it is to be classified as.
             sources: Those that may be searched, in declaration order.
-            limits: How many sub-queries, sources and waves.
+            limits: How many sub-queries and rounds.
             deadline: ``time.monotonic()`` at which planning is given up.
-            begin: A flow that is given sub-queries as soon as they can be searched, while the model still writes;
-                those that build on others are never among them.
+            begin: Awaited with sub-queries as soon as they can be searched, while the model still writes; those that
+                build on others are never among them.
         """
         planning = Planning(plain_plan(scope, sources))
-        graph = PlanGraph(planning.plan, sources, limits)
-        spec = wanted(scope.classification)
-        intake = _Intake(graph, begin or _leave, spec)
+        plan = planning.plan
+        graph = PlanGraph(plan, sources, limits)
+        intake = _Intake(graph, begin, requested(scope.classification))
         try:
             reply = await self._ask(self._messages(scope, sources, limits), intake, sources, deadline)
             planning.usage = reply.usage
-            read = partial(intake.read_whole, reply.tool_arguments or reply.text)
+            read = partial(intake.read_whole, reply.text)
             await intake.take(await Call(sync=read, deadline=deadline, what="reading the plan"))
             if reply.cut_short:
-                planning.plan.warnings.append("the model ran out of tokens while planning; the plan may be incomplete")
-        except Exception as error:  # noqa: BLE001 (any failure of a model ends in a sane plan, and is told)
-            planning.error = error
-            if isinstance(error, LLMError) and error.usage is not None:
-                planning.usage = error.usage
+                plan.warnings.append("the model ran out of tokens while planning; the plan may be incomplete")
+        except Exception as error:  # noqa: BLE001 (any failure of a model ends in a sane plan, and is reported)
+            planning.fail(error)
             kept = "what was planned by then is searched" if intake.began else "the question is searched as it is"
-            planning.plan.warnings.append(f"planning failed, {kept}: {_reason(error)}")
+            plan.warnings.append(f"planning failed, {kept}: {_reason(error)}")
         graph.finish()
-        classify(planning.plan, scope.classification, intake.verdicts)
+        classify(plan, scope.classification, intake.verdicts)
         return planning
 
     async def _ask(
-        self, messages: list[ChatMessage], intake: _Intake, sources: Sequence[Candidate], deadline: float | None
+        self, messages: list[ChatMessage], intake: _Intake, sources: Sequence[PlannerSource], deadline: float | None
     ) -> Reply:
-        """Ask in the strictest form that the model has; where its server refuses the form, in plain text.
+        """Ask for structured output where the model has it; where its server refuses the form, for plain text.
 
-        It is remembered when the same question was taken as plain text: then the form was what the server refused.
+        The refusal is remembered once the same question was answered as plain text: then it was the form that the
+        server refused.
         """
-        if not self._structured:
-            return await self._read(messages, intake, deadline)
-        try:
-            return await self._ask_structured(messages, intake, sources, deadline)
-        except Exception as error:
-            if not refuses_form(error):
-                raise
+        form = self._form(intake.spec, sources) if self._structured else None
+        if form is not None:
+            try:
+                return await self._read(messages, intake, deadline, **form)
+            except Exception as error:
+                if not refuses_form(error):
+                    raise
         reply = await self._read(messages, intake, deadline)
-        self._structured = False
+        self._structured = self._structured and form is None
         return reply
+
+    def _form(self, spec: ClassificationSpec | None, sources: Sequence[PlannerSource]) -> dict[str, Any] | None:
+        """Return the arguments that ask the model for a plan's JSON schema; None where it knows no such thing."""
+        first = None if spec is None else {PART: classification_schema(spec)}
+        schema = plan_schema([source.name for source in sources], filters=_filterable(sources), first=first)
+        return structured_output(self.model.llm, "query_plan", schema)
 
     async def _read(self, messages: list[ChatMessage], intake: _Intake, deadline: float | None, **form: Any) -> Reply:
         """Read the plan as it is written; a model that can't stream is asked for the whole."""
@@ -183,62 +179,41 @@ class Planner:
         except NotImplementedError:
             return await self.model.chat(messages, deadline=deadline, **form)
 
-    async def _ask_structured(
-        self, messages: list[ChatMessage], intake: _Intake, sources: Sequence[Candidate], deadline: float | None
-    ) -> Reply:
-        spec = intake.spec
-        first = None if spec is None else {PART: classification_schema(spec)}
-        names = [source.name for source in sources]
-        schema = structured_output(
-            self.model.llm, "query_plan", plan_schema(names, filters=_filterable(sources), first=first)
-        )
-        if schema is not None:
-            return await self._read(messages, intake, deadline, **schema)
-        if is_function_calling(self.model.llm):
-            return await self.model.call_tool(messages, plan_tool(spec), deadline=deadline)
-        return await self._read(messages, intake, deadline)
-
-    def _messages(self, scope: Scope, sources: Sequence[Candidate], limits: EffortLimits) -> list[ChatMessage]:
-        waves = DEPENDENT.format(max_waves=limits.waves) if limits.waves > 1 else INDEPENDENT
-        turns = [f"{role}: {one_line(text, 2_000)}" for role, text in scope.history[-limits.history_messages :]]
+    def _messages(self, scope: Scope, sources: Sequence[PlannerSource], limits: EffortLimits) -> list[ChatMessage]:
+        rules = DEPENDENT.format(max_waves=limits.rounds) if limits.rounds > 1 else INDEPENDENT
+        turns = [f"{role}: {one_line(text, 2_000)}" for role, text in scope.history[-HISTORY_MESSAGES:]]
         messages = self.template.format_messages(
             llm=self.model.llm,
             max_sub_queries=str(limits.sub_queries),
-            dependencies=f"{waves}\n- {FILTERS}" if _filterable(sources) else waves,
+            dependencies=f"{rules}\n- {FILTERS}" if _filterable(sources) else rules,
             sources=as_data(describe_sources(sources)),
             conversation=as_data("\n".join([*turns, f"user: {scope.question}"])),
             query_str=as_data(scope.question),
         )
-        return asking_for_classes(messages, wanted(scope.classification))
-
-
-MAX_LOOKS: Final = 400
-"""How often a reply is looked into while it is written, each time from its start: about 20 times a sub-query."""
-
-_MARKS: Final = frozenset('"}]')
+        return ask_for_classes(messages, requested(scope.classification))
 
 
 class _Intake:
-    """Takes the proposals of a reply as they are written, and has begun what can be searched."""
+    """Takes the proposals of a reply as they are written, and begins what can be searched."""
 
-    def __init__(self, graph: PlanGraph, begin: Begin, spec: ClassificationSpec | None) -> None:
+    def __init__(self, graph: PlanGraph, begin: Begin | None, spec: ClassificationSpec | None) -> None:
         self.began = False
         self.spec = spec
-        self.verdicts: Verdicts | None = None
+        self.verdicts: dict[str, bool] | None = None
         self._looks = 0
         self._graph = graph
         self._begin = begin
 
     async def read(self, delta: str, text: str) -> None:
-        """Look into the reply where a key begins, or an object or a list ends."""
-        if not _MARKS.isdisjoint(delta) and self._looks < MAX_LOOKS and not self._graph.full:
+        """Parse the reply where a key begins, or an object or a list ends."""
+        if not _ENDS.isdisjoint(delta) and self._looks < MAX_LOOKS and not self._graph.full:
             self._looks += 1
             if self.spec is not None and self.verdicts is None:
                 self.verdicts = read_verdicts(text, self.spec, whole=False)
-            await self.take(read_begun(text))
+            await self.take(read_partial_plan(text))
 
-    def read_whole(self, reply: str | dict[str, Any]) -> list[Proposal]:
-        """Read verdicts and proposals of a reply that has ended.
+    def read_whole(self, reply: str) -> list[Proposal]:
+        """Return the proposals of a reply that has ended, and keep its verdicts.
 
         Some models say no more of a question than what is wrong with it: that is no failure.
 
@@ -259,11 +234,12 @@ class _Intake:
         ready = self._graph.add(proposals)
         if ready:
             self.began = True
-            await self._begin(ready)
+            if self._begin is not None:
+                await self._begin(ready)
 
 
-def describe_sources(sources: Sequence[Candidate]) -> str:
-    """Give sources as they stand in a prompt, one a line, each with the fields that a filter may use."""
+def describe_sources(sources: Sequence[PlannerSource]) -> str:
+    """Return sources as they stand in a prompt, one a line, each with the fields that a filter may use."""
     lines = []
     for source in sources:
         lines.append(f"- {source.name}: {one_line(source.description, 400) or 'no description'}")
@@ -271,16 +247,12 @@ def describe_sources(sources: Sequence[Candidate]) -> str:
     return "\n".join(lines)
 
 
-def _filterable(sources: Sequence[Candidate]) -> bool:
+def _filterable(sources: Sequence[PlannerSource]) -> bool:
     return any(source.fields for source in sources)
 
 
-async def _leave(_: Sequence[SubQuery]) -> None:
-    """Begin nothing."""
-
-
 def _reason(error: Exception) -> str:
-    """Give a failure in a few words; a client's own message may be a page of HTML."""
+    """Return a failure in a few words; a client's own message may be a page of HTML."""
     if isinstance(error, LLMError):
         return error_message(error)
     name = error.code if isinstance(error, AgenticKBError) else type(error).__name__

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from llama_index.core.base.llms.types import ChatMessage
 
 from llama_index_agentic_kb.planning.classification import ClassificationSpec
-from llama_index_agentic_kb.schema import Message, RetrievalRequest
+from llama_index_agentic_kb.schema import RetrievalRequest
 
 __all__ = ["Scope"]
 
@@ -16,9 +16,6 @@ __all__ = ["Scope"]
 @dataclass(frozen=True, slots=True)
 class Scope:
     """The question and what was said before it.
-
-    Contracting the searched documents by the conversation has its place here; today the scope is the whole of each
-    source.
 
     Args:
         question: The last user message.
@@ -29,7 +26,7 @@ class Scope:
 
     question: str
     history: tuple[tuple[str, str], ...] = ()
-    intents: tuple[str, ...] = field(default=())
+    intents: tuple[str, ...] = ()
     classification: ClassificationSpec | None = None
 
     @classmethod
@@ -39,18 +36,14 @@ class Scope:
         memory: Sequence[ChatMessage] = (),
         classification: ClassificationSpec | None = None,
     ) -> Scope:
-        """Read a request; ``memory`` stands in for the history where the request has none."""
-        history = _pairs(request.history) or _remembered(memory, request.question)
+        """Return the scope of a request; ``memory`` is the history where the request has none."""
+        said = tuple((message.role, message.text) for message in request.history if message.text.strip())
         intents = tuple(intent.search for intent in request.intents or ())
-        return cls(request.question, history, intents, classification)
-
-
-def _pairs(messages: Sequence[Message]) -> tuple[tuple[str, str], ...]:
-    return tuple((message.role, message.text) for message in messages if message.text.strip())
+        return cls(request.question, said or _remembered(memory, request.question), intents, classification)
 
 
 def _remembered(memory: Sequence[ChatMessage], question: str) -> tuple[tuple[str, str], ...]:
-    """Chat engines differ in when they store the user's message: it is no history of itself."""
+    """Return a memory's turns without the question: some chat engines store it before they ask, some after."""
     pairs = [(message.role.value, message.content or "") for message in memory]
     if pairs and pairs[-1][0] == "user" and pairs[-1][1].strip() == question:
         pairs.pop()

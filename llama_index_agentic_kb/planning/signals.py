@@ -10,8 +10,8 @@ from typing import Final
 from llama_index.core.schema import MetadataMode
 
 from llama_index_agentic_kb._text import normalize
-from llama_index_agentic_kb.evidence.options import EvidenceOptions
-from llama_index_agentic_kb.planning.reading import best_of
+from llama_index_agentic_kb.evidence.candidates import Fusion
+from llama_index_agentic_kb.planning.findings import best_of
 from llama_index_agentic_kb.planning.scope import Scope
 from llama_index_agentic_kb.sources.base import node_key
 from llama_index_agentic_kb.sources.fan_out import SourceSearch
@@ -92,7 +92,7 @@ class EvidenceStrength:
     signals: dict[str, float]
 
 
-def evidence_strength(scope: Scope, lanes: Sequence[SourceSearch], options: EvidenceOptions) -> EvidenceStrength:
+def evidence_strength(scope: Scope, lanes: Sequence[SourceSearch], fusion: Fusion) -> EvidenceStrength:
     """Judge the lanes of the question itself.
 
     A question that joins several facts is never judged by its evidence: one of its facts always looks well served.
@@ -100,9 +100,9 @@ def evidence_strength(scope: Scope, lanes: Sequence[SourceSearch], options: Evid
     Args:
         scope: The question.
         lanes: What it found, one lane a source.
-        options: How ranked lists are fused.
+        fusion: How lists of different corpora are fused.
     """
-    best = best_of(lanes, options)[:TOP]
+    best = best_of(lanes, fusion)[:TOP]
     text = normalize("\n".join(one.node.node.get_content(MetadataMode.EMBED) for one in best))
     signals = {
         "coverage": round(word_coverage(scope.question, text), 3),

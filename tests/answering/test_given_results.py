@@ -12,7 +12,7 @@ from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
-from llama_index_agentic_kb import AgenticRetriever, InvalidRequestError
+from llama_index_agentic_kb import AgenticRetriever, InvalidRequestError, RetrieverOptions
 from llama_index_agentic_kb._aio import arun, run
 from llama_index_agentic_kb.answering.given_results import given_nodes, given_request, given_retriever
 from llama_index_agentic_kb.answering.references import answer_references
@@ -151,9 +151,9 @@ def test_a_query_without_results_is_refused() -> None:
 
 def test_who_asks_stays_who_asks() -> None:
     """The retriever keeps the other's principal and limits, and none of its memory."""
-    like, _ = retriever(principal=Principal(user="alice"), require_principal=True)
+    like, _ = retriever(principal=Principal(user="alice"), options=RetrieverOptions(require_principal=True))
     over = given_retriever(RESULTS, like)
-    assert (over.principal, over.require_principal, over.memory) == (Principal(user="alice"), True, None)
+    assert (over.principal, over.options.require_principal, over.memory) == (Principal(user="alice"), True, None)
     assert over.limits == like.limits
 
 

@@ -27,7 +27,7 @@ from llama_index.core import VectorStoreIndex
 from llama_index.core.schema import NodeWithScore
 from llama_index.vector_stores.chroma import ChromaVectorStore
 
-from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, Resilience
+from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, Resilience, RetrieverOptions
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever
 from tests.benchmarks.report import Row
 from tests.chroma_server import ChromaServer
@@ -84,7 +84,7 @@ def load(size: Size) -> list[Row]:
             ],
             effort="minimal",
             max_runtime_in_seconds=300.0,
-            embedding_cache=None,
+            options=RetrieverOptions(embedding_cache=None),
         )
         questions = [f"question {number}" for number in range(size.questions)]
         expected = _found(kb, questions)

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 import numpy as np
 
-from llama_index_agentic_kb import AgenticRetriever, KnowledgeSource
+from llama_index_agentic_kb import AgenticRetriever, KnowledgeSource, RetrieverOptions
 from llama_index_agentic_kb.schema import ActivityRecord, Condition, SourceActivity
 from llama_index_agentic_kb.store import KnowledgeStore
 from llama_index_agentic_kb.store.chroma import ChromaDatabase
@@ -143,7 +143,7 @@ def _filtered(store: KnowledgeStore, key: str, value: int, times: Times) -> Agen
     filters = Condition(key=key, value=value)
     source = KnowledgeSource(SOURCE, index=store.index(SOURCE), filters=filters, hybrid=False)
     # Each chunk for itself, so that what is found can be compared with what Chroma gives.
-    return _retriever(source, times, join_neighbours=False, max_per_document=None)
+    return _retriever(source, times, options=RetrieverOptions(join_neighbours=False, max_per_document=None))
 
 
 def _retriever(source: KnowledgeSource, times: Times, **options: Any) -> AgenticRetriever:

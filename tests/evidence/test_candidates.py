@@ -6,10 +6,9 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from llama_index.core.schema import MetadataMode, NodeWithScore, TextNode
 
-from llama_index_agentic_kb import KnowledgeSource, interleave, reciprocal_rank_fusion
+from llama_index_agentic_kb import KnowledgeSource, interleave
 from llama_index_agentic_kb.evidence.candidates import collect, lists_by_lane, lists_by_sub_query
 from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY, provenance
-from llama_index_agentic_kb.search.fusion import relative_score_fusion
 from llama_index_agentic_kb.sources.base import NodeList
 from llama_index_agentic_kb.sources.fan_out import SourceSearch
 from llama_index_agentic_kb.testing import MemoryRetriever
@@ -22,9 +21,8 @@ def source(name: str = "docs", **fields: Any) -> KnowledgeSource:
     return KnowledgeSource(name, retriever=MemoryRetriever([]), **fields)
 
 
-def lists(lanes: Sequence[SourceSearch], **options: Any) -> dict[str, str]:
-    given: dict[str, Any] = {"fusion": interleave, "lane_fusion": reciprocal_rank_fusion, "lane_weights": {}}
-    made = lists_by_sub_query(lanes, **{**given, **options})
+def lists(lanes: Sequence[SourceSearch]) -> dict[str, str]:
+    made = lists_by_sub_query(lanes, interleave)
     return {one.sub_query.id: "".join(name for name, _ in one.ranked.keys) for one in made}
 
 
@@ -68,13 +66,9 @@ def test_weights_lift_a_source(make_lane: MakeLane, scale: int | None) -> None:
 
 
 def test_dense_and_lexical_lists_of_a_search_are_fused(make_lane: MakeLane) -> None:
-    """To be found by both is worth more than one best place; weights by kind, and another fusion, change it."""
-    lanes = [make_lane(0, [("a", 0.9), ("b", 0.8), ("c", 0.1)], lexical=[("x", 30.0), ("b", 20.0)])]
-    assert lists(lanes) == {"q0": "baxc"}
-    assert lists(lanes, lane_weights={"lexical": 3.0}) == {"q0": "bxac"}
-    assert lists(lanes, lane_weights={"lexical": 0.001}) == {"q0": "abcx"}
-    assert lists(lanes, lane_fusion=interleave) == {"q0": "axbc"}
-    assert lists(lanes, lane_fusion=relative_score_fusion) == {"q0": "axbc"}
+    """By their scores, each list's scaled from its lowest to its highest."""
+    lanes = [make_lane(0, [("a", 0.9), ("b", 0.8), ("c", 0.1)], lexical=[("x", 30.0), ("b", 29.0), ("y", 1.0)])]
+    assert lists(lanes) == {"q0": "baxcy"}
 
 
 def test_searches_of_one_scale_are_one_corpus(make_lane: MakeLane) -> None:
@@ -85,8 +79,7 @@ def test_searches_of_one_scale_are_one_corpus(make_lane: MakeLane) -> None:
         make_lane(1, [("b", 0.1)], over=two, scale=1, lexical=[("m", 3.0), ("n", 2.0), ("a", 1.0)]),
     ]
     # dense: a b; lexical: m n k a l, two turns for the heavier; a is in both.
-    assert lists(lanes) == {"q0": "ambnkl"}
-    assert lists(lanes, lane_fusion=interleave) == {"q0": "ambnkl"}
+    assert lists(lanes) == {"q0": "amnklb"}
 
 
 def test_searches_of_other_scales_are_other_corpora(make_lane: MakeLane) -> None:
@@ -170,7 +163,7 @@ def test_searches_that_are_left_as_they_are(make_lane: MakeLane) -> None:
         make_lane(0, [("a", 0.9)], over=source("one", weight=9.0), scale=1, lexical=[("b", 3.0)]),
         make_lane(1, [("x", 0.99)], over=source("two"), scale=1),
     ]
-    made = lists_by_lane(lanes, reciprocal_rank_fusion, {}, lambda name: name == "two")
+    made = lists_by_lane(lanes, lambda name: name == "two")
     assert [([name for name, _ in one.ranked.keys], one.ranked.weight, one.processed) for one in made] == [
         (["a", "b"], 1.0, False),
         (["x"], 1.0, True),

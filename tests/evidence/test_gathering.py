@@ -15,15 +15,13 @@ from llama_index_agentic_kb import KnowledgeSource, RetrievalRequest, interleave
 from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.evidence.gathering import (
-    Counts,
+    EvidenceCounts,
     EvidenceOptions,
-    Gathered,
-    cap_per_source,
+    GatheredEvidence,
+    as_processing,
     gather_evidence,
-    provenance,
-    references,
 )
-from llama_index_agentic_kb.evidence.options import as_processing
+from llama_index_agentic_kb.evidence.provenance import provenance, references
 from llama_index_agentic_kb.schema import Outcome, ResultsProcessing
 from llama_index_agentic_kb.search.calibration import Calibration
 from llama_index_agentic_kb.search.rerank import Reranker
@@ -57,7 +55,7 @@ def selected(*sources: KnowledgeSource, params: Sequence[dict[str, Any]] = ()) -
 
 
 class Change(BaseNodePostprocessor):
-    """Does to the nodes what it is told."""
+    """Changes every node, and adds some."""
 
     adds: int = 0
     latency: float = 0.0
@@ -78,10 +76,10 @@ def gathered(
     *postprocessors: BaseNodePostprocessor,
     chosen: dict[str, SelectedSource] | None = None,
     ranked: int = 10,
-    wanted: int = 10,
+    limit: int = 10,
     seconds: float = 10,
     **options: Any,
-) -> Gathered:
+) -> GatheredEvidence:
     return run(
         gather_evidence(
             lanes,
@@ -89,14 +87,14 @@ def gathered(
             EvidenceOptions(postprocessors=postprocessors, **options),
             bundle=QueryBundle("the question"),
             ranked=ranked,
-            wanted=wanted,
+            limit=limit,
             deadline=time.monotonic() + seconds,
         )
     )
 
 
-def balance(counts: Counts) -> int:
-    """Give what went in less what came out: 0."""
+def balance(counts: EvidenceCounts) -> int:
+    """What went in less what came out: 0."""
     fields = counts.as_fields()
     came = fields.pop("candidates") + fields.pop("added_by_postprocessors")
     fields.pop("reranked")
@@ -123,12 +121,9 @@ def test_every_fusion_covers_each_sub_query(make_lane: MakeLane) -> None:
     shared = [(name, 0.5) for name in "abcdefghij"]
     lanes = [make_lane(n, shared, query=f"q{n}") for n in range(3)]
     lanes.append(make_lane(3, [("x", 0.1), ("y", 0.1)], query="q3"))
-    nodes = gathered(lanes, fusion=reciprocal_rank_fusion, wanted=5).nodes
+    nodes = gathered(lanes, fusion=reciprocal_rank_fusion, limit=5).nodes
     assert ids(nodes) == ["a", "b", "c", "d", "x"]
-    assert ids(gathered(lanes, fusion=reciprocal_rank_fusion, ranked=50, wanted=15).nodes) == list("abcdefghixjy")
-    assert ids(gathered(lanes, fusion=reciprocal_rank_fusion, ranked=50, wanted=15, coverage_depth=4).nodes) == list(
-        "abcxdefghijy"
-    )
+    assert ids(gathered(lanes, fusion=reciprocal_rank_fusion, ranked=50, limit=15).nodes) == list("abcdefghixjy")
 
 
 def test_what_sources_gave_is_never_changed(make_lane: MakeLane) -> None:
@@ -144,7 +139,7 @@ def test_what_sources_gave_is_never_changed(make_lane: MakeLane) -> None:
 def test_no_lanes_give_no_evidence() -> None:
     """Nothing found is counted as nothing."""
     for options in ({}, {"reranker": Reranker(OverlapReranker())}, {"results_processing": ResultsProcessing.NONE}):
-        assert gathered([], **options) == Gathered([], Counts())
+        assert gathered([], **options) == GatheredEvidence([], EvidenceCounts())
 
 
 # -- counts ---------------------------------------------------------------------------------------------------------
@@ -156,27 +151,29 @@ def test_every_candidate_is_counted(make_lane: MakeLane) -> None:
         make_lane(0, [("a", 0.9), ("b", 0.8), ("c", 0.3), ("d", 0.2)]),
         make_lane(1, [("b", 0.7), ("e", 0.6)], query="q1"),
     ]
-    made = gathered(lanes, SimilarityPostprocessor(similarity_cutoff=0.5), ranked=4, wanted=2)
+    made = gathered(lanes, SimilarityPostprocessor(similarity_cutoff=0.5), ranked=4, limit=2)
     assert ids(made.nodes) == ["a", "b"]
-    assert made.counts == Counts(candidates=6, merged=1, kept=2, dropped_by_postprocessors=1, dropped_by_budget=2)
+    assert made.counts == EvidenceCounts(
+        candidates=6, merged=1, kept=2, dropped_by_postprocessors=1, dropped_by_budget=2
+    )
 
 
 def test_a_postprocessor_may_add_nodes(make_lane: MakeLane) -> None:
     """What it brings is counted apart; no count falls below zero because of it."""
-    made = gathered([make_lane(0, [("a", 0.9)])], Change(adds=3), wanted=2)
+    made = gathered([make_lane(0, [("a", 0.9)])], Change(adds=3), limit=2)
     assert len(made.nodes) == 2
-    assert made.counts == Counts(candidates=1, kept=2, dropped_by_budget=2, added_by_postprocessors=3)
+    assert made.counts == EvidenceCounts(candidates=1, kept=2, dropped_by_budget=2, added_by_postprocessors=3)
 
 
 def test_what_a_hanging_postprocessor_was_given_is_withheld(make_lane: MakeLane) -> None:
     """It is never passed by, for it may be what keeps a document from the answer; what is missing is told."""
     made = gathered([make_lane(0, [("a", 0.9)])], Change(adds=1), Change(latency=3.0), Change(), seconds=0.2)
     assert made.nodes == []
-    assert made.counts == Counts(candidates=1, dropped_by_postprocessors=2, added_by_postprocessors=1)
+    assert made.counts == EvidenceCounts(candidates=1, dropped_by_postprocessors=2, added_by_postprocessors=1)
     assert balance(made.counts) == 0
     assert made.missing is not None
     assert (made.missing.what, made.missing.outcome) == ("node postprocessor Change", Outcome.TIMEOUT)
-    assert "was still running at its deadline; what it was given is withheld" in made.missing.reason
+    assert "was still running at its deadline; its nodes are withheld" in made.missing.reason
 
 
 NAMES = [f"{letter}{number}" for letter in "ab" for number in range(6)]
@@ -224,7 +221,7 @@ def test_counts_always_add_up(make_lane: MakeLane, data: st.DataObject) -> None:
             params=[{"knowledgeSourceName": "docs", **params, **({"resultsProcessing": "none"} if untouched else {})}],
         ),
         ranked=data.draw(st.integers(1, 10)),
-        wanted=data.draw(st.integers(1, 10)),
+        limit=data.draw(st.integers(1, 10)),
         fusion=data.draw(st.sampled_from([interleave, reciprocal_rank_fusion, lambda given: interleave(given)[:5]])),
         reranker=data.draw(st.sampled_from([None, Reranker(overlap), calibrated])),
     )  # fmt: skip
@@ -258,7 +255,7 @@ def test_candidates_are_reranked_for_each_sub_query(make_lane: MakeLane) -> None
     )
     assert overlap.calls == [("query q0", ["low", "half", "zero", "one"]), ("query q1", ["half", "one"])]
     assert [(one.node_id, one.score) for one in made.nodes] == [("zero", 4.0), ("one", 4.0)]
-    assert made.counts == Counts(candidates=6, merged=2, kept=2, dropped_by_threshold=2, reranked=6)
+    assert made.counts == EvidenceCounts(candidates=6, merged=2, kept=2, dropped_by_threshold=2, reranked=6)
     assert [(ref.reranker_score, ref.score) for ref in references(made.nodes, selected(docs))] == [(4.0, 0.5)] * 2
     assert [(record.id, fields) for record, fields in made.searches] == [
         (0, {"count": 2, "dropped_by_threshold": 2}),
@@ -288,7 +285,7 @@ def test_scores_compare_between_sub_queries_and_coverage_holds(make_lane: MakeLa
     ]
     reranker = Reranker(OverlapReranker(), calibration=SHARE, threshold=0)
     assert ids(gathered(lanes, reranker=reranker).nodes) == ["a0", "a1", "a2", "a3", "a4", "x", "y"]
-    assert ids(gathered(lanes, reranker=reranker, wanted=3).nodes) == ["a0", "a1", "x"]
+    assert ids(gathered(lanes, reranker=reranker, limit=3).nodes) == ["a0", "a1", "x"]
 
 
 def test_an_uncalibrated_reranker_orders_and_drops_nothing(make_lane: MakeLane) -> None:
@@ -314,14 +311,9 @@ def test_an_uncalibrated_reranker_orders_and_drops_nothing(make_lane: MakeLane) 
 def test_a_reranker_that_fails_leaves_the_fused_order(make_lane: MakeLane, latency: float) -> None:
     """Whether it raises or is late: nothing is raised or dropped, and the account says so, without secrets."""
     overlap = OverlapReranker(latency=latency, fault=None if latency else OSError("no way to http://me:pw123456@host"))
-    begun = time.monotonic()
-    made = gathered(
-        reranked_lanes(make_lane),
-        reranker=Reranker(overlap, calibration=SHARE, timeout=0.1),
-    )
-    assert time.monotonic() - begun < 2.5
+    made = gathered(reranked_lanes(make_lane), reranker=Reranker(overlap, calibration=SHARE, timeout=0.1))
     assert [(one.node_id, one.score) for one in made.nodes] == [(name, 0.5) for name in ("low", "half", "one", "zero")]
-    assert made.counts == Counts(candidates=6, merged=2, kept=4, reranked=6)
+    assert made.counts == EvidenceCounts(candidates=6, merged=2, kept=4, reranked=6)
     reason = "reranker OverlapReranker was" if latency else r"no way to http://***@host"
     assert made.warning is not None
     assert "reranking failed for q0" in made.warning
@@ -349,16 +341,9 @@ def test_only_so_many_candidates_are_read(make_lane: MakeLane) -> None:
     made = gathered(lanes, ranked=4, reranker=Reranker(overlap, top_n=3))
     assert overlap.calls == [("query q0", list("abcd"))]
     assert ids(made.nodes) == ["a", "b", "c"]
-    assert made.counts == Counts(candidates=6, kept=3, dropped_by_postprocessors=1, dropped_by_budget=2, reranked=4)
-
-
-def test_sub_queries_are_reranked_side_by_side(make_lane: MakeLane) -> None:
-    """With as many threads as sub-queries it takes the time of one."""
-    lanes = [make_lane(n, [("a", 0.5)], query=f"q{n}") for n in range(4)]
-    reranker = Reranker(OverlapReranker(latency=0.5), max_concurrency=4)
-    begun = time.monotonic()
-    assert gathered(lanes, reranker=reranker).counts.reranked == 4
-    assert time.monotonic() - begun < 1.9
+    assert made.counts == EvidenceCounts(
+        candidates=6, kept=3, dropped_by_postprocessors=1, dropped_by_budget=2, reranked=4
+    )
 
 
 # -- left as it is --------------------------------------------------------------------------------------------------
@@ -411,11 +396,10 @@ def test_neighbours_are_joined_after_the_postprocessors(make_lane: MakeLane) -> 
     lanes = [make_lane(0, [chunk("a1", 0.9), chunk("a2", 0.2), chunk("a3", 0.8), chunk("b1", 0.7)])]
     made = gathered(lanes)
     assert [one.text for one in made.nodes] == ["query a1\na2\nquery a3", "query b1"]
-    assert made.counts == Counts(candidates=4, joined=2, kept=2)
+    assert made.counts == EvidenceCounts(candidates=4, joined=2, kept=2)
     assert ids(gathered(lanes, join_neighbours=False).nodes) == ["a1", "a2", "a3", "b1"]
     strict = gathered(lanes, SimilarityPostprocessor(similarity_cutoff=0.5))
     assert [one.text for one in strict.nodes] == ["query a1", "query a3", "query b1"]
-    assert ids(gathered(lanes, neighbour_characters=12).nodes) == ["a1", "a3", "b1"]
 
 
 def test_references_of_joined_nodes(make_lane: MakeLane) -> None:
@@ -432,9 +416,9 @@ def test_long_documents_do_not_bury_short_ones(make_lane: MakeLane) -> None:
     """By default a document has a third of the places, and at least three, before others."""
     long = [chunk(f"a{number}", 0.9) for number in range(0, 20, 2)]
     lanes = [make_lane(0, [*long, chunk("b1", 0.1)])]
-    assert ids(gathered(lanes, ranked=50, wanted=6).nodes) == ["a0", "a2", "a4", "b1", "a6", "a8"]
-    assert ids(gathered(lanes, ranked=50, wanted=6, max_per_document=1).nodes) == ["a0", "b1", "a2", "a4", "a6", "a8"]
-    assert ids(gathered(lanes, ranked=50, wanted=6, max_per_document=None).nodes) == [
+    assert ids(gathered(lanes, ranked=50, limit=6).nodes) == ["a0", "a2", "a4", "b1", "a6", "a8"]
+    assert ids(gathered(lanes, ranked=50, limit=6, max_per_document=1).nodes) == ["a0", "b1", "a2", "a4", "a6", "a8"]
+    assert ids(gathered(lanes, ranked=50, limit=6, max_per_document=None).nodes) == [
         "a0",
         "a2",
         "a4",
@@ -451,8 +435,7 @@ def test_sources_may_be_capped(make_lane: MakeLane) -> None:
     lanes = [make_lane(0, [("a", 0.9), ("b", 0.8)], over=docs), make_lane(1, [("x", 0.7), ("y", 0.6)], over=wiki)]
     made = gathered(lanes, chosen=chosen)
     assert ids(made.nodes) == ["a", "x", "y"]
-    assert made.counts == Counts(candidates=4, kept=3, dropped_by_cap=1)
-    assert ids(cap_per_source([*made.nodes, node("strange")], chosen)) == ["a", "x", "y", "strange"]
+    assert made.counts == EvidenceCounts(candidates=4, kept=3, dropped_by_cap=1)
 
 
 # -- references and options -----------------------------------------------------------------------------------------
@@ -488,13 +471,9 @@ def test_references_number_the_evidence(make_lane: MakeLane) -> None:
     ("fields", "message"),
     [
         ({"reranker": OverlapReranker()}, "reranker: expected a Reranker, got OverlapReranker"),
-        ({"lane_weights": {"lexical": 0}}, "the weight of 'lexical' must be above 0, got 0"),
-        ({"lane_weights": {"dense": float("nan")}}, "the weight of 'dense' must be above 0"),
         ({"max_per_document": 0}, "max_per_document must be at least 1, 'auto' or None, got 0"),
         ({"max_per_document": "many"}, "max_per_document must be at least 1, 'auto' or None, got 'many'"),
         ({"max_per_document": True}, "max_per_document must be"),
-        ({"neighbour_characters": 0}, "neighbour_characters must be above 0"),
-        ({"coverage_depth": 1}, "coverage_depth must be at least 2"),
     ],
 )
 def test_options_at_fault_are_refused(fields: dict[str, Any], message: str) -> None:

@@ -16,7 +16,7 @@ from llama_index.core.schema import (
     TextNode,
 )
 
-from llama_index_agentic_kb.evidence.neighbours import follows, join
+from llama_index_agentic_kb.evidence.arrangement import follows, join
 from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY, provenance
 
 TEXT = "One sun. Two moons. Three stars, far away. Four comets with long tails. Five rovers drove on Mars. Six probes."

@@ -17,7 +17,7 @@ from llama_index.core import VectorStoreIndex
 from llama_index.core.base.response.schema import StreamingResponse
 from llama_index.core.schema import QueryBundle, TextNode
 
-from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, RetrievalResponse
+from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, RetrievalResponse, RetrieverOptions
 from llama_index_agentic_kb.errors import DeadlineExceededError, SynthesisError
 from llama_index_agentic_kb.guard.resilience import RetryPolicy
 from llama_index_agentic_kb.llm.calls import calls_of
@@ -208,7 +208,7 @@ def a_storm() -> None:
 
     policy = RetryPolicy(attempts=99, first_wait=0.01, max_wait=0.02, share=0, min_retries=4)
     with model(reply) as server:
-        engine = base(server, retries=policy).as_query_engine(response_mode="accumulate")
+        engine = base(server, options=RetrieverOptions(retries=policy)).as_query_engine(response_mode="accumulate")
         failing(lambda: engine.query("Where does it rain?"))
         assert sum("Oslo" in chat.text for chat in server.chats) == 5
 
@@ -527,7 +527,10 @@ def _half_found(
             KnowledgeSource("words", retriever=MemoryRetriever(TEXTS, similarity_top_k=3)),
         ]
         kb = KnowledgeBase(
-            sources, effort="minimal", embedding_cache=None, retries=QUICK, max_runtime_in_seconds=seconds
+            sources,
+            effort="minimal",
+            options=RetrieverOptions(embedding_cache=None, retries=QUICK),
+            max_runtime_in_seconds=seconds,
         )
         assert kb.retrieve("Where does it rain?").status_code == 200
         break_it(server)

@@ -18,6 +18,7 @@ from llama_index_agentic_kb import (
     KnowledgeSource,
     ReasoningEffort,
     RetrievalResponse,
+    RetrieverOptions,
 )
 from llama_index_agentic_kb.schema import ModelQueryPlanningActivity
 from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM, ScriptedReply
@@ -142,7 +143,7 @@ def many_answers() -> None:
     counted = Counted(by_prompt(plan=DEPENDENT, findings=lines, revision='{"sufficient": true}'))
     counted.ask(retrieval_reasoning_effort="medium")
     assert counted.searches <= 2 * (2 + 2 * MEDIUM.branches), counted.searches
-    assert counted.calls <= 1 + MEDIUM.waves + MEDIUM.revisions
+    assert counted.calls <= 1 + MEDIUM.rounds + MEDIUM.revisions
 
 
 @fault(AREA, "a model is never satisfied, and adds 500 searches each time", "one revision, cut at the effort's limit")
@@ -150,7 +151,7 @@ def never_enough() -> None:
     """Each verdict asks for more."""
     counted = Counted(lambda _: steps(500))
     counted.ask(retrieval_reasoning_effort="medium")
-    assert counted.calls <= 1 + MEDIUM.waves + MEDIUM.revisions, counted.calls
+    assert counted.calls <= 1 + MEDIUM.rounds + MEDIUM.revisions, counted.calls
     most = 1 + MEDIUM.sub_queries * (1 + MEDIUM.revisions)
     assert counted.searches <= 2 * most, counted.searches
 
@@ -158,8 +159,8 @@ def never_enough() -> None:
 @fault(AREA, "50 sources and 8 sub-queries each", "searches stop at the request's cap, and what was left out is told")
 def many_sources() -> None:
     """The cap is the user's own."""
-    limits = {ReasoningEffort.MINIMAL: EffortLimits(sources=100, searches=60)}
-    counted = Counted("", sources=50, limits=limits)
+    limits = {ReasoningEffort.MINIMAL: EffortLimits(searches=60)}
+    counted = Counted("", sources=50, options=RetrieverOptions(limits=limits))
     intents = [{"search": f"rain {number}"} for number in range(8)]
     response = counted.kb.retrieve(
         {"intents": intents, "retrievalReasoningEffort": {"kind": "minimal"}, "outputMode": "extractiveData"}

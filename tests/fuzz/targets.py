@@ -19,10 +19,16 @@ from llama_index_agentic_kb.errors import AgenticKBError, InvalidRequestError
 from llama_index_agentic_kb.grounding import MarkerFilter, cited_ids, clean_markers
 from llama_index_agentic_kb.grounding.answers import AnswerFilter, AnswerRules
 from llama_index_agentic_kb.guard.spotlighting import PLAIN
-from llama_index_agentic_kb.planning.findings import MAX_VALUE, Wanted, _any_lines, _Intake
-from llama_index_agentic_kb.planning.graph import refers
-from llama_index_agentic_kb.planning.parsing import MAX_QUERY, Proposal, read_begun, read_proposals
-from llama_index_agentic_kb.planning.reading import Reading, SeenPassage
+from llama_index_agentic_kb.planning.findings import (
+    MAX_VALUE,
+    OpenSteps,
+    PassageSet,
+    ShownPassage,
+    _any_lines,
+    _Intake,
+)
+from llama_index_agentic_kb.planning.parsing import MAX_QUERY, Proposal, read_partial_plan, read_proposals
+from llama_index_agentic_kb.planning.plan_graph import refers
 from llama_index_agentic_kb.schema import (
     Condition,
     FilterNode,
@@ -114,7 +120,7 @@ def _conditions(tree: FilterNode) -> Iterator[Condition]:
 
 def _plan(text: str) -> None:
     for cut in {len(text), len(text) // 2, len(text) * 3 // 4}:
-        for proposal in read_begun(text[:cut]):
+        for proposal in read_partial_plan(text[:cut]):
             _check_proposal(proposal)
     with suppress(ValueError, RecursionError):
         arguments = json.loads(text)
@@ -157,10 +163,10 @@ def _cut(text: str, size: int) -> list[str]:
 
 
 @cache
-def _reading() -> Reading:
+def _reading() -> PassageSet:
     source = KnowledgeSource("docs", retriever=MemoryRetriever(["x"]), description="x")
     node = NodeWithScore(node=TextNode(text="Ada Lund was born in 1961 (Bergen).", metadata={"title": "Lund"}))
-    return Reading(1, 50, {1: SeenPassage(1, node, source, "Lund", "Ada Lund was born in 1961 (Bergen).")})
+    return PassageSet(1, 50, {1: ShownPassage(1, node, source, "Lund", "Ada Lund was born in 1961 (Bergen).")})
 
 
 def _findings(text: str) -> None:
@@ -170,7 +176,7 @@ def _findings(text: str) -> None:
         found[step] = findings
 
     async def flow() -> None:
-        intake = _Intake(Wanted({"q1": "who", "q2": "when"}, {"q3": "where"}), _reading(), take, 2, PLAIN)
+        intake = _Intake(OpenSteps({"q1": "who", "q2": "when"}, {"q3": "where"}), _reading(), take, 2, PLAIN)
         for end in range(9, len(text) + 9, 9):
             await intake.read(text[end - 9 : end], text[:end])
         if not intake.is_complete:

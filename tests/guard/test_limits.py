@@ -12,6 +12,7 @@ from llama_index_agentic_kb import (
     KnowledgeBase,
     KnowledgeSource,
     RetrievalRequest,
+    RetrieverOptions,
 )
 from llama_index_agentic_kb.guard.limits import DEFAULT_INPUT_LIMITS
 from llama_index_agentic_kb.testing import MemoryRetriever
@@ -99,7 +100,9 @@ def nots(count: int) -> dict[str, Any]:
 def test_what_is_too_large_is_refused_by_field(request_data: dict[str, Any], message: str) -> None:
     """Before anything is searched; the message names the limit that may be set."""
     source = MemoryRetriever(["rain"])
-    kb = KnowledgeBase([KnowledgeSource("docs", retriever=source)], effort="minimal", input_limits=SMALL)
+    kb = KnowledgeBase(
+        [KnowledgeSource("docs", retriever=source)], effort="minimal", options=RetrieverOptions(input_limits=SMALL)
+    )
     with pytest.raises(InvalidRequestError, match=message + r".*\(InputLimits\."):
         kb.retrieve(request_data)
     assert source.queries == []

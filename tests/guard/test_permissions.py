@@ -32,6 +32,7 @@ from llama_index_agentic_kb import (
     Permissions,
     Principal,
     RetrievalResponse,
+    RetrieverOptions,
     acting_as,
 )
 from llama_index_agentic_kb.guard.conversations import ConversationOwner
@@ -265,7 +266,7 @@ def test_who_lacks_what_is_asked_for_is_denied(fields: Permissions, principal: P
 
 def test_a_principal_may_be_required() -> None:
     """``require_principal`` denies the whole request, also where no source has permissions."""
-    kb = KnowledgeBase([memory_source()], effort="minimal", require_principal=True)
+    kb = KnowledgeBase([memory_source()], effort="minimal", options=RetrieverOptions(require_principal=True))
     for ask in (lambda: kb.retrieve("rain"), lambda: kb.as_retriever().retrieve("rain"), lambda: kb.count("docs")):
         with pytest.raises(DeniedError, match="no principal was given"):
             ask()

@@ -10,7 +10,7 @@ from llama_index.core.schema import TextNode
 from markdown_it import MarkdownIt
 
 from llama_index_agentic_kb import AgenticQueryEngine, AgenticRetriever, KnowledgeBase, KnowledgeSource
-from llama_index_agentic_kb.evidence.gathering import PROVENANCE_KEY
+from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY
 from llama_index_agentic_kb.schema import RetrievalResponse, SubQueryOrigin
 from llama_index_agentic_kb.testing import MemoryRetriever
 from tests.injection.attacks import Goal, Kind, ObedientLLM, Poison, changes, poison, read_orders

@@ -12,8 +12,8 @@ from llama_index.core import VectorStoreIndex
 from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.schema import TextNode
 
-from llama_index_agentic_kb import AgenticQueryEngine, AgenticRetriever, KnowledgeSource
-from llama_index_agentic_kb.evidence.gathering import PROVENANCE_KEY
+from llama_index_agentic_kb import AgenticQueryEngine, AgenticRetriever, KnowledgeSource, RetrieverOptions
+from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY
 from llama_index_agentic_kb.schema import RetrievalRequest, RetrievalResponse
 from llama_index_agentic_kb.sources.planner_filters import FilterField
 from llama_index_agentic_kb.testing import HashEmbedding
@@ -71,8 +71,7 @@ class World:
         self.retriever = AgenticRetriever(
             [_source("docs", docs), _source("people", people), _source("vault", vault)],
             llm=self.llm,
-            embedding_cache=None,
-            spotlighting=technique,
+            options=RetrieverOptions(embedding_cache=None, spotlighting=technique),
         )
 
     def ask(self, case: Case) -> RetrievalResponse:

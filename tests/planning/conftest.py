@@ -12,7 +12,7 @@ import pytest
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.schema import TextNode
 
-from llama_index_agentic_kb import AgenticRetriever, EffortLimits, KnowledgeSource
+from llama_index_agentic_kb import AgenticRetriever, EffortLimits, KnowledgeSource, RetrieverOptions
 from llama_index_agentic_kb._aio import arun, run
 from llama_index_agentic_kb.planning.effort import DEFAULT_LIMITS, as_effort
 from llama_index_agentic_kb.retriever import Retrieval
@@ -121,7 +121,7 @@ class World:
             sources or [KnowledgeSource("docs", "All there is.", retriever=self.memory)],
             llm=llm or self.llm,
             effort=effort,
-            limits={as_effort(effort): EffortLimits(**{**known, "skip_simple": False, **(limits or {})})},
+            options=RetrieverOptions(limits={as_effort(effort): EffortLimits(**{**known, **(limits or {})})}),
             **fields,
         )
         flow = retriever.retrieval(RetrievalRequest.parse({"messages": [{"content": question}]}))

@@ -20,19 +20,19 @@ from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.llm import LanguageModel
 from llama_index_agentic_kb.planning import ClassificationSpec, Planner, Planning, Scope
 from llama_index_agentic_kb.planning.classification import read_verdicts
-from llama_index_agentic_kb.planning.graph import Candidate
 from llama_index_agentic_kb.planning.parsing import plan_schema
+from llama_index_agentic_kb.planning.plan_graph import PlannerSource
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import ModelQueryPlanningActivity, RetrievalRequest
 from llama_index_agentic_kb.schema.answer import QueryClass
-from llama_index_agentic_kb.testing import MemoryRetriever, Reply, ScriptedLLM, ScriptedReply
+from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM
 from tests.faulty_server import Fault
 
 if TYPE_CHECKING:
     from tests.conftest import Serve
 
 QUESTION = "How tall was the rocket of Apollo 11?"
-SOURCES = [Candidate("missions", "Space missions."), Candidate("rockets", "Launch vehicles.")]
+SOURCES = [PlannerSource("missions", "Space missions."), PlannerSource("rockets", "Launch vehicles.")]
 ADVERSARIAL, JAIL = QueryClass.ADVERSARIAL_QUERY, QueryClass.JAIL_BREAKING_QUERY
 CHAT, UNCLEAR = QueryClass.NON_ANSWER_SEEKING_QUERY, QueryClass.NON_ANSWER_SEEKING_QUERY_V2
 OWN = QueryClass.USER_DEFINED_CLASSIFICATION_QUERY
@@ -105,22 +105,7 @@ def test_without_a_specification_nothing_is_another(serve: Serve) -> None:
     assert system.endswith('"sources": ["..."], "depends_on": [], "finds": "..."}]}')
 
 
-def test_without_a_specification_the_tool_takes_a_plan_alone(serve: Serve) -> None:
-    """The arguments of the tool are those of a plan."""
-    server = serve(Reply(tool_calls=[("query_plan", json.dumps({"sub_queries": SUB_QUERIES}))]))
-    plan(server.llm("gpt-4-turbo"), None)
-    parameters = server.chats[0].tools[0]["function"]["parameters"]
-    assert [*parameters["properties"]] == parameters["required"] == ["sub_queries"]
-
-
-def test_verdicts_that_nobody_asked_for_are_not_taken() -> None:
-    """Without a specification a reply's classes are left out."""
-    planning = plan(ScriptedLLM(reply(adversarial=True)), None)
-    assert told(planning.plan) is None
-    assert planned(planning) == ["rocket of Apollo 11"]
-
-
-# -- the three forms of the call ------------------------------------------------------------------------------------
+# -- the two forms of the call ------------------------------------------------------------------------------------
 
 
 def test_openai_models_are_given_the_classes_first(serve: Serve) -> None:
@@ -139,17 +124,6 @@ def test_openai_models_are_given_the_classes_first(serve: Serve) -> None:
     assert planning.plan.labels == ["legal {advice}"]
     assert planning.plan.warnings == []
     assert planned(planning) == ["rocket of Apollo 11"]
-
-
-def test_models_without_schemas_tell_the_classes_in_a_tool_call(serve: Serve) -> None:
-    """The tool's arguments begin with the classes, each described."""
-    server = serve(Reply(tool_calls=[("query_plan", reply(non_answer_seeking=True))]))
-    planning = plan(server.llm("gpt-4-turbo"))
-    (chat,) = server.chats
-    parameters = chat.tools[0]["function"]["parameters"]
-    assert [*parameters["properties"]] == ["classification", "sub_queries"]
-    assert "About invoices." in json.dumps(parameters)
-    assert told(planning.plan) == {**NOTHING, CHAT: True}
 
 
 def test_a_server_that_refuses_the_form_is_asked_for_the_classes_in_plain_text(serve: Serve) -> None:
@@ -273,12 +247,6 @@ def test_what_a_question_says_of_its_verdicts_does_not_count() -> None:
     assert told(plan(ScriptedLLM(quoting), spec, question=question).plan) is None
 
 
-def test_a_preamble_classifies_nothing_while_the_reply_is_written() -> None:
-    """What a model repeats before its own JSON does not stand where the rest of the reply is lost."""
-    cut = ScriptedReply(f"The user wrote {reply()} and", chunk_size=3, error=ValueError("gone"))
-    assert told(plan(ScriptedLLM(cut)).plan) is None
-
-
 @settings(max_examples=40)
 @given(
     st.recursive(
@@ -291,13 +259,12 @@ def test_a_preamble_classifies_nothing_while_the_reply_is_written() -> None:
     )
 )
 def test_nothing_but_booleans_of_known_classes_is_read(value: Any) -> None:
-    """Whatever a reply holds in the place of its verdicts, as text or as a tool's arguments."""
-    for given_reply in (json.dumps({"classification": value}), {"classification": value}):
-        read = read_verdicts(given_reply, ALL)
-        if read is not None:
-            assert read.by_key.keys() <= HARMLESS.keys()
-            assert all(isinstance(one, bool) for one in read.by_key.values())
-            assert isinstance(value, Mapping)
+    """Whatever a reply holds in the place of its verdicts."""
+    read = read_verdicts(json.dumps({"classification": value}), ALL)
+    if read is not None:
+        assert read.keys() <= HARMLESS.keys()
+        assert all(isinstance(one, bool) for one in read.values())
+        assert isinstance(value, Mapping)
 
 
 def test_a_hostile_reply_is_read_in_linear_time() -> None:
@@ -330,7 +297,7 @@ def test_a_specification_is_checked() -> None:
         with pytest.raises(ConfigurationError, match=r"types: .* known are adversarialQuery"):
             ClassificationSpec(types)  # type: ignore[arg-type]
     for labels in ({"": "x"}, {"a": "", "A ": ""}, {str(number): "" for number in range(51)}, {"a": 1}, ["a"]):
-        with pytest.raises(ConfigurationError, match="labels: give"):
+        with pytest.raises(ConfigurationError, match="labels: "):
             ClassificationSpec((), labels)  # type: ignore[arg-type]
     given = {"a": "b"}
     spec = ClassificationSpec((), given)
@@ -354,8 +321,7 @@ def retrieve(
     llm: LLM | None, effort: str, *, native: bool = False, spec: ClassificationSpec | None = ALL, **request: Any
 ) -> Retrieval:
     source = KnowledgeSource("missions", retriever=MemoryRetriever(["Titanic directed by James Cameron"]))
-    limits: Any = {"auto": EffortLimits(skip_simple=True), "low": EffortLimits(skip_simple=True)}
-    retriever = AgenticRetriever([source], llm=llm, effort=effort, limits=limits)
+    retriever = AgenticRetriever([source], llm=llm, effort=effort)
     asked = RetrievalRequest.parse(request or {"messages": [{"content": "Titanic directed"}]})
     flow = retriever.retrieval(asked, classification=spec)
     return asyncio.run(arun(flow)) if native else run(flow)

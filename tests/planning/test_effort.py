@@ -17,7 +17,7 @@ def test_every_effort_has_limits() -> None:
     assert all(getattr(medium, field.name) >= getattr(low, field.name) for field in fields(EffortLimits))
 
 
-@pytest.mark.parametrize("name", [f.name for f in fields(EffortLimits) if f.name not in ("revisions", "skip_simple")])
+@pytest.mark.parametrize("name", [f.name for f in fields(EffortLimits) if f.name != "revisions"])
 def test_a_limit_that_lets_nothing_through_is_refused(name: str) -> None:
     """Zero and less are refused by the field's name."""
     for value in (0, -1):
@@ -25,17 +25,16 @@ def test_a_limit_that_lets_nothing_through_is_refused(name: str) -> None:
             EffortLimits(**{name: value})  # type: ignore[arg-type]
 
 
-def test_revisions_may_be_none_and_simple_questions_planned() -> None:
+def test_there_may_be_no_revision() -> None:
     """No look for gaps is a limit too; fewer than none is not."""
-    limits = EffortLimits(revisions=0, skip_simple=False)
-    assert (limits.revisions, limits.skip_simple) == (0, False)
+    assert EffortLimits(revisions=0).revisions == 0
     with pytest.raises(ConfigurationError, match=r"EffortLimits\.revisions"):
         EffortLimits(revisions=-1)
 
 
 def test_what_may_be_spent_is_told_beforehand() -> None:
     """A plan's limits, or those of a search without one; the request's own time where it ends earlier."""
-    limits = EffortLimits(sub_queries=5, waves=3, revisions=1, tokens=700, seconds=8)
+    limits = EffortLimits(sub_queries=5, rounds=3, revisions=1, tokens=700, seconds=8)
     planned = planned_use(limits, planned=True, budget=Budget.start(100, retrieval_seconds=8))
     assert (planned.sub_queries, planned.waves, planned.revisions, planned.tokens) == (5, 3, 1, 700)
     assert planned.seconds == 8

@@ -16,15 +16,15 @@ from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.account import ActivityLog
 from llama_index_agentic_kb.errors import LLMError
 from llama_index_agentic_kb.llm import LanguageModel
-from llama_index_agentic_kb.planning.findings import MAX_REPLY, Findings, FindingsReader, Wanted
-from llama_index_agentic_kb.planning.graph import refers
-from llama_index_agentic_kb.planning.reading import Reading, SeenPassage
+from llama_index_agentic_kb.planning.findings import MAX_REPLY, FindingsReader, OpenSteps, PassageSet, ShownPassage
+from llama_index_agentic_kb.planning.model_calls import ModelCall
+from llama_index_agentic_kb.planning.plan_graph import refers
 from llama_index_agentic_kb.schema import Confidence, Finding, ModelQueryPlanningActivity, Outcome
 from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM, ScriptedReply
 
 SOURCE = KnowledgeSource("docs", retriever=MemoryRetriever([]))
 TEXTS = ["Titanic was directed by James Cameron.", "Ann and Bob wrote it in 1997."]
-WANTED = Wanted(
+WANTED = OpenSteps(
     {"q1": "Who directed Titanic?", "q2": "Who wrote it?"},
     {"q3": "Where was #q1 born?"},
     {"q0": [Finding(sub_query_id="q0", value="a film")]},
@@ -32,30 +32,32 @@ WANTED = Wanted(
 STATED, IMPLIED = Confidence.STATED, Confidence.IMPLIED
 
 
-def passages(*texts: str) -> Reading:
-    made = Reading(5, 100)
+def passages(*texts: str) -> PassageSet:
+    made = PassageSet(5, 100)
     for ref, text in enumerate(texts or TEXTS, start=1):
         node = NodeWithScore(node=TextNode(id_=f"n{ref}", text=text, metadata={"title": f"Page {ref}"}))
-        made.passages[ref] = SeenPassage(ref, node, SOURCE, f"Page {ref}", text)
+        made.passages[ref] = ShownPassage(ref, node, SOURCE, f"Page {ref}", text)
     return made
 
 
 class Read:
     """One call, and what came of it."""
 
-    def __init__(self, said: Any, *, most: int = 3, seconds: float = 10, reading: Reading | None = None, **kwargs: Any):
+    def __init__(
+        self, said: Any, *, most: int = 3, seconds: float = 10, reading: PassageSet | None = None, **kwargs: Any
+    ):
         self.llm = ScriptedLLM(said)
         manager = CallbackManager()
         self.log = ActivityLog(manager)
         self.found: list[tuple[str, list[Finding]]] = []
         reader = FindingsReader(LanguageModel(self.llm, lambda: manager), **kwargs)
-        self.result: Findings = run(
+        self.result: ModelCall = run(
             reader.read(
                 "Where was the director born?",
                 WANTED,
                 reading or passages(),
                 self._take,
-                most=most,
+                limit=most,
                 deadline=time.monotonic() + seconds,
                 log=self.log,
             )

@@ -15,7 +15,7 @@ from llama_index_agentic_kb.planning.parsing import (
     MAX_QUERY,
     Proposal,
     plan_schema,
-    read_begun,
+    read_partial_plan,
     read_proposals,
 )
 
@@ -234,14 +234,14 @@ def test_the_schema_names_the_sources() -> None:
 )
 def test_what_is_still_written_is_read_as_far_as_it_can_be_searched(written: str, queries: list[str]) -> None:
     """A sub-query counts when it is known what it builds on: at its end, or where its last key begins."""
-    assert [proposal.query for proposal in read_begun(written)] == queries
+    assert [proposal.query for proposal in read_partial_plan(written)] == queries
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, len(TEXT)))
 def test_nothing_is_begun_that_the_plan_does_not_hold(end: int) -> None:
     """Wherever a stream stands, what was read of it is the start of the plan, dependencies and all."""
-    begun = read_begun(TEXT[:end])
+    begun = read_partial_plan(TEXT[:end])
     assert begun == READ[: len(begun)]
 
 

@@ -3,8 +3,7 @@ from __future__ import annotations
 import pytest
 from llama_index.core.schema import NodeWithScore, TextNode
 
-from llama_index_agentic_kb import KnowledgeSource
-from llama_index_agentic_kb.evidence.options import EvidenceOptions
+from llama_index_agentic_kb import KnowledgeSource, interleave
 from llama_index_agentic_kb.planning import Scope
 from llama_index_agentic_kb.planning.signals import evidence_strength, is_simple
 from llama_index_agentic_kb.schema import SourceActivity, SubQuery
@@ -78,7 +77,7 @@ def lane(*lists: list[str]) -> SourceSearch:
 def test_evidence_that_holds_the_questions_words_is_strong() -> None:
     """Its signals tell how much, and are shares."""
     strength = evidence_strength(
-        Scope("When did the Titanic sink?"), [lane(["The Titanic sank: it sinks in 1912."]), lane()], EvidenceOptions()
+        Scope("When did the Titanic sink?"), [lane(["The Titanic sank: it sinks in 1912."]), lane()], interleave
     )
     assert strength.sufficient
     assert strength.signals == {"coverage": 1.0, "agreement": 1.0, "found": 0.5}
@@ -96,7 +95,7 @@ def test_evidence_that_holds_the_questions_words_is_strong() -> None:
 )
 def test_weak_evidence_says_why(scope: Scope, reason: str) -> None:
     """Words that no passage holds, several facts, and conversations want a plan."""
-    strength = evidence_strength(scope, [lane(["Titanic director born"])], EvidenceOptions())
+    strength = evidence_strength(scope, [lane(["Titanic director born"])], interleave)
     assert not strength.sufficient
     assert reason in strength.reason
 
@@ -104,12 +103,12 @@ def test_weak_evidence_says_why(scope: Scope, reason: str) -> None:
 def test_nothing_found_is_weak() -> None:
     """Neither no lanes nor empty ones are evidence."""
     for lanes in ([], [lane()], [lane([], [])]):
-        strength = evidence_strength(Scope("When did the Titanic sink?"), lanes, EvidenceOptions())
+        strength = evidence_strength(Scope("When did the Titanic sink?"), lanes, interleave)
         assert not strength.sufficient
         assert strength.signals["coverage"] == strength.signals["found"] == 0
 
 
 def test_two_ways_of_searching_agree_or_not() -> None:
     """Agreement is the share of the best five that both have."""
-    halves = evidence_strength(Scope("x"), [lane(["a", "b"], ["b", "c"])], EvidenceOptions())
+    halves = evidence_strength(Scope("x"), [lane(["a", "b"], ["b", "c"])], interleave)
     assert halves.signals["agreement"] == 0.5

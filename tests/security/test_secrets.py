@@ -26,6 +26,7 @@ from llama_index_agentic_kb import (
     KnowledgeBase,
     KnowledgeSource,
     OpenAICompatible,
+    RetrieverOptions,
     cli,
 )
 from llama_index_agentic_kb._text import error_message, redacted, redacted_excerpt
@@ -204,7 +205,7 @@ def everything(witness: Witness, address: str) -> KnowledgeBase:
             KnowledgeSource("down", retriever=MemoryRetriever([], fault=down)),
         ],
         llm=model(address),
-        retries=NO_RETRIES,
+        options=RetrieverOptions(retries=NO_RETRIES),
         callback_manager=CallbackManager([witness.handler, ActivityCallbackHandler()]),
     )
 

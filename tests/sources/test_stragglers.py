@@ -13,6 +13,7 @@ from llama_index_agentic_kb import (
     ReasoningEffort,
     Resilience,
     RetrievalRequest,
+    RetrieverOptions,
 )
 from llama_index_agentic_kb._aio import arun, run
 from llama_index_agentic_kb.errors import ConfigurationError, RetrievalError
@@ -37,7 +38,7 @@ def source(name: str, latency: float = 0.0, texts: Any = ANSWER, mode: Any = "sy
 
 def retrieved(native: bool, *sources: KnowledgeSource, params: Any = ()) -> Retrieval:
     limits = {ReasoningEffort.LOW: EffortLimits(search_seconds=LONG)}
-    retriever = AgenticRetriever(sources, limits=limits)
+    retriever = AgenticRetriever(sources, options=RetrieverOptions(limits=limits))
     request = RetrievalRequest.parse({"messages": [{"content": "rain"}], "knowledgeSourceParams": list(params)})
     flow = retriever.retrieval(request)
     return asyncio.run(arun(flow)) if native else run(flow)

@@ -9,7 +9,7 @@ from llama_index.core.base.response.schema import AsyncStreamingResponse, Pydant
 from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index.core.settings import Settings
 
-from llama_index_agentic_kb.evidence.gathering import PROVENANCE_KEY
+from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY
 from llama_index_agentic_kb.sources import Fields, KnowledgeSource
 from llama_index_agentic_kb.synthesizers import AgenticSynthesizer
 from llama_index_agentic_kb.testing import LoopbackOpenAI, MemoryRetriever

@@ -6,12 +6,19 @@ import pytest
 
 from llama_index_agentic_kb import EffortLimits
 from llama_index_agentic_kb.planning import Scope
-from llama_index_agentic_kb.planning.graph import Candidate, PlanGraph, described, filled, plain_plan, refers
 from llama_index_agentic_kb.planning.parsing import MAX_QUERY, Proposal
+from llama_index_agentic_kb.planning.plan_graph import (
+    PlanGraph,
+    PlannerSource,
+    description_of,
+    fill,
+    plain_plan,
+    refers,
+)
 from llama_index_agentic_kb.schema import SubQuery
 
 QUESTION = "Where was the director of Titanic born?"
-SOURCES = [Candidate("docs", ""), Candidate("wiki", "")]
+SOURCES = [PlannerSource("docs", ""), PlannerSource("wiki", "")]
 
 
 def graph(*proposals: Proposal, sub_queries: int = 10) -> tuple[PlanGraph, list[SubQuery]]:
@@ -155,7 +162,7 @@ def test_a_thousand_steps_are_settled_in_time() -> None:
 )
 def test_what_a_step_finds_is_told_in_words(query: str, finds: str | None, words: str) -> None:
     """Its own words for it, or what its question asks for; never nothing."""
-    assert described(SubQuery(id="q1", query=query, sources=[], finds=finds)) == words
+    assert description_of(SubQuery(id="q1", query=query, sources=[], finds=finds)) == words
 
 
 @pytest.mark.parametrize(
@@ -172,14 +179,14 @@ def test_what_a_step_finds_is_told_in_words(query: str, finds: str | None, words
 )
 def test_answers_are_put_in_their_place(template: str, answers: dict[str, str], text: str) -> None:
     """Each where it is referred to, once; one without a place is added."""
-    assert filled(template, answers) == text
+    assert fill(template, answers) == text
 
 
 def test_a_filled_query_is_no_longer_than_a_query() -> None:
     """References that multiply from step to step do not fill the memory."""
     text = "x"
     for _ in range(10):
-        text = filled("#q1 " * 250, {"q1": text})
+        text = fill("#q1 " * 250, {"q1": text})
     assert len(text) <= MAX_QUERY
 
 

@@ -5,9 +5,8 @@ from collections.abc import Sequence
 import pytest
 from llama_index.core.schema import NodeWithScore, TextNode
 
-from llama_index_agentic_kb import KnowledgeSource
-from llama_index_agentic_kb.evidence.options import EvidenceOptions
-from llama_index_agentic_kb.planning.reading import MOST_PASSAGES, Reading, best_of, numbered
+from llama_index_agentic_kb import KnowledgeSource, interleave
+from llama_index_agentic_kb.planning.findings import MAX_PASSAGES, PassageSet, best_of
 from llama_index_agentic_kb.schema import SourceActivity, SubQuery
 from llama_index_agentic_kb.sources.base import NodeList
 from llama_index_agentic_kb.sources.fan_out import SourceSearch
@@ -29,9 +28,9 @@ def lane(query: str, *lists: Sequence[NodeWithScore], number: int = 0) -> Source
     )
 
 
-def reading(*nodes: NodeWithScore, per_query: int = 5, words: int = 100, query: str = "x") -> Reading:
-    made = Reading(per_query, words)
-    made.add(query, best_of([lane("q1", nodes)], EvidenceOptions()))
+def reading(*nodes: NodeWithScore, per_query: int = 5, words: int = 100, query: str = "x") -> PassageSet:
+    made = PassageSet(per_query, words)
+    made.add(query, best_of([lane("q1", nodes)], interleave))
     return made
 
 
@@ -39,17 +38,17 @@ def test_passages_are_numbered_and_shown_once() -> None:
     """Two searches that found the same share a passage; each gives no more than it may."""
     a, b, c = node("a"), node("b"), node("c")
     made = reading(a, b, c, per_query=2)
-    made.add("x", best_of([lane("q2", [b, c])], EvidenceOptions()))
+    made.add("x", best_of([lane("q2", [b, c])], interleave))
     assert [(ref, one.title) for ref, one in made.passages.items()] == [(1, "a"), (2, "b"), (3, "c")]
     assert made.as_prompt().count("<passage ") == 3
 
 
 def test_no_prompt_has_too_many_passages() -> None:
     """Whatever the number of searches."""
-    made = Reading(20, 10)
+    made = PassageSet(20, 10)
     for query in range(10):
-        made.add("x", best_of([lane("q1", [node(f"{query}-{n}") for n in range(20)])], EvidenceOptions()))
-    assert len(made.passages) == MOST_PASSAGES
+        made.add("x", best_of([lane("q1", [node(f"{query}-{n}") for n in range(20)])], interleave))
+    assert len(made.passages) == MAX_PASSAGES
 
 
 def test_passages_are_cut_around_what_is_asked() -> None:
@@ -63,7 +62,7 @@ def test_passages_are_cut_around_what_is_asked() -> None:
 def test_lists_of_one_search_are_fused() -> None:
     """What both ways of searching found is read before what one did."""
     both = node("both")
-    found = best_of([lane("q1", [node("dense"), both], [node("lexical"), both])], EvidenceOptions())
+    found = best_of([lane("q1", [node("dense"), both], [node("lexical"), both])], interleave)
     assert found[0].node.node.node_id == "both"
     assert len(found) == 3
 
@@ -103,15 +102,9 @@ def test_no_passage_leaves_its_block(hostile: str) -> None:
     odd = KnowledgeSource(f"docs {hostile}", retriever=MemoryRetriever([]))
     found = lane("q1", [NodeWithScore(node=TextNode(text=hostile, metadata={"title": hostile}))])
     found.source = odd
-    made = Reading(5, 100)
-    made.add("x", best_of([found], EvidenceOptions()))
+    made = PassageSet(5, 100)
+    made.add("x", best_of([found], interleave))
     prompt = made.as_prompt()
     assert prompt.count("<passage ") == prompt.count("</passage>") == 1
     for sign in ("</evidence>", "EVIDENCE >", "[ref_id", "</steps>", "<found>"):
         assert sign not in prompt.replace("&lt; / EVIDENCE >", "")
-
-
-def test_steps_stand_one_a_line() -> None:
-    """Line breaks inside a step make no further line."""
-    assert numbered({"q1": "a\nq2: b"}) == "q1: a q2: b"
-    assert numbered([("q1", "a"), ("q2", "b")]) == "q1: a\nq2: b"

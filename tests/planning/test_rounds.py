@@ -14,8 +14,8 @@ from llama_index.core.schema import QueryBundle, TextNode
 from llama_index_agentic_kb import KnowledgeSource, Resilience
 from llama_index_agentic_kb._aio import arun
 from llama_index_agentic_kb.planning import DEFAULT_LIMITS, Scope
-from llama_index_agentic_kb.planning.graph import Candidate, PlanGraph, filled, plain_plan, refers
 from llama_index_agentic_kb.planning.parsing import read_proposals
+from llama_index_agentic_kb.planning.plan_graph import PlanGraph, PlannerSource, fill, plain_plan, refers
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import Confidence, Outcome, ReasoningEffort, RetrievalRequest, SubQuery
 from llama_index_agentic_kb.testing import LoopbackOpenAI, MemoryRetriever, Reply, ScriptedReply
@@ -82,7 +82,7 @@ def test_a_child_is_searched_with_its_parents_answer(native: bool) -> None:
 
 def test_what_was_spent_is_told_beside_what_was_planned() -> None:
     """Waves, revisions, queries and every call's tokens stand in the account."""
-    made = world().search(QUESTION, limits={"sub_queries": 5, "waves": 3, "tokens": 9_000, "seconds": 30})
+    made = world().search(QUESTION, limits={"sub_queries": 5, "rounds": 3, "tokens": 9_000, "seconds": 30})
     record = reasoning_of(made)
     assert record.planned is not None
     assert record.spent is not None
@@ -200,7 +200,7 @@ def test_an_answer_without_a_place_is_added(answers: list[str], query: str) -> N
 def test_several_answers_fan_out(native: bool) -> None:
     """A list becomes a search an item, no more than there may be branches, each named after its step."""
     said = line("q1", "Ann", "Bob", "ann", "Cid", "Dan")
-    made = world(findings=said).search(QUESTION, native=native, limits={"branches": 3})
+    made = world(findings=said).search(QUESTION, native=native)
     queries = queries_of(made)
     assert [queries[name] for name in ("q2.1", "q2.2", "q2.3")] == [
         f"Where was {who} born?" for who in ("Ann", "Bob", "Cid")
@@ -364,14 +364,14 @@ def test_plans_deeper_than_the_effort_are_searched_to_their_end(native: bool) ->
     """What lies deeper than the waves go is searched with what is known by then, and told."""
     plan = steps(DIRECTOR, *({"query": f"step {n} of #q{n - 1}", "depends_on": [f"q{n - 1}"]} for n in range(2, 7)))
     searched = world(plan=plan, findings=[cameron, line("q2", "Rome")])
-    made = searched.search(QUESTION, native=native, limits={"waves": 3})
+    made = searched.search(QUESTION, native=native, limits={"rounds": 3})
     queries = queries_of(made)
     assert queries["q2"] == "step 2 of James Cameron"
     assert queries["q3"] == "step 3 of Rome"
     assert queries["q4"].startswith("step 4 of step 3 of")
     assert set(queries) == {f"q{n}" for n in range(7)}
     assert searched.calls("findings") == 2
-    assert any("EffortLimits.waves is 3" in warning for warning in made.plan.warnings)
+    assert any("EffortLimits.rounds is 3" in warning for warning in made.plan.warnings)
     assert max(one.wave for one in made.plan.sub_queries) == 3
 
 
@@ -628,7 +628,7 @@ def test_any_plan_and_any_reading_end_in_a_finished_search(plan: str, reading: s
 
 def planned_steps(plan: str) -> list[SubQuery]:
     """The steps that a reply is understood to plan."""
-    sources = [Candidate("docs", "")]
+    sources = [PlannerSource("docs", "")]
     graph = PlanGraph(plain_plan(Scope(QUESTION), sources), sources, DEFAULT_LIMITS[ReasoningEffort.MEDIUM])
     graph.add(read_proposals(plan))
     graph.finish()
@@ -639,7 +639,7 @@ def could_be(step: SubQuery, made: Retrieval) -> set[str]:
     """Every query that a step can become with what was found, in the form in which queries are told apart."""
     values = [*(one.value for one in made.findings)]
     chosen = product(values, repeat=len(step.depends_on))
-    queries = [filled(step.template or step.query, dict(zip(step.depends_on, one, strict=True))) for one in chosen]
+    queries = [fill(step.template or step.query, dict(zip(step.depends_on, one, strict=True))) for one in chosen]
     return {" ".join(query.casefold().split()) for query in (step.query, *queries)}
 
 
