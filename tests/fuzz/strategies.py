@@ -12,7 +12,7 @@ _ODD = ("\x00", "\ud800", "\u202e", "\u200b", "é", "東", "😀", "\U000e0041",
 
 
 def texts(target: Target) -> st.SearchStrategy[str]:
-    """Give a strategy for a reader's texts."""
+    """Return a strategy for a reader's texts."""
     piece = st.sampled_from([*target.words, *_ODD])
     made = st.lists(piece | st.text(max_size=3), max_size=40).map("".join)
     return st.one_of(made, _changed(target, piece), st.text(st.characters(exclude_categories=()), max_size=60))
