@@ -49,7 +49,7 @@ class ChromaGraph:
 
     Args:
         directory: Where it is.
-        create: Whether to make the collection where there is none.
+        create: Whether to make the collection where it is missing.
 
     Raises:
         ConfigurationError: This process was forked from one that had opened a directory.
@@ -188,7 +188,7 @@ class ChromaDatabase:
 
         Args:
             source: The source's name.
-            create: Make an empty collection, with cosine distance, when there is none.
+            create: Make an empty collection, with cosine distance, when it is missing.
 
         Returns:
             The vector store; a new object over the same collection at each call.

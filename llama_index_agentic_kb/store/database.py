@@ -152,7 +152,7 @@ class VectorState:
 
     Args:
         version: The source's version.
-        directory: The directory of its graph; empty where there is none.
+        directory: The directory of its graph; empty without one.
         last_id: The last chunk that the graph holds.
         files: How many chunks the graph holds and how large each of its files is, as JSON.
     """
@@ -289,7 +289,7 @@ class DocumentDatabase:
     # -- state and sources -------------------------------------------------------------------------------------------
 
     def state(self, key: str) -> Any:
-        """Return a value of the store itself; None where there is none."""
+        """Return a value of the store itself; None without it."""
         rows = self.rows("SELECT value FROM state WHERE key = ?", (key,))
         return rows[0][0] if rows else None
 

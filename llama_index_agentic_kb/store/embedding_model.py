@@ -47,7 +47,7 @@ class EmbedModelFingerprint:
     """What two embedding models must share for their vectors to be comparable.
 
     Args:
-        name: The model's canonical name, as `embed_model_name` gives it.
+        name: The model's canonical name, as `embed_model_name` returns it.
         dimension: The length of its vectors.
         probe: The vector of one text at length 1, which differs between models of one name with other weights; empty
             for a model that returns zeros.
@@ -58,7 +58,7 @@ class EmbedModelFingerprint:
     probe: tuple[float, ...] = field(default=(), compare=False, repr=False)
 
     def agrees_with(self, other: EmbedModelFingerprint) -> bool:
-        """Tell whether two models' vectors can be compared; equal weights may differ by rounding on other hardware."""
+        """Return whether two models' vectors can be compared; equal weights may differ by rounding."""
         if self != other:
             return False
         if not self.probe or len(self.probe) != len(other.probe):
@@ -132,7 +132,7 @@ def embed_model_fingerprint(model: BaseEmbedding) -> EmbedModelFingerprint:
         Its name, dimension and probe.
 
     Raises:
-        ConfigurationError: It gave no vector.
+        ConfigurationError: It returned no vector.
     """
     name = embed_model_name(model)
     try:
@@ -140,9 +140,9 @@ def embed_model_fingerprint(model: BaseEmbedding) -> EmbedModelFingerprint:
     except AgenticKBError:
         raise
     except Exception as error:
-        told = f"{type(error).__name__}: {error_message(error, 2_000)}"
+        message = f"{type(error).__name__}: {error_message(error, 2_000)}"
         raise ConfigurationError(
-            f"embed_model: {name!r} gave no vector ({told}). Correct its key or its address, or see that it answers."
+            f"embed_model: {name!r} returned no vector ({message}). Correct its key or address, or see that it answers."
         ) from error
     length = math.hypot(*vector)
     probe = tuple(x / length for x in vector) if 0 < length < math.inf else ()
@@ -177,13 +177,13 @@ def model_tokenizer(model: BaseEmbedding) -> Callable[[str], Sequence[int]] | No
 
 
 def input_window(model: BaseEmbedding) -> int | None:
-    """Tell how many tokens a local model reads; it drops the rest of a text silently.
+    """Return how many tokens a local model reads; it drops the rest of a text silently.
 
     Args:
         model: Any LlamaIndex embedding model.
 
     Returns:
-        The window in tokens, special tokens included; ``None`` when the model doesn't tell.
+        The window in tokens, special tokens included; ``None`` when that is not known.
     """
     sentence_transformer = getattr(model, "_model", None)
     window = getattr(sentence_transformer, "max_seq_length", None)

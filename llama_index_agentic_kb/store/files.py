@@ -85,15 +85,15 @@ def select_files(
     """Find the files to ingest, in an order that doesn't depend on the file system.
 
     Hidden files and folders are left out. A symlink to a file is followed while it stays under its folder; symlinks
-    to folders are not: what they show inside the folder is found without them. What leaves the folder is told.
+    to folders are not: what they show inside the folder is found without them. What leaves the folder is reported.
 
     Args:
         paths: Files and folders.
-        source: The source of all of them; ``None`` names each folder's source after the folder, and the source of
+        source: The source of all of them; None names each folder's source after the folder, and the source of
             single files ``documents``.
         recursive: Whether to go into subfolders.
         follow_symlinks: Whether to follow all symlinks, wherever they lead.
-        sources_at: Tells which sources hold documents from an absolute path, for paths that are gone from disk.
+        sources_at: Returns the sources that hold documents from an absolute path, for paths that are gone from disk.
 
     Returns:
         The files by source, and what can't be taken.
@@ -102,8 +102,8 @@ def select_files(
         ConfigurationError: A folder has no name to call its source by.
     """
     selection = FileSelection()
-    for given in paths:
-        path = Path(os.path.abspath(given))  # noqa: PTH100  (resolve() would rename a linked folder's source)
+    for listed in paths:
+        path = Path(os.path.abspath(listed))  # noqa: PTH100  (resolve() would rename a linked folder's source)
         if path.is_dir():
             name = _folder_name(path) if source is None else source
             _add_folder(selection, path, name, recursive=recursive, follow=follow_symlinks)
@@ -118,7 +118,7 @@ def select_files(
 
 
 def printable(path: str | Path) -> str:
-    """Show a path whose name may not be valid text."""
+    """Return a path as text, whose name may not be valid text."""
     return str(path).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
@@ -128,7 +128,7 @@ def open_regular(path: Path) -> BufferedReader:
     Raises:
         OSError: It can't be opened, or is no regular file.
     """
-    # Not blocking: to open a pipe nobody writes into would wait for ever.
+    # Not blocking: to open a pipe nobody writes into would wait without end.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     opened = os.fdopen(os.open(path, flags), "rb")
     if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
@@ -199,7 +199,7 @@ class _Walk:
         self._seen: set[tuple[int, int]] = set()
 
     def files(self) -> Iterator[Path]:
-        """Give every entry that is not hidden and no folder."""
+        """Yield every entry that is not hidden and no folder."""
         waiting = [(str(self._root), 0)]
         while waiting:
             folder, depth = waiting.pop()
@@ -244,7 +244,7 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def _unfit(path: Path, root: Path | None) -> str:
-    """Say why a file can't be taken: it is no regular one, or a symlink that leaves its folder; else nothing."""
+    """Return why a file can't be taken: it is not regular, or a symlink out of its folder; else ""."""
     if root is not None and not _stays_inside(path, root):
         return LEAVES
     try:

@@ -55,7 +55,7 @@ class Graphs:
         self._counts: dict[str, int | None] = {}
 
     def count(self, state: VectorState) -> int | None:
-        """Return how many chunks a source's graph holds; None where there is none, or it is damaged."""
+        """Return how many chunks a source's graph holds; None without one, or where it is damaged."""
         if not state.directory:
             return None
         if state.directory not in self._counts:

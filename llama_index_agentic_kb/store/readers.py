@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING
 
 from llama_index_agentic_kb.errors import IngestionError
 from llama_index_agentic_kb.store.database import MetadataValue
-from llama_index_agentic_kb.store.markup import first_heading, html_to_text, split_front_matter, without_title
 
 if TYPE_CHECKING:
     from llama_index.core.schema import Document
@@ -34,6 +33,28 @@ READER_VERSION = 2
 
 MAX_BYTES = 100_000_000
 """The largest file that is read, and the largest content of a packed one."""
+
+MAX_FIELDS = 100
+MAX_FIELD_CHARACTERS = 2_000
+"""Front matter beyond is left out: it would be stored with each chunk, and thousands of keys can't be indexed."""
+
+_FRONT_MATTER = re.compile(r"\A---[ \t]*\n(.*?)^(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
+_FIELD = re.compile(r"([A-Za-z][A-Za-z0-9_-]*)[ \t]*:(?:[ \t]+(.*))?")
+# Lines that a YAML mapping may hold beside fields: empty, comment, continuation of a list or block.
+_OTHER_LINE = re.compile(r"\s*(?:#.*)?|[ \t].*|-(?:[ \t].*)?")
+_INTEGER = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
+_FLOAT = re.compile(r"-?(?:0|[1-9][0-9]{0,17})\.[0-9]{1,17}")
+
+_HEADING = re.compile(r" {0,3}#{1,6}[ \t]+(.*?)[ \t]*#*[ \t]*")
+_CODE_FENCE = re.compile(r" {0,3}(```|~~~)")
+_LINK = re.compile(r"!?\[([^\[\]]*)\]\([^)]{0,2000}\)")
+
+_NO_TEXT = ("script", "style", "template", "noscript", "svg", "head", "title")
+_BLOCKS = (
+    *("address", "article", "aside", "blockquote", "dd", "details", "div", "dl", "dt", "fieldset", "figcaption"),
+    *("figure", "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6", "header", "hr", "main", "nav", "ol", "p", "pre"),
+    *("section", "summary", "table", "ul"),
+)
 
 
 @dataclass(frozen=True)
@@ -100,8 +121,8 @@ def _read_text(path: Path) -> ParsedFile:
 
 def _read_markdown(path: Path) -> ParsedFile:
     metadata, text = split_front_matter(_decode(path.read_bytes()))
-    given = next((str(value) for key, value in metadata.items() if key.casefold() == "title"), "")
-    title = given or first_heading(text) or path.stem
+    titles = (str(value) for key, value in metadata.items() if key.casefold() == "title")
+    title = next(titles, "") or first_heading(text) or path.stem
     return ParsedFile(title=title, sections=[Section(without_title(text, title))], metadata=metadata)
 
 
@@ -128,7 +149,7 @@ def _read_pdf(path: Path) -> ParsedFile:
 
 @contextmanager
 def _quiet(name: str) -> Iterator[None]:
-    """Keep a parser's complaints out of the terminal: a file that can't be read is reported once, by us."""
+    """Keep a parser's complaints out of the terminal: a file that can't be read is reported once, elsewhere."""
     logger = logging.getLogger(name)
     level = logger.level
     logger.setLevel(logging.CRITICAL)
@@ -187,3 +208,101 @@ def _refuse_binary(data: bytes) -> None:
 def _clean(text: str) -> str:
     text = re.sub(r"\r\n?", "\n", text).replace("\x00", "")
     return text.encode("utf-8", "replace").decode("utf-8")
+
+
+# -- Markdown and HTML -------------------------------------------------------------------------------------------------
+
+
+def split_front_matter(text: str) -> tuple[dict[str, MetadataValue], str]:
+    """Take the front matter off a Markdown text.
+
+    Front matter is a block of ``key: value`` lines between two lines of ``---`` at the very start. Anything else
+    between such lines is text, and stays.
+
+    Args:
+        text: The file's text.
+
+    Returns:
+        The fields with a scalar value (text, whole number, decimal, ``true`` or ``false``; lists and nested values
+        are left out), and the text behind them.
+    """
+    match = _FRONT_MATTER.match(text)
+    if match is None:
+        return {}, text
+    fields: dict[str, MetadataValue] = {}
+    for line in match.group(1).split("\n"):
+        found = _FIELD.fullmatch(line.rstrip())
+        if found is not None:
+            value = _scalar((found.group(2) or "").strip())
+            short = max(len(found.group(1)), len(str(value))) <= MAX_FIELD_CHARACTERS
+            if value is not None and short and len(fields) < MAX_FIELDS:
+                fields[found.group(1)] = value
+        elif _OTHER_LINE.fullmatch(line) is None:
+            return {}, text
+    return fields, text[match.end() :].lstrip("\n")
+
+
+def first_heading(text: str) -> str:
+    """Find the first ``#`` heading of a Markdown text outside code blocks; empty without one."""
+    in_code = False
+    for line in text.split("\n"):
+        if _CODE_FENCE.match(line):
+            in_code = not in_code
+            continue
+        match = None if in_code else _HEADING.fullmatch(line)
+        if match is not None:
+            return _LINK.sub(r"\1", match.group(1)).strip(" *`")
+    return ""
+
+
+def without_title(text: str, title: str) -> str:
+    """Drop the heading with which a Markdown text begins, where it only repeats the title and more follows it."""
+    head, _, rest = text.lstrip().partition("\n")
+    repeats = head.startswith("# ") and " ".join(head[2:].split()).casefold() == " ".join(title.split()).casefold()
+    return rest.lstrip("\n") if repeats and rest.strip() else text
+
+
+def html_to_text(data: bytes) -> tuple[str, str]:
+    """Read a page's title and text.
+
+    Args:
+        data: The page; its encoding is taken from the page itself.
+
+    Returns:
+        The first ``<h1>``, else the ``<title>``, else an empty title; and the text without scripts and styles,
+        blocks apart by a blank line, list items and rows on lines of their own.
+    """
+    from bs4 import BeautifulSoup  # noqa: PLC0415  (comes with LlamaIndex's file readers)
+
+    # html.parser warns about an XML declaration, which means nothing to it.
+    soup = BeautifulSoup(re.sub(rb"\A\s*<\?xml[^>]*\?>", b"", data), "html.parser")
+    heading = soup.find("h1") or soup.find("title")
+    title = " ".join(heading.get_text(" ").split()) if heading is not None else ""
+    for tag in soup(_NO_TEXT):
+        tag.decompose()
+    # White space in the source means one space; only the marks put in below break lines.
+    for string in soup.find_all(string=True):
+        if string.find_parent("pre") is None:
+            string.replace_with(type(string)(re.sub(r"\s+", " ", string)))
+    for tag in soup(_BLOCKS):
+        tag.insert_before("\n\n")
+        tag.append("\n\n")
+    for tag in soup(("br", "li", "tr")):
+        tag.insert_before("\n")
+    for tag in soup(("td", "th")):
+        tag.append(" ")
+    lines = [line.strip(" ") if line.strip() else "" for line in soup.get_text().split("\n")]
+    return title, re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
+
+
+def _scalar(value: str) -> MetadataValue | None:
+    if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'":
+        return value[1:-1]
+    value = re.sub(r"(?:^|(?<!\s)\s+)#.*", "", value)
+    if not value or value[0] in "[{|>&*!":
+        return None
+    if value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    if _INTEGER.fullmatch(value):
+        return int(value)
+    return float(value) if _FLOAT.fullmatch(value) else value

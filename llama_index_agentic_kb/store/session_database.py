@@ -6,10 +6,12 @@ is run twice.
 
 from __future__ import annotations
 
+import os
+import re
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -64,6 +66,8 @@ class SessionDatabase:
         reset_after_fork(self)
         deadline = time.monotonic() + timeout
         if self.is_sqlite:
+            with suppress(OSError):  # conversations are their owner's alone
+                os.close(os.open(str(self.url.database), os.O_CREAT, 0o600))
             self.transact(_use_write_ahead_log, write=None, deadline=deadline, what="opening the sessions")
         if self.transact(_revision, write=False, deadline=deadline, what="opening the sessions") != REVISION:
             self.transact(_upgrade, write=True, deadline=deadline, what="upgrading the sessions")
@@ -103,9 +107,9 @@ class SessionDatabase:
             except DBAPIError as error:
                 left = deadline - time.monotonic()
                 if _is_too_slow(error) or (left <= 0 and _is_passing(error)):
-                    raise DeadlineExceededError(f"{what}: not done by its deadline: {_told(error)}") from error
+                    raise DeadlineExceededError(f"{what}: not done by its deadline: {_message(error)}") from error
                 if not _is_passing(error):
-                    raise SessionStoreError(f"{what}: {_told(error)}") from error
+                    raise SessionStoreError(f"{what}: {_message(error)}") from error
             time.sleep(min(pause, max(left, 0.0)))
             pause = min(pause * 2, _LONGEST_PAUSE)
 
@@ -231,9 +235,8 @@ def _is_too_slow(error: DBAPIError) -> bool:
 
 
 def _is_passing(error: DBAPIError) -> bool:
-    """Tell whether the same may go well a moment later: SQLite is busy, the server is away, or two were in conflict."""
-    told = str(error.orig)
-    if "database is locked" in told or "database table is locked" in told:
+    """Return whether it may go well a moment later: SQLite is busy, the server is away, two were in conflict."""
+    if re.search("database (table )?is locked", str(error.orig)):
         return True
     lost = error.connection_invalidated or (type(error.orig).__name__ == "OperationalError" and not _is_sqlite(error))
     return lost or _code(error) in _PASSING
@@ -243,6 +246,6 @@ def _is_sqlite(error: DBAPIError) -> bool:
     return type(error.orig).__module__.startswith("sqlite3")
 
 
-def _told(error: DBAPIError) -> str:
-    """Tell what went wrong, without the statement and its parameters: these are people's questions."""
+def _message(error: DBAPIError) -> str:
+    """Return what went wrong, without the statement and its parameters: these are people's questions."""
     return _text.one_line(_text.redacted(str(error.orig)))

@@ -24,6 +24,7 @@ from llama_index_agentic_kb.store.session_tables import labels, microseconds, se
 
 __all__ = ["after_page", "filter_clause", "next_token", "order_of", "ordering"]
 
+_MAX_INTEGER: Final = (1 << 63) - 1
 _TIMES: Final = ("started_at", "updated_at")
 _TEXTS: Final = ("id", "display_name", "user_pseudo_id")
 _FILTERED: Final = (*_TEXTS, "state", "is_pinned", "labels", *_TIMES)
@@ -31,7 +32,7 @@ _ORDERED: Final = (FilterOperator.GT, FilterOperator.GE, FilterOperator.LT, Filt
 
 
 def filter_clause(tree: FilterNode | None) -> ColumnElement[bool]:
-    """Give the SQL of a filter of sessions; None lets all through.
+    """Return the SQL of a filter of sessions; None lets all through.
 
     Raises:
         InvalidRequestError: It asks for a field that sessions don't have, or compares one with what it can't be.
@@ -102,27 +103,27 @@ def _compare(column: ColumnElement[Any], operator: FilterOperator, values: list[
 
 
 def order_of(query: SessionQuery) -> list[SessionOrder]:
-    """Give a query's order, made total by the ids."""
+    """Return a query's order, made total by the ids."""
     order = list({one.key: one for one in reversed(query.order_by)}.values())[::-1]
     return order if any(one.key == "id" for one in order) else [*order, SessionOrder(key="id")]
 
 
 def ordering(order: Sequence[SessionOrder]) -> list[ColumnElement[Any]]:
-    """Give the SQL of an order."""
+    """Return the SQL of an order."""
     return [sessions.c[one.key].desc() if one.descending else sessions.c[one.key].asc() for one in order]
 
 
 def next_token(query: SessionQuery, row: Row[Any]) -> str:
-    """Give the token of the page that begins behind a row."""
+    """Return the token of the page that begins behind a row."""
     values = [getattr(row, one.key) for one in order_of(query)]
     return base64.urlsafe_b64encode(json.dumps([_digest(query), values]).encode()).decode().rstrip("=")
 
 
 def after_page(query: SessionQuery) -> ColumnElement[bool]:
-    """Give the SQL of what comes behind the page that a query's token ends.
+    """Return the SQL of what comes behind the page that a query's token ends.
 
     Raises:
-        InvalidRequestError: The token is none of ours, or of another filter or order.
+        InvalidRequestError: The token is unknown, or of another filter or order.
     """
     if query.page_token is None:
         return true()
@@ -151,12 +152,14 @@ def _token_values(query: SessionQuery, order: Sequence[SessionOrder]) -> list[An
         digest, values = json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
         good = len(values) == len(order)
         good = good and all(type(value) is kinds[one.key] for one, value in zip(order, values, strict=True))
-    except (ValueError, TypeError, binascii.Error):
+        good = good and all(
+            abs(value) <= _MAX_INTEGER if isinstance(value, int) else "\0" not in value for value in values
+        )
+        json.dumps(values, ensure_ascii=False).encode()  # no lone surrogates
+    except (ValueError, TypeError, RecursionError, binascii.Error):
         good, digest, values = False, "", []
     if not good or digest != _digest(query):
-        raise InvalidRequestError(
-            "pageToken: it is none that was given for this filter and order; ask for the first page"
-        )
+        raise InvalidRequestError("pageToken: it was not returned for this filter and order; ask for the first page")
     return list(values)
 
 

@@ -111,17 +111,17 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def microseconds(moment: datetime) -> int:
-    """Give a time as microseconds since 1970."""
+    """Return a time as microseconds since 1970."""
     return (moment - _EPOCH) // timedelta(microseconds=1)
 
 
 def from_microseconds(count: int) -> datetime:
-    """Give the time of so many microseconds since 1970, in UTC."""
+    """Return the time of so many microseconds since 1970, in UTC."""
     return _EPOCH + timedelta(microseconds=count)
 
 
 def dumped(data: Any) -> str:
-    """Give data as JSON in ASCII; what JSON has no type for, in a document's metadata, becomes text."""
+    """Return data as JSON in ASCII; what JSON has no type for, in a document's metadata, becomes text."""
     return json.dumps(_plain(data), separators=(",", ":"))
 
 
@@ -137,7 +137,7 @@ def _plain(data: Any) -> Any:
 
 
 def read_session(row: Row[Any], its_labels: Iterable[str], its_turns: Iterable[Turn] = ()) -> Session:
-    """Give the session of a row."""
+    """Return the session of a row."""
     return Session(
         id=row.id,
         display_name=row.display_name,
@@ -152,7 +152,7 @@ def read_session(row: Row[Any], its_labels: Iterable[str], its_turns: Iterable[T
 
 
 def read_turn(row: Row[Any]) -> Turn:
-    """Give the turn of a row, with its answer if the row has it."""
+    """Return the turn of a row, with its answer if the row has it."""
     return Turn(
         session_id=row.session_id,
         number=row.number,
@@ -165,6 +165,6 @@ def read_turn(row: Row[Any]) -> Turn:
 
 
 def read_answer(text: str) -> Answer:
-    """Give the answer of its JSON."""
+    """Return the answer of its JSON."""
     # Not from the text itself: pydantic's parser refuses lone surrogates, which json's keeps.
     return Answer.model_validate(json.loads(text))

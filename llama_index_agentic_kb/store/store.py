@@ -98,7 +98,7 @@ class KnowledgeStore:
             path: The store's directory.
             embed_model: The model to embed with; must be the one that the store was made with. Default:
                 all-MiniLM-L6-v2 (see `default_embed_model`), loaded when it is first needed.
-            create: Make an empty store when there is none.
+            create: Make an empty store where none exists.
             repair: What to do where the graph of a large source is missing or damaged, as after a killed ingestion.
                 "never", the default, does nothing: a program that answers questions should not stand still unasked.
                 Up to 200,000 chunks are searched without a graph; beyond, a search raises an error that names

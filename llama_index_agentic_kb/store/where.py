@@ -44,7 +44,7 @@ _LISTED: Final = {"$or": ("$eq", "$in"), "$and": ("$ne", "$nin")}
 
 
 def chroma_where(filters: MetadataFilters) -> Where:
-    """Give the ``where`` of a filter.
+    """Return the ``where`` of a filter.
 
     Args:
         filters: At least one filter; groups are "and" or "or".
@@ -94,7 +94,7 @@ def _merged(logic: str, parts: list[Where]) -> list[Where]:
 
 
 def fits(where: Where) -> bool:
-    """Tell whether one request can hold it."""
+    """Return whether one request can hold it."""
     conditions, values = _size(where)
     return conditions <= MAX_CONDITIONS and values <= MAX_VALUES
 

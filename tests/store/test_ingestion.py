@@ -100,6 +100,14 @@ def test_chunks_fit_the_models_window(tmp_path: Path, store: KnowledgeStore) -> 
     assert str(store.nodes("long")[0].metadata["title"]).endswith("…")
 
 
+def test_texts_without_words_are_cut_as_fast_as_others(tmp_path: Path) -> None:
+    """16,000 exclamation marks took a thousand levels of recursion; each chunk fits."""
+    (tmp_path / "marks.txt").write_text("!" * 16_000)
+    with KnowledgeStore.open(tmp_path / "store", embed_model=MockEmbedding(embed_dim=2), create=True) as store:
+        report = ingest(tmp_path / "marks.txt", store)
+        assert (report.failed, sum(len(node.text) for node in store.nodes("documents")) >= 16_000) == ((), True)
+
+
 def test_neighbours_overlap_and_know_their_place(folder: Path, store: KnowledgeStore) -> None:
     """Chunks share text with the next one, and their offsets cut the same text out of the document."""
     ingest(folder, store, chunk_size=100, chunk_overlap=40)

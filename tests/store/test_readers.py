@@ -8,8 +8,7 @@ import pytest
 
 from llama_index_agentic_kb.errors import IngestionError
 from llama_index_agentic_kb.store import readers
-from llama_index_agentic_kb.store.markup import first_heading, html_to_text, split_front_matter
-from llama_index_agentic_kb.store.readers import read_file
+from llama_index_agentic_kb.store.readers import first_heading, html_to_text, read_file, split_front_matter
 
 MARKDOWN = """---
 title: "Apollo 11: the landing"
@@ -172,3 +171,11 @@ def test_a_heading_that_repeats_the_title_is_not_text(tmp_path: Path) -> None:
     ):
         (tmp_path / name).write_text(text, encoding="utf-8")
         assert read_file(tmp_path / name).sections[0].text.strip() == kept.strip()
+
+
+def test_front_matter_is_bounded() -> None:
+    """Thousands of fields, or a very long one, would be stored with each chunk: what is beyond is left out."""
+    lines = "\n".join(f"key{at}: {at}" for at in range(6_000))
+    fields, text = split_front_matter(f"---\nlong: {'x' * 10_000}\n{lines}\n---\nText.")
+    assert (len(fields), text) == (readers.MAX_FIELDS, "Text.")
+    assert "long" not in fields
