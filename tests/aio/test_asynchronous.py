@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -20,11 +19,10 @@ from llama_index_agentic_kb._aio import (
     emit,
     gather,
     open_stream,
-    run,
     start,
     wait,
 )
-from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError
+from llama_index_agentic_kb.errors import DeadlineExceededError
 from tests.aio.conftest import collect
 
 
@@ -81,23 +79,6 @@ async def test_cancelling_the_caller_cancels_everything() -> None:
     assert sleeper.told == other.told == ["began", "cancelled"]
     assert sorted(told) == ["child closed", "root closed"]
     assert others() == set()
-
-
-async def test_cancelling_a_caller_that_waits_for_a_thread() -> None:
-    """A sync call on a thread can't be cancelled; its caller can, at once."""
-    release = threading.Event()
-
-    async def flow() -> None:
-        await Call(sync=lambda: release.wait(10))
-
-    task = asyncio.create_task(arun(flow()))
-    await asyncio.sleep(0.02)
-    task.cancel()
-    started = time.monotonic()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    release.set()
-    assert time.monotonic() - started < 2
 
 
 async def test_a_late_native_call_is_cancelled_and_not_waited_for() -> None:
@@ -200,24 +181,6 @@ async def test_what_was_started_last_is_never_left_unawaited() -> None:
     assert made == []
 
 
-async def test_dropping_an_iteration_unread() -> None:
-    """An iteration that is forgotten halfway is closed by the loop's own hooks, without a word."""
-    sleeper = Sleeper()
-
-    async def flow() -> None:
-        await emit(1)
-        await Call(native=sleeper)
-
-    generator = aiterate(flow())
-    await anext(generator)
-    await asyncio.sleep(0.01)
-    del generator
-    gc.collect()
-    await asyncio.sleep(0.05)
-    assert others() == set()
-    assert sleeper.told in ([], ["began", "cancelled"])
-
-
 def test_a_loop_that_is_closed_before_a_thread_answers(until: Callable[[Callable[[], bool]], bool]) -> None:
     """A thread that delivers to a loop that is gone disturbs nobody."""
     answered = threading.Event()
@@ -265,42 +228,6 @@ async def test_the_loop_is_never_blocked() -> None:
     assert longest[0] < 0.2 * 16 / 2  # one after another on the loop they would take 3.2 s
 
 
-async def test_many_flows_on_one_loop() -> None:
-    """Hundreds of flows side by side on one loop keep their results and their contexts apart."""
-
-    async def flow(n: int) -> int:
-        jobs = await gather([Call(sync=lambda: n), Call(native=lambda: asyncio.sleep(0.001, n))])
-        return sum(job.result() for job in jobs)
-
-    assert await asyncio.gather(*(arun(flow(n)) for n in range(200))) == [2 * n for n in range(200)]
-
-
-async def test_a_call_cancelled_from_within() -> None:
-    """A native call whose own task was cancelled by somebody is an error of the call, not of its caller."""
-
-    async def cancels_itself() -> None:
-        task = asyncio.current_task()
-        assert task is not None
-        task.cancel()
-        await asyncio.sleep(1)
-
-    async def flow() -> None:
-        await Call(native=cancels_itself, what="the call")
-
-    with pytest.raises(AgenticKBError, match="the call was cancelled from within"):
-        await arun(flow())
-
-
-async def test_a_sync_run_in_a_running_loop() -> None:
-    """The sync API works inside a running loop, again and again, and alternates with the async one."""
-
-    async def flow(n: int) -> Any:
-        return await Call(sync=lambda: n)
-
-    for n in range(20):
-        assert run(flow(n)) == await arun(flow(n)) == n
-
-
 async def test_an_item_is_read_before_the_flow_goes_on() -> None:
     """A reader that waits sees each item before the flow emits the next."""
     told: list[str] = []
@@ -313,27 +240,3 @@ async def test_an_item_is_read_before_the_flow_goes_on() -> None:
     async for item in aiterate(flow()):
         told.append(f"read {item}")
     assert told == ["read 0", "emitted 0", "read 1", "emitted 1", "read 2", "emitted 2"]
-
-
-async def test_the_deadline_of_a_reader_that_is_cancelled() -> None:
-    """Cancelling whoever reads an iteration closes the flow behind it."""
-    told: list[str] = []
-
-    async def flow() -> None:
-        try:
-            stream = open_stream(sync=lambda: iter([]), what="s")
-            await stream.next()
-            await Call(native=Sleeper())
-        finally:
-            told.append("closed")
-
-    async def read() -> None:
-        async for _ in aiterate(flow()):
-            pass
-
-    task = asyncio.create_task(read())
-    await asyncio.sleep(0.05)
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    assert told == ["closed"]

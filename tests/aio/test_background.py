@@ -22,25 +22,6 @@ async def ask() -> Any:
     return await Call(native=where)
 
 
-def test_there_is_one_loop() -> None:
-    """Every async-only call of every sync run, from whatever thread, runs on the same loop in its own thread."""
-    seen = [run(ask()), run(ask())]
-    thread = threading.Thread(target=lambda: seen.append(run(ask())))
-    thread.start()
-    thread.join(5)
-    assert len(seen) == 3
-    assert len(set(seen)) == 1
-    assert seen[0][1] == "agentic-kb-loop"
-    assert len([t for t in threading.enumerate() if t.name == "agentic-kb-loop"]) == 1
-
-
-async def test_a_running_loop_is_not_touched() -> None:
-    """In a notebook's loop a sync run uses the background loop, not the running one."""
-    loop, thread = run(ask())
-    assert loop != id(asyncio.get_running_loop())
-    assert thread == "agentic-kb-loop"
-
-
 def test_a_late_call_is_cancelled() -> None:
     """A native call that is late is cancelled on the loop, and its clean-up runs there."""
     cancelled = threading.Event()
@@ -110,20 +91,6 @@ def test_the_loop_survives_what_runs_on_it() -> None:
         return [type(jobs[0].error), jobs[1].result()[1]]
 
     assert run(flow()) == [AgenticKBError, "agentic-kb-loop"]
-
-
-def test_native_calls_run_side_by_side() -> None:
-    """A hundred native calls of one sync run take the time of one."""
-
-    async def nap() -> None:
-        await asyncio.sleep(0.2)
-
-    async def flow() -> None:
-        await gather(Call(native=nap) for _ in range(100))
-
-    started = time.monotonic()
-    run(flow())
-    assert time.monotonic() - started < 2
 
 
 def test_a_cancel_before_the_start_makes_no_call(until: Callable[[Callable[[], bool]], bool]) -> None:

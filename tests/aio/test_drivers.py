@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-import operator
 import threading
 import time
 from collections.abc import Callable, Iterator
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -64,16 +62,6 @@ def test_a_call_gives_its_result(driver: Driver, leaves: Leaves) -> None:
     assert driver.run(flow()) == [1, 2]
 
 
-def test_a_flow_without_steps(driver: Driver) -> None:
-    """A flow that yields nothing gives its result, and nothing is emitted."""
-
-    async def flow() -> str:
-        return "done"
-
-    assert driver.run(flow()) == "done"
-    assert driver.items(flow()) == []
-
-
 def test_each_driver_has_its_favourite(driver: Driver) -> None:
     """Where a call has both functions, sync calls the sync one on a thread, async awaits the native one in its own."""
 
@@ -99,24 +87,6 @@ def test_errors_are_raised_at_the_yield(driver: Driver, leaves: Leaves) -> None:
     assert driver.run(flow()) == (error, "went on")
 
 
-def test_what_a_flow_raises_is_raised(driver: Driver, leaves: Leaves) -> None:
-    """An exception that no flow handles, a call's or a flow's own, is the caller's."""
-
-    async def calls() -> None:
-        await leaves.call(fail(OSError("call")))
-
-    async def own() -> None:
-        await leaves.call(lambda: None)
-        raise OSError("own")
-
-    with pytest.raises(OSError, match="call"):
-        driver.run(calls())
-    with pytest.raises(OSError, match="own"):
-        driver.run(own())
-    with pytest.raises(OSError, match="own"):
-        driver.items(own())
-
-
 @pytest.mark.parametrize("error", [StopIteration("it"), SystemExit(3), GeneratorExit()], ids=repr)
 def test_what_is_no_exception_ends_only_the_call(driver: Driver, error: BaseException) -> None:
     """A worker thread that raises what is no Exception, or a StopIteration, gives an error with that cause."""
@@ -132,21 +102,6 @@ def test_what_is_no_exception_ends_only_the_call(driver: Driver, error: BaseExce
     assert caught.__cause__ is error
 
 
-def test_a_call_that_cancels_itself_is_an_error(driver: Driver) -> None:
-    """A native call that raises CancelledError of its own leaves nobody waiting."""
-
-    async def native() -> None:
-        raise asyncio.CancelledError
-
-    async def flow() -> Any:
-        try:
-            await Call(native=native, deadline=deadline_after(5))
-        except AgenticKBError as caught:
-            return type(caught)
-
-    assert driver.run(flow()) is AgenticKBError
-
-
 def test_a_deadline_ends_a_call(driver: Driver, leaves: Leaves) -> None:
     """A call that is late raises the error that names it, and its late result disturbs nothing after it."""
 
@@ -154,17 +109,6 @@ def test_a_deadline_ends_a_call(driver: Driver, leaves: Leaves) -> None:
         with pytest.raises(DeadlineExceededError, match="slow thing was still running"):
             await leaves.call(lambda: "late", 0.6, deadline=deadline_after(0.02), what="slow thing")
         return await leaves.call(lambda: "right", 0.8)
-
-    assert driver.run(flow()) == "right"
-
-
-def test_late_errors_are_ignored(driver: Driver, leaves: Leaves) -> None:
-    """A call that fails after its deadline is nobody's news."""
-
-    async def flow() -> Any:
-        with pytest.raises(DeadlineExceededError):
-            await leaves.call(fail(OSError("late")), 0.05, deadline=deadline_after(0.01))
-        return await leaves.call(lambda: "right", 0.15)
 
     assert driver.run(flow()) == "right"
 
@@ -199,20 +143,6 @@ def test_a_call_of_nothing_is_refused(driver: Driver) -> None:
     assert stream == "s: a stream needs a sync or a native function"
 
 
-def test_deliveries_of_many_threads_arrive(driver: Driver) -> None:
-    """Two hundred calls on a wide pool all give their own results, in order."""
-    pool = WorkerPool("wide", 32)
-
-    async def one(n: int) -> Any:
-        return await Call(sync=lambda: n, pool=pool)
-
-    async def flow() -> list[int]:
-        jobs = await gather(one(n) for n in range(200))
-        return [job.result() for job in jobs]
-
-    assert driver.run(flow()) == list(range(200))
-
-
 # -- side by side ----------------------------------------------------------------------------------------------------
 
 
@@ -238,26 +168,6 @@ def test_started_work_runs_side_by_side(driver: Driver, leaves: Leaves) -> None:
 
     driver.run(flow())
     assert most[0] == 4
-
-
-def test_wait_for_all(driver: Driver, leaves: Leaves) -> None:
-    """Wait comes back when every job is done; errors stay in their jobs until asked for."""
-
-    async def flow() -> list[Job[Any]]:
-        jobs = []
-        for work in (leaves.call(lambda: "ok", 0.05), leaves.call(fail(OSError("bad")))):
-            jobs.append(start(work))
-        assert not any(job.done for job in jobs)
-        await wait(jobs)
-        await wait(jobs)  # waiting again for what is done gives at once
-        await wait([])
-        return jobs
-
-    good, bad = driver.run(flow())
-    assert (good.done, good.result(), good.error) == (True, "ok", None)
-    assert good.finished >= good.started
-    with pytest.raises(OSError, match="bad"):
-        bad.result()
 
 
 def test_wait_for_the_first(driver: Driver, leaves: Leaves) -> None:
@@ -310,45 +220,6 @@ def test_a_pause_lets_others_go_on(driver: Driver, leaves: Leaves) -> None:
 
     assert driver.run(flow()) >= 0.2
     assert told == ["went on", "paused"]
-
-
-def test_a_pause_ends_when_its_flow_is_stopped(driver: Driver, leaves: Leaves) -> None:
-    """Nobody waits for the rest of it."""
-    closed: list[str] = []
-
-    async def paused() -> None:
-        try:
-            await pause_until(time.monotonic() + 30)
-        finally:
-            closed.append("closed")
-
-    async def flow() -> str:
-        job: Job[None] = start(paused())
-        await leaves.call(lambda: None, 0.02)
-        await cancel(job)
-        start(paused())
-        await leaves.call(lambda: None, 0.02)
-        return "root"
-
-    started = time.monotonic()
-    assert driver.run(flow()) == "root"
-    assert time.monotonic() - started < 10
-    assert closed == ["closed", "closed"]
-
-
-def test_two_flows_wait_for_one_job(driver: Driver, leaves: Leaves) -> None:
-    """A job that several flows wait for resumes them all."""
-
-    async def waits(job: Job[int]) -> int:
-        await wait([job])
-        return job.result()
-
-    async def flow() -> list[int]:
-        job: Job[int] = start(leaves.call(lambda: 7, 0.05))
-        jobs = await gather(waits(job) for _ in range(5))
-        return [one.result() for one in jobs]
-
-    assert driver.run(flow()) == [7] * 5
 
 
 def test_gather_leaves_out_what_is_late(driver: Driver, leaves: Leaves) -> None:
@@ -443,36 +314,6 @@ def test_what_was_started_ends_with_the_root(driver: Driver, leaves: Leaves) -> 
     assert ("two began" in told) == ("two closed" in told)
 
 
-def test_nested_gathers_deeper_than_the_pool(driver: Driver) -> None:
-    """Flows that wait hold no thread: a pool of one serves gathers within gathers."""
-    pool = WorkerPool("narrow", 1)
-
-    async def nested(depth: int) -> Any:
-        if depth == 0:
-            return await Call(sync=lambda: 1, pool=pool, deadline=deadline_after(10))
-        jobs = await gather(nested(depth - 1) for _ in range(3))
-        return sum(job.result() for job in jobs)
-
-    assert driver.run(nested(4)) == 81
-
-
-def test_a_hang_keeps_only_its_own_pool_busy(driver: Driver) -> None:
-    """A pool whose every thread hangs delays no call of another pool."""
-    hung, free = WorkerPool("hung", 2), WorkerPool("free", 2)
-    release = threading.Event()
-
-    async def flow() -> list[Any]:
-        works = [Call(sync=release.wait, pool=hung, deadline=deadline_after(0.2)) for _ in range(4)]
-        works += [Call(sync=lambda: "fine", pool=free, deadline=deadline_after(5)) for _ in range(4)]
-        jobs = await gather(works)
-        return [type(job.error) if job.error else job.result() for job in jobs]
-
-    try:
-        assert driver.run(flow()) == [DeadlineExceededError] * 4 + ["fine"] * 4
-    finally:
-        release.set()
-
-
 def test_abandoned_calls_are_not_made_later(driver: Driver, until: Callable[[Callable[[], bool]], bool]) -> None:
     """A call that waited in vain for a thread of a hung pool is not made when the pool recovers."""
     pool = WorkerPool("recovers", 1)
@@ -492,25 +333,6 @@ def test_abandoned_calls_are_not_made_later(driver: Driver, until: Callable[[Cal
 
 async def one_call(pool: WorkerPool, work: Callable[[], Any]) -> Any:
     return await Call(sync=work, pool=pool, deadline=deadline_after(5))
-
-
-def test_thirty_two_threads_at_once(driver: Driver, leaves: Leaves) -> None:
-    """Threads that share the pools and the background loop each get their own results."""
-    results: dict[int, Any] = {}
-
-    async def one(n: int) -> int:
-        jobs = await gather(leaves.call(partial(operator.mul, i, n), 0.002) for i in range(4))
-        return sum(job.result() for job in jobs)
-
-    def work(n: int) -> None:
-        results[n] = [driver.run(one(n)) for _ in range(3)]
-
-    threads = [threading.Thread(target=work, args=(n,)) for n in range(32)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    assert results == {n: [6 * n] * 3 for n in range(32)}
 
 
 # -- contexts --------------------------------------------------------------------------------------------------------
@@ -559,24 +381,6 @@ def test_leaf_calls_see_the_flows_context(driver: Driver, leaves: Leaves) -> Non
     assert driver.run(flow()) == ["flow", "flow", "leaf", "flow"]
 
 
-def test_siblings_do_not_see_each_other(driver: Driver, leaves: Leaves) -> None:
-    """What one of many flows sets, none of its siblings sees, however they interleave."""
-
-    async def one(name: str) -> list[str]:
-        seen = [VAR.get()]
-        VAR.set(name)
-        for _ in range(3):
-            seen.append(await leaves.call(VAR.get, 0.005))
-        return seen
-
-    async def flow() -> list[list[str]]:
-        VAR.set("root")
-        jobs = await gather(one(str(n)) for n in range(8))
-        return [job.result() for job in jobs]
-
-    assert driver.run(flow()) == [["root", str(n), str(n), str(n)] for n in range(8)]
-
-
 # -- streams ---------------------------------------------------------------------------------------------------------
 
 
@@ -612,21 +416,6 @@ def test_a_stream_that_fails_midway(driver: Driver, leaves: Leaves) -> None:
     assert driver.run(flow()) == [1, 2, "cut", END]
 
 
-def test_a_stream_that_fails_to_open(driver: Driver) -> None:
-    """An error of the opening function is raised by the first Next, sync or native."""
-
-    async def native() -> Any:
-        raise OSError("native")
-
-    async def flow(**source: Any) -> None:
-        await open_stream(**source).next()
-
-    with pytest.raises(OSError, match="native"):
-        driver.run(flow(native=native))
-    with pytest.raises(OSError, match="sync"):
-        driver.run(flow(sync=fail(OSError("sync"))))
-
-
 def test_a_streams_item_is_late(driver: Driver) -> None:
     """A stream that goes silent raises at the deadline and is over then; items before it were given."""
 
@@ -644,42 +433,6 @@ def test_a_streams_item_is_late(driver: Driver) -> None:
         return [*items, (await stream.next())]
 
     assert driver.run(flow()) == [0, END]
-
-
-def test_an_endless_stream_ends_at_its_deadline(driver: Driver, leaves: Leaves) -> None:
-    """A stream that never pauses is cut at the deadline all the same, and other deadlines are kept beside it."""
-
-    async def reads() -> int:
-        stream = leaves.open(counting, pause=0.0)
-        read = 0
-        deadline = deadline_after(0.2)
-        while True:
-            read += 1
-            await stream.next(deadline=deadline)
-
-    async def flow() -> float:
-        job: Job[int] = start(reads())
-        started = time.monotonic()
-        await wait([job], deadline=deadline_after(0.05))
-        waited = time.monotonic() - started
-        await wait([job])
-        assert isinstance(job.error, DeadlineExceededError)
-        return waited
-
-    if leaves.kind == "sync" or not driver.is_async:
-        assert driver.run(flow()) < 2.0
-
-
-def test_items_in_time_are_given_however_late_they_are_asked_for(driver: Driver, leaves: Leaves) -> None:
-    """A slow reader loses nothing that came before the deadline."""
-
-    async def flow() -> list[Any]:
-        deadline = deadline_after(0.15)
-        stream = leaves.open(lambda: counting(3))
-        await leaves.call(lambda: None, 0.3)
-        return await collect(stream, deadline=deadline)
-
-    assert driver.run(flow()) == [0, 1, 2]
 
 
 def test_a_cancelled_flow_closes_the_stream_it_reads(
@@ -772,19 +525,6 @@ def test_closing_halfway_stops_everything(
 
     assert driver.items(flow(), take=3) == [0, 1, 2]
     assert until(lambda: sorted(told) == ["child", "flow", "stream"])
-
-
-def test_nothing_begins_before_the_first_item_is_asked_for(driver: Driver) -> None:
-    """Iterating is lazy, and closing what never began is harmless."""
-    told: list[int] = []
-
-    async def flow() -> None:
-        told.append(1)
-        await emit(1)
-
-    iterate(flow()).close()
-    aiterate(flow())
-    assert told == []
 
 
 def test_an_iteration_sees_the_context_it_is_given(driver: Driver) -> None:

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import pytest
-
-from llama_index_agentic_kb._aio import Call, aiterate, emit, emitting, iterate, run
+from llama_index_agentic_kb._aio import Call, emit, emitting, iterate, run
 
 
 async def counting(end: str = "done") -> str:
@@ -30,11 +28,6 @@ def test_items_are_changed_and_all_else_passes() -> None:
     assert run(emitting(counting("x"), str)) == "x"
 
 
-async def test_the_same_in_a_loop() -> None:
-    """One body for both."""
-    assert [item async for item in aiterate(emitting(counting(), str.upper))] == ["A", "B", "CAUGHT"]
-
-
 def test_closing_reaches_the_flow() -> None:
     """A reader who leaves ends what is read."""
     left = []
@@ -50,16 +43,3 @@ def test_closing_reaches_the_flow() -> None:
     assert next(stream) == "x"
     stream.close()
     assert left == [True]
-
-
-def test_an_error_of_the_flow_is_raised() -> None:
-    """Nothing is emitted after it."""
-
-    async def failing() -> None:
-        await emit("x")
-        raise ValueError("lost")
-
-    told: list[str] = []
-    with pytest.raises(ValueError, match="lost"):
-        told += iterate(emitting(failing(), str, lambda: "rest"))
-    assert "rest" not in told

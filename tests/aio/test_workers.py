@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import subprocess
 import sys
 import textwrap
 import threading
 import time
-import weakref
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
-from llama_index_agentic_kb._aio import Call, WorkerPool, run
+from llama_index_agentic_kb._aio import WorkerPool
 from llama_index_agentic_kb._aio import threads as workers
 
 
@@ -93,26 +90,6 @@ def test_a_hung_thread_makes_the_pool_smaller_by_one() -> None:
         release.set()
 
 
-def test_an_idle_thread_keeps_nothing_alive(until: Callable[[Callable[[], bool]], bool]) -> None:
-    """What a call held is let go when it is done, not when the next one comes."""
-
-    class Big:
-        pass
-
-    big = Big()
-    gone = weakref.ref(big)
-    pool = WorkerPool("lets go", 1)
-    done = threading.Event()
-
-    def work(held: Big = big) -> None:
-        done.set()
-
-    pool.submit(work)
-    assert done.wait(5)
-    del big, work
-    assert until(lambda: gc.collect() >= 0 and gone() is None)
-
-
 def in_a_process(code: str, seconds: float = 20) -> str:
     script = "from llama_index_agentic_kb._aio import *\nimport time, threading, os, sys, asyncio\n" + textwrap.dedent(
         code
@@ -175,14 +152,3 @@ def test_a_forked_child_can_run_flows() -> None:
         print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     """)
     assert out == "0"
-
-
-def test_a_pools_threads_have_its_name() -> None:
-    """Threads tell in dumps and debuggers whose they are."""
-
-    async def flow() -> Any:
-        return await Call(sync=threading.current_thread, pool=WorkerPool("named"))
-
-    thread = run(flow())
-    assert thread.name == "agentic-kb-named-1"
-    assert thread.daemon
