@@ -53,7 +53,8 @@ def writable(response: RetrievalResponse) -> str:
 
 def asked(returned: Any, **fields: Any) -> list[RetrievalResponse]:
     """Ask a source that returns this, beside one that is well: sync and async."""
-    bad = KnowledgeSource("bad", retriever=MemoryRetriever(["x"], fault=Verbatim(returned)))
+    patient = Resilience(straggler_grace=None)  # some of what it returns takes its time
+    bad = KnowledgeSource("bad", retriever=MemoryRetriever(["x"], fault=Verbatim(returned)), resilience=patient)
     well = KnowledgeSource("well", retriever=MemoryRetriever(["It rains in Oslo."]))
     kb = KnowledgeBase([bad, well], effort="minimal", **fields)
     return [kb.retrieve("Where does it rain?"), asyncio.run(kb.aretrieve("Where does it rain?"))]

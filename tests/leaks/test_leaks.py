@@ -67,7 +67,7 @@ def _sharing_is_told(patch: pytest.MonkeyPatch) -> None:
 
 def _hidden_documents_are_counted(patch: pytest.MonkeyPatch) -> None:
     prepared = base.PreparedSource
-    patch.setattr(base, "PreparedSource", lambda *given: prepared(*given[:-1]))
+    patch.setattr(base, "PreparedSource", lambda *given, **fields: prepared(*given, **fields | {"is_private": False}))
 
 
 def walk(kind: str) -> None:
