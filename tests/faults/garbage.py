@@ -13,7 +13,7 @@ import numpy as np
 from llama_index.core import VectorStoreIndex
 from llama_index.core.schema import Document, ImageNode, IndexNode, NodeWithScore, TextNode
 
-from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, RetrievalError, RetrievalResponse
+from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, Resilience, RetrievalError, RetrievalResponse
 from llama_index_agentic_kb.schema import Outcome, SourceActivity
 from llama_index_agentic_kb.sources.cleaning import MOST_CHARACTERS
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever, Verbatim
