@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from llama_index_agentic_kb.account import ActivityEndEvent as ActivityEndEvent
     from llama_index_agentic_kb.account import ActivityStartEvent as ActivityStartEvent
     from llama_index_agentic_kb.answering.policy import AnswerPolicy as AnswerPolicy
-    from llama_index_agentic_kb.answering.session_memory import SessionMemory as SessionMemory
-    from llama_index_agentic_kb.answering.turns import session_owner as session_owner
+    from llama_index_agentic_kb.answering.sessions import SessionMemory as SessionMemory
+    from llama_index_agentic_kb.answering.sessions import session_owner as session_owner
     from llama_index_agentic_kb.chat_engine import AgenticChatEngine as AgenticChatEngine
     from llama_index_agentic_kb.errors import AgenticKBError as AgenticKBError
     from llama_index_agentic_kb.errors import BulkheadFullError as BulkheadFullError
@@ -112,8 +112,7 @@ _HOMES = {
         "ActivityStartEvent",
     ),
     "answering.policy": ("AnswerPolicy",),
-    "answering.session_memory": ("SessionMemory",),
-    "answering.turns": ("session_owner",),
+    "answering.sessions": ("SessionMemory", "session_owner"),
     "chat_engine": ("AgenticChatEngine",),
     "errors": (
         "AgenticKBError",

@@ -1,8 +1,6 @@
 """Answering: the ``Answer`` resource, made of a retrieval, a synthesis and their check.
 
-- ``front.AnswerQueries``: the methods of a knowledge base; ``engine.AnswerEngine``: the way of an ``AnswerQuery``.
-- ``policy``, ``relevance``: when no answer is given.
-- ``references``, ``steps``: what was found, and how.
-- ``resource.make_answer``: all of it put together.
-- ``turns``, ``session_memory``: sessions.
+- ``engine.AnswerEngine``: the way of an ``AnswerQuery``; ``policy``, ``skip_reasons``: when there is no answer.
+- ``results``: references, steps, the resource and its pieces; ``supplied_results``: evidence that the asker brings.
+- ``related``: related questions; ``sessions``: turns, and sessions as a LlamaIndex memory.
 """

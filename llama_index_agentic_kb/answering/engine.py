@@ -1,61 +1,83 @@
-"""The way of an ``AnswerQuery``: asked, classified, searched, gated, written, checked, kept.
+"""The way of an ``AnswerQuery``.
 
-    policy ─▶ retrieval, classified ─▶ gate ─▶ synthesis ─▶ grounding ─▶ policy ─▶ related questions ─▶ session
+    policy ─▶ retrieval, classification ─▶ gate ─▶ synthesis ─▶ grounding ─▶ policy ─▶ related questions ─▶ session
 
 Wherever it ends early, steps and references so far are kept, the state is SUCCEEDED, and ``skipped_reasons`` say why.
 """
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
 from llama_index_agentic_kb._aio import deadline_after, earliest, emit, emitting
-from llama_index_agentic_kb.answering.end_user import end_user_part
-from llama_index_agentic_kb.answering.given_results import given_request, given_retriever
-from llama_index_agentic_kb.answering.objections import objections
-from llama_index_agentic_kb.answering.pieces import Pieces
-from llama_index_agentic_kb.answering.policy import AnswerPolicy, Safety, check, rate
-from llama_index_agentic_kb.answering.query import check_sizes, classification_of, instructions_of, request_of
-from llama_index_agentic_kb.answering.references import answer_references
-from llama_index_agentic_kb.answering.related import RelatedQuestions
-from llama_index_agentic_kb.answering.resource import make_answer, unanswered_parts
-from llama_index_agentic_kb.answering.steps import answer_steps
-from llama_index_agentic_kb.answering.turns import Turns, session_owner
+from llama_index_agentic_kb._text import error_message
+from llama_index_agentic_kb.answering.policy import AnswerPolicy, check, rate
+from llama_index_agentic_kb.answering.related import related_questions
+from llama_index_agentic_kb.answering.results import (
+    Pieces,
+    answer_references,
+    answer_steps,
+    make_answer,
+    unanswered_parts,
+)
+from llama_index_agentic_kb.answering.sessions import Turns, end_user_part, session_owner
+from llama_index_agentic_kb.answering.skip_reasons import skip_reasons
+from llama_index_agentic_kb.answering.supplied_results import supplied_request, supplied_retriever
 from llama_index_agentic_kb.errors import DeadlineExceededError, InvalidRequestError
 from llama_index_agentic_kb.grounding import Markers
 from llama_index_agentic_kb.grounding.settings import DEFAULT_GROUNDING, Grounding
-from llama_index_agentic_kb.guard.spotlighting import Spotlight
+from llama_index_agentic_kb.planning import ClassificationSpec
 from llama_index_agentic_kb.query_engine import WITHHELD, AgenticQueryEngine, Answered, partial_of, synthesized
-from llama_index_agentic_kb.retriever import Retrieval
-from llama_index_agentic_kb.schema import ActivityRecord, MissingPart, Outcome, SubQueryOrigin
+from llama_index_agentic_kb.retriever import AgenticRetriever, Retrieval
+from llama_index_agentic_kb.schema import (
+    ActivityRecord,
+    Message,
+    MissingPart,
+    Outcome,
+    QueryPlan,
+    ReasoningEffort,
+    RetrievalRequest,
+    SubQueryOrigin,
+    all_of,
+)
 from llama_index_agentic_kb.schema.answer import (
     AnswerReference,
     AnswerState,
     AnswerStep,
+    QueryClass,
     SafetyRating,
     SkippedReason,
 )
 from llama_index_agentic_kb.schema.answer_query import (
     AnswerQuery,
+    DataStoreQuery,
     ReferencesPiece,
     StepsPiece,
     TextPiece,
 )
+from llama_index_agentic_kb.schema.request import SourceParams
 from llama_index_agentic_kb.schema.response import AnswerResponse
 from llama_index_agentic_kb.store.sessions import SessionStore
 from llama_index_agentic_kb.synthesizers import Synthesis
 
 __all__ = ["AnswerEngine"]
 
-LEAST_SECONDS: Final = 0.01
-"""Time that is left at least: a request without any is told as late, and not as one that can't be read."""
+MIN_SECONDS: Final = 0.01
+"""Time that is left at least: a request without any is reported as late, and not as one that can't be read."""
 
 RELATED_SECONDS: Final = 10.0
 """Time that related questions may take, within the request's own."""
+
+MAX_SUPPLIED: Final = 32_000
+"""Characters of all that the end user sent along; Google takes 8,000 of each piece."""
+
+_LANGUAGE_TAG: Final = re.compile(r"[A-Za-z]{2,8}(?:-[A-Za-z0-9]{1,8}){0,5}")
+"""A language tag as BCP 47 has them; enough to keep anything else out of a prompt."""
 
 _AGAINST_POLICY: Final = {SkippedReason.CUSTOMER_POLICY_VIOLATION, SkippedReason.POTENTIAL_POLICY_VIOLATION}
 
@@ -63,7 +85,7 @@ Observer = Callable[[ActivityRecord], None] | None
 
 
 @dataclass(slots=True)
-class _Way:
+class _Progress:
     """What one query has come to so far."""
 
     query: AnswerQuery
@@ -72,7 +94,7 @@ class _Way:
     state: AnswerState = AnswerState.SUCCEEDED
     instructions: str = ""
     deadline: float | None = None
-    told: bool = False
+    streamed: bool = False
     """Whether text was streamed."""
     retrieval: Retrieval | None = None
     answered: Answered | None = None
@@ -85,7 +107,7 @@ class _Way:
     warnings: list[str] = field(default_factory=list)
 
     def skip(self, *reasons: SkippedReason) -> None:
-        """Give no answer."""
+        """Withhold the answer."""
         self.skipped += reasons
         self.text = WITHHELD
 
@@ -95,7 +117,7 @@ class AnswerEngine:
 
     Args:
         engine: Retrieves and answers; its synthesizer is one of ours that a model writes for.
-        policy: The application's own rules; None has none.
+        policy: The application's own rules.
         sessions: Keeps turns; None keeps none, and refuses queries that name a session.
 
     Raises:
@@ -112,7 +134,7 @@ class AnswerEngine:
         self.sessions = sessions
 
     async def answer(self, query: AnswerQuery, *, observer: Observer = None, streaming: bool = False) -> AnswerResponse:
-        """Go the whole way of a query.
+        """Answer a query.
 
         Args:
             query: What is asked, and how it is answered.
@@ -126,194 +148,292 @@ class AnswerEngine:
             SynthesisError: The language model failed while answering.
             NotFoundError: The session is not there, or is another's.
         """
-        way = _Way(query, datetime.now(UTC))
-        way.instructions = instructions_of(query)  # before anything is searched: it may be refused
-        check_sizes(query)
+        progress = _Progress(query, datetime.now(UTC))
+        progress.instructions = _instructions(query)  # before anything is searched: it may be refused
         owner = session_owner(self.engine.retriever.resolve_principal(query.request.principal))
         turns = Turns(self.sessions, query, owner)
-        way.deadline = self._deadline(query)
-        history = await turns.history(way.deadline)
-        objection = await check(self.policy.question, query.question, "question check", self._hook_deadline(way))
-        if objection is None:
-            await self._search(way, history, observer)
-            await self._check_plan(way, told_before=bool(history))
+        seconds = query.request.max_runtime_in_seconds or self.engine.retriever.max_runtime_in_seconds
+        progress.deadline = deadline_after(seconds)
+        history = await turns.history(progress.deadline)
+        if await self._allowed(progress, query.question):
+            await self._search(progress, history, observer)
+            await self._check_plan(progress, has_history=bool(history))
             if streaming:
-                await emit([StepsPiece(steps=way.steps), ReferencesPiece(references=list(way.references.values()))])
-            await self._write(way, streaming=streaming)
-        else:
-            way.skip(SkippedReason.CUSTOMER_POLICY_VIOLATION)
-            way.warnings.append(f"the question is not answered: {objection}")
-        if streaming and way.skipped and not way.told:
-            await emit([TextPiece(text=way.text)])
-        response = await self._kept(way, turns)
+                references = list(progress.references.values())
+                await emit([StepsPiece(steps=progress.steps), ReferencesPiece(references=references)])
+            await self._write(progress, streaming=streaming)
+        if streaming and progress.skipped and not progress.streamed:
+            await emit([TextPiece(text=progress.text)])
+        response = await self._keep(progress, turns)
         if streaming:
             await emit([response])
         return response
 
     # -- searching -------------------------------------------------------------------------------------------------
 
-    async def _search(self, way: _Way, history: Sequence[Any], observer: Observer) -> None:
-        query = way.query
-        request, warnings = request_of(query, history, self.engine.retriever)
-        way.warnings += warnings
-        engine = self.engine
-        if query.search_results is not None:
-            given = given_retriever(query.search_results, engine.retriever)
-            engine = AgenticQueryEngine(given, engine.synthesizer, callback_manager=engine.callback_manager)
-            request = given_request(query.model_copy(update={"request": request}))
-        if way.deadline is not None:  # what came before is taken off
-            left = max(way.deadline - time.monotonic(), LEAST_SECONDS)
-            request = request.model_copy(update={"max_runtime_in_seconds": left})
-        spec = classification_of(query, self.policy)
-        retrieval = await engine.retrieved(request, observer=observer, classification=spec)
-        way.retrieval = retrieval
-        way.references = answer_references(retrieval.nodes, retrieval.selected)
-        way.steps = answer_steps(
-            retrieval.plan,
-            retrieval.log.records,
-            retrieval.nodes,
-            retrieval.missing,
-            selected=retrieval.selected,
-            mode=query.result_mode,
-        )
-        way.missing += unanswered_parts(retrieval.plan, retrieval.findings, retrieval.log.records)
-        if spec is not None and not any("not classified" in warning for warning in retrieval.plan.warnings):
-            judged = retrieval.plan.classifications is not None
-            way.warnings += [] if judged else ["the question was not classified: no plan was made of it"]
-        way.warnings += [warning for warning in retrieval.plan.warnings if "not classified" in warning]
-        way.skip(*objections(query, self.policy, retrieval))
+    async def _allowed(self, progress: _Progress, question: str) -> bool:
+        """Ask the policy about a question; where it objects, the answer is withheld."""
+        objection = await check(self.policy.question, question, "question check", self._hook_deadline(progress))
+        if objection is not None:
+            progress.skip(SkippedReason.CUSTOMER_POLICY_VIOLATION)
+            progress.warnings.append(f"the question is not answered: {objection}")
+        return objection is None
 
-    async def _check_plan(self, way: _Way, *, told_before: bool) -> None:
-        """Ask the policy of what was planned, too, where it may be of what was said before ("Answer my last one.")."""
-        retrieval = way.retrieval
-        if self.policy.question is None or retrieval is None or not told_before or way.skipped:
+    async def _search(self, progress: _Progress, history: Sequence[Message], observer: Observer) -> None:
+        query, engine = progress.query, self.engine
+        request = _request_of(query, history, engine.retriever)
+        progress.warnings += _unsupported(query)
+        if query.search_results is not None:
+            supplied = supplied_retriever(query.search_results, engine.retriever)
+            engine = AgenticQueryEngine(supplied, engine.synthesizer, callback_manager=engine.callback_manager)
+            request = supplied_request(request, query.search_results)
+        if progress.deadline is not None:  # what came before is taken off
+            left = max(progress.deadline - time.monotonic(), MIN_SECONDS)
+            request = request.model_copy(update={"max_runtime_in_seconds": left})
+        spec = _classes_of(query, self.policy)
+        retrieval = await engine.retrieved(request, observer=observer, classification=spec)
+        progress.retrieval = retrieval
+        progress.references = answer_references(retrieval.nodes, retrieval.selected)
+        progress.steps = answer_steps(retrieval, query.result_mode)
+        progress.missing += unanswered_parts(retrieval)
+        reasons, warnings = skip_reasons(query, self.policy, retrieval)
+        progress.warnings += [*_unclassified(spec, retrieval.plan), *warnings]
+        progress.skip(*reasons)
+
+    async def _check_plan(self, progress: _Progress, *, has_history: bool) -> None:
+        """Ask the policy about the plan, too, where it may repeat an earlier question ("Answer my last one.")."""
+        retrieval = progress.retrieval
+        if self.policy.question is None or retrieval is None or not has_history or progress.skipped:
             return
-        planned = {one.query for one in retrieval.plan.sub_queries if one.origin is not SubQueryOrigin.QUESTION}
-        for query in sorted(planned):
-            objection = await check(self.policy.question, query, "question check", self._hook_deadline(way))
-            if objection is not None:
-                way.skip(SkippedReason.CUSTOMER_POLICY_VIOLATION)
-                way.warnings.append(f"the question is not answered: {objection}")
+        planned = {
+            sub_query.query
+            for sub_query in retrieval.plan.sub_queries
+            if sub_query.origin is not SubQueryOrigin.QUESTION
+        }
+        for question in sorted(planned):
+            if not await self._allowed(progress, question):
                 return
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
-    async def _write(self, way: _Way, *, streaming: bool) -> None:
-        retrieval = way.retrieval
-        if retrieval is None or way.skipped:
+    async def _write(self, progress: _Progress, *, streaming: bool) -> None:
+        retrieval, query = progress.retrieval, progress.query
+        if retrieval is None or progress.skipped:
             return
-        grounding = self._grounding(way.query)
-        held = grounding.may_change or self.policy.answer is not None or way.query.safety
-        body = self._synthesized(way, retrieval, streaming=streaming and not held)
+        grounding = self._grounding(query)
+        held = grounding.may_change or self.policy.answer is not None or query.safety
         try:
-            synthesis = await body
-            partial = True
+            synthesis = await self._synthesized(progress, retrieval, streaming=streaming and not held)
         except DeadlineExceededError as error:
             synthesis = await partial_of(self.engine.synthesizer, retrieval, error)
-            synthesis.text, partial = synthesis.text.rstrip(), bool(error.partial)
-            way.state = AnswerState.FAILED  # never by its text alone
-        if not partial:  # extracts are no answer
-            way.answered = Answered(retrieval, synthesis)
-            way.warnings.append("the answer was not there by its deadline")
-            return
-        way.answered = await self.engine.grounded(retrieval, synthesis, grounding)
-        await self._judge(way, way.answered)
-        if not way.skipped and way.query.related_questions:
-            await self._relate(way, retrieval)
-        if streaming and held and not way.skipped:
-            way.told = True
-            await emit([TextPiece(text=way.text)])
+            synthesis.text = synthesis.text.rstrip()
+            progress.state = AnswerState.FAILED  # never by its text alone
+            if not error.partial:  # extracts are no answer
+                progress.answered = Answered(retrieval, synthesis)
+                progress.warnings.append("the answer was not there by its deadline")
+                return
+        progress.answered = await self.engine.grounded(retrieval, synthesis, grounding)
+        await self._judge(progress, progress.answered)
+        if not progress.skipped and query.related_questions:
+            await self._relate(progress, retrieval)
+        if streaming and held and not progress.skipped:
+            progress.streamed = True
+            await emit([TextPiece(text=progress.text)])
 
-    def _synthesized(self, way: _Way, retrieval: Retrieval, *, streaming: bool) -> Coroutine[Any, Any, Synthesis]:
-        query, chunks = way.query, way.query.end_user_chunks
-
-        def aside(spotlight: Spotlight) -> str:
-            return end_user_part(chunks, spotlight)
-
+    def _synthesized(
+        self, progress: _Progress, retrieval: Retrieval, *, streaming: bool
+    ) -> Coroutine[Any, Any, Synthesis]:
+        chunks = progress.query.end_user_chunks
         body = synthesized(
             self.engine.synthesizer,
             retrieval,
             streaming=streaming,
-            instructions=way.instructions,
-            aside=aside if chunks else None,
+            instructions=progress.instructions,
+            aside=(lambda spotlight: end_user_part(chunks, spotlight)) if chunks else None,
         )
         if not streaming:
             return body
-        pieces = Pieces(list(way.references), cite=query.include_citations)
-        way.told = True
+        pieces = Pieces(list(progress.references), cite=progress.query.include_citations)
+        progress.streamed = True
         return emitting(body, pieces.feed, pieces.close)
 
     def _grounding(self, query: AnswerQuery) -> Grounding:
-        """Give how the answer is checked: markers are data here, in citations, and not in the text."""
+        """Return how the answer is checked: markers are data here, in citations, and not in the text."""
         own = self.engine.grounding or DEFAULT_GROUNDING
         return replace(own, markers=Markers.STRIP, filtering=query.filtering_level or own.filtering)
 
-    async def _judge(self, way: _Way, answered: Answered) -> None:
+    async def _judge(self, progress: _Progress, answered: Answered) -> None:
         """Take an answer, or withhold one that is grounded too badly or is against a policy."""
-        way.text = answered.text
-        way.skipped += answered.skipped
+        progress.text = answered.text
+        progress.skipped += answered.skipped
         text = answered.synthesis.text if answered.grounded is None else answered.grounded.text
-        way.warnings += [] if answered.grounded is None else answered.grounded.ledger.warnings
-        deadline = self._hook_deadline(way)
+        progress.warnings += [] if answered.grounded is None else answered.grounded.ledger.warnings
+        deadline = self._hook_deadline(progress)
         objection = await check(self.policy.answer, text, "answer check", deadline)
         if objection is not None:
-            way.skip(SkippedReason.CUSTOMER_POLICY_VIOLATION)
-            way.warnings.append(f"the answer is withheld: {objection}")
-        safety: Safety = await rate(self.policy.safety, way.query, text, deadline)
-        way.ratings = safety.ratings
-        way.warnings += [safety.warning] if safety.warning else []
+            progress.skip(SkippedReason.CUSTOMER_POLICY_VIOLATION)
+            progress.warnings.append(f"the answer is withheld: {objection}")
+        safety = await rate(self.policy.safety, progress.query, text, deadline)
+        progress.ratings = safety.ratings
+        progress.warnings += [safety.warning] if safety.warning else []
         if safety.blocks:
-            way.skip(SkippedReason.POTENTIAL_POLICY_VIOLATION)
+            progress.skip(SkippedReason.POTENTIAL_POLICY_VIOLATION)
 
-    async def _relate(self, way: _Way, retrieval: Retrieval) -> None:
+    async def _relate(self, progress: _Progress, retrieval: Retrieval) -> None:
         model = getattr(self.engine.synthesizer, "model", None)
         if model is None:
             return
-        asker = RelatedQuestions(model, spotlighting=self.engine.retriever.options.spotlighting)
-        deadline = earliest(retrieval.budget.check_deadline, deadline_after(RELATED_SECONDS))
-        shown = [node for number, node in enumerate(retrieval.nodes) if str(number) in way.references]
-        related = await asker.ask(way.query.question, shown, answer=way.text, deadline=deadline)
-        way.related = related.questions
-        way.warnings += related.warnings
+        related = await related_questions(
+            model,
+            progress.query.question,
+            [node for number, node in enumerate(retrieval.nodes) if str(number) in progress.references],
+            answer=progress.text,
+            spotlighting=self.engine.retriever.options.spotlighting,
+            deadline=earliest(retrieval.budget.check_deadline, deadline_after(RELATED_SECONDS)),
+        )
+        progress.related = related.questions
+        progress.warnings += related.warnings
 
-    def _deadline(self, query: AnswerQuery) -> float | None:
-        return deadline_after(query.request.max_runtime_in_seconds or self.engine.retriever.max_runtime_in_seconds)
-
-    def _hook_deadline(self, way: _Way) -> float | None:
-        return earliest(way.deadline, deadline_after(self.policy.seconds))
+    def _hook_deadline(self, progress: _Progress) -> float | None:
+        return earliest(progress.deadline, deadline_after(self.policy.seconds))
 
     # -- the end ---------------------------------------------------------------------------------------------------
 
-    async def _kept(self, way: _Way, turns: Turns) -> AnswerResponse:
-        """Put the answer together, and keep it as a turn where there is a session."""
-        retrieval, answered = way.retrieval, way.answered
+    async def _keep(self, progress: _Progress, turns: Turns) -> AnswerResponse:
+        """Make the response, and keep its answer as a turn where there is a session."""
+        retrieval, answered = progress.retrieval, progress.answered
+        grounded = None if answered is None else answered.grounded
         answer = make_answer(
-            way.query,
-            way.text,
-            references=way.references,
-            steps=way.steps,
-            ledger=answered.grounded.ledger if answered is not None and answered.grounded is not None else None,
-            related_questions=way.related,
+            progress.query,
+            progress.text,
+            references=progress.references,
+            steps=progress.steps,
+            ledger=None if grounded is None else grounded.ledger,
+            related_questions=progress.related,
             classifications=None if retrieval is None else retrieval.plan.classifications,
-            skipped_reasons=way.skipped,
-            safety_ratings=way.ratings,
-            created_at=way.created_at,
+            skipped_reasons=progress.skipped,
+            safety_ratings=progress.ratings,
+            created_at=progress.created_at,
             completed_at=datetime.now(UTC),
-            state=way.state,
+            state=progress.state,
         )
-        response = AnswerResponse(answer=answer, missing=way.missing, warnings=way.warnings)
+        response = AnswerResponse(answer=answer, missing=progress.missing, warnings=progress.warnings)
         if retrieval is not None:
-            withheld = answered is None or _AGAINST_POLICY.intersection(way.skipped)  # then nobody is told
-            whole = answered if answered is not None and not withheld else Answered(retrieval, Synthesis(text=""))
-            whole.skipped = way.skipped
-            response.account = whole.response(include_activity=way.query.request.include_activity)
+            # An answer that is against a policy is nowhere in the account either.
+            shown = None if _AGAINST_POLICY.intersection(progress.skipped) else answered
+            account = shown or Answered(retrieval, Synthesis(text=""))
+            account.skipped = progress.skipped
+            response.account = account.response(include_activity=progress.query.request.include_activity)
             response.missing += retrieval.missing
-        if way.state is AnswerState.FAILED:
+        if progress.state is AnswerState.FAILED:
             return response
         try:
             response.answer, response.session = await turns.keep(answer)
         except Exception as error:  # noqa: BLE001 (the answer is there: it is not lost to its keeping)
-            told = turns.failure(error)
-            response.warnings.append(told)
-            response.missing.append(MissingPart(what="session", outcome=Outcome.ERROR, reason=told))
+            reason = f"the turn was not stored: {error_message(error)}"
+            response.warnings.append(reason)
+            response.missing.append(MissingPart(what="session", outcome=Outcome.ERROR, reason=reason))
         return response
+
+
+# -- what a query asks of each stage -----------------------------------------------------------------------------------
+
+
+def _request_of(query: AnswerQuery, history: Sequence[Message], retriever: AgenticRetriever) -> RetrievalRequest:
+    """Return the retrieval request of a query.
+
+    Its filters narrow every source; of data stores, which are sources here, only those that are named are searched. A
+    query that is not to be rephrased is searched as it is (minimal effort), one of several rephrasing steps at medium
+    effort; an effort that the request names goes before both.
+
+    Raises:
+        InvalidRequestError: A data store is no source.
+    """
+    request = query.request
+    changes: dict[str, object] = {}
+    if history and request.messages:
+        changes["messages"] = [*history, *request.messages]
+    if request.retrieval_reasoning_effort is None:
+        if query.rephrasing.disabled:
+            changes["retrieval_reasoning_effort"] = ReasoningEffort.MINIMAL
+        elif query.rephrasing.max_steps > 1:
+            changes["retrieval_reasoning_effort"] = ReasoningEffort.MEDIUM
+    if query.filters is not None or query.data_stores:
+        changes["knowledge_source_params"] = _source_params(query, retriever)
+    return request.model_copy(update=changes)
+
+
+def _source_params(query: AnswerQuery, retriever: AgenticRetriever) -> list[SourceParams]:
+    stores = _by_source(query.data_stores, retriever)
+    params = []
+    for name in retriever.sources:
+        requested, store = query.request.params_for(name), stores.get(name)
+        if query.data_stores and store is None:
+            params.append(requested.model_copy(update={"never_query_source": True, "always_query_source": False}))
+            continue
+        own = None if store is None else store.filters
+        changes: dict[str, object] = {"filters": all_of(requested.filters, query.filters, own)}
+        if store is not None and store.max_results is not None:
+            changes["max_output_documents"] = store.max_results
+        params.append(requested.model_copy(update=changes))
+    return params
+
+
+def _by_source(stores: Sequence[DataStoreQuery], retriever: AgenticRetriever) -> Mapping[str, DataStoreQuery]:
+    named = {store.data_store.rstrip("/").rpartition("/")[2]: store for store in stores}
+    unknown = sorted(set(named) - set(retriever.sources))
+    if unknown:
+        known = ", ".join(retriever.sources)
+        raise InvalidRequestError(f"dataStoreSpecs: {', '.join(unknown)}: there is no such source; there are {known}")
+    return named
+
+
+def _unsupported(query: AnswerQuery) -> list[str]:
+    """Return warnings of what a query asks for that is not done; nothing is left out silently."""
+    asked = {
+        "boostSpec": bool(query.boosts) or any(store.boosts for store in query.data_stores),
+        "orderBy": bool(query.order_by),
+        "customSearchOperators": any(store.custom_search_operators for store in query.data_stores),
+        "modelVersion": bool(query.model_version),
+    }
+    return [f"{name}: not supported; it was left out" for name, is_asked in asked.items() if is_asked]
+
+
+def _classes_of(query: AnswerQuery, policy: AnswerPolicy) -> ClassificationSpec | None:
+    """Return what a question is classified as: what is to be reported, and what the answer depends on."""
+    types = list(query.classify)
+    types += [QueryClass.ADVERSARIAL_QUERY] if query.ignore_adversarial_query else []
+    types += [QueryClass.JAIL_BREAKING_QUERY] if query.ignore_jail_breaking_query else []
+    if query.ignore_non_answer_seeking_query:
+        types += [QueryClass.NON_ANSWER_SEEKING_QUERY, QueryClass.NON_ANSWER_SEEKING_QUERY_V2]
+    return ClassificationSpec(tuple(types), policy.labels) if types or policy.labels else None
+
+
+def _unclassified(spec: ClassificationSpec | None, plan: QueryPlan) -> list[str]:
+    """Return a warning of the classes that were asked for and not judged."""
+    if spec is None:
+        return []
+    judged = {classification.type for classification in plan.classifications or ()}
+    lacking = [kind.value for kind in dict.fromkeys(spec.types) if kind not in judged]
+    if QueryClass.USER_DEFINED_CLASSIFICATION_QUERY not in judged:
+        lacking += [f"label {name!r}" for name in spec.labels]
+    return [f"the question was not classified as to: {', '.join(lacking)}"] if lacking else []
+
+
+def _instructions(query: AnswerQuery) -> str:
+    """Return the application's instructions to the model that writes: its preamble, and the answer's language.
+
+    Raises:
+        InvalidRequestError: The language is no language tag, or the end user sent too much along.
+    """
+    size = sum(len(chunk.content) for chunk in query.end_user_chunks)
+    if size > MAX_SUPPLIED:  # it would leave no room for evidence
+        raise InvalidRequestError(f"endUserSpec: {size:,} characters are too many; at most {MAX_SUPPLIED:,} together")
+    lines = [query.preamble.strip()] if query.preamble.strip() else []
+    if query.language:
+        if not _LANGUAGE_TAG.fullmatch(query.language):
+            raise InvalidRequestError(f"answerLanguageCode: {query.language!r} is no language tag, such as de or zh-CN")
+        lines.append(
+            f'Write the answer in the language with the BCP 47 tag "{query.language}", whatever the question\'s.'
+        )
+    return "\n".join(lines)

@@ -17,21 +17,21 @@ from llama_index_agentic_kb.schema.answer_query import AnswerQuery, HarmBlockThr
 __all__ = ["AnswerPolicy", "Safety", "check", "rate"]
 
 Objection: TypeAlias = str | bool | None
-"""Why a text is against a policy, or whether it is; None, False and "" say that it is not."""
+"""Why a text is against a policy, or whether it is; None, False and "" mean that it is not."""
 
 TextCheck: TypeAlias = Callable[[str], Objection | Awaitable[Objection]]
 SafetyRater: TypeAlias = Callable[[str, str], Sequence[SafetyRating] | Awaitable[Sequence[SafetyRating]]]
 
 _HOOKS: Final = WorkerPool("policies", 16)
-"""Of their own: those that hang take no thread from anything else."""
+"""A pool of their own: those that hang take no thread from anything else."""
 
-_ORDER: Final = (HarmLevel.NEGLIGIBLE, HarmLevel.LOW, HarmLevel.MEDIUM, HarmLevel.HIGH)
-_FROM: Final = {
+_LEVELS: Final = (HarmLevel.NEGLIGIBLE, HarmLevel.LOW, HarmLevel.MEDIUM, HarmLevel.HIGH)
+_MIN_LEVEL: Final = {
     HarmBlockThreshold.BLOCK_LOW_AND_ABOVE: 1,
     HarmBlockThreshold.BLOCK_MEDIUM_AND_ABOVE: 2,
     HarmBlockThreshold.BLOCK_ONLY_HIGH: 3,
-    HarmBlockThreshold.BLOCK_NONE: len(_ORDER),
-    HarmBlockThreshold.OFF: len(_ORDER),
+    HarmBlockThreshold.BLOCK_NONE: len(_LEVELS),
+    HarmBlockThreshold.OFF: len(_LEVELS),
 }
 
 
@@ -39,24 +39,24 @@ _FROM: Final = {
 class AnswerPolicy:
     """What an application does not want answered. Hooks may be plain functions (called on a thread) or coroutines.
 
-    A hook that fails or is late withholds the answer: what could not be checked is not told.
+    A hook that fails or is late withholds the answer: what could not be checked is not shown.
 
     Args:
-        question: Told the question before anything is searched; what it gives back says why it is not answered
-            (CUSTOMER_POLICY_VIOLATION).
-        answer: The same for the answer, before it is told. A streamed answer is then told in one piece.
-        safety: Given question and answer where a query asks for safety ratings; gives the ratings. Without it there
-            are none: this library invents none.
+        question: Called with the question before anything is searched; what it returns is why the question is not
+            answered (CUSTOMER_POLICY_VIOLATION).
+        answer: The same for the answer, before it is shown. A streamed answer then comes in one piece.
+        safety: Called with question and answer where a query asks for safety ratings; returns the ratings. Without it
+            there are none: this library invents none.
         labels: Classes of the application's own: a name and a description of the questions that it fits. A question of
             one is not answered (USER_DEFINED_CLASSIFICATION_QUERY_IGNORED), nor is one that could not be judged, as at
             minimal effort.
-        low_relevance: The relevance gate where a query says nothing: True withholds an answer where little of what was
-            asked is in the evidence, None (default) where nothing was found or a calibrated reranker says that it is
-            about something else, False only where nothing was found.
+        low_relevance: The relevance gate where a query does not say, by the scores of a calibrated reranker: True
+            withholds an answer where the evidence is barely relevant, None (default) where it is about something else,
+            False never. Where nothing was found there is no answer in any case.
         seconds: Time that each hook may take, within the request's own. Default 5.
 
     Raises:
-        ConfigurationError: A value doesn't fit.
+        ConfigurationError: A value does not fit.
     """
 
     question: TextCheck | None = None
@@ -77,47 +77,25 @@ class AnswerPolicy:
 
 
 async def check(hook: TextCheck | None, text: str, what: str, deadline: float | None) -> str | None:
-    """Ask a hook about a text.
-
-    Returns:
-        Why it is against the policy; None where it is not. A hook that fails says that it failed.
-    """
+    """Return why a hook finds a text against the policy, or that the hook failed; None where there is no objection."""
     if hook is None:
         return None
     try:
-        found = await _asked(hook, (text,), what, deadline)
-        told = one_line(found, 200) if isinstance(found, str) else "it is against the policy" if found else ""
-    except Exception as error:  # noqa: BLE001 (whatever a user's hook raises: what is not checked is not told)
+        found = await _called(hook, (text,), what, deadline)
+        reason = one_line(found, 200) if isinstance(found, str) else "it is against the policy" if found else ""
+    except Exception as error:  # noqa: BLE001 (whatever a user's hook raises: what is not checked is not shown)
         return f"the {what} failed: {error_message(error)}"
-    return told or None
-
-
-async def rate(hook: SafetyRater | None, query: AnswerQuery, answer: str, deadline: float | None) -> Safety:
-    """Ask the safety hook, where the query wants ratings.
-
-    A rating blocks where the hook says so, or where its probability reaches the query's threshold of its category: low
-    in every category, or what ``safety_settings`` say of those that they name.
-    """
-    if not query.safety:
-        return Safety()
-    if hook is None:
-        return Safety(warning="safety: no hook is set (AnswerPolicy.safety), so that nothing was rated")
-    try:
-        given = await _asked(hook, (query.question, answer), "safety hook", deadline)
-        ratings = [_judged(SafetyRating.model_validate(one), query) for one in given or ()]
-    except Exception as error:  # noqa: BLE001 (as above)
-        return Safety(failed=True, warning=f"the safety hook failed: {error_message(error)}")
-    return Safety(ratings)
+    return reason or None
 
 
 @dataclass(frozen=True, slots=True)
 class Safety:
-    """What the safety hook said.
+    """The result of the safety hook.
 
     Args:
         ratings: With ``blocked`` set.
         failed: Whether it could not be asked.
-        warning: What is to be told of it.
+        warning: What the caller should know of it.
     """
 
     ratings: list[SafetyRating] = field(default_factory=list)
@@ -130,25 +108,41 @@ class Safety:
         return self.failed or any(rating.blocked for rating in self.ratings)
 
 
-def _judged(rating: SafetyRating, query: AnswerQuery) -> SafetyRating:
-    settings = {one.category: one.threshold for one in query.safety_settings}
+async def rate(hook: SafetyRater | None, query: AnswerQuery, answer: str, deadline: float | None) -> Safety:
+    """Ask the safety hook, where the query wants ratings.
+
+    A rating blocks where the hook says so, or where its probability reaches the query's threshold of its category: low
+    in every category, or what ``safety_settings`` say of those that they name.
+    """
+    if not query.safety:
+        return Safety()
+    if hook is None:
+        return Safety(warning="safety: no hook is set (AnswerPolicy.safety), so that nothing was rated")
+    settings = {setting.category: setting.threshold for setting in query.safety_settings}
     default = HarmBlockThreshold.OFF if settings else HarmBlockThreshold.BLOCK_LOW_AND_ABOVE
-    least = _FROM[settings.get(rating.category, default)]
-    reached = rating.probability is not None and _ORDER.index(rating.probability) >= least
-    return rating.model_copy(update={"blocked": rating.blocked or reached})
+    ratings = []
+    try:
+        for returned in await _called(hook, (query.question, answer), "safety hook", deadline) or ():
+            rating = SafetyRating.model_validate(returned)
+            minimum = _MIN_LEVEL[settings.get(rating.category, default)]
+            reached = rating.probability is not None and _LEVELS.index(rating.probability) >= minimum
+            ratings.append(rating.model_copy(update={"blocked": rating.blocked or reached}))
+    except Exception as error:  # noqa: BLE001 (as above)
+        return Safety(failed=True, warning=f"the safety hook failed: {error_message(error)}")
+    return Safety(ratings)
 
 
-async def _asked(hook: Callable[..., Any], arguments: tuple[str, ...], what: str, deadline: float | None) -> Any:
-    """Call a hook: a coroutine function in the loop, anything else on a thread; what it gives may be an awaitable."""
+async def _called(hook: Callable[..., Any], arguments: tuple[str, ...], what: str, deadline: float | None) -> Any:
+    """Call a hook: a coroutine function in the loop, anything else on a thread; what it returns may be awaitable."""
     work = partial(hook, *arguments)
     is_async = inspect.iscoroutinefunction(hook) or inspect.iscoroutinefunction(getattr(hook, "__call__", None))  # noqa: B004 (an object whose call is a coroutine)
     if is_async:
         return await Call(native=work, deadline=deadline, what=what)
-    given = await Call(sync=work, deadline=deadline, pool=_HOOKS, what=what)
-    if inspect.isawaitable(given):
-        return await Call(native=partial(_awaited, given), deadline=deadline, what=what)
-    return given
+    returned = await Call(sync=work, deadline=deadline, pool=_HOOKS, what=what)
+    if inspect.isawaitable(returned):
+        return await Call(native=partial(_awaited, returned), deadline=deadline, what=what)
+    return returned
 
 
-async def _awaited(given: Awaitable[Any]) -> Any:
-    return await given
+async def _awaited(returned: Awaitable[Any]) -> Any:
+    return await returned

@@ -20,7 +20,7 @@ from llama_index.core.schema import (
 )
 
 from llama_index_agentic_kb import Fields, KnowledgeSource
-from llama_index_agentic_kb.answering.references import answer_references
+from llama_index_agentic_kb.answering.results import answer_references
 from llama_index_agentic_kb.guard.permissions import Permissions
 from llama_index_agentic_kb.schema import Principal
 from llama_index_agentic_kb.schema.answer import Answer, ChunkReference, DocumentReference, StructuredReference

@@ -7,9 +7,7 @@ from typing import Any
 import pytest
 from llama_index.core.schema import NodeRelationship, RelatedNodeInfo, TextNode
 
-from llama_index_agentic_kb.answering.references import answer_references
-from llama_index_agentic_kb.answering.resource import unanswered_parts
-from llama_index_agentic_kb.answering.steps import answer_steps
+from llama_index_agentic_kb.answering.results import answer_references, answer_steps, unanswered_parts
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import Outcome
 from llama_index_agentic_kb.schema.answer import AnswerStep, ChunkReference, DocumentReference, StepState
@@ -31,18 +29,11 @@ NOTHING: list[dict[str, Any]] = [{"step": "q1", "answers": []}]
 
 
 def steps(retrieval: Retrieval, mode: ResultMode | None = None) -> list[AnswerStep]:
-    return answer_steps(
-        retrieval.plan,
-        retrieval.log.records,
-        retrieval.nodes,
-        retrieval.missing,
-        selected=retrieval.selected,
-        mode=mode,
-    )
+    return answer_steps(retrieval, mode)
 
 
 def lacking(retrieval: Retrieval) -> list[tuple[str | None, Outcome, str]]:
-    parts = unanswered_parts(retrieval.plan, retrieval.findings, retrieval.log.records)
+    parts = unanswered_parts(retrieval)
     assert all(part.what == "sub-question" for part in parts)
     return [(part.sub_query_id, part.outcome, part.reason) for part in parts]
 
@@ -179,10 +170,10 @@ def test_sources_that_show_no_references_are_not_observed() -> None:
 def test_searches_that_were_left_out_are_lost() -> None:
     """A sub-query that was never searched, for want of time, has no observation, and lacks evidence."""
     retrieval = retrieved([source([APOLLO, SATURN])], QUESTION, llm=planner(HOPS, FOUND), effort="medium")
-    kept = [one for one in retrieval.log.records if getattr(one, "sub_query_id", None) != "q2"]
-    _, second = answer_steps(retrieval.plan, kept, retrieval.nodes, [], selected=retrieval.selected)
+    retrieval.log.records[:] = [one for one in retrieval.log.records if getattr(one, "sub_query_id", None) != "q2"]
+    _, second = steps(retrieval)
     assert second.state is StepState.FAILED
-    (part,) = unanswered_parts(retrieval.plan, retrieval.findings, kept)
+    (part,) = unanswered_parts(retrieval)
     assert (part.sub_query_id, part.outcome) == ("q2", Outcome.SKIPPED)
 
 

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from llama_index_agentic_kb.answering.end_user import END_USER_RULE, end_user_part
+from llama_index_agentic_kb.answering.sessions import END_USER_RULE, end_user_part
 from llama_index_agentic_kb.guard.spotlighting import draw
 from llama_index_agentic_kb.schema.answer_query import EndUserChunk
 

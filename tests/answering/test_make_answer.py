@@ -14,9 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llama_index_agentic_kb._aio import run
-from llama_index_agentic_kb.answering.references import answer_references
-from llama_index_agentic_kb.answering.resource import make_answer
-from llama_index_agentic_kb.answering.steps import answer_steps
+from llama_index_agentic_kb.answering.results import answer_references, answer_steps, make_answer
 from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.grounding.citations import MarkerFilter, Markers
 from llama_index_agentic_kb.grounding.ledger import GroundingSource, ground
@@ -80,9 +78,7 @@ def told(retrieval: Retrieval, text: str, style: Markers) -> tuple[str, Groundin
 def made(retrieval: Retrieval, asked: AnswerQuery = ALL, text: str = TEXT, **kwargs: Any) -> Answer:
     given: dict[str, Any] = {
         "references": answer_references(retrieval.nodes, retrieval.selected),
-        "steps": answer_steps(
-            retrieval.plan, retrieval.log.records, retrieval.nodes, retrieval.missing, selected=retrieval.selected
-        ),
+        "steps": answer_steps(retrieval),
         "ledger": checked(retrieval, TEXT),
         "related_questions": ["How heavy was it?", "How heavy was it?"],
         "classifications": [QueryClassification(type=one, positive=False) for one in QueryClass],

@@ -16,8 +16,7 @@ from llama_index.core.chat_engine.types import BaseChatEngine
 
 from llama_index_agentic_kb import AgenticChatEngine, KnowledgeBase, SynthesisError
 from llama_index_agentic_kb._aio import run
-from llama_index_agentic_kb.answering.session_memory import SessionMemory
-from llama_index_agentic_kb.answering.turns import session_owner
+from llama_index_agentic_kb.answering.sessions import SessionMemory, session_owner
 from llama_index_agentic_kb.errors import (
     ConfigurationError,
     DeniedError,

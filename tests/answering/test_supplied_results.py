@@ -5,18 +5,16 @@ from __future__ import annotations
 import asyncio
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
-from llama_index_agentic_kb import AgenticRetriever, InvalidRequestError, RetrieverOptions
+from llama_index_agentic_kb import AgenticRetriever, RetrieverOptions
 from llama_index_agentic_kb._aio import arun, run
-from llama_index_agentic_kb.answering.given_results import given_nodes, given_request, given_retriever
-from llama_index_agentic_kb.answering.references import answer_references
-from llama_index_agentic_kb.answering.steps import answer_steps
+from llama_index_agentic_kb.answering.results import answer_references, answer_steps
+from llama_index_agentic_kb.answering.supplied_results import supplied_request, supplied_retriever
 from llama_index_agentic_kb.query_engine import AgenticQueryEngine, Answered
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import Principal
@@ -66,7 +64,9 @@ def retriever(**kwargs: Any) -> tuple[AgenticRetriever, MemoryRetriever]:
 
 def found(asked: AnswerQuery, like: AgenticRetriever) -> Retrieval:
     assert asked.search_results is not None
-    return run(given_retriever(asked.search_results, like).retrieval(given_request(asked)))
+    return run(
+        supplied_retriever(asked.search_results, like).retrieval(supplied_request(asked.request, asked.search_results))
+    )
 
 
 def test_all_are_given_in_their_order_and_nothing_is_searched() -> None:
@@ -80,9 +80,7 @@ def test_all_are_given_in_their_order_and_nothing_is_searched() -> None:
         "It was tall.\n\n110.6 m tall.",
         '{"height": 110.6}',
     ]
-    (step,) = answer_steps(
-        retrieval.plan, retrieval.log.records, retrieval.nodes, retrieval.missing, selected=retrieval.selected
-    )
+    (step,) = answer_steps(retrieval)
     assert step.description == "Read the results that were given."
     assert [one.title for one in step.actions[0].results or ()][:3] == ["Cheese", "Rockets", "Record"]
 
@@ -90,8 +88,8 @@ def test_all_are_given_in_their_order_and_nothing_is_searched() -> None:
 def test_the_async_way_gives_the_same() -> None:
     """Sync and async read the same results."""
     like, _ = retriever()
-    given_one = given_retriever(RESULTS, like)
-    retrieval = asyncio.run(arun(given_one.retrieval(given_request(query()))))
+    over = supplied_retriever(RESULTS, like)
+    retrieval = asyncio.run(arun(over.retrieval(supplied_request(query().request, RESULTS))))
     assert list(answer_references(retrieval.nodes, retrieval.selected).values()) == RESULTS
 
 
@@ -104,8 +102,8 @@ def test_an_answer_is_written_from_them() -> None:
         return "It was 110.6 m tall [ref_id:1]."
 
     like, _ = retriever(llm=ScriptedLLM(reply))
-    engine = AgenticQueryEngine(given_retriever(RESULTS, like))
-    answered: Answered = run(engine.answer(given_request(query())))
+    engine = AgenticQueryEngine(supplied_retriever(RESULTS, like))
+    answered: Answered = run(engine.answer(supplied_request(query().request, RESULTS)))
     assert answered.synthesis.text == "It was 110.6 m tall [ref_id:1]."
     assert len(prompts) == 1
     assert 'ref_id=\\"1\\" title=\\"Rockets\\"' in prompts[0] or 'ref_id="1" title="Rockets"' in prompts[0]
@@ -127,9 +125,9 @@ def test_what_a_postprocessor_took_out_is_not_told() -> None:
     """Where a node's text was changed on the way, its reference is of the text as it is now."""
     like, _ = retriever()
     engine = AgenticQueryEngine(
-        given_retriever(RESULTS, like), response_mode="extractiveData", node_postprocessors=[Redacting()]
+        supplied_retriever(RESULTS, like), response_mode="extractiveData", node_postprocessors=[Redacting()]
     )
-    retrieval = run(engine.answer(given_request(query()))).retrieval
+    retrieval = run(engine.answer(supplied_request(query().request, RESULTS))).retrieval
     first, second, *_ = answer_references(retrieval.nodes, retrieval.selected).values()
     assert isinstance(first, ChunkReference)
     assert (first.content, first.chunk, first.document, first.title) == ("XXX is old.", "c1", "d1", "Cheese")
@@ -143,16 +141,10 @@ def test_no_results_are_empty_evidence() -> None:
     assert (retrieval.nodes, searched.queries) == ([], [])
 
 
-def test_a_query_without_results_is_refused() -> None:
-    """What brings no results along is to be searched."""
-    with pytest.raises(InvalidRequestError, match="searchResults: the query brings no results along"):
-        given_request(query(None))
-
-
 def test_who_asks_stays_who_asks() -> None:
     """The retriever keeps the other's principal and limits, and none of its memory."""
     like, _ = retriever(principal=Principal(user="alice"), options=RetrieverOptions(require_principal=True))
-    over = given_retriever(RESULTS, like)
+    over = supplied_retriever(RESULTS, like)
     assert (over.principal, over.options.require_principal, over.memory) == (Principal(user="alice"), True, None)
     assert over.limits == like.limits
 
@@ -161,8 +153,6 @@ def test_who_asks_stays_who_asks() -> None:
 @given(results=st.lists(REFERENCES, max_size=4))
 def test_any_results_come_back_as_they_were(results: list[AnswerReference]) -> None:
     """Whatever they hold, nodes are made with ids of their own, and references are the results."""
-    ids = [node.node_id for node in given_nodes(results)]
-    assert len(set(ids)) == len(ids)
     like, _ = retriever()
     retrieval = found(query(results), like)
     told = answer_references(retrieval.nodes, retrieval.selected)

@@ -1,0 +1,521 @@
+"""The parts of an ``Answer``: references, steps, the resource itself, and the pieces of a stream.
+
+Everything is read off the plan, the evidence and the account of what was done; no model is asked again. What
+``RetrievalResponse.references`` would not show is not shown here either: a source without ``includeReferences``, the
+content where ``includeReferenceSourceData`` is false, the fields that say whom a document is shared with.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Final
+
+from llama_index.core.schema import Document, NodeWithScore
+
+from llama_index_agentic_kb._text import excerpt, one_line
+from llama_index_agentic_kb.answering.supplied_results import SUPPLIED_SOURCE, SuppliedResults
+from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY, provenance, references
+from llama_index_agentic_kb.grounding import MarkerFilter, Markers
+from llama_index_agentic_kb.grounding.citations import MarkerCuts
+from llama_index_agentic_kb.grounding.claims import Claim, split_claims
+from llama_index_agentic_kb.guard.hidden import strip_invisible
+from llama_index_agentic_kb.retriever import Retrieval
+from llama_index_agentic_kb.schema import (
+    ActivityRecord,
+    AgenticReasoningActivity,
+    Finding,
+    MissingPart,
+    ModelQueryPlanningActivity,
+    Outcome,
+    QueryPlan,
+    Reference,
+    SourceActivity,
+    SourceData,
+    SubQuery,
+    SubQueryOrigin,
+)
+from llama_index_agentic_kb.schema.answer import (
+    Answer,
+    AnswerReference,
+    AnswerState,
+    AnswerStep,
+    AnswerStepAction,
+    ChunkContent,
+    ChunkReference,
+    Citation,
+    DocumentReference,
+    QueryClassification,
+    SafetyRating,
+    SearchObservation,
+    SkippedReason,
+    Snippet,
+    StepState,
+    StructuredReference,
+    ledger_citations,
+    ledger_supports,
+)
+from llama_index_agentic_kb.schema.answer_query import AnswerQuery, CitationPiece, ResultMode, TextPiece
+from llama_index_agentic_kb.schema.grounding import GroundingLedger
+from llama_index_agentic_kb.sources.selection import SelectedSource
+
+__all__ = ["SUB_QUESTION", "Pieces", "answer_references", "answer_steps", "make_answer", "unanswered_parts"]
+
+PAGE_KEYS: Final = ("page_label", "page_identifier", "pageIdentifier", "page_number", "page")
+"""Metadata keys of a passage's page, the first that is there; LlamaIndex's PDF readers write ``page_label``."""
+RECORD_KEYS: Final = ("struct_data", "structData")
+"""Metadata keys of a record: Google's own name, in both spellings."""
+CALIBRATED: Final = 4.0
+"""The top of the calibrated rerankers' scale."""
+MAX_RECORD: Final = 100_000
+"""Characters of a text that is looked at for being a record."""
+MAX_LEVELS: Final = 20
+"""Levels of objects and lists inside of a record; deeper ones are read as text."""
+MAX_VALUE: Final = 10_000
+"""Characters of one field of the metadata, as JSON; a longer one (a window of sentences) is left out."""
+MAX_METADATA: Final = 50_000
+"""Characters of all of them; what comes beyond is left out."""
+
+MAX_THOUGHT: Final = 1_000
+SNIPPET_WORDS: Final = 30
+MAX_SNIPPET: Final = 240
+
+SUB_QUESTION: Final = "sub-question"
+"""``MissingPart.what`` of a part of the question that nothing was found for."""
+
+_ANSWERED: Final = (Outcome.OK, Outcome.EMPTY)
+
+
+# -- references --------------------------------------------------------------------------------------------------------
+
+
+def answer_references(
+    nodes: Sequence[NodeWithScore], selected: Mapping[str, SelectedSource]
+) -> dict[str, AnswerReference]:
+    """Return the references of the evidence, cited or not, in its order, by the N of ``[ref_id:N]``.
+
+    A source that shows no references leaves a gap in these ids. The kind of a reference:
+
+    * structured: a record without prose. Its metadata hold an object under ``struct_data`` (or ``structData``), or its
+      text is one JSON object, or it has metadata and no text.
+    * document: a LlamaIndex ``Document``, or a node that names no other document as its own.
+    * chunk: a node of a document: one with a source document, or with a document's key of its source's.
+
+    A relevance score is a calibrated reranker's, divided by 4; none is made of anything else.
+
+    Args:
+        nodes: The evidence of a retrieval.
+        selected: The sources that were searched, by name.
+    """
+    return {shown.id: _reference(nodes[int(shown.id)], shown, selected) for shown in references(nodes, selected)}
+
+
+def _reference(node: NodeWithScore, shown: Reference, selected: Mapping[str, SelectedSource]) -> AnswerReference:
+    source, inner = selected[shown.knowledge_source_name].source, node.node
+    relevance = _unit_relevance(shown)
+    supplied = source.result_of(inner) if isinstance(source, SuppliedResults) else None
+    if supplied is not None:
+        scored = relevance is not None and isinstance(supplied, ChunkReference)
+        return supplied.model_copy(update={"relevance_score": relevance}) if scored else supplied
+    named: dict[str, Any] = {"document": shown.doc_key, "uri": shown.url or "", "title": shown.title}
+    # What kind it is does not depend on how much of it is shown.
+    record = _record(shown.source_data or source.source_data(node))
+    data = shown.source_data
+    if record is not None:
+        return StructuredReference(**named, data={} if data is None else _small_fields(record))
+    content, page, metadata = (
+        ("", "", {}) if data is None else (data.content, _page(data), _small_fields(data.metadata))
+    )
+    if isinstance(inner, Document) or shown.doc_key == inner.node_id:
+        chunk = ChunkContent(content=content, page_identifier=page, relevance_score=relevance)
+        return DocumentReference(**named, chunks=[] if data is None else [chunk], metadata=metadata)
+    return ChunkReference(
+        **named,
+        chunk=inner.node_id,
+        content=content,
+        page_identifier=page,
+        relevance_score=relevance,
+        metadata=metadata,
+    )
+
+
+def _unit_relevance(shown: Reference) -> float | None:
+    """Return a calibrated reranker's score on the scale of 0 to 1; None where there is none."""
+    return None if shown.reranker_score is None else min(1.0, max(0.0, shown.reranker_score / CALIBRATED))
+
+
+def _page(data: SourceData) -> str:
+    found = (data.metadata.get(key) for key in PAGE_KEYS)
+    return next((str(value) for value in found if isinstance(value, (str, int)) and str(value)), "")
+
+
+def _record(data: SourceData) -> Mapping[str, Any] | None:
+    """Return the record that a node is; None for prose."""
+    for key in RECORD_KEYS:
+        record = data.metadata.get(key)
+        if isinstance(record, Mapping) and record:
+            return record
+    text = data.content.strip()
+    if not text:
+        return {key: value for key, value in data.metadata.items() if key != PROVENANCE_KEY} or None
+    if not (text.startswith("{") and text.endswith("}") and len(text) <= MAX_RECORD):
+        return None
+    try:
+        value = json.loads(text, parse_constant=lambda _: None)
+    except (ValueError, RecursionError):
+        return None
+    return value if isinstance(value, dict) and value and _is_flat(value) else None
+
+
+def _is_flat(value: Any) -> bool:
+    """Return whether data is nested no deeper than everything that reads it can follow."""
+    level: list[Any] = [value]
+    for _ in range(MAX_LEVELS):
+        nested = [part for part in level if isinstance(part, (dict, list))]
+        level = [inner for part in nested for inner in (part.values() if isinstance(part, dict) else part)]
+        if not level:
+            return True
+    return False
+
+
+def _small_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return JSON data without what is huge, in its order."""
+    kept: dict[str, Any] = {}
+    left = MAX_METADATA
+    for key, value in fields.items():
+        size = len(key) + len(json.dumps(value, ensure_ascii=False, default=str))
+        if size <= min(MAX_VALUE, left):
+            kept[key] = value
+            left -= size
+    return kept
+
+
+# -- steps -------------------------------------------------------------------------------------------------------------
+
+
+def answer_steps(retrieval: Retrieval, mode: ResultMode | None = None) -> list[AnswerStep]:
+    """Return a step for each round of searches, a revision's included, with an action for each query.
+
+    An action's results are the part of the evidence that its search found; empty where nothing of it was kept, and
+    None where it failed or was not made. A step whose every search failed has failed. Its thought is what earlier steps
+    found that it builds on; of the first step also why there was a plan, or none; of the last also why it was the last.
+
+    Args:
+        retrieval: The plan, the evidence and the account; what its sources do not show as references is not observed.
+        mode: ``chunks`` reports what was found as passages; else as documents with snippets.
+    """
+    plan, records = retrieval.plan, retrieval.log.records
+    outcomes = _outcomes(records)
+    for part in retrieval.missing:
+        if part.sub_query_id is not None:
+            outcomes.setdefault(part.sub_query_id, [part.outcome])
+    shown = references(retrieval.nodes, retrieval.selected)
+    rounds: dict[int, list[SubQuery]] = {}
+    for sub_query in plan.sub_queries:
+        rounds.setdefault(sub_query.wave, []).append(sub_query)
+    hidden = {node.node.node_id for node in retrieval.nodes} - {reference.node_id for reference in shown}
+    thoughts = _thoughts(plan, records, sorted(rounds), hidden)
+    steps = []
+    for number, asked in sorted(rounds.items()):
+        actions = []
+        for sub_query in asked:
+            answered = any(outcome in _ANSWERED for outcome in outcomes.get(sub_query.id, ()))
+            results = _observations(sub_query, retrieval.nodes, shown, mode) if answered else None
+            actions.append(AnswerStepAction(query=sub_query.query, results=results))
+        ended = [outcome for one in asked for outcome in outcomes.get(one.id, [Outcome.SKIPPED])]
+        lost = all(action.results is None for action in actions)
+        steps.append(
+            AnswerStep(
+                state=StepState.FAILED if lost else StepState.SUCCEEDED,
+                description=_description(asked, ended),
+                thought=thoughts[number],
+                actions=actions,
+            )
+        )
+    return steps
+
+
+def _outcomes(records: Iterable[ActivityRecord]) -> dict[str, list[Outcome]]:
+    """Return how the searches of each sub-query ended; one whose every document a threshold dropped found nothing."""
+    outcomes: dict[str, list[Outcome]] = {}
+    for record in records:
+        if isinstance(record, SourceActivity):
+            nothing = record.outcome is Outcome.OK and record.count == 0
+            ended = Outcome.EMPTY if nothing else record.outcome or Outcome.SKIPPED
+            outcomes.setdefault(record.sub_query_id, []).append(ended)
+    return outcomes
+
+
+def _description(asked: Sequence[SubQuery], ended: Sequence[Outcome]) -> str:
+    origins = {sub_query.origin for sub_query in asked}
+    if all(sub_query.sources == [SUPPLIED_SOURCE] for sub_query in asked):
+        done = "Read the results that were given."
+    elif SubQueryOrigin.REVISION in origins:
+        done = "Search for what is missing."
+    elif asked[0].wave > 1:
+        done = "Search with what was found."
+    elif SubQueryOrigin.PLANNER in origins:
+        done = "Rephrase the query and search."
+    else:
+        done = "Search the intents of the query." if SubQueryOrigin.INTENT in origins else "Search the query."
+    lost = sum(outcome not in _ANSWERED for outcome in ended)
+    if not lost:
+        return done
+    return (
+        f"{done} {lost} of {len(ended)} searches gave no answer."
+        if len(ended) > 1
+        else f"{done} The search gave no answer."
+    )
+
+
+def _thoughts(
+    plan: QueryPlan, records: Sequence[ActivityRecord], rounds: Sequence[int], hidden: Collection[str]
+) -> dict[int, str]:
+    """Return the thought of each round; what was read in a passage that is not shown is left out."""
+    reasoning = next((record for record in reversed(records) if isinstance(record, AgenticReasoningActivity)), None)
+    if reasoning is None or not rounds:
+        return dict.fromkeys(rounds, "")
+    lines: dict[int, list[str]] = {number: [] for number in rounds}
+    # Where signals decided about planning, the decision begins with that; the rest is why it went on, or stopped.
+    decision = reasoning.decision or ""
+    why, _, stop = decision.partition("; ") if reasoning.signals is not None else ("", "", decision)
+    lines[rounds[0]] += [why] if why else []
+    by_id = {sub_query.id: sub_query for sub_query in plan.sub_queries}
+    for finding in reasoning.findings or ():
+        if finding.node_id not in hidden:
+            own = by_id.get(finding.sub_query_id)
+            subject = finding.sub_query_id if own is None else own.finds or own.query
+            lines[_round_of(finding, own, plan, rounds)].append(f"{one_line(subject)}: {one_line(finding.value)}")
+    lines[rounds[-1]] += [stop] if stop else []
+    return {number: one_line("; ".join(parts), MAX_THOUGHT) for number, parts in lines.items()}
+
+
+def _round_of(finding: Finding, own: SubQuery | None, plan: QueryPlan, rounds: Sequence[int]) -> int:
+    """Return the round that first builds on a finding; else the one that found it; else the last."""
+    names = {finding.sub_query_id} | ({own.part_of} if own is not None and own.part_of else set())
+    builds_on = [sub_query.wave for sub_query in plan.sub_queries if names & set(sub_query.depends_on)]
+    return min(builds_on) if builds_on else rounds[-1] if own is None else own.wave
+
+
+def _observations(
+    sub_query: SubQuery, nodes: Sequence[NodeWithScore], shown: Sequence[Reference], mode: ResultMode | None
+) -> list[SearchObservation]:
+    """Return the documents of the evidence that a sub-query found, each once, with its passages, in their order."""
+    found: dict[tuple[str, str], SearchObservation] = {}
+    for reference in shown:
+        searches = (provenance(nodes[int(reference.id)]) or {}).get("searches", ())
+        if all(search.get("sub_query") != sub_query.id for search in searches):
+            continue
+        observation = found.setdefault(
+            (reference.knowledge_source_name, reference.doc_key),
+            SearchObservation(document=reference.doc_key, uri=reference.url or "", title=reference.title),
+        )
+        content = "" if reference.source_data is None else reference.source_data.content
+        if mode is ResultMode.CHUNKS:
+            relevance = _unit_relevance(reference)
+            observation.chunks.append(
+                ChunkReference(chunk=reference.node_id, content=content, relevance_score=relevance)
+            )
+        elif content.strip():
+            words = excerpt(strip_invisible(content), sub_query.query, SNIPPET_WORDS)
+            observation.snippets.append(Snippet(snippet=one_line(words, MAX_SNIPPET)))
+    return list(found.values())
+
+
+def unanswered_parts(retrieval: Retrieval) -> list[MissingPart]:
+    """Return the parts of a question that lack evidence: planned sub-queries that come to nothing.
+
+    One comes to nothing where all its searches, and those of its branches, found nothing or failed; or where further
+    searches waited for its answer, and no passage had one. The question itself is no part: that nothing at all was
+    found is reported as missing evidence. The outcome of a part is that of its searches: empty, or how they failed.
+    """
+    plan, records = retrieval.plan, retrieval.log.records
+    outcomes = _outcomes(records)
+    parts: dict[str, list[SubQuery]] = {}
+    for sub_query in plan.sub_queries:
+        if sub_query.origin is not SubQueryOrigin.QUESTION:
+            parts.setdefault(sub_query.part_of or sub_query.id, []).append(sub_query)
+    answered = {finding.sub_query_id for finding in retrieval.findings}
+    waited_for = {parent for sub_query in plan.sub_queries for parent in sub_query.depends_on}
+    read = any(
+        isinstance(record, ModelQueryPlanningActivity) and record.purpose == "findings" and record.outcome is Outcome.OK
+        for record in records
+    )
+    missing = []
+    for name, branches in parts.items():
+        ended = [outcome for branch in branches for outcome in outcomes.get(branch.id, [])]
+        if Outcome.OK not in ended:
+            failed = [outcome for outcome in ended if outcome.failed]
+            nothing = Outcome.EMPTY if Outcome.EMPTY in ended else Outcome.SKIPPED
+            missing.append(_part(branches[0], failed[0] if failed else nothing, "nothing was found for it"))
+        elif read and name in waited_for and not {name, *(branch.id for branch in branches)} & answered:
+            missing.append(_part(branches[0], Outcome.EMPTY, "no passage that was found answers it"))
+    return missing
+
+
+def _part(sub_query: SubQuery, outcome: Outcome, why: str) -> MissingPart:
+    reasons = {
+        Outcome.TIMEOUT: "its searches gave no answer in time",
+        Outcome.ERROR: "its searches failed",
+        Outcome.DENIED: "it could not be searched",
+        Outcome.SKIPPED: "it was not searched",
+    }
+    reason = f"{one_line(sub_query.query)}: {reasons.get(outcome, why)}"
+    return MissingPart(what=SUB_QUESTION, outcome=outcome, reason=reason, sub_query_id=sub_query.id)
+
+
+# -- the resource ------------------------------------------------------------------------------------------------------
+
+
+def make_answer(
+    query: AnswerQuery,
+    text: str,
+    *,
+    references: Mapping[str, AnswerReference] | None = None,
+    steps: Sequence[AnswerStep] = (),
+    ledger: GroundingLedger | None = None,
+    related_questions: Sequence[str] = (),
+    classifications: Sequence[QueryClassification] | None = None,
+    skipped_reasons: Sequence[SkippedReason] = (),
+    safety_ratings: Sequence[SafetyRating] = (),
+    created_at: datetime | None = None,
+    completed_at: datetime | None = None,
+    state: AnswerState = AnswerState.SUCCEEDED,
+) -> Answer:
+    """Return the answer of a query, with the parts that the query asks for.
+
+    The grounding score is there where supports are asked for, or answers are filtered by it. A withheld answer has no
+    citations and no supports (its text is no longer what was checked); steps and references stay.
+
+    Args:
+        query: What was asked, and how. Its language is the answer's.
+        text: The answer, or the text in its place.
+        references: All that the model was shown, by the N of ``[ref_id:N]``; see ``answer_references``.
+        steps: See ``answer_steps``.
+        ledger: The claims of this text, checked (``grounding.stripping`` makes one of a text without markers); of a
+            withheld answer, those of what was written. None where nothing was checked.
+        related_questions: Questions that the evidence can answer.
+        classifications: Whether the query is of a class, for each that was judged (``QueryPlan.classifications``).
+        skipped_reasons: Why the answer was withheld; empty where it was not.
+        safety_ratings: Of the user's own hook.
+        created_at: When it was started, with its time zone.
+        completed_at: When it was done, with its time zone.
+        state: Of an answer that was withheld on purpose it is SUCCEEDED, too.
+
+    Raises:
+        InvalidRequestError: The ledger is of another text.
+    """
+    references = references or {}
+    checked = GroundingLedger() if ledger is None or skipped_reasons else ledger
+    checked.check_spans(text)
+    ids = list(references)
+    scored = query.grounding_supports or query.filtering_level is not None
+    judged = {classification.type: classification for classification in classifications or ()}
+    return Answer(
+        state=state,
+        text=text,
+        language=query.language,
+        grounding_score=ledger.grounding_score if ledger is not None and scored else None,
+        citations=ledger_citations(checked, ids) if query.include_citations else [],
+        grounding_supports=ledger_supports(checked, ids) if query.grounding_supports else [],
+        references=list(references.values()),
+        related_questions=list(dict.fromkeys(related_questions)) if query.related_questions else [],
+        steps=list(steps),
+        # None where no class that was asked for was judged, which is no verdict.
+        query_classifications=[judged[kind] for kind in query.classify if kind in judged] or None,
+        skipped_reasons=list(dict.fromkeys(skipped_reasons)),
+        created_at=created_at,
+        completed_at=completed_at,
+        safety_ratings=list(safety_ratings) if query.safety else [],
+    )
+
+
+# -- pieces of a stream ------------------------------------------------------------------------------------------------
+
+_ENDS: Final = frozenset(".!?]\n。！？")  # noqa: RUF001 (full-width ends of sentences)
+"""Characters after which a claim may have ended."""
+MAX_PARAGRAPH: Final = 8_000
+"""Characters of a paragraph whose claims are cited while it is written; of a longer one only the whole answer tells."""
+READS: Final = 20
+"""How often a paragraph is read while it doubles."""
+_FENCE: Final = re.compile(r"^[ \t]{0,3}(?:`{3,}|~{3,})", re.MULTILINE)
+
+
+class Pieces:
+    """The pieces of an answer while it is written: its text without markers, each claim's citations right after it.
+
+    A claim is cited once the next one has begun: until then its markers may yet come. Spans are in the text without
+    markers.
+
+    Args:
+        reference_ids: The N of ``[ref_id:N]`` of each reference, in the answer's order; others are not cited.
+        cite: Whether there are citations at all.
+    """
+
+    def __init__(self, reference_ids: Sequence[str], *, cite: bool) -> None:
+        self._index = {int(reference): position for position, reference in enumerate(reference_ids)}
+        self._markers = MarkerFilter(range(max(self._index, default=-1) + 1), Markers.STRIP)
+        self._cite = cite
+        self._raw = ""
+        self._shown = ""
+        self._base = 0
+        """Where the paragraph begins that is being written: what stands before it was cited."""
+        self._split = 0
+        """Where the answer ended when it was read last."""
+        self._cited = 0
+        """Claims from there on that were cited."""
+
+    def feed(self, delta: str) -> list[TextPiece | CitationPiece]:
+        """Take a delta of the answer, markers included, and return the pieces that are complete."""
+        self._raw += delta
+        pieces = self._text(self._markers.feed(delta))
+        written = len(self._raw) - self._base
+        # A paragraph is read again when a twentieth of it was added, so that it costs little.
+        due = written <= MAX_PARAGRAPH and (len(self._raw) - self._split) * READS >= written
+        if self._cite and due and not _ENDS.isdisjoint(delta):
+            pieces += self._citations(whole=False)
+        return pieces
+
+    def close(self) -> list[TextPiece | CitationPiece]:
+        """Return the rest, when all of the answer was taken."""
+        pieces = self._text(self._markers.close())
+        if self._cite and len(self._raw) - self._base <= MAX_PARAGRAPH:
+            pieces += self._citations(whole=True)
+        return pieces
+
+    def _text(self, shown: str) -> list[TextPiece | CitationPiece]:
+        self._shown += shown
+        return [TextPiece(text=shown)] if shown else []
+
+    def _citations(self, *, whole: bool) -> list[TextPiece | CitationPiece]:
+        cuts, base = MarkerCuts(self._raw), self._base
+        self._split = len(self._raw)
+        claims = split_claims(self._raw[base:])
+        pieces: list[TextPiece | CitationPiece] = []
+        for claim in (claims if whole else claims[:-1])[self._cited :]:
+            start, end = (cuts.position(base + at) for at in (claim.span.start, claim.span.end))
+            if end > len(self._shown):
+                break
+            self._cited += 1
+            while start < end - 1 and self._shown[start].isspace():  # behind a marker that the claim began with
+                start += 1
+            sources = [self._index[number] for number in claim.cited if number in self._index]
+            if sources and start < end:
+                pieces.append(CitationPiece(citation=Citation(start=start, end=end, sources=sources)))
+        if self._cited < len(claims):
+            self._leave_paragraphs(claims)
+        return pieces
+
+    def _leave_paragraphs(self, claims: Sequence[Claim]) -> None:
+        """Go on from the paragraph of the claim that is being written, so that the whole is not read again and again.
+
+        Not out of a block of code, which may hold empty lines.
+        """
+        base = self._base
+        end = self._raw.rfind("\n\n", base, base + claims[self._cited].span.start)
+        if end < 0 or len(_FENCE.findall(self._raw, base, end)) % 2:
+            return
+        self._base = end + 2
+        self._cited = sum(claim.span.start >= self._base - base for claim in claims[: self._cited])

@@ -1,0 +1,138 @@
+"""Results that the asker brings along: they are evidence, in their order, and nothing is searched.
+
+References, ledger and citations come about as after a search. Google calls it ``searchSpec.searchResultList``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, Final
+
+from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.schema import (
+    BaseNode,
+    MetadataMode,
+    NodeRelationship,
+    NodeWithScore,
+    QueryBundle,
+    RelatedNodeInfo,
+    TextNode,
+)
+
+from llama_index_agentic_kb._text import without_surrogates
+from llama_index_agentic_kb.retriever import AgenticRetriever
+from llama_index_agentic_kb.schema import ReasoningEffort, ResultsProcessing, RetrievalRequest
+from llama_index_agentic_kb.schema.answer import AnswerReference, ChunkReference, DocumentReference
+from llama_index_agentic_kb.sources import KnowledgeSource
+
+__all__ = ["SUPPLIED_SOURCE", "SuppliedResults", "supplied_request", "supplied_retriever"]
+
+SUPPLIED_SOURCE: Final = "given_results"
+"""The name of the source that holds them."""
+
+MAX_NAME: Final = 1_000
+"""Characters of a name that a node's id has."""
+
+
+class SuppliedResults(KnowledgeSource):
+    """A source that returns the same results for every query, all of them and in their order.
+
+    Args:
+        results: A document is one node, its passages as paragraphs; a record is its JSON text. A node's id is the
+            passage's or the document's name, and further marked where two have the same.
+    """
+
+    def __init__(self, results: Sequence[AnswerReference]) -> None:
+        nodes: dict[str, TextNode] = {}
+        for position, result in enumerate(results):
+            name = result.chunk if isinstance(result, ChunkReference) else result.document
+            name = without_surrogates(name[:MAX_NAME]) or f"result-{position}"
+            while name in nodes:
+                name += f"#{position}"
+            nodes[name] = _node(name, result)
+        self._made = {
+            node_id: (node.text, result) for (node_id, node), result in zip(nodes.items(), results, strict=True)
+        }
+        super().__init__(
+            SUPPLIED_SOURCE,
+            "Results that came with the question.",
+            retriever=_SameNodes(list(nodes.values())),
+            similarity_top_k=max(1, len(nodes)),
+            native_async=True,
+            hybrid=False,
+        )
+
+    def result_of(self, node: BaseNode) -> AnswerReference | None:
+        """Return the result that a node was made of; None for another's, and where its text was changed on the way."""
+        text, result = self._made.get(node.node_id, ("", None))
+        return result if node.get_content(metadata_mode=MetadataMode.NONE) == text else None
+
+
+def _node(node_id: str, result: AnswerReference) -> TextNode:
+    fields = {"title": result.title, "url": result.uri}
+    own: dict[str, Any] = {}
+    if isinstance(result, ChunkReference):
+        text, own = result.content, result.metadata
+        fields["page_identifier"] = result.page_identifier
+    elif isinstance(result, DocumentReference):
+        text, own = "\n\n".join(chunk.content for chunk in result.chunks if chunk.content), result.metadata
+    else:
+        text = json.dumps(result.data, ensure_ascii=False, default=str) if result.data else ""
+    metadata = {**own, **{key: value for key, value in fields.items() if value}}
+    node = TextNode(id_=node_id, text=without_surrogates(text), metadata=metadata)
+    if isinstance(result, ChunkReference) and result.document:
+        node.relationships[NodeRelationship.SOURCE] = RelatedNodeInfo(node_id=result.document)
+    return node
+
+
+class _SameNodes(BaseRetriever):
+    """Returns the same nodes for every query. They have no scores: nobody ranked them for this question."""
+
+    def __init__(self, nodes: Sequence[TextNode]) -> None:
+        super().__init__()
+        self._nodes = list(nodes)
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        del query_bundle
+        return [NodeWithScore(node=node) for node in self._nodes]
+
+    async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        return self._retrieve(query_bundle)
+
+
+def supplied_retriever(results: Sequence[AnswerReference], like: AgenticRetriever) -> AgenticRetriever:
+    """Return a retriever over results that were brought along; none of the other's sources is searched.
+
+    The results are not ranked, joined or dropped: neither filters nor postprocessors nor the reranker of the other
+    retriever apply. It shares no memory either: a memory is read by the retriever that knows whose it is, and the
+    conversation comes with the request.
+
+    Args:
+        results: May be empty.
+        like: Whose language model, limits, deadline, principal and callbacks it has.
+    """
+    shared: dict[str, Any] = {
+        name: getattr(like, name)
+        for name in ("llm", "max_runtime_in_seconds", "principal", "observer", "callback_manager")
+    }
+    return AgenticRetriever(
+        [SuppliedResults(results)],
+        effort=ReasoningEffort.MINIMAL,
+        similarity_top_k=max(1, len(results)),
+        options=replace(like.options, results_processing=ResultsProcessing.NONE, embedding_cache=None),
+        **shared,
+    )
+
+
+def supplied_request(request: RetrievalRequest, results: Sequence[AnswerReference]) -> RetrievalRequest:
+    """Return the request under which all results are read, unplanned and in their order."""
+    return request.model_copy(
+        update={
+            "retrieval_reasoning_effort": ReasoningEffort.MINIMAL,
+            "results_processing": ResultsProcessing.NONE,
+            "max_output_documents": max(1, len(results)),
+            "knowledge_source_params": [],
+        }
+    )
