@@ -86,12 +86,12 @@ if TYPE_CHECKING:
     from llama_index_agentic_kb.schema import SkippedReason as SkippedReason
     from llama_index_agentic_kb.schema import SourceParams as SourceParams
     from llama_index_agentic_kb.schema import parse_odata as parse_odata
-    from llama_index_agentic_kb.search.calibration import Calibration as Calibration
     from llama_index_agentic_kb.search.embedding_cache import EmbeddingCache as EmbeddingCache
     from llama_index_agentic_kb.search.fusion import distribution_based_score_fusion as distribution_based_score_fusion
     from llama_index_agentic_kb.search.fusion import interleave as interleave
     from llama_index_agentic_kb.search.fusion import reciprocal_rank_fusion as reciprocal_rank_fusion
     from llama_index_agentic_kb.search.fusion import relative_score_fusion as relative_score_fusion
+    from llama_index_agentic_kb.search.rerank import Calibration as Calibration
     from llama_index_agentic_kb.search.rerank import Reranker as Reranker
     from llama_index_agentic_kb.sources import Facet as Facet
     from llama_index_agentic_kb.sources import Fields as Fields
@@ -186,7 +186,6 @@ _HOMES = {
         "SourceParams",
         "parse_odata",
     ),
-    "search.calibration": ("Calibration",),
     "search.embedding_cache": ("EmbeddingCache",),
     "search.fusion": (
         "distribution_based_score_fusion",
@@ -194,7 +193,10 @@ _HOMES = {
         "reciprocal_rank_fusion",
         "relative_score_fusion",
     ),
-    "search.rerank": ("Reranker",),
+    "search.rerank": (
+        "Calibration",
+        "Reranker",
+    ),
     "sources": (
         "Facet",
         "Fields",

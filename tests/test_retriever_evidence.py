@@ -26,8 +26,7 @@ from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestErro
 from llama_index_agentic_kb.evidence.provenance import provenance
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import AgenticReasoningActivity, SourceActivity
-from llama_index_agentic_kb.search.calibration import Calibration
-from llama_index_agentic_kb.search.rerank import Reranker
+from llama_index_agentic_kb.search.rerank import Calibration, Reranker
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever, ScriptedLLM
 from tests.rerankers import OverlapReranker
 

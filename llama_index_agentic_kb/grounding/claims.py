@@ -17,7 +17,7 @@ from typing import Final
 from llama_index_agentic_kb.grounding.citations import cited_ids
 from llama_index_agentic_kb.grounding.sentences import MARKER, sentence_ends
 from llama_index_agentic_kb.schema.grounding import Span
-from llama_index_agentic_kb.search.languages import detect_language
+from llama_index_agentic_kb.search.tokenizing import detect_language
 
 __all__ = ["Claim", "plain_claim", "split_claims"]
 

@@ -16,8 +16,7 @@ from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index_agentic_kb._aio import Call, arun, deadline_after, run
 from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.schema.checks import MAX_RECORDS, RankRecord
-from llama_index_agentic_kb.search.calibration import HIGHEST
-from llama_index_agentic_kb.search.rerank import Reranked, Reranker, as_reranker
+from llama_index_agentic_kb.search.rerank import MAX_SCORE, Reranked, Reranker, as_reranker
 from llama_index_agentic_kb.search.tokenizing import Analyzer
 
 __all__ = ["arank", "rank", "ranking"]
@@ -183,7 +182,7 @@ async def _by_reranker(
 def _share(one: Reranked, place: int, count: int) -> float:
     """Give a reranker's score as one from 0 to 1; its order, where it gave none."""
     if one.score is not None:
-        return min(1.0, max(0.0, one.score / HIGHEST))
+        return min(1.0, max(0.0, one.score / MAX_SCORE))
     if one.raw is None:
         return 1.0 - place / count
     return one.raw if 0 <= one.raw <= 1 else 1 / (1 + math.exp(-max(-60.0, min(60.0, one.raw))))

@@ -13,7 +13,7 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
-from llama_index_agentic_kb.search.languages import FUNCTION_WORDS
+from llama_index_agentic_kb.search.tokenizing import FUNCTION_WORDS
 
 __all__ = ["MARKER", "sentence_ends"]
 

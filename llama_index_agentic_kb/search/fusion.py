@@ -6,7 +6,7 @@
     distribution_based_score_fusion         by summed scores, each list's scaled by its mean and deviation
     merge_by_score                          by scores that are on one scale already
 
-Each gives every key once, tells where it was found, and decides ties by weight, list and rank, never by chance.
+Each returns every key once, with the places where it was found; weight, list and rank decide ties, never chance.
 ``with_coverage`` puts a guarantee on the result of any of them.
 
 Measured on 500 questions each of 2WikiMultiHopQA and StrategyQA's facts, with sub-queries from the gold decomposition,
@@ -62,9 +62,9 @@ class Ranked(Generic[K]):
     scores: Sequence[float] | None = None
 
     def __post_init__(self) -> None:
-        """Refuse scores that do not belong to the keys."""
+        """Check that there is one score a key."""
         if self.scores is not None and len(self.scores) != len(self.keys):
-            raise ValueError(f"scores: there are {len(self.scores)} for {len(self.keys)} keys; give one a key")
+            raise ValueError(f"scores: there are {len(self.scores)} for {len(self.keys)} keys; expected one a key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ def with_coverage(
     and, for ``places``, the last of those before them down.
 
     Args:
-        fused: What a fusion of ``lists`` gave. A key that it left out stays out.
+        fused: The result of a fusion of ``lists``. A key that it left out stays out.
         lists: The lists that were fused.
         depth: From which rank on a key is deep. At least 2. Default 10.
         places: How many places the guarantee is for: the number of keys that will be kept. None sets no number.
@@ -197,7 +197,7 @@ def with_coverage(
 
 
 def _last(items: Sequence[Fused[K]], number: int, bests: set[K]) -> set[K]:
-    """Give the keys of the last ``number`` items that are no bests."""
+    """Return the keys of the last ``number`` items that are no bests."""
     others = [item.key for item in items if item.key not in bests]
     return set(others[-number:]) if number > 0 else set()
 
@@ -208,7 +208,7 @@ def _fuse_scaled(lists: Sequence[Ranked[K]], scale: Callable[[Sequence[float]], 
 
 
 def _scaled(ranked: Ranked[K], scale: Callable[[Sequence[float]], list[float]]) -> list[float]:
-    """Give the scaled scores of a list's distinct keys, in order."""
+    """Return the scaled scores of a list's distinct keys, in order."""
     if ranked.scores is None:
         count = len(dict.fromkeys(ranked.keys))
         return [(count - rank) / count for rank in range(count)]

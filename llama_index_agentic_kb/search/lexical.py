@@ -5,26 +5,35 @@ index, those that a filter leaves out included; a commit's note counts as one mo
 while. Equal scores are in the order of the node ids. Queries are made of terms alone; nothing in their text is an
 operator.
 
-A filter holds exactly as ``schema.matches`` does. What it says of a key is asked of the index itself, as terms made of
-key and value, as long as the key has no more than 10,000 values or is asked for equality; these let through all that
-could match. Each hit is checked by its metadata, and more hits are fetched until enough have passed or none are left.
+A filter holds exactly as ``schema.matches`` does. Each value of a document's metadata is a term of the index, made of
+key and value. An equality asks for a term; any other condition is checked against each value that its key has, as long
+as these are no more than 10,000. The terms let through every document that could match, and at times some more: each
+hit is checked by its metadata, and more hits are fetched until enough have passed or none are left.
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
+import math
 import threading
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, TypeGuard
 
 from llama_index_agentic_kb.errors import RetrievalError
-from llama_index_agentic_kb.schema import FilterNode
-from llama_index_agentic_kb.search.facts import comparable, facts
-from llama_index_agentic_kb.search.languages import LANGUAGES
-from llama_index_agentic_kb.search.lexical_view import LexicalHit, LexicalView
-from llama_index_agentic_kb.search.tokenizing import ANALYSIS, Analyzer
+from llama_index_agentic_kb.schema import (
+    Condition,
+    FilterGroup,
+    FilterLogic,
+    FilterNode,
+    FilterOperator,
+    matcher,
+    matches,
+)
+from llama_index_agentic_kb.search.tokenizing import ANALYSIS, LANGUAGES, Analyzer
 
 if TYPE_CHECKING:
     from llama_index.core.schema import BaseNode, NodeWithScore
@@ -32,11 +41,18 @@ if TYPE_CHECKING:
 __all__ = ["LexicalDocument", "LexicalHit", "LexicalIndex", "LexicalSearch", "NotIndexedError", "lexical_document"]
 
 _FORMAT: Final = f"1 analysis={ANALYSIS}"
-"""Of the terms and fields; an index of another one is made again."""
+"""Version of the terms and fields; an index of another version is made again."""
 _HEAP: Final = 64_000_000
 """Bytes that a writer fills before it starts another segment."""
-
-Metadata: TypeAlias = Mapping[str, Any]
+_MAX_TIES: Final = 1_000
+"""Hits beyond the last one asked for that are looked at for equal scores."""
+_MAX_VALUES: Final = 10_000
+"""Values of a metadata key that are looked through for those that a condition lets through."""
+_MAX_TERM: Final = 400
+"""Characters of a metadata term; a longer one is a hash, from which its value can't be read."""
+_KEY_PART: Final = 100
+"""Characters of the key in front of a hash."""
+_EQUALITIES: Final = frozenset({FilterOperator.EQ, FilterOperator.IN, FilterOperator.ANY})
 
 
 class LexicalSearch(Protocol):
@@ -51,7 +67,7 @@ class LexicalSearch(Protocol):
             filters: Every node that is returned must match it; None lets all through.
 
         Returns:
-            Nodes, best first, equal to those that the source's own search gives.
+            Nodes, best first, equal to those that the source's own search returns.
         """
         ...
 
@@ -65,11 +81,18 @@ class LexicalDocument(NamedTuple):
 
     node_id: str
     text: str
-    metadata: Metadata
+    metadata: Mapping[str, Any]
+
+
+class LexicalHit(NamedTuple):
+    """A document that was found, and its BM25 score."""
+
+    node_id: str
+    score: float
 
 
 def lexical_document(node: BaseNode) -> LexicalDocument:
-    """Give what is indexed of a node: the text that an embedding model sees, and its title where that lacks it.
+    """Return what is indexed of a node: the text that an embedding model sees, and its title where that lacks it.
 
     So both ways of searching read the same, and a key that is hidden from one is hidden from the other; only titles
     and file names, by which questions name documents, are never hidden.
@@ -90,7 +113,7 @@ class LexicalIndex:
 
     Args:
         directory: Where it is kept; made when missing. None keeps it in memory.
-        language: Of all texts and queries; None finds out for each document. See ``tokenizing``.
+        language: Of all texts and queries; None detects it for each document. See ``tokenizing``.
 
     Raises:
         RetrievalError: The directory holds something else, a damaged index, or one of another release or
@@ -102,14 +125,16 @@ class LexicalIndex:
         self._analyzer = Analyzer(language)
         self._format = f"{_FORMAT} language={language}"
         self._lock = threading.Lock()
-        self._where = "the lexical index" + ("" if directory is None else f" in {str(directory)!r}")
-        self._kept = directory is not None
-        with self._told("opened"):
+        self._name = "the lexical index" + ("" if directory is None else f" in {str(directory)!r}")
+        self._on_disk = directory is not None
+        with self._errors("opened"):
+            tantivy = _tantivy()
             if directory is not None:
                 directory.mkdir(parents=True, exist_ok=True)
             self._schema = _schema()
-            self._index = _tantivy().Index(self._schema, path=None if directory is None else str(directory))
-            _register_tokenizers(self._index)
+            self._index = tantivy.Index(self._schema, path=None if directory is None else str(directory))
+            whitespace = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.whitespace()).build()
+            self._index.register_tokenizer("terms", whitespace)
             self._view = self._look()
 
     def __len__(self) -> int:
@@ -122,8 +147,8 @@ class LexicalIndex:
         return self._view.mark
 
     def node_ids(self) -> set[str]:
-        """Give the ids of all documents."""
-        with self._told("read"):
+        """Return the ids of all documents."""
+        with self._errors("read"):
             found = self._view.searcher.terms_with_prefix("id", "", _tantivy().Query.all_query())
         return {node_id for node_id, _ in found}
 
@@ -142,7 +167,7 @@ class LexicalIndex:
             RetrievalError: It can't be written: another writer is at work, or the disk is full.
         """
         with self._lock:
-            with self._told("written"):
+            with self._errors("written"):
                 writer = self._index.writer(heap_size=_HEAP, num_threads=1)
             try:
                 self._write(writer, put, delete, mark, clear=clear)
@@ -150,8 +175,8 @@ class LexicalIndex:
                 writer.rollback()
                 raise
             finally:
-                writer.wait_merging_threads()  # gives the directory's lock back
-            with self._told("read"):
+                writer.wait_merging_threads()  # releases the directory's lock
+            with self._errors("read"):
                 self._view = self._look()
 
     def _write(
@@ -162,31 +187,29 @@ class LexicalIndex:
         for node_id in delete:
             writer.delete_documents_by_term("id", node_id)
         fresh = clear or not len(self)
-        for document in put:
-            with self._told("written"):
+        for document in put:  # an error of the caller's iterable is no error of the index
+            with self._errors("written"):
                 if not fresh:
                     writer.delete_documents_by_term("id", document.node_id)
                 writer.add_document(self._document(document))
-        with self._told("written"):
+        with self._errors("written"):
             writer.delete_documents_by_term("mark", self._format)
-            writer.add_document(self._note(mark))
+            note = _tantivy().Document()
+            note.add_text("mark", self._format)
+            note.add_bytes("metadata", mark.encode())
+            writer.add_document(note)
             writer.commit()
-
-    def _note(self, mark: str) -> Any:
-        made = _tantivy().Document()
-        made.add_text("mark", self._format)
-        made.add_bytes("metadata", mark.encode())
-        return made
 
     def _document(self, document: LexicalDocument) -> Any:
         language, terms = self._analyzer.document(document.text)
+        metadata = _comparable(document.metadata)
         made = _tantivy().Document()
         made.add_text("id", document.node_id)
         made.add_text("language", language)
         made.add_text("terms", terms)
-        for fact in facts(document.metadata):
-            made.add_text("facts", fact)
-        made.add_bytes("metadata", json.dumps(comparable(document.metadata)).encode())
+        for term in _metadata_terms(metadata):
+            made.add_text("facts", term)
+        made.add_bytes("metadata", json.dumps(metadata).encode())
         return made
 
     def refresh(self) -> None:
@@ -195,11 +218,11 @@ class LexicalIndex:
         Raises:
             RetrievalError: The index is damaged.
         """
-        if self._kept:
-            with self._told("read"):
+        if self._on_disk:
+            with self._errors("read"):
                 self._view = self._look()
 
-    def _look(self) -> LexicalView:
+    def _look(self) -> _View:
         tantivy = _tantivy()
         self._index.reload()
         searcher = self._index.searcher()
@@ -208,7 +231,7 @@ class LexicalIndex:
             raise ValueError("another release made it, or it is of another language")
         mark = bytes(searcher.doc(marks[0][1]).get_first("metadata")).decode() if marks else None
         languages = tuple(name for name in LANGUAGES if searcher.doc_freq("language", name))
-        return LexicalView(self._schema, searcher, languages, mark)
+        return _View(self._schema, searcher, languages, mark)
 
     def search(self, query: str, top_k: int, filters: FilterNode | None = None) -> list[LexicalHit]:
         """Find documents by the words of a query; see the module for scores, ties and filters.
@@ -228,20 +251,222 @@ class LexicalIndex:
         words = self._analyzer.query(query, view.languages)
         if top_k < 1 or not words or not len(view):
             return []
-        with self._told("read"):
+        with self._errors("read"):
             return view.search(words, top_k, filters)
 
     @contextmanager
-    def _told(self, what: str) -> Iterator[None]:
-        """Turn what tantivy raises, a panic of its own included, into one error of ours."""
+    def _errors(self, what: str) -> Iterator[None]:
+        """Turn what tantivy raises, a panic included, into a ``RetrievalError``."""
         try:
             yield
-        except (ValueError, OSError) as error:
-            raise RetrievalError(f"{self._where} can't be {what}: {error}") from error
         except BaseException as error:
-            if type(error).__name__ != "PanicException":
+            if not isinstance(error, ValueError | OSError) and type(error).__name__ != "PanicException":
                 raise
-            raise RetrievalError(f"{self._where} can't be {what}: {error}") from error
+            raise RetrievalError(f"{self._name} can't be {what}: {error}") from error
+
+
+class _View:
+    """An index as of one commit; never changes, so that any number of threads may search it.
+
+    Args:
+        schema: Tantivy's.
+        searcher: Tantivy's.
+        languages: Those of the documents.
+        mark: What the commit noted; None before the first.
+    """
+
+    def __init__(self, schema: Any, searcher: Any, languages: tuple[str, ...], mark: str | None) -> None:
+        self.searcher = searcher
+        self.languages = languages
+        self.mark = mark
+        self._schema = schema
+        self._values: dict[str, list[tuple[str, Any]] | None] = {}
+
+    def __len__(self) -> int:
+        """How many documents there are, the commit's own note not counted."""
+        return int(self.searcher.num_docs) - (self.mark is not None)
+
+    def search(self, words: Sequence[tuple[str, ...]], top_k: int, filters: FilterNode | None) -> list[LexicalHit]:
+        """Return the best documents, those of equal scores by id.
+
+        Args:
+            words: The terms of each word, at least one word.
+            top_k: How many documents at most. At least 1.
+            filters: Each document's metadata must match it; None lets all through.
+        """
+        from tantivy import Occur, Query  # noqa: PLC0415 (only lexical search needs it)
+
+        query = _any_of([self._word(forms) for forms in words])
+        terms = None if filters is None else self._terms(filters)
+        if terms is not None:
+            query = Query.boolean_query(
+                [(Occur.Must, query), (Occur.Must, Query.const_score_query(self._term_query(terms), 0.0))]
+            )
+        limit, documents = top_k, self.searcher.num_docs
+        while True:
+            hits = self._hits(query, limit)
+            found = self._passing(hits, filters)
+            if len(found) >= top_k or len(hits) < limit or limit >= documents:
+                return sorted(found, key=lambda hit: (-hit.score, hit.node_id))[:top_k]
+            # As many more as the share that passed makes likely to be enough, and at least four times as many.
+            limit = min(documents, max(4 * limit, 2 * limit * top_k // max(1, len(found))))
+
+    def _word(self, forms: Sequence[str]) -> Any:
+        """Return the query for a word by its stems in several languages.
+
+        The best counts, not their sum, and each is as rare as all of them together, as with synonyms: else a word
+        would weigh most in the language that the index holds least of.
+        """
+        from tantivy import Query  # noqa: PLC0415
+
+        if len(forms) == 1:
+            return Query.term_query(self._schema, "terms", forms[0], "freq")
+        held = {form: count for form in forms if (count := self.searcher.doc_freq("terms", form))}
+        rarity = self._rarity(sum(held.values()))
+        return Query.disjunction_max_query(
+            [
+                Query.boost_query(
+                    Query.term_query(self._schema, "terms", form, "freq"), rarity / self._rarity(held[form])
+                )
+                for form in held
+            ]
+        )
+
+    def _rarity(self, held: int) -> float:
+        """Return BM25's inverse document frequency, as tantivy has it."""
+        documents = max(held, self.searcher.num_docs)
+        return math.log1p((documents - held + 0.5) / (held + 0.5))
+
+    def _hits(self, query: Any, count: int) -> list[tuple[float, Any]]:
+        """Return the best hits, and those that tie with the last of them."""
+        limit = count + 1
+        while True:
+            hits: list[tuple[float, Any]] = self.searcher.search(query, limit=limit, count=False).hits
+            if len(hits) < limit or hits[-1][0] < hits[count - 1][0] or limit > count + _MAX_TIES:
+                last = hits[count - 1][0] if len(hits) >= count else 0.0
+                return [hit for hit in hits if hit[0] >= last]
+            limit = count + 2 * (limit - count) + 8
+
+    def _passing(self, hits: Iterable[tuple[float, Any]], filters: FilterNode | None) -> list[LexicalHit]:
+        documents = ((score, self.searcher.doc(address)) for score, address in hits)
+        passes = None if filters is None else matcher(filters)
+        return [
+            LexicalHit(document.get_first("id"), score)
+            for score, document in documents
+            if passes is None or passes(json.loads(bytes(document.get_first("metadata"))))
+        ]
+
+    # -- filters as metadata terms -----------------------------------------------------------------------------------
+
+    def _term_query(self, terms: _Terms) -> Any:
+        from tantivy import Occur, Query  # noqa: PLC0415
+
+        if isinstance(terms, _AllOf):
+            return Query.boolean_query([(Occur.Must, self._term_query(part)) for part in terms.parts])
+        own = [Query.term_set_query(self._schema, "facts", terms.terms)] if terms.terms else []
+        return _any_of([*own, *map(self._term_query, terms.parts)])
+
+    def _terms(self, tree: FilterNode, *, negate: bool = False) -> _Terms | None:
+        """Return the terms that every match of a filter has; None where terms can't say."""
+        if isinstance(tree, Condition):
+            return self._condition_terms(tree, negate=negate)
+        is_and = tree.logic is FilterLogic.AND
+        if tree.logic is FilterLogic.NOT:  # not any of them: all of their opposites
+            negate, is_and = not negate, not negate
+        elif negate:  # not all of them: any of their opposites
+            is_and = not is_and
+        parts = [self._terms(child, negate=negate) for child in tree.filters]
+        known = tuple(part for part in parts if part is not None)
+        if is_and:
+            return _AllOf(known) if known else None
+        if len(known) < len(parts):
+            return None
+        # One set of terms is quick to ask for; a thousand of one term each (a principal's groups) are not.
+        plain = tuple(term for part in known if _is_plain(part) for term in part.terms)
+        return _AnyOf(plain, tuple(part for part in known if not _is_plain(part)))
+
+    def _condition_terms(self, condition: Condition, *, negate: bool) -> _Terms | None:
+        key = condition.key
+        if condition.operator in _EQUALITIES and not negate:
+            return _AnyOf(tuple(_metadata_term(key, value) for value in condition.values))
+        known = self.values(key)
+        if known is None:
+            return None
+        tree: FilterNode = FilterGroup(logic=FilterLogic.NOT, filters=[condition]) if negate else condition
+        # The value may stand alone or be an item of a list.
+        held = (term for term, value in known if matches(tree, {key: value}) or matches(tree, {key: [value]}))
+        return _AnyOf(tuple(held))
+
+    def values(self, key: str) -> list[tuple[str, Any]] | None:
+        """Return the terms and values of a metadata key; None where they are too many, or some are hashes."""
+        if key not in self._values:
+            quoted = json.dumps(key)
+            found = self.searcher.terms_with_prefix("facts", f"{quoted}:", None, _MAX_VALUES + 1)
+            hashed = self.searcher.terms_with_prefix("facts", f"{quoted[:_KEY_PART]}#", None, 1)
+            values = [(term, json.loads(term[len(quoted) + 1 :])) for term, _ in found]
+            self._values[key] = None if hashed or len(found) > _MAX_VALUES else values
+        return self._values[key]
+
+
+@dataclass(frozen=True, slots=True)
+class _AnyOf:
+    """Documents with one of these terms, or that one of these parts lets through."""
+
+    terms: tuple[str, ...] = ()
+    parts: tuple[_Terms, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _AllOf:
+    """Documents that all of these parts let through."""
+
+    parts: tuple[_Terms, ...]
+
+
+_Terms: TypeAlias = _AnyOf | _AllOf
+
+
+def _is_plain(part: _Terms) -> TypeGuard[_AnyOf]:
+    return isinstance(part, _AnyOf) and not part.parts
+
+
+def _metadata_terms(metadata: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a term for each value of comparable metadata, and for each item of a list."""
+    for key, value in metadata.items():
+        if isinstance(value, list) and value:
+            yield from {_metadata_term(key, item) for item in value if item is not None}
+        elif value is not None:
+            yield _metadata_term(key, value)
+
+
+def _metadata_term(key: str, value: Any) -> str:
+    """Return the term of a value; equal values have one. It holds no space outside of the value's quotes."""
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    quoted = json.dumps(key)
+    term = f"{quoted}:{json.dumps(value)}"
+    if len(term) <= _MAX_TERM:
+        return term
+    digest = hashlib.blake2b(term.encode(), digest_size=16).hexdigest()
+    return f"{quoted[:_KEY_PART]}#{digest}"
+
+
+def _comparable(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return metadata as JSON that ``matches`` treats as it treats the original: what it can't compare is {}."""
+    return {
+        key: [_plain(item) for item in value] if isinstance(value, list | tuple | set | frozenset) else _plain(value)
+        for key, value in metadata.items()
+    }
+
+
+def _plain(value: Any) -> Any:
+    return value if value is None or isinstance(value, str | int | float) else {}
+
+
+def _any_of(queries: Sequence[Any]) -> Any:
+    from tantivy import Occur, Query  # noqa: PLC0415
+
+    return Query.boolean_query([(Occur.Should, query) for query in queries])
 
 
 def _schema() -> Any:
@@ -255,12 +480,7 @@ def _schema() -> Any:
     return builder.build()
 
 
-def _register_tokenizers(index: Any) -> None:
-    tantivy = _tantivy()
-    index.register_tokenizer("terms", tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.whitespace()).build())
-
-
 def _tantivy() -> Any:
-    import tantivy  # noqa: PLC0415 (who searches no words needs none)
+    import tantivy  # noqa: PLC0415 (only lexical search needs it)
 
     return tantivy

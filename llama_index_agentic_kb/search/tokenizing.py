@@ -1,6 +1,6 @@
 """From text to terms, the same way for documents and queries.
 
-    text ─▶ NFKC, casefold ─▶ words, and pairs of characters in scripts without spaces ─▶ stems ─▶ without accents
+    text -> NFKC, casefold -> words, and pairs of characters in scripts without spaces -> stems -> without accents
 
 Words are runs of letters, digits and their marks; numbers keep the points and commas inside them (as in Unicode's word
 boundaries, UAX #29). Runs of Han, Hiragana, Katakana and Hangul become overlapping pairs of characters, as Lucene's
@@ -8,8 +8,9 @@ CJKBigramFilter makes them: a single character between other scripts stays one, 
 only such places. Thai, Lao, Khmer and Burmese, which have no spaces either, are treated alike.
 
 Stems are Snowball's (Porter 2001), in tantivy's implementation: the pure-Python one takes 165 microseconds a word. Each
-document is stemmed in its own language, and each query word in every language that the index holds: whatever a document
-was taken for, the same word in a query finds it.
+document is stemmed in its own language, and each query word in every language that the index holds: whatever language
+a document was taken for, the same word in a query finds it. The language of a text is found by its script and its
+function words: cheap, and enough to choose a stemmer.
 """
 
 from __future__ import annotations
@@ -18,22 +19,64 @@ import functools
 import itertools
 import re
 import unicodedata
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
+from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from llama_index_agentic_kb.errors import ConfigurationError
-from llama_index_agentic_kb.search.languages import DEFAULT_LANGUAGE, FUNCTION_WORDS, LANGUAGES, detect_language
 
-__all__ = ["ANALYSIS", "Analyzer", "split_words"]
+__all__ = [
+    "ANALYSIS",
+    "DEFAULT_LANGUAGE",
+    "FUNCTION_WORDS",
+    "LANGUAGES",
+    "Analyzer",
+    "detect_language",
+    "split_words",
+    "stem_words",
+]
 
 ANALYSIS: Final = "1"
-"""Names the way from text to terms: an index that was made another way has other terms, and is made again."""
+"""The version of the way from text to terms: an index of another version has other terms, and is made again."""
 
 MAX_QUERY_WORDS: Final = 256
 """Distinct words of a query that are searched; further ones say little, and cost as much."""
 
-_LONGEST: Final = 255
+MAX_WORD_LENGTH: Final = 255
 """Characters of a word that count; longer ones are no words."""
+
+DEFAULT_LANGUAGE: Final = "english"
+"""What a text is taken for that shows nothing else: names, numbers, lists, single words."""
+
+_SAMPLE: Final = 150
+"""How many words of a text are looked at for its language."""
+
+_MIN_FOREIGN: Final = 2
+"""Function words that the default language lacks and another one has, for a text to be taken for that one."""
+
+
+def _read_function_words() -> dict[str, frozenset[str]]:
+    lines = Path(__file__).with_name("function_words.txt").read_text("utf-8").splitlines()
+    languages = (line.split(": ", 1) for line in lines if not line.startswith("#"))
+    return {language: frozenset(words.split()) for language, words in languages}
+
+
+FUNCTION_WORDS: Final = MappingProxyType(_read_function_words())
+"""The function words of each language that is detected by them."""
+
+_SCRIPTS: Final = {"CYRILLIC": "russian", "GREEK": "greek", "ARABIC": "arabic", "TAMIL": "tamil"}
+
+LANGUAGES: Final = (*sorted(FUNCTION_WORDS), *sorted(_SCRIPTS.values()))
+"""Every language that a text may be taken for, by the names of the Snowball stemmers."""
+
+_LANGUAGES_OF: Final = {
+    word: tuple(language for language, words in FUNCTION_WORDS.items() if word in words)
+    for word in sorted(frozenset[str]().union(*FUNCTION_WORDS.values()))
+    if len(word) > 1  # letters may be initials
+}
+_FOREIGN: Final = frozenset(word for word, languages in _LANGUAGES_OF.items() if DEFAULT_LANGUAGE not in languages)
 
 _PAIRED: Final = (
     "\u3005-\u3007\u3041-\u3096\u309d-\u309f\u30a1-\u30fa\u30fc-\u30ff\u3400-\u4dbf\u4e00-\u9fff\uf900-\ufaff"
@@ -55,7 +98,7 @@ class Analyzer:
     """Makes terms of documents and queries.
 
     Args:
-        language: Of all texts, by its Snowball name ("german"). None finds out for each document.
+        language: Of all texts, by its Snowball name ("german"). None detects it for each document.
 
     Raises:
         ConfigurationError: There is no stemmer for the language.
@@ -67,13 +110,13 @@ class Analyzer:
         self.language = language
 
     def document(self, text: str) -> tuple[str, str]:
-        """Give a document's language, and its terms with spaces between them."""
+        """Return a document's language, and its terms with spaces between them."""
         words = split_words(text)
         language = self.language or detect_language(words)
         return language, stem_words(words, language)
 
     def query(self, text: str, languages: Iterable[str]) -> list[tuple[str, ...]]:
-        """Give the terms of a query.
+        """Return the terms of each distinct word of a query.
 
         Args:
             text: Any text.
@@ -85,57 +128,61 @@ class Analyzer:
         """
         words = list(dict.fromkeys(split_words(text)))
         ignored = FUNCTION_WORDS.get(self.language or detect_language(words), frozenset[str]())
-        telling = [word for word in words if word not in ignored] or words
+        content = [word for word in words if word not in ignored] or words
         known = sorted(languages) or [self.language or DEFAULT_LANGUAGE]
         terms = (
-            dict.fromkeys(stem_words([word], language) for language in known) for word in telling[:MAX_QUERY_WORDS]
+            dict.fromkeys(stem_words([word], language) for language in known) for word in content[:MAX_QUERY_WORDS]
         )
         return [tuple(term for term in forms if term) for forms in terms if any(forms)]
 
 
+# -- words ------------------------------------------------------------------------------------------------------------
+
+
 def split_words(text: str) -> list[str]:
-    """Give the words of a text in order, casefolded, accents kept; pairs of characters where there are no spaces."""
+    """Return the words of a text in order, casefolded, with accents; pairs of characters where there are no spaces."""
     if text.isascii():
         plain = text.lower()
         return _PLAIN_WORD.findall(_POSSESSIVE.sub("", plain) if "'" in plain else plain)
     folded = _INVISIBLE.sub("", unicodedata.normalize("NFKC", text).casefold())
-    return _runs(_POSSESSIVE.sub("", folded))
-
-
-def _runs(text: str) -> list[str]:
+    folded = _POSSESSIVE.sub("", folded)
     special, word = _patterns()
-    if special.search(text) is None:
-        return _WORD.findall(text)
-    return list(itertools.chain.from_iterable(map(_pairs, word.findall(text))))
+    if special.search(folded) is None:
+        return _WORD.findall(folded)
+    return list(itertools.chain.from_iterable(map(_pairs, word.findall(folded))))
 
 
 def _pairs(run: str) -> Iterable[str]:
-    """Give the pairs of a run without spaces; a word, or a single character, as it is."""
+    """Return the pairs of a run without spaces; a word, or a single character, as it is."""
     return map("".join, itertools.pairwise(run)) if _PAIR.match(run) else (run,)
 
 
 @functools.cache
 def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Give the pattern of what makes a text special, runs without spaces and marks, and that of its runs and words."""
-    letter, marks = rf"[^\W_{_PAIRED}]", _marks()
+    """Return the pattern of what makes a text special, runs without spaces and marks, and that of its runs and words.
+
+    Marks are the combining ones that aren't part of a script without spaces; ``re`` has no name for them.
+    """
+    combining = map(chr, (*range(0x300, 0x2000), *range(0x20D0, 0x2100), *range(0xA800, 0xAC00)))
+    marks = "".join(
+        char for char in combining if unicodedata.category(char).startswith("M") and not _PAIR.match(2 * char)
+    )
+    letter = rf"[^\W_{_PAIRED}]"
     word = rf"{letter}+(?:(?:[{marks}]+|(?<=[0-9])[.,][0-9]){letter}*)*"
     return re.compile(f"[{_PAIRED}{marks}]"), re.compile(f"[{_PAIRED}]+|{word}")
 
 
-def _marks() -> str:
-    """Give the combining marks that aren't part of a script without spaces, as ``re`` has no name for them."""
-    every = map(chr, (*range(0x300, 0x2000), *range(0x20D0, 0x2100), *range(0xA800, 0xAC00)))
-    return "".join(char for char in every if unicodedata.category(char).startswith("M") and not _PAIR.match(2 * char))
+# -- stems ------------------------------------------------------------------------------------------------------------
 
 
 def stem_words(words: Sequence[str], language: str) -> str:
-    """Give the terms of words of one language, with spaces between them.
+    """Return the terms of words of one language, with spaces between them.
 
     Accents go last, as stemmers know those of their language; English has none, so "André" and "Andre" are one. Terms
     of other languages are marked: the French stem of "fort" is no English "for".
     """
-    if max(map(len, words), default=0) > _LONGEST:
-        words = [word[:_LONGEST] for word in words]
+    if max(map(len, words), default=0) > MAX_WORD_LENGTH:
+        words = [word[:MAX_WORD_LENGTH] for word in words]
     text = " ".join(words)
     if language == DEFAULT_LANGUAGE:
         return " ".join(_stemmer(language).analyze(_without_accents(text)))
@@ -144,7 +191,7 @@ def stem_words(words: Sequence[str], language: str) -> str:
 
 
 def _without_accents(text: str) -> str:
-    """Take accents off Latin, Greek and Cyrillic letters; marks of other scripts are letters of their own."""
+    """Remove accents from Latin, Greek and Cyrillic letters; marks of other scripts are letters of their own."""
     if text.isascii():
         return text
     plain = _ACCENTS.sub("", unicodedata.normalize("NFD", text).translate(_LETTERS))
@@ -153,7 +200,46 @@ def _without_accents(text: str) -> str:
 
 @functools.cache
 def _stemmer(language: str) -> Any:
-    import tantivy  # noqa: PLC0415 (who searches no words needs none)
+    import tantivy  # noqa: PLC0415 (only lexical search needs it)
 
     builder = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.whitespace())
     return builder.filter(tantivy.Filter.stemmer(language)).build()
+
+
+# -- languages --------------------------------------------------------------------------------------------------------
+
+
+def detect_language(words: Sequence[str]) -> str:
+    """Return the language of a text.
+
+    Args:
+        words: Its words, casefolded.
+
+    Returns:
+        One of ``LANGUAGES``: that of the script that most words are in; among those of the Latin script the one whose
+        function words are most, ``DEFAULT_LANGUAGE`` unless another is plainly ahead.
+    """
+    sample = set(words[:_SAMPLE])
+    language = _script_language(sample)
+    if language is not None:
+        return language
+    if len(_FOREIGN & sample) < _MIN_FOREIGN:  # most texts: no need to count
+        return DEFAULT_LANGUAGE
+    counts: Counter[str] = Counter()
+    shares: defaultdict[str, float] = defaultdict(float)  # a word of many languages says little about each
+    known = _LANGUAGES_OF.keys() & sample
+    for word in known:
+        for language in _LANGUAGES_OF[word]:
+            counts[language] += 1
+            shares[language] += 1 / len(_LANGUAGES_OF[word])
+    best = max(sorted(counts), key=lambda name: (counts[name], shares[name]))
+    foreign = sum(best in _LANGUAGES_OF[word] and word in _FOREIGN for word in known)
+    return best if counts[best] > counts[DEFAULT_LANGUAGE] and foreign >= _MIN_FOREIGN else DEFAULT_LANGUAGE
+
+
+def _script_language(sample: set[str]) -> str | None:
+    """Return the language of the script that more than half of the words are in."""
+    scripts = (unicodedata.name(word[0], "").partition(" ")[0] for word in sample if not word.isascii())
+    counts = Counter(_SCRIPTS[script] for script in scripts if script in _SCRIPTS)
+    best = max(sorted(counts), key=counts.__getitem__, default=None)
+    return best if best is not None and 2 * counts[best] > len(sample) else None

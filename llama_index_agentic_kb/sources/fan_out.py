@@ -169,7 +169,7 @@ class FanOut:
             prepared = self._prepare(sub_query, chosen)
             if isinstance(prepared, PreparedSource) and prepared.embed_model and not self._brings_vector(sub_query):
                 models.append((prepared.embed_model, sub_query.query))
-        await self._embeddings.begin(models)
+        self._embeddings.begin(models)
         return every
 
     @property

@@ -7,6 +7,7 @@ import hashlib
 import math
 import re
 import time
+from collections import deque
 from typing import Final, Literal
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -52,7 +53,7 @@ class HashEmbedding(BaseEmbedding):
     dimensions: int = Field(default=DIMENSIONS, ge=1, description="The length of the vectors.")
     latency: float = Field(default=0.0, ge=0.0, description="Seconds each call takes.")
 
-    _calls: list[EmbeddingCall] = PrivateAttr(default_factory=list)
+    _calls: deque[EmbeddingCall] = PrivateAttr(default_factory=deque)  # a list would count as the model's own state
 
     @property
     def calls(self) -> list[EmbeddingCall]:

@@ -24,8 +24,7 @@ from llama_index_agentic_kb.answering.results import answer_references
 from llama_index_agentic_kb.guard.permissions import Permissions
 from llama_index_agentic_kb.schema import Principal
 from llama_index_agentic_kb.schema.answer import Answer, ChunkReference, DocumentReference, StructuredReference
-from llama_index_agentic_kb.search.calibration import Calibration
-from llama_index_agentic_kb.search.rerank import Reranker
+from llama_index_agentic_kb.search.rerank import Calibration, Reranker
 from llama_index_agentic_kb.testing import Verbatim
 from llama_index_agentic_kb.wire.google_answer import encode_answer
 from tests.answering.retrieving import APOLLO, SATURN, retrieved, source

@@ -12,8 +12,7 @@ from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import Outcome
 from llama_index_agentic_kb.schema.answer import AnswerStep, ChunkReference, DocumentReference, StepState
 from llama_index_agentic_kb.schema.answer_query import ResultMode
-from llama_index_agentic_kb.search.calibration import Calibration
-from llama_index_agentic_kb.search.rerank import Reranker
+from llama_index_agentic_kb.search.rerank import Calibration, Reranker
 from tests.answering.retrieving import APOLLO, SATURN, planner, retrieved, source
 from tests.rerankers import OverlapReranker
 

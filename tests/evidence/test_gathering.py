@@ -23,8 +23,7 @@ from llama_index_agentic_kb.evidence.gathering import (
 )
 from llama_index_agentic_kb.evidence.provenance import provenance, references
 from llama_index_agentic_kb.schema import Outcome, ResultsProcessing
-from llama_index_agentic_kb.search.calibration import Calibration
-from llama_index_agentic_kb.search.rerank import Reranker
+from llama_index_agentic_kb.search.rerank import Calibration, Reranker
 from llama_index_agentic_kb.sources.fan_out import SourceSearch
 from llama_index_agentic_kb.sources.selection import SelectedSource, select
 from llama_index_agentic_kb.testing import MemoryRetriever

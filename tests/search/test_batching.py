@@ -19,9 +19,8 @@ from pydantic import PrivateAttr
 
 from llama_index_agentic_kb._aio import WorkerPool, arun, gather, run
 from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError
-from llama_index_agentic_kb.search import batching, embedding
-from llama_index_agentic_kb.search.batching import MicroBatcher
-from llama_index_agentic_kb.search.embedding import QueryEmbeddings
+from llama_index_agentic_kb.search import embedding
+from llama_index_agentic_kb.search.embedding import MicroBatcher, QueryEmbeddings
 from llama_index_agentic_kb.testing import HashEmbedding
 
 SECONDS = 20.0
@@ -151,7 +150,7 @@ def test_a_batch_that_failed_is_not_tried_for_those_who_left() -> None:
 def test_a_wrong_number_of_vectors_is_an_error(given: list[list[float]]) -> None:
     """A model that gives another number of vectors than texts is told of; nobody gets another one's vector."""
     batcher = MicroBatcher(lambda _: given, max_batch=4, pool=WorkerPool("test", max_workers=1))
-    with pytest.raises(AgenticKBError, match=f"gave {len(given)} vectors for 1 text"):
+    with pytest.raises(AgenticKBError, match=f"returned {len(given)} vectors for 1 text"):
         batcher.submit(["a"])[0].result(SECONDS)
 
 
@@ -175,7 +174,7 @@ def test_a_call_that_hangs_holds_up_no_later_text(
 ) -> None:
     """After a while others are served beside it, the same text too; its own callers get what it gives at last."""
     hung = busy(batcher, model, "a")
-    monkeypatch.setattr(batching, "STALLED_SECONDS", 0.0)
+    monkeypatch.setattr(embedding, "STALLED_SECONDS", 0.0)
     later = batcher.submit(["a", "bb"])
     assert model.begun.acquire(timeout=SECONDS)
     assert model.calls == [["a"], ["a", "bb"]]
@@ -224,7 +223,7 @@ class Local(HashEmbedding):
         reached = threading.Event()
 
         def hold() -> bool:
-            if len(embedding._batchers[id(self)]._waiting) == count:
+            if len(embedding._BATCHERS._batchers[id(self)]._waiting) == count:
                 reached.set()
             return reached.is_set()
 
@@ -234,7 +233,7 @@ class Local(HashEmbedding):
 async def request(model: BaseEmbedding, queries: list[str], *handlers: Any, deadline: float | None = None) -> list[Any]:
     """Ask for the vectors of one request; give each or its error."""
     embeddings = QueryEmbeddings(CallbackManager(list(handlers)), deadline=deadline, cache=None)
-    await embeddings.begin([(model, query) for query in queries])
+    embeddings.begin([(model, query) for query in queries])
     jobs = await gather([embeddings.get(model, query) for query in queries])
     return [job.error or job.value for job in jobs]
 
@@ -374,7 +373,7 @@ async def test_a_cancelled_request_leaves_nothing_to_compute() -> None:
     first = asyncio.create_task(arun(request(model, ["first"])))
     await asyncio.to_thread(_until, lambda: bool(model.calls))
     gone, stays = (asyncio.create_task(arun(request(model, [text]))) for text in ("gone", "stays"))
-    await asyncio.to_thread(_until, lambda: len(embedding._batchers[id(model)]._waiting) == 2)
+    await asyncio.to_thread(_until, lambda: len(embedding._BATCHERS._batchers[id(model)]._waiting) == 2)
     gone.cancel()
     await asyncio.wait([gone])
     gate.set()
@@ -391,7 +390,7 @@ def test_a_sync_request_that_gave_up_leaves_nothing_to_compute() -> None:
         _until(lambda: bool(model.calls))
         [late] = run(request(model, ["late"], deadline=time.monotonic() + 0.05))
         assert isinstance(late, DeadlineExceededError)
-        _until(lambda: all(future.cancelled() for future in embedding._batchers[id(model)]._waiting["late"]))
+        _until(lambda: all(future.cancelled() for future in embedding._BATCHERS._batchers[id(model)]._waiting["late"]))
         gate.set()
         assert first.result(SECONDS) == [vector(model, "first")]
     assert run(request(model, ["next"])) == [vector(model, "next")]
@@ -402,7 +401,7 @@ def test_nothing_is_left_behind() -> None:
     """An idle model's batcher is gone, and keeps the model alive no longer."""
     model = Local()
     run(request(model, ["a"]))
-    _until(lambda: gc.collect() >= 0 and id(model) not in embedding._batchers)
+    _until(lambda: gc.collect() >= 0 and id(model) not in embedding._BATCHERS._batchers)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork") or sys.platform == "darwin", reason="no safe fork")

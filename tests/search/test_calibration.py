@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llama_index_agentic_kb.errors import ConfigurationError
-from llama_index_agentic_kb.search.calibration import CALIBRATIONS, DEFAULT_THRESHOLD, Calibration, calibration_for
+from llama_index_agentic_kb.search.rerank import CALIBRATIONS, DEFAULT_THRESHOLD, Calibration, calibration_for
 
 FINITE = st.floats(allow_nan=False, allow_infinity=False)
 

@@ -56,7 +56,7 @@ async def wanted(
 ) -> list[list[float]]:
     """Ask for vectors side by side, as lanes do."""
     if begin:
-        await embeddings.begin(pairs)
+        embeddings.begin(pairs)
     jobs = await gather([embeddings.get(model, query) for model, query in pairs])
     return [job.result() for job in jobs]
 
@@ -220,7 +220,7 @@ async def test_a_failure_is_that_models_alone() -> None:
     async def both() -> list[Any]:
         shared = embeddings()
         pairs: list[tuple[BaseEmbedding, str]] = [(broken, "a"), (sound, "a"), (broken, "a")]
-        await shared.begin(pairs)
+        shared.begin(pairs)
         jobs = await gather([shared.get(model, query) for model, query in pairs])
         return [job.error or job.value for job in jobs]
 

@@ -149,7 +149,7 @@ def test_a_forked_child_is_not_held_up() -> None:
     """A child that was forked while another thread held the lock starts with an empty cache of its own."""
     cache = EmbeddingCache()
     cache.put("m", "a", [1.0])
-    with cache._held.lock:
+    with cache._entries.lock:
         child = os.fork()
         if child == 0:
             cache.put("m", "b", [2.0])

@@ -20,7 +20,7 @@ from llama_index.core.schema import TextNode
 
 from llama_index_agentic_kb.errors import RetrievalError
 from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, FilterOperator, matches
-from llama_index_agentic_kb.search import lexical_view
+from llama_index_agentic_kb.search import lexical
 from llama_index_agentic_kb.search.lexical import LexicalDocument, LexicalHit, LexicalIndex, lexical_document
 
 TEXTS = {
@@ -296,7 +296,7 @@ def test_a_filter_lets_through_what_matches(metadata: list[dict[str, Any]], tree
 @pytest.mark.parametrize("most", [0, 10_000], ids=["by looking", "by asking"])
 def test_what_passes_is_found_however_far_down(most: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last of hundreds, whether the index is asked for the values or each hit is looked at."""
-    monkeypatch.setattr(lexical_view, "_MOST_VALUES", most)
+    monkeypatch.setattr(lexical, "_MAX_VALUES", most)
     made = index_of(*(document(f"n{n:03}", "rain " * (n + 1), year=n) for n in range(400)))
     assert ids(made.search("rain", 3, Condition(key="year", operator=FilterOperator.LT, value=2))) == ["n001", "n000"]
     negative = FilterGroup(logic=FilterLogic.NOT, filters=[Condition(key="year", operator=FilterOperator.GE, value=1)])
@@ -380,9 +380,9 @@ def test_a_damaged_directory_is_told(tmp_path: Path, damage: str) -> None:
 
 def test_a_panic_is_an_error_like_others(index: LexicalIndex, capfd: pytest.CaptureFixture[str]) -> None:
     """Tantivy's panics are no ``Exception``: they would end more than the search. Others of the kind pass."""
-    with pytest.raises(RetrievalError, match=r"can't be read: .*Limit must be greater than 0"), index._told("read"):
+    with pytest.raises(RetrievalError, match=r"can't be read: .*Limit must be greater than 0"), index._errors("read"):
         index._view.searcher.search(tantivy.Query.all_query(), limit=0)
-    with pytest.raises(KeyboardInterrupt), index._told("read"):
+    with pytest.raises(KeyboardInterrupt), index._errors("read"):
         raise KeyboardInterrupt
     capfd.readouterr()
 

@@ -12,8 +12,8 @@ from llama_index.core.embeddings import MockEmbedding
 from pydantic import Field, PrivateAttr
 
 from llama_index_agentic_kb.account.callbacks import with_handlers
-from llama_index_agentic_kb.search import model_identity as module
-from llama_index_agentic_kb.search.model_identity import is_a, model_identity
+from llama_index_agentic_kb.search import embedding_cache as module
+from llama_index_agentic_kb.search.embedding_cache import is_a, model_identity
 from llama_index_agentic_kb.testing import HashEmbedding
 
 
@@ -110,7 +110,7 @@ def test_an_identity_is_never_used_twice() -> None:
     seen = [model_identity(HashEmbedding()) for _ in range(500)]
     assert len(set(seen)) == 500
     gc.collect()
-    assert len(module._known) < 400  # the dead are forgotten
+    assert len(module._named) < 400  # the dead are forgotten
 
 
 def test_secrets_are_not_readable() -> None:
@@ -123,7 +123,7 @@ def test_secrets_are_not_readable() -> None:
 @pytest.mark.parametrize(
     "value", [list(range(1000)), {str(number): 1.0 for number in range(1000)}, [object()]], ids=["list", "map", "slots"]
 )
-def test_what_can_not_be_told_has_no_identity(value: Any) -> None:
+def test_what_can_not_be_described_has_no_identity(value: Any) -> None:
     """A model with large tables of its own, or objects without weak references, is not cached."""
     assert model_identity(openai(additional_kwargs={"table": value})) is None
 
@@ -149,7 +149,7 @@ def test_a_loaded_model_counts_by_its_weights(embed_model: Any, monkeypatch: pyt
     assert model_identity(embed_model) == identity
 
 
-def test_classes_are_told_by_name_along_their_bases(embed_model: BaseEmbedding) -> None:
+def test_classes_are_described_by_name_along_their_bases(embed_model: BaseEmbedding) -> None:
     """An integration need not be imported to ask whether a model is of it."""
     assert is_a(openai(), "OpenAIEmbedding")
     assert is_a(openai(), "Other", "MockEmbedding")

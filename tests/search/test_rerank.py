@@ -13,8 +13,7 @@ from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
 from llama_index_agentic_kb._aio import arun, gather, run
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError, RetrievalError
-from llama_index_agentic_kb.search.calibration import Calibration
-from llama_index_agentic_kb.search.rerank import Reranked, Reranker, as_reranker
+from llama_index_agentic_kb.search.rerank import Calibration, Reranked, Reranker, as_reranker
 from llama_index_agentic_kb.testing import ScriptedLLM
 from tests.rerankers import OverlapReranker
 
@@ -144,8 +143,8 @@ def test_copies_doubles_and_strangers_that_come_back() -> None:
     ("postprocessor", "message"),
     [
         (OverlapReranker(fault="empty"), "returned none of its 4 candidates"),
-        (OverlapReranker(fault="nan"), "gave no scores"),
-        (OverlapReranker(fault="none"), "gave no scores"),
+        (OverlapReranker(fault="nan"), "returned no scores"),
+        (OverlapReranker(fault="none"), "returned no scores"),
         (Answers(answer=None), "returned no list of NodeWithScore: NoneType"),
         (Answers(answer="text"), "returned no list of NodeWithScore: str"),
     ],

@@ -10,8 +10,7 @@ from hypothesis import settings as given_settings
 from hypothesis import strategies as st
 
 from llama_index_agentic_kb.errors import ConfigurationError
-from llama_index_agentic_kb.search.languages import LANGUAGES, detect_language
-from llama_index_agentic_kb.search.tokenizing import MAX_QUERY_WORDS, Analyzer, split_words
+from llama_index_agentic_kb.search.tokenizing import LANGUAGES, MAX_QUERY_WORDS, Analyzer, detect_language, split_words
 
 ENGLISH = "The rockets were launched from the coast of Florida, and they flew to the moon."
 GERMAN = "Die Raketen wurden von der Küste aus gestartet, und sie flogen bis zu den Häusern am Mond."

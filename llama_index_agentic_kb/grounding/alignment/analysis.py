@@ -19,8 +19,7 @@ from llama_index_agentic_kb.grounding.alignment.lexicon import BE_FORMS, PRONOUN
 from llama_index_agentic_kb.grounding.alignment.quantities import Fact, read_facts
 from llama_index_agentic_kb.grounding.alignment.vocabulary import concept_of, stems_of
 from llama_index_agentic_kb.grounding.sentences import sentence_ends
-from llama_index_agentic_kb.search.languages import FUNCTION_WORDS, detect_language
-from llama_index_agentic_kb.search.tokenizing import split_words
+from llama_index_agentic_kb.search.tokenizing import FUNCTION_WORDS, detect_language, split_words
 
 __all__ = ["PREFIX", "Analysis", "Item", "Token", "analyze"]
 

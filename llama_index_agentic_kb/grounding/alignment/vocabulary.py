@@ -5,8 +5,7 @@ from __future__ import annotations
 import functools
 
 from llama_index_agentic_kb.grounding.alignment.lexicon import ANTONYMS, IRREGULAR, SYNONYMS
-from llama_index_agentic_kb.search.languages import DEFAULT_LANGUAGE
-from llama_index_agentic_kb.search.tokenizing import stem_words
+from llama_index_agentic_kb.search.tokenizing import DEFAULT_LANGUAGE, stem_words
 
 __all__ = ["concept_of", "fellows_of", "opposites_of", "stems_of"]
 

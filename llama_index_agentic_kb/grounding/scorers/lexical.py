@@ -22,7 +22,7 @@ from llama_index_agentic_kb.grounding.scorers.base import ClaimScore, Evidence, 
 from llama_index_agentic_kb.grounding.scorers.parts import by_parts, may_matter
 from llama_index_agentic_kb.grounding.scorers.rivals import rivals_of
 from llama_index_agentic_kb.schema.grounding import Span, Verdict
-from llama_index_agentic_kb.search.languages import DEFAULT_LANGUAGE
+from llama_index_agentic_kb.search.tokenizing import DEFAULT_LANGUAGE
 
 __all__ = ["LexicalScorer", "bearing_spans", "nearest_premises"]
 
