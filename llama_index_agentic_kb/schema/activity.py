@@ -151,8 +151,6 @@ class SourceActivity(ActivityRecord):
     """Documents below the reranker's threshold for every sub-query that found them; not counted in ``count``."""
     retries: int | None = Field(default=None, ge=1)
     """Repeated calls after failures; None without any."""
-    hedged: int | None = Field(default=None, ge=1)
-    """Second calls beside slow ones; None without any."""
     lanes: list[SearchLane] | None = None
     """The ways in which the source was asked side by side."""
     arguments: SearchArguments | None = None

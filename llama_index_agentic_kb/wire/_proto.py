@@ -15,10 +15,13 @@ from llama_index_agentic_kb.errors import ConfigurationError, InvalidAnswerError
 from llama_index_agentic_kb.schema.checks import MAX_FACT_CHARACTERS, MAX_FACTS, MAX_RECORDS
 from llama_index_agentic_kb.schema.request import MAX_DOCUMENTS
 
-__all__ = ["ProtoMessage", "byte_offsets", "clean", "member", "message_class", "number", "read", "write"]
+__all__ = ["Fields", "ProtoMessage", "byte_offsets", "clean", "member", "message_class", "number", "read", "write"]
 
 ProtoMessage: TypeAlias = Any
 """A protobuf message. Their classes are made at run time and have no types."""
+
+Fields: TypeAlias = dict[str, Any]
+"""The fields of a message, by their JSON names."""
 
 MAX_DEPTH: Final = 40
 """Objects and lists inside each other that are written; what lies deeper is text. Protobuf's parsers stop at 100."""
@@ -95,7 +98,7 @@ def clean(text: str) -> str:
     return _SURROGATE.sub("\ufffd", text)
 
 
-def write(kind: str, data: Mapping[str, Any], *, enum_as_int: bool = False) -> dict[str, Any]:
+def write(kind: str, data: Mapping[str, object], *, enum_as_int: bool = False) -> Fields:
     """Return a message's JSON in protobuf's own form: defaults left out, int64 as text, times in UTC.
 
     What a document holds never keeps an answer from going out: characters that UTF-8 can't write become U+FFFD, numbers
@@ -116,7 +119,7 @@ def write(kind: str, data: Mapping[str, Any], *, enum_as_int: bool = False) -> d
         json_format.ParseDict(_plain(data), message)
     except json_format.ParseError as error:
         raise InvalidAnswerError(f"{kind}: {error}") from error
-    written: dict[str, Any] = json_format.MessageToDict(message, use_integers_for_enums=enum_as_int)
+    written: Fields = json_format.MessageToDict(message, use_integers_for_enums=enum_as_int)
     return written
 
 
@@ -169,8 +172,8 @@ def _load(body: Any) -> Any:
         raise InvalidRequestError(f"body: it is no JSON that can be read: {reason}") from None
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    data: dict[str, Any] = {}
+def _object(pairs: list[tuple[str, Any]]) -> Fields:
+    data: Fields = {}
     for key, value in pairs:
         if key in data:
             raise ValueError(f"the key {key[:_SHOWN]!r} is given twice")

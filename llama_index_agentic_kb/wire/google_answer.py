@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from pydantic import ValidationError
 
@@ -42,7 +42,7 @@ from llama_index_agentic_kb.schema.answer_query import (
     WholePiece,
 )
 from llama_index_agentic_kb.schema.sessions import Session
-from llama_index_agentic_kb.wire._proto import byte_offsets, clean, number, write
+from llama_index_agentic_kb.wire._proto import Fields, byte_offsets, clean, number, write
 from llama_index_agentic_kb.wire.google_names import Parent, SessionName
 from llama_index_agentic_kb.wire.google_request import decode_answer_query
 
@@ -62,7 +62,7 @@ _STAGES: Final = {"steps": 1, "references": 2, "text": 3, "citation": 3, "whole"
 """The order of a stream's pieces."""
 
 
-def encode_answer(answer: Answer, *, name: str | None = None, enum_as_int: bool = False) -> dict[str, Any]:
+def encode_answer(answer: Answer, *, name: str | None = None, enum_as_int: bool = False) -> Fields:
     """Return an answer's JSON.
 
     Args:
@@ -83,7 +83,7 @@ def encode_answer_response(
     session: Session | None = None,
     token: str = "",
     enum_as_int: bool = False,
-) -> dict[str, Any]:
+) -> Fields:
     """Return the response of ``:answer``.
 
     Args:
@@ -110,7 +110,7 @@ def _answer_name(answer_id: str | None, parent: Parent | None, session: Session 
     return SessionName(parent, session.id).answer(answer_id)
 
 
-def answer_fields(answer: Answer, name: str | None) -> dict[str, Any]:
+def answer_fields(answer: Answer, name: str | None) -> Fields:
     """Return the fields of an ``Answer`` message, for ``write``.
 
     Raises:
@@ -153,7 +153,7 @@ def answer_fields(answer: Answer, name: str | None) -> dict[str, Any]:
     }
 
 
-def _claim(claim: Citation | GroundingSupport, offsets: Sequence[int]) -> dict[str, Any]:
+def _claim(claim: Citation | GroundingSupport, offsets: Sequence[int]) -> Fields:
     return {
         "startIndex": offsets[claim.start],
         "endIndex": offsets[claim.end],
@@ -161,7 +161,7 @@ def _claim(claim: Citation | GroundingSupport, offsets: Sequence[int]) -> dict[s
     }
 
 
-def _reference(reference: AnswerReference) -> dict[str, Any]:
+def _reference(reference: AnswerReference) -> Fields:
     document = {"document": reference.document, "uri": reference.uri, "title": reference.title}
     if isinstance(reference, ChunkReference):
         metadata = {**document, "pageIdentifier": reference.page_identifier, "structData": reference.metadata or None}
@@ -176,11 +176,11 @@ def _reference(reference: AnswerReference) -> dict[str, Any]:
     return {"structuredDocumentInfo": {**document, "structData": reference.data or None}}
 
 
-def _chunk(chunk: ChunkReference) -> dict[str, Any]:
+def _chunk(chunk: ChunkReference) -> Fields:
     return {"chunk": chunk.chunk, "content": chunk.content, "relevanceScore": chunk.relevance_score}
 
 
-def _steps(steps: Sequence[AnswerStep]) -> list[dict[str, Any]]:
+def _steps(steps: Sequence[AnswerStep]) -> list[Fields]:
     return [
         {
             "state": number(step.state),
@@ -200,7 +200,7 @@ def _steps(steps: Sequence[AnswerStep]) -> list[dict[str, Any]]:
     ]
 
 
-def _result(result: SearchObservation) -> dict[str, Any]:
+def _result(result: SearchObservation) -> Fields:
     return {
         "document": result.document,
         "uri": result.uri,
@@ -211,7 +211,7 @@ def _result(result: SearchObservation) -> dict[str, Any]:
     }
 
 
-def session_fields(session: Session, parent: Parent) -> dict[str, Any]:
+def session_fields(session: Session, parent: Parent) -> Fields:
     """Return the fields of a ``Session`` message, for ``write``; turns hold their whole answers where loaded."""
     name = SessionName(parent, session.id)
     return {
@@ -235,7 +235,7 @@ def session_fields(session: Session, parent: Parent) -> dict[str, Any]:
     }
 
 
-def _session(session: Session | None, parent: Parent | None) -> dict[str, Any] | None:
+def _session(session: Session | None, parent: Parent | None) -> Fields | None:
     return None if session is None or parent is None else session_fields(session, parent)
 
 
@@ -301,7 +301,7 @@ class AnswerStream:
             )
         self._stage = stage
 
-    def _fields(self, piece: StepsPiece | ReferencesPiece | TextPiece | CitationPiece) -> dict[str, Any]:
+    def _fields(self, piece: StepsPiece | ReferencesPiece | TextPiece | CitationPiece) -> Fields:
         if isinstance(piece, StepsPiece):
             return {"steps": _steps(piece.steps)}
         if isinstance(piece, ReferencesPiece):
@@ -327,7 +327,7 @@ class AnswerStream:
         self._enter(piece)
         return self._element(fields, _session(session, self._parent)) + b"]"
 
-    def _element(self, answer: dict[str, Any], session: dict[str, Any] | None) -> bytes:
+    def _element(self, answer: Fields, session: Fields | None) -> bytes:
         fields = {"answerQueryToken": self._token, "answer": answer, "session": session}
         element = write("AnswerQueryResponse", fields, enum_as_int=self._enum_as_int)
         before = b",\n" if self._opened else b"["
@@ -351,7 +351,7 @@ _REPLACED: Final = {502: 503}
 """Google's list of statuses has no bad gateway."""
 
 
-def encode_error(error: BaseException) -> tuple[int, list[dict[str, Any]]]:
+def encode_error(error: BaseException) -> tuple[int, list[Fields]]:
     """Return an error's HTTP status and body, ``[{"error": {"code", "message", "status"}}]``.
 
     The body says what an error of this library says, without what looks like a secret; of any other only that there was

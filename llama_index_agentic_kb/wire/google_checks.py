@@ -16,7 +16,7 @@ from llama_index_agentic_kb.schema.checks import (
     answer_tokens,
 )
 from llama_index_agentic_kb.schema.grounding import GroundedClaim, GroundingLedger
-from llama_index_agentic_kb.wire._proto import byte_offsets, read, write
+from llama_index_agentic_kb.wire._proto import Fields, byte_offsets, read, write
 from llama_index_agentic_kb.wire.google_names import check_config_name
 
 __all__ = ["decode_check_grounding", "decode_rank", "encode_check_grounding", "encode_rank"]
@@ -52,7 +52,7 @@ def decode_check_grounding(body: Any, *, grounding_config: str | None = None) ->
     )
 
 
-def encode_check_grounding(query: GroundingQuery, ledger: GroundingLedger) -> dict[str, Any]:
+def encode_check_grounding(query: GroundingQuery, ledger: GroundingLedger) -> Fields:
     """Return the response of ``:check``.
 
     Args:
@@ -117,7 +117,7 @@ def decode_rank(body: Any, *, ranking_config: str | None = None) -> RankQuery:
     )
 
 
-def encode_rank(query: RankQuery, records: Sequence[RankRecord]) -> dict[str, Any]:
+def encode_rank(query: RankQuery, records: Sequence[RankRecord]) -> Fields:
     """Return the response of ``:rank``.
 
     Args:

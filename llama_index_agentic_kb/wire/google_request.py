@@ -35,7 +35,7 @@ from llama_index_agentic_kb.schema.answer_query import (
     SafetySetting,
 )
 from llama_index_agentic_kb.schema.request import Message, ReasoningEffort, RetrievalRequest
-from llama_index_agentic_kb.wire._proto import ProtoMessage, member, read
+from llama_index_agentic_kb.wire._proto import Fields, ProtoMessage, member, read
 from llama_index_agentic_kb.wire.google_filter import parse_filter
 from llama_index_agentic_kb.wire.google_names import parse_parent, parse_serving_config, parse_session_name
 
@@ -107,7 +107,7 @@ def _retrieval_request(sent: ProtoMessage) -> RetrievalRequest:
     )
 
 
-def _understanding_fields(spec: ProtoMessage) -> dict[str, Any]:
+def _understanding_fields(spec: ProtoMessage) -> Fields:
     rephraser = spec.query_rephraser_spec
     classes = [found for one in spec.query_classification_spec.types if (found := member(QueryClass, one))]
     return {
@@ -121,7 +121,7 @@ def _understanding_fields(spec: ProtoMessage) -> dict[str, Any]:
     }
 
 
-def _generation_fields(spec: ProtoMessage) -> dict[str, Any]:
+def _generation_fields(spec: ProtoMessage) -> Fields:
     gate = "ignore_low_relevant_content"
     return {
         "model_version": spec.model_spec.model_version,
@@ -145,7 +145,7 @@ def _safety_settings(spec: ProtoMessage) -> list[SafetySetting]:
     return settings
 
 
-def _search_fields(spec: ProtoMessage, list_fields: Collection[str]) -> dict[str, Any]:
+def _search_fields(spec: ProtoMessage, list_fields: Collection[str]) -> Fields:
     if spec.HasField("search_result_list"):
         return {"search_results": [_reference(one) for one in spec.search_result_list.search_results]}
     params, at = spec.search_params, "searchSpec.searchParams"

@@ -15,7 +15,7 @@ from llama_index_agentic_kb.schema.sessions import (
     SessionQuery,
     SessionState,
 )
-from llama_index_agentic_kb.wire._proto import ProtoMessage, member, message_class, read, write
+from llama_index_agentic_kb.wire._proto import Fields, ProtoMessage, member, message_class, read, write
 from llama_index_agentic_kb.wire.google_answer import session_fields
 from llama_index_agentic_kb.wire.google_filter import parse_session_filter
 from llama_index_agentic_kb.wire.google_names import Parent
@@ -146,7 +146,7 @@ def wants_answer_details(params: Mapping[str, str]) -> bool:
     return _BOOLEANS[sent.lower()]
 
 
-def encode_session(session: Session, parent: Parent, *, enum_as_int: bool = False) -> dict[str, Any]:
+def encode_session(session: Session, parent: Parent, *, enum_as_int: bool = False) -> Fields:
     """Return a session's JSON; turns hold their whole answers where these were loaded.
 
     Args:
@@ -160,7 +160,7 @@ def encode_session(session: Session, parent: Parent, *, enum_as_int: bool = Fals
     return write("Session", session_fields(session, parent), enum_as_int=enum_as_int)
 
 
-def encode_session_page(page: SessionPage, parent: Parent, *, enum_as_int: bool = False) -> dict[str, Any]:
+def encode_session_page(page: SessionPage, parent: Parent, *, enum_as_int: bool = False) -> Fields:
     """Return the response of ListSessions."""
     fields = {
         "sessions": [session_fields(session, parent) for session in page.sessions],

@@ -65,7 +65,7 @@ class LoopbackGoogle:
 
     def __exit__(self, *_: object) -> None:
         self._server.stop()
-        assert not self._server.errors
+        assert not self._server.errors, self._server.errors
 
     @property
     def last(self) -> Recorded:
