@@ -14,6 +14,7 @@ from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle, TextNode
+from llama_index.core.vector_stores.types import BasePydanticVectorStore
 
 from llama_index_agentic_kb.account.callbacks import with_handlers
 from llama_index_agentic_kb.evaluation.dataset import Dataset, EvaluationDocument
@@ -78,7 +79,7 @@ class CorpusIndex:
         source_field: str | None = None,
         progress: Progress | None = None,
     ) -> None:
-        from llama_index_agentic_kb.store.chroma import ChromaDatabase  # noqa: PLC0415 (loads chromadb)
+        from llama_index_agentic_kb.store.chroma import ChromaDirectory  # noqa: PLC0415 (loads chromadb)
 
         self.meter = Meter()
         self.manager = CallbackManager([self.meter])
@@ -91,13 +92,13 @@ class CorpusIndex:
         if not (folder / COMPLETE).exists():  # a run that was stopped midway left some
             shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
-        self._database = ChromaDatabase.persistent(folder / "chroma")
+        self._database = ChromaDirectory(folder / "chroma")
         self.indexes: dict[str, VectorStoreIndex] = {}
         self.lexical: dict[str, LexicalRetriever] = {}
         for name, nodes in groups.items():
-            store = self._database.vector_store(name, create=True)
+            store = self._database.vector_store(name)
             if not (folder / COMPLETE).exists():
-                self._fill(name, nodes, progress)
+                self._fill(store, nodes, progress)
             self.indexes[name] = VectorStoreIndex.from_vector_store(
                 store, embed_model=self.embed_model, callback_manager=self.manager
             )
@@ -114,14 +115,14 @@ class CorpusIndex:
                 digest.update(json.dumps(held, sort_keys=True).encode())
         return digest.hexdigest()[:16]
 
-    def _fill(self, name: str, nodes: list[TextNode], progress: Progress | None) -> None:
+    def _fill(self, store: BasePydanticVectorStore, nodes: list[TextNode], progress: Progress | None) -> None:
         for start in range(0, len(nodes), BATCH):
             batch = nodes[start : start + BATCH]
             vectors = self.embed_model.get_text_embedding_batch(
                 [node.get_content(MetadataMode.EMBED) for node in batch]
             )
             embedded = [node.model_copy(update={"embedding": v}) for node, v in zip(batch, vectors, strict=True)]
-            self._database.add(name, embedded)
+            store.add(embedded)
             if progress is not None:
                 progress(start + len(batch), len(nodes))
 

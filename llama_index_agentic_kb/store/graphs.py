@@ -98,7 +98,7 @@ class Graphs:
         except BaseException as error:
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # of Chroma's Rust
                 raise
-            if isinstance(error, AgenticKBError):
+            if isinstance(error, AgenticKBError):  # of a forked process
                 raise
             self._counts[state.directory] = None
             raise GraphError(error_message(error)) from error

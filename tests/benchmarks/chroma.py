@@ -21,7 +21,7 @@ from llama_index.core.retrievers import BaseRetriever, QueryFusionRetriever
 from llama_index.core.retrievers.fusion_retriever import FUSION_MODES
 
 from llama_index_agentic_kb import AgenticRetriever, KnowledgeSource, default_embed_model
-from llama_index_agentic_kb.store.chroma import ChromaDatabase
+from llama_index_agentic_kb.store.chroma import ChromaDirectory
 from llama_index_agentic_kb.testing import ScriptedLLM
 from tests.benchmarks.corpus import QUESTION, SOURCES, SUB_QUERIES, passages
 from tests.benchmarks.measure import LOOP_GAP, WALL, Contestant, Race, arace, race
@@ -78,11 +78,11 @@ def chroma(runs: int, passages_each: int = 250) -> list[Row]:
 def _indexes(model: BaseEmbedding, passages_each: int) -> Iterator[dict[str, VectorStoreIndex]]:
     with (
         tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder,  # Chroma may still be writing into it
-        closing(ChromaDatabase.persistent(folder)) as database,
+        closing(ChromaDirectory(folder)) as database,
     ):
         indexes = {}
         for name in SOURCES:
-            context = StorageContext.from_defaults(vector_store=database.vector_store(name, create=True))
+            context = StorageContext.from_defaults(vector_store=database.vector_store(name))
             nodes = passages(name, passages_each)
             indexes[name] = VectorStoreIndex(nodes, storage_context=context, embed_model=model)
         yield indexes

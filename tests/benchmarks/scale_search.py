@@ -14,7 +14,7 @@ import numpy as np
 from llama_index_agentic_kb import AgenticRetriever, KnowledgeSource, RetrieverOptions
 from llama_index_agentic_kb.schema import ActivityRecord, Condition, SourceActivity
 from llama_index_agentic_kb.store import KnowledgeStore
-from llama_index_agentic_kb.store.chroma import ChromaDatabase
+from llama_index_agentic_kb.store.chroma import ChromaDirectory
 from tests.benchmarks.scale_store import SOURCE, ScaleStore, node_id
 
 __all__ = ["Times", "measure_filtered", "measure_plain"]
@@ -118,8 +118,8 @@ def measure_filtered(store: KnowledgeStore, at: ScaleStore, key: str, modulus: i
 
 
 def _chromas_own(at: ScaleStore, key: str, modulus: int, values: Sequence[int], best: Sequence[set[str]]) -> Numbers:
-    database = ChromaDatabase.persistent(at.folder / f"chroma-{key}")
-    collection: Any = database.vector_store(SOURCE, create=True).client
+    database = ChromaDirectory(at.folder / f"chroma-{key}")
+    collection: Any = database.vector_store(SOURCE).client
     vectors, groups = at.vectors(), at.groups() % modulus
     for start in range(collection.count(), len(vectors), BATCH):
         rows = range(start, min(start + BATCH, len(vectors)))

@@ -18,10 +18,9 @@ from llama_index.llms.openai import OpenAI
 
 from llama_index_agentic_kb import ActivityCallbackHandler, KnowledgeBase, KnowledgeSource
 from llama_index_agentic_kb.account.pickling import PicklingRefusedError
-from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError, RetrievalError, SynthesisError
+from llama_index_agentic_kb.errors import AgenticKBError, RetrievalError, SynthesisError
 from llama_index_agentic_kb.guard.resilience import RetryPolicy
 from llama_index_agentic_kb.store import KnowledgeStore, ingest
-from llama_index_agentic_kb.store.chroma import ChromaDatabase
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever
 from tests.faults.registry import fault
 from tests.openai_embedding import OpenAIEmbedding
@@ -149,17 +148,6 @@ def refused_while_storing() -> None:
                 ingest([Path(folder, "docs")], store)
 
         told = failing(work, AgenticKBError)
-        assert server.told
-    assert_clean(told)
-
-
-@fault("secrets", "a Chroma server refuses a token and repeats it", NOWHERE)
-def refused_token() -> None:
-    with Echo() as server:
-        headers = {"x-chroma-token": KEYS["chroma"]}
-        told = failing(
-            lambda: ChromaDatabase.http("127.0.0.1", server.port, headers=headers, timeout=5.0), ConfigurationError
-        )
         assert server.told
     assert_clean(told)
 

@@ -1,12 +1,7 @@
-"""What the store's tests share: an empty store, a Chroma server, and files of each kind."""
+"""What the store's tests share: an empty store, and files of each kind."""
 
 from __future__ import annotations
 
-import socket
-import subprocess
-import sys
-import time
-import urllib.request
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -37,35 +32,6 @@ def write_pdf() -> Callable[[Path, list[str]], Path]:
 def write_docx() -> Callable[[Path, str], Path]:
     """A function that writes a .docx with a paragraph per line of text."""
     return _write_docx
-
-
-@pytest.fixture(scope="module")
-def chroma_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[int, int]]:
-    """A real `chroma run` on loopback: its port and its pid."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    command = [str(Path(sys.executable).with_name("chroma")), "run", "--host", "127.0.0.1", "--port", str(port)]
-    command += ["--path", str(tmp_path_factory.mktemp("server"))]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    try:
-        _wait_for(port, process)
-        yield port, process.pid
-    finally:
-        process.kill()
-        process.wait()
-
-
-def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
-    deadline = time.monotonic() + 30
-    while time.monotonic() < deadline and process.poll() is None:
-        try:
-            urllib.request.urlopen(f"http://127.0.0.1:{port}/api/v2/heartbeat", timeout=1).close()
-        except OSError:
-            time.sleep(0.05)
-        else:
-            return
-    pytest.fail("chroma run did not start")
 
 
 def _write_pdf(path: Path, pages: list[str]) -> Path:
