@@ -37,6 +37,7 @@ _SOURCES: Final = ("sources", "source", "tool_name", "tools", "tool", "source_na
 _FINDS: Final = ("finds", "answer_is", "looks_for")
 _FILTERS: Final = ("filter", "filters")
 _DEPENDS: Final = ("depends_on", "dependson", "dependencies", "parents")
+_KNOWN: Final = frozenset(("id", *_LISTS, *_QUERIES, *_SOURCES, *_FINDS, *_FILTERS, *_DEPENDS))
 # In both, no two repetitions can match the same text: a hostile reply takes linear time.
 _NUMBERED: Final = re.compile(r"^[ \t]*(?:\(?(\d{1,4})[.):]|[-*•])[ \t]+(\S.*)$", re.MULTILINE)
 _FOLLOWING: Final = re.compile(r"[\s,]*[{\[]")
@@ -110,37 +111,39 @@ def read_partial_plan(text: str) -> list[Proposal]:
     start = _first_bracket(text)
     if start < 0 or len(text) > MAX_PARTIAL:
         return []
+    body = without_surrogates(text[start:])
     try:
-        value = from_json(without_surrogates(text[start:]), allow_partial="trailing-strings")
+        value = from_json(body, allow_partial="trailing-strings")
     except ValueError:
         return []
     items = _items(value)
-    if not items or (isinstance(value, dict) and _listed(value) is None):  # one object alone: more keys may come
+    if not items or (
+        isinstance(value, dict) and _listed(_fields(value)) is None
+    ):  # one object alone: more keys may come
         return []
     if not text.rstrip().endswith(("}", "]")):
         last = items.pop()
         if isinstance(last, dict) and "depends_on" in last and [*last][-1] == "finds":
             items.append({**last, "finds": ""})
-    elif not _ends_with_item(without_surrogates(text[start:])):
+    elif not _ends_with_item(body):
         items.pop()
     return _proposals(items)
 
 
 def _ends_with_item(text: str) -> bool:
     """Return whether the last item is whole: only further items or closing brackets may still come."""
-    return any(_parses(text + rest) for rest in ("", "]", "}", "]}"))
-
-
-def _parses(text: str) -> bool:
-    try:
-        from_json(text)
-    except ValueError:
-        return False
-    return True
+    for rest in ("]}", "]", "}", ""):
+        try:
+            from_json(text + rest)
+        except ValueError:
+            continue
+        return True
+    return False
 
 
 def _first_bracket(text: str) -> int:
-    return min((at for at in (text.find("{"), text.find("[")) if at >= 0), default=-1)
+    bracket = re.search(r"[{\[]", text)
+    return -1 if bracket is None else bracket.start()
 
 
 def _items_of_text(text: str) -> list[Any] | None:
@@ -176,44 +179,38 @@ def _items(value: Any) -> list[Any] | None:
     """Return the list of sub-queries in a JSON value; None where there is no such list."""
     if isinstance(value, list):
         objects = [item for item in value if isinstance(item, dict)]
-        nested = [items for item in objects if (items := _listed(item)) is not None]
-        if nested:  # several objects: the text held more than the plan
-            return nested[0]
+        for item in objects:
+            if (items := _listed(_fields(item))) is not None:  # several objects: the text held more than the plan
+                return items
         return value if objects or (value and all(isinstance(item, str) for item in value)) else None
     if isinstance(value, dict):
-        listed = _listed(value)
-        return [value] if listed is None and _text(value, _QUERIES) else listed
+        fields = _fields(value)
+        listed = _listed(fields)
+        return [value] if listed is None and _text(fields, _QUERIES) else listed
     return None
 
 
-def _listed(value: dict[str, Any]) -> list[Any] | None:
-    lowered = {_key(key): item for key, item in value.items()}
+def _listed(fields: Mapping[str, Any]) -> list[Any] | None:
     for name in _LISTS:
-        if isinstance(lowered.get(name), list):
-            return list(lowered[name])
-        if isinstance(lowered.get(name), dict):
-            return _listed(lowered[name])
+        value = fields.get(name)
+        if isinstance(value, list):
+            return list(value)
+        if isinstance(value, dict):
+            return _listed(_fields(value))
     return None
 
 
-def _proposals(items: Iterable[Any]) -> list[Proposal]:
-    read = (_proposal(item, position) for position, item in enumerate(items, start=1))
-    return [proposal for proposal in read if proposal is not None]
-
-
-def _proposal(item: Any, position: int) -> Proposal | None:
-    fields = {"query": item} if isinstance(item, str) else item
-    query = _clean(_text(fields, _QUERIES), position) if isinstance(fields, dict) else ""
-    if not query:
-        return None
-    return Proposal(
-        _text(fields, ("id",)) or f"q{position}",
-        query,
-        _names(fields, _SOURCES),
-        _names(fields, _DEPENDS),
-        one_line(_text(fields, _FINDS), MAX_QUERY),
-        _text(fields, _FILTERS),
-    )
+def _proposals(items: Sequence[Any]) -> list[Proposal]:
+    proposals = []
+    for position, item in enumerate(items, start=1):
+        fields = {"query": item} if isinstance(item, str) else _fields(item) if isinstance(item, dict) else {}
+        query = _clean(_text(fields, _QUERIES), position)
+        if query:
+            name = _text(fields, ("id",)) or f"q{position}"
+            finds = one_line(_text(fields, _FINDS), MAX_QUERY)
+            sources, parents = _names(fields, _SOURCES), _names(fields, _DEPENDS)
+            proposals.append(Proposal(name, query, sources, parents, finds, _text(fields, _FILTERS)))
+    return proposals
 
 
 def _clean(query: str, position: int) -> str:
@@ -226,21 +223,25 @@ def _clean(query: str, position: int) -> str:
     return text[:MAX_QUERY].rstrip() if normalize(text) else ""
 
 
-def _key(key: Any) -> str:
-    """``subQueries``, ``Sub-Queries`` and ``sub_queries`` are one name."""
-    snake = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", str(key))
-    return snake.lower().replace("-", "_").replace(" ", "_")
+def _fields(item: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return an object's values by our form of their keys: ``subQueries`` and ``Sub-Queries`` are ``sub_queries``."""
+    return {key if key in _KNOWN else _key(str(key)): value for key, value in item.items()}
 
 
-def _text(item: dict[str, Any], names: Iterable[str]) -> str:
-    lowered = {_key(key): value for key, value in item.items()}
-    return next((text for name in names if (text := _as_text(lowered.get(name)))), "")
+def _key(key: str) -> str:
+    return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", key).lower().replace("-", "_").replace(" ", "_")
 
 
-def _names(item: dict[str, Any], keys: Iterable[str]) -> tuple[str, ...]:
-    lowered = {_key(key): value for key, value in item.items()}
+def _text(fields: Mapping[str, Any], names: Iterable[str]) -> str:
+    for name in names:
+        if name in fields and (text := _as_text(fields[name])):
+            return text
+    return ""
+
+
+def _names(fields: Mapping[str, Any], keys: Iterable[str]) -> tuple[str, ...]:
     for key in keys:
-        value = lowered.get(key)
+        value = fields.get(key)
         if isinstance(value, str):
             return tuple(part.strip() for part in without_surrogates(value).split(",") if part.strip())
         if isinstance(value, list):

@@ -5,6 +5,7 @@ Whatever the model writes ends in a sane plan; at worst the question alone goes 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -50,7 +51,8 @@ HISTORY_MESSAGES: Final = 10
 MAX_LOOKS: Final = 400
 """How often a reply is parsed while it is written, each time from its start: about 20 times a sub-query."""
 
-_ENDS: Final = frozenset('"}]')
+_LAST_KEY: Final = re.compile(r'"finds"\s{0,3}:\s{0,3}"')
+"""Begins the last key of a sub-query, which no search needs."""
 
 
 @dataclass(slots=True)
@@ -205,8 +207,9 @@ class _Intake:
         self._begin = begin
 
     async def read(self, delta: str, text: str) -> None:
-        """Parse the reply where a key begins, or an object or a list ends."""
-        if not _ENDS.isdisjoint(delta) and self._looks < MAX_LOOKS and not self._graph.full:
+        """Parse the reply where an object or a list ends, or the last key of a sub-query begins."""
+        ends = "}" in delta or "]" in delta or _LAST_KEY.search(text, max(0, len(text) - len(delta) - 15)) is not None
+        if ends and self._looks < MAX_LOOKS and not self._graph.full:
             self._looks += 1
             if self.spec is not None and self.verdicts is None:
                 self.verdicts = read_verdicts(text, self.spec, whole=False)
