@@ -38,7 +38,7 @@ from llama_index_agentic_kb.guard.spotlighting import Spotlighting, as_spotlight
 from llama_index_agentic_kb.llm import LanguageModel, resolve_llm
 from llama_index_agentic_kb.planning import ClassificationSpec, EffortLimits, Scope
 from llama_index_agentic_kb.planning.effort import MAX_RANKED, as_effort, as_limits, planned_use
-from llama_index_agentic_kb.planning.rounds import PlanningModels, PlanOutcome, Task, search
+from llama_index_agentic_kb.planning.rounds import PlanningModels, PlanOutcome, Task, search_question
 from llama_index_agentic_kb.schema import (
     ActivityRecord,
     AgenticReasoningActivity,
@@ -353,9 +353,9 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             budget=budget,
             log=log,
         )
-        outcome = await search(task)
-        raise_if_lost(outcome.lanes)
-        missing = [*forgotten, *missing_parts(outcome.lanes), *fan_out.left_out]
+        outcome = await search_question(task)
+        raise_if_lost(outcome.searches)
+        missing = [*forgotten, *missing_parts(outcome.searches), *fan_out.left_out]
         retrieval = Retrieval([], outcome.plan, log, budget, missing, selected, scope, outcome.findings)
         await self._gather(retrieval, outcome, task, options, bundle or QueryBundle(request.question))
         return retrieval
@@ -394,7 +394,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             decision=outcome.decision or None,
         ) as record:
             gathered = await gather_evidence(
-                outcome.lanes,
+                outcome.searches,
                 retrieval.selected,
                 options,
                 bundle=bundle,
@@ -403,7 +403,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
                 deadline=budget.evidence_deadline,
                 rerank_deadline=budget.retrieval_deadline,
             )
-            for changed, fields in gathered.searches:
+            for changed, fields in gathered.cut_searches:
                 log.amend(changed, **fields)
             retrieval.nodes, counts = gathered.nodes, gathered.counts
             retrieval.missing += [part for part in (gathered.missing,) if part is not None]

@@ -18,14 +18,14 @@ from llama_index_agentic_kb.search.fusion import Fused, Ranked, interleave, merg
 from llama_index_agentic_kb.sources.base import NodeKey, NodeList
 from llama_index_agentic_kb.sources.fan_out import SourceSearch
 
-__all__ = ["Candidate", "CandidateList", "Fusion", "collect", "lists_by_lane", "lists_by_sub_query"]
+__all__ = ["Candidate", "CandidateList", "Fusion", "collect", "lists_by_search", "lists_by_sub_query"]
 
 LEXICAL: Final = "lexical"
 
 Fusion: TypeAlias = Callable[[Sequence[Ranked[NodeKey]]], list[Fused[NodeKey]]]
 """Fuses ranked lists: ``interleave``, ``reciprocal_rank_fusion``, or your own."""
 
-LANE_FUSION: Final[Fusion] = relative_score_fusion
+CORPUS_FUSION: Final[Fusion] = relative_score_fusion
 """Fuses the ways of searching one corpus (dense and lexical); see ``search.fusion`` for the measurement."""
 
 _Weighted: TypeAlias = tuple[NodeList, float]
@@ -37,7 +37,7 @@ class Candidate:
 
     Args:
         node: As a source gave it.
-        lane: The search that found it first.
+        search: The search that found it first.
         score: The best score that a source gave it; None where none compares with others.
         searches: Every search that found it.
         best_for: Sub-queries whose best evidence it is.
@@ -47,7 +47,7 @@ class Candidate:
     """
 
     node: NodeWithScore
-    lane: SourceSearch
+    search: SourceSearch
     score: float | None = None
     searches: list[dict[str, Any]] = field(default_factory=list)
     best_for: list[str] = field(default_factory=list)
@@ -59,8 +59,8 @@ class Candidate:
         """Return a copy with its provenance; the score is the reranker's where there is one, else the source's."""
         node = self.node.node
         mark: dict[str, Any] = {
-            "source": self.lane.source.name,
-            "activity": self.lane.record.id,
+            "source": self.search.source.name,
+            "activity": self.search.record.id,
             "searches": self.searches,
         }
         if self.best_for:
@@ -86,20 +86,20 @@ class CandidateList:
 
     Args:
         sub_query: What they were found for.
-        lanes: The searches that found them.
+        searches: The searches that found them.
         ranked: Their keys.
         processed: Whether they are reranked; False where their source's results are left as they are.
         judged: Whether a reranker has put them in order.
     """
 
     sub_query: SubQuery
-    lanes: tuple[SourceSearch, ...]
+    searches: tuple[SourceSearch, ...]
     ranked: Ranked[NodeKey]
     processed: bool = True
     judged: bool = False
 
 
-def collect(lanes: Sequence[SourceSearch]) -> dict[NodeKey, Candidate]:
+def collect(searches: Sequence[SourceSearch]) -> dict[NodeKey, Candidate]:
     """Return every node that was found, each once (by id and text), with all searches that found it.
 
     Its score is the best that a source gave it, not changed by fusion. None is invented: where a source was searched
@@ -109,80 +109,80 @@ def collect(lanes: Sequence[SourceSearch]) -> dict[NodeKey, Candidate]:
     of all lists stand in ``searches``.
     """
     found: dict[NodeKey, Candidate] = {}
-    for lane in lanes:
-        search = {
-            "activity": lane.record.id,
-            "source": lane.source.name,
-            "sub_query": lane.sub_query.id,
-            "query": lane.sub_query.query,
+    for search in searches:
+        mark = {
+            "activity": search.record.id,
+            "source": search.source.name,
+            "sub_query": search.sub_query.id,
+            "query": search.sub_query.query,
         }
-        for ranked in lane.lists:
-            compares = ranked.kind != LEXICAL or len(lane.lists) == 1
+        for ranked in search.lists:
+            compares = ranked.kind != LEXICAL or len(search.lists) == 1
             for rank, (key, node) in enumerate(zip(ranked.keys, ranked.nodes, strict=True)):
                 known = found.get(key)
                 if known is None:
-                    known = found[key] = Candidate(node, lane)
-                known.searches.append({**search, "list": ranked.kind, "rank": rank, "score": node.score})
+                    known = found[key] = Candidate(node, search)
+                known.searches.append({**mark, "list": ranked.kind, "rank": rank, "score": node.score})
                 score = node.score if compares else None
                 if score is not None and (known.score is None or score > known.score):
                     known.node, known.score = node, score
     return found
 
 
-def lists_by_sub_query(lanes: Sequence[SourceSearch], fusion: Fusion) -> list[CandidateList]:
+def lists_by_sub_query(searches: Sequence[SourceSearch], fusion: Fusion) -> list[CandidateList]:
     """Return one list a sub-query, in the plan's order.
 
     Searches whose dense scores can be compared (one embedding model and kind of store) make one group. In a group,
     dense lists are merged by score times their source's weight. Lexical lists of several sources take turns by
     weight: a BM25 score counts words by how rare they are in its own index, so those of two indexes don't compare.
-    Then the group's dense and lexical lists, which rank one corpus for one query, are fused by ``LANE_FUSION``.
+    Then the group's dense and lexical lists, which rank one corpus for one query, are fused by ``CORPUS_FUSION``.
     Groups hold different documents, scored differently, and are fused by ``fusion``.
 
     Args:
-        lanes: In the plan's order.
+        searches: In the plan's order.
         fusion: How groups are fused.
     """
     by_sub_query: dict[str, list[SourceSearch]] = {}
-    for lane in lanes:
-        by_sub_query.setdefault(lane.sub_query.id, []).append(lane)
+    for search in searches:
+        by_sub_query.setdefault(search.sub_query.id, []).append(search)
     return [
         CandidateList(group[0].sub_query, tuple(group), _fuse_sub_query(group, fusion))
         for group in by_sub_query.values()
     ]
 
 
-def lists_by_lane(lanes: Sequence[SourceSearch], processed: Callable[[str], bool]) -> list[CandidateList]:
+def lists_by_search(searches: Sequence[SourceSearch], processed: Callable[[str], bool]) -> list[CandidateList]:
     """Return one list a search, for results that are to be left as they are.
 
     Args:
-        lanes: In the order in which they take turns.
+        searches: In the order in which they take turns.
         processed: Returns by a source's name whether its results are processed all the same.
     """
     return [
-        CandidateList(lane.sub_query, (lane,), Ranked(_fuse_group([lane]).keys), processed(lane.source.name))
-        for lane in lanes
+        CandidateList(search.sub_query, (search,), Ranked(_fuse_group([search]).keys), processed(search.source.name))
+        for search in searches
     ]
 
 
-def _fuse_sub_query(lanes: Sequence[SourceSearch], fusion: Fusion) -> Ranked[NodeKey]:
+def _fuse_sub_query(searches: Sequence[SourceSearch], fusion: Fusion) -> Ranked[NodeKey]:
     groups: dict[Hashable, list[SourceSearch]] = {}
-    for lane in lanes:
-        scale = next((one.scale for one in lane.lists if _comparable(one)), None)
-        groups.setdefault(("lane", lane.record.id) if scale is None else ("scale", scale), []).append(lane)
+    for search in searches:
+        scale = next((one.scale for one in search.lists if _comparable(one)), None)
+        groups.setdefault(("search", search.record.id) if scale is None else ("scale", scale), []).append(search)
     lists = [_fuse_group(group) for group in groups.values()]
     return Ranked(lists[0].keys, scores=lists[0].scores) if len(lists) == 1 else _as_list(fusion(lists))
 
 
-def _fuse_group(lanes: Sequence[SourceSearch]) -> Ranked[NodeKey]:
+def _fuse_group(searches: Sequence[SourceSearch]) -> Ranked[NodeKey]:
     """Fuse the ways of searching one corpus; the result weighs as much as its heaviest source that found anything."""
     kinds: dict[Hashable, list[_Weighted]] = {}
-    for lane in lanes:
-        for position, ranked in enumerate(lane.lists):
-            kind = ranked.kind if ranked.kind == LEXICAL or _comparable(ranked) else (lane.record.id, position)
-            kinds.setdefault(kind, []).append((ranked, lane.source.weight))
+    for search in searches:
+        for position, ranked in enumerate(search.lists):
+            kind = ranked.kind if ranked.kind == LEXICAL or _comparable(ranked) else (search.record.id, position)
+            kinds.setdefault(kind, []).append((ranked, search.source.weight))
     lists = [_one_kind(group) for group in kinds.values()]
-    weight = max((lane.source.weight for lane in lanes if lane.nodes), default=1.0)
-    fused = lists[0] if len(lists) == 1 else _as_list(LANE_FUSION(lists))
+    weight = max((search.source.weight for search in searches if search.nodes), default=1.0)
+    fused = lists[0] if len(lists) == 1 else _as_list(CORPUS_FUSION(lists))
     return Ranked(fused.keys, weight, fused.scores)
 
 

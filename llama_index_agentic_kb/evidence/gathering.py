@@ -24,7 +24,7 @@ from llama_index_agentic_kb.evidence.candidates import (
     CandidateList,
     Fusion,
     collect,
-    lists_by_lane,
+    lists_by_search,
     lists_by_sub_query,
 )
 from llama_index_agentic_kb.evidence.postprocessing import postprocess
@@ -140,19 +140,19 @@ class GatheredEvidence:
         nodes: Best first.
         counts: What became of every candidate.
         warning: What went wrong without ending the request: a reranker that failed.
-        searches: The records of searches that a threshold cut, each with the fields that it changes.
+        cut_searches: The records of searches that a threshold cut, each with the fields that it changes.
         missing: Why evidence was withheld; None where none was.
     """
 
     nodes: list[NodeWithScore]
     counts: EvidenceCounts = field(default_factory=EvidenceCounts)
     warning: str | None = None
-    searches: list[tuple[SourceActivity, dict[str, int]]] = field(default_factory=list)
+    cut_searches: list[tuple[SourceActivity, dict[str, int]]] = field(default_factory=list)
     missing: MissingPart | None = None
 
 
 async def gather_evidence(
-    lanes: Sequence[SourceSearch],
+    searches: Sequence[SourceSearch],
     selected: Mapping[str, SelectedSource],
     options: EvidenceOptions,
     *,
@@ -169,7 +169,7 @@ async def gather_evidence(
     nor documents capped.
 
     Args:
-        lanes: In the plan's order.
+        searches: In the plan's order.
         selected: The sources; their parameters may set thresholds, cap their nodes, or leave them unprocessed.
         options: How it is done.
         bundle: The question, for the postprocessors.
@@ -179,9 +179,11 @@ async def gather_evidence(
             keeps a document from the answer.
         rerank_deadline: ``time.monotonic()`` at which the reranker is given up; None is ``deadline``.
     """
-    found = sum(len(one.nodes) for lane in lanes for one in lane.lists)
-    untouched = {lane.source.name for lane in lanes if _processing(lane, selected, options) is ResultsProcessing.NONE}
-    candidates, lists = await _off_loop(lambda: (collect(lanes), _lists(lanes, options, untouched)), found)
+    found = sum(len(one.nodes) for search in searches for one in search.lists)
+    untouched = {
+        search.source.name for search in searches if _processing(search, selected, options) is ResultsProcessing.NONE
+    }
+    candidates, lists = await _off_loop(lambda: (collect(searches), _lists(searches, options, untouched)), found)
     reranking = await rerank(
         lists,
         candidates,
@@ -210,15 +212,15 @@ async def gather_evidence(
         added_by_postprocessors=left.added,
         reranked=reranking.read,
     )
-    searches = _cut_searches(lanes, reranking) if options.calibrated else []
-    return GatheredEvidence(arranged.nodes, counts, reranking.warning, searches, left.missing)
+    cut = _cut_searches(searches, reranking) if options.calibrated else []
+    return GatheredEvidence(arranged.nodes, counts, reranking.warning, cut, left.missing)
 
 
 def _processing(
-    lane: SourceSearch, selected: Mapping[str, SelectedSource], options: EvidenceOptions
+    search: SourceSearch, selected: Mapping[str, SelectedSource], options: EvidenceOptions
 ) -> ResultsProcessing:
     """Return what becomes of a search's results: its source's parameter goes before the request's."""
-    chosen = selected.get(lane.source.name)
+    chosen = selected.get(search.source.name)
     asked = None if chosen is None else chosen.params.results_processing
     return asked or options.results_processing
 
@@ -236,10 +238,12 @@ def _threshold(options: EvidenceOptions, selected: Mapping[str, SelectedSource],
     return options.reranker.threshold if asked is None else asked
 
 
-def _lists(lanes: Sequence[SourceSearch], options: EvidenceOptions, untouched: Collection[str]) -> list[CandidateList]:
+def _lists(
+    searches: Sequence[SourceSearch], options: EvidenceOptions, untouched: Collection[str]
+) -> list[CandidateList]:
     if not untouched:
-        return lists_by_sub_query(lanes, options.fusion)
-    return lists_by_lane(lanes, lambda name: name not in untouched)
+        return lists_by_sub_query(searches, options.fusion)
+    return lists_by_search(searches, lambda name: name not in untouched)
 
 
 def _order(
@@ -289,13 +293,15 @@ def _arrange(nodes: Sequence[NodeWithScore], limit: int, options: EvidenceOption
     )
 
 
-def _cut_searches(lanes: Sequence[SourceSearch], reranking: Reranking) -> list[tuple[SourceActivity, dict[str, int]]]:
+def _cut_searches(
+    searches: Sequence[SourceSearch], reranking: Reranking
+) -> list[tuple[SourceActivity, dict[str, int]]]:
     """Return the records of the searches whose results were reranked, with what the threshold left of them."""
-    judged = {lane.record.id for one in reranking.lists if one.judged for lane in one.lanes}
+    judged = {search.record.id for one in reranking.lists if one.judged for search in one.searches}
     changed = []
-    for lane in lanes:
-        if lane.record.id in judged:
-            keys = [node_key(node.node) for node in lane.nodes]
+    for search in searches:
+        if search.record.id in judged:
+            keys = [node_key(node.node) for node in search.nodes]
             dropped = sum(key in reranking.below for key in keys)
-            changed.append((lane.record, {"dropped_by_threshold": dropped, "count": len(keys) - dropped}))
+            changed.append((search.record, {"dropped_by_threshold": dropped, "count": len(keys) - dropped}))
     return changed

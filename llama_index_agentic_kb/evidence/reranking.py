@@ -84,7 +84,7 @@ async def rerank(
             verdicts[name] = {read[name][verdict.position]: verdict for verdict in job.result()}
         except Exception as error:  # noqa: BLE001 (a reranker only improves what is there; its failure is reported)
             failed.setdefault(one_line(error_message(error)), []).append(name)
-    limits = {key: thresholds(one.lane.source.name) for key, one in candidates.items()}
+    limits = {key: thresholds(one.search.source.name) for key, one in candidates.items()}
     judged = [
         _judged(one, verdicts[one.sub_query.id], limits) if one.processed and one.sub_query.id in verdicts else one
         for one in lists

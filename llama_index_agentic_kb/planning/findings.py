@@ -102,7 +102,7 @@ class PassageSet:
             found: Best first.
         """
         for candidate in list(found)[: self.per_query]:
-            node, source = candidate.node, candidate.lane.source
+            node, source = candidate.node, candidate.search.source
             key = node_key(node.node)
             if key in self._seen or len(self.passages) >= MAX_PASSAGES:
                 continue
@@ -118,15 +118,15 @@ class PassageSet:
         )
 
 
-def best_of(lanes: Sequence[SourceSearch], fusion: Fusion) -> list[Candidate]:
+def best_of(searches: Sequence[SourceSearch], fusion: Fusion) -> list[Candidate]:
     """Return what one sub-query found at all its sources, best first.
 
     Args:
-        lanes: Its searches.
+        searches: Its searches.
         fusion: How lists of different corpora are fused.
     """
-    candidates = collect(lanes)
-    return [candidates[key] for one in lists_by_sub_query(lanes, fusion) for key in one.ranked.keys]
+    candidates = collect(searches)
+    return [candidates[key] for one in lists_by_sub_query(searches, fusion) for key in one.ranked.keys]
 
 
 # -- the call ------------------------------------------------------------------------------------------------------

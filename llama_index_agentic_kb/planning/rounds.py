@@ -1,6 +1,6 @@
 """Searches a question: as it is, or as a model plans it, in rounds that build on one another.
 
-    search ─▶ the question as it is (minimal effort; auto effort where its evidence is strong)
+    search_question ─▶ the question as it is (minimal effort; auto effort where its evidence is strong)
            └▶ MultiHopSearch: plan ─▶ search what builds on nothing ─▶ read answers ─▶ search what waited for them ─▶ …
                                    ─▶ look for gaps, search what is missing
 
@@ -63,7 +63,7 @@ from llama_index_agentic_kb.sources.base import NodeKey, NodeList, node_key
 from llama_index_agentic_kb.sources.fan_out import Batch, FanOut, SourceSearch
 from llama_index_agentic_kb.sources.stragglers import RunningSearch
 
-__all__ = ["MultiHopSearch", "PlanOutcome", "PlanningModels", "Task", "search"]
+__all__ = ["MultiHopSearch", "PlanOutcome", "PlanningModels", "Task", "search_question"]
 
 NEWS_DEPTH: Final = 5
 """Documents of each search that are compared to see whether a round brought anything new."""
@@ -129,7 +129,7 @@ class PlanOutcome:
 
     Args:
         plan: Every query that was searched, in the order in which their evidence is fused.
-        lanes: One search a (query, source) pair, in the plan's order.
+        searches: One search a (query, source) pair, in the plan's order.
         findings: What steps found, in the order in which it was read.
         usage: Tokens and calls of the language model.
         rounds: Rounds of searches.
@@ -140,7 +140,7 @@ class PlanOutcome:
     """
 
     plan: QueryPlan
-    lanes: list[SourceSearch] = field(default_factory=list)
+    searches: list[SourceSearch] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     usage: Usage = field(default_factory=Usage)
     rounds: int = 1
@@ -168,7 +168,7 @@ class PlanOutcome:
         )
 
 
-async def search(task: Task) -> PlanOutcome:
+async def search_question(task: Task) -> PlanOutcome:
     """Search the question as it is, or what a model plans.
 
     A question that is to be classified is planned, however simple it is and however strong its evidence: the planner's
@@ -192,9 +192,9 @@ async def search(task: Task) -> PlanOutcome:
         return PlanOutcome(plain, await fan_out.search(plain), decision="not planned: a simple question")
     first = await fan_out.begin(plain)
     await wait([first.whole])
-    strength = evidence_strength(scope, first.lanes, task.fusion)
+    strength = evidence_strength(scope, first.done, task.fusion)
     if strength.sufficient:
-        return PlanOutcome(plain, first.lanes, signals=strength.signals, decision=strength.reason)
+        return PlanOutcome(plain, first.done, signals=strength.signals, decision=strength.reason)
     outcome = await loop.search(plain, first)
     outcome.signals = strength.signals
     return _because(strength.reason, outcome)
@@ -343,7 +343,9 @@ class MultiHopSearch:
         if name in self._waiting:
             answers = [answer for answer in answers if answer.confidence is Confidence.STATED and answer.node_id]
             if answers:
-                self._early += _lanes_of_answers(self._waiting.pop(name), answers, self._searches.lanes, self._task.log)
+                self._early += _searches_of_answers(
+                    self._waiting.pop(name), answers, self._searches.done, self._task.log
+                )
         before = self._steps.take(name, answers)
         if before:
             values = "; ".join(answer.value for answer in answers)
@@ -444,17 +446,17 @@ class MultiHopSearch:
         share = max(1, MAX_PASSAGES // max(1, len(first)))
         passages = PassageSet(min(share, PASSAGES_PER_QUERY))
         by_query: dict[str, list[SourceSearch]] = {}
-        for lane in self._searches.lanes:
-            by_query.setdefault(lane.sub_query.id, []).append(lane)
+        for search in self._searches.done:
+            by_query.setdefault(search.sub_query.id, []).append(search)
         for name in dict.fromkeys([*first, *by_query]):
-            lanes = by_query.get(name, [])
-            if lanes:
-                passages.add(lanes[0].sub_query.query, best_of(lanes, self._task.fusion))
+            searches = by_query.get(name, [])
+            if searches:
+                passages.add(searches[0].sub_query.query, best_of(searches, self._task.fusion))
         return passages
 
     def _brought_nothing_new(self, number: int) -> bool:
         """Return whether a round is a reason to stop: auto effort ends where one brings nothing new."""
-        if not self._stops_early or _brings_news(self._searches.lanes, number):
+        if not self._stops_early or _brings_news(self._searches.done, number):
             return False
         self._decide(f"round {number} brought nothing new")
         return True
@@ -477,11 +479,11 @@ class MultiHopSearch:
 
     def _finished(self) -> PlanOutcome:
         """Return the outcome, and put into the plan's record what came out after that was closed."""
-        outcome, lanes = self._outcome, self._searches.lanes
+        outcome, searches = self._outcome, self._searches.done
         outcome.plan.sub_queries = list(self._searches.sub_queries.values())
         outcome.findings = list(self._steps)
-        _favour(lanes, outcome.findings)
-        outcome.lanes = [*lanes, *self._early]
+        _favour(searches, outcome.findings)
+        outcome.searches = [*searches, *self._early]
         warning = "; ".join(outcome.plan.warnings) or None
         for record in self._task.log.records:
             if (
@@ -548,43 +550,43 @@ class RunningSearches:
         await wait([batch.whole for batch in self._batches])
 
     @property
-    def lanes(self) -> list[SourceSearch]:
+    def done(self) -> list[SourceSearch]:
         """What is there, in the order in which it was planned."""
-        lanes = [lane for batch in self._batches for lane in batch.lanes]
+        searches = [search for batch in self._batches for search in batch.done]
         order = {name: position for position, name in enumerate(self.sub_queries)}
-        return sorted(lanes, key=lambda lane: order[lane.sub_query.id])
+        return sorted(searches, key=lambda search: order[search.sub_query.id])
 
 
-def _brings_news(lanes: Sequence[SourceSearch], number: int) -> bool:
+def _brings_news(searches: Sequence[SourceSearch], number: int) -> bool:
     """Return whether a round's searches brought a document among their best that no earlier one had brought."""
     before: set[NodeKey] = set()
     after: set[NodeKey] = set()
-    for lane in lanes:
-        keys = {node_key(node.node) for node in lane.nodes[:NEWS_DEPTH]}
-        (before if lane.sub_query.wave < number else after).update(keys)
+    for search in searches:
+        keys = {node_key(node.node) for node in search.nodes[:NEWS_DEPTH]}
+        (before if search.sub_query.wave < number else after).update(keys)
     return bool(after - before)
 
 
-def _lanes_of_answers(
-    step: SubQuery, answers: Sequence[Finding], lanes: Sequence[SourceSearch], log: ActivityLog
+def _searches_of_answers(
+    step: SubQuery, answers: Sequence[Finding], searches: Sequence[SourceSearch], log: ActivityLog
 ) -> Iterator[SourceSearch]:
     """Yield the passages that answer a step without a search, so that they have a place in the evidence.
 
     Args:
         step: Its answers were read before it was searched.
         answers: Each with its passage.
-        lanes: What was found by now.
+        searches: What was found by now.
         log: Gets a record of each.
     """
     node_ids = {answer.node_id for answer in answers}
-    for lane in lanes:
-        nodes = [node for node in lane.nodes if node.node_id in node_ids]
+    for search in searches:
+        nodes = [node for node in search.nodes if node.node_id in node_ids]
         if nodes:
-            yield _early_lane(step, lane, nodes, log)
+            yield _early_search(step, search, nodes, log)
             node_ids -= {node.node_id for node in nodes}
 
 
-def _early_lane(step: SubQuery, found: SourceSearch, nodes: list[NodeWithScore], log: ActivityLog) -> SourceSearch:
+def _early_search(step: SubQuery, found: SourceSearch, nodes: list[NodeWithScore], log: ActivityLog) -> SourceSearch:
     note = f"not searched: answered by what {found.sub_query.id} found"
     name = found.source.name
     question = SubQuestionAnswerPair(sub_q=SubQuestion(sub_question=step.query, tool_name=name))
@@ -601,10 +603,10 @@ def _early_lane(step: SubQuery, found: SourceSearch, nodes: list[NodeWithScore],
     return SourceSearch(step, found.source, record, (NodeList("earlier", nodes),))
 
 
-def _favour(lanes: Sequence[SourceSearch], findings: Sequence[Finding]) -> None:
+def _favour(searches: Sequence[SourceSearch], findings: Sequence[Finding]) -> None:
     """Count the passages that state what steps found once more in their own searches."""
     stated = {(one.sub_query_id, one.node_id) for one in findings if one.confidence is Confidence.STATED}
-    for lane in lanes:
-        nodes = [node for node in lane.nodes if (lane.sub_query.id, node.node_id) in stated]
+    for search in searches:
+        nodes = [node for node in search.nodes if (search.sub_query.id, node.node_id) in stated]
         if nodes:  # without their scores: they may be of any list
-            lane.lists = (*lane.lists, NodeList("finding", [NodeWithScore(node=node.node) for node in nodes]))
+            search.lists = (*search.lists, NodeList("finding", [NodeWithScore(node=node.node) for node in nodes]))

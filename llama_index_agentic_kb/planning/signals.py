@@ -92,22 +92,22 @@ class EvidenceStrength:
     signals: dict[str, float]
 
 
-def evidence_strength(scope: Scope, lanes: Sequence[SourceSearch], fusion: Fusion) -> EvidenceStrength:
-    """Judge the lanes of the question itself.
+def evidence_strength(scope: Scope, searches: Sequence[SourceSearch], fusion: Fusion) -> EvidenceStrength:
+    """Judge the searches of the question itself.
 
     A question that joins several facts is never judged by its evidence: one of its facts always looks well served.
 
     Args:
         scope: The question.
-        lanes: What it found, one lane a source.
+        searches: What it found, one search a source.
         fusion: How lists of different corpora are fused.
     """
-    best = best_of(lanes, fusion)[:TOP]
+    best = best_of(searches, fusion)[:TOP]
     text = normalize("\n".join(one.node.node.get_content(MetadataMode.EMBED) for one in best))
     signals = {
         "coverage": round(word_coverage(scope.question, text), 3),
-        "agreement": round(_agreement(lanes), 3),
-        "found": round(sum(bool(lane.nodes) for lane in lanes) / max(1, len(lanes)), 3),
+        "agreement": round(_agreement(searches), 3),
+        "found": round(sum(bool(search.nodes) for search in searches) / max(1, len(searches)), 3),
     }
     if scope.history:
         return _weak("planned: the question follows a conversation", signals)
@@ -149,11 +149,11 @@ def _stem(word: str) -> str:
     return word[: max(4, len(word) - 2)]
 
 
-def _agreement(lanes: Sequence[SourceSearch]) -> float:
+def _agreement(searches: Sequence[SourceSearch]) -> float:
     """Give the mean overlap of the best five of two ways of searching one source."""
     shares = []
-    for lane in lanes:
-        best = [{node_key(node.node) for node in ranked.nodes[:5]} for ranked in lane.lists if ranked.nodes]
+    for search in searches:
+        best = [{node_key(node.node) for node in ranked.nodes[:5]} for ranked in search.lists if ranked.nodes]
         if len(best) > 1:
             shares.append(len(best[0] & best[1]) / min(len(best[0]), len(best[1])))
     return sum(shares) / len(shares) if shares else 1.0

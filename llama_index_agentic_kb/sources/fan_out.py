@@ -86,7 +86,7 @@ class Batch:
         return [search for search in self.searches if search.sub_query_id in ids]
 
     @property
-    def lanes(self) -> list[SourceSearch]:
+    def done(self) -> list[SourceSearch]:
         """The searches that are done by now, in the plan's order."""
         return [search.job.result() for search in self.searches if search.job.done]
 

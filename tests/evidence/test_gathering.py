@@ -229,7 +229,7 @@ def test_counts_always_add_up(make_lane: MakeLane, data: st.DataObject) -> None:
     assert all(value >= 0 for value in counts.as_fields().values())
     assert counts.candidates == sum(len(one.nodes) for lane in lanes for one in lane.lists)
     assert counts.kept == len(made.nodes)
-    for record, fields in made.searches:
+    for record, fields in made.cut_searches:
         assert fields["count"] + fields["dropped_by_threshold"] == record.count
 
 
@@ -256,7 +256,7 @@ def test_candidates_are_reranked_for_each_sub_query(make_lane: MakeLane) -> None
     assert [(one.node_id, one.score) for one in made.nodes] == [("zero", 4.0), ("one", 4.0)]
     assert made.counts == EvidenceCounts(candidates=6, merged=2, kept=2, dropped_by_threshold=2, reranked=6)
     assert [(ref.reranker_score, ref.score) for ref in references(made.nodes, selected(docs))] == [(4.0, 0.5)] * 2
-    assert [(record.id, fields) for record, fields in made.searches] == [
+    assert [(record.id, fields) for record, fields in made.cut_searches] == [
         (0, {"count": 2, "dropped_by_threshold": 2}),
         (1, {"count": 1, "dropped_by_threshold": 1}),
     ]
@@ -299,7 +299,7 @@ def test_an_uncalibrated_reranker_orders_and_drops_nothing(make_lane: MakeLane) 
         ("low", 0.0),
     ]
     assert [ref.reranker_score for ref in references(made.nodes, chosen)] == [None] * 4
-    assert (made.counts.dropped_by_threshold, made.searches) == (0, [])
+    assert (made.counts.dropped_by_threshold, made.cut_searches) == (0, [])
     in_order = gathered(reranked_lanes(make_lane), reranker=Reranker(OverlapReranker(fault="none")))
     assert [(one.node_id, one.score) for one in in_order.nodes] == [
         (name, 0.5) for name in ("low", "half", "one", "zero")
@@ -384,7 +384,7 @@ def test_one_source_may_be_left_as_it_is(make_lane: MakeLane) -> None:
     assert [(one.node_id, one.score) for one in made.nodes] == [("b", 4.0), ("x", 0.7), ("a", 0.0), ("y", 0.6)]
     strict = gathered(lanes, chosen=chosen, reranker=Reranker(overlap, calibration=SHARE))
     assert ids(strict.nodes) == ["b", "x", "y"]
-    assert [record.id for record, _ in strict.searches] == [0]
+    assert [record.id for record, _ in strict.cut_searches] == [0]
 
 
 # -- neighbours and documents ---------------------------------------------------------------------------------------
