@@ -28,8 +28,8 @@ from llama_index_agentic_kb.llm import (
     is_function_calling,
     model_name,
     resolve_llm,
+    strip_code_fence,
     structured_output,
-    unfenced,
     warm_up_llm,
 )
 from llama_index_agentic_kb.testing import LoopbackOpenAI, ScriptedLLM, ScriptedReply
@@ -522,5 +522,5 @@ def test_a_compatible_server_may_want_no_key() -> None:
 def test_hostile_fences_are_read_in_linear_time() -> None:
     """A fence that never closes, before very much white space, ends at once (a lazy pattern took minutes)."""
     hostile = "```json" + "\n" * 200_000
-    assert unfenced(hostile) == hostile
-    assert unfenced('Here:\n```json\n{"a": 1}\n```') == '\n{"a": 1}\n'
+    assert strip_code_fence(hostile) == hostile
+    assert strip_code_fence('Here:\n```json\n{"a": 1}\n```') == '\n{"a": 1}\n'

@@ -19,7 +19,7 @@ from llama_index_agentic_kb._text import error_message, normalize, one_line
 from llama_index_agentic_kb.errors import LLMError
 from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight, Spotlighting, draw
 from llama_index_agentic_kb.guard.text import plain_value
-from llama_index_agentic_kb.llm import LanguageModel, Usage, mended_json, unfenced
+from llama_index_agentic_kb.llm import LanguageModel, Usage, repair_json, strip_code_fence
 from llama_index_agentic_kb.prompts import RELATED_TEMPLATE, Passage, as_data, format_passages
 from llama_index_agentic_kb.search.tokenizing import split_words
 from llama_index_agentic_kb.synthesizers.passages import fit, passages
@@ -135,10 +135,10 @@ def _proposals(text: str, spotlight: Spotlight) -> Iterator[tuple[str, int, str]
     Raises:
         LLMError: There is no list of them in it.
     """
-    body = unfenced(text)
+    body = strip_code_fence(text)
     start = min((at for at in (body.find("{"), body.find("[")) if at >= 0), default=-1)
     try:
-        value: Any = mended_json(body[start:]) if start >= 0 else None
+        value: Any = repair_json(body[start:]) if start >= 0 else None
     except (ValueError, RecursionError):
         value = None
     if isinstance(value, dict):

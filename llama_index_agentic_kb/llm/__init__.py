@@ -15,7 +15,7 @@ from llama_index_agentic_kb.llm.capabilities import (
     warm_up_llm,
 )
 from llama_index_agentic_kb.llm.model import FALLBACK_CONTEXT_WINDOW, LanguageModel
-from llama_index_agentic_kb.llm.replies import CUT_SHORT, Reply, Usage, mended_json, refuses_form, unfenced
+from llama_index_agentic_kb.llm.replies import CUT_SHORT, Reply, Usage, refuses_form, repair_json, strip_code_fence
 
 __all__ = [
     "CUT_SHORT",
@@ -25,12 +25,12 @@ __all__ = [
     "Usage",
     "count_tokens",
     "is_function_calling",
-    "mended_json",
     "model_name",
     "refuses_form",
+    "repair_json",
     "resolve_llm",
+    "strip_code_fence",
     "structured_output",
     "tokens_of",
-    "unfenced",
     "warm_up_llm",
 ]

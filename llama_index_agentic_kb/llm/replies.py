@@ -21,11 +21,11 @@ __all__ = [
     "finish_reason_of",
     "has_choices",
     "latest",
-    "mended_json",
     "refusal_of",
     "refuses_form",
+    "repair_json",
+    "strip_code_fence",
     "text_of",
-    "unfenced",
     "usage_of",
 ]
 
@@ -137,13 +137,13 @@ def refuses_form(error: BaseException) -> bool:
     return status_of(error) in FORM_REFUSED
 
 
-def unfenced(text: str) -> str:
+def strip_code_fence(text: str) -> str:
     """Give what stands in a reply's first code fence, or the reply itself."""
     fence = _FENCE.search(text)
     return fence.group(1) if fence else text
 
 
-def mended_json(text: str) -> Any:
+def repair_json(text: str) -> Any:
     """Give the JSON value that broken text was meant to be, as far as the start of it tells.
 
     Raises:

@@ -20,7 +20,7 @@ from llama_index.core.base.llms.types import ChatMessage
 from llama_index_agentic_kb._text import normalize, one_line
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.guard.text import quoted
-from llama_index_agentic_kb.llm import mended_json, unfenced
+from llama_index_agentic_kb.llm import repair_json, strip_code_fence
 from llama_index_agentic_kb.planning.parsing import MAX_REPLY
 from llama_index_agentic_kb.prompts import CLASSES, CLASSIFICATION, LABEL, as_data, with_rules
 from llama_index_agentic_kb.schema import QueryPlan
@@ -187,10 +187,10 @@ def _parts(text: str) -> list[Mapping[str, Any]]:
 
 def _repaired(text: str) -> list[Mapping[str, Any]]:
     """Return the verdicts of broken JSON: cut off, with other quotes, with a comma too many."""
-    body = unfenced(text)
+    body = strip_code_fence(text)
     start = body.find("{")
     try:
-        value = mended_json(body[start : start + MAX_READ]) if start >= 0 else None
+        value = repair_json(body[start : start + MAX_READ]) if start >= 0 else None
     except (ValueError, RecursionError):
         return []
     values = value if isinstance(value, list) else [value]

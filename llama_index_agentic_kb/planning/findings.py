@@ -21,7 +21,7 @@ from llama_index_agentic_kb.account import ActivityLog
 from llama_index_agentic_kb.evidence.candidates import Candidate, Fusion, collect, lists_by_sub_query
 from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight, draw
 from llama_index_agentic_kb.guard.text import plain_value
-from llama_index_agentic_kb.llm import mended_json, unfenced
+from llama_index_agentic_kb.llm import repair_json, strip_code_fence
 from llama_index_agentic_kb.planning.model_calls import ModelCall, PassageReader, model_record
 from llama_index_agentic_kb.planning.plan_graph import refers
 from llama_index_agentic_kb.prompts import FINDINGS_TEMPLATE, Passage, as_data, format_passages
@@ -312,7 +312,7 @@ def _lines(text: str, position: int) -> Iterator[tuple[dict[str, Any], int]]:
 def _any_lines(text: str) -> list[dict[str, Any]]:
     """Return the steps of a reply in whatever form: a list, an object of steps, broken JSON."""
     try:
-        value = mended_json(unfenced(text))
+        value = repair_json(strip_code_fence(text))
     except (ValueError, RecursionError):
         return []
     if isinstance(value, dict):

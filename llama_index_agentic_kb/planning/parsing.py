@@ -12,7 +12,7 @@ from pydantic_core import from_json
 
 from llama_index_agentic_kb._text import normalize, one_line, without_surrogates
 from llama_index_agentic_kb.errors import PlanningError
-from llama_index_agentic_kb.llm import mended_json, unfenced
+from llama_index_agentic_kb.llm import repair_json, strip_code_fence
 
 __all__ = ["MAX_QUERY", "MAX_REPLY", "Proposal", "plan_schema", "read_partial_plan", "read_proposals"]
 
@@ -148,9 +148,9 @@ def _first_bracket(text: str) -> int:
 
 def _items_of_text(text: str) -> list[Any] | None:
     """Return the list of sub-queries in a text: as JSON, as JSON that can be repaired, or as a numbered list."""
-    body = unfenced(text)
+    body = strip_code_fence(text)
     start = _first_bracket(body)
-    readers: tuple[Callable[[str], Any], ...] = (_whole_values, mended_json)
+    readers: tuple[Callable[[str], Any], ...] = (_whole_values, repair_json)
     for read in readers if start >= 0 else ():
         try:
             items = _items(read(body[start:]))

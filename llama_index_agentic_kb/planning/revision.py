@@ -14,7 +14,7 @@ from llama_index_agentic_kb.errors import PlanningError
 from llama_index_agentic_kb.guard.hidden import strip_invisible
 from llama_index_agentic_kb.guard.spotlighting import draw
 from llama_index_agentic_kb.guard.text import plain_value
-from llama_index_agentic_kb.llm import mended_json, unfenced
+from llama_index_agentic_kb.llm import repair_json, strip_code_fence
 from llama_index_agentic_kb.planning.findings import PassageSet
 from llama_index_agentic_kb.planning.model_calls import ModelCall, PassageReader, model_record
 from llama_index_agentic_kb.planning.parsing import Proposal, read_proposals
@@ -116,9 +116,9 @@ def _read(revision: Revision, text: str) -> None:
     Raises:
         PlanningError: There is no verdict in the text.
     """
-    body = unfenced(text)
+    body = strip_code_fence(text)
     start = body.find("{")
-    value: Any = mended_json(body[start:]) if start >= 0 else None
+    value: Any = repair_json(body[start:]) if start >= 0 else None
     if not isinstance(value, dict) or not {"sufficient", "sub_queries", "gaps"} & value.keys():
         raise PlanningError(f"the model's reply holds no verdict: {one_line(text[:400], 80)!r}")
     gaps = value.get("gaps")

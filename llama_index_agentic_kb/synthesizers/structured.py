@@ -19,10 +19,10 @@ from llama_index_agentic_kb.llm import (
     LanguageModel,
     Reply,
     is_function_calling,
-    mended_json,
     refuses_form,
+    repair_json,
+    strip_code_fence,
     structured_output,
-    unfenced,
 )
 
 __all__ = ["ObjectAsker", "read_object", "strict_schema"]
@@ -182,7 +182,7 @@ def read_object(
 
 def _values(text: str) -> Iterator[dict[str, Any]]:
     """Return the JSON objects in a text, likeliest first: the text itself, then what stands in it, then within that."""
-    body = unfenced(text)
+    body = strip_code_fence(text)
     try:
         value = json.loads(body)
     except ValueError:
@@ -198,6 +198,6 @@ def _mended(text: str) -> Any:
     if start < 0:
         return None
     try:
-        return mended_json(text[start:])
+        return repair_json(text[start:])
     except (ValueError, RecursionError):
         return None

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
-from llama_index_agentic_kb.llm import mended_json, unfenced
+from llama_index_agentic_kb.llm import repair_json, strip_code_fence
 from llama_index_agentic_kb.schema.grounding import Verdict
 
 __all__ = ["Judgement", "read_judgements"]
@@ -82,7 +82,7 @@ def _objects(text: str) -> Iterator[dict[str, Any]]:
 
 def _mended(text: str) -> Iterator[dict[str, Any]]:
     try:
-        value = mended_json(unfenced(text))
+        value = repair_json(strip_code_fence(text))
     except (ValueError, RecursionError):
         return
     if isinstance(value, dict):
