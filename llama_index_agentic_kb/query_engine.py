@@ -8,7 +8,6 @@ responses with the whole account.
 
 from __future__ import annotations
 
-import asyncio
 import contextvars
 from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -53,7 +52,9 @@ from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY
 from llama_index_agentic_kb.grounding import MarkerFilter, Markers, cited_ids
 from llama_index_agentic_kb.grounding.grounded import GroundedText, ground_text
 from llama_index_agentic_kb.grounding.settings import Grounding, as_grounding
+from llama_index_agentic_kb.guard.spotlighting import Spotlight
 from llama_index_agentic_kb.llm import CUT_SHORT
+from llama_index_agentic_kb.planning import ClassificationSpec
 from llama_index_agentic_kb.prompts import format_question
 from llama_index_agentic_kb.retriever import AgenticRetriever, Retrieval
 from llama_index_agentic_kb.schema import (
@@ -69,7 +70,7 @@ from llama_index_agentic_kb.schema import (
     RetrievalResponse,
     SkippedReason,
 )
-from llama_index_agentic_kb.schema.grounding import ClaimFlag, Verdict
+from llama_index_agentic_kb.schema.grounding import ClaimFlag, GroundingLedger, Verdict
 from llama_index_agentic_kb.synthesizers import AgenticSynthesizer, Synthesis, get_response_synthesizer
 from llama_index_agentic_kb.synthesizers.extractive import partial_answer
 
@@ -140,7 +141,7 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
     def _get_prompt_modules(self) -> PromptMixinType:
         return {"retriever": self.retriever, "response_synthesizer": self.synthesizer}
 
-    # -- LlamaIndex ------------------------------------------------------------------------------------------------
+    # -- LlamaIndex's doors ----------------------------------------------------------------------------------------
 
     def _query(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
         request = self.retriever.request_for(query_bundle)
@@ -178,17 +179,17 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
         """Answer from given nodes."""
         return await self.synthesizer.asynthesize(query_bundle, nodes, additional_source_nodes)
 
-    # -- the way of a query ----------------------------------------------------------------------------------------
-
     def respond(self, request: RetrievalRequest, bundle: QueryBundle | None = None) -> Response | PydanticResponse:
         """Answer a request with a LlamaIndex response."""
-        return llama_response(run(self.answer(request, bundle)))
+        return _llama_response(run(self.answer(request, bundle)))
 
     async def arespond(
         self, request: RetrievalRequest, bundle: QueryBundle | None = None
     ) -> Response | PydanticResponse:
         """Answer a request with a LlamaIndex response."""
-        return llama_response(await arun(self.answer(request, bundle)))
+        return _llama_response(await arun(self.answer(request, bundle)))
+
+    # -- the way of a query ----------------------------------------------------------------------------------------
 
     async def answer(
         self, request: RetrievalRequest, bundle: QueryBundle | None = None, observer: Observer = None
@@ -200,7 +201,7 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
 
         Args:
             request: What is asked.
-            bundle: The caller's query; its vector serves the question's lane.
+            bundle: The caller's query; its vector serves the search of the question itself.
             observer: Called with each activity record when it is opened and when it is closed.
 
         Raises:
@@ -216,55 +217,24 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
                 return Answered(retrieval, synthesis)
         return await self.grounded(retrieval, synthesis, self.checks)
 
-    @property
-    def checks(self) -> Grounding | None:
-        """How answers are held against their evidence; None where they are not."""
-        grounding = self.grounding
-        return grounding if is_checked(self.synthesizer, grounding, asked=self._grounding_asked) else None
-
-    async def grounded(self, retrieval: Retrieval, synthesis: Synthesis, grounding: Grounding | None) -> Answered:
-        """Check the answer against the evidence, and record why it is no answer, or is withheld.
-
-        Args:
-            retrieval: The evidence.
-            synthesis: The answer.
-            grounding: How; None does not check it.
-        """
-        answered = Answered(retrieval, synthesis)
-        if not retrieval.nodes:
-            answered.skipped = [SkippedReason.NO_RELEVANT_CONTENT]
-        elif grounding is not None and synthesis.output is None:
-            answered.grounded = await checked(self.synthesizer, retrieval, synthesis, grounding)
-            answered.skipped = [*answered.grounded.skipped]
-        if not answered.skipped and not synthesis.answerable:
-            answered.skipped.append(SkippedReason.UNHELPFUL_ANSWER)
-        return answered
-
     async def retrieved(
         self,
         request: RetrievalRequest,
         bundle: QueryBundle | None = None,
         observer: Observer = None,
-        **further: Any,
+        classification: ClassificationSpec | None = None,
     ) -> Retrieval:
-        """Retrieve the evidence that an answer rests on; see ``AgenticRetriever.retrieval``.
-
-        Args:
-            request: What is asked.
-            bundle: The caller's query; its vector serves the question's lane.
-            observer: Called with each activity record when it is opened and when it is closed.
-            further: Further arguments of the retriever's.
-        """
+        """Retrieve the evidence that an answer rests on; see ``AgenticRetriever.retrieval``."""
         share = 0.4 if getattr(self.synthesizer, "needs_llm", True) else 0.1
         retrieval = await self.retriever.retrieval(
-            request, bundle=bundle, answer_share=share, observer=observer, **further
+            request, bundle=bundle, answer_share=share, observer=observer, classification=classification
         )
         query = bundle or QueryBundle(retrieval.scope.question)
         left = await postprocess(
             retrieval.nodes, self.node_postprocessors, query, retrieval.budget.evidence_deadline, retrieval.selected
         )
         retrieval.nodes = left.nodes
-        retrieval.missing += [part for part in (left.missing,) if part is not None]
+        retrieval.missing += [] if left.missing is None else [left.missing]
         reasoning = retrieval.log.last(AgenticReasoningActivity)
         if self.node_postprocessors and reasoning is not None:
             retrieval.log.amend(
@@ -279,6 +249,51 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
             retrieval.missing.append(MissingPart(what="evidence", outcome=Outcome.EMPTY, reason=reason))
         return retrieval
 
+    @property
+    def checks(self) -> Grounding | None:
+        """How answers are checked against their evidence; None where they are not.
+
+        Answers of this library that a model writes from evidence are checked. Those of LlamaIndex's synthesizers, which
+        have no markers, are where the user asked for it.
+        """
+        synthesizer = self.synthesizer
+        if getattr(synthesizer, "_output_cls", None) is not None:  # core's name; ours has it too
+            return None
+        own = isinstance(synthesizer, AgenticSynthesizer)
+        checked = synthesizer.needs_llm and synthesizer.needs_nodes if own else self._grounding_asked
+        return self.grounding if checked else None
+
+    async def grounded(self, retrieval: Retrieval, synthesis: Synthesis, grounding: Grounding | None) -> Answered:
+        """Check the answer against the evidence, and record why there is no answer, or why it is withheld.
+
+        Args:
+            retrieval: The evidence. Where markers are renumbered, the result's nodes are in the order of the answer.
+            synthesis: The answer.
+            grounding: How; None does not check it.
+        """
+        answered = Answered(retrieval, synthesis)
+        if not retrieval.nodes:
+            answered.skipped = [SkippedReason.NO_RELEVANT_CONTENT]
+            return answered
+        if grounding is not None and synthesis.output is None:
+            text = synthesis.text
+            if grounding.markers == Markers.RENUMBER:
+                text, answered.retrieval = _renumbered(text, retrieval)
+            answered.grounded = await ground_text(
+                text,
+                answered.retrieval.nodes,
+                answered.retrieval.references,
+                grounding,
+                model=getattr(self.synthesizer, "model", None),
+                spotlighting=getattr(self.synthesizer, "spotlighting", None),
+                deadline=earliest(retrieval.budget.check_deadline, deadline_after(grounding.seconds)),
+            )
+            _record_check(retrieval, answered.grounded.ledger, grounding)
+            answered.skipped = [*answered.grounded.skipped]
+        if not answered.skipped and not synthesis.answerable:
+            answered.skipped.append(SkippedReason.UNHELPFUL_ANSWER)
+        return answered
+
     # -- streaming -------------------------------------------------------------------------------------------------
 
     @property
@@ -286,71 +301,59 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
         return bool(getattr(self.synthesizer, "_streaming", False))  # core's name; ours has it too
 
     def stream(self, request: RetrievalRequest, bundle: QueryBundle | None = None) -> AgenticStreamingResponse:
-        """Retrieve, and give a LlamaIndex response whose tokens come as they are read."""
+        """Retrieve, and return a LlamaIndex response whose tokens come as they are read."""
         retrieval = run(self.retrieved(request, bundle))
-        metadata = metadata_of(Answered(retrieval, Synthesis(text="")))
-        flow, context = self._streamed(retrieval, metadata), contextvars.copy_context()
+        nodes, metadata = list(retrieval.nodes), _metadata(Answered(retrieval, Synthesis(text="")))
+        work, context = self._streamed(retrieval, nodes, metadata), contextvars.copy_context()
 
         def tokens() -> Generator[str, None, None]:
-            yield from iterate(flow, context)
+            yield from iterate(work, context)
 
-        return AgenticStreamingResponse(tokens(), source_nodes=retrieval.nodes, metadata=metadata)
+        return AgenticStreamingResponse(tokens(), source_nodes=nodes, metadata=metadata)
 
     async def astream(
         self, request: RetrievalRequest, bundle: QueryBundle | None = None
     ) -> AgenticAsyncStreamingResponse:
-        """Retrieve, and give a LlamaIndex response whose tokens come as they are read."""
+        """Retrieve, and return a LlamaIndex response whose tokens come as they are read."""
         retrieval = await arun(self.retrieved(request, bundle))
-        metadata = metadata_of(Answered(retrieval, Synthesis(text="")))
-        flow, context = self._streamed(retrieval, metadata), contextvars.copy_context()
+        nodes, metadata = list(retrieval.nodes), _metadata(Answered(retrieval, Synthesis(text="")))
+        work, context = self._streamed(retrieval, nodes, metadata), contextvars.copy_context()
 
         async def tokens() -> AsyncGenerator[str, None]:
-            async for token in aiterate(flow, context):
+            async for token in aiterate(work, context):
                 yield token
 
-        return AgenticAsyncStreamingResponse(tokens(), source_nodes=retrieval.nodes, metadata=metadata)
+        return AgenticAsyncStreamingResponse(tokens(), source_nodes=nodes, metadata=metadata)
 
-    def _streamed(self, retrieval: Retrieval, metadata: dict[str, Any]) -> Coroutine[Any, Any, None]:
-        """Return a coroutine that synthesizes, then completes the metadata that the response already holds.
+    def _streamed(
+        self, retrieval: Retrieval, nodes: list[NodeWithScore], metadata: dict[str, Any]
+    ) -> Coroutine[Any, Any, None]:
+        """Return a coroutine that answers, then completes the nodes and the metadata that the response holds already.
 
-        It begins when somebody reads: the time until then is not taken off the budget.
+        It starts when somebody reads: the time until then is not taken off the budget.
         """
-        left = retrieval.budget.left
+        left, checks = retrieval.budget.left, self.checks
+        may_change = checks is not None and checks.may_change
 
-        async def flow() -> None:
+        async def work() -> None:
             retrieval.budget = replace(retrieval.budget, deadline=deadline_after(left))
             answered = Answered(retrieval, Synthesis(text=""))
             try:
                 set_budget(retrieval.budget)
-                synthesis = await self._emitted(retrieval)
+                synthesis = await _emitted(self.synthesizer, retrieval, checks)
                 answered = Answered(retrieval, synthesis)
-                answered = await self.grounded(retrieval, synthesis, self.checks)
-                if self._holds_back:
+                answered = await self.grounded(retrieval, synthesis, checks)
+                if may_change:
                     await emit(answered.text)
             except DeadlineExceededError:
                 reason = "it was not done by its deadline: the text so far is all of it"
-                retrieval.missing.append(answer_missing(Outcome.TIMEOUT, reason))
+                retrieval.missing.append(_answer_missing(Outcome.TIMEOUT, reason))
                 raise
             finally:
-                metadata.update(metadata_of(answered))
+                nodes[:] = answered.retrieval.nodes
+                metadata.update(_metadata(answered))
 
-        return flow()
-
-    @property
-    def _holds_back(self) -> bool:
-        """Whether the answer may yet change when it is checked."""
-        return self.checks is not None and self.checks.may_change
-
-    def _emitted(self, retrieval: Retrieval) -> Coroutine[Any, Any, Synthesis]:
-        """Synthesize, and emit the text with its markers as asked for, unless it may yet change."""
-        body = synthesized(self.synthesizer, retrieval, streaming=True)
-        style = Markers.KEEP if self.checks is None else Markers(self.checks.markers)
-        if self._holds_back:
-            return emitting(body, lambda _: "")
-        if style is Markers.KEEP:
-            return body
-        markers = MarkerFilter(range(len(retrieval.nodes)), style)
-        return emitting(body, markers.feed, markers.close)
+        return work()
 
 
 def default_mode(retriever: AgenticRetriever) -> str:
@@ -361,47 +364,59 @@ def default_mode(retriever: AgenticRetriever) -> str:
 # -- synthesis ---------------------------------------------------------------------------------------------------------
 
 
-def answer_missing(outcome: Outcome, reason: str) -> MissingPart:
-    """Return the report that the answer is missing, or a part of it."""
-    return MissingPart(what="answer", outcome=outcome, reason=reason)
+def _emitted(
+    synthesizer: BaseSynthesizer, retrieval: Retrieval, checks: Grounding | None
+) -> Coroutine[Any, Any, Synthesis]:
+    """Synthesize, and emit the text with its markers as asked for, unless it may yet change."""
+    body = synthesized(synthesizer, retrieval, streaming=True)
+    if checks is None:
+        return body
+    if checks.may_change:
+        return emitting(body, lambda _: "")
+    if checks.markers == Markers.KEEP:
+        return body
+    markers = MarkerFilter(range(len(retrieval.nodes)), Markers(checks.markers))
+    return emitting(body, markers.feed, markers.close)
 
 
 async def synthesized(
-    synthesizer: BaseSynthesizer, retrieval: Retrieval, *, streaming: bool = False, **further: Any
+    synthesizer: BaseSynthesizer,
+    retrieval: Retrieval,
+    *,
+    streaming: bool = False,
+    instructions: str = "",
+    aside: Callable[[Spotlight], str] | None = None,
 ) -> Synthesis:
     """Make the answer, with its record; what needs no model adds to the agent's record instead.
 
     Args:
-        synthesizer: What answers.
+        synthesizer: One of ours or of LlamaIndex's; the latter keeps no account, and takes no instructions.
         retrieval: The evidence.
         streaming: Whether deltas of the text are emitted.
-        further: ``instructions`` and ``aside``, for a synthesizer of ours.
+        instructions: See ``AgenticSynthesizer.synthesis``.
+        aside: See ``AgenticSynthesizer.synthesis``.
     """
     if not isinstance(synthesizer, AgenticSynthesizer):
         return await _foreign(synthesizer, retrieval)
     body = synthesizer.synthesis(
         QueryBundle(format_question(retrieval.scope.question, retrieval.scope.history)),
         retrieval.nodes,
-        # What needs no model takes milliseconds: it is given also where a source took all the time.
+        # What needs no model takes milliseconds: it is made also where a source took all the time.
         deadline=retrieval.budget.answer_deadline if synthesizer.needs_llm else None,
         max_output_tokens=retrieval.budget.output_tokens,
         sources={name: chosen.source for name, chosen in retrieval.selected.items()},
         streaming=streaming,
-        **further,
+        instructions=instructions,
+        aside=aside,
     )
-    if not synthesizer.needs_llm:
-        return await _extracted(body, retrieval)
-    return await _written(body, synthesizer, retrieval)
-
-
-async def _extracted(body: Coroutine[Any, Any, Synthesis], retrieval: Retrieval) -> Synthesis:
+    if synthesizer.needs_llm:
+        return await _written(body, synthesizer, retrieval)
     synthesis = await body
     reasoning = retrieval.log.last(AgenticReasoningActivity)
-    if synthesis.dropped and reasoning is not None:
-        retrieval.log.amend(reasoning, dropped_by_budget=(reasoning.dropped_by_budget or 0) + synthesis.dropped)
-    if synthesis.warnings and reasoning is not None:
+    if reasoning is not None and (synthesis.dropped or synthesis.warnings):
         warnings = [*filter(None, [reasoning.warning]), *synthesis.warnings]
-        retrieval.log.amend(reasoning, warning="; ".join(warnings))
+        dropped = (reasoning.dropped_by_budget or 0) + synthesis.dropped
+        retrieval.log.amend(reasoning, dropped_by_budget=dropped or None, warning="; ".join(warnings) or None)
     if synthesis.dropped:
         reason = f"{synthesis.dropped} passages did not fit into the output's budget"
         retrieval.missing.append(MissingPart(what="extracts", outcome=Outcome.SKIPPED, reason=reason))
@@ -411,41 +426,39 @@ async def _extracted(body: Coroutine[Any, Any, Synthesis], retrieval: Retrieval)
 async def _written(
     body: Coroutine[Any, Any, Synthesis], synthesizer: AgenticSynthesizer, retrieval: Retrieval
 ) -> Synthesis:
+    """Await the answer that a model writes, with its record in the account."""
     name, log = synthesizer.model.name, retrieval.log
-    record = log.open(
+    with log.record(
         ModelAnswerSynthesisActivity,
         CBEventType.SYNTHESIZE,
         {EventPayload.QUERY_STR: retrieval.scope.question},
         model=None if name is None else ModelInfo(model_name=name),
         response_mode=synthesizer.mode,
-    )
-    try:
-        synthesis = await body
-    except asyncio.CancelledError:
-        log.cancel(record)
-        raise
-    except Exception as error:
-        outcome = Outcome.TIMEOUT if isinstance(error, DeadlineExceededError) else Outcome.ERROR
-        log.fail(record, error, name, outcome=outcome)
-        raise
+    ) as record:
+        try:
+            synthesis = await body
+        except Exception as error:
+            outcome = Outcome.TIMEOUT if isinstance(error, DeadlineExceededError) else Outcome.ERROR
+            log.fail(record, error, name, outcome=outcome)
+            raise
+        log.close(
+            record,
+            {EventPayload.RESPONSE: synthesis.text},
+            outcome=Outcome.OK if retrieval.nodes else Outcome.EMPTY,
+            input_tokens=synthesis.usage.input_tokens,
+            output_tokens=synthesis.usage.output_tokens,
+            calls=synthesis.usage.calls,
+            dropped_by_budget=synthesis.dropped,
+            links_removed=synthesis.links_removed,
+            warning="; ".join(synthesis.warnings) or None,
+        )
     if synthesis.cut:
-        retrieval.missing.append(answer_missing(Outcome.ERROR, f"{CUT_SHORT}: the answer may end too early"))
-    log.close(
-        record,
-        {EventPayload.RESPONSE: synthesis.text},
-        outcome=Outcome.OK if retrieval.nodes else Outcome.EMPTY,
-        input_tokens=synthesis.usage.input_tokens,
-        output_tokens=synthesis.usage.output_tokens,
-        calls=synthesis.usage.calls,
-        dropped_by_budget=synthesis.dropped,
-        links_removed=synthesis.links_removed,
-        warning="; ".join(synthesis.warnings) or None,
-    )
+        retrieval.missing.append(_answer_missing(Outcome.ERROR, f"{CUT_SHORT}: the answer may end too early"))
     return synthesis
 
 
 async def _foreign(synthesizer: BaseSynthesizer, retrieval: Retrieval) -> Synthesis:
-    """Answer by one of LlamaIndex's synthesizers, which keeps no account."""
+    """Answer by one of LlamaIndex's synthesizers; the tokens of its streams are emitted."""
     query = QueryBundle(retrieval.scope.question)
     response = await Call(
         sync=partial(synthesizer.synthesize, query, retrieval.nodes),
@@ -453,30 +466,23 @@ async def _foreign(synthesizer: BaseSynthesizer, retrieval: Retrieval) -> Synthe
         deadline=retrieval.budget.answer_deadline,
         what=f"synthesizer {type(synthesizer).__name__}",
     )
-    if isinstance(response, (StreamingResponse, AsyncStreamingResponse)):
-        return Synthesis(text=(await _tokens(response, retrieval.budget.deadline)))
-    output = response.response if isinstance(response, PydanticResponse) else None
-    text = str(response)
-    await emit(text)
-    return Synthesis(text=text, output=output)
-
-
-async def _tokens(response: StreamingResponse | AsyncStreamingResponse, deadline: float | None) -> str:
-    """Emit the tokens of one of LlamaIndex's streams, and return their text."""
     if isinstance(response, StreamingResponse):
         stream = open_stream(sync=partial(iter, response.response_gen), what="synthesizer's stream")
-    else:
+    elif isinstance(response, AsyncStreamingResponse):
         tokens = response
 
         async def read() -> AsyncGenerator[str, None]:
             return tokens.async_response_gen()
 
         stream = open_stream(native=read, what="synthesizer's stream")
+    else:
+        await emit(str(response))
+        return Synthesis(str(response), response.response if isinstance(response, PydanticResponse) else None)
     text = ""
-    while (token := (await stream.next(deadline=deadline))) is not END:
+    while (token := (await stream.next(deadline=retrieval.budget.deadline))) is not END:
         text += token
         await emit(token)
-    return text
+    return Synthesis(text)
 
 
 async def partial_of(synthesizer: BaseSynthesizer, retrieval: Retrieval, error: DeadlineExceededError) -> Synthesis:
@@ -490,82 +496,42 @@ async def partial_of(synthesizer: BaseSynthesizer, retrieval: Retrieval, error: 
         max_output_tokens=retrieval.budget.output_tokens,
         sources={name: chosen.source for name, chosen in retrieval.selected.items()},
     )
-    retrieval.missing.append(answer_missing(Outcome.TIMEOUT, synthesis.warnings[0]))
+    retrieval.missing.append(_answer_missing(Outcome.TIMEOUT, synthesis.warnings[0]))
     return synthesis
+
+
+def _answer_missing(outcome: Outcome, reason: str) -> MissingPart:
+    return MissingPart(what="answer", outcome=outcome, reason=reason)
 
 
 # -- grounding -----------------------------------------------------------------------------------------------------
 
 
-def is_checked(synthesizer: BaseSynthesizer, grounding: Grounding | None, *, asked: bool) -> bool:
-    """Return whether a synthesizer's answers are checked against the evidence.
-
-    Answers of this library that a model writes from evidence are. Those of LlamaIndex's synthesizers, which bear no
-    markers, are where the user asked for it.
-
-    Args:
-        synthesizer: What answers.
-        grounding: How; None never.
-        asked: Whether it is the user's wish, and not the default.
-    """
-    if grounding is None or getattr(synthesizer, "_output_cls", None) is not None:
-        return False
-    if isinstance(synthesizer, AgenticSynthesizer):
-        return synthesizer.needs_llm and synthesizer.needs_nodes
-    return asked
-
-
-async def checked(
-    synthesizer: BaseSynthesizer, retrieval: Retrieval, synthesis: Synthesis, grounding: Grounding
-) -> GroundedText:
-    """Check an answer against the evidence, and note the result in the record of the synthesis.
-
-    Where markers are renumbered, the retrieval's nodes are put into the order of the answer, in place.
-    """
-    text = synthesis.text
-    if grounding.markers == Markers.RENUMBER:
-        text = _renumbered(text, retrieval)
-    budget = retrieval.budget
-    grounded = await ground_text(
-        text,
-        retrieval.nodes,
-        retrieval.references,
-        grounding,
-        model=getattr(synthesizer, "model", None),
-        spotlighting=getattr(synthesizer, "spotlighting", None),
-        deadline=earliest(budget.check_deadline, deadline_after(grounding.seconds)),
-    )
-    _note(retrieval, grounded)
-    if grounding.may_change and any(ClaimFlag.NOT_SCORED in claim.flags for claim in grounded.ledger.claims):
-        reason = "; ".join(grounded.ledger.warnings) or "some claims were not checked"
-        retrieval.missing.append(MissingPart(what="grounding", outcome=Outcome.ERROR, reason=reason))
-    return grounded
-
-
-def _renumbered(text: str, retrieval: Retrieval) -> str:
-    """Number an answer's markers in order of appearance; the nodes are put into the same order, in place."""
+def _renumbered(text: str, retrieval: Retrieval) -> tuple[str, Retrieval]:
+    """Return an answer with its markers numbered in order of appearance, and a retrieval of nodes in that order."""
     nodes = retrieval.nodes
     markers = MarkerFilter(range(len(nodes)), Markers.RENUMBER)
     shown = markers.feed(text) + markers.close()
     rest = sorted(set(range(len(nodes))) - set(markers.cited))
-    nodes[:] = [nodes[number] for number in (*markers.cited, *rest)]
-    return shown
+    return shown, replace(retrieval, nodes=[nodes[number] for number in (*markers.cited, *rest)])
 
 
-def _note(retrieval: Retrieval, grounded: GroundedText) -> None:
+def _record_check(retrieval: Retrieval, ledger: GroundingLedger, grounding: Grounding) -> None:
+    """Note the result of a check in the record of the synthesis, and a check that could not be made as missing."""
     record = retrieval.log.last(ModelAnswerSynthesisActivity)
-    if record is None:
-        return
-    ledger = grounded.ledger
-    checked_claims = [claim for claim in ledger.claims if claim.score is not None]
-    warnings = [*filter(None, [record.warning]), *(one_line(warning) for warning in ledger.warnings)]
-    retrieval.log.amend(
-        record,
-        grounding_score=ledger.grounding_score,
-        claims=len(checked_claims),
-        supported_claims=sum(claim.verdict is Verdict.SUPPORTED for claim in checked_claims),
-        warning="; ".join(warnings) or None,
-    )
+    if record is not None:
+        scored = [claim for claim in ledger.claims if claim.score is not None]
+        warnings = [*filter(None, [record.warning]), *(one_line(warning) for warning in ledger.warnings)]
+        retrieval.log.amend(
+            record,
+            grounding_score=ledger.grounding_score,
+            claims=len(scored),
+            supported_claims=sum(claim.verdict is Verdict.SUPPORTED for claim in scored),
+            warning="; ".join(warnings) or None,
+        )
+    if grounding.may_change and any(ClaimFlag.NOT_SCORED in claim.flags for claim in ledger.claims):
+        reason = "; ".join(ledger.warnings) or "some claims were not checked"
+        retrieval.missing.append(MissingPart(what="grounding", outcome=Outcome.ERROR, reason=reason))
 
 
 # -- results -----------------------------------------------------------------------------------------------------------
@@ -653,15 +619,15 @@ def _cited(account: RetrievalResponse, nodes: Sequence[NodeWithScore]) -> list[N
     return [nodes[number] for number in numbers if number < len(nodes)]
 
 
-def metadata_of(answered: Answered) -> dict[str, Any]:
+def _metadata(answered: Answered) -> dict[str, Any]:
     """Return the metadata of a LlamaIndex response: each node's, as core has it, and the account."""
     nodes: Mapping[str, Any] = {node.node.node_id: node.node.metadata for node in answered.retrieval.nodes}
     return {**nodes, PROVENANCE_KEY: answered.response().to_dict()}
 
 
-def llama_response(answered: Answered) -> Response | PydanticResponse:
+def _llama_response(answered: Answered) -> Response | PydanticResponse:
     """Return a LlamaIndex response: its text, its nodes, and the account in its metadata."""
-    nodes, metadata = answered.retrieval.nodes, metadata_of(answered)
+    nodes, metadata = answered.retrieval.nodes, _metadata(answered)
     if answered.synthesis.output is not None:
         return PydanticResponse(answered.synthesis.output, source_nodes=nodes, metadata=metadata)
     return AgenticResponse(answered.text, source_nodes=nodes, metadata=metadata)
