@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import asyncio
+import contextvars
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import aclosing, closing
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -15,10 +18,10 @@ from llama_index.core.llms import LLM
 from llama_index.core.memory import BaseMemory
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.tools import QueryEngineTool, RetrieverTool
+from pydantic import ValidationError
 
-from llama_index_agentic_kb._aio import arun, gather, run
+from llama_index_agentic_kb._aio import aiterate, arun, gather, iterate, run
 from llama_index_agentic_kb.account.pickling import NotPickled
-from llama_index_agentic_kb.answering.front import AnswerQueries, Question
 from llama_index_agentic_kb.chat_engine import AgenticChatEngine, conversation_request
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError
 from llama_index_agentic_kb.grounding.settings import Grounding
@@ -38,6 +41,9 @@ from llama_index_agentic_kb.schema import (
     RetrievalResponse,
     parse_odata,
 )
+from llama_index_agentic_kb.schema._model import describe
+from llama_index_agentic_kb.schema.answer_query import AnswerPiece, AnswerQuery
+from llama_index_agentic_kb.schema.response import AnswerResponse
 from llama_index_agentic_kb.search.rerank import Reranker
 from llama_index_agentic_kb.sources import KnowledgeSource
 from llama_index_agentic_kb.sources.filters import FilterLike
@@ -50,10 +56,13 @@ if TYPE_CHECKING:  # they load what checks answers, and SQLAlchemy
 
 __all__ = ["KnowledgeBase", "Question"]
 
+Question: TypeAlias = str | Sequence[ChatMessage | Message | Mapping[str, Any]] | RetrievalRequest | Mapping[str, Any]
+"""What can be asked: a question, a conversation whose last message is the question, or a request (typed or wire)."""
+
 Observer: TypeAlias = Callable[[ActivityRecord], None]
 
 
-class KnowledgeBase(NotPickled, MetadataQueries, AnswerQueries):
+class KnowledgeBase(NotPickled, MetadataQueries):
     """Knowledge sources, a language model, and defaults: everything that answers questions is made of it.
 
         kb = KnowledgeBase([KnowledgeSource("docs", "product manuals", index=index)], llm=llm)
@@ -199,7 +208,7 @@ class KnowledgeBase(NotPickled, MetadataQueries, AnswerQueries):
     # -- asking ----------------------------------------------------------------------------------------------------
 
     def retrieve(self, question: Question, *, on_activity: Observer | None = None, **fields: Any) -> RetrievalResponse:
-        """Answer a question, or give its evidence, with references and activity.
+        """Answer a question, or return its evidence, with references and activity.
 
         Args:
             question: A string, a conversation (the last message is the question), or a request, typed or wire.
@@ -219,7 +228,7 @@ class KnowledgeBase(NotPickled, MetadataQueries, AnswerQueries):
     async def aretrieve(
         self, question: Question, *, on_activity: Observer | None = None, **fields: Any
     ) -> RetrievalResponse:
-        """Answer a question, or give its evidence; see ``retrieve``."""
+        """Answer a question, or return its evidence; see ``retrieve``."""
         return await arun(self._respond(question, fields, on_activity))
 
     async def _respond(
@@ -231,7 +240,7 @@ class KnowledgeBase(NotPickled, MetadataQueries, AnswerQueries):
         return answered.response(include_activity=request.include_activity)
 
     def request(self, question: Question, **fields: Any) -> RetrievalRequest:
-        """Give the request that a question stands for, with this knowledge base's defaults.
+        """Return the request for a question, with this knowledge base's defaults.
 
         Raises:
             InvalidRequestError: A field doesn't fit; the message names it.
@@ -246,11 +255,11 @@ class KnowledgeBase(NotPickled, MetadataQueries, AnswerQueries):
             fields.setdefault("max_output_size_in_tokens", self.max_output_size_in_tokens)
         if not fields:
             return request
-        given = request.model_dump(exclude_unset=True, by_alias=False)
-        return RetrievalRequest.parse({**given, "principal": request.principal, **fields})
+        own = request.model_dump(exclude_unset=True, by_alias=False)
+        return RetrievalRequest.parse({**own, "principal": request.principal, **fields})
 
     def _engine(self, mode: OutputMode) -> AgenticQueryEngine:
-        """Give the engine of an output mode, made once."""
+        """Return the engine of an output mode, made once."""
         if mode not in self._engines:
             if mode is OutputMode.ANSWER_SYNTHESIS and self.llm is None:
                 raise InvalidRequestError(
@@ -260,7 +269,94 @@ class KnowledgeBase(NotPickled, MetadataQueries, AnswerQueries):
             self._engines[mode] = AgenticQueryEngine(self.retriever, response_mode=mode.value, grounding=self.grounding)
         return self._engines[mode]
 
-    # -- for the parts of it -----------------------------------------------------------------------------------------
+    # -- answers as resources --------------------------------------------------------------------------------------
+
+    def answer(
+        self, question: Question | AnswerQuery, *, on_activity: Observer | None = None, **fields: Any
+    ) -> AnswerResponse:
+        """Answer a question with an ``Answer``: citations and grounding as data, steps, references, and why not.
+
+            response = kb.answer("How tall was the Saturn V?", related_questions=True)
+            for support in response.answer.grounding_supports:
+                print(response.text[support.start : support.end], support.score, support.sources)
+
+        Whether there is an answer is never said by its text alone: ``answer.skipped_reasons`` say why there is none. Of
+        a conversation that is sent with a session, the last question alone becomes a turn.
+
+        Args:
+            question: What ``retrieve`` takes, or an ``AnswerQuery``.
+            on_activity: Called with each activity record when it is opened and again when it is closed.
+            fields: Fields of ``AnswerQuery`` (``session=``, ``preamble=``, ``filtering_level=``, ...), or of
+                ``RetrievalRequest``. Unless ``question`` is an ``AnswerQuery``, citations and grounding supports are
+                on.
+
+        Raises:
+            InvalidRequestError: The query can't be carried out as asked.
+            DeniedError: There is no principal where one is needed, or the one may search no source.
+            NotFoundError: The session is not there, or is another's.
+            RetrievalError: No selected source could answer.
+            SynthesisError: The language model failed while answering.
+        """
+        return run(self._answers().answer(self.query(question, **fields), observer=on_activity))
+
+    async def aanswer(
+        self, question: Question | AnswerQuery, *, on_activity: Observer | None = None, **fields: Any
+    ) -> AnswerResponse:
+        """Answer a question with an ``Answer``; see ``answer``."""
+        return await arun(self._answers().answer(self.query(question, **fields), observer=on_activity))
+
+    def stream_answer(
+        self, question: Question | AnswerQuery, *, on_activity: Observer | None = None, **fields: Any
+    ) -> Iterator[AnswerPiece]:
+        """Answer a question piece by piece: steps, references, text and citations in turns, at last the response.
+
+        The text of an answer that may yet be withheld or repaired (``filtering_level``, safety, a policy on answers,
+        ``repair``) comes in one piece, once it stands. See ``answer``.
+        """
+        query = self.query(question, **fields)  # refused here and not where it is read
+        work = self._answers().answer(query, observer=on_activity, streaming=True)
+        batches = iterate(work, contextvars.copy_context())
+
+        def pieces() -> Iterator[AnswerPiece]:
+            with closing(batches):
+                for batch in batches:
+                    yield from batch
+
+        return pieces()
+
+    def astream_answer(
+        self, question: Question | AnswerQuery, *, on_activity: Observer | None = None, **fields: Any
+    ) -> AsyncIterator[AnswerPiece]:
+        """Answer a question piece by piece; see ``stream_answer``."""
+        query = self.query(question, **fields)
+        work = self._answers().answer(query, observer=on_activity, streaming=True)
+        batches = aiterate(work, contextvars.copy_context())
+
+        async def pieces() -> AsyncIterator[AnswerPiece]:
+            async with aclosing(batches):
+                async for batch in batches:
+                    for piece in batch:
+                        yield piece
+
+        return pieces()
+
+    def query(self, question: Question | AnswerQuery, **fields: Any) -> AnswerQuery:
+        """Return the query for a question, with this knowledge base's defaults.
+
+        Raises:
+            InvalidRequestError: A field doesn't fit; the message names it.
+        """
+        own = {name: fields.pop(name) for name in [*fields] if name in AnswerQuery.model_fields and name != "request"}
+        if isinstance(question, AnswerQuery):
+            defaults = {name: getattr(question, name) for name in question.model_fields_set}
+            request = self.request(question.request, **fields)
+        else:
+            defaults = {"include_citations": True, "grounding_supports": True}
+            request = self.request(question, **fields)
+        try:
+            return AnswerQuery.model_validate({**defaults, **own, "request": request})
+        except ValidationError as error:
+            raise InvalidRequestError(describe(error)) from error
 
     def _answers(self) -> AnswerEngine:
         from llama_index_agentic_kb.answering.engine import AnswerEngine  # noqa: PLC0415 (loads what checks answers)
@@ -270,7 +366,7 @@ class KnowledgeBase(NotPickled, MetadataQueries, AnswerQueries):
     # -- as parts of a LlamaIndex app --------------------------------------------------------------------------------
 
     def as_retriever(self, **kwargs: Any) -> AgenticRetriever:
-        """Give a LlamaIndex retriever over all sources.
+        """Return a LlamaIndex retriever over all sources.
 
         Args:
             kwargs: Arguments of ``AgenticRetriever``, in place of this knowledge base's own.
@@ -280,7 +376,7 @@ class KnowledgeBase(NotPickled, MetadataQueries, AnswerQueries):
     def as_query_engine(
         self, response_mode: str | None = None, *, streaming: bool = False, **kwargs: Any
     ) -> AgenticQueryEngine:
-        """Give a LlamaIndex query engine.
+        """Return a LlamaIndex query engine.
 
         Args:
             response_mode: See ``get_response_synthesizer``; None is this knowledge base's output mode.
@@ -296,7 +392,7 @@ class KnowledgeBase(NotPickled, MetadataQueries, AnswerQueries):
 
     @staticmethod
     def _split(kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Tell the retriever's arguments from an engine's; the model serves both, postprocessors the retriever."""
+        """Return the retriever's arguments and an engine's; the model serves both, postprocessors the retriever."""
         own, rest = split_kwargs(kwargs)
         if "llm" in rest:
             own["llm"] = rest["llm"]
@@ -307,7 +403,7 @@ class KnowledgeBase(NotPickled, MetadataQueries, AnswerQueries):
     def as_chat_engine(
         self, chat_mode: ChatMode = ChatMode.BEST, *, memory: BaseMemory | None = None, **kwargs: Any
     ) -> BaseChatEngine:
-        """Give a LlamaIndex chat engine: ours by default, its own over our retriever for its other modes.
+        """Return a LlamaIndex chat engine: ours by default, its own over our retriever for its other modes.
 
         Args:
             chat_mode: ``BEST`` (default) is ``AgenticChatEngine``.
@@ -321,7 +417,7 @@ class KnowledgeBase(NotPickled, MetadataQueries, AnswerQueries):
         return as_chat_engine(self.as_retriever(memory=memory, **own), chat_mode, memory=memory, **rest)
 
     def as_tool(self, name: str | None = None, description: str | None = None, **kwargs: Any) -> QueryEngineTool:
-        """Give a tool for agents and routers; its answers keep their markers.
+        """Return a tool for agents and routers; its answers keep their markers.
 
         Args:
             name: None is this knowledge base's.
@@ -336,7 +432,7 @@ class KnowledgeBase(NotPickled, MetadataQueries, AnswerQueries):
     def as_retriever_tool(
         self, name: str | None = None, description: str | None = None, **kwargs: Any
     ) -> RetrieverTool:
-        """Give a tool that returns passages; see ``as_tool``."""
+        """Return a tool that returns passages; see ``as_tool``."""
         return RetrieverTool.from_defaults(
             self.as_retriever(**kwargs), name=name or self.name, description=description or self.description
         )
@@ -352,24 +448,19 @@ class KnowledgeBase(NotPickled, MetadataQueries, AnswerQueries):
             warm_up_llm(self.llm)
             import_module("llama_index_agentic_kb.grounding.repair")  # what checks answers
         parse_odata("loaded eq true")
-        run(self._warm_up_sources())
+        run(gather([source.warm_up() for source in self.sources.values()]))
         return self
 
     async def awarm_up(self) -> Self:
         """Do what the first question would have to do, off the event loop; see ``warm_up``."""
-        import asyncio  # noqa: PLC0415
-
         await asyncio.to_thread(self.warm_up)
         return self
-
-    async def _warm_up_sources(self) -> None:
-        await gather([source.warm_up() for source in self.sources.values()])
 
 
 def _by_source(
     permissions: Permissions | Mapping[str, Permissions | None] | None, names: Sequence[str]
 ) -> Mapping[str, Permissions | None]:
-    """Give each source's permissions. None is left out by mistake: a source without any is everybody's."""
+    """Return the permissions of each source. Each must be named: a source without any is everybody's."""
     if not isinstance(permissions, Mapping):
         return dict.fromkeys(names, permissions)
     if set(permissions) != set(names):
