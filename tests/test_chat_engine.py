@@ -83,16 +83,6 @@ def test_streams_and_remembers_at_the_end(server: LoopbackOpenAI) -> None:
     assert [message.content for message in chat.chat_history] == ["How tall was the Saturn V rocket?", ANSWER]
 
 
-async def test_streams_async(server: LoopbackOpenAI) -> None:
-    """The async stream gives the same deltas and the same memory."""
-    chat = engine(server)
-    response = await chat.astream_chat("How tall was the Saturn V rocket?")
-    deltas = [delta async for delta in response.async_response_gen()]
-    assert "".join(deltas) == ANSWER
-    assert len(deltas) > 2
-    assert [message.content for message in chat.chat_history] == ["How tall was the Saturn V rocket?", ANSWER]
-
-
 def test_works_without_a_model() -> None:
     """Without a language model a turn gives extracts, streamed or not."""
     chat = engine(None)

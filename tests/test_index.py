@@ -5,19 +5,17 @@ from collections.abc import Iterator
 
 import chromadb
 import pytest
-from llama_index.core import Document, Settings, StorageContext, VectorStoreIndex
+from llama_index.core import Document, StorageContext, VectorStoreIndex
 from llama_index.core.chat_engine import CondenseQuestionChatEngine, ContextChatEngine, SimpleChatEngine
 from llama_index.core.chat_engine.types import BaseChatEngine, ChatMode
 from llama_index.core.indices.vector_store.retrievers import VectorIndexRetriever
 from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.postprocessor import SimilarityPostprocessor
-from llama_index.core.schema import QueryBundle
 from llama_index.core.vector_stores import MetadataFilter, MetadataFilters
 from llama_index.vector_stores.chroma import ChromaVectorStore
 
 from llama_index_agentic_kb import (
     AgenticChatEngine,
-    AgenticQueryEngine,
     AgenticRetriever,
     AgenticVectorStoreIndex,
     ConfigurationError,
@@ -64,14 +62,6 @@ def test_agentic_without_a_key(index: AgenticVectorStoreIndex) -> None:
     assert "110.6 m" in str(index.as_chat_engine().chat("How tall was the Saturn V rocket?"))
 
 
-def test_agentic_with_a_model(index: AgenticVectorStoreIndex, server: LoopbackOpenAI) -> None:
-    """With a model they plan and answer; it may come from the settings."""
-    assert str(index.as_query_engine(llm=server.llm()).query("How tall was it?")) == ANSWER
-    Settings.llm = server.llm()
-    assert str(index.as_query_engine().query("How tall was it?")) == ANSWER
-    assert str(index.as_chat_engine().chat("How tall was it?")) == ANSWER
-
-
 def test_from_index_shares_the_store(embedding: HashEmbedding) -> None:
     """An agentic twin of a plain index searches the same vectors; nothing is embedded again."""
     plain = VectorStoreIndex.from_documents(DOCUMENTS, embed_model=embedding)
@@ -102,22 +92,6 @@ def test_llama_index_s_arguments_work(index: AgenticVectorStoreIndex) -> None:
     )
     response = engine.query("Apollo 11 launched by a rocket")
     assert [node.metadata["title"] for node in response.source_nodes] == ["Apollo 11"]
-
-
-def test_a_callers_vector_is_used(index: AgenticVectorStoreIndex, embedding: HashEmbedding) -> None:
-    """A query that brings its own vector is not embedded."""
-    vector = embedding.get_query_embedding("Voyager 1 left Earth")
-    calls = len(embedding.calls)
-    found = index.as_retriever().retrieve(QueryBundle("something else", embedding=vector))
-    assert found[0].metadata["title"] == "Voyager 1"
-    assert len(embedding.calls) == calls
-
-
-def test_streaming_and_modes(index: AgenticVectorStoreIndex, server: LoopbackOpenAI) -> None:
-    """``streaming`` and ``response_mode`` reach the synthesizer."""
-    engine = index.as_query_engine(llm=server.llm(), streaming=True, response_mode="compact")
-    assert isinstance(engine, AgenticQueryEngine)
-    assert str(engine.query("How tall was it?")) == ANSWER
 
 
 def test_chat_modes(index: AgenticVectorStoreIndex, server: LoopbackOpenAI) -> None:

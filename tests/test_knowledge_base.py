@@ -2,10 +2,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +27,6 @@ from llama_index_agentic_kb import (
     KnowledgeSource,
     Permissions,
     Principal,
-    Resilience,
-    RetrievalError,
     RetrievalRequest,
 )
 from llama_index_agentic_kb.schema import ActivityRecord, Message, SourceActivity
@@ -156,26 +152,6 @@ def test_never_query_source_is_left_out(server: LoopbackOpenAI) -> None:
     assert {reference.knowledge_source_name for reference in response.references} == {"missions"}
 
 
-def test_fail_on_error_fails_the_request() -> None:
-    """A source with failOnError takes the request down with it, with its cause."""
-    broken = KnowledgeSource("broken", retriever=MemoryRetriever(["x"], fault=RuntimeError("no route")))
-    kb = KnowledgeBase([*sources(), broken])
-    assert kb.retrieve(QUESTION).status_code == 206
-    with pytest.raises(RetrievalError, match="no route"):
-        kb.retrieve(QUESTION, knowledge_source_params=[{"knowledgeSourceName": "broken", "failOnError": True}])
-
-
-def test_a_hung_source_is_left_behind() -> None:
-    """A source that hangs costs the request its share of time, not the others' evidence."""
-    with MemoryRetriever(["x"], fault="hang") as hung:
-        kb = KnowledgeBase([*sources(), KnowledgeSource("hung", retriever=hung, resilience=Resilience(timeout=0.3))])
-        began = time.monotonic()
-        response = kb.retrieve(QUESTION)
-        assert time.monotonic() - began < 5
-    assert [(part.what, part.outcome) for part in response.missing] == [("hung", "timeout")]
-    assert response.extracts
-
-
 def test_activity_is_told_as_it_happens() -> None:
     """An observer hears of each record twice: when its stage begins and when it ends."""
     heard: list[tuple[int, bool]] = []
@@ -186,30 +162,6 @@ def test_activity_is_told_as_it_happens() -> None:
     response = KnowledgeBase(sources()).retrieve(QUESTION, on_activity=hear, include_activity=False)
     assert response.activity is None
     assert sorted(heard) == [(number, ended) for number in range(3) for ended in (False, True)]
-
-
-async def test_sync_calls_inside_a_running_loop_send_what_they_should(server: LoopbackOpenAI) -> None:
-    """Fifty sync calls in a notebook's loop send two requests each, no more."""
-    kb = KnowledgeBase(sources(), llm=server.llm())
-    for _ in range(50):
-        assert kb.retrieve(QUESTION).text == ANSWER
-    assert len(server.chats) == 100
-
-
-def test_32_threads_get_the_same_answer(server: LoopbackOpenAI) -> None:
-    """Thirty-two threads at once over one knowledge base get the answers that one gets."""
-    kb = KnowledgeBase(sources(latency=0.01), llm=server.llm())
-    barrier = threading.Barrier(32)
-
-    def ask(_: int) -> tuple[str, list[str]]:
-        barrier.wait()
-        response = kb.retrieve(QUESTION)
-        return response.text, [reference.node_id for reference in response.references]
-
-    with ThreadPoolExecutor(32) as pool:
-        answers = list(pool.map(ask, range(32)))
-    assert len({(text, tuple(ids)) for text, ids in answers}) == 1
-    assert server.billed.calls == 64
 
 
 def test_chat_engines_of_every_mode(server: LoopbackOpenAI) -> None:
@@ -247,12 +199,6 @@ async def test_function_agent_takes_the_tool() -> None:
         tool = kb.as_tool("space", "Answers questions on space flight.")
         result = await FunctionAgent(tools=[tool], llm=server.llm()).run(QUESTION)
     assert ANSWER in str(result)
-
-
-def test_retriever_tool_gives_passages(server: LoopbackOpenAI) -> None:
-    """The retriever tool gives an agent the passages themselves."""
-    output = KnowledgeBase(sources(), llm=server.llm()).as_retriever_tool("space", "passages").call(QUESTION)
-    assert "110.6 m tall" in str(output)
 
 
 def test_from_store_opens_what_was_ingested(tmp_path: Path) -> None:
@@ -305,17 +251,6 @@ async def test_warm_up_leaves_nothing_to_load(server: LoopbackOpenAI) -> None:
     assert max(gaps) < 0.1
 
 
-async def test_cancelling_the_caller_cancels_the_search() -> None:
-    """Cancelling an async query cancels the native searches under it."""
-    with MemoryRetriever(["x"], fault="hang", mode="async") as hung:
-        kb = KnowledgeBase([KnowledgeSource("hung", retriever=hung)])
-        task = asyncio.create_task(kb.aretrieve(QUESTION))
-        await asyncio.sleep(0.05)
-        task.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await task
-
-
 def test_asked_numbers_of_documents_are_given() -> None:
     """``maxOutputDocuments`` of a request, or of a source, is not cut by the effort's own numbers."""
     many = [f"rain in town {number}" for number in range(80)]
@@ -361,19 +296,6 @@ def test_postprocessors_of_an_engine_are_in_the_account() -> None:
     assert isinstance(response, AgenticResponse)
     told = response.account
     assert [(part.what, part.reason) for part in told.missing] == [("evidence", "none of 3 candidates was kept")]
-
-
-def test_secrets_of_a_failing_source_are_not_told() -> None:
-    """Passwords and keys in a source's error reach neither response nor error message."""
-    secret = RuntimeError("connect postgresql://u:hunter2@db failed, api_key=abcdef123, Bearer abcdef123456")
-    broken = KnowledgeSource("broken", retriever=MemoryRetriever(["x"], fault=secret))
-    told = KnowledgeBase([*sources(), broken]).retrieve(QUESTION).to_json()
-    with pytest.raises(RetrievalError) as raised:
-        KnowledgeBase([broken]).retrieve(QUESTION)
-    for word in ("hunter2", "abcdef123"):
-        assert word not in told
-        assert word not in str(raised.value)
-    assert "postgresql://***@db" in told
 
 
 async def test_a_cancelled_request_closes_its_records() -> None:

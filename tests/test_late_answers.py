@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 from typing import Any
 
@@ -15,7 +14,7 @@ from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, RetrievalResp
 from llama_index_agentic_kb._aio import arun
 from llama_index_agentic_kb.errors import DeadlineExceededError, SynthesisError
 from llama_index_agentic_kb.guard.resilience import RetryPolicy
-from llama_index_agentic_kb.schema import ModelAnswerSynthesisActivity, Outcome
+from llama_index_agentic_kb.schema import Outcome
 from llama_index_agentic_kb.synthesizers import extractive as late
 from llama_index_agentic_kb.synthesizers.extractive import partial_answer
 from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM, ScriptedReply
@@ -43,40 +42,11 @@ def missing_answer(response: RetrievalResponse) -> str:
     return part.reason
 
 
-@pytest.mark.parametrize("in_a_loop", [False, True])
-def test_the_evidence_is_given_where_there_is_no_answer(in_a_loop: bool) -> None:
-    """As extracted data, within the output's budget; the model's record says that it was too late."""
-    kb = base(HANGS)
-    asked: dict[str, Any] = {"max_output_size_in_tokens": 5_000}
-    response = asyncio.run(kb.aretrieve("Rain?", **asked)) if in_a_loop else kb.retrieve("Rain?", **asked)
-    assert "extracted data" in missing_answer(response)
-    assert {extract.content for extract in response.extracts} == set(TEXTS)
-    assert [reference.id for reference in response.references] == ["0", "1", "2"]
-    (record,) = [one for one in response.activity or [] if isinstance(one, ModelAnswerSynthesisActivity)]
-    assert record.outcome is Outcome.TIMEOUT
-    assert record.error is not None
-    assert record.error.code == "deadlineExceeded"
-
-
 def so_far(reply: Any, mode: str, texts: list[str], **fields: Any) -> str:
     """The text of an answer that some call hangs in."""
     response = base(reply, texts).as_query_engine(response_mode=mode, **fields).query("Rain?")
     assert "what there was of it" in missing_answer(response.account)  # type: ignore[union-attr]
     return str(response)
-
-
-def test_the_steps_of_refine_are_kept() -> None:
-    """The answer after the last step that was done is given."""
-    calls = iter(["One.", "Two."])
-    assert so_far(lambda _: next(calls, HANGS), "refine", TEXTS) == "Two."
-
-
-def test_the_first_of_many_answers_are_kept() -> None:
-    """Those before the one that hangs."""
-    kb = base("x")
-    last = kb.retrieve("Rain?", output_mode="extractiveData").extracts[-1].content
-    text = so_far(lambda messages: HANGS if last in str(messages) else "Good.", "accumulate", TEXTS)
-    assert text.count("Good.") == 2
 
 
 def test_the_partial_answers_of_a_tree_are_kept() -> None:

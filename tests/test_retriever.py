@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import json
 import time
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from llama_index.core import PromptTemplate, Settings, SummaryIndex, VectorStoreIndex
@@ -27,9 +27,6 @@ from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestErro
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import SourceActivity
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever, ScriptedLLM
-
-if TYPE_CHECKING:
-    from tests.conftest import Serve
 
 QUESTION = "How tall was the rocket of Apollo 11?"
 MISSIONS = ["Apollo 11 was launched by a Saturn V rocket.", "Voyager 1 left in 1977.", "Cassini orbited Saturn."]
@@ -126,24 +123,6 @@ async def test_the_callers_vector_is_used() -> None:
         assert model.calls == []
         assert bundle.embedding == before
         assert bundle.query_str == question
-
-
-async def test_the_callers_embedding_strings_are_used() -> None:
-    """Custom strings are embedded in place of the question, which stays what is asked."""
-    model = HashEmbedding()
-    retriever = AgenticRetriever(sources(model, hybrid=False), similarity_top_k=1)
-    bundle = QueryBundle(QUESTION, custom_embedding_strs=["Voyager 1 left in 1977."])
-    assert texts(retriever.retrieve(bundle)) == texts(await retriever.aretrieve(bundle)) == [MISSIONS[1]]
-    assert bundle.embedding is None
-
-
-def test_only_the_question_gets_the_callers_vector() -> None:
-    """Sub-queries of the planner are embedded on their own, all in one go."""
-    model = HashEmbedding()
-    retriever = AgenticRetriever(sources(model), llm=ScriptedLLM(PLAN))
-    model._calls.clear()
-    retriever.retrieve(QueryBundle(QUESTION, embedding=model._vectors(["x"])[0]))
-    assert sorted(text for _, (text,) in model.calls) == ["Apollo 11 rocket", "height of Saturn V"]
 
 
 def test_each_query_is_embedded_once_for_all_sources() -> None:
@@ -346,19 +325,3 @@ def test_a_memory_that_fails_costs_the_conversation_only(hangs: bool, outcome: s
     assert [(part.what, part.outcome) for part in made.missing] == [("memory", outcome)]
     assert "the conversation could not be read" in made.missing[0].reason
     assert "secret" not in made.missing[0].reason
-
-
-def test_the_real_client_plans(serve: Serve) -> None:
-    """Over HTTP: one request with the sources' names, and the bill in the activity."""
-    server = serve(PLAN)
-    made = retrieval(AgenticRetriever(sources(), llm=server.llm()))
-    (chat,) = server.chats
-    assert '"enum": ["missions", "rockets"]' in json.dumps(chat.response_format)
-    record = made.log.records[0].to_dict()
-    assert record["type"] == "modelQueryPlanning"
-    assert (record["inputTokens"], record["outputTokens"]) == (
-        server.billed.prompt_tokens,
-        server.billed.completion_tokens,
-    )
-    assert record["model"] == {"modelName": "gpt-4o-mini"}
-    assert record["subQueries"] == [QUESTION, "Apollo 11 rocket", "height of Saturn V"]

@@ -2,12 +2,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import logging
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from llama_index.core import Settings, VectorStoreIndex
+from llama_index.core import VectorStoreIndex
 from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler, TokenCountingHandler
 from llama_index.core.postprocessor import SimilarityPostprocessor
 from llama_index.core.schema import TextNode
@@ -20,7 +19,6 @@ from llama_index_agentic_kb._aio import arun, run
 from llama_index_agentic_kb.evidence.provenance import provenance
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import (
-    ActivityRecord,
     AgenticReasoningActivity,
     Condition,
     FilterOperator,
@@ -190,27 +188,6 @@ async def test_tokens_are_counted_as_billed(serve: Serve, way: str) -> None:
     assert counter.total_embedding_token_count > 0
 
 
-async def test_a_failing_handler_breaks_nothing(caplog: pytest.LogCaptureFixture) -> None:
-    """What a callback handler raises is logged."""
-
-    class Failing(LlamaDebugHandler):
-        def on_event_start(self, *_: Any, **__: Any) -> str:
-            raise RuntimeError("handler")
-
-    manager = CallbackManager([Failing(print_trace_on_end=False)])
-    with caplog.at_level(logging.WARNING):
-        assert (await retrieved("async", callback_manager=manager)).nodes
-    assert "a callback handler failed: Failing" in caplog.text
-
-
-def test_handlers_of_settings_are_used() -> None:
-    """Without a manager of its own, the retriever tells ``Settings.callback_manager``."""
-    debug, made = LlamaDebugHandler(print_trace_on_end=False), sources()
-    Settings.callback_manager = CallbackManager([debug])
-    AgenticRetriever(made).retrieve("rain")
-    assert len(debug.get_event_pairs(CBEventType.RETRIEVE)) == 1
-
-
 @pytest.fixture(scope="module")
 def exported() -> Iterator[InMemorySpanExporter]:
     """Spans through llama-index-observability-otel, kept in memory; the dispatcher is as it was afterwards."""
@@ -237,11 +214,3 @@ async def test_spans_nest(exported: InMemorySpanExporter, way: str) -> None:
     assert len(searches) == 9  # what is down is asked twice
     ours = {span.context.span_id for span in spans if span.name.startswith("AgenticRetriever.")}
     assert {span.parent.span_id for span in searches if span.parent} <= ours
-
-
-def test_records_are_plain_data() -> None:
-    """Every record has a wire form that reads back."""
-    made = asyncio.run(retrieved("async"))
-    for record in made.log.records:
-        assert type(record).parse(record.to_dict()).to_dict() == record.to_dict()
-    assert all(isinstance(record, ActivityRecord) for record in made.log.records)

@@ -4,11 +4,10 @@ import json
 from typing import TYPE_CHECKING
 
 import pytest
-from llama_index.core.chat_engine import CondensePlusContextChatEngine, ContextChatEngine
+from llama_index.core.chat_engine import ContextChatEngine
 from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.query_engine import RetrieverQueryEngine, RouterQueryEngine
 from llama_index.core.response_synthesizers import ResponseMode
-from llama_index.core.retrievers import QueryFusionRetriever
 from llama_index.core.schema import TextNode
 from llama_index.core.selectors import LLMSingleSelector
 from llama_index.core.tools import QueryEngineTool, RetrieverTool
@@ -61,16 +60,6 @@ async def test_a_context_chat_engine_takes_it(server: LoopbackOpenAI) -> None:
     assert "user: And its rocket stages?" in plans(server)[1]
 
 
-async def test_a_condense_plus_context_chat_engine_takes_it(server: LoopbackOpenAI) -> None:
-    """It condenses the conversation first; the retriever is asked the standalone question."""
-    made, memory = retriever(server), ChatMemoryBuffer.from_defaults()
-    engine = CondensePlusContextChatEngine.from_defaults(retriever=made, llm=made.llm, memory=memory)
-    assert [node.node_id for node in engine.chat("How tall was the Saturn V rocket?").source_nodes] == ["n"]
-    reply = await engine.achat("And in feet?")
-    assert [node.node_id for node in reply.source_nodes] == ["n"]
-    assert len(plans(server)) == 2
-
-
 async def test_a_router_takes_it(server: LoopbackOpenAI) -> None:
     """LlamaIndex's own query engine over our retriever can be routed to."""
     made = retriever(server)
@@ -95,10 +84,3 @@ async def test_a_retriever_tool_takes_it(server: LoopbackOpenAI) -> None:
     for output in (tool.call("height of the rocket"), await tool.acall("height of the rocket")):
         assert TEXT in output.content
         assert "agentic_kb" not in output.content
-
-
-def test_llamaindexs_fusion_takes_it(server: LoopbackOpenAI) -> None:
-    """An agentic retriever is a retriever like any other to LlamaIndex's own fusion."""
-    made = retriever(server)
-    fusion = QueryFusionRetriever([made, MemoryRetriever(["rocket"])], llm=made.llm, num_queries=1, use_async=False)
-    assert "n" in [node.node_id for node in fusion.retrieve("Saturn rocket")]

@@ -30,10 +30,10 @@ from tests.openai_embedding import OpenAIEmbedding
 AREA = "language model"
 EMBEDDING = "embedding model"
 
-SOON = 0.8
+SOON = 2.0
 """The deadline of requests that something hangs in, in seconds."""
 
-LONGER = 1.5
+LONGER = 6.0
 """The deadline where calls have to be answered before the one that hangs."""
 
 MANY = 6.0

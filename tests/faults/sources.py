@@ -29,10 +29,10 @@ from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever, Scrip
 from tests.chroma_server import ChromaServer
 from tests.faults.registry import fault
 
-SOON = 0.5
+SOON = 2.0
 """The deadline of most requests here, in seconds."""
 
-MANY = 2.0
+MANY = 6.0
 """The deadline where many requests have to be begun before it."""
 
 HANGS = 20.0
@@ -214,7 +214,7 @@ def a_hang_costs_a_second() -> float:
 
 @fault("source", "it answers after the deadline", "its late answer changes nothing; the next one counts", deadline=SOON)
 def it_answers_late() -> float:
-    slow = MemoryRetriever(["Rain, late."], latency=0.8)
+    slow = MemoryRetriever(["Rain, late."], latency=2 * SOON)
     kb = base(KnowledgeSource("slow", retriever=slow), well())
     response, waited = timed(_sync(kb))
     assert_partial(response, "slow", Outcome.TIMEOUT)
