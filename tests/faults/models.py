@@ -63,7 +63,8 @@ def model(script: Script) -> Iterator[LoopbackOpenAI]:
 def base(server: LoopbackOpenAI, *, seconds: float = LATE, **fields: Any) -> KnowledgeBase:
     """A knowledge base over three texts; without planning unless an effort says otherwise."""
     source = KnowledgeSource("docs", "Weather.", retriever=MemoryRetriever(TEXTS, similarity_top_k=3))
-    settings = {"effort": "minimal", "retries": QUICK, "max_runtime_in_seconds": seconds, **fields}
+    options = RetrieverOptions(retries=QUICK)
+    settings = {"effort": "minimal", "options": options, "max_runtime_in_seconds": seconds, **fields}
     return KnowledgeBase([source], llm=server.llm(), **settings)
 
 

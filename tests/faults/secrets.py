@@ -16,7 +16,7 @@ from llama_index.core.callbacks.base_handler import BaseCallbackHandler
 from llama_index.core.schema import TextNode
 from llama_index.llms.openai import OpenAI
 
-from llama_index_agentic_kb import ActivityCallbackHandler, KnowledgeBase, KnowledgeSource
+from llama_index_agentic_kb import ActivityCallbackHandler, KnowledgeBase, KnowledgeSource, RetrieverOptions
 from llama_index_agentic_kb.account.pickling import PicklingRefusedError
 from llama_index_agentic_kb.errors import AgenticKBError, RetrievalError, SynthesisError
 from llama_index_agentic_kb.guard.resilience import RetryPolicy
@@ -47,7 +47,8 @@ def model(address: str) -> OpenAI:
 def base(witness: Witness, *sources: KnowledgeSource, **fields: Any) -> KnowledgeBase:
     manager = CallbackManager([witness.handler, ActivityCallbackHandler()])
     quick = RetryPolicy(first_wait=0.01, max_wait=0.02)
-    settings = {"effort": "minimal", "retries": quick, "callback_manager": manager, **fields}
+    options = RetrieverOptions(retries=quick)
+    settings = {"effort": "minimal", "options": options, "callback_manager": manager, **fields}
     return KnowledgeBase(list(sources) or [docs()], **settings)
 
 

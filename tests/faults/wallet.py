@@ -20,6 +20,7 @@ from llama_index_agentic_kb import (
     RetrievalResponse,
     RetrieverOptions,
 )
+from llama_index_agentic_kb.planning.steps import MAX_SEARCHES
 from llama_index_agentic_kb.schema import ModelQueryPlanningActivity
 from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM, ScriptedReply
 from tests.faults.registry import fault
@@ -142,7 +143,7 @@ def many_answers() -> None:
     )
     counted = Counted(by_prompt(plan=DEPENDENT, findings=lines, revision='{"sufficient": true}'))
     counted.ask(retrieval_reasoning_effort="medium")
-    assert counted.searches <= 2 * (2 + 2 * MEDIUM.branches), counted.searches
+    assert counted.searches <= 2 * (2 + MAX_SEARCHES), counted.searches
     assert counted.calls <= 1 + MEDIUM.rounds + MEDIUM.revisions
 
 
