@@ -91,11 +91,11 @@ class Span(Model):
         return self
 
     def of(self, text: str) -> str:
-        """Give the stretch of a text."""
+        """Return the stretch of a text."""
         return text[self.start : self.end]
 
     def moved(self, by: int) -> Span:
-        """Give the same stretch so many characters further on."""
+        """Return the same stretch, so many characters further on."""
         return Span(start=self.start + by, end=self.end + by)
 
 

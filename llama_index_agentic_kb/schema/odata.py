@@ -100,7 +100,7 @@ _Items: TypeAlias = "tuple[list[Token], list[Scalar]]"
 def _parser() -> Lark:
     from lark import Lark  # noqa: PLC0415 (0.1 s, for those who send OData only)
 
-    return Lark(_GRAMMAR, parser="lalr", transformer=_Builder())
+    return Lark(_GRAMMAR, parser="lalr", transformer=_ODataBuilder())
 
 
 _SYNTAX: Final = Syntax(
@@ -148,7 +148,7 @@ def parse_odata(text: str) -> FilterNode:
     return parse(_SYNTAX, text, "OData filter")
 
 
-class _Builder(TreeBuilder):
+class _ODataBuilder(TreeBuilder):
     def truth(self, tokens: list[Token]) -> FilterNode:
         return Condition(key=_key(tokens[0]), value=True)
 

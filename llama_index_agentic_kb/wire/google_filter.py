@@ -82,7 +82,7 @@ def _parser(*, bare: bool) -> Lark:
     return Lark(
         _GRAMMAR.replace("%HAS%", has).replace("%WORD%", word),
         parser="lalr",
-        transformer=_Builder(),
+        transformer=_GoogleBuilder(),
         maybe_placeholders=False,
     )
 
@@ -166,7 +166,7 @@ def _resolved(tree: FilterNode, key: Callable[[str], str], lists: Collection[str
     return Condition(key=key(tree.key), operator=FilterOperator.IN if single else tree.operator, value=tree.value)
 
 
-class _Builder(TreeBuilder):
+class _GoogleBuilder(TreeBuilder):
     def one_of(self, tokens: list[Token]) -> FilterNode:
         field, *values = tokens
         if len(values) > MAX_VALUES:

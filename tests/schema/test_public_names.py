@@ -25,7 +25,7 @@ def names() -> dict[str, list[str]]:
         kind.__name__: sorted(field.alias or name for name, field in kind.model_fields.items())
         for kind in _below(Model)
     }
-    enums = {kind.__name__: sorted(kind) for kind in _below(StrEnum)}
+    enums = {kind.__name__: sorted(str(one) for one in kind) for kind in _below(StrEnum)}
     return dict(sorted({**models, **enums}.items()))
 
 

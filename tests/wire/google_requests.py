@@ -46,7 +46,8 @@ def _values(field: Any) -> st.SearchStrategy[Any]:
 
 def _messages(kind: Any) -> st.SearchStrategy[dict[str, Any]]:
     """Any message of a kind as data, each field there or not; of a oneof at most one."""
-    fields, choices = {}, {}
+    fields: dict[str, st.SearchStrategy[Any]] = {}
+    choices: dict[str, dict[str, st.SearchStrategy[Any]]] = {}
     for field in kind.fields:
         many = field.is_repeated and field.name not in _SPECIAL
         values = st.lists(_values(field), max_size=2) if many else _values(field)

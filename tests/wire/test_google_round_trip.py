@@ -104,9 +104,9 @@ class Service:
 
     def _kept(self, sent: Recorded, *, enum_as_int: bool) -> dict[str, Any]:
         if "/answers/" in sent.resource:
-            session, answer_id = parse_answer_name(sent.resource)
-            answer = self.store.get_answer(KEY, session.id, answer_id)
-            return encode_answer(answer, name=session.answer(answer_id), enum_as_int=enum_as_int)
+            within, answer_id = parse_answer_name(sent.resource)
+            answer = self.store.get_answer(KEY, within.id, answer_id)
+            return encode_answer(answer, name=within.answer(answer_id), enum_as_int=enum_as_int)
         name = parse_session_name(sent.resource)
         session = self.store.get(KEY, name.id, include_answers=wants_answer_details(sent.query))
         return encode_session(session, name.parent, enum_as_int=enum_as_int)
