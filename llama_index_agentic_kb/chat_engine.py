@@ -17,8 +17,7 @@ from llama_index.core.tools import ToolOutput
 from llama_index_agentic_kb._aio import Call, arun, run
 from llama_index_agentic_kb.account import GuardedCallbacks
 from llama_index_agentic_kb.errors import InvalidRequestError
-from llama_index_agentic_kb.guard.conversations import ConversationOwner
-from llama_index_agentic_kb.guard.permissions import current_principal, set_principal
+from llama_index_agentic_kb.guard.permissions import ConversationOwner, current_principal, set_principal
 from llama_index_agentic_kb.query_engine import AgenticQueryEngine
 from llama_index_agentic_kb.schema import Message, RetrievalRequest
 

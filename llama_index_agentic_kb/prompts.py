@@ -70,7 +70,7 @@ class Passage:
 def as_data(text: str) -> str:
     """Make retrieved text harmless: it can neither cite, nor close its block, nor speak as a role.
 
-    See ``guard.text`` for what is changed, and ``guard.hidden`` for the characters that are left out.
+    See ``guard.text`` for what is changed, and ``guard.text`` for the characters that are left out.
     """
     return sanitize(text)
 

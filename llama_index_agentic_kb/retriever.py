@@ -30,9 +30,13 @@ from llama_index_agentic_kb.errors import (
 from llama_index_agentic_kb.evidence.candidates import Fusion
 from llama_index_agentic_kb.evidence.gathering import EvidenceOptions, as_processing, gather_evidence
 from llama_index_agentic_kb.evidence.provenance import references
-from llama_index_agentic_kb.guard.conversations import ConversationOwner
 from llama_index_agentic_kb.guard.limits import DEFAULT_INPUT_LIMITS, InputLimits
-from llama_index_agentic_kb.guard.permissions import current_principal, merge_principals, set_principal
+from llama_index_agentic_kb.guard.permissions import (
+    ConversationOwner,
+    current_principal,
+    merge_principals,
+    set_principal,
+)
 from llama_index_agentic_kb.guard.resilience import RetryPolicy
 from llama_index_agentic_kb.guard.spotlighting import Spotlighting, as_spotlighting
 from llama_index_agentic_kb.llm import LanguageModel, resolve_llm

@@ -230,17 +230,36 @@ async def _awaited(native: Callable[[], Awaitable[T]]) -> T:
 
 async def _until(future: asyncio.Future[T], deadline: float | None, what: str) -> T:
     """Wait for a future until the deadline; never wait for its cancellation, which may itself hang."""
-    try:
-        done, _ = await asyncio.wait([future], timeout=_seconds_left(deadline))
-    except asyncio.CancelledError:
-        _drop(future)
-        raise
-    if not done:
-        _drop(future)
-        raise _still_running(what)
+    if not future.done():
+        await _first(future, deadline)  # asyncio.wait does the same in twice the time
+        if not future.done():
+            _drop(future)
+            raise _still_running(what)
     if future.cancelled():
         raise AgenticKBError(f"{what} was cancelled from within")
     return future.result()
+
+
+async def _first(future: asyncio.Future[Any], deadline: float | None) -> None:
+    """Return when a future is done or the deadline has passed; a caller that is cancelled drops the future."""
+    loop = asyncio.get_running_loop()
+    woken: asyncio.Future[None] = loop.create_future()
+
+    def wake(_: Any = None) -> None:
+        if not woken.done():
+            woken.set_result(None)
+
+    future.add_done_callback(wake)
+    timer = None if deadline is None else loop.call_later(max(0.0, deadline - time.monotonic()), wake)
+    try:
+        await woken
+    except asyncio.CancelledError:
+        _drop(future)
+        raise
+    finally:
+        future.remove_done_callback(wake)
+        if timer is not None:
+            timer.cancel()
 
 
 # -- jobs -------------------------------------------------------------------------------------------------------------

@@ -84,9 +84,10 @@ class ActivityLog:
         """
         record = kind(id=len(self.records), started_at=datetime.now(UTC), **fields)
         self.records.append(record)
-        event_id = str(uuid.uuid4())
+        event_id = str(uuid.uuid4()) if self.manager.handlers else ""
         self._open[record.id] = (time.monotonic(), event, event_id)
-        self.manager.on_event_start(event, payload={**(payload or {}), ACTIVITY_KEY: record}, event_id=event_id)
+        if event_id:
+            self.manager.on_event_start(event, payload={**(payload or {}), ACTIVITY_KEY: record}, event_id=event_id)
         _dispatch(ActivityStartEvent, record)
         self._observe(record)
         return record
@@ -106,7 +107,8 @@ class ActivityLog:
             setattr(record, name, value)
         record.completed_at = datetime.now(UTC)
         record.elapsed_ms = round((time.monotonic() - started) * 1000)
-        self.manager.on_event_end(event, payload={**(payload or {}), ACTIVITY_KEY: record}, event_id=event_id)
+        if event_id:
+            self.manager.on_event_end(event, payload={**(payload or {}), ACTIVITY_KEY: record}, event_id=event_id)
         _dispatch(ActivityEndEvent, record)
         self._observe(record)
 

@@ -21,7 +21,7 @@ from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY, provenanc
 from llama_index_agentic_kb.grounding import MarkerFilter, Markers
 from llama_index_agentic_kb.grounding.citations import MarkerCuts
 from llama_index_agentic_kb.grounding.claims import Claim, split_claims
-from llama_index_agentic_kb.guard.hidden import strip_invisible
+from llama_index_agentic_kb.guard.text import strip_invisible
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import (
     ActivityRecord,

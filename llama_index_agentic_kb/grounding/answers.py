@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from llama_index_agentic_kb.grounding.citations import MarkerFilter
-from llama_index_agentic_kb.guard.hidden import HiddenFilter
 from llama_index_agentic_kb.guard.links import LinkFilter
+from llama_index_agentic_kb.guard.text import HiddenFilter
 
 __all__ = ["AnswerFilter", "AnswerRules", "CheckedText", "clean_answer", "clean_values"]
 

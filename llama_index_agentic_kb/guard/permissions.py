@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
+from threading import Lock
 from typing import Any, Final, TypeVar
 
 from llama_index_agentic_kb.errors import ConfigurationError, DeniedError
@@ -22,6 +23,7 @@ from llama_index_agentic_kb.schema.filters import Condition, FilterNode, all_of,
 from llama_index_agentic_kb.schema.principal import Principal
 
 __all__ = [
+    "ConversationOwner",
     "Permissions",
     "Principal",
     "acting_as",
@@ -268,3 +270,48 @@ def set_principal(principal: Principal | None) -> None:
     A flow does so once, in the context that it has to itself.
     """
     _current.set(principal)
+
+
+class ConversationOwner:
+    """The owner of a conversation: its answers were made of what one principal may see. Thread-safe.
+
+    The first who speaks in it owns it. A person whose groups change stays the same person; one who is known by groups
+    alone is another where these differ.
+    """
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._owner: tuple[Any, ...] | None = None
+
+    def claim(self, principal: Principal | None) -> None:
+        """Own the conversation, or go on in one's own.
+
+        Raises:
+            DeniedError: It is another's.
+        """
+        with self._lock:
+            self._owner = self._owner or _who(principal)
+            if self._owner != _who(principal):
+                raise DeniedError("the conversation is another principal's: make a chat engine, and a memory, for each")
+
+    def check(self, principal: Principal | None) -> None:
+        """Raise unless a principal may read the conversation; who asks for nobody (None) may.
+
+        Raises:
+            DeniedError: It is another's.
+        """
+        if principal is not None and self._owner not in (None, _who(principal)):
+            raise DeniedError("the conversation is another principal's")
+
+    def release(self) -> None:
+        """Forget the owner: nothing of the conversation is left."""
+        with self._lock:
+            self._owner = None
+
+
+def _who(principal: Principal | None) -> tuple[Any, ...]:
+    if principal is None:
+        return ("nobody",)
+    if principal.user is not None:
+        return ("user", principal.tenant, principal.user)
+    return ("groups", principal.tenant, principal.groups)

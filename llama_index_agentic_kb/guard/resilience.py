@@ -25,6 +25,7 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -88,11 +89,6 @@ Before, they may just be a little late for callers in a hurry."""
 
 STRAGGLER_GRACE: Final = 1.0
 """Seconds that a slow source is waited for when the others have answered; see ``sources.stragglers``."""
-
-FAILURE_RATE: Final = 0.5
-"""The share of the last ``WINDOW`` calls that failed which opens a circuit."""
-
-WINDOW: Final = 20
 
 MIN_COUNTED: Final = 0.1
 """Seconds; a call that was given up after less is no sign of a failure: its caller had hardly any time."""
@@ -159,7 +155,7 @@ SEARCH_RETRIES: Final = RetryPolicy(attempts=2, first_wait=0.2, max_wait=2.0)
 
 @dataclass(frozen=True, slots=True)
 class BreakerPolicy:
-    """When a circuit opens, and for how long. Half of the last 20 calls failing opens it too.
+    """When a circuit opens, and for how long.
 
     Args:
         failures: Failures in a row that open it. Default 5.
@@ -191,7 +187,7 @@ class Resilience:
         retries: How often a call is tried again whose failure is worth it (a refused or reset connection, the statuses
             429 and 503), out of the request's retry budget. Default once. ``NO_RETRIES`` never does.
         breaker: When it is left alone after failures, and for how long; None never leaves it alone. Default after 5
-            failures in a row or 10 of the last 20, for 10 s.
+            failures in a row, for 10 s.
         straggler_grace: Seconds that are waited for a source when the others have answered and it is at work (three
             times as many before its first answer; twice its usual time, or the others', where that is more). None
             waits for its whole timeout. Default "auto": 1, and None where a ``timeout`` is set.
@@ -289,7 +285,7 @@ class Permit:
         on_end: Called with the permit and the error, if any, when the function has returned, however late.
     """
 
-    __slots__ = ("abandoned_at", "began", "counted", "ended", "failed", "granted", "is_probe", "on_end", "wake", "what")
+    __slots__ = ("abandoned_at", "began", "counted", "ended", "granted", "is_probe", "on_end", "wake", "what")
 
     def __init__(self, on_end: Callable[[Permit, BaseException | None], None] | None = None) -> None:
         self.what = ""
@@ -300,8 +296,7 @@ class Permit:
         self.on_end = on_end
         self.wake: Callable[[], None] | None = None
         self.is_probe = False  # the circuit breaker's: whether it tries a half-open circuit, ...
-        self.counted = False  # ... whether its end was counted, ...
-        self.failed = False  # ... and as what
+        self.counted = False  # ... and whether its end was counted
 
     @property
     def at_work(self) -> bool:
@@ -358,7 +353,6 @@ class CircuitBreaker:
         self.name = name
         self.policy = policy or BreakerPolicy()
         self._clock = clock
-        self._recent: deque[Permit] = deque(maxlen=WINDOW)
         self._in_a_row = 0
         self._open_until: float | None = None
         self._reason = ""
@@ -405,13 +399,7 @@ class CircuitBreaker:
             self._probe = permit
 
     def ended(self, permit: Permit, error: BaseException | None, seconds: float) -> None:
-        """Count how a call ended.
-
-        Args:
-            permit: What was admitted.
-            error: What it raised; what is no outage (``is_outage``) shows that the thing is there.
-            seconds: How long it was under way; 0 where it was never begun.
-        """
+        """Count how a call of so many seconds ended; an error that is no outage shows that the thing is there."""
         if error is not None and isinstance(error, DeadlineExceededError) and seconds < MIN_COUNTED:
             self.dropped(permit)
             return
@@ -432,39 +420,30 @@ class CircuitBreaker:
                 if permit is self._probe:
                     self._probe = None  # the next call may be one
 
-    def came_late(self, permit: Permit) -> None:
+    def came_late(self) -> None:
         """Note that a call that was given up has answered after all: the thing is slow, and not gone."""
         with self._lock:
-            permit.failed = False
             self._in_a_row = 0
             if self._open_until is not None:
                 self._open_until = min(self._open_until, self._clock())
 
     def _succeeded(self, permit: Permit) -> None:
-        self._recent.append(permit)
         self._in_a_row = 0
         if permit is self._probe:
             self._probe = self._open_until = None
-            self._recent.clear()
             logger.info("%s answers again: its circuit is closed", self.name)
 
     def _failed(self, permit: Permit, error: BaseException) -> None:
-        permit.failed = True
-        self._recent.append(permit)
         self._in_a_row += 1
-        failed = sum(permit.failed for permit in self._recent)
         if permit is self._probe:
             self._probe = None
             self._open("the probe failed", error)
         elif self._open_until is None and self._in_a_row >= self.policy.failures:
             self._open(f"{self._in_a_row} failures in a row", error)
-        elif self._open_until is None and len(self._recent) == WINDOW and failed >= FAILURE_RATE * WINDOW:
-            self._open(f"{failed} of the last {WINDOW} calls failed", error)
 
     def _open(self, because: str, error: BaseException) -> None:
         self._reason = f"{because}; the last: {type(error).__name__} at {datetime.now(UTC):%H:%M:%S} UTC"
         self._open_until = self._clock() + self.policy.cool_down
-        self._recent.clear()
         self._in_a_row = 0
         logger.warning("%s: %s", self.name, self.reason)
 
@@ -526,11 +505,7 @@ class Bulkhead:
             return BulkheadState(len(self._held) - abandoned, len(self._waiting), abandoned)
 
     async def call(self, call: Call[T], permit: Permit | None = None) -> T:
-        """Make a call when there is a permit for it.
-
-        Args:
-            call: Its deadline bounds the wait for a permit too: what is late by then is never begun.
-            permit: Holds afterwards whether and when it was begun; None makes one.
+        """Make a call when there is a permit for it; what has none by its deadline is never begun.
 
         Raises:
             BulkheadFullError: Too many wait already, or calls that hang hold every permit.
@@ -554,7 +529,7 @@ class Bulkhead:
         deadline: float | None,
         what: str,
     ) -> Stream[T]:
-        """Open a stream when there is a permit for it. Whoever reads it has to ``leave`` the permit.
+        """Open a stream when there is a permit for it, see ``call``. Whoever reads it has to ``leave`` the permit.
 
         Args:
             sync: Returns the stream, for sync doors.
@@ -562,10 +537,6 @@ class Bulkhead:
             permit: A new one.
             deadline: ``time.monotonic()`` until which a permit is waited for; None waits.
             what: Names the stream in errors.
-
-        Raises:
-            BulkheadFullError: Too many wait already, or calls that hang hold every permit.
-            DeadlineExceededError: There was no permit in time.
         """
         await self._enter(permit, what, deadline)
         try:
@@ -668,45 +639,38 @@ class Bulkhead:
         if permit.on_end is not None:
             permit.on_end(permit, error)
 
-    def _run(self, permit: Permit, sync: Callable[[], T], deadline: float | None) -> T:
+    @contextmanager
+    def _using(self, permit: Permit, deadline: float | None = None) -> Iterator[None]:
+        """Begin a permit's function and end it, whatever becomes of it."""
         self._begin(permit, deadline)
         error: BaseException | None = None
         try:
-            return sync()
+            yield
         except BaseException as failure:
             error = failure
             raise
         finally:
             self._end(permit, error)
+
+    def _run(self, permit: Permit, sync: Callable[[], T], deadline: float | None) -> T:
+        with self._using(permit, deadline):
+            return sync()
 
     async def _arun(self, permit: Permit, native: Callable[[], Awaitable[T]], deadline: float | None) -> T:
-        self._begin(permit, deadline)
-        error: BaseException | None = None
-        try:
+        with self._using(permit, deadline):
             return await native()
-        except BaseException as failure:
-            error = failure
-            raise
-        finally:
-            self._end(permit, error)
 
     def _read(self, permit: Permit, source: Callable[[], Iterator[T]]) -> Iterator[T]:
-        self._begin(permit, None)
-        try:
+        with self._using(permit):
             yield from source()
-        finally:
-            self._end(permit, None)
 
     async def _aread(self, permit: Permit, source: Callable[[], Awaitable[AsyncIterator[T]]]) -> AsyncIterator[T]:
-        return self._items(permit, source)
+        async def items() -> AsyncIterator[T]:
+            with self._using(permit):
+                async for item in await source():
+                    yield item
 
-    async def _items(self, permit: Permit, source: Callable[[], Awaitable[AsyncIterator[T]]]) -> AsyncIterator[T]:
-        self._begin(permit, None)
-        try:
-            async for item in await source():
-                yield item
-        finally:
-            self._end(permit, None)
+        return items()
 
 
 def _wake(loop: asyncio.AbstractEventLoop, granted: asyncio.Future[None]) -> None:
@@ -778,11 +742,7 @@ class ResilientCalls:
         return seconds[len(seconds) // 2] if seconds else None
 
     async def call(self, call: Call[T], progress: CallProgress | None = None) -> T:
-        """Make a call.
-
-        Args:
-            call: Its deadline bounds the whole: waiting for a permit, all attempts, and what is waited between them.
-            progress: Notes each attempt.
+        """Make a call; its deadline bounds waiting for a permit, all attempts, and what is waited between them.
 
         Raises:
             CircuitOpenError: It failed too often lately.
@@ -829,7 +789,7 @@ class ResilientCalls:
             return
         self._seconds.append(permit.ended - permit.began)
         if permit.abandoned_at is not None and self._breaker is not None:
-            self._breaker.came_late(permit)
+            self._breaker.came_late()
 
 
 def _is_worth_another(error: BaseException) -> bool:

@@ -11,9 +11,8 @@ from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb._text import one_line
 from llama_index_agentic_kb.account import ActivityLog
 from llama_index_agentic_kb.errors import PlanningError
-from llama_index_agentic_kb.guard.hidden import strip_invisible
 from llama_index_agentic_kb.guard.spotlighting import draw
-from llama_index_agentic_kb.guard.text import plain_value
+from llama_index_agentic_kb.guard.text import plain_value, strip_invisible
 from llama_index_agentic_kb.llm import repair_json, strip_code_fence
 from llama_index_agentic_kb.planning.findings import PassageSet
 from llama_index_agentic_kb.planning.model_calls import ModelCall, PassageReader, model_record

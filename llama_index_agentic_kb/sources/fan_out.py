@@ -285,11 +285,14 @@ class FanOut:
 
     def _open(self, sub_query: SubQuery, chosen: SelectedSource) -> SourceActivity:
         source = chosen.source
-        question = SubQuestion(sub_question=sub_query.query, tool_name=source.name)
+        payload = None
+        if self._log.manager.handlers:
+            question = SubQuestion(sub_question=sub_query.query, tool_name=source.name)
+            payload = {EventPayload.SUB_QUESTION: SubQuestionAnswerPair(sub_q=question)}
         return self._log.open(
             SourceActivity,
             CBEventType.SUB_QUESTION,
-            {EventPayload.SUB_QUESTION: SubQuestionAnswerPair(sub_q=question)},
+            payload,
             type=source.kind,
             knowledge_source_name=source.name,
             sub_query_id=sub_query.id,

@@ -14,8 +14,8 @@ from llama_index.core.schema import MetadataMode, NodeWithScore
 
 from llama_index_agentic_kb._text import cut_to_fit
 from llama_index_agentic_kb.evidence.provenance import provenance
-from llama_index_agentic_kb.guard.hidden import without_hidden
 from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight
+from llama_index_agentic_kb.guard.text import without_hidden
 from llama_index_agentic_kb.llm import count_tokens
 from llama_index_agentic_kb.prompts import Passage, format_passage
 from llama_index_agentic_kb.schema import SourceData

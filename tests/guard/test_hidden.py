@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llama_index_agentic_kb.guard.hidden import HiddenFilter, strip_invisible, without_hidden
+from llama_index_agentic_kb.guard.text import HiddenFilter, strip_invisible, without_hidden
 
 ORDINARY = [
     "plain words\n\twith a tab",

@@ -35,8 +35,7 @@ from llama_index_agentic_kb import (
     RetrieverOptions,
     acting_as,
 )
-from llama_index_agentic_kb.guard.conversations import ConversationOwner
-from llama_index_agentic_kb.guard.permissions import current_principal
+from llama_index_agentic_kb.guard.permissions import ConversationOwner, current_principal
 from llama_index_agentic_kb.schema import SourceActivity, matches
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever, ScriptedLLM
 
@@ -473,7 +472,7 @@ def test_what_is_hidden_is_not_counted(index_source: KnowledgeSource) -> None:
             for n in range(foreign)
         ]
         if further:
-            index_source._index.insert_nodes(further)  # type: ignore[union-attr]
+            index_source.index.insert_nodes(further)  # type: ignore[union-attr]
         response = KnowledgeBase([index_source], effort="minimal").retrieve("rain", principal=MANAGER)
         (record,) = (one for one in response.activity or [] if isinstance(one, SourceActivity))
         lanes = [(lane.kind, lane.count, lane.candidates, lane.note) for lane in record.lanes or []]
@@ -539,7 +538,7 @@ def test_ids_that_a_store_ignores() -> None:
 
 def test_rows_whose_keys_say_other_than_their_nodes(index_source: KnowledgeSource) -> None:
     """Permissions that were changed in Chroma hold at once, for both ways of searching."""
-    collection: Any = getattr(index_source._index, "vector_store", None)
+    collection: Any = getattr(index_source.index, "vector_store", None)
     if not isinstance(collection, ChromaVectorStore):
         return
     kb = KnowledgeBase([index_source], effort="minimal")

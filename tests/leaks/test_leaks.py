@@ -9,7 +9,7 @@ from hypothesis import seed
 
 from llama_index_agentic_kb import KnowledgeSource, Permissions, Principal
 from llama_index_agentic_kb.evidence import postprocessing
-from llama_index_agentic_kb.guard.conversations import ConversationOwner
+from llama_index_agentic_kb.guard.permissions import ConversationOwner
 from llama_index_agentic_kb.schema import Condition, FilterOperator, any_of
 from llama_index_agentic_kb.sources import base, metadata, search
 from tests.leaks.machine import LeakError, LeakMachine, Tally, run_machine
