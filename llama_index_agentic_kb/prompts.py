@@ -68,7 +68,7 @@ class Passage:
 
 
 def as_data(text: str) -> str:
-    """Make retrieved text harmless: it can neither cite, nor close its block, nor speak as a role.
+    """Return retrieved text made harmless: it can neither cite, nor close its block, nor speak as a role.
 
     See ``guard.text`` for what is changed, and ``guard.text`` for the characters that are left out.
     """
@@ -76,7 +76,7 @@ def as_data(text: str) -> str:
 
 
 def format_passage(passage: Passage) -> str:
-    """Give a passage as it stands in a prompt: delimited, escaped, marked with its reference id, and as data."""
+    """Return a passage as it stands in a prompt: delimited, escaped, marked with its reference id, and as data."""
     marked = passage.spotlight.marked
     source = f' source="{quoted(passage.source)}"' if passage.source else ""
     return (
@@ -86,19 +86,19 @@ def format_passage(passage: Passage) -> str:
 
 
 def format_passages(passages: Iterable[Passage]) -> str:
-    """Give passages as they stand in a prompt: one below the other, in the frame of their request."""
-    given = list(passages)
-    text = "\n".join(format_passage(passage) for passage in given)
-    return given[0].spotlight.framed(text) if given else text
+    """Return passages as they stand in a prompt: one below the other, in the frame of their request."""
+    listed = list(passages)
+    text = "\n".join(format_passage(passage) for passage in listed)
+    return listed[0].spotlight.framed(text) if listed else text
 
 
 def as_answer(text: str) -> str:
-    """Make a model's own earlier text harmless inside a prompt: it can't close the block it stands in, but may cite."""
+    """Return a model's own earlier text made harmless: it can't close the block that it stands in, but may cite."""
     return sanitize_reply(text)
 
 
 def format_partial(answer: str, number: int) -> str:
-    """Give a partial answer as it stands in a prompt: delimited, its markers kept.
+    """Return a partial answer as it stands in a prompt: delimited, its markers kept.
 
     Args:
         answer: The model's own text; retrieved text is formatted as passages.
@@ -108,22 +108,22 @@ def format_partial(answer: str, number: int) -> str:
 
 
 def format_question(question: str, history: Sequence[tuple[str, str]]) -> str:
-    """Give a question with the (role, text) turns that it follows; without any, the question itself."""
+    """Return a question with the (role, text) turns that it follows; without any, the question itself."""
     if not history:
         return question
     turns = "\n".join(f"{role}: {as_data(' '.join(text.split())[:1_000])}" for role, text in history[-6:])
     return f"{question}\n(It follows this conversation:\n<conversation>\n{turns}\n</conversation>)"
 
 
-_CALLERS: Final = """\
+_CALLER_RULES: Final = """\
 Further instructions of the application, on tone, form and language. They change none of the rules above.
 """
 
 
 def with_instructions(messages: Sequence[ChatMessage], instructions: str) -> list[ChatMessage]:
-    """Add the caller's own instructions behind those of a template; the given messages are not changed.
+    """Return a template's messages with the caller's own instructions behind its own; the originals are not changed.
 
-    They join the first system message, since some models take no second one; without any they are one.
+    They join the first system message, since some models take no second one; where there is none they become it.
 
     Args:
         messages: A template, filled in.
@@ -131,11 +131,11 @@ def with_instructions(messages: Sequence[ChatMessage], instructions: str) -> lis
     """
     if not instructions.strip():
         return list(messages)
-    return with_rules(messages, _CALLERS + instructions.strip())
+    return with_rules(messages, _CALLER_RULES + instructions.strip())
 
 
 def with_rules(messages: Sequence[ChatMessage], rules: str) -> list[ChatMessage]:
-    """Add rules behind those of a template, as its first system message's end; the given messages are not changed.
+    """Return a template's messages with rules at the end of its first system message; the originals are not changed.
 
     Args:
         messages: A template, filled in.
@@ -247,13 +247,13 @@ Reply with JSON only, in this form:
 INDEPENDENT: Final = """\
 "depends_on": always empty. All sub-queries are searched at once: describe what is not known yet in the question's own \
 words."""
-"""The planner's ``dependencies`` where there is one wave of searches."""
+"""The planner's ``dependencies`` where there is one round of searches."""
 
 DEPENDENT: Final = """\
 "depends_on": ids of the sub-queries whose answers this one needs; put #q1 in its text where the answer of q1 belongs \
 ("When was #q1 born?"). Only where the answer is really needed; plan no step whose answer another step's page tells \
-anyway. At most {max_waves} searches one after another."""
-"""The planner's ``dependencies`` where there are several. Variable: ``max_waves``."""
+anyway. At most {max_rounds} searches one after another."""
+"""The planner's ``dependencies`` where there are several. Variable: ``max_rounds``."""
 
 FILTERS: Final = """\
 "filter": an OData filter over the fields listed under a source (year ge 2020 and kind eq 'report'), only where the \
@@ -323,7 +323,7 @@ Write a line for every step under <steps>.""",
         ),
     ],
 )
-"""Reads what a wave of searches found.
+"""Reads what a round of searches found.
 
 Variables: ``max_answers``, ``context_str``, ``query_str``, ``steps``, ``later_steps``, ``found``.
 """

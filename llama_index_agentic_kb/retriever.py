@@ -315,15 +315,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         """
         self.options.input_limits.check(request)
         effort = request.retrieval_reasoning_effort or self.effort
-        limits = self.limits[effort]
-        budget = Budget.start(
-            request.max_runtime_in_seconds or self.max_runtime_in_seconds,
-            answer_share=answer_share,
-            output_tokens=request.max_output_size_in_tokens,
-            output_documents=request.max_output_documents,
-            retrieval_seconds=limits.seconds,
-            retries=self.options.retries.budget(),
-        )
+        budget = self._budget(request, self.limits[effort], answer_share)
         set_budget(budget)
         log = ActivityLog(self.callback_manager, observer or self.observer)
         options = self.evidence
@@ -336,33 +328,54 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         if self.memory is not None:
             self._owner.claim(principal)
         memory, forgotten = await self._remember(request.question, budget.retrieval_share(0.25, MEMORY_SECONDS))
-        scope = Scope.of(request, memory, classification)
-        cache = self.options.embedding_cache
-        fan_out = FanOut(
-            selected,
-            log,
-            top_k=max(limits.documents_per_search, self.similarity_top_k or 0, *_asked_documents(request)),
-            search_seconds=limits.search_seconds,
-            max_searches=limits.searches,
-            bundle=bundle,
-            embedding_cache=None if cache is None else cache.of(principal),
-        )
         task = Task(
-            scope=scope,
+            scope=Scope.of(request, memory, classification),
             effort=effort,
-            limits=limits,
+            limits=self.limits[effort],
             models=self._models,
             fusion=options.fusion,
-            fan_out=fan_out,
+            fan_out=self._fan_out(request, selected, log, bundle, principal),
             budget=budget,
             log=log,
         )
         outcome = await search_question(task)
         raise_if_lost(outcome.searches)
-        missing = [*forgotten, *missing_parts(outcome.searches), *fan_out.left_out]
-        retrieval = Retrieval([], outcome.plan, log, budget, missing, selected, scope, outcome.findings)
+        missing = [*forgotten, *missing_parts(outcome.searches), *task.fan_out.left_out]
+        retrieval = Retrieval([], outcome.plan, log, budget, missing, selected, task.scope, outcome.findings)
         await self._gather(retrieval, outcome, task, options, bundle or QueryBundle(request.question))
         return retrieval
+
+    def _budget(self, request: RetrievalRequest, limits: EffortLimits, answer_share: float) -> Budget:
+        return Budget.start(
+            request.max_runtime_in_seconds or self.max_runtime_in_seconds,
+            answer_share=answer_share,
+            output_tokens=request.max_output_size_in_tokens,
+            output_documents=request.max_output_documents,
+            retrieval_seconds=limits.seconds,
+            retries=self.options.retries.budget(),
+        )
+
+    def _fan_out(
+        self,
+        request: RetrievalRequest,
+        selected: Mapping[str, SelectedSource],
+        log: ActivityLog,
+        bundle: QueryBundle | None,
+        principal: Principal | None,
+    ) -> FanOut:
+        """Return what searches the selected sources, as deep as the request may need."""
+        limits = self.limits[request.retrieval_reasoning_effort or self.effort]
+        asked = [request.max_output_documents, *(p.max_output_documents for p in request.knowledge_source_params)]
+        cache = self.options.embedding_cache
+        return FanOut(
+            selected,
+            log,
+            top_k=max(limits.documents_per_search, self.similarity_top_k or 0, *(number or 0 for number in asked)),
+            search_seconds=limits.search_seconds,
+            max_searches=limits.searches,
+            bundle=bundle,
+            embedding_cache=None if cache is None else cache.of(principal),
+        )
 
     async def _remember(self, question: str, deadline: float | None) -> tuple[list[Any], list[MissingPart]]:
         """Read the shared memory as LlamaIndex's chat engines do: some memories look up what the question is about.
@@ -419,12 +432,6 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
                 spent=outcome.spent(budget, min(counts.candidates - counts.merged, ranked)),
                 **counts.as_fields(),
             )
-
-
-def _asked_documents(request: RetrievalRequest) -> list[int]:
-    """Return the numbers of documents that a request asks for, in all and of single sources."""
-    asked = [request.max_output_documents, *(p.max_output_documents for p in request.knowledge_source_params)]
-    return [number for number in asked if number is not None]
 
 
 def _positive(field_name: str, value: Any, kinds: Any = (int, float)) -> Any:

@@ -8,8 +8,7 @@ import pytest
 from llama_index.core import PromptTemplate, Settings, SummaryIndex, VectorStoreIndex
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.memory import ChatMemoryBuffer
-from llama_index.core.postprocessor import SimilarityPostprocessor
-from llama_index.core.schema import MetadataMode, QueryBundle, TextNode
+from llama_index.core.schema import QueryBundle, TextNode
 from llama_index.core.vector_stores import MetadataFilter, MetadataFilters
 
 from llama_index_agentic_kb import (
@@ -163,15 +162,6 @@ def test_filters_narrow_every_source() -> None:
         AgenticRetriever([acme], filters=MetadataFilters(filters=[]))
 
 
-def test_node_postprocessors_are_applied() -> None:
-    """LlamaIndex's own see the fused nodes and the question."""
-    cutoff = SimilarityPostprocessor(similarity_cutoff=0.5)
-    everything = AgenticRetriever(sources()).retrieve("The Saturn V rocket was 110.6 m tall.")
-    strict = AgenticRetriever(sources(), node_postprocessors=[cutoff]).retrieve("The Saturn V rocket was 110.6 m tall.")
-    assert strict == [node for node in everything if node.score is not None and node.score >= 0.5]
-    assert 0 < len(strict) < len(everything)
-
-
 def test_fusion_can_be_chosen() -> None:
     """Both fusions, or one of the user's, give the same nodes in their own order."""
     found = [
@@ -196,18 +186,6 @@ def test_weights_count_beside_other_sources() -> None:
         nodes = AgenticRetriever(made).retrieve("rain")
         assert [node.node_id for node in nodes][0:1] == [first]
         assert len(nodes) == 2
-
-
-def test_results_can_be_used_again() -> None:
-    """Retrieving twice from shared nodes gives the same, and an agentic retriever may be a source of another."""
-    shared = MemoryRetriever(MISSIONS, shared_nodes=True)
-    inner = AgenticRetriever.from_defaults(shared)
-    outer = AgenticRetriever.from_defaults([inner, shared])
-    first = outer.retrieve("Saturn rocket")
-    assert outer.retrieve("Saturn rocket") == first
-    assert len({node.node_id for node in first}) == len(first)
-    assert all("agentic_kb" not in node.get_content(metadata_mode=MetadataMode.LLM) for node in first)
-    assert all(node.node.metadata == {} for node in shared.retrieve("Saturn rocket"))
 
 
 @pytest.mark.parametrize("question", ["", " \n "])
@@ -291,19 +269,6 @@ async def test_a_shared_memory_is_the_conversation() -> None:
     made = retrieval(retriever, messages=messages)
     assert conversation(llm) == "user: Hello\nuser: Who?"
     assert made.scope.question == "Who?"
-
-
-def test_a_memory_is_asked_what_the_question_is() -> None:
-    """Memories that look up what belongs to a question are given it, as LlamaIndex's chat engines do."""
-    asked: list[str | None] = []
-
-    class Looking(ChatMemoryBuffer):
-        def get(self, *args: Any, **kwargs: Any) -> list[ChatMessage]:
-            asked.append(kwargs.get("input"))
-            return super().get(*args, **kwargs)
-
-    AgenticRetriever(sources(), memory=Looking.from_defaults()).retrieve(QUESTION)
-    assert asked == [QUESTION]
 
 
 @pytest.mark.parametrize(("hangs", "outcome"), [(True, "timeout"), (False, "error")])

@@ -11,7 +11,6 @@ from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.node_parser import HierarchicalNodeParser, SentenceSplitter, get_leaf_nodes
 from llama_index.core.retrievers import AutoMergingRetriever
 from llama_index.core.schema import NodeRelationship
-from llama_index.core.vector_stores import MetadataFilter, MetadataFilters
 
 from llama_index_agentic_kb import (
     AgenticRetriever,
@@ -98,15 +97,6 @@ def test_thresholds_come_from_the_request_or_the_retriever() -> None:
         ]
 
 
-def test_a_reranker_that_fails_is_told_of() -> None:
-    """The evidence is as without it, and the agent's record has the warning."""
-    broken = Reranker(OverlapReranker(fault=OSError("down")), calibration=SHARE)
-    made = retrieval(retriever(reranker=broken))
-    assert texts(made) == texts(retrieval(retriever()))
-    assert reasoning(made).warning == "reranking failed for q0, whose fused order stays: down"
-    assert [ref.reranker_score for ref in made.references] == [None] * 5
-
-
 def test_results_may_be_left_as_they_are() -> None:
     """By the retriever, the request, or a source's parameters: no reranker's score, and the searches take turns."""
     turns = [
@@ -137,15 +127,6 @@ def test_results_may_be_left_as_they_are() -> None:
             resultsProcessing="none",
             knowledgeSourceParams=[{"knowledgeSourceName": "notes", "rerankerThreshold": 1}],
         )
-
-
-async def test_sync_and_async_agree() -> None:
-    """The same nodes with the same scores."""
-    over = retriever(reranker=calibrated(threshold=0))
-    found = over.retrieve(QUESTION)
-    assert [(node.node_id, node.score) for node in await over.aretrieve(QUESTION)] == [
-        (node.node_id, node.score) for node in found
-    ]
 
 
 @pytest.mark.parametrize(
@@ -256,18 +237,3 @@ def test_auto_merging_retrieval_is_a_source() -> None:
     assert len(merged[0].text) > 200
     assert made.references[0].title == "Rover"
     assert made.references[0].knowledge_source_name == "docs"
-
-
-def test_auto_merging_retrieval_under_a_filter() -> None:
-    """A factory passes the filter on; what merging fetches from the docstore is checked against it again."""
-    index, context = hierarchy(rover(audience="public"), Document(text=LONG, metadata={"audience": "staff"}))
-
-    def merging(filters: MetadataFilters | None) -> AutoMergingRetriever:
-        leaves: Any = index.as_retriever(similarity_top_k=8, filters=filters)
-        return AutoMergingRetriever(leaves, context)
-
-    public = MetadataFilters(filters=[MetadataFilter(key="audience", value="public")])
-    source = KnowledgeSource("docs", retriever_factory=merging, filters=public)
-    found = AgenticRetriever([source], effort="minimal").retrieve("the rover on day 7")
-    assert found
-    assert {node.metadata["audience"] for node in found} == {"public"}

@@ -3,7 +3,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -11,7 +10,6 @@ from typing import Any
 import pytest
 from llama_index.core import VectorStoreIndex
 from llama_index.core.base.response.schema import AsyncStreamingResponse
-from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.schema import TextNode
 
 from llama_index_agentic_kb import (
@@ -55,21 +53,6 @@ async def retrieved(way: str, sources: Sequence[KnowledgeSource], params: Any = 
 
 def outcomes(made: Retrieval) -> dict[str, str | None]:
     return {r.knowledge_source_name: r.outcome for r in made.log.records if isinstance(r, SourceActivity)}
-
-
-@pytest.mark.parametrize("way", WAYS)
-async def test_a_failing_embedding_model_costs_only_its_sources(way: str) -> None:
-    """Sources of another model, and those that need none, answer."""
-    model = HashEmbedding()
-    sound = VectorStoreIndex([TextNode(text="rain")], embed_model=model)
-    broken = VectorStoreIndex([TextNode(text="rain")], embed_model=HashEmbedding())
-    broken._embed_model = DownEmbedding()
-    made = await retrieved(
-        way,
-        [KnowledgeSource("bad", index=broken, hybrid=False), KnowledgeSource("good", index=sound), source("plain")],
-    )
-    assert outcomes(made) == {"bad": Outcome.ERROR, "good": Outcome.OK, "plain": Outcome.OK}
-    assert made.missing[0].reason == "embedding server down"
 
 
 @pytest.mark.parametrize("way", WAYS)
@@ -125,38 +108,6 @@ async def test_empty_is_no_failure() -> None:
     assert made.log.records[-1].outcome is Outcome.EMPTY
 
 
-async def test_requests_that_fit_no_source_are_refused() -> None:
-    """An unknown source's name is an error before anything is searched or planned."""
-    llm = ScriptedLLM("{}")
-    with pytest.raises(InvalidRequestError, match="no source is named 'nope'"):
-        await retrieved("sync", [source("a")], [{"knowledgeSourceName": "nope"}], llm=llm)
-    assert llm.calls == []
-
-
-async def test_a_hanging_memory_is_given_up() -> None:
-    """The question is searched without its conversation, and that is told."""
-    ends = threading.Event()
-
-    class Hanging(ChatMemoryBuffer):
-        def get(self, *args: Any, **kwargs: Any) -> Any:
-            ends.wait(60)
-
-    made = await retrieved("sync", [source("a")], memory=Hanging.from_defaults(), max_runtime_in_seconds=4.0)
-    assert not ends.is_set()
-    ends.set()
-    assert len(made.nodes) == 2
-    assert [(part.what, part.outcome) for part in made.missing] == [("memory", Outcome.TIMEOUT)]
-
-
-async def test_a_failing_observer_breaks_nothing() -> None:
-    """What an observer raises is logged."""
-
-    def observe(_: Any) -> None:
-        raise RuntimeError("observer")
-
-    assert len((await retrieved("sync", [source("a")], observer=observe)).nodes) == 2
-
-
 # -- callers that leave ------------------------------------------------------------------------------------------------
 
 
@@ -207,16 +158,3 @@ async def test_a_reader_that_leaves_a_stream_ends_it() -> None:
 
 
 # -- what a request is told --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("way", WAYS)
-async def test_a_source_without_a_breaker_is_asked_each_time(way: str) -> None:
-    """``breaker=None`` never leaves it alone; by default it is after five failures in a row."""
-    ways: list[tuple[dict[str, Any], int]] = [({"resilience": Resilience(breaker=None)}, 8), ({}, 5)]
-    for fields, asked in ways:
-        down = MemoryRetriever(TEXTS, fault=RuntimeError("down"))
-        kept = KnowledgeSource("down", retriever=down, **fields)
-        for _ in range(8):
-            made = await retrieved(way, [kept, source("well")])
-        assert len(down.queries) == asked
-        assert outcomes(made) == {"down": Outcome.ERROR, "well": Outcome.OK}

@@ -182,7 +182,7 @@ class Planner:
             return await self.model.chat(messages, deadline=deadline, **form)
 
     def _messages(self, scope: Scope, sources: Sequence[PlannerSource], limits: EffortLimits) -> list[ChatMessage]:
-        rules = DEPENDENT.format(max_waves=limits.rounds) if limits.rounds > 1 else INDEPENDENT
+        rules = DEPENDENT.format(max_rounds=limits.rounds) if limits.rounds > 1 else INDEPENDENT
         turns = [f"{role}: {one_line(text, 2_000)}" for role, text in scope.history[-HISTORY_MESSAGES:]]
         messages = self.template.format_messages(
             llm=self.model.llm,

@@ -1,4 +1,4 @@
-"""Whether a question needs a plan: told from its form, and from what it found by itself. No model is asked."""
+"""Whether a question needs a plan, by its form and by what it found by itself. No model is asked."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ TOP: Final = 3
 COVERED: Final = 0.75
 """Share of the question's words that strong evidence holds."""
 
-# What joins two facts, or compares them, in the languages that our users ask most in; others are told by length alone.
+# What joins two facts, or compares them, in the languages that users ask most in; others are judged by length alone.
 _JOINING: Final = re.compile(
     r"\b(and|or|both|either|than|same|between|versus|vs|compared?|compare|difference|first|last|earlier|later|older|"
     r"younger|more|less|most|least|before|after|while|who|which|that|whose|where|when|if|because|why|how|"
@@ -61,7 +61,7 @@ _STOP: Final = frozenset((
 
 
 def is_simple(scope: Scope) -> bool:
-    """Tell whether a question asks for one fact, by its form alone; where in doubt it does not.
+    """Return whether a question asks for one fact, by its form alone; where in doubt it does not.
 
     It is short, stands alone, has one interrogative at most and at its start, joins, compares and judges nothing, and
     asks for no more than one relation ("the mother of the director of", "where was the director of ... born").
@@ -84,7 +84,7 @@ class EvidenceStrength:
         reason: Why, in words.
         signals: Each between 0 and 1: ``coverage``, the share of the question's words (but for stop words) in the best
             passages; ``agreement``, the overlap of the best five of each way of searching, 1 where there is one way;
-            ``found``, the share of sources that gave anything.
+            ``found``, the share of sources that found anything.
     """
 
     sufficient: bool
@@ -99,7 +99,7 @@ def evidence_strength(scope: Scope, searches: Sequence[SourceSearch], fusion: Fu
 
     Args:
         scope: The question.
-        searches: What it found, one search a source.
+        searches: Its searches, one a source.
         fusion: How lists of different corpora are fused.
     """
     best = best_of(searches, fusion)[:TOP]
@@ -109,23 +109,19 @@ def evidence_strength(scope: Scope, searches: Sequence[SourceSearch], fusion: Fu
         "agreement": round(_agreement(searches), 3),
         "found": round(sum(bool(search.nodes) for search in searches) / max(1, len(searches)), 3),
     }
+    weak = None
     if scope.history:
-        return _weak("planned: the question follows a conversation", signals)
-    if _joins(scope.question):
-        return _weak("planned: the question joins several facts", signals)
-    if signals["coverage"] < COVERED:
-        return _weak("planned: the best passages hold too few of the question's words", signals)
-    return EvidenceStrength(
-        sufficient=True, reason="not planned: the question's own evidence is strong", signals=signals
-    )
-
-
-def _weak(reason: str, signals: dict[str, float]) -> EvidenceStrength:
-    return EvidenceStrength(sufficient=False, reason=reason, signals=signals)
+        weak = "the question follows a conversation"
+    elif _joins(scope.question):
+        weak = "the question joins several facts"
+    elif signals["coverage"] < COVERED:
+        weak = "the best passages hold too few of the question's words"
+    reason = "not planned: the question's own evidence is strong" if weak is None else f"planned: {weak}"
+    return EvidenceStrength(weak is None, reason, signals)
 
 
 def _joins(question: str) -> bool:
-    """Whether a question asks for more than one fact, or for a relation of a relation."""
+    """Return whether a question asks for more than one fact, or for a relation of a relation."""
     text = normalize(question)
     rest = " ".join(text.split()[1:])
     related = _RELATIONS.findall(_ASKS_FOR_IT.sub("", text, count=1))
@@ -139,18 +135,14 @@ def _joins(question: str) -> bool:
 
 
 def word_coverage(question: str, text: str) -> float:
-    """Give the share of a question's words, but for stop words, that a normalised text holds, 0 to 1."""
+    """Return the share of a question's words, but for stop words, that a normalised text holds, 0 to 1."""
     words = {word for word in re.findall(r"\w+", normalize(question)) if word not in _STOP}
-    return sum(_stem(word) in text for word in words) / len(words) if words else 0.0
-
-
-def _stem(word: str) -> str:
-    """Cut an ending: "directed" is found in "director", "films" in "film"."""
-    return word[: max(4, len(word) - 2)]
+    held = sum(word[: max(4, len(word) - 2)] in text for word in words)  # without endings: "directed" and "director"
+    return held / len(words) if words else 0.0
 
 
 def _agreement(searches: Sequence[SourceSearch]) -> float:
-    """Give the mean overlap of the best five of two ways of searching one source."""
+    """Return the mean overlap of the best five of two ways of searching one source."""
     shares = []
     for search in searches:
         best = [{node_key(node.node) for node in ranked.nodes[:5]} for ranked in search.lists if ranked.nodes]

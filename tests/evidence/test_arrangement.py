@@ -66,24 +66,10 @@ def test_long_documents_leave_room_for_short_ones() -> None:
     assert arranged("a1 a2 a3 a5 b1", 9, max_per_document=2) == ["a1 a2 a3", "a5", "b1"]
 
 
-def test_what_waits_may_still_join() -> None:
-    """A chunk that waited joins a neighbour that came meanwhile."""
-    assert arranged("a1 a5 b1 a2", 9, max_per_document=1) == ["a1 a2", "b1", "a5"]
-    assert arranged("a1 a5 b1 a9 a6", 9, max_per_document=1) == ["a1", "b1", "a5 a6", "a9"]
-
-
 def test_a_sub_querys_best_never_waits() -> None:
     """Coverage goes before the number of pieces."""
     given_nodes = [node("a1"), node("a3"), node("a5", best_for=["q1"]), node("b1")]
     assert [one.node_id for one in arrange(given_nodes, 9, max_per_document=1).nodes] == ["a1", "a5", "b1", "a3"]
-
-
-def test_nodes_without_a_document_are_their_own() -> None:
-    """They never wait, and never join; nor do nodes that a postprocessor brought."""
-    strange = [NodeWithScore(node=TextNode(id_=name, text=name)) for name in "xyz"]
-    made = arrange(strange, 9, max_per_document=1)
-    assert made.nodes == strange
-    assert made.used == 3
 
 
 @pytest.mark.parametrize(("wanted", "pieces"), [(1, 3), (9, 3), (10, 4), (15, 5), (50, 17)])

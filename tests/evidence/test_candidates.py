@@ -4,12 +4,11 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from llama_index.core.schema import MetadataMode, NodeWithScore, TextNode
+from llama_index.core.schema import MetadataMode
 
 from llama_index_agentic_kb import KnowledgeSource, interleave
 from llama_index_agentic_kb.evidence.candidates import collect, lists_by_search, lists_by_sub_query
 from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY, provenance
-from llama_index_agentic_kb.sources.base import NodeList
 from llama_index_agentic_kb.sources.fan_out import SourceSearch
 from llama_index_agentic_kb.testing import MemoryRetriever
 
@@ -92,39 +91,12 @@ def test_searches_of_other_scales_are_other_corpora(make_lane: MakeLane) -> None
     assert lists(lanes) == {"q0": "axby"}
 
 
-def test_a_search_that_failed_in_one_way_has_the_other(make_lane: MakeLane) -> None:
-    """An empty list is no list."""
-    lane = make_lane(0, [], scale=1, lexical=[("x", 3.0), ("y", 2.0)])
-    lane.lists = (NodeList("dense", [], scale=1, error=OSError("down")), lane.lists[1])
-    assert lists([lane]) == {"q0": "xy"}
-    failed = make_lane(1, [])
-    failed.lists = ()
-    assert lists([failed]) == {"q0": ""}
-    assert lists([lane, failed]) == {"q0": "xy"}
-
-
-def test_the_order_of_sources_decides_ties_and_nothing_else(make_lane: MakeLane) -> None:
-    """The same searches give the same list; nothing of them is changed."""
-    lanes = [make_lane(n, [(f"{n}{m}", 0.5) for m in range(3)], over=source(f"s{n}"), scale=1) for n in range(3)]
-    before = [node.model_dump() for lane in lanes for node in lane.nodes]
-    assert lists(lanes) == lists(lanes) == {"q0": "000102101112202122"}
-    assert [node.model_dump() for lane in lanes for node in lane.nodes] == before
-
-
 def test_no_score_is_invented(make_lane: MakeLane) -> None:
     """A similarity where a dense list has one; BM25's score beside similarities is none; both stand in the record."""
     lane = make_lane(0, [("a", 0.9), ("b", 0.8)], lexical=[("b", 31.0), ("x", 20.0)])
     assert scores([lane]) == {"a": 0.9, "b": 0.8, "x": None}
     searches = collect([lane])["b", "text of b"].searches
     assert [(s["list"], s["rank"], s["score"]) for s in searches] == [("dense", 1, 0.8), ("lexical", 0, 31.0)]
-
-
-def test_a_source_searched_in_one_way_keeps_its_scores(make_lane: MakeLane) -> None:
-    """A BM25 retriever's scores are all there is; scores of several searches count by the best."""
-    lexical = make_lane(0, [])
-    lexical.lists = (NodeList("lexical", make_lane(0, [("a", 12.0), ("b", None)]).nodes),)
-    assert scores([lexical]) == {"a": 12.0, "b": None}
-    assert scores([make_lane(0, [("a", 0.2)]), make_lane(1, [("a", 0.7)]), make_lane(2, [("a", 0.4)])]) == {"a": 0.7}
 
 
 def test_one_node_of_several_searches_comes_once_with_its_provenance(make_lane: MakeLane) -> None:
@@ -148,13 +120,6 @@ def test_provenance_is_shown_to_no_model(make_lane: MakeLane) -> None:
     for mode in (MetadataMode.LLM, MetadataMode.EMBED):
         assert found.node.get_content(mode) == "title: a\n\ntext of a"
     assert PROVENANCE_KEY not in candidate.node.node.metadata
-
-
-def test_the_same_text_under_two_ids_stays_two(make_lane: MakeLane) -> None:
-    """Two documents may say the same; one id with two texts is two passages."""
-    nodes = [TextNode(id_=name, text=text) for name, text in (("a", "same"), ("b", "same"), ("a", "other"))]
-    found = collect([make_lane(0, [NodeWithScore(node=node, score=0.5) for node in nodes])])
-    assert list(found) == [("a", "same"), ("b", "same"), ("a", "other")]
 
 
 def test_searches_that_are_left_as_they_are(make_lane: MakeLane) -> None:

@@ -18,7 +18,6 @@ from llama_index_agentic_kb.evidence.gathering import (
     EvidenceCounts,
     EvidenceOptions,
     GatheredEvidence,
-    as_processing,
     gather_evidence,
 )
 from llama_index_agentic_kb.evidence.provenance import provenance, references
@@ -157,13 +156,6 @@ def test_every_candidate_is_counted(make_lane: MakeLane) -> None:
     )
 
 
-def test_a_postprocessor_may_add_nodes(make_lane: MakeLane) -> None:
-    """What it brings is counted apart; no count falls below zero because of it."""
-    made = gathered([make_lane(0, [("a", 0.9)])], Change(adds=3), limit=2)
-    assert len(made.nodes) == 2
-    assert made.counts == EvidenceCounts(candidates=1, kept=2, dropped_by_budget=2, added_by_postprocessors=3)
-
-
 def test_what_a_hanging_postprocessor_was_given_is_withheld(make_lane: MakeLane) -> None:
     """It is never passed by, for it may be what keeps a document from the answer; what is missing is told."""
     made = gathered([make_lane(0, [("a", 0.9)])], Change(adds=1), Change(latency=3.0), Change(), seconds=0.2)
@@ -276,17 +268,6 @@ def test_thresholds_of_sources_go_before_the_rerankers_own(make_lane: MakeLane) 
     ]
 
 
-def test_scores_compare_between_sub_queries_and_coverage_holds(make_lane: MakeLane) -> None:
-    """The best scores come first, but a sub-query whose best is worse than all of another's has a place."""
-    lanes = [
-        make_lane(0, [node(f"a{n}", text="query q0") for n in range(5)]),
-        make_lane(1, [node("x", text="query"), node("y", text="nothing")], query="q1"),
-    ]
-    reranker = Reranker(OverlapReranker(), calibration=SHARE, threshold=0)
-    assert ids(gathered(lanes, reranker=reranker).nodes) == ["a0", "a1", "a2", "a3", "a4", "x", "y"]
-    assert ids(gathered(lanes, reranker=reranker, limit=3).nodes) == ["a0", "a1", "x"]
-
-
 def test_an_uncalibrated_reranker_orders_and_drops_nothing(make_lane: MakeLane) -> None:
     """Its scores are not compared between sub-queries, and none is on the scale."""
     docs = source()
@@ -331,18 +312,6 @@ def test_one_sub_query_that_could_not_be_reranked(make_lane: MakeLane) -> None:
     made = gathered(lanes, reranker=Reranker(overlap, calibration=SHARE))
     assert [(one.node_id, one.score) for one in made.nodes] == [("a", 4.0), ("b", None)]
     assert (provenance(made.nodes[1]) or {})["source_score"] == 0.7
-
-
-def test_only_so_many_candidates_are_read(make_lane: MakeLane) -> None:
-    """``ranked`` of each sub-query; those beyond are dropped by the budget, those beyond ``top_n`` by the reranker."""
-    overlap = OverlapReranker()
-    lanes = [make_lane(0, [(name, 0.5) for name in "abcdef"])]
-    made = gathered(lanes, ranked=4, reranker=Reranker(overlap, top_n=3))
-    assert overlap.calls == [("query q0", list("abcd"))]
-    assert ids(made.nodes) == ["a", "b", "c"]
-    assert made.counts == EvidenceCounts(
-        candidates=6, kept=3, dropped_by_postprocessors=1, dropped_by_budget=2, reranked=4
-    )
 
 
 # -- left as it is --------------------------------------------------------------------------------------------------
@@ -399,16 +368,6 @@ def test_neighbours_are_joined_after_the_postprocessors(make_lane: MakeLane) -> 
     assert ids(gathered(lanes, join_neighbours=False).nodes) == ["a1", "a2", "a3", "b1"]
     strict = gathered(lanes, SimilarityPostprocessor(similarity_cutoff=0.5))
     assert [one.text for one in strict.nodes] == ["query a1", "query a3", "query b1"]
-
-
-def test_references_of_joined_nodes(make_lane: MakeLane) -> None:
-    """One reference, by the best part's id and document, with all of the text and the parts in its metadata."""
-    docs = source()
-    made = gathered([make_lane(0, [chunk("a2", 0.9), chunk("a1", 0.8)], over=docs)])
-    (reference,) = references(made.nodes, selected(docs))
-    assert (reference.node_id, reference.doc_key, reference.title, reference.score) == ("a2", "a", "a", 0.9)
-    assert reference.source_data is not None
-    assert reference.source_data.content == "query a1\na2"
 
 
 def test_long_documents_do_not_bury_short_ones(make_lane: MakeLane) -> None:
@@ -479,11 +438,3 @@ def test_options_at_fault_are_refused(fields: dict[str, Any], message: str) -> N
     """The error names the option and the remedy."""
     with pytest.raises(ConfigurationError, match=message):
         EvidenceOptions(**fields)
-
-
-def test_processing_by_name() -> None:
-    """Both names, and nothing else."""
-    assert as_processing("none") is ResultsProcessing.NONE
-    assert as_processing(ResultsProcessing.RERANK) is ResultsProcessing.RERANK
-    with pytest.raises(ConfigurationError, match="results_processing: 'some' is unknown; known are rerank, none"):
-        as_processing("some")

@@ -113,15 +113,6 @@ def test_only_plain_text_of_one_source_and_one_metadata() -> None:
         assert not follows(chunk("a", index=1), kind(**{**fields, **extra, "id_": "b"}))
 
 
-def test_the_neighbours_of_a_real_splitter() -> None:
-    """Each chunk follows the one before and no other, with LlamaIndex's links and without."""
-    for linked in (True, False):
-        nodes = split(TEXT, 6, 2, include_prev_next_rel=linked)
-        assert len(nodes) > 3
-        for n, one in enumerate(nodes):
-            assert [m for m, two in enumerate(nodes) if follows(one, two)] == ([n + 1] if n + 1 < len(nodes) else [])
-
-
 # -- joining --------------------------------------------------------------------------------------------------------
 
 
@@ -200,11 +191,3 @@ def test_what_overlaps_comes_once(one: str, two: str, spans: Any, text: str) -> 
     """By positions where the texts bear them out; else only what is too long to be chance."""
     made = joined(chunk("a", one, index=1, span=spans[0]), chunk("b", two, index=2, span=spans[1]))
     assert made.text == text
-
-
-def test_positions_that_do_not_go_on_are_left_out() -> None:
-    """A page's positions start anew: a span from one page into another would be wrong."""
-    pages = chunk("a", "First.", index=1, span=(500, 506)), chunk("b", "Second.", index=2, span=(0, 7))
-    made = joined(*pages).node
-    assert isinstance(made, TextNode)
-    assert (made.start_char_idx, made.end_char_idx) == (None, None)

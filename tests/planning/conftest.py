@@ -8,7 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-import pytest
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.schema import TextNode
 
@@ -148,9 +147,3 @@ def reasoning_of(made: Retrieval) -> AgenticReasoningActivity:
 def queries_of(made: Retrieval) -> dict[str, str]:
     """What was searched, by id."""
     return {one.id: one.query for one in made.plan.sub_queries}
-
-
-@pytest.fixture(params=[False, True], ids=["sync", "async"])
-def native(request: pytest.FixtureRequest) -> bool:
-    """Whether the async driver is used."""
-    return bool(request.param)

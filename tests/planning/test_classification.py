@@ -126,17 +126,6 @@ def test_openai_models_are_given_the_classes_first(serve: Serve) -> None:
     assert planned(planning) == ["rocket of Apollo 11"]
 
 
-def test_a_server_that_refuses_the_form_is_asked_for_the_classes_in_plain_text(serve: Serve) -> None:
-    """The prompt alone tells what the classes are, and in what form."""
-    server = serve([Fault.status(400), reply(no_clear_intent=True)])
-    planning = plan(server.llm(max_retries=0))
-    assert told(planning.plan) == {**NOTHING, UNCLEAR: True}
-    system = str(server.chats[1].messages[0]["content"])
-    assert '{"classification": {"adversarial": false, "jail_breaking": false,' in system
-    assert '- "label_1": it is of the kind "billing": About invoices.' in system
-    assert '- "label_2": it is of the kind "legal {advice}".' in system
-
-
 def test_only_what_is_asked_for_is_in_the_prompt() -> None:
     """One class asks for one verdict, with any template; others that the model adds are not taken."""
     llm = ScriptedLLM(reply())
@@ -213,17 +202,6 @@ def test_verdicts_are_read_out_of_whatever_a_model_writes(text: str) -> None:
     assert planning.error is None
 
 
-@pytest.mark.parametrize(
-    "fault", [Fault.status(500), Fault.refusal("I won't."), Fault.html(), "I can't do that.", ""], ids=str
-)
-def test_a_failed_call_classifies_nothing(serve: Serve, fault: Fault | str) -> None:
-    """Not classified is not harmless: there is no verdict, and a warning."""
-    planning = plan(serve(fault).llm(max_retries=0))
-    assert planning.error is not None
-    assert told(planning.plan) is None
-    assert planning.plan.warnings[-1].startswith("the question was not classified as to: ")
-
-
 @pytest.mark.parametrize("cut", [Fault.content_filter, Fault.stream_cut], ids=["filter", "cut"])
 def test_verdicts_are_read_while_the_reply_is_written(serve: Serve, cut: Any) -> None:
     """Where a stream ends behind its verdicts (a content filter, say), they are known."""
@@ -267,16 +245,6 @@ def test_nothing_but_booleans_of_known_classes_is_read(value: Any) -> None:
         assert isinstance(value, Mapping)
 
 
-def test_a_hostile_reply_is_read_in_linear_time() -> None:
-    """A megabyte of begun verdicts, or of brackets, is read at once."""
-    for text in (
-        '{"classification": {' * 50_000,
-        '{"classification": ' + "[" * 1_000_000,
-        '"classification": {"' * 9_999,
-    ):
-        assert read_verdicts(text, ALL) is None
-
-
 def test_labels_end_no_line_and_no_block() -> None:
     """What an application calls its labels can't be taken for more of the prompt."""
     llm = ScriptedLLM(reply())
@@ -305,15 +273,6 @@ def test_a_specification_is_checked() -> None:
     assert spec.labels == {"a": "b"}
 
 
-def test_the_user_defined_class_needs_labels() -> None:
-    """Asked for without any, it is told to be unclassified, and the model is not asked."""
-    llm = ScriptedLLM(json.dumps({"sub_queries": SUB_QUERIES}))
-    planning = plan(llm, ClassificationSpec((OWN,)))
-    assert "classification" not in str(llm.calls[0][0].content)
-    assert told(planning.plan) is None
-    assert planning.plan.warnings == ["the question was not classified as to: userDefinedClassificationQuery"]
-
-
 # -- on the way of a query ------------------------------------------------------------------------------------------
 
 
@@ -328,10 +287,10 @@ def retrieve(
 
 
 @pytest.mark.parametrize("effort", ["low", "medium", "auto"])
-def test_a_question_that_is_classified_is_planned(native: bool, effort: str) -> None:
+def test_a_question_that_is_classified_is_planned(effort: str) -> None:
     """One call plans and classifies, also where the question would need no plan; plan and account tell."""
     llm = ScriptedLLM(reply(adversarial=True, label_1=True))
-    made = retrieve(llm, effort, native=native, spec=ALL)
+    made = retrieve(llm, effort, spec=ALL)
     planning = [call for call in llm.calls if "You plan searches" in str(call[0].content)]
     assert len(planning) == 1
     assert told(made.plan) == {**NOTHING, ADVERSARIAL: True, OWN: True}
@@ -352,14 +311,14 @@ def test_simple_questions_are_not_planned_for_nothing() -> None:
         assert llm.calls == []
 
 
-def test_without_a_planning_call_nothing_is_classified(native: bool) -> None:
+def test_without_a_planning_call_nothing_is_classified() -> None:
     """Minimal effort, intents and a retriever without a model say so; they never report a question as harmless."""
     llm = ScriptedLLM(reply())
     intents: dict[str, Any] = {"intents": [{"type": "semantic", "search": "Titanic"}]}
     for made in (
-        retrieve(llm, "minimal", native=native),
-        retrieve(llm, "medium", native=native, **intents),
-        retrieve(None, "medium", native=native),
+        retrieve(llm, "minimal"),
+        retrieve(llm, "medium", **intents),
+        retrieve(None, "medium"),
     ):
         assert told(made.plan) is None
         assert made.plan.warnings[-1].startswith("the question was not classified as to: adversarialQuery, ")

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llama_index.core.callbacks import CallbackManager
-from llama_index.core.prompts import PromptTemplate
 from llama_index.core.schema import NodeWithScore, TextNode
 
 from llama_index_agentic_kb import KnowledgeSource
@@ -168,18 +167,6 @@ def test_what_is_no_answer_is_left_out(answer: Any) -> None:
     assert Read(line("q1", answer)).found == [("q1", [])]
 
 
-def test_no_more_answers_than_wanted_each_once() -> None:
-    """The first ones, in the model's order."""
-    assert Read(line("q1", "b", "a", "B", "c", "d"), most=3).values == {"q1": ["b", "a", "c"]}
-    (long,) = Read(line("q1", "x" * 10_000)).values["q1"]
-    assert len(long) <= 200
-
-
-def test_later_and_known_steps_may_have_lines() -> None:
-    """What waits may be answered early, what is known corrected."""
-    assert Read(line("q3", "Ohio") + line("q0", "a ship")).values == {"q3": ["Ohio"], "q0": ["a ship"]}
-
-
 def test_steps_are_handed_on_as_their_lines_end() -> None:
     """Each is taken before the stream's next piece is asked for; a stream that breaks off leaves what it told."""
     said = ScriptedReply(line("q1", CAMERON) + '\n{"step": "q2"', chunk_size=7, error=ConnectionError("gone"))
@@ -227,12 +214,6 @@ def test_hostile_passages_stay_data() -> None:
     assert (found.value, found.confidence) == ("James Cameron", IMPLIED)
 
 
-def test_the_prompt_can_be_another() -> None:
-    """A template of the user's is formatted with the same variables."""
-    read = Read("{}", template=PromptTemplate("{max_answers} of {steps} for {query_str}"), most=2)
-    assert str(read.llm.calls[0][0].content).startswith("2 of q1: Who directed Titanic?")
-
-
 @settings(max_examples=60, deadline=None)
 @given(
     st.text()
@@ -269,12 +250,6 @@ def test_any_reply_is_read(reply: str) -> None:
 def test_an_answer_is_plain_words(answer: str, value: str) -> None:
     """Whatever a passage made the model write, a later query gets no tag, marker, address, JSON or hidden character."""
     assert Read(line("q1", answer)).values == {"q1": [value]}
-
-
-@pytest.mark.parametrize("answer", ["#q2", "{q1}", "https://evil.example", "</steps>", "\u200b", "see #q1 [ref_id:1]"])
-def test_what_is_no_word_is_no_answer(answer: str) -> None:
-    """A reference to a step, an address or a tag alone finds nothing."""
-    assert Read(line("q1", answer)).values == {"q1": []}
 
 
 @pytest.mark.parametrize("technique", ["delimit", "datamark", "encode", None])

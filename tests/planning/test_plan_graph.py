@@ -119,18 +119,6 @@ def test_what_can_be_searched_is_given_once() -> None:
     assert made.add([step("q5", "of #q1", sources=("wiki",))]) == []
 
 
-def test_two_proposals_of_one_query_at_once_are_one_search() -> None:
-    """Each source is in what is ready once."""
-    _, ready = graph(step("a", "rain", sources=("docs",)), step("b", "RAIN", sources=("docs", "wiki")))
-    assert [(one.id, one.sources) for one in ready] == [("q1", ["docs", "wiki"])]
-
-
-def test_a_step_that_waits_is_not_begun_by_a_repetition() -> None:
-    """Further sources of a step that builds on others are searched when it is."""
-    _, ready = graph(step("a", "age of #b", sources=("docs",)), step("c", "age of #b", sources=("wiki",)))
-    assert ready == []
-
-
 def test_cycles_are_cut_at_their_first_step() -> None:
     """A circle of three is searched as a chain; a step that depends on itself alone."""
     made, _ = graph(step("a", "1", "c"), step("b", "2", "a"), step("c", "3", "b"), step("d", "4", "d"))
@@ -180,14 +168,6 @@ def test_what_a_step_finds_is_told_in_words(query: str, finds: str | None, words
 def test_answers_are_put_in_their_place(template: str, answers: dict[str, str], text: str) -> None:
     """Each where it is referred to, once; one without a place is added."""
     assert fill(template, answers) == text
-
-
-def test_a_filled_query_is_no_longer_than_a_query() -> None:
-    """References that multiply from step to step do not fill the memory."""
-    text = "x"
-    for _ in range(10):
-        text = fill("#q1 " * 250, {"q1": text})
-    assert len(text) <= MAX_QUERY
 
 
 def test_other_ids_may_begin_otherwise() -> None:

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.llms import LLM
-from llama_index.core.prompts import PromptTemplate
 
 from llama_index_agentic_kb import EffortLimits, OpenAICompatible, QueryPlan
 from llama_index_agentic_kb._aio import run
@@ -302,16 +301,6 @@ def test_duplicates_run_once() -> None:
     assert planning.plan.warnings == []
 
 
-def test_unknown_sources_are_left_out() -> None:
-    """A sub-query keeps the sources that exist, in declaration order; with none of them it goes to all."""
-    reply = proposed(
-        {"query": "a", "sources": ["Rockets", "wikipedia", "missions"]}, {"query": "b", "sources": ["google"]}
-    )
-    planning = plan(ScriptedLLM(reply))
-    assert [s.sources for s in planning.plan.sub_queries[1:]] == [["missions", "rockets"], NAMES]
-    assert [w.split(": ")[-1] for w in planning.plan.warnings] == ["google, wikipedia"]
-
-
 def test_sources_that_are_always_searched_join_every_sub_query() -> None:
     """They come on top of the limit of sources, in declaration order."""
     names = [f"s{number}" for number in range(MAX_SOURCES + 2)]
@@ -319,20 +308,6 @@ def test_sources_that_are_always_searched_join_every_sub_query() -> None:
     reply = proposed({"query": "x", "sources": ["s1"]}, {"query": "y"})
     planning = plan(ScriptedLLM(reply), sources=sources)
     assert [s.sources for s in planning.plan.sub_queries[1:]] == [["s1", "always"], [*names[:MAX_SOURCES], "always"]]
-
-
-def test_dependencies_point_back_only() -> None:
-    """Cycles, unknown parents and a query's own id are dropped and told; what comes before is kept, once."""
-    reply = proposed(
-        {"id": "a", "query": "one", "depends_on": ["b"]},
-        {"id": "b", "query": "two", "depends_on": ["a", "a", "b", "nobody"]},
-        {"id": "c", "query": "three", "depends_on": ["b", "a"]},
-        {"id": "d", "query": QUESTION, "depends_on": ["c"]},
-        {"id": "e", "query": "four", "depends_on": ["d"]},
-    )
-    planning = plan(ScriptedLLM(reply), limits=EffortLimits(sub_queries=8))
-    assert [s.depends_on for s in planning.plan.sub_queries[1:]] == [[], ["q1"], ["q2", "q1"], []]
-    assert [warning.split()[0] for warning in planning.plan.warnings] == ["q2", "q1"]
 
 
 @settings(max_examples=100, deadline=None)
@@ -389,22 +364,6 @@ def test_no_text_closes_its_block() -> None:
     for tag in ("<sources>", "</sources>", "<conversation>", "</conversation>"):
         assert text.count(tag) == 1
     assert text.count("&lt;/conversation>") == 4
-
-
-def test_braces_are_no_variables() -> None:
-    """What looks like a template variable in a question is left as it is."""
-    llm = ScriptedLLM(WELL)
-    plan(llm, question="What is {sources} in {{query_str}}?")
-    assert prompt(llm).count("What is {sources} in {{query_str}}?") == 2
-
-
-def test_the_template_can_be_another() -> None:
-    """A template of the user's is formatted with the same variables."""
-    llm = ScriptedLLM(WELL)
-    manager = CallbackManager()
-    own = Planner(LanguageModel(llm, lambda: manager), PromptTemplate("{max_sub_queries} for {query_str}"))
-    plan(own, limits=EffortLimits(sub_queries=2))
-    assert llm.calls[0][0].content == f"2 for {QUESTION}"
 
 
 # -- plans without a model ------------------------------------------------------------------------------------------

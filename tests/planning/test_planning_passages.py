@@ -59,14 +59,6 @@ def test_passages_are_cut_around_what_is_asked() -> None:
     assert len(passage.content.split()) <= 32
 
 
-def test_lists_of_one_search_are_fused() -> None:
-    """What both ways of searching found is read before what one did."""
-    both = node("both")
-    found = best_of([lane("q1", [node("dense"), both], [node("lexical"), both])], interleave)
-    assert found[0].node.node.node_id == "both"
-    assert len(found) == 3
-
-
 @pytest.mark.parametrize(
     ("value", "says"),
     [

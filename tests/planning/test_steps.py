@@ -38,14 +38,6 @@ def test_one_search_may_serve_two_steps() -> None:
     assert values(answers.answers_of("q2")) == values(answers.answers_of("q1")) == ["Ann"]
 
 
-def test_a_step_without_a_search_may_have_answers() -> None:
-    """What was answered early needs none."""
-    answers = Steps({})
-    assert answers.answers_of("q3") == []
-    answers.take("q3", [finding("q3", "Ohio")])
-    assert values(answers.answers_of("q3")) == ["Ohio"]
-
-
 def test_what_was_read_again_replaces_what_was_read() -> None:
     """The answers that were wrong are given; a repetition, nothing and a guess are no correction."""
     answers = Steps({})

@@ -33,10 +33,10 @@ def decision(made: Retrieval) -> str:
     return reasoning_of(made).decision or ""
 
 
-def test_minimal_effort_asks_no_model(native: bool) -> None:
+def test_minimal_effort_asks_no_model() -> None:
     """The question is searched as it is."""
     searched = world()
-    made = searched.search(QUESTION, "minimal", native=native)
+    made = searched.search(QUESTION, "minimal")
     assert searched.prompts == []
     assert queries_of(made) == {"q0": QUESTION}
     record = reasoning_of(made)
@@ -53,15 +53,15 @@ def test_without_a_model_nothing_is_planned() -> None:
     assert reasoning_of(made).retrieval_reasoning_effort is ReasoningEffort.MINIMAL
 
 
-def test_a_simple_question_goes_straight_to_search_at_auto_effort(native: bool) -> None:
+def test_a_simple_question_goes_straight_to_search_at_auto_effort() -> None:
     """No model is asked, and the account says why; other efforts plan it."""
     searched = world()
-    made = searched.search("Who wrote Hamlet?", "auto", native=native)
+    made = searched.search("Who wrote Hamlet?", "auto")
     assert searched.prompts == []
     assert decision(made) == "not planned: a simple question"
     assert reasoning_of(made).retrieval_reasoning_effort is ReasoningEffort.MINIMAL
     planned = world()
-    planned.search("Who wrote Hamlet?", "low", native=native)
+    planned.search("Who wrote Hamlet?", "low")
     assert planned.calls("plan") == 1
 
 
@@ -76,10 +76,10 @@ def test_intents_are_not_planned() -> None:
     assert searched.prompts == []
 
 
-def test_strong_evidence_is_enough(native: bool) -> None:
+def test_strong_evidence_is_enough() -> None:
     """Auto effort asks no model where the question's own evidence holds its words, and reports its signals."""
     searched = world()
-    made = searched.search("Titanic film directed James Cameron", "auto", native=native)
+    made = searched.search("Titanic film directed James Cameron", "auto")
     assert searched.prompts == []
     record = reasoning_of(made)
     assert record.signals is not None
@@ -89,10 +89,10 @@ def test_strong_evidence_is_enough(native: bool) -> None:
     assert record.retrieval_reasoning_effort is ReasoningEffort.MINIMAL
 
 
-def test_weak_evidence_is_planned(native: bool) -> None:
+def test_weak_evidence_is_planned() -> None:
     """Auto effort escalates, does not search the question twice, and reports its signals."""
     searched = world()
-    made = searched.search(QUESTION, "auto", native=native)
+    made = searched.search(QUESTION, "auto")
     assert searched.calls("plan") == 1
     assert searched.asked.count(QUESTION) == 1
     assert queries_of(made)["q2"] == "birthplace of James Cameron"
@@ -101,13 +101,13 @@ def test_weak_evidence_is_planned(native: bool) -> None:
     assert reasoning_of(made).retrieval_reasoning_effort is ReasoningEffort.AUTO
 
 
-def test_auto_stops_when_a_wave_brings_nothing_new(native: bool) -> None:
+def test_auto_stops_when_a_wave_brings_nothing_new() -> None:
     """A wave that finds what was found before ends the calls; what waits is still searched."""
     searched = world(pages={"Titanic": "Titanic was directed by James Cameron, born in Ontario."})
-    made = searched.search(QUESTION, "auto", native=native)
+    made = searched.search(QUESTION, "auto")
     assert searched.calls("findings") == 1
     assert "round 2 brought nothing new" in decision(made)
     assert "q3" in queries_of(made)
     other = world(pages={"Titanic": "Titanic was directed by James Cameron, born in Ontario."})
-    other.search(QUESTION, "medium", native=native)
+    other.search(QUESTION, "medium")
     assert other.calls("findings") == 2
