@@ -13,7 +13,7 @@ import sqlite3
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any, Final, Literal, TypeAlias
 
@@ -43,8 +43,8 @@ CREATE TABLE sources (
 ) WITHOUT ROWID;
 CREATE TABLE documents (
     source TEXT NOT NULL REFERENCES sources (name) ON DELETE CASCADE,
-    path TEXT NOT NULL, title TEXT NOT NULL, origin TEXT NOT NULL, root TEXT NOT NULL,
-    content_hash TEXT NOT NULL, settings TEXT NOT NULL, modified REAL NOT NULL, size INTEGER NOT NULL,
+    path TEXT NOT NULL, origin TEXT NOT NULL, root TEXT NOT NULL,
+    content_hash TEXT NOT NULL, settings TEXT NOT NULL,
     PRIMARY KEY (source, path)
 ) WITHOUT ROWID;
 CREATE TABLE chunks (
@@ -96,24 +96,18 @@ class StoredDocument:
     Args:
         source: The source it belongs to.
         path: Its path inside the source, with forward slashes.
-        title: Its title.
         origin: Its absolute path on disk.
         root: The absolute path of the folder it was found under; empty for a file that was named itself.
         content_hash: SHA-256 of its bytes, in hex.
         settings: How it was read and cut; another value means that it must be ingested again.
-        modified: Its modification time, in seconds since 1970.
-        size: Its size in bytes.
     """
 
     source: str
     path: str
-    title: str
     origin: str
     root: str
     content_hash: str
     settings: str
-    modified: float
-    size: int
 
     @property
     def document_id(self) -> str:
@@ -350,8 +344,7 @@ class DocumentDatabase:
     def documents(self, source: str) -> dict[str, StoredDocument]:
         """Return the documents of a source by their paths, in the order of the paths."""
         rows = self.rows(
-            "SELECT source, path, title, origin, root, content_hash, settings, modified, size"
-            " FROM documents WHERE source = ? ORDER BY path",
+            "SELECT source, path, origin, root, content_hash, settings FROM documents WHERE source = ? ORDER BY path",
             (source,),
         )
         return {row[1]: StoredDocument(*row) for row in rows}
@@ -404,14 +397,9 @@ class DocumentDatabase:
             connection.executemany("DELETE FROM chunks WHERE node_id = ?", gone)
             # Not "OR REPLACE": that deletes the row first, and its chunks with it.
             connection.execute(
-                "INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET"
-                " title = excluded.title, origin = excluded.origin, root = excluded.root,"
-                " content_hash = excluded.content_hash, settings = excluded.settings,"
-                " modified = excluded.modified, size = excluded.size",
-                (
-                    *(document.source, document.path, document.title, document.origin, document.root),
-                    *(document.content_hash, document.settings, document.modified, document.size),
-                ),
+                "INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET origin = excluded.origin,"
+                " root = excluded.root, content_hash = excluded.content_hash, settings = excluded.settings",
+                astuple(document),
             )
             # A node's id is a hash of all the rest: one that is there already says the same.
             for chunk in (chunk for chunk in chunks if chunk.node_id not in known):
@@ -490,10 +478,8 @@ class DocumentDatabase:
             ids: Growing.
             dimension: The length of every vector of the store.
         """
-        found = self.rows(
-            f"SELECT id, vector FROM contents WHERE id IN {_LISTED} ORDER BY id",  # noqa: S608 (a constant)
-            (json.dumps(ids.tolist()),),
-        )
+        statement = f"SELECT id, vector FROM contents WHERE id IN {_LISTED} ORDER BY id"  # noqa: S608 (a constant)
+        found = list(self.stream(statement, (json.dumps(ids.tolist()),)))
         data = np.frombuffer(b"".join(vector for _, vector in found), dtype="<f4")
         return np.array([row for row, _ in found], dtype=np.int64), data.reshape(len(found), dimension)
 

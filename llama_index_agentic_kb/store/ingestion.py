@@ -123,24 +123,15 @@ def ingest(
             follow_symlinks=follow_symlinks,
             sources_at=store.documents.sources_at,
         )
-        total = sum(len(group.files) for group in selection.sources.values())
-        tally = _Tally(total=total, progress=progress, failed=selection.failed)
+        tally = _Tally(sum(len(group.files) for group in selection.sources.values()), progress, selection.failed)
         for name, group in selection.sources.items():
             store.documents.put_source(name, description)
-            run = _SourceIngestion(name, store, chunker, reader, max_file_bytes, tally)
-            run.run(group, recursive=recursive)
+            _SourceIngestion(name, store, chunker, reader, max_file_bytes, tally).run(group, recursive=recursive)
             store.lexical(name).update()
             store.update_graph(name)
-    return IngestReport(
-        added=tuple(tally.added),
-        updated=tuple(tally.updated),
-        unchanged=tuple(tally.unchanged),
-        deleted=tuple(tally.deleted),
-        failed=tuple(tally.failed),
-        skipped=selection.skipped,
-        chunks_embedded=tally.chunks_embedded,
-        seconds=time.monotonic() - started,
-    )
+    lists = {name: tuple(getattr(tally, name)) for name in ("added", "updated", "unchanged", "deleted", "failed")}
+    seconds = time.monotonic() - started
+    return IngestReport(**lists, skipped=selection.skipped, chunks_embedded=tally.chunks_embedded, seconds=seconds)
 
 
 @dataclass
@@ -157,19 +148,13 @@ class _Tally:
     chunks_embedded: int = 0
     done: int = 0
 
-    def file_done(self, path: Path) -> None:
+    def file_done(self, file: FoundFile, reason: str = "") -> None:
+        """Count a file, which failed where there is a reason."""
         self.done += 1
+        if reason:
+            self.failed.append((printable(file.path), reason))
         if self.progress is not None:
-            self.progress(self.done, self.total, printable(path))
-
-
-@dataclass(frozen=True)
-class _Pending:
-    """A file that is read and cut, and waits for its batch."""
-
-    file: FoundFile
-    document: StoredDocument
-    chunks: Sequence[Chunk]
+            self.progress(self.done, self.total, printable(file.path))
 
 
 class _SourceIngestion:
@@ -191,12 +176,12 @@ class _SourceIngestion:
         self._max_file_bytes = max_file_bytes
         self._tally = tally
         self._known = store.documents.documents(source)
-        self._pending: list[_Pending] = []
+        self._pending: list[tuple[FoundFile, StoredDocument, Sequence[Chunk]]] = []
 
     def run(self, group: SourceFiles, *, recursive: bool) -> None:
         for file in group.files.values():
             self._take(file, group.roots)
-            if sum(len(item.chunks) for item in self._pending) >= _BATCH_CHUNKS:
+            if sum(len(chunks) for _, _, chunks in self._pending) >= _BATCH_CHUNKS:
                 self._flush()
         self._flush()
         # Last, so that a file that was renamed finds its vectors under the old name.
@@ -207,72 +192,47 @@ class _SourceIngestion:
     def _take(self, file: FoundFile, roots: set[str]) -> None:
         """Read a file if it changed; whatever is wrong with it is that file's failure alone."""
         try:
-            item = self._examine(file, roots)
+            document = self._document(file, roots)
+            if document == self._known.get(file.relative):
+                self._tally.unchanged.append(document.document_id)
+                self._tally.file_done(file)
+                return
+            chunks = self._chunker.chunks(self._source, file, self._reader.read(file.path))
         except OSError as error:
-            self._fail(file, f"can't be read: {error.strerror or error}")
+            self._tally.file_done(file, f"can't be read: {error.strerror or error}")
         except IngestionError as error:
-            self._fail(file, str(error))
-        except Exception as error:  # noqa: BLE001  (file parsers raise anything; the error is reported)
-            self._fail(file, f"can't be read: {type(error).__name__}: {error_message(error)}")
+            self._tally.file_done(file, str(error))
+        except Exception as error:  # noqa: BLE001 (file parsers raise anything; the error is reported)
+            self._tally.file_done(file, f"can't be read: {type(error).__name__}: {error_message(error)}")
         else:
-            self._accept(file, item)
+            if chunks:
+                self._pending.append((file, document, chunks))
+                return
+            self._tally.file_done(file, "holds no text")
+            self._remove(file.relative)
 
-    def _examine(self, file: FoundFile, roots: set[str]) -> _Pending | None:
-        """Read and cut a file; None when it is stored as it is now."""
+    def _document(self, file: FoundFile, roots: set[str]) -> StoredDocument:
+        """Return the record of a file as it is now; the hash is taken before it is read.
+
+        If the file changes in between, the next ingestion sees another hash.
+        """
         known = self._known.get(file.relative)
         if known is not None and _belongs_elsewhere(known, file, roots):
             raise IngestionError(f"has the same path in this source as {known.origin}; give its folder another source")
-        # The hash first: if the file changes before it is read, the next ingestion sees another hash.
         with open_regular(file.path) as opened:
-            status = os.fstat(opened.fileno())
-            check_size(status.st_size, self._max_file_bytes)
-            content_hash = hashlib.file_digest(opened, "sha256").hexdigest()
-        if known is not None and self._is_unchanged(known, file, content_hash):
-            return None
-        parsed = self._reader.read(file.path)
-        document = StoredDocument(
-            source=self._source,
-            path=file.relative,
-            title=parsed.title,
-            origin=str(file.path),
-            root=file.root,
-            content_hash=content_hash,
-            settings=self._chunker.settings,
-            modified=status.st_mtime,
-            size=status.st_size,
-        )
-        return _Pending(file, document, self._chunker.chunks(self._source, file, parsed))
-
-    def _is_unchanged(self, known: StoredDocument, file: FoundFile, content_hash: str) -> bool:
-        return (
-            known.content_hash == content_hash
-            and known.settings == self._chunker.settings
-            and (known.origin, known.root) == (str(file.path), file.root)
-        )
-
-    def _accept(self, file: FoundFile, item: _Pending | None) -> None:
-        if item is None:
-            self._tally.unchanged.append(f"{self._source}/{file.relative}")
-            self._tally.file_done(file.path)
-        elif item.chunks:
-            self._pending.append(item)
-        else:
-            self._fail(file, "holds no text")
-            self._remove(file.relative)
-
-    def _fail(self, file: FoundFile, reason: str) -> None:
-        self._tally.failed.append((printable(file.path), reason))
-        self._tally.file_done(file.path)
+            check_size(os.fstat(opened.fileno()).st_size, self._max_file_bytes)
+            digest = hashlib.file_digest(opened, "sha256").hexdigest()
+        return StoredDocument(self._source, file.relative, str(file.path), file.root, digest, self._chunker.settings)
 
     def _flush(self) -> None:
         """Embed and store the files that wait, each in a transaction of its own."""
         pending, self._pending = self._pending, []
-        vectors = self._vectors([chunk for item in pending for chunk in item.chunks])
-        for item in pending:
-            self._store.documents.put_document(item.document, item.chunks, vectors)
-            changes = self._tally.updated if item.document.path in self._known else self._tally.added
-            changes.append(item.document.document_id)
-            self._tally.file_done(item.file.path)
+        vectors = self._vectors([chunk for _, _, chunks in pending for chunk in chunks])
+        for file, document, chunks in pending:
+            self._store.documents.put_document(document, chunks, vectors)
+            changes = self._tally.updated if document.path in self._known else self._tally.added
+            changes.append(document.document_id)
+            self._tally.file_done(file)
 
     def _vectors(self, chunks: Sequence[Chunk]) -> dict[str, Sequence[float]]:
         """Return a vector for each text; one that moved, in a file or to another one of the source, keeps its own."""

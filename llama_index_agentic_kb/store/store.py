@@ -116,16 +116,19 @@ class KnowledgeStore:
         if repair not in ("never", "auto"):
             raise ConfigurationError(f"repair is {repair!r}; it is 'never' or 'auto'.")
         directory = Path(path).resolve()
+        new: EmbedModelFingerprint | None = None
         if not (directory / _DOCUMENTS).exists():
             if not create:
                 _raise_no_store(directory, path)
+            _check_directory(directory)
             embed_model = embed_model or default_embed_model()
+            new = embed_model_fingerprint(embed_model)  # first: a model that fails leaves no store
             _make_directory(directory)
         documents = DocumentDatabase(directory / _DOCUMENTS)
         try:
             made_with = _fingerprint(documents)
-            if made_with is None:
-                made_with = embed_model_fingerprint(embed_model or default_embed_model())
+            if made_with is None:  # new, or the process that made it died right after
+                made_with = new or embed_model_fingerprint(embed_model or default_embed_model())
                 documents.put_state(_MODEL, made_with.to_json())
             _check_embed_model(directory, made_with, embed_model)
             store = cls(directory, documents, made_with, embed_model)
@@ -445,15 +448,22 @@ def _raise_no_store(directory: Path, path: str | Path) -> NoReturn:
     )
 
 
+def _check_directory(directory: Path) -> None:
+    """Check that no store is made among other files.
+
+    Raises:
+        ConfigurationError: The directory holds any, or is a file.
+    """
+    if directory.exists() and not directory.is_dir():
+        raise ConfigurationError(f"{str(directory)!r} is a file; a store is a directory.")
+    if directory.is_dir() and any(directory.iterdir()):
+        raise ConfigurationError(
+            f"{str(directory)!r} holds other files and no store. Choose a directory of its own for the store."
+        )
+
+
 def _make_directory(directory: Path) -> None:
-    """Make a directory that only its owner can read, and never a store among other files."""
-    if directory.exists():
-        if not directory.is_dir():
-            raise ConfigurationError(f"{str(directory)!r} is a file; a store is a directory.")
-        if any(directory.iterdir()):
-            raise ConfigurationError(
-                f"{str(directory)!r} holds other files and no store. Choose a directory of its own for the store."
-            )
+    """Make a directory that only its owner can read."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         directory.chmod(0o700)

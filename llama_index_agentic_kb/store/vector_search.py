@@ -215,6 +215,8 @@ class SourceVectors:
     def _current(self) -> _Loaded:
         """Return what is in memory, brought in step with the database."""
         old, state = self._loaded, self._state()
+        if state.directory and self._graphs.count(state) is None:
+            state = self._state()  # it may have been replaced, and removed, since
         last_id = 0 if self._graphs.count(state) is None else state.last_id
         if old is not None and (old.state, old.last_id) == (state, last_id):
             return old

@@ -143,4 +143,4 @@ def _chunk(block: Block, at: int) -> Chunk:
 
 
 def _document(path: str) -> StoredDocument:
-    return StoredDocument(SOURCE, path, path, f"/scale/{path}", "/scale", path, "scale", 0.0, 0)
+    return StoredDocument(SOURCE, path, f"/scale/{path}", "/scale", path, "scale")

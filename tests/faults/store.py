@@ -12,6 +12,7 @@ import warnings
 import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -206,11 +207,7 @@ class OtherWeights(HashEmbedding):
 def other_model() -> None:
     with kept() as path:
         for model, words in ((OtherWeights(), "with other weights"), (HashEmbedding(dimensions=9), "9 dimensions")):
-            refused(
-                StoreMismatchError,
-                words,
-                lambda model=model: KnowledgeStore.open(path, embed_model=model),
-            )
+            refused(StoreMismatchError, words, partial(KnowledgeStore.open, path, embed_model=model))
 
 
 @fault("store", "the directory holds other files", "no store is made among them")

@@ -153,7 +153,7 @@ def test_foreign_and_damaged_databases_are_refused(tmp_path: Path) -> None:
 
 
 def _document(path: str) -> StoredDocument:
-    return StoredDocument("docs", path, "T", "/o", "/r", "hash", "settings", 0.0, 1)
+    return StoredDocument("docs", path, "/o", "/r", "hash", "settings")
 
 
 def _chunk(name: str) -> Chunk:

@@ -68,7 +68,7 @@ class Rows:
             store.documents.put_source(SOURCE)
         for first in range(start, end, 100):
             ids = range(first, min(first + 100, end))
-            document = StoredDocument(SOURCE, f"{first}", "T", "/o", "/r", "hash", "settings", 0.0, 1)
+            document = StoredDocument(SOURCE, f"{first}", "/o", "/r", "hash", "settings")
             chunks = [
                 Chunk(f"n{at}", at, f"text {at}", metadata_of(at) | {"title": "T", "document_id": "d"}, f"e{at}", 0, 1)
                 for at in ids
@@ -187,7 +187,7 @@ def test_changes_are_found_at_once(with_graph: KnowledgeStore, rows: Rows) -> No
             ids = found(one, query)
             assert len(ids) == TOP_K
             assert all(int(node_id[1:]) >= 100 for node_id in ids)
-        document = StoredDocument(SOURCE, "new", "T", "/o", "/r", "hash", "settings", 0.0, 1)
+        document = StoredDocument(SOURCE, "new", "/o", "/r", "hash", "settings")
         chunk = Chunk("new", 0, "new", {"title": "T", "document_id": "d", "even": True}, "new", None, None)
         with_graph.documents.put_document(document, [chunk], {"new": query.tolist()})
         for one in (with_graph, other):
