@@ -73,6 +73,23 @@ class FileSelection:
     failed: list[tuple[str, str]] = field(default_factory=list)
     skipped: int = 0
 
+    def group(self, source: str) -> SourceFiles:
+        """Return what there is for a source."""
+        return self.sources.setdefault(source, SourceFiles())
+
+    def fail(self, path: str | Path, reason: str) -> None:
+        """Record what can't be taken."""
+        self.failed.append((printable(path), reason))
+
+    def add(self, group: SourceFiles, file: FoundFile, inside: Path | None) -> None:
+        """Take a file; one that is irregular, leaves its folder, or has another's place is recorded as failed."""
+        if reason := _unfit(file.path, inside):
+            self.fail(file.path, reason)
+        elif file.relative != printable(file.relative):
+            self.fail(file.path, "has a name that is not valid text")
+        elif group.files.setdefault(file.relative, file).path != file.path:
+            self.fail(file.path, "has the same path in this source as another file; give its folder another source")
+
 
 def select_files(
     paths: Sequence[str | Path],
@@ -103,14 +120,21 @@ def select_files(
     """
     selection = FileSelection()
     for listed in paths:
-        path = Path(os.path.abspath(listed))  # noqa: PTH100  (resolve() would rename a linked folder's source)
+        path = Path(os.path.abspath(listed))  # noqa: PTH100 (resolve() would rename a linked folder's source)
         if path.is_dir():
-            name = _folder_name(path) if source is None else source
+            if source is None and not path.name:
+                raise ConfigurationError(f"The folder {str(path)!r} has no name; pass source= to name its source.")
+            name = path.name if source is None else source
             _add_folder(selection, path, name, recursive=recursive, follow=follow_symlinks)
         elif path.exists():
             _add_file(selection, path, DEFAULT_SOURCE if source is None else source)
         else:
-            _add_missing(selection, path, source, sources_at(str(path)))
+            # A path that is gone takes its documents out of the store; one that never was in it is a mistake.
+            names = [name for name in sources_at(str(path)) if source in (None, name)]
+            for name in names:
+                selection.group(name)
+            if not names:
+                selection.fail(path, "no such file or folder")
     for group in selection.sources.values():
         group.files = dict(sorted(group.files.items()))
     selection.sources = dict(sorted(selection.sources.items()))
@@ -137,52 +161,24 @@ def open_regular(path: Path) -> BufferedReader:
     return opened
 
 
-def _folder_name(path: Path) -> str:
-    if not path.name:
-        raise ConfigurationError(f"The folder {str(path)!r} has no name; pass source= to name its source.")
-    return path.name
-
-
 def _add_folder(selection: FileSelection, root: Path, source: str, *, recursive: bool, follow: bool) -> None:
-    group = selection.sources.setdefault(source, SourceFiles())
+    group = selection.group(source)
     group.roots.add(str(root))
-    walk = _Walk(root, selection, group, recursive=recursive, follow=follow)
-    for path in walk.files():
+    for path in _Walk(root, selection, group, recursive=recursive, follow=follow).files():
         if path.suffix.lower() not in SUFFIXES:
             selection.skipped += 1
-        elif reason := _unfit(path, None if follow else root):
-            selection.failed.append((printable(path), reason))
         else:
-            _add(selection, group, FoundFile(path, path.relative_to(root).as_posix(), str(root)))
+            file = FoundFile(path, path.relative_to(root).as_posix(), str(root))
+            selection.add(group, file, None if follow else root)
 
 
 def _add_file(selection: FileSelection, path: Path, source: str) -> None:
     if path.suffix.lower() not in SUFFIXES:
-        kinds = ", ".join(sorted(SUFFIXES))
-        selection.failed.append((printable(path), f"is not of a kind that is read ({kinds})"))
-        return
-    if reason := _unfit(path, None):  # named by the caller: it may lie behind a symlink
-        selection.failed.append((printable(path), reason))
-        return
-    _add(selection, selection.sources.setdefault(source, SourceFiles()), FoundFile(path, path.name, ""))
-
-
-def _add_missing(selection: FileSelection, path: Path, source: str | None, known: Iterable[str]) -> None:
-    """A path that is gone takes its documents out of the store; one that never was in it is a mistake."""
-    names = [name for name in known if source in (None, name)]
-    for name in names:
-        selection.sources.setdefault(name, SourceFiles())
-    if not names:
-        selection.failed.append((printable(path), "no such file or folder"))
-
-
-def _add(selection: FileSelection, group: SourceFiles, file: FoundFile) -> None:
-    if file.relative != printable(file.relative):
-        selection.failed.append((printable(file.path), "has a name that is not valid text"))
-    elif group.files.setdefault(file.relative, file).path != file.path:
-        selection.failed.append(
-            (printable(file.path), "has the same path in this source as another file; give its folder another source")
-        )
+        selection.fail(path, f"is not of a kind that is read ({', '.join(sorted(SUFFIXES))})")
+    elif reason := _unfit(path, None):  # named by the caller: it may lie behind a symlink
+        selection.fail(path, reason)
+    else:
+        selection.add(selection.group(source), FoundFile(path, path.name, ""), None)
 
 
 class _Walk:
@@ -208,7 +204,7 @@ class _Walk:
                     listed = sorted(entries, key=lambda entry: entry.name)
             except OSError as error:
                 self._group.unlisted.add(folder)
-                self._selection.failed.append((printable(folder), f"can't be listed: {error.strerror}"))
+                self._selection.fail(folder, f"can't be listed: {error.strerror}")
                 continue
             shown = [entry for entry in listed if not entry.name.startswith(".")]
             folders = [entry for entry in shown if _is_folder(entry)]
@@ -221,14 +217,14 @@ class _Walk:
             return False
         if depth >= MAX_DEPTH:
             self._group.unlisted.add(entry.path)
-            self._selection.failed.append((printable(entry.path), f"is more than {MAX_DEPTH} folders deep"))
+            self._selection.fail(entry.path, f"is more than {MAX_DEPTH} folders deep")
             return False
         if not entry.is_symlink():
             return True
         if _stays_inside(Path(entry.path), self._root):
             return False  # what it shows is found without it
         if not self._follow:
-            self._selection.failed.append((printable(entry.path), LEAVES))
+            self._selection.fail(entry.path, LEAVES)
             return False
         status = entry.stat()
         known = (status.st_dev, status.st_ino) in self._seen
