@@ -1,4 +1,4 @@
-"""What carries a query: one budget, one account, and the ways in which the account is told."""
+"""What carries a query: one budget, one account, and the ways in which it is reported."""
 
 from llama_index_agentic_kb.account.activity_log import ActivityLog
 from llama_index_agentic_kb.account.budget import Budget

@@ -123,13 +123,13 @@ class ActivityLog:
         self.close(record, outcome=Outcome.SKIPPED, error=error)
 
     def amend(self, record: ActivityRecord, **fields: Any) -> None:
-        """Correct a closed record: a later stage knows more. The observer is told again, handlers are not."""
+        """Correct a closed record: a later stage knows more. The observer is called again, handlers are not."""
         for name, value in fields.items():
             setattr(record, name, value)
         self._observe(record)
 
     def last(self, kind: type[R]) -> R | None:
-        """Give the newest record of a class."""
+        """Return the newest record of a class."""
         return next((record for record in reversed(self.records) if isinstance(record, kind)), None)
 
     def _observe(self, record: ActivityRecord) -> None:
@@ -152,6 +152,6 @@ def _dispatch(kind: type[ActivityStartEvent | ActivityEndEvent], record: Activit
 
 
 def describe_error(error: BaseException, target: str | None = None, stage: str | None = None) -> ActivityError:
-    """Give an error as data: our own by their code, others by their class."""
+    """Return an error as data: our own by their code, others by their class."""
     code = error.code if isinstance(error, AgenticKBError) else type(error).__name__
     return ActivityError(code=code, message=error_message(error), target=target, stage=stage)

@@ -139,19 +139,19 @@ class Budget:
         return self._before_answer(0.5)
 
     def _before_answer(self, part: float) -> float | None:
-        """Give the time at which ``part`` of the answer's share is left."""
+        """Return the time at which ``part`` of the answer's share is left."""
         if self.deadline is None:
             return None
         return self.deadline - part * self.answer_share * (self.deadline - self.started)
 
     def retrieval_share(self, part: float, seconds: float) -> float | None:
-        """Give the deadline of what comes before searching: ``seconds``, and ``part`` (0 to 1) of its time, at most."""
+        """Return the deadline of what comes before searching: ``seconds``, or ``part`` (0 to 1) of its time if less."""
         searching = self.retrieval_deadline
         share = None if searching is None else self.started + part * (searching - self.started)
         return earliest(share, deadline_after(seconds))
 
     def retrieval_stage(self, seconds: float | None) -> float | None:
-        """Give the deadline of a stage of the retrieval that may take ``seconds`` from now."""
+        """Return the deadline of a stage of the retrieval that may take ``seconds`` from now."""
         return earliest(self.retrieval_deadline, deadline_after(seconds))
 
 

@@ -1,4 +1,4 @@
-"""Tells the account to LlamaIndex: callback events, dispatcher events, and a handler of our own.
+"""The account as LlamaIndex sees it: callback events, dispatcher events, and a handler that collects it.
 
 Handlers are guarded: one of the user's that raises is logged and never breaks a query.
 """
@@ -96,7 +96,7 @@ class ActivityCallbackHandler(BaseCallbackHandler):
         parent_id: str = "",  # noqa: ARG002
         **_: Any,
     ) -> str:
-        """Let the start of an event go by."""
+        """Ignore the start of an event."""
         return event_id
 
     def on_event_end(
@@ -189,7 +189,7 @@ class GuardedCallbackManager(CallbackManager):
     def on_event_start(
         self, event_type: CBEventType, payload: dict[str, Any] | None = None, *args: Any, **kwargs: Any
     ) -> str:
-        """Tell the handlers, of secrets nothing; forget the trace map where nobody ends the trace that resets it."""
+        """Pass an event on without secrets; forget the trace map where nobody ends the trace that resets it."""
         if len(self._trace_map) > TRACE_LIMIT:
             self._trace_map = defaultdict(list)
         return super().on_event_start(event_type, _without_secrets(payload), *args, **kwargs)
@@ -197,7 +197,7 @@ class GuardedCallbackManager(CallbackManager):
     def on_event_end(
         self, event_type: CBEventType, payload: dict[str, Any] | None = None, *args: Any, **kwargs: Any
     ) -> None:
-        """Tell the handlers; a client's error that holds secrets is told without them."""
+        """Pass an event on without secrets."""
         super().on_event_end(event_type, _without_secrets(payload), *args, **kwargs)
 
     def add_handler(self, handler: BaseCallbackHandler) -> None:
@@ -212,28 +212,28 @@ class GuardedCallbackManager(CallbackManager):
 
 
 def _without_secrets(payload: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Give an event's payload; an error in it that quotes secrets is replaced by one that doesn't.
+    """Return an event's payload; an error in it that quotes secrets is replaced by one that doesn't.
 
     LlamaIndex tells handlers of its clients' own errors, and servers repeat keys and headers in them.
     """
     error = (payload or {}).get(EventPayload.EXCEPTION)
     if payload is None or not isinstance(error, BaseException):
         return payload
-    told = error_message(error)
-    if told == (str(error) or type(error).__name__):
+    message = error_message(error)
+    if message == (str(error) or type(error).__name__):
         return payload
-    return {**payload, EventPayload.EXCEPTION: AgenticKBError(f"{type(error).__name__}: {told}")}
+    return {**payload, EventPayload.EXCEPTION: AgenticKBError(f"{type(error).__name__}: {message}")}
 
 
 def guarded(manager: CallbackManager | None) -> GuardedCallbackManager:
-    """Give a manager with the same handlers, guarded; None stands for ``Settings.callback_manager``."""
+    """Return a manager with the same handlers, guarded; None stands for ``Settings.callback_manager``."""
     if isinstance(manager, GuardedCallbackManager):
         return manager
     return GuardedCallbackManager(manager or Settings.callback_manager)
 
 
 class GuardedCallbacks(NotPickled):
-    """Gives a component a ``callback_manager`` that is guarded, however it is set."""
+    """Returns a component a ``callback_manager`` that is guarded, however it is set."""
 
     _guarded: GuardedCallbackManager
 
@@ -248,7 +248,7 @@ class GuardedCallbacks(NotPickled):
 
 
 def with_handlers(component: C, manager: CallbackManager) -> C:
-    """Give a component (a language model, an embedding model) that tells our handlers and its own, all guarded.
+    """Return a component (a language model, an embedding model) that tells our handlers and its own, all guarded.
 
     Args:
         component: Left as it is; where there is nothing to add or guard, it is returned itself.
@@ -268,7 +268,7 @@ def with_handlers(component: C, manager: CallbackManager) -> C:
 
 
 def guard_component(component: C) -> C:
-    """Give a component whose own handlers are guarded: itself where it has none, else a shallow copy."""
+    """Return a component whose own handlers are guarded: itself where it has none, else a shallow copy."""
     own: CallbackManager | None = getattr(component, "callback_manager", None)
     if not isinstance(own, CallbackManager) or not own.handlers:
         return component

@@ -20,11 +20,11 @@ class _Redacting(logging.Filter):
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Let every record through."""
+        """Return True: every record is logged."""
         message = record.getMessage()
-        told = redacted(message)
-        if told != message:
-            record.msg, record.args = told, None
+        clean = redacted(message)
+        if clean != message:
+            record.msg, record.args = clean, None
         if record.exc_info and record.exc_info[1] is not None:
             record.exc_text = redacted(_traceback_of(record.exc_info[1]))
             record.exc_info = None
@@ -38,7 +38,7 @@ def _traceback_of(error: BaseException) -> str:
 
 
 def redacted_leaves(value: Any) -> Any:
-    """Give plain data (of dicts, lists and scalars) with every text in it redacted; keys stay."""
+    """Return plain data (of dicts, lists and scalars) with every text in it redacted; keys stay."""
     if isinstance(value, str):
         return redacted(value)
     if isinstance(value, dict):

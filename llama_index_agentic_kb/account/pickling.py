@@ -30,7 +30,7 @@ class NotPickled:
     """What to do, for the error."""
 
     def __copy__(self) -> Self:
-        """Give a shallow copy, as ``copy.copy`` makes of any object."""
+        """Return a shallow copy, as ``copy.copy`` makes of any object."""
         twin = type(self).__new__(type(self))
         twin.__dict__.update(self.__dict__)
         return twin

@@ -26,11 +26,11 @@ __all__ = ["LinkFilter", "clean_links"]
 
 REMOVED: Final = "(link removed)"
 
-MOST: Final = 2_048
+MAX: Final = 2_048
 """Characters of an address, or of a stream that is held back for one; what is longer is no reference's."""
-MOST_NAME: Final = 64
+MAX_NAME: Final = 64
 """Characters of a tag's name; what is longer is broken."""
-MOST_TAG: Final = 256
+MAX_TAG: Final = 256
 """Characters of a tag that are looked at for attributes."""
 
 _WEB: Final = re.compile(r"https?://[^\s\"'<>\\^`{|}\x00-\x20\x7f-\x9f]+", re.IGNORECASE)
@@ -58,25 +58,25 @@ _BARE: Final = re.compile(
     rf"[{re.escape(_URL_SIGNS)}]*",
     re.IGNORECASE,
 )
-_ADDRESS: Final = rf"<[^<>\n]{{0,{MOST}}}>|(?:[^\s<>()]|\([^\s<>()]{{0,{MOST}}}+\)){{1,{MOST}}}+"
+_ADDRESS: Final = rf"<[^<>\n]{{0,{MAX}}}>|(?:[^\s<>()]|\([^\s<>()]{{0,{MAX}}}+\)){{1,{MAX}}}+"
 _INLINE: Final = re.compile(
     rf"\]\(\s{{0,4}}(?P<address>{_ADDRESS})(?:\s{{1,4}}(?:\"[^\"]{{0,300}}\"|'[^']{{0,300}}'|\([^()]{{0,300}}\)))?\s{{0,4}}\)"
 )
 _INLINE_BEGUN: Final = re.compile(
-    rf"\]\(\s{{0,4}}(?:<[^<>\n]{{0,{MOST}}}|(?:{_ADDRESS})?(?:\([^\s<>()]{{0,{MOST}}}+"
+    rf"\]\(\s{{0,4}}(?:<[^<>\n]{{0,{MAX}}}|(?:{_ADDRESS})?(?:\([^\s<>()]{{0,{MAX}}}+"
     r"|\s{1,4}(?:\"[^\"]{0,300}\"?|'[^']{0,300}'?|\([^()]{0,300}\)?)?\s{0,4})?)\Z"
 )
-_DEFINED: Final = re.compile(rf"\]:(?P<space>[ \t]{{0,8}}\n?[ \t]{{0,8}})(?P<address>\S{{1,{MOST}}}+)(?=\s|\Z)")
-_DEFINED_BEGUN: Final = re.compile(rf"\]:[ \t]{{0,8}}\n?[ \t]{{0,8}}(?:\S{{0,{MOST - 1}}}+[ \t]{{0,8}})?\Z")
+_DEFINED: Final = re.compile(rf"\]:(?P<space>[ \t]{{0,8}}\n?[ \t]{{0,8}})(?P<address>\S{{1,{MAX}}}+)(?=\s|\Z)")
+_DEFINED_BEGUN: Final = re.compile(rf"\]:[ \t]{{0,8}}\n?[ \t]{{0,8}}(?:\S{{0,{MAX - 1}}}+[ \t]{{0,8}})?\Z")
 _DEFINES_NOTHING: Final = re.compile(r"\]:[ \t]{0,8}(?:\n[ \t]{0,8}\n|\n?[ \t]{0,8}\Z)")
 _ADDRESSLIKE: Final = re.compile(r"[/\\:?#&@<%]|\.\w")
 _LINE_ENDS: Final = re.compile(r"[ \t]{0,8}(?:\n|[\"'(]|\Z)")
-_NAME: Final = re.compile(rf"</?[a-z][^\s/>]{{0,{MOST_NAME}}}+", re.IGNORECASE)
+_NAME: Final = re.compile(rf"</?[a-z][^\s/>]{{0,{MAX_NAME}}}+", re.IGNORECASE)
 _NO_NAME: Final = re.compile(r"[\"'`=\[\](){}<]")
 """Signs in a tag's name around which something may be put that makes an attribute of the rest."""
 _DECIDES: Final = re.compile("[>=]")
-_AUTOLINK: Final = re.compile(rf"<(?P<address>[a-z][a-z0-9+.-]{{1,31}}:[^\s<>]{{0,{MOST}}})>", re.IGNORECASE)
-_AUTOLINK_BEGUN: Final = re.compile(rf"<[a-z][a-z0-9+.-]{{1,31}}:[^\s<>]{{0,{MOST - 1}}}\Z", re.IGNORECASE)
+_AUTOLINK: Final = re.compile(rf"<(?P<address>[a-z][a-z0-9+.-]{{1,31}}:[^\s<>]{{0,{MAX}}})>", re.IGNORECASE)
+_AUTOLINK_BEGUN: Final = re.compile(rf"<[a-z][a-z0-9+.-]{{1,31}}:[^\s<>]{{0,{MAX - 1}}}\Z", re.IGNORECASE)
 _TRIGGER: Final = re.compile(r"\](?=[(:])|<(?=[a-z/!?]|\Z)", re.IGNORECASE)
 _ESCAPED: Final = re.compile(r"\\([!-/:-@\[-`{-~])")
 # fmt: off
@@ -107,20 +107,20 @@ class LinkFilter:
     def __init__(self, addresses: Collection[str]) -> None:
         self.removed = 0
         """How many links were taken out so far."""
-        known = {address for address in addresses if len(address) <= MOST and _WEB.fullmatch(address)}
+        known = {address for address in addresses if len(address) <= MAX and _WEB.fullmatch(address)}
         self._allowed = sorted(known, key=len, reverse=True)
         self._held = ""
         self._swallows = False
 
     def feed(self, delta: str) -> str:
-        """Take a piece and give what can be told now."""
-        return self._told(self._held + delta, final=False)
+        """Take a piece and return what is certain by now."""
+        return self._feed(self._held + delta, final=False)
 
     def close(self) -> str:
-        """Give what was held back."""
-        return self._told(self._held, final=True)
+        """Return what was held back."""
+        return self._feed(self._held, final=True)
 
-    def _told(self, text: str, *, final: bool) -> str:
+    def _feed(self, text: str, *, final: bool) -> str:
         """Work through what is there; what can't be decided yet is held."""
         parts: list[str] = []
         position, self._held = 0, ""
@@ -144,24 +144,24 @@ class LinkFilter:
         return _BARE.sub(self._bare, self._after_address(text, ended=True))
 
     def _but_the_last_word(self, text: str) -> str:
-        """Give a text but for its last word, which may become an address; one too long for that is told."""
+        """Return a text but for its last word, which may become an address; one too long for that is passed on."""
         text = self._after_address(text, ended=False)
         head = text.rstrip(_URL_SIGNS)
         word = text[len(head) :]
-        told = _BARE.sub(self._bare, head)
-        if len(word) <= MOST:
+        clean = _BARE.sub(self._bare, head)
+        if len(word) <= MAX:
             self._held = word
-            return told
+            return clean
         begun = _BARE.search(word)
         if begun is None:  # no scheme is as long as what is held
             self._held = word[-128:]
-            return told + word[:-128]
+            return clean + word[:-128]
         self.removed += 1
         self._swallows = True
-        return told + word[: begun.start()] + _removed(word, begun.start())
+        return clean + word[: begun.start()] + _removed(word, begun.start())
 
     def _after_address(self, text: str, *, ended: bool) -> str:
-        """Give what follows an address that was too long, once it has ended."""
+        """Return what follows an address that was too long, once it has ended."""
         if self._swallows:
             text = text.lstrip(_URL_SIGNS)
             self._swallows = not text and not ended
@@ -181,7 +181,7 @@ class LinkFilter:
     # -- Markdown and HTML -----------------------------------------------------------------------------------------
 
     def _construct(self, text: str, start: int, *, final: bool) -> tuple[str, int] | None:
-        """Give what is told of a construct, and where to go on; None where more of it may come."""
+        """Return what becomes of a construct, and where to go on; None where more of it may come."""
         following = text[start + 1 : start + 2]
         if following == "(":
             return self._inline(text, start, final=final)
@@ -194,7 +194,7 @@ class LinkFilter:
     def _inline(self, text: str, start: int, *, final: bool) -> tuple[str, int] | None:
         link = _INLINE.match(text, start)
         if link is None:
-            begun = not final and len(text) - start <= 2 * MOST and _INLINE_BEGUN.match(text, start)
+            begun = not final and len(text) - start <= 2 * MAX and _INLINE_BEGUN.match(text, start)
             return None if begun else ("] (", start + 2)
         address = self._known(link["address"])
         if address is not None:
@@ -204,7 +204,7 @@ class LinkFilter:
 
     def _definition(self, text: str, start: int, *, final: bool) -> tuple[str, int] | None:
         """Break what defines the address of reference-style links; "[note]: some words" defines nothing."""
-        if not final and len(text) - start <= 2 * MOST and _DEFINED_BEGUN.match(text, start):
+        if not final and len(text) - start <= 2 * MAX and _DEFINED_BEGUN.match(text, start):
             return None
         if _DEFINES_NOTHING.match(text, start):
             return "]:", start + 2
@@ -230,15 +230,15 @@ class LinkFilter:
         if name is None:  # "</" and no letter
             return None if not final and start + 2 == len(text) else ("<", start + 1)
         dangerous = name.group().strip("</").lower() in _DANGEROUS
-        follows = text[name.end() : name.end() + MOST_TAG + 1]
+        follows = text[name.end() : name.end() + MAX_TAG + 1]
         decides = _DECIDES.search(follows)
         if not follows.startswith((">", "/", " ", "\t", "\n", "\r", "\f", "\v")):
             if not follows and not final:
                 return None
-            odd = len(name.group()) > MOST_NAME or _NO_NAME.search(name.group(), 1)
+            odd = len(name.group()) > MAX_NAME or _NO_NAME.search(name.group(), 1)
             counted, broken = dangerous, dangerous or bool(odd)
         elif decides is None:
-            if len(follows) <= MOST_TAG and not final:
+            if len(follows) <= MAX_TAG and not final:
                 return None
             counted, broken = dangerous, True
         else:
@@ -257,24 +257,24 @@ class LinkFilter:
         return REMOVED, link.end()
 
     def _known(self, written: str) -> str | None:
-        """Give the reference's address that this is, however it is written; None where it is no reference's."""
+        """Return the reference's address that this is, however it is written; None where it is no reference's."""
         bare = written[1:-1] if written.startswith("<") and written.endswith(">") else written
         address = html.unescape(_ESCAPED.sub(r"\1", bare))
         return address if address in self._allowed else None
 
 
 def _removed(text: str, at: int) -> str:
-    """Give what stands for a bare address; behind "]" apart from it, for "](" begins a link."""
+    """Return what stands for a bare address; behind "]" apart from it, for "](" begins a link."""
     return f" {REMOVED}" if text[max(0, at - 1) : at] == "]" else REMOVED
 
 
 def _written(address: str) -> str:
-    """Give an address as a destination in Markdown."""
+    """Return an address as a destination in Markdown."""
     return f"<{address}>" if "(" in address or ")" in address else address
 
 
 def clean_links(text: str, addresses: Collection[str]) -> tuple[str, int]:
-    """Give a whole text without links to anything but the references, and how many were taken out.
+    """Return a whole text without links to anything but the references, and how many were taken out.
 
     Args:
         text: An answer.

@@ -48,9 +48,9 @@ _current: ContextVar[Principal | None] = ContextVar("agentic_kb_principal", defa
 class Permissions:
     """The metadata fields that say who may see a document.
 
-    A document is seen by a principal of its tenant to whom at least one of the other fields gives it: it is public, the
-    principal's own, shared with the principal's user, or with one of its groups. Without any of the other fields, its
-    whole tenant sees it. What has none of the declared fields is seen by nobody.
+    A document is seen by a principal of its tenant to whom at least one of the other fields grants it: it is public,
+    the principal's own, shared with the principal's user, or with one of its groups. Without any of the other fields,
+    its whole tenant sees it. What has none of the declared fields is seen by nobody.
 
         KnowledgeSource("docs", index=index, permissions=Permissions(tenant="tenant", groups="acl_group_"))
 
@@ -87,7 +87,7 @@ class Permissions:
         _check_apart(declared)
 
     def filter_for(self, principal: Principal | None) -> FilterNode:
-        """Give the filter that a principal's searches must keep to.
+        """Return the filter that a principal's searches must keep to.
 
         Raises:
             DeniedError: There is no principal, or it lacks what the fields ask for.
@@ -112,7 +112,7 @@ class Permissions:
         return any(one is not None for one in (self.owner, self.users, self.groups, self.public))
 
     def _grants(self, principal: Principal) -> Iterator[Condition]:
-        """Give every condition of which one has to hold."""
+        """Return every condition of which one has to hold."""
         if self.public is not None:
             yield Condition(key=self.public, value=True)
         if self.owner is not None and principal.user is not None:
@@ -133,7 +133,7 @@ class Permissions:
         groups: Iterable[str] = (),
         public: bool = False,
     ) -> dict[str, Any]:
-        """Give metadata that say who may see a document, for storing it.
+        """Return metadata that say who may see a document, for storing it.
 
         Whatever of the declared keys is in the metadata already is removed: a document can't grant itself to anybody.
 
@@ -172,7 +172,7 @@ class Permissions:
         return stamped
 
     def protect(self, document: Document, **access: Any) -> Document:
-        """Give a copy of a document or node that is stamped, and whose permissions are neither embedded nor prompted.
+        """Return a copy of a document or node that is stamped, and whose permissions are neither embedded nor prompted.
 
         Args:
             document: A LlamaIndex document or node; not changed.
@@ -186,11 +186,11 @@ class Permissions:
         return copy
 
     def without(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
-        """Give metadata without what says who may see the document, for showing it to one of them."""
+        """Return metadata without what says who may see the document, for showing it to one of them."""
         return {key: value for key, value in metadata.items() if not self.declares(key)}
 
     def declares(self, key: str) -> bool:
-        """Tell whether a metadata key is one of those that say who may see a document."""
+        """Return whether a metadata key is one of those that say who may see a document."""
         if key in (self.tenant, self.owner, self.public):
             return True
         return any(prefix is not None and key.startswith(prefix) for prefix in (self.users, self.groups))
@@ -211,7 +211,7 @@ def _check_apart(declared: Mapping[str, str]) -> None:
 
 
 def _key(prefix: str, name: str) -> str:
-    """Give the boolean key of a name: letters and digits as they are, every other byte as ``_`` and two hex digits.
+    """Return the boolean key of a name: letters and digits as they are, every other byte as ``_`` and two hex digits.
 
     No two names have one key, and every key is a plain one, as OData and all stores take it.
     """
@@ -245,12 +245,12 @@ def acting_as(principal: Principal) -> Iterator[None]:
 
 
 def current_principal() -> Principal | None:
-    """Give the principal on whose behalf this code runs; None outside of ``acting_as``."""
+    """Return the principal on whose behalf this code runs; None outside of ``acting_as``."""
     return _current.get()
 
 
 def merge_principals(*given: Principal | None) -> Principal | None:
-    """Give the one principal of a request: bound to the retriever, given with the request, or of the context.
+    """Return the one principal of a request: bound to the retriever, given with the request, or of the context.
 
     Raises:
         DeniedError: Two of them differ. None goes before the others: whoever could choose would choose the wider one.

@@ -117,7 +117,7 @@ class RetryPolicy:
         attempts: Attempts in all, the first included. 1 never retries. Default 3.
         first_wait: Seconds, the bound of the first wait. Default 0.5.
         max_wait: Seconds, the bound of every wait that no Retry-After asks for. Default 8.
-        attempt_seconds: Seconds after which one attempt is given up, so that another may be made; None gives each
+        attempt_seconds: Seconds after which one attempt is given up, so that another may be made; None leaves each
             attempt all the time that is left. Default None.
         share: Retries of a request per call that it makes. Default 0.2.
         min_retries: Retries that a request may make however few calls it makes. Default 5.
@@ -385,7 +385,7 @@ class CircuitBreaker:
             return f"circuit open until {until:%H:%M:%S} UTC ({self._reason})"
 
     def admit(self, permit: Permit) -> None:
-        """Let a call through.
+        """Admit a call.
 
         Raises:
             CircuitOpenError: It is open, or half open with a probe under way.
@@ -793,5 +793,5 @@ class ResilientCalls:
 
 
 def _is_worth_another(error: BaseException) -> bool:
-    """Return whether a source may well answer if it is asked again; a deadline of ours has used its time up."""
+    """Return whether a source may well answer if it is asked again; its deadline has used its time up."""
     return not isinstance(error, AgenticKBError) and is_transient(error)

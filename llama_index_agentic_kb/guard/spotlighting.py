@@ -60,14 +60,14 @@ class Spotlight:
     sign: str = ""
 
     def framed(self, text: str) -> str:
-        """Give retrieved text between the lines that mark it as data."""
+        """Return retrieved text between the lines that mark it as data."""
         if self.technique is None:
             return text
         note = _NOTES[self.technique].format(sign=self.sign)
         return f"[data {self.number}: {note}]\n{text}\n[end of data {self.number}]"
 
     def marked(self, text: str) -> str:
-        """Give one retrieved text as the technique has it: as it is, marked, or encoded."""
+        """Return one retrieved text as the technique has it: as it is, marked, or encoded."""
         if self.technique == "datamark":
             spaced = _UNSPACED.sub(r"\1 ", text.replace(self.sign, ""))
             return self.sign + _SPACES.sub(self.sign, spaced).replace("\n", f"\n{self.sign}")
@@ -76,7 +76,7 @@ class Spotlight:
         return text
 
     def unmarked(self, text: str) -> str:
-        """Give what a model wrote without the signs that it copied."""
+        """Return what a model wrote without the signs that it copied."""
         return text.replace(self.sign, " ") if self.sign else text
 
 
@@ -84,7 +84,7 @@ _ANY_SIGN: Final = re.compile(f"[{chr(_FIRST_SIGN)}-{chr(_FIRST_SIGN + _SIGNS - 
 
 
 def without_signs(text: str) -> str:
-    """Give a marked text with spaces in the place of signs, whichever was drawn: texts of two requests compare."""
+    """Return a marked text with spaces in the place of signs, whichever was drawn: texts of two requests compare."""
     return _ANY_SIGN.sub(" ", text).strip()
 
 
@@ -93,7 +93,7 @@ PLAIN: Final = Spotlight()
 
 
 def draw(technique: Spotlighting | None) -> Spotlight:
-    """Give the marks of a new request.
+    """Return the marks of a new request.
 
     Args:
         technique: None marks nothing.
@@ -105,7 +105,7 @@ def draw(technique: Spotlighting | None) -> Spotlight:
 
 
 def as_spotlighting(value: str | None) -> Spotlighting | None:
-    """Give a technique by its name.
+    """Return a technique by its name.
 
     Raises:
         ConfigurationError: There is none of that name.

@@ -16,28 +16,28 @@ from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore
 from llama_index_agentic_kb._text import error_message, without_surrogates
 from llama_index_agentic_kb.errors import RetrievalError
 
-__all__ = ["MOST_CHARACTERS", "MOST_NODES", "CleanNodes", "clean_nodes"]
+__all__ = ["MAX_CHARACTERS", "MAX_NODES", "CleanNodes", "clean_nodes"]
 
-MOST_CHARACTERS: Final = 1_000_000
+MAX_CHARACTERS: Final = 1_000_000
 """Characters of a node that are read; more would hold up everything that looks at text."""
 
 
-MOST_NODES: Final = 10_000
+MAX_NODES: Final = 10_000
 """Nodes of one answer that are looked at; hardly any request wants more than some dozens."""
 
-MOST_FIELDS: Final = 1_000
+MAX_FIELDS: Final = 1_000
 """Fields of a node's metadata."""
 
-MOST_ID: Final = 10_000
+MAX_ID: Final = 10_000
 """Characters of a node's id."""
 
-MOST_ITEMS: Final = 100_000
+MAX_ITEMS: Final = 100_000
 """Values within one field of the metadata, lists and mappings in it counted."""
 
-MOST_LEVELS: Final = 20
+MAX_LEVELS: Final = 20
 """Levels of lists and mappings within one field of the metadata."""
 
-MOST_BITS: Final = 10_000
+MAX_BITS: Final = 10_000
 """Of a whole number: Python refuses to write those of more than 4,300 digits."""
 
 _KINDS: Final[dict[str, type]] = {
@@ -79,7 +79,7 @@ def clean_nodes(found: Any, source: str) -> CleanNodes:
     made = CleanNodes()
     made.returned = len(found)
     try:
-        for one in islice(found, MOST_NODES):
+        for one in islice(found, MAX_NODES):
             _take(made, one)
     except Exception as error:
         made.why = f"its list ended with {error_message(error, 300)}"
@@ -87,8 +87,8 @@ def clean_nodes(found: Any, source: str) -> CleanNodes:
             raise RetrievalError(f"source {source!r} returned no list of NodeWithScore: {made.why}") from error
     if made.unusable and not made:
         raise RetrievalError(f"source {source!r} returned no list of NodeWithScore: {made.why}")
-    if made.returned > MOST_NODES:
-        made.why = made.why or f"only the first {MOST_NODES:,} of {made.returned:,} nodes were looked at"
+    if made.returned > MAX_NODES:
+        made.why = made.why or f"only the first {MAX_NODES:,} of {made.returned:,} nodes were looked at"
     return made
 
 
@@ -104,7 +104,7 @@ def _take(made: CleanNodes, one: Any) -> None:
 
 
 def _mended(one: Any) -> tuple[BaseNode, str | None]:
-    """Give a node in which ids, text and metadata are what everything after this takes them for."""
+    """Return a node in which ids, text and metadata are what everything after this takes them for."""
     node: Any = getattr(one, "node", None)
     if not isinstance(one, NodeWithScore) or not isinstance(node, BaseNode):
         raise TypeError(f"expected a NodeWithScore, got {type(one).__name__}")
@@ -112,19 +112,19 @@ def _mended(one: Any) -> tuple[BaseNode, str | None]:
     node_id, text = given.node_id, given.get_content(metadata_mode=MetadataMode.NONE)
     if not isinstance(node_id, str) or not node_id:
         raise TypeError(f"its id is no text: {node_id!r}")
-    if len(node_id) > MOST_ID:
-        raise TypeError(f"its id has {len(node_id):,} characters; at most {MOST_ID:,}")
+    if len(node_id) > MAX_ID:
+        raise TypeError(f"its id has {len(node_id):,} characters; at most {MAX_ID:,}")
     if not isinstance(text, str):
         raise TypeError(f"its content is no text but {type(text).__name__}")
     return _with(node, *_cut(text))
 
 
 def _cut(text: str) -> tuple[str, str | None, bool]:
-    """Give a text that is not too long and can be written as UTF-8, what was wrong with it, and whether it changed."""
-    whole = without_surrogates(text[:MOST_CHARACTERS])
-    if len(text) > MOST_CHARACTERS:
-        told = f"a node of {len(text):,} characters was cut to {MOST_CHARACTERS:,}"
-        return whole, told, True
+    """Return a text that is short enough and valid UTF-8, what was wrong with it, and whether it changed."""
+    whole = without_surrogates(text[:MAX_CHARACTERS])
+    if len(text) > MAX_CHARACTERS:
+        flaw = f"a node of {len(text):,} characters was cut to {MAX_CHARACTERS:,}"
+        return whole, flaw, True
     return whole, None, whole is not text
 
 
@@ -144,20 +144,20 @@ def _with(node: BaseNode, text: str, flaw: str | None, changed: bool) -> tuple[B
 
 
 def _defaults(node: BaseNode) -> Iterator[tuple[str, Any]]:
-    """Give the defaults of the fields that are not of their kind."""
+    """Return the defaults of the fields that are not of their kind."""
     for name, kind in _KINDS.items():
         if not isinstance(getattr(node, name, kind()), kind) and name in type(node).model_fields:
             yield name, type(node).model_fields[name].get_default(call_default_factory=True)
 
 
 def _metadata(metadata: Any) -> dict[str, Any]:
-    """Give metadata with text for keys; the same object where there is nothing to mend."""
+    """Return metadata with text for keys; the same object where there is nothing to mend."""
     if metadata is None:
         return {}
     if not isinstance(metadata, Mapping):
         raise TypeError(f"its metadata are no mapping but {type(metadata).__name__}")
-    if len(metadata) > MOST_FIELDS:
-        raise TypeError(f"its metadata have {len(metadata):,} fields; at most {MOST_FIELDS:,}")
+    if len(metadata) > MAX_FIELDS:
+        raise TypeError(f"its metadata have {len(metadata):,} fields; at most {MAX_FIELDS:,}")
     if isinstance(metadata, dict) and all(map(_is_clean, metadata.items())):
         return metadata
     return {without_surrogates(str(key)): _clean(value) for key, value in metadata.items()}
@@ -169,13 +169,13 @@ def _is_clean(item: tuple[Any, Any]) -> bool:
 
 
 def _clean(value: Any) -> Any:
-    """Give a value that can be written; None, which passes no filter, where it can't."""
+    """Return a value that can be written; None, which passes no filter, where it can't."""
     if isinstance(value, str):
-        return without_surrogates(value[:MOST_CHARACTERS])
+        return without_surrogates(value[:MAX_CHARACTERS])
     if value is None or isinstance(value, (bool, float)):
         return value
     if isinstance(value, int):
-        return value if value.bit_length() <= MOST_BITS else None
+        return value if value.bit_length() <= MAX_BITS else None
     if not _can_be_told(value):
         return None
     if isinstance(value, list) and any(_clean(item) is not item for item in value if isinstance(item, str)):
@@ -185,8 +185,8 @@ def _clean(value: Any) -> Any:
 
 def _can_be_told(value: Any) -> bool:
     """Whether a value is small and flat enough, and each thing in it can be given as text."""
-    left, level = MOST_ITEMS, [value]
-    for _ in range(MOST_LEVELS):
+    left, level = MAX_ITEMS, [value]
+    for _ in range(MAX_LEVELS):
         left -= len(level)
         if left < 0:
             return False
@@ -208,7 +208,7 @@ def _has_words(value: Any) -> bool:
     if value is None or isinstance(value, (str, bytes, bool, float)):
         return True
     if isinstance(value, int):
-        return value.bit_length() <= MOST_BITS
+        return value.bit_length() <= MAX_BITS
     try:
         return isinstance(str(value), str)
     except Exception:  # noqa: BLE001 (metadata hold anybody's objects)
@@ -216,7 +216,7 @@ def _has_words(value: Any) -> bool:
 
 
 def _score(score: Any) -> float | None:
-    """Give a score as a finite number; None where it is none."""
+    """Return a score as a finite number; None where it is not one."""
     if score is None or isinstance(score, bool):
         return None
     try:

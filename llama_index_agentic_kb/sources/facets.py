@@ -1,4 +1,7 @@
-"""Facets: how many documents or chunks have each value of a field, or fall into ranges of it."""
+"""Facets, groups and lists: what the metadata of a source say of its documents.
+
+A facet counts how many documents or chunks have each value of a field, or fall into ranges of it.
+"""
 
 from __future__ import annotations
 
@@ -6,11 +9,11 @@ import heapq
 import math
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Sequence
+from dataclasses import dataclass, field
 from datetime import date, datetime
 from itertools import pairwise
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeAlias
 
 from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.sources.metadata import (
@@ -24,7 +27,18 @@ from llama_index_agentic_kb.sources.metadata import (
     units,
 )
 
-__all__ = ["Facet", "FacetBucket", "count_units", "facet_buckets", "most_frequent"]
+__all__ = [
+    "Facet",
+    "FacetBucket",
+    "OrderBy",
+    "SourceDocument",
+    "ValueGroup",
+    "count_units",
+    "facet_buckets",
+    "list_documents",
+    "sort_key",
+    "value_groups",
+]
 
 _PERIODS: Final = ("year", "month", "day")
 
@@ -113,19 +127,19 @@ def count_units(rows: Iterable[MetadataRow], *, per: Per) -> int:
 
 
 def most_frequent(counts: Counter[Any], limit: int) -> list[FacetBucket]:
-    """Give the values, under what ``distinct`` gives for them, by count; among equals the smaller value comes first."""
+    """Return the values, keyed by ``distinct``, by count; among equals the smaller value comes first."""
     best = heapq.nsmallest(limit, counts.items(), key=lambda item: (-item[1], rank(item[0][1])))
     return [FacetBucket(count, value=value) for (_, value), count in best]
 
 
 class _Places(Protocol):
-    """Tells which bucket a value falls into, and what the buckets look like."""
+    """Where values fall, and what the buckets look like."""
 
     def place(self, value: Value) -> Hashable | None:
-        """Give the bucket's key; None for a value that has no place."""
+        """Return the bucket's key; None for a value that has no place."""
 
     def buckets(self, counts: Counter[Any]) -> list[FacetBucket]:
-        """Give the buckets in order."""
+        """Return the buckets in order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,7 +205,7 @@ class _Periods:
         return [FacetBucket(counts[day], start=day.isoformat(), end=self._next(day)) for day in sorted(counts)]
 
     def _next(self, day: date) -> str | None:
-        """Give the next period's first day; none comes after the year 9999."""
+        """Return the next period's first day; none comes after the year 9999."""
         try:
             if self.unit == "day":
                 return date.fromordinal(day.toordinal() + 1).isoformat()
@@ -220,3 +234,152 @@ def _ascending(boundaries: Sequence[Any]) -> bool:
 
 def _is_width(interval: Any) -> bool:
     return is_value(interval) and not isinstance(interval, (bool, str)) and interval > 0
+
+
+# -- documents, listed in an order or grouped by a field's values ------------------------------------------------------
+
+OrderBy: TypeAlias = Sequence[str | tuple[str, str]]
+"""Fields, the first first: "year", "year desc", or ("year", "desc"). Documents without the field come last."""
+
+SortKey: TypeAlias = Callable[["SourceDocument"], Any]
+
+
+@dataclass(frozen=True, slots=True)
+class SourceDocument:
+    """A document of a source, as far as a filter lets it be seen.
+
+    Args:
+        document_id: Its id: ``ref_doc_id`` of its nodes.
+        chunks: Its chunks that pass the filter.
+        metadata: The fields in which these agree, without those whose names begin with "_".
+    """
+
+    document_id: str
+    chunks: int
+    metadata: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ValueGroup:
+    """The units that have one value of a field.
+
+    Args:
+        value: The value.
+        count: How many there are.
+        documents: The first of their documents, in the order asked for.
+    """
+
+    value: Value
+    count: int
+    documents: list[SourceDocument] = field(default_factory=list)
+
+
+def list_documents(rows: Iterable[MetadataRow], *, order: SortKey, limit: int, offset: int) -> list[SourceDocument]:
+    """Return a page of the documents, in order."""
+    best = _Best(offset + limit, order)
+    for unit in units(rows, "document"):
+        best.add(_document(unit))
+    return best.documents()[offset:]
+
+
+def value_groups(
+    rows: Iterable[MetadataRow], *, field: str, limit: int, per: Per, hits: int, order: SortKey
+) -> list[ValueGroup]:
+    """Group by the values of a field: the most frequent ones, each with the first of its documents.
+
+    Args:
+        rows: The metadata.
+        field: The metadata key.
+        limit: Values to give.
+        per: What is counted.
+        hits: Documents of each value; 0 only counts.
+        order: The documents' order.
+    """
+    counts: Counter[Any] = Counter()
+    best: dict[Any, _Best] = {}
+    for unit in units(rows, "document"):
+        for part in units(unit, per):
+            counts.update(_keys(part, field))
+        for key in _keys(unit, field) if hits else ():
+            best.setdefault(key, _Best(hits, order)).add(_document(unit))
+    return [
+        ValueGroup(bucket.value, bucket.count, best[distinct(bucket.value)].documents() if hits else [])
+        for bucket in most_frequent(counts, limit)
+        if bucket.value is not None
+    ]
+
+
+def _keys(unit: Iterable[MetadataRow], field: str) -> set[tuple[bool, Value]]:
+    return {distinct(value) for value in unit_values(unit, field)}
+
+
+def _document(unit: Sequence[MetadataRow]) -> SourceDocument:
+    agreed = {key: value for key, value in unit[0].metadata.items() if not key.startswith("_")}
+    for row in unit[1:]:
+        agreed = {key: value for key, value in agreed.items() if key in row.metadata and row.metadata[key] == value}
+    return SourceDocument(unit[0].document, len(unit), agreed)
+
+
+class _Descending:
+    """A value that sorts the other way round."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Descending) and bool(self.value == other.value)
+
+    def __lt__(self, other: _Descending) -> bool:
+        return bool(other.value < self.value)
+
+    __hash__ = None  # type: ignore[assignment]  # it is compared only
+
+
+def sort_key(order_by: OrderBy) -> SortKey:
+    """Return what documents are sorted by: the fields, then the id.
+
+    Raises:
+        InvalidRequestError: One is no field and direction.
+    """
+    order = [_order(one) for one in ([order_by] if isinstance(order_by, str) else order_by)]
+
+    def key(document: SourceDocument) -> tuple[Any, ...]:
+        places: list[Any] = []
+        for name, descending in order:
+            value: Any = document.metadata.get(name)
+            if is_value(value):
+                places.append((0, _Descending(rank(value)) if descending else rank(value)))
+            else:
+                places.append((1,))
+        return (*places, document.document_id)
+
+    return key
+
+
+def _order(one: Any) -> tuple[str, bool]:
+    """Read "year", "year desc" or ("year", "desc")."""
+    if isinstance(one, str):
+        head, _, last = one.rpartition(" ")
+        one = (head, last) if head and last in ("asc", "desc") else (one, "asc")
+    if len(one) != 2 or not one[0] or one[1] not in ("asc", "desc"):  # noqa: PLR2004 (field and direction)
+        raise InvalidRequestError(f"order_by: expected 'field', 'field desc' or ('field', 'desc'), got {one!r}")
+    return str(one[0]), one[1] == "desc"
+
+
+class _Best:
+    """The first documents of a stream, in order; memory is bounded by their number."""
+
+    def __init__(self, number: int, key: Callable[[SourceDocument], Any]) -> None:
+        self._number = number
+        self._key = key
+        self._kept: list[SourceDocument] = []
+
+    def add(self, document: SourceDocument) -> None:
+        self._kept.append(document)
+        if len(self._kept) > 4 * self._number + 64:
+            self._kept = self.documents()
+
+    def documents(self) -> list[SourceDocument]:
+        return heapq.nsmallest(self._number, self._kept, key=self._key)

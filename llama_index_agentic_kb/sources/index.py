@@ -70,13 +70,13 @@ _SIMPLE: Final = (FilterOperator.EQ, FilterOperator.IN)
 def index_retriever(
     index: BaseIndex[Any], filters: FilterNode | None, top_k: int | None, further: Mapping[str, Any] | None = None
 ) -> BaseRetriever:
-    """Give an index's own retriever for one effective filter; one that searches better under it, where its store can.
+    """Return an index's own retriever for one effective filter; one that searches better under it, where its store can.
 
     An index whose ``as_retriever`` is agentic would search itself through itself: such a one offers
     ``as_plain_retriever``.
 
     Raises:
-        DeniedError: It is told to search some documents only, by their ids, and its store would search all.
+        DeniedError: It should search some documents only, by their ids, and its store would search all.
     """
     if (further or {}).get("doc_ids") is not None and is_chroma(getattr(index, "vector_store", None)):
         raise DeniedError("Chroma ignores doc_ids, and would search everything: narrow it by filters=")
@@ -95,7 +95,7 @@ def index_retriever(
 
 
 def _for_simple_store(store: SimpleVectorStore, filters: FilterNode) -> dict[str, Any]:
-    """Give the arguments of a search in LlamaIndex's in-memory store under a filter.
+    """Return the arguments of a search in LlamaIndex's in-memory store under a filter.
 
     The store knows no groups in groups, lets documents without the key through ``!=``, and raises where one document's
     value can't be ordered. All this is left to the check of each returned node; for enough to be left, all are asked.
@@ -114,7 +114,7 @@ def _is_simple(tree: FilterNode) -> bool:
 
 
 def refusal(index: BaseIndex[Any], filters: FilterNode | None) -> str | None:
-    """Tell why an index can't apply a filter; None where it can."""
+    """Return why an index can't apply a filter; None where it can."""
     if filters is None:
         return None
     if not isinstance(index, VectorStoreIndex):
@@ -123,24 +123,24 @@ def refusal(index: BaseIndex[Any], filters: FilterNode | None) -> str | None:
 
 
 def query_embedding_model(retriever: BaseRetriever) -> BaseEmbedding | None:
-    """Give the model with which a retriever would embed a query that comes without a vector; None if it needs none."""
+    """Return the model with which a retriever embeds a query that has no vector; None if it needs no vector."""
     if not isinstance(retriever, VectorIndexRetriever):
         return None
     return retriever._embed_model if retriever._needs_embedding() else None  # noqa: SLF001 (no public name)
 
 
 def narrowed_by_ids(retriever: BaseRetriever) -> Callable[[BaseNode], bool] | None:
-    """Give the check of what an index's retriever was told to find only, by its documents' ids: many stores ignore it.
+    """Return the check of the documents' ids that an index's retriever is limited to: many stores ignore them.
 
     Returns:
-        None where it was told nothing of the kind.
+        None where it is not limited.
     """
     documents = retriever._doc_ids if isinstance(retriever, VectorIndexRetriever) else None  # noqa: SLF001 (no public name)
     return None if documents is None else lambda node: node.ref_doc_id in documents
 
 
 def score_scale(retriever: BaseRetriever) -> Hashable | None:
-    """Give what retrievers share whose scores can be compared: embedding model and kind of store; None for none.
+    """Return what retrievers share whose scores can be compared: embedding model and kind of store; None for none.
 
     Stores make different scores of one distance, and modes other than plain similarity rank by more than the score.
     """
@@ -160,7 +160,7 @@ def search_kind(retriever: BaseRetriever) -> str:
 
 
 def has_native_async(retriever: BaseRetriever) -> bool:
-    """Tell whether ``aretrieve`` really awaits, as far as it can be told from outside.
+    """Return whether ``aretrieve`` really awaits, as far as can be seen from outside.
 
     Core's defaults run the sync method on the event loop: a retriever without ``_aretrieve``, and a vector store
     without ``aquery`` (Chroma's is sync underneath: 16 gathered queries blocked the loop for 164 ms, measured).
@@ -190,7 +190,7 @@ class FilteredSearch(Protocol):
             deadline: ``time.monotonic()`` after which it should end.
 
         Returns:
-            Nodes with the similarities that the store's own query gives, and a sentence on how they were found.
+            Nodes with the similarities of the store's own query, and a sentence on how they were found.
         """
         ...
 
@@ -209,7 +209,7 @@ class NotedNodes(list[NodeWithScore]):
 
 
 def note_of(found: Any) -> str | None:
-    """Give the note of what a retriever returned, if it has one."""
+    """Return the note of what a retriever returned, if it has one."""
     return found.note if isinstance(found, NotedNodes) else None
 
 
@@ -237,9 +237,9 @@ class FilteredIndexRetriever(VectorIndexRetriever):
         self._deadline: float | None = None
 
     def until(self, deadline: float | None) -> Self:
-        """Give a twin that begins nothing new after a deadline."""
+        """Return a twin that begins nothing new after a deadline."""
         twin = copy.copy(self)
-        twin._deadline = deadline  # noqa: SLF001 (a twin of ours)
+        twin._deadline = deadline  # noqa: SLF001 (its own class)
         return twin
 
     def _get_nodes_with_embeddings(self, query_bundle_with_embeddings: QueryBundle) -> list[NodeWithScore]:
@@ -278,7 +278,7 @@ class _StoreTwin:
 
 
 def with_filtered_search(retriever: BaseRetriever, filters: FilterNode | None) -> BaseRetriever:
-    """Give a retriever that uses its store's filtered search, where there is one and the search is a plain dense one.
+    """Return a retriever that uses its store's filtered search, where there is one and the search is a plain dense one.
 
     Args:
         retriever: An index's own.
@@ -306,7 +306,7 @@ def _search_of(store: Any) -> FilteredSearch | None:
 
 
 def until(retriever: BaseRetriever, deadline: float | None) -> BaseRetriever:
-    """Tell a retriever that can look at it when it has to be done; others are given as they are."""
+    """Return a retriever that looks at a deadline; one that can't as it is."""
     return retriever.until(deadline) if isinstance(retriever, FilteredIndexRetriever) else retriever
 
 
@@ -316,13 +316,13 @@ WITHOUT_DEADLINE: Final = 60.0
 """Seconds of a request in a call that has no deadline."""
 
 MARGIN: Final = 0.25
-"""Seconds after its call's deadline at which a request ends: whoever waits is told of the deadline, not of this."""
+"""Seconds after its call's deadline at which a request ends: whoever waits sees the deadline first."""
 
 Store = TypeVar("Store")
 
 
 def with_request_timeouts(store: Store) -> Store:
-    """Give a twin of a vector store over Chroma's HTTP client; any other store, and one with a timeout, as it is.
+    """Return a twin of a vector store over Chroma's HTTP client; any other store, and one with a timeout, as it is.
 
     Args:
         store: Any vector store.

@@ -8,7 +8,7 @@ memory of the nodes of a ``VectorStoreIndex``, when it is first searched:
     nodes in another store      only where hybrid=True says so: compared by all ids and hashes now and then
 
 By itself that is done for up to 10,000 nodes, which takes seconds; ``hybrid=True`` does it for any number. A source
-whose retriever is told to search in a way of its own (a ``vector_store_query_mode``, ``doc_ids``,
+whose retriever searches in a way of its own (a ``vector_store_query_mode``, ``doc_ids``,
 ``vector_store_kwargs``) has no lexical side: it may have the store's own hybrid search, or be narrowed in a way that
 words would get around.
 """
@@ -77,10 +77,10 @@ def lexical_for(
 
 
 def _own_way(retriever_kwargs: Mapping[str, Any]) -> str | None:
-    told = {key: value for key, value in retriever_kwargs.items() if value is not None}
-    if told.get("vector_store_query_mode") == VectorStoreQueryMode.DEFAULT:
-        del told["vector_store_query_mode"]
-    return f"{', '.join(sorted(told))} make the retriever search in a way of its own" if told else None
+    given = {key: value for key, value in retriever_kwargs.items() if value is not None}
+    if given.get("vector_store_query_mode") == VectorStoreQueryMode.DEFAULT:
+        del given["vector_store_query_mode"]
+    return f"{', '.join(sorted(given))} make the retriever search in a way of its own" if given else None
 
 
 class _Nodes(Protocol):
@@ -96,7 +96,7 @@ class _Nodes(Protocol):
         """Read nodes; what is gone is left out."""
 
     def allowed(self, node_ids: Sequence[str], filters: FilterNode) -> Sequence[str]:
-        """Give those that a filter lets through by what the store itself knows of them beside the node."""
+        """Return those that a filter lets through by what the store itself knows of them beside the node."""
 
     @property
     def listed_cheaply(self) -> bool:
@@ -175,7 +175,7 @@ _indexed_lock: Final = threading.Lock()
 
 
 def _shared(index: VectorStoreIndex) -> IndexedNodes:
-    """Give the lexical index of an index: one for all sources and retrievers over it."""
+    """Return the lexical index of an index: one for all sources and retrievers over it."""
     with _indexed_lock:
         if index not in _indexed:
             _indexed[index] = IndexedNodes(_nodes_of(index))

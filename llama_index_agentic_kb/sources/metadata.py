@@ -101,8 +101,8 @@ async def over_metadata(
         except AgenticKBError:
             raise
         except Exception as error:
-            told = error_message(error)
-            raise RetrievalError(f"the metadata of source {source.name!r} could not be read: {told}") from error
+            message = error_message(error)
+            raise RetrievalError(f"the metadata of source {source.name!r} could not be read: {message}") from error
 
     result: T = await Call(sync=run, deadline=deadline, pool=_POOL, what=f"metadata of source {source.name!r}")
     return result
@@ -144,7 +144,7 @@ def _index_reader(source: KnowledgeSource, filters: FilterNode | None) -> Metada
 
 
 def _pushed(index: VectorStoreIndex, filters: FilterNode | None) -> MetadataFilters | None:
-    """Give what the store can leave out itself, to spare reading; all rows are checked in any case."""
+    """Return what the store can leave out itself, to spare reading; all rows are checked in any case."""
     if filters is None:
         return None
     tree = flat(filters)
@@ -170,29 +170,29 @@ def _unlistable(source: KnowledgeSource) -> InvalidRequestError:
 
 
 def units(rows: Iterable[MetadataRow], per: Per) -> Iterator[list[MetadataRow]]:
-    """Give the rows of each document together, or each row alone."""
+    """Return the rows of each document together, or each row alone."""
     if per == "chunk":
         return ([row] for row in rows)
     return (list(together) for _, together in groupby(rows, key=attrgetter("document")))
 
 
 def unit_values(unit: Iterable[MetadataRow], name: str) -> Iterator[Value]:
-    """Give all values that a unit has of a field; one may come several times."""
+    """Return all values that a unit has of a field; one may come several times."""
     for row in unit:
         value = row.metadata.get(name)
         yield from filter(is_value, value if isinstance(value, (list, tuple, set, frozenset)) else (value,))
 
 
 def is_value(value: Any) -> bool:
-    """Tell whether it can be counted and sorted."""
+    """Return whether it can be counted and sorted."""
     return isinstance(value, (str, int)) or (isinstance(value, float) and math.isfinite(value))
 
 
 def distinct(value: Value) -> tuple[bool, Value]:
-    """Give what tells values apart: to Python, ``True`` is 1."""
+    """Return what tells values apart: to Python, ``True`` is 1."""
     return isinstance(value, bool), value
 
 
 def rank(value: Value) -> tuple[int, Any]:
-    """Give what values of all kinds are sorted by: truths, numbers, text."""
+    """Return what values of all kinds are sorted by: truths, numbers, text."""
     return 2 if isinstance(value, str) else 0 if isinstance(value, bool) else 1, value

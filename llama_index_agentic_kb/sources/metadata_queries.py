@@ -10,15 +10,18 @@ from llama_index_agentic_kb._aio import arun, deadline_after, run
 from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.schema import FilterNode, Principal, all_of
 from llama_index_agentic_kb.sources.base import KnowledgeSource
-from llama_index_agentic_kb.sources.documents import (
+from llama_index_agentic_kb.sources.facets import (
+    Facet,
+    FacetBucket,
     OrderBy,
     SourceDocument,
     ValueGroup,
+    count_units,
+    facet_buckets,
     list_documents,
     sort_key,
     value_groups,
 )
-from llama_index_agentic_kb.sources.facets import Facet, FacetBucket, count_units, facet_buckets
 from llama_index_agentic_kb.sources.filters import FilterLike, to_tree
 from llama_index_agentic_kb.sources.metadata import MetadataRow, Per, over_metadata
 
@@ -47,11 +50,11 @@ class MetadataQueries:
         raise NotImplementedError
 
     def _standing(self) -> tuple[FilterNode | None, float | None]:
-        """Give the filter that stands beside every caller's, and the seconds that a query may take."""
+        """Return the filter that stands beside every caller's, and the seconds that a query may take."""
         raise NotImplementedError
 
     def _resolve_principal(self, given: Principal | None) -> Principal | None:
-        """Give who asks, where a principal is given, bound, or of the context."""
+        """Return who asks, where a principal is given, bound, or of the context."""
         raise NotImplementedError
 
     def facets(
@@ -79,7 +82,7 @@ class MetadataQueries:
         Returns:
             The buckets of each field: values by count, the smaller first among equals; ranges ascending.
         """
-        return run(self._facets(source, fields, filters, limit, per, principal))
+        return run(self.afacets(source, fields, filters=filters, limit=limit, per=per, principal=principal))
 
     async def afacets(
         self,
@@ -92,11 +95,6 @@ class MetadataQueries:
         principal: Principal | None = None,
     ) -> dict[str, list[FacetBucket]]:
         """Count the values of fields; see ``facets``."""
-        return await arun(self._facets(source, fields, filters, limit, per, principal))
-
-    async def _facets(
-        self, source: str, fields: Any, filters: FilterLike, limit: int, per: Per, principal: Principal | None
-    ) -> dict[str, list[FacetBucket]]:
         _check(limit=limit, per=per)
         given = [fields] if isinstance(fields, (str, Facet)) else list(fields)
         facets = [Facet(one) if isinstance(one, str) else one for one in given]
@@ -111,15 +109,12 @@ class MetadataQueries:
         self, source: str, *, filters: FilterLike = None, per: Per = "document", principal: Principal | None = None
     ) -> int:
         """Count the documents or chunks that pass a filter; see ``facets`` for the arguments."""
-        return run(self._count(source, filters, per, principal))
+        return run(self.acount(source, filters=filters, per=per, principal=principal))
 
     async def acount(
         self, source: str, *, filters: FilterLike = None, per: Per = "document", principal: Principal | None = None
     ) -> int:
         """Count the documents or chunks that pass a filter; see ``facets`` for the arguments."""
-        return await arun(self._count(source, filters, per, principal))
-
-    async def _count(self, source: str, filters: FilterLike, per: Per, principal: Principal | None) -> int:
         _check(per=per)
         counted: int = await self._over(source, partial(count_units, per=per), filters, principal)
         return counted
@@ -148,7 +143,8 @@ class MetadataQueries:
             order_by: The documents' order; see ``documents``.
             principal: Who asks; see ``KnowledgeBase.retrieve``.
         """
-        return run(self._group_by(source, field, filters, limit, per, hits, order_by, principal))
+        options: Any = {"limit": limit, "per": per, "hits": hits, "order_by": order_by, "principal": principal}
+        return run(self.agroup_by(source, field, filters=filters, **options))
 
     async def agroup_by(
         self,
@@ -163,19 +159,6 @@ class MetadataQueries:
         principal: Principal | None = None,
     ) -> list[ValueGroup]:
         """Group documents by the values of a field; see ``group_by``."""
-        return await arun(self._group_by(source, field, filters, limit, per, hits, order_by, principal))
-
-    async def _group_by(
-        self,
-        source: str,
-        field: str,
-        filters: FilterLike,
-        limit: int,
-        per: Per,
-        hits: int,
-        order_by: OrderBy,
-        principal: Principal | None,
-    ) -> list[ValueGroup]:
         _check(limit=limit, per=per, hits=hits)
         order = sort_key(order_by)
         work = partial(value_groups, field=field, limit=limit, per=per, hits=hits, order=order)
@@ -202,7 +185,8 @@ class MetadataQueries:
             offset: Documents to leave out before.
             principal: Who asks; see ``KnowledgeBase.retrieve``.
         """
-        return run(self._documents(source, filters, order_by, limit, offset, principal))
+        options: Any = {"order_by": order_by, "limit": limit, "offset": offset, "principal": principal}
+        return run(self.adocuments(source, filters=filters, **options))
 
     async def adocuments(
         self,
@@ -215,17 +199,6 @@ class MetadataQueries:
         principal: Principal | None = None,
     ) -> list[SourceDocument]:
         """List documents, a page at a time; see ``documents``."""
-        return await arun(self._documents(source, filters, order_by, limit, offset, principal))
-
-    async def _documents(
-        self,
-        source: str,
-        filters: FilterLike,
-        order_by: OrderBy,
-        limit: int,
-        offset: int,
-        principal: Principal | None,
-    ) -> list[SourceDocument]:
         _check(limit=limit, offset=offset)
         work = partial(list_documents, order=sort_key(order_by), limit=limit, offset=offset)
         return await self._over(source, work, filters, principal)
@@ -242,7 +215,7 @@ class MetadataQueries:
         standing, seconds = self._standing()
         caller, asking = all_of(standing, to_tree(filters)), self._resolve_principal(principal)
         deadline = deadline_after(seconds)
-        return await over_metadata(self.sources[source], work, caller, principal=asking, deadline=deadline)
+        return await arun(over_metadata(self.sources[source], work, caller, principal=asking, deadline=deadline))
 
 
 def _check(*, limit: int = 1, offset: int = 0, hits: int = 0, per: str = "document") -> None:

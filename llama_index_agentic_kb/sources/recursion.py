@@ -1,4 +1,4 @@
-"""Follows index nodes to what they stand for, a few levels deep and not for ever.
+"""Follows index nodes to what they stand for, a few levels deep.
 
 LlamaIndex's own recursion has no bound: a node that points at its own retriever ends in a ``RecursionError``, five
 levels of ten took 48 s (measured). It also follows ``obj`` as the store's metadata has it, so that whoever can write
@@ -31,14 +31,14 @@ MAX_FOLLOWED: Final = 32
 _OURS: Final = "_agentic_kb_recursion"
 
 _THEIRS: Final = "_agentic_kb_made_by_user"
-"""Of what a user's own retriever gives, nodes behind index nodes are followed too, as LlamaIndex does."""
+"""Nodes of a user's own retriever: those behind index nodes are followed too, as LlamaIndex does."""
 
 Perform: TypeAlias = Callable[[Call[Any]], Coroutine[Any, Any, Any]]
 """Makes a call, within its source's bulkhead."""
 
 
 def own_recursion(retriever: BaseRetriever, source: str) -> BaseRetriever:
-    """Take recursion over from a retriever that was made for us: it gives index nodes as they are.
+    """Take recursion over from a retriever that was made for us: index nodes stay as found.
 
     What it found is looked through at this very place: core's own look at it, which comes next, would raise for one
     node that is none, and lose the others.
@@ -54,7 +54,7 @@ def own_recursion(retriever: BaseRetriever, source: str) -> BaseRetriever:
 
 
 def bounded(retriever: BaseRetriever, source: str) -> BaseRetriever:
-    """Give a twin of a user's retriever whose index nodes are followed here; one with a recursion of its own as it is.
+    """Return a twin of a user's retriever whose index nodes are followed here; the same where it has its own recursion.
 
     The twin shares all that the retriever has, and is made anew for each search: what its user sets later holds.
     """

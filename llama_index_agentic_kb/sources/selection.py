@@ -46,7 +46,7 @@ class SelectedSource:
         return self.params.always_query_source
 
     def filters_for(self, planner: FilterNode | None) -> FilterNode | None:
-        """Give the effective filter of a sub-query: mandatory AND caller AND planner."""
+        """Return the effective filter of a sub-query: mandatory AND caller AND planner."""
         return self.filters if planner is None else self.source.effective_filter(self.caller, planner)
 
     @property
@@ -66,7 +66,7 @@ def select(
     calibrated: bool = False,
     principal: Principal | None = None,
 ) -> dict[str, SelectedSource]:
-    """Give the sources that a request allows, by name, with the effective filter of each.
+    """Return the sources that a request allows, by name, with the effective filter of each.
 
     Args:
         sources: All sources, in declaration order.
@@ -95,7 +95,7 @@ def select(
 
 
 def _permitted(source: KnowledgeSource, principal: Principal | None) -> tuple[FilterNode | None, str | None]:
-    """Give what a principal may see of a source, or why it may see nothing."""
+    """Return what a principal may see of a source, or why it may see nothing."""
     try:
         return source.permitted(principal), None
     except DeniedError as error:
@@ -110,13 +110,13 @@ def raise_if_denied(selected: Mapping[str, SelectedSource]) -> None:
     """
     reasons = {name: chosen.denied for name, chosen in selected.items() if chosen.denied is not None}
     if len(reasons) == len(selected):
-        told = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
+        why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
         causes = {name: DeniedError(reason) for name, reason in reasons.items()}
-        raise DeniedError(f"no source may be searched: {told}", causes)
+        raise DeniedError(f"no source may be searched: {why}", causes)
 
 
 def passing(selected: Mapping[str, SelectedSource], found_by: Mapping[str, str]) -> Callable[[BaseNode], bool]:
-    """Give the check of nodes as no search found them, which postprocessors bring or change: may they be shown?
+    """Return the check of nodes as no search found them, which postprocessors bring or change: may they be shown?
 
     One that a search found has to pass its source's effective filter still. Others tell no source. Where principals
     matter (a source has permissions), such a one, and whatever has a field of these permissions, has to pass the
@@ -168,10 +168,10 @@ def _check(params: SourceParams, sources: Mapping[str, KnowledgeSource]) -> None
 
 
 def by_name(sources: Sequence[KnowledgeSource]) -> dict[str, KnowledgeSource]:
-    """Give sources by name, in declaration order.
+    """Return sources by name, in declaration order.
 
     Raises:
-        ConfigurationError: There is none, one is no source, or two have one name.
+        ConfigurationError: No source is given, one is no source, or two have one name.
     """
     if not sources:
         raise ConfigurationError("sources: give at least one KnowledgeSource")

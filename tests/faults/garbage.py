@@ -15,7 +15,7 @@ from llama_index.core.schema import Document, ImageNode, IndexNode, NodeWithScor
 
 from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, Resilience, RetrievalError, RetrievalResponse
 from llama_index_agentic_kb.schema import Outcome, SourceActivity
-from llama_index_agentic_kb.sources.cleaning import MOST_CHARACTERS
+from llama_index_agentic_kb.sources.cleaning import MAX_CHARACTERS
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever, Verbatim
 from tests.faults.registry import fault
 
@@ -196,7 +196,7 @@ def too_long() -> None:
     for response in asked([scored("rain" * 2_500_000), scored(FINE)], max_output_size_in_tokens=500):
         assert len(response.text) < 10_000
         notes = (_record(response).lanes or [])[0].note or ""
-        assert f"was cut to {MOST_CHARACTERS:,}" in notes
+        assert f"was cut to {MAX_CHARACTERS:,}" in notes
         writable(response)
 
 

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llama_index_agentic_kb.guard.text import BLOCKS, plain_value, quoted, sanitize, sanitize_reply
-from llama_index_agentic_kb.prompts import Passage, format_passage
 
 _TAG = re.compile(rf"<(?:\s{{0,8}}[^\w\s<][^\w<]{{0,4}})?(?:{'|'.join(BLOCKS)})\b", re.IGNORECASE)
 
@@ -105,18 +104,6 @@ def test_hostile_text_takes_linear_time(text: str) -> None:
     sanitize(text)
     plain_value(text)
     assert time.monotonic() - began < 10
-
-
-def test_fifty_passages_cost_milliseconds() -> None:
-    """What fifty passages of a thousand characters cost is nothing beside a model's call (about 3 ms, measured)."""
-    texts = [
-        f"{part} " * (1_000 // len(part)) for part in ("Plain words, here.", "caf\u00e9 \u4e2d\u6587", "<b>a</b> [1]")
-    ]
-    passages = [Passage(number, "A title", texts[number % 3]) for number in range(50)]
-    began = time.process_time()
-    for passage in passages:
-        format_passage(passage)
-    assert time.process_time() - began < 0.5
 
 
 def test_metadata_stays_within_its_quotes() -> None:

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
 import chromadb
@@ -35,7 +33,7 @@ from llama_index_agentic_kb import (
     RetrieverOptions,
     acting_as,
 )
-from llama_index_agentic_kb.guard.permissions import ConversationOwner, current_principal
+from llama_index_agentic_kb.guard.permissions import current_principal
 from llama_index_agentic_kb.schema import SourceActivity, matches
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever, ScriptedLLM
 
@@ -105,15 +103,6 @@ def test_each_sees_their_own(index_source: KnowledgeSource) -> None:
         assert {group.value for group in kb.group_by("docs", "title", principal=principal)} == expected
 
 
-async def test_async_sees_the_same(index_source: KnowledgeSource) -> None:
-    """Concurrent requests of several principals over one knowledge base don't mix."""
-    kb = KnowledgeBase([index_source], effort="minimal")
-    asked = [principal for principal in SEEN for _ in range(4)]
-    answers = await asyncio.gather(*(kb.aretrieve("rain", principal=principal) for principal in asked))
-    assert [texts(answer) for answer in answers] == [SEEN[principal] for principal in asked]
-    assert await kb.acount("docs", principal=BETA) == 1
-
-
 def test_nothing_widens_it(index_source: KnowledgeSource) -> None:
     """Callers' filters narrow what a principal sees, also those that name the permissions' own keys."""
     kb = KnowledgeBase([index_source], effort="minimal")
@@ -129,13 +118,6 @@ def test_nothing_widens_it(index_source: KnowledgeSource) -> None:
         assert kb.count("docs", filters=filters, principal=ALICE) <= LISTED[ALICE]
 
 
-def test_many_groups(index_source: KnowledgeSource) -> None:
-    """Groups beyond what one of Chroma's requests can hold are asked for in several."""
-    many = Principal(tenant="acme", groups=[*(f"group {number}" for number in range(500)), "managers"])
-    response = KnowledgeBase([index_source], effort="minimal").retrieve("rain", principal=many)
-    assert texts(response) == {"rain for acme's managers", "rain for all of acme"}
-
-
 # -- how it arrives -------------------------------------------------------------------------------------------------
 
 
@@ -145,31 +127,6 @@ def memory_source(**fields: Any) -> KnowledgeSource:
 
 def found(retriever: AgenticRetriever) -> set[str]:
     return {node.node.get_content() for node in retriever.retrieve("rain")}
-
-
-def test_it_is_bound_given_or_of_the_context() -> None:
-    """Retrievers, engines and tools are bound; requests bring one; code that can't hand it on has a context."""
-    kb = KnowledgeBase([memory_source(permissions=FIELDS)], effort="minimal")
-    assert found(kb.as_retriever(principal=ALICE)) == SEEN[ALICE]
-    assert {one.node.get_content() for one in kb.as_query_engine(principal=BETA).query("rain").source_nodes} == SEEN[
-        BETA
-    ]
-    assert "rain for alice" in str(kb.as_chat_engine(principal=ALICE).chat("rain"))
-    assert "rain for all of beta" in str(kb.as_tool(principal=BETA).call("rain"))
-    request = kb.request("rain", principal=MANAGER)
-    assert texts(kb.retrieve(request)) == texts(kb.retrieve(request, max_output_documents=9)) == SEEN[MANAGER]
-    with acting_as(ALICE):
-        assert texts(kb.retrieve("rain")) == SEEN[ALICE]
-        assert kb.count("docs") == LISTED[ALICE]
-    assert current_principal() is None
-
-
-def test_the_index_takes_it() -> None:
-    """A bound knowledge base binds all that is made of it."""
-    bound = KnowledgeBase([memory_source(permissions=FIELDS)], effort="minimal", principal=ALICE)
-    assert texts(bound.retrieve("rain")) == SEEN[ALICE]
-    assert bound.count("docs") == LISTED[ALICE]
-    assert found(bound.as_retriever()) == SEEN[ALICE]
 
 
 def test_two_principals_are_none() -> None:
@@ -190,19 +147,6 @@ def test_two_principals_are_none() -> None:
         pass
     with pytest.raises(ConfigurationError, match="principal: expected a Principal"):
         kb.as_retriever(principal="alice")
-
-
-def test_threads_have_their_own_context() -> None:
-    """Each thread acts as its own principal."""
-    kb = KnowledgeBase([memory_source(permissions=FIELDS)], effort="minimal")
-
-    def ask(principal: Principal) -> set[str]:
-        with acting_as(principal):
-            return texts(kb.retrieve("rain"))
-
-    asked = [principal for principal in SEEN for _ in range(4)]
-    with ThreadPoolExecutor(8) as pool:
-        assert list(pool.map(ask, asked)) == [SEEN[principal] for principal in asked]
 
 
 @pytest.mark.parametrize("way", ["sync", "async"])
@@ -347,12 +291,6 @@ def test_stamps_that_cannot_be(access: dict[str, Any], message: str) -> None:
         FIELDS.stamp({}, **access)
 
 
-def test_a_role_without_a_field_cannot_be_stamped() -> None:
-    """What the permissions don't declare can't be granted silently."""
-    with pytest.raises(ConfigurationError, match=r"groups: Permissions declare no field for it"):
-        Permissions(tenant="tenant").stamp({}, tenant="acme", groups=["x"])
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -372,12 +310,6 @@ def test_declarations_that_cannot_be(fields: dict[str, Any], message: str) -> No
     """Fields of which two could be one key, and names that no store takes, are refused."""
     with pytest.raises(ConfigurationError, match=message):
         Permissions(**fields)
-
-
-def test_only_permissions_are_permissions() -> None:
-    """A mapping in their place would be no protection."""
-    with pytest.raises(ConfigurationError, match="permissions: expected Permissions, got dict"):
-        memory_source(permissions={"tenant": "tenant"})
 
 
 # -- what goes on from one request to the next ------------------------------------------------------------------------
@@ -405,20 +337,6 @@ def test_a_conversation_is_its_principals() -> None:
         assert "alice" not in str(chat.chat("rain"))
 
 
-async def test_a_conversation_is_denied_in_async_and_in_streams() -> None:
-    """Each way of chatting asks whose it is."""
-    kb = KnowledgeBase([memory_source(permissions=FIELDS)], effort="minimal")
-    chat: Any = kb.as_chat_engine()
-    with acting_as(ALICE):
-        await chat.achat("rain")
-    with acting_as(BETA):
-        for speak in (chat.achat, chat.astream_chat):
-            with pytest.raises(DeniedError, match="another principal's"):
-                await speak("rain")
-        with pytest.raises(DeniedError, match="another principal's"):
-            chat.stream_chat("rain")
-
-
 def test_a_retriever_with_a_memory_is_its_first_principals() -> None:
     """A memory that LlamaIndex's own chat engines share holds what one may see."""
     kb = KnowledgeBase([memory_source(permissions=FIELDS)], effort="minimal")
@@ -427,15 +345,6 @@ def test_a_retriever_with_a_memory_is_its_first_principals() -> None:
         assert found(retriever) == SEEN[ALICE]
     with acting_as(BETA), pytest.raises(DeniedError, match="another principal's"):
         retriever.retrieve("rain")
-
-
-def test_who_is_known_by_groups_alone_is_another_with_others() -> None:
-    """There is no name to know the same person by."""
-    owner = ConversationOwner()
-    owner.claim(Principal(tenant="acme", groups=["a"]))
-    owner.claim(Principal(tenant="acme", groups=["a"]))
-    with pytest.raises(DeniedError):
-        owner.claim(Principal(tenant="acme", groups=["b"]))
 
 
 def test_a_query_embedded_for_one_is_embedded_for_another() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from llama_index.core.schema import NodeWithScore, TextNode
 
 from llama_index_agentic_kb import RetrievalError
-from llama_index_agentic_kb.sources.cleaning import MOST_CHARACTERS, MOST_NODES, clean_nodes
+from llama_index_agentic_kb.sources.cleaning import MAX_CHARACTERS, MAX_NODES, clean_nodes
 
 
 def scored(text: str = "rain", **fields: Any) -> NodeWithScore:
@@ -39,13 +39,13 @@ def test_mended_nodes_are_copies() -> None:
 
 def test_long_texts_and_lists_are_cut_and_told() -> None:
     """What is read is bounded; what was returned is counted."""
-    long = clean_nodes([scored("x" * (MOST_CHARACTERS + 1))], "docs")
-    assert len(long[0].node.get_content()) == MOST_CHARACTERS
-    assert long.why == f"a node of {MOST_CHARACTERS + 1:,} characters was cut to {MOST_CHARACTERS:,}"
+    long = clean_nodes([scored("x" * (MAX_CHARACTERS + 1))], "docs")
+    assert len(long[0].node.get_content()) == MAX_CHARACTERS
+    assert long.why == f"a node of {MAX_CHARACTERS + 1:,} characters was cut to {MAX_CHARACTERS:,}"
     one = scored()
-    many = clean_nodes([one] * (MOST_NODES + 5), "docs")
-    assert (len(many), many.returned) == (MOST_NODES, MOST_NODES + 5)
-    assert many.why == f"only the first {MOST_NODES:,} of {MOST_NODES + 5:,} nodes were looked at"
+    many = clean_nodes([one] * (MAX_NODES + 5), "docs")
+    assert (len(many), many.returned) == (MAX_NODES, MAX_NODES + 5)
+    assert many.why == f"only the first {MAX_NODES:,} of {MAX_NODES + 5:,} nodes were looked at"
 
 
 @pytest.mark.parametrize(

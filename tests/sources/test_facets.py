@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import random
 from collections import Counter
 from typing import Any
 
@@ -9,8 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llama_index_agentic_kb.errors import InvalidRequestError
-from llama_index_agentic_kb.sources.documents import SourceDocument, list_documents, sort_key, value_groups
-from llama_index_agentic_kb.sources.facets import Facet, FacetBucket, count_units, facet_buckets
+from llama_index_agentic_kb.sources.facets import (
+    Facet,
+    FacetBucket,
+    SourceDocument,
+    facet_buckets,
+    list_documents,
+    sort_key,
+    value_groups,
+)
 from llama_index_agentic_kb.sources.metadata import MetadataRow, Per
 
 ROWS = [
@@ -27,46 +33,8 @@ def facet(asked: str | Facet, rows: list[MetadataRow] = ROWS, *, limit: int = 10
     return facet_buckets(iter(rows), facets=[one], limit=limit, per=per)[one.field]
 
 
-def valued(*pairs: tuple[Any, int]) -> list[FacetBucket]:
-    return [FacetBucket(count, value=value) for value, count in pairs]
-
-
 def ranged(*triples: tuple[Any, Any, int]) -> list[FacetBucket]:
     return [FacetBucket(count, start=start, end=end) for start, end, count in triples]
-
-
-def test_values_are_counted_per_document_or_chunk() -> None:
-    """A document counts once for a value that several of its chunks have."""
-    assert facet("genre") == valued(("drama", 2), ("comedy", 1))
-    assert facet("genre", per="chunk") == valued(("drama", 3), ("comedy", 1))
-    assert facet("nothing") == []
-    assert count_units(iter(ROWS), per="document") == 4
-    assert count_units(iter(ROWS), per="chunk") == 5
-
-
-def test_items_of_lists_are_values() -> None:
-    """Each item counts; an empty list and what is no value count for nothing."""
-    assert facet("tags") == valued(("sea", 1), ("war", 1))
-    assert facet("tags", per="chunk") == valued(("war", 2), ("sea", 1))
-    assert facet("odd") == []
-
-
-def test_the_most_frequent_come_first_and_smaller_values_among_equals() -> None:
-    """Numbers stand before text, truths before numbers, and True is not 1; a facet's own limit goes first."""
-    values = [2, 1, True, 1.0, "b", "a", "a", float("nan"), "10", 10]
-    rows = [MetadataRow(f"d{n}", {"v": value}) for n, value in enumerate(values)]
-    everything = [(1, 2), ("a", 2), (True, 1), (2, 1), (10, 1), ("10", 1), ("b", 1)]
-    assert facet("v", rows) == valued(*everything)
-    assert facet("v", rows, limit=3) == valued(*everything[:3])
-    assert facet(Facet("v", limit=1), rows, limit=3) == valued(*everything[:1])
-
-
-def test_ranges() -> None:
-    """A boundary belongs to the range that it starts; empty ranges are given; other kinds of values are left out."""
-    assert facet(Facet("year", ranges=[1970, 1985.5])) == ranged((None, 1970, 1), (1970, 1985.5, 1), (1985.5, None, 1))
-    assert facet(Facet("year", ranges=[2000])) == ranged((None, 2000, 3), (2000, None, 0))
-    assert facet(Facet("genre", ranges=["d"])) == ranged((None, "d", 1), ("d", None, 2))
-    assert facet(Facet("genre", ranges=[1])) == ranged((None, 1, 0), (1, None, 0))
 
 
 def test_intervals_of_numbers() -> None:
@@ -175,24 +143,6 @@ def test_documents_are_sorted() -> None:
     assert listed("genre", ("year", "asc")) == ["d2", "d1", "d3", "d4"]
     assert listed("year desc", limit=2, offset=1) == ["d2", "d1"]
     assert listed("no field") == ["d1", "d2", "d3", "d4"]
-
-
-def test_values_of_all_kinds_are_sorted() -> None:
-    """Truths, numbers, text; lists are no value to sort by."""
-    values = ["b", 2, False, ["z"], "a", 1.5, None, True]
-    rows = [MetadataRow(f"d{n}", {"v": value}) for n, value in enumerate(values)]
-    assert listed("v", rows=rows) == ["d2", "d7", "d5", "d1", "d4", "d0", "d3", "d6"]
-    assert listed("v desc", rows=rows) == ["d0", "d4", "d1", "d5", "d7", "d2", "d3", "d6"]
-
-
-def test_pages_of_many_documents_are_those_of_the_whole_order() -> None:
-    """What is kept while reading is bounded, and still the right page comes out."""
-    values = list(range(1_000))
-    random.Random(8).shuffle(values)
-    rows = [MetadataRow(f"{n:04}", {"v": value}) for n, value in enumerate(values)]
-    by_value = [row.document for row in sorted(rows, key=lambda row: -row.metadata["v"])]
-    assert listed("v desc", limit=5, offset=7, rows=rows) == by_value[7:12]
-    assert listed("v desc", limit=50, offset=990, rows=rows) == by_value[990:]
 
 
 @pytest.mark.parametrize("bad", [("year", "down"), ("", "asc"), ("year",), "", ("a", "b", "c")])

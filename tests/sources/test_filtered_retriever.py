@@ -1,10 +1,7 @@
 from __future__ import annotations
 
-import asyncio
-import copy
 import time
 from collections.abc import Callable, Sequence
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,13 +9,12 @@ from llama_index.core import StorageContext, VectorStoreIndex
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.indices.vector_store.retrievers import VectorIndexRetriever
-from llama_index.core.schema import BaseNode, IndexNode, QueryBundle, TextNode
+from llama_index.core.schema import BaseNode, TextNode
 from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryResult
 from llama_index.vector_stores.chroma import ChromaVectorStore
 
 from llama_index_agentic_kb import AgenticRetriever, KnowledgeSource
-from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.errors import DeadlineExceededError
 from llama_index_agentic_kb.schema import Condition, FilterOperator, Outcome, SourceActivity
 from llama_index_agentic_kb.sources.index import (
@@ -32,7 +28,6 @@ from llama_index_agentic_kb.sources.index import (
     until,
 )
 from llama_index_agentic_kb.sources.recursion import own_recursion
-from llama_index_agentic_kb.store import KnowledgeStore, ingest
 from llama_index_agentic_kb.testing import HashEmbedding
 
 MakeIndex = Callable[[Sequence[BaseNode], BaseEmbedding], VectorStoreIndex]
@@ -82,14 +77,6 @@ def _is_even(node: BaseNode) -> bool:
     return bool(node.metadata["parity"] == "even")
 
 
-async def test_it_awaits_on_a_thread(chroma_index: MakeIndex) -> None:
-    """Called directly from async code, it does not hold the event loop."""
-    filtered = _retriever(chroma_index(_nodes(), HashEmbedding()), EVEN, 3)
-    found, other = await asyncio.gather(filtered.aretrieve("valve"), filtered.aretrieve("motor"))
-    assert len(found) == len(other) == 3
-    assert _note(found) == _note(other)
-
-
 def test_a_source_is_searched_by_it_and_says_so(chroma_index: MakeIndex) -> None:
     """The note stands in the search's list and in the activity; rows without the key take no places."""
     nodes = [*_nodes(), *(TextNode(id_=f"x{at}", text="pump number") for at in range(20))]  # nearer, and no parity
@@ -107,23 +94,6 @@ def test_a_source_is_searched_by_it_and_says_so(chroma_index: MakeIndex) -> None
     dense = next(lane for lane in record.lanes or [] if lane.kind == "dense")
     assert dense.note is not None
     assert dense.note.startswith("filter matches 30: searched exactly")
-
-
-def test_our_own_store_remembers_until_it_changes(tmp_path: Path) -> None:
-    """Of a knowledge store the note tells how many rows there are; what is ingested later is found."""
-    folder = tmp_path / "pumps"
-    folder.mkdir()
-    (folder / "a.txt").write_text("The pump is red.")
-    with KnowledgeStore.open(tmp_path / "store", embed_model=HashEmbedding(), create=True) as store:
-        ingest(folder, store, chunk_size=100, chunk_overlap=0)
-        index = store.index("pumps")
-        filters = Condition(key="source", value="pumps")
-        assert _note(_retriever(index, filters, 3).retrieve("pump")) == "filter matches 1 of 1: searched exactly"
-        (folder / "b.txt").write_text("The other pump is blue.")
-        ingest(folder, store, chunk_size=100, chunk_overlap=0)
-        found = _retriever(index, filters, 3).retrieve("pump")
-        assert _note(found) == "filter matches 2 of 2: searched exactly"
-        assert {node.node.metadata["file_name"] for node in found} == {"a.txt", "b.txt"}
 
 
 def test_other_searches_are_left_alone(chroma_index: MakeIndex) -> None:
@@ -181,31 +151,3 @@ def test_the_deadline_reaches_the_search(chroma_index: MakeIndex) -> None:
     assert len(retriever.retrieve("valve")) == 3
     plain = index.as_retriever()
     assert until(plain, 1.0) is plain
-
-
-def test_a_copy_searches_alike(chroma_index: MakeIndex) -> None:
-    """Guarded copies, with callback managers of their own, are searched as the first is."""
-    retriever = index_retriever(chroma_index(_nodes(), HashEmbedding()), EVEN, 3)
-    assert [n.node_id for n in copy.copy(retriever).retrieve("seal")] == [n.node_id for n in retriever.retrieve("seal")]
-
-
-def test_index_nodes_are_followed_as_before(chroma_index: MakeIndex) -> None:
-    """An index node under a filter still leads to its object."""
-    target = TextNode(id_="target", text="what it stands for", metadata={"parity": "even"})
-    index = chroma_index(_nodes(4), HashEmbedding())
-    index._object_map = {"pointer": target}
-    index.insert_nodes([IndexNode(id_="p", index_id="pointer", text="turbine", metadata={"parity": "even"})])
-    source = KnowledgeSource("docs", index=index, filters=EVEN)
-    prepared = run(source.prepare(source.effective_filter(), 1))
-    bundle = QueryBundle("turbine", embedding=HashEmbedding().get_query_embedding("turbine"))
-    result = run(source.search(prepared, bundle, top_k=1, deadline=None))
-    assert [node.node.node_id for node in result.nodes] == ["target"]
-
-
-def test_without_a_vector_the_store_is_asked_as_before(chroma_index: MakeIndex) -> None:
-    """A query that brings no vector and no text to embed lists rows under the filter, as LlamaIndex does."""
-    retriever = index_retriever(chroma_index(_nodes(), HashEmbedding()), EVEN, 3)
-    found = retriever.retrieve(QueryBundle("", embedding=[]))
-    assert len(found) == 3
-    assert all(_is_even(node.node) for node in found)
-    assert not isinstance(found, NotedNodes)

@@ -1,9 +1,7 @@
 from __future__ import annotations
 
-import gc
 import threading
 import time
-import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,13 +9,12 @@ import pytest
 from llama_index.core import StorageContext, SummaryIndex, VectorStoreIndex
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
-from llama_index.core.indices.vector_store.retrievers import VectorIndexRetriever
 from llama_index.core.schema import BaseNode, Document, IndexNode, NodeWithScore, QueryBundle, TextNode
 from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryMode, VectorStoreQueryResult
 
-from llama_index_agentic_kb import AgenticVectorStoreIndex, KnowledgeSource, Resilience
-from llama_index_agentic_kb._aio import Call, arun, run
+from llama_index_agentic_kb import KnowledgeSource, Resilience
+from llama_index_agentic_kb._aio import arun, run
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError
 from llama_index_agentic_kb.schema import Condition, FilterNode
 from llama_index_agentic_kb.sources import SearchResult
@@ -116,15 +113,6 @@ def test_an_index_is_searched_by_vectors_and_by_words(
     assert lexical.nodes[0].node == next(n.node for n in dense.nodes if n.node_id == "n0")
 
 
-def test_words_find_what_vectors_miss() -> None:
-    """A name that the vector search ranks last, or not at all, is found by its letters."""
-    crowd = [TextNode(id_=f"c{n}", text="the weather was fine " * 3) for n in range(30)]
-    index = index_of([*crowd, TextNode(id_="code", text="Error XK-2219: replace the pump seal.")])
-    index._embed_model = HashEmbedding(dimensions=256)
-    result = search(KnowledgeSource("docs", index=index), "XK-2219", top_k=3)
-    assert ids(words_of(result)) == ["code"]
-
-
 def test_the_lexical_side_is_asked_for_as_many_under_the_same_filter() -> None:
     """What it returns against the filter is dropped and counted."""
     lexical = Words(nodes())
@@ -183,26 +171,6 @@ def test_a_dense_search_that_fails_leaves_the_words() -> None:
             search(KnowledgeSource("docs", retriever=Down(), hybrid=useless), "snow")
 
 
-@pytest.mark.parametrize("way", WAYS)
-async def test_words_do_not_wait_for_the_querys_vector(way: str) -> None:
-    """The lexical search has begun before the vector is there; without one, the dense list alone has an error."""
-    lexical = Words(nodes())
-    source = KnowledgeSource("docs", index=index_of(), hybrid=lexical)
-
-    async def embedded() -> QueryBundle:
-        begun = await Call(sync=lambda: lexical.begun.wait(10))
-        assert begun
-        raise ConnectionError("no vector")
-
-    async def flow() -> SearchResult:
-        prepared = await source.prepare(None, 5)
-        return await source.search(prepared, QueryBundle("snow"), top_k=5, deadline=None, complete=embedded)
-
-    result = run(flow()) if way == "sync" else await arun(flow())
-    assert str(result.lists[0].error) == "no vector"
-    assert len(words_of(result).nodes) == 3
-
-
 def test_a_lexical_side_that_hangs_takes_no_thread_from_the_dense_one() -> None:
     """Each way has its own bulkhead."""
     source = KnowledgeSource(
@@ -245,20 +213,6 @@ def test_a_retriever_with_a_way_of_its_own_is_left_to_it(kwargs: dict[str, Any],
     assert kinds(search(KnowledgeSource("docs", index=index, retriever_kwargs=plain), "snow")) == ["dense", "lexical"]
 
 
-class Sparing(VectorStoreIndex):
-    """An index whose retriever is told by the index itself how to search."""
-
-    def as_retriever(self, **kwargs: Any) -> BaseRetriever:
-        return VectorIndexRetriever(self, vector_store_query_mode=VectorStoreQueryMode.HYBRID, **kwargs)
-
-
-def test_an_index_that_makes_hybrid_retrievers_is_left_to_it() -> None:
-    """What its retriever turns out to be decides."""
-    context = StorageContext.from_defaults(vector_store=ModalStore())
-    index = Sparing(nodes(), storage_context=context, embed_model=HashEmbedding())
-    assert kinds(search(KnowledgeSource("docs", index=index), "snow")) == ["hybrid"]
-
-
 def test_what_has_no_nodes_to_list_needs_a_lexical_side() -> None:
     """By default it is searched its own way; ``hybrid=True`` says what is missing."""
     for fields in ({"index": SummaryIndex(nodes())}, {"retriever": MemoryRetriever(nodes())}):
@@ -267,39 +221,6 @@ def test_what_has_no_nodes_to_list_needs_a_lexical_side() -> None:
             ConfigurationError, match=r"source 'docs': hybrid=True is impossible: .* give a lexical search"
         ):
             KnowledgeSource("docs", **fields, hybrid=True)
-
-
-class TextStore(SimpleVectorStore):
-    """A store that keeps texts itself, in its own way, and can list them but not count them."""
-
-    stores_text: bool = True
-    lists: int = 0
-
-    def add(self, nodes: Sequence[BaseNode], **kwargs: Any) -> list[str]:
-        self.__dict__.setdefault("_kept", {}).update({node.node_id: node for node in nodes})
-        return super().add(nodes, **kwargs)
-
-    def get_nodes(self, node_ids: list[str] | None = None, filters: Any = None) -> list[BaseNode]:
-        kept: dict[str, BaseNode] = self.__dict__["_kept"]
-        if node_ids is None:
-            self.lists += 1
-        return [node for node_id, node in kept.items() if node_ids is None or node_id in node_ids]
-
-    def query(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
-        found = super().query(query, **kwargs)
-        found.nodes = self.get_nodes(found.ids or [])
-        return found
-
-
-def test_a_store_that_can_not_count_is_indexed_on_demand() -> None:
-    """It may hold millions: ``hybrid=True`` lists its nodes, and again only now and then."""
-    store = TextStore()
-    index = index_of(storage_context=StorageContext.from_defaults(vector_store=store))
-    assert kinds(search(KnowledgeSource("docs", index=index), "snow")) == ["dense"]
-    source = KnowledgeSource("docs", index=index, hybrid=True)
-    for _ in range(3):
-        assert ids(words_of(search(source, "snow"))) == ["n1"]
-    assert store.lists == 1
 
 
 @pytest.mark.parametrize("store", ["memory", "chroma"])
@@ -333,33 +254,6 @@ def test_it_follows_inserts_and_deletes(store: str, chroma_index: MakeIndex) -> 
     assert search(source, "rain").nodes == []
 
 
-def test_new_text_under_an_old_id_is_found() -> None:
-    """Hashes tell that a document changed, not only ids."""
-    index = index_of([TextNode(id_="same", text="rain", metadata={"tenant": "acme"})])
-    source = KnowledgeSource("docs", index=index)
-    assert ids(words_of(search(source, "rain"))) == ["same"]
-    index.delete_nodes(["same"], delete_from_docstore=True)
-    index.insert_nodes([TextNode(id_="same", text="snow", metadata={"tenant": "umbrella"})])
-    assert ids(words_of(search(source, "rain"))) == []
-    assert ids(words_of(search(source, "snow"))) == ["same"]
-    assert ids(words_of(search(source, "snow", ACME))) == []
-
-
-def test_what_chroma_does_not_count_is_seen_when_it_is_listed_again(
-    chroma_index: MakeIndex, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A node in another's place leaves the number as it was: what is gone is never found, what is new is soon."""
-    index = chroma_index([TextNode(id_="old", text="rain in Oslo")], HashEmbedding())
-    source = KnowledgeSource("docs", index=index)
-    assert ids(words_of(search(source, "rain"))) == ["old"]
-    index.delete_nodes(["old"])
-    index.insert_nodes([TextNode(id_="new", text="rain in Paris")])
-    assert ids(words_of(search(source, "rain"))) == []
-    monkeypatch.setattr(lexical_sources, "_LISTED_EVERY", -1.0)
-    time.sleep(1.0)  # more than twenty times what listing one node takes
-    assert ids(words_of(search(source, "rain"))) == ["new"]
-
-
 def test_index_nodes_are_left_to_the_retriever() -> None:
     """What stands behind them is asked once a search, and found once."""
     inner = MemoryRetriever(["rain in Oslo"])
@@ -369,43 +263,3 @@ def test_index_nodes_are_left_to_the_retriever() -> None:
     assert sorted(node.text for node in dense.nodes) == ["rain in Oslo", "rain in Paris"]
     assert ids(lexical) == ["n"]
     assert len(inner.queries) == 1
-
-
-def test_one_lexical_index_serves_all_retrievers_over_an_index() -> None:
-    """It is made once, and goes with the index."""
-    index = AgenticVectorStoreIndex(nodes(), embed_model=HashEmbedding())
-    first, second = index.as_retriever(), index.as_retriever()
-    first.retrieve("snow")
-    made = lexical_sources._shared(index)
-    assert made._index is not None
-    assert lexical_sources._shared(second.sources["index"].index) is made  # type: ignore[arg-type]
-    held = weakref.ref(made)
-    del first, second, index, made
-    gc.collect()
-    assert held() is None
-
-
-def test_many_threads_make_it_once() -> None:
-    """The first searches of a source, all at once, find the same."""
-    index = index_of([TextNode(id_=f"n{n}", text=f"rain report {n}") for n in range(300)])
-    source = KnowledgeSource("docs", index=index)
-    found: list[list[str]] = []
-    threads = [
-        threading.Thread(target=lambda: found.append(ids(words_of(search(source, "rain report 7", top_k=3)))))
-        for _ in range(6)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == [found[0]] * 6
-    assert found[0][0] == "n7"
-
-
-def test_warming_up_makes_it() -> None:
-    """The first question does not pay for it."""
-    index = index_of()
-    run(KnowledgeSource("docs", index=index).warm_up())
-    made = lexical_sources._shared(index)._index
-    assert made is not None
-    assert len(made) == 3

@@ -1,18 +1,15 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections.abc import Sequence
 from typing import Any, Literal
 
 import pytest
-from llama_index.core import SimpleKeywordTableIndex, StorageContext, SummaryIndex, VectorStoreIndex
+from llama_index.core import StorageContext, SummaryIndex, VectorStoreIndex
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
-from llama_index.core.llms import MockLLM
-from llama_index.core.retrievers import QueryFusionRetriever
-from llama_index.core.schema import Document, NodeRelationship, NodeWithScore, QueryBundle, RelatedNodeInfo, TextNode
+from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.core.vector_stores import MetadataFilter, MetadataFilters
 
 from llama_index_agentic_kb import Fields, KnowledgeSource, Resilience
@@ -22,11 +19,10 @@ from llama_index_agentic_kb.errors import (
     DeadlineExceededError,
     DeniedError,
     InvalidRequestError,
-    RetrievalError,
 )
 from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, FilterOperator, any_of
 from llama_index_agentic_kb.sources import SearchResult
-from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever, Verbatim
+from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever
 from tests.sources.conftest import MakeIndex
 
 ACME = Condition(key="tenant", value="acme")
@@ -88,29 +84,6 @@ def test_a_vector_index_is_searched(embed_model: BaseEmbedding, chroma_index: Ma
     result = search(source, "height of a moon rocket", top_k=2)
     assert result.nodes[0].text == texts[0]
     assert result.total("candidates") == len(result.nodes) == 2
-
-
-def test_a_summary_index_is_searched() -> None:
-    """It gives its nodes in order, without scores, as many as are wanted."""
-    result = search(KnowledgeSource("all", index=SummaryIndex(nodes())), top_k=3)
-    assert ids(result) == ["n0", "n1", "n2"]
-    assert [node.score for node in result.nodes] == [None, None, None]
-    assert result.total("candidates") == 7
-
-
-def test_a_keyword_table_is_searched() -> None:
-    """Arguments of its own choose its retriever."""
-    index = SimpleKeywordTableIndex(nodes=[TextNode(text="Rain in Paris"), TextNode(text="Oslo")], llm=MockLLM())
-    source = KnowledgeSource("table", index=index, retriever_kwargs={"retriever_mode": "simple"})
-    assert [node.text for node in search(source, "Paris, is there rain?").nodes] == ["Rain in Paris"]
-
-
-def test_any_retriever_is_searched() -> None:
-    """LlamaIndex's own fusion retriever, or one of the user's, works as it is."""
-    inner = simple_index().as_retriever(similarity_top_k=3)
-    fusion = QueryFusionRetriever([inner, inner], llm=MockLLM(), num_queries=1, use_async=False, similarity_top_k=3)
-    assert len(ids(search(KnowledgeSource("fused", retriever=fusion)))) == 3
-    assert ids(search(KnowledgeSource("memory", retriever=MemoryRetriever(nodes(), similarity_top_k=4)))) != []
 
 
 @pytest.mark.parametrize("mode", ["sync", "async", "async_only"])
@@ -294,35 +267,6 @@ def test_nodes_and_scores_of_a_source_are_never_changed() -> None:
     assert not {id(n) for n in first.nodes} & {id(n) for n in retriever.retrieve("rain report")}
 
 
-def test_scores_that_are_no_numbers_are_none() -> None:
-    """NaN, infinities and None mean that there is no score; the node stays."""
-    scores = [0.5, math.nan, math.inf, None]
-    found = [NodeWithScore(node=TextNode(text=str(s)), score=s) for s in scores]
-    assert [n.score for n in search(KnowledgeSource("odd", retriever=Scripted(found))).nodes] == [0.5, None, None, None]
-
-
-def test_empty_text_is_text() -> None:
-    """A node without text is a node."""
-    found = [NodeWithScore(node=TextNode(text=""), score=1.0)]
-    assert len(search(KnowledgeSource("odd", retriever=Scripted(found))).nodes) == 1
-
-
-@pytest.mark.parametrize(
-    "value", [None, {"a": 1}, "text", 7, [1, 2], [TextNode(id_="bare", text="no wrapper")]], ids=repr
-)
-def test_what_is_no_list_of_nodes_is_an_error(value: object) -> None:
-    """Garbage is never taken for "nothing found", whether LlamaIndex or we see it first."""
-    with pytest.raises((RetrievalError, TypeError, AttributeError)):
-        search(KnowledgeSource("odd", retriever=MemoryRetriever([], fault=Verbatim(value))))
-
-    class Raw(MemoryRetriever):
-        def retrieve(self, _: Any) -> Any:
-            return value
-
-    with pytest.raises(RetrievalError, match="source 'odd' returned no list of NodeWithScore"):
-        search(KnowledgeSource("odd", retriever=Raw([])))
-
-
 def test_a_source_has_its_own_number_of_documents() -> None:
     """Its ``similarity_top_k``, also among the retriever's arguments, goes before the effort's."""
     index = simple_index()
@@ -333,38 +277,6 @@ def test_a_source_has_its_own_number_of_documents() -> None:
     assert lengths(KnowledgeSource("a", index=index)) == [4, 4]
     assert lengths(KnowledgeSource("b", index=index, similarity_top_k=2)) == [2, 2]
     assert lengths(KnowledgeSource("c", index=index, retriever_kwargs={"similarity_top_k": 5})) == [5, 5]
-
-
-def test_a_hanging_source_is_given_up() -> None:
-    """The search ends at its deadline."""
-    with MemoryRetriever(nodes(), fault="hang") as retriever:
-        source = KnowledgeSource("slow", retriever=retriever)
-        with pytest.raises(DeadlineExceededError, match="source 'slow' was still running"):
-            run(searching(source, "rain", None, 3, seconds=0.1))
-
-
-def test_a_sources_threads_are_bounded() -> None:
-    """No more searches run on threads at once than the source allows."""
-    running, most, lock = 0, 0, threading.Lock()
-
-    class Counting(MemoryRetriever):
-        def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-            nonlocal running, most
-            with lock:
-                running += 1
-                most = max(most, running)
-            time.sleep(0.02)
-            with lock:
-                running -= 1
-            return super()._retrieve(query_bundle)
-
-    source = KnowledgeSource("narrow", retriever=Counting(nodes()), resilience=Resilience(max_concurrency=2))
-    threads = [threading.Thread(target=search, args=(source,)) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert most == 2
 
 
 def test_the_health_of_a_source_is_public() -> None:
@@ -382,18 +294,6 @@ def test_the_health_of_a_source_is_public() -> None:
     assert words.usual_seconds is not None
     assert words.lexical_health is not None
     assert words.lexical_health.places == 8
-
-
-def test_the_callers_bundle_is_not_written_to() -> None:
-    """LlamaIndex's vector retriever writes into its bundle: ``prepare`` and ``search`` get one of their own."""
-    source = KnowledgeSource("docs", index=simple_index(), hybrid=False)
-
-    async def flow(bundle: QueryBundle) -> SearchResult:
-        prepared = await source.prepare(None, 2)
-        assert prepared.embed_model is not None
-        return await source.search(prepared, bundle, top_k=2, deadline=None)
-
-    assert len(run(flow(QueryBundle("rain"))).nodes) == 2
 
 
 @pytest.mark.parametrize("kind", ["index", "filtered", "retriever", "denied"])
@@ -448,29 +348,6 @@ def test_every_source_gives_the_same_keys() -> None:
     }
 
 
-def test_titles_and_keys_have_fallbacks() -> None:
-    """The title is the file's name, or the key; the key is the source document's id, or the node's."""
-    source = KnowledgeSource("docs", retriever=MemoryRetriever([]))
-    parent = {NodeRelationship.SOURCE: RelatedNodeInfo(node_id="doc-1")}
-    assert data(source, TextNode(id_="n", text="x", relationships=parent))["doc_key"] == "doc-1"
-    assert data(source, TextNode(id_="n", text="x", metadata={"file_name": "a.txt"}))["title"] == "a.txt"
-    assert data(source, TextNode(id_="n", text="x", metadata={"title": "", "_private": 1})) == {
-        "doc_key": "n",
-        "title": "n",
-        "content": "x",
-        "url": None,
-        "terms": None,
-        "metadata": {"title": ""},
-    }
-
-
-def test_content_is_never_lost_to_an_empty_field() -> None:
-    """Where the content field is missing or empty, the node's text is the content."""
-    source = KnowledgeSource("docs", retriever=MemoryRetriever([]), fields=Fields(content="body"))
-    assert data(source, TextNode(text="Text.", metadata={"body": ""}))["content"] == "Text."
-    assert data(source, TextNode(text="Text."))["content"] == "Text."
-
-
 def test_metadata_that_is_no_json_is_told_as_text() -> None:
     """Objects, numbers that JSON doesn't have, and values that hold themselves never break a response."""
     source = KnowledgeSource("docs", retriever=MemoryRetriever([]))
@@ -491,14 +368,6 @@ def test_metadata_that_is_no_json_is_told_as_text() -> None:
     assert (told.get("nan"), told["nested"], told["set"]) == (None, {"a": [1]}, [1])
     assert made.to_json()
     assert node.metadata["loop"] is loop
-
-
-def test_documents_are_their_own_source() -> None:
-    """An index made of documents gives their ids as keys."""
-    index = VectorStoreIndex.from_documents([Document(doc_id="d", text="rain")], embed_model=HashEmbedding())
-    source = KnowledgeSource("docs", index=index)
-    (node,) = search(source).nodes
-    assert source.source_data(node).doc_key == "d"
 
 
 def test_an_empty_index_gives_nothing() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import inspect
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -12,11 +10,9 @@ from typing import Any
 
 import pytest
 from llama_index.core import StorageContext, SummaryIndex, VectorStoreIndex
-from llama_index.core.bridge.pydantic import Field
 from llama_index.core.schema import BaseNode, NodeRelationship, RelatedNodeInfo, TextNode
 from llama_index.core.vector_stores.types import (
     BasePydanticVectorStore,
-    MetadataFilters,
     VectorStoreQuery,
     VectorStoreQueryResult,
 )
@@ -26,12 +22,9 @@ from llama_index_agentic_kb.errors import (
     ConfigurationError,
     DeadlineExceededError,
     InvalidRequestError,
-    RetrievalError,
 )
 from llama_index_agentic_kb.schema import parse_odata
 from llama_index_agentic_kb.sources import Facet, FacetBucket
-from llama_index_agentic_kb.sources.filters import lower
-from llama_index_agentic_kb.sources.metadata_queries import MetadataQueries
 from llama_index_agentic_kb.store import KnowledgeStore, ingest
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever
 from tests.sources.conftest import MakeIndex
@@ -120,30 +113,6 @@ def test_what_the_mandatory_filter_hides_is_not_counted(make: Callable[..., Know
         assert kb.facets("films", ["genre"], filters="tenant eq 'rival'") == {"genre": []}
 
 
-async def test_async_gives_the_same_and_never_holds_the_loop() -> None:
-    """Each question has its async twin with the same arguments; a slow reading leaves the loop free."""
-    kb = KnowledgeBase([source()])
-    assert await kb.acount("films") == kb.count("films")
-    assert await kb.afacets("films", "genre") == kb.facets("films", "genre")
-    assert await kb.agroup_by("films", "genre") == kb.group_by("films", "genre")
-    assert await kb.adocuments("films", order_by=["year"]) == kb.documents("films", order_by=["year"])
-    for name in ("count", "facets", "group_by", "documents"):
-        plain, twin = (getattr(MetadataQueries, prefix + name) for prefix in ("", "a"))
-        assert inspect.signature(plain).parameters == inspect.signature(twin).parameters
-
-    go = threading.Event()
-
-    def slow() -> Iterator[tuple[str, dict[str, Any]]]:
-        go.wait(20)
-        yield from FILMS
-
-    counting = asyncio.ensure_future(read(metadata_reader=slow).acount("films"))
-    await asyncio.sleep(0.05)
-    assert not counting.done()
-    go.set()
-    assert await counting == 5
-
-
 def test_filters_that_a_store_can_not_apply_are_checked_here(chroma_index: MakeIndex) -> None:
     """Nothing is ranked here, so that what Chroma can't filter by is read and checked."""
     kb = KnowledgeBase([source(index=chroma_index(nodes(), MODEL))])
@@ -151,16 +120,6 @@ def test_filters_that_a_store_can_not_apply_are_checked_here(chroma_index: MakeI
     assert kb.count("films", filters="genre ne null") == 5
     many = ",".join(map(str, range(1_900, 1_980)))
     assert kb.count("films", filters=f"year in ({many}) or year in ({many})") == 3
-
-
-def test_a_deleted_document_is_gone() -> None:
-    """LlamaIndex's docstore keeps what was deleted from the index, and may be shared; the vectors tell."""
-    context = StorageContext.from_defaults()
-    index = VectorStoreIndex(nodes(), embed_model=MODEL, storage_context=context)
-    context.docstore.add_documents([TextNode(id_="other", text="of another index", metadata={"year": 1})])
-    index.delete_ref_doc("alien")
-    kb = KnowledgeBase([source(index=index)])
-    assert [one.document_id for one in kb.documents("films")] == ["brazil", "casablanca", "dune", "eraserhead"]
 
 
 class Mute(BasePydanticVectorStore):
@@ -182,37 +141,9 @@ class Mute(BasePydanticVectorStore):
         raise NotImplementedError
 
 
-class Textless(Mute):
-    """A store that keeps vectors alone: the nodes are in the index's docstore."""
-
-    stores_text: bool = False
-
-
-class Lister(Mute):
-    """A store that lists its nodes, and notes which filters it was asked to apply."""
-
-    asked: list[Any] = Field(default_factory=list)
-    fault: Any = None
-
-    def get_nodes(self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None) -> list[BaseNode]:
-        self.asked.append(filters)
-        if self.fault is not None:
-            raise self.fault
-        return nodes()
-
-
 def over(store: BasePydanticVectorStore) -> KnowledgeBase:
     context = StorageContext.from_defaults(vector_store=store)
     return KnowledgeBase([source(index=VectorStoreIndex(nodes(), storage_context=context, embed_model=MODEL))])
-
-
-def test_stores_of_others_are_read_where_the_nodes_are() -> None:
-    """In the docstore where the store keeps vectors alone, else through ``get_nodes``; each row is checked here."""
-    assert over(Textless()).count("films", filters=ACME) == 4
-    store = Lister()
-    assert over(store).count("films", filters=ACME) == 4
-    assert over(store).count("films", filters="not (tags/any(t: t eq 'x'))") == 0
-    assert store.asked == [lower(parse_odata(ACME)), None]
 
 
 @pytest.mark.parametrize(
@@ -228,20 +159,6 @@ def test_sources_that_can_not_list_say_so(bad: Callable[[], KnowledgeSource]) ->
     """The error names the source and what it takes; there is no wrong count."""
     with pytest.raises(InvalidRequestError, match=r"source 'films' can't list what it holds: .*metadata_reader="):
         KnowledgeBase([bad()]).count("films")
-
-
-def test_what_fails_while_reading_is_told() -> None:
-    """A reader's own error, and a row that is none, become one error with the source's name."""
-
-    def down() -> Iterator[tuple[str, dict[str, Any]]]:
-        yield FILMS[0]
-        raise ConnectionError("connection refused")
-
-    broken = over(Lister(fault=ConnectionError("connection refused")))
-    readers: list[Any] = [down, lambda: [("alien",)], lambda: None]
-    for kb in (broken, *(read(metadata_reader=reader) for reader in readers)):
-        with pytest.raises(RetrievalError, match="the metadata of source 'films' could not be read: "):
-            kb.count("films")
 
 
 def test_reading_ends_at_the_deadline() -> None:

@@ -77,23 +77,6 @@ def test_one_level_works_as_in_llamaindex() -> None:
     )
 
 
-def test_a_node_without_an_object_stays_an_index_node() -> None:
-    """An index node that stands for nothing that is known is a result itself."""
-    (node,) = search(
-        index_of(texts=[]).__class__([IndexNode(text="rain", index_id="x")], embed_model=HashEmbedding())
-    ).nodes
-    assert isinstance(node.node, IndexNode)
-
-
-def test_each_result_comes_once() -> None:
-    """Two index nodes that stand for the same texts give them once."""
-    first, second = (MemoryRetriever(["rain in Oslo"]) for _ in range(2))
-    index = index_of(
-        IndexNode(text="rain", index_id="a", obj=first), IndexNode(text="rain too", index_id="b", obj=second)
-    )
-    assert texts(search(index)) == ["rain in Oslo"]
-
-
 def test_a_cycle_ends() -> None:
     """A retriever that stands behind its own node is followed once."""
     loop = Tree([])

@@ -4,14 +4,12 @@ from typing import Any
 
 import pytest
 from llama_index.core import SummaryIndex
-from llama_index.core.schema import TextNode
 
-from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, RetrievalRequest
-from llama_index_agentic_kb.errors import ConfigurationError, DeniedError, InvalidRequestError
-from llama_index_agentic_kb.schema import Condition, SourceActivity, all_of, parse_odata
+from llama_index_agentic_kb import KnowledgeSource, RetrievalRequest
+from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError
+from llama_index_agentic_kb.schema import Condition, all_of
 from llama_index_agentic_kb.sources.selection import SelectedSource, as_source, by_name, select
-from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever
-from tests.sources.conftest import MakeIndex
+from llama_index_agentic_kb.testing import MemoryRetriever
 
 A, B, C = (Condition(key=key, value=1) for key in "abc")
 
@@ -57,27 +55,6 @@ def test_odata_narrows_with_the_rest() -> None:
     for never in (False, True):
         with pytest.raises(InvalidRequestError, match=where):
             selected({"knowledgeSourceName": "docs", "filterAddOn": "d eq", "neverQuerySource": never})
-
-
-def test_odata_reaches_the_store(chroma_index: MakeIndex) -> None:
-    """A request's ``filterAddOn`` is pushed down beside the mandatory filter; the account tells the whole filter."""
-    rows = [("acme", 1969), ("acme", 1972), ("rival", 1972)]
-    nodes = [
-        TextNode(text=f"moon {n}", metadata={"tenant": tenant, "year": year}) for n, (tenant, year) in enumerate(rows)
-    ]
-    index = chroma_index(nodes, HashEmbedding(dimensions=4))
-    kb = KnowledgeBase([KnowledgeSource("docs", index=index, filters="tenant eq 'acme'", hybrid=False)], llm=None)
-    for add_on, found in (("year gt 1970", ["moon 1"]), ("year gt 1970 or tenant eq 'rival'", ["moon 1"])):
-        params = [{"knowledgeSourceName": "docs", "filterAddOn": add_on, "includeReferenceSourceData": True}]
-        response = kb.retrieve("moon", knowledge_source_params=params)
-        assert [one.source_data.content for one in response.references if one.source_data] == found
-        (search,) = [record for record in response.activity or [] if isinstance(record, SourceActivity)]
-        assert search.arguments is not None
-        assert search.arguments.filter == all_of(parse_odata("tenant eq 'acme'"), parse_odata(add_on))
-        written = search.to_dict()["searchIndexArguments"]["filter"]
-        assert parse_odata(written) == search.arguments.filter
-    with pytest.raises(DeniedError, match="Chroma can't filter on items of lists"):
-        kb.retrieve("moon", knowledge_source_params=[{**params[0], "filterAddOn": "tags/any(t: t eq 'x')"}])
 
 
 def test_a_planners_filter_comes_last() -> None:
