@@ -323,7 +323,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             options = replace(options, results_processing=request.results_processing)
         principal = self.resolve_principal(request.principal)
         set_principal(principal)
-        selected = select(self.sources, request, self.filters, calibrated=options.calibrated, principal=principal)
+        selected = select(self.sources, request, self.filters, calibrated=options.calibrated)
         raise_if_denied(selected)
         if self.memory is not None:
             self._owner.claim(principal)

@@ -20,7 +20,7 @@ import time
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, TypeAlias
 
 from llama_index.core.indices.base import BaseIndex
 from llama_index.core.indices.vector_store import VectorStoreIndex
@@ -83,36 +83,14 @@ def _own_way(retriever_kwargs: Mapping[str, Any]) -> str | None:
     return f"{', '.join(sorted(given))} make the retriever search in a way of its own" if given else None
 
 
-class _Nodes(Protocol):
-    """The nodes of an index, wherever they are."""
-
-    def count(self) -> int | None:
-        """Count them; None where that takes as long as listing them."""
-
-    def hashes(self) -> dict[str, str]:
-        """Map all ids to hashes of what the nodes say."""
-
-    def get(self, node_ids: Sequence[str]) -> list[BaseNode]:
-        """Read nodes; what is gone is left out."""
-
-    def allowed(self, node_ids: Sequence[str], filters: FilterNode) -> Sequence[str]:
-        """Return those that a filter lets through by what the store itself knows of them beside the node."""
-
-    @property
-    def listed_cheaply(self) -> bool:
-        """Whether ``hashes`` is quick enough for each search."""
-
-
 @dataclass(frozen=True)
 class _DocstoreNodes:
-    """Nodes in an index's docstore, as where its vector store keeps no text."""
+    """Nodes in an index's docstore, as where its vector store keeps no text. What is gone is not read."""
 
     index_struct: Any
     docstore: Any
-
-    @property
-    def listed_cheaply(self) -> bool:
-        return True
+    listed_cheaply: ClassVar[bool] = True
+    """Whether ``hashes`` (of what the nodes say, by id) is quick enough for each search."""
 
     def count(self) -> int:
         return len(self.index_struct.nodes_dict)
@@ -132,13 +110,10 @@ class _DocstoreNodes:
 
 @dataclass(frozen=True)
 class _StoredNodes:
-    """Nodes in a vector store that keeps their text."""
+    """Nodes in a vector store that keeps their text; ``count`` is None where it takes as long as listing them."""
 
     store: Any
-
-    @property
-    def listed_cheaply(self) -> bool:
-        return False
+    listed_cheaply: ClassVar[bool] = False
 
     def count(self) -> int | None:
         return int(self.store.client.count()) if is_chroma(self.store) else None
@@ -158,6 +133,9 @@ class _StoredNodes:
         passes = matcher(filters)
         passed = {row for row, metadata in zip(rows["ids"], rows["metadatas"], strict=True) if passes(metadata or {})}
         return [node_id for node_id in node_ids if node_id in passed]
+
+
+_Nodes: TypeAlias = _DocstoreNodes | _StoredNodes
 
 
 def _nodes_of(index: VectorStoreIndex) -> _Nodes:

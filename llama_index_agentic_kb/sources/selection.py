@@ -11,6 +11,7 @@ from llama_index.core.indices.base import BaseIndex
 from llama_index.core.schema import BaseNode
 
 from llama_index_agentic_kb.errors import ConfigurationError, DeniedError, InvalidRequestError
+from llama_index_agentic_kb.guard.permissions import current_principal
 from llama_index_agentic_kb.schema import (
     FilterNode,
     Principal,
@@ -64,16 +65,17 @@ def select(
     filters: FilterNode | None,
     *,
     calibrated: bool = False,
-    principal: Principal | None = None,
 ) -> dict[str, SelectedSource]:
     """Return the sources that a request allows, by name, with the effective filter of each.
+
+    A source whose permissions the request's principal (``current_principal``) can't meet is denied, and the others are
+    searched.
 
     Args:
         sources: All sources, in declaration order.
         request: Its ``knowledgeSourceParams`` configure sources and may rule them out.
         filters: A caller's filter for every source.
         calibrated: Whether a calibrated reranker scores what they find.
-        principal: Who asks. A source whose permissions it can't meet is denied, and the others are searched.
 
     Raises:
         InvalidRequestError: A parameter names no source, or the wrong kind, or has a ``filterAddOn`` that is no OData
@@ -84,7 +86,7 @@ def select(
     selected = {}
     for name, source in sources.items():
         params = request.params_for(name)
-        permitted, denied = _permitted(source, principal)
+        permitted, denied = _permitted(source, current_principal())
         caller = all_of(permitted, filters, params.filters, _filter_add_on(params))
         if not params.never_query_source:
             effective = source.effective_filter(caller)

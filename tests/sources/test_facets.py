@@ -148,7 +148,7 @@ def test_documents_are_sorted() -> None:
 @pytest.mark.parametrize("bad", [("year", "down"), ("", "asc"), ("year",), "", ("a", "b", "c")])
 def test_orders_that_make_no_sense(bad: Any) -> None:
     """The error shows what was given and the forms there are."""
-    with pytest.raises(InvalidRequestError, match=r"order_by: .* is none of 'field', 'field desc'"):
+    with pytest.raises(InvalidRequestError, match=r"order_by: expected 'field', 'field desc' or"):
         sort_key([bad])
 
 
