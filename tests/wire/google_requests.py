@@ -56,10 +56,8 @@ def _messages(kind: Any) -> st.SearchStrategy[dict[str, Any]]:
     needed = {name: fields.pop(name) for name in ("data_store",) if name in fields}
     plain = st.fixed_dictionaries(needed, optional=fields)
     for group in choices.values():
-        one = st.one_of(
-            st.just({}), *(values.map(lambda value, name=name: {name: value}) for name, values in group.items())
-        )
-        plain = st.tuples(plain, one).map(lambda both: {**both[0], **both[1]})
+        one = st.one_of(st.just({}), *(st.fixed_dictionaries({name: values}) for name, values in group.items()))
+        plain = st.builds(lambda a, b: {**a, **b}, plain, one)
     return plain
 
 
