@@ -81,21 +81,21 @@ class PlanningModels:
         self.planner = Planner(model)
         self.findings = FindingsReader(model, spotlighting=spotlighting)
         self.reviser = Reviser(model, spotlighting=spotlighting)
+        self._by_prompt: dict[str, Planner | FindingsReader | Reviser] = {
+            "planner_prompt": self.planner,
+            "findings_prompt": self.findings,
+            "revision_prompt": self.reviser,
+        }
 
     @property
     def prompts(self) -> dict[str, BasePromptTemplate]:
         """Their templates, by the names under which LlamaIndex's ``update_prompts`` changes them."""
-        return {
-            "planner_prompt": self.planner.template,
-            "findings_prompt": self.findings.template,
-            "revision_prompt": self.reviser.template,
-        }
+        return {name: asker.template for name, asker in self._by_prompt.items()}
 
     def update(self, prompts: Mapping[str, BasePromptTemplate]) -> None:
         """Take other templates; those of other names are left alone."""
-        self.planner.template = prompts.get("planner_prompt", self.planner.template)
-        self.findings.template = prompts.get("findings_prompt", self.findings.template)
-        self.reviser.template = prompts.get("revision_prompt", self.reviser.template)
+        for name in prompts.keys() & self._by_prompt.keys():
+            self._by_prompt[name].template = prompts[name]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
