@@ -146,7 +146,7 @@ def test_retrievers_tell_their_technique() -> None:
     world = World([], technique="encode")
     assert isinstance(world.retriever, AgenticRetriever)
     engine = AgenticQueryEngine(world.retriever)
-    assert getattr(engine.synthesizer, "spotlighting", None) == world.retriever.spotlighting == "encode"
+    assert getattr(engine.synthesizer, "spotlighting", None) == world.retriever.options.spotlighting == "encode"
     world.ask(Case(Kind.DIRECT, Goal.PLAN))
     read = [str(call[-1].content) for call in world.llm.calls[1:]]
     assert len(read) >= 3
