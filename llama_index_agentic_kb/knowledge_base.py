@@ -82,6 +82,7 @@ class KnowledgeBase(NotPickled, MetadataQueries):
             defaults, False does not.
         policy: What ``answer`` does not answer, by the application's own rules.
         sessions: Keeps the turns of ``answer``; queries name the session. None keeps none.
+        similarity_top_k: Nodes that a retrieval returns, and that each search returns at least; None is the effort's.
         filters: Narrows every source's search, beside the source's own mandatory filter.
         reranker: Reranks the candidates of each sub-query; see ``AgenticRetriever``.
         node_postprocessors: Applied to the fused nodes of every retrieval.
@@ -107,6 +108,7 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         grounding: Grounding | bool | None = None,
         policy: AnswerPolicy | None = None,
         sessions: SessionStore | None = None,
+        similarity_top_k: int | None = None,
         filters: FilterLike = None,
         reranker: Reranker | BaseNodePostprocessor | None = None,
         node_postprocessors: Sequence[BaseNodePostprocessor] = (),
@@ -124,6 +126,7 @@ class KnowledgeBase(NotPickled, MetadataQueries):
             "llm": llm,
             "effort": effort,
             "max_runtime_in_seconds": max_runtime_in_seconds,
+            "similarity_top_k": similarity_top_k,
             "filters": filters,
             "reranker": reranker,
             "node_postprocessors": node_postprocessors,
