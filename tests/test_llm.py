@@ -34,7 +34,6 @@ from llama_index_agentic_kb.llm import (
 )
 from llama_index_agentic_kb.testing import LoopbackOpenAI, ScriptedLLM, ScriptedReply
 from llama_index_agentic_kb.testing import Reply as Sent
-from llama_index_agentic_kb.testing import count_tokens as billed_tokens
 from tests.faulty_server import Fault
 
 ASK = [ChatMessage(role="system", content="Be brief."), ChatMessage(role="user", content="Who was first on the moon?")]
@@ -107,25 +106,6 @@ def test_a_server_that_reports_nothing(perform: Perform, way: str) -> None:
     assert reply.usage == Usage(None, None, calls=1)
 
 
-@pytest.mark.parametrize("way", ["chat", "stream"])
-def test_a_scripted_model_is_billed_too(perform: Perform, way: str) -> None:
-    """A model that is not OpenAI's is asked and counted in the same way."""
-    reply = perform(ask(language_model(ScriptedLLM(SAID)), way))
-    assert reply.text == SAID
-    assert reply.usage.output_tokens == billed_tokens(SAID)
-    assert reply.usage.calls == 1
-
-
-def test_usages_add_up() -> None:
-    """Unknown counts add nothing, and two unknowns stay unknown."""
-    total = Usage()
-    total.add(Usage(None, None, 1))
-    assert total == Usage(None, None, 1)
-    total.add(Usage(3, None, 1))
-    total.add(Usage(None, 4, 2))
-    assert total == Usage(3, 4, 4)
-
-
 # -- streaming -------------------------------------------------------------------------------------------------------
 
 
@@ -155,16 +135,6 @@ def test_a_stream_is_acted_on_as_it_comes(perform: Perform) -> None:
     reply = perform(language_model(llm).read(ASK, each, deadline=deadline_after(20)))
     assert reply.text == "".join(delta for delta, _ in seen) == SAID
     assert [text for _, text in seen] == [SAID[: i + 10] for i in range(0, len(SAID), 10)]
-
-
-def test_what_acts_on_a_stream_may_fail(perform: Perform) -> None:
-    """Its error is the reader's."""
-
-    async def each(delta: str, text: str) -> None:
-        await Call(sync=lambda: open(f"/nowhere/{delta}{text}"))  # noqa: PTH123, SIM115
-
-    with pytest.raises(FileNotFoundError, match="nowhere"):
-        perform(language_model(ScriptedLLM(SAID)).read(ASK, each, deadline=deadline_after(20)))
 
 
 def test_a_stream_is_read_no_further_than_wanted(perform: Perform) -> None:
@@ -421,14 +391,6 @@ def test_no_model_is_none() -> None:
     assert Settings._llm is None
 
 
-def test_a_given_model_is_it() -> None:
-    """A model given goes before every setting, a disabled one included."""
-    llm, mock = ScriptedLLM(), MockLLM()
-    Settings.llm = ScriptedLLM()
-    assert resolve_llm(llm) is llm
-    assert resolve_llm(mock) is mock
-
-
 def test_settings_give_the_model() -> None:
     """Without one given it is Settings' model; where that is disabled (a MockLLM), none."""
     llm = ScriptedLLM()
@@ -436,14 +398,6 @@ def test_settings_give_the_model() -> None:
     assert resolve_llm(None) is llm
     Settings._llm = MockLLM()
     assert resolve_llm(None) is None
-
-
-def test_a_key_gives_the_default_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a key in the environment, Settings' own default is used."""
-    monkeypatch.setenv("OPENAI_API_KEY", "sk-from-the-environment")
-    llm = resolve_llm(None)
-    assert isinstance(llm, OpenAI)
-    assert Settings._llm is llm
 
 
 # -- servers that speak OpenAI's protocol ----------------------------------------------------------------------------
@@ -464,16 +418,6 @@ async def test_a_compatible_server_answers_in_all_ways() -> None:
         assert (await llm.acomplete("Who?")).text == SAID
         assert [r async for r in await llm.astream_chat(ASK)][-1].message.content == SAID
         assert {chat.model for chat in server.chats} == {"my-model"}
-
-
-@pytest.mark.parametrize("way", ["chat", "stream"])
-def test_a_compatible_model_in_flows(perform: Perform, way: str) -> None:
-    """Its bill is the server's, as OpenAI's own."""
-    with LoopbackOpenAI(SAID) as server:
-        model = language_model(compatible(server, context_window=4_000))
-        usage = perform(ask(model, way)).usage
-        assert usage == Usage(server.billed.prompt_tokens, server.billed.completion_tokens, calls=1)
-        assert model.context_window == 4_000
 
 
 def test_a_compatible_models_metadata() -> None:
@@ -508,15 +452,6 @@ def test_a_compatible_model_is_a_class_of_openais() -> None:
         for shown in (repr(llm), str(llm), f"{language_model(llm)!r}", repr(llm.metadata)):
             assert "sk-secret" not in shown
         assert "context_window=123" in repr(llm)
-
-
-def test_a_compatible_server_may_want_no_key() -> None:
-    """Servers other than OpenAI's are called without a key too; OpenAI's own still wants one."""
-    with LoopbackOpenAI(SAID) as server:
-        assert compatible(server, api_key=None).complete("Who?").text == SAID
-        assert server.requests[0].headers["authorization"] == "Bearer no-key"
-    with pytest.raises(Exception, match="OPENAI_API_KEY"):
-        OpenAICompatible(model="my-model", max_retries=0).complete("Who?")
 
 
 def test_hostile_fences_are_read_in_linear_time() -> None:

@@ -1,14 +1,14 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
+import shlex
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from llama_index_agentic_kb import cli
 from llama_index_agentic_kb.testing import ChatRequest, LoopbackOpenAI
 from tests.evaluation.tiny_set import write_set
 
@@ -23,34 +23,24 @@ def reply(request: ChatRequest) -> str:
     return "The Saturn V was 110.6 m tall [ref_id:0]."
 
 
-def environment(server: LoopbackOpenAI) -> dict[str, str]:
-    """Give the environment of a user with a key, whose requests go to the loopback server."""
-    return {**os.environ, "OPENAI_API_KEY": "sk-test", "OPENAI_API_BASE": server.base_url}
-
-
 def test_every_block_is_of_a_kind_that_is_run() -> None:
     """The README has no code block that the tests below would pass over."""
     assert {language for language, _, _ in BLOCKS} == {"python", "bash"}
 
 
 @pytest.mark.slow
-def test_python_blocks_run_in_order(tmp_path: Path) -> None:
+def test_python_blocks_run_in_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The README's Python runs from top to bottom, the first block without a key."""
+    monkeypatch.chdir(tmp_path)
     blocks = [code for language, _, code in BLOCKS if language == "python"]
-    first = tmp_path / "first.py"
-    first.write_text(blocks[0], encoding="utf-8")
-    keyless = {key: value for key, value in os.environ.items() if not key.startswith("OPENAI")}
-    done = subprocess.run(
-        [sys.executable, first], env=keyless, cwd=tmp_path, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert "Saturn V was 110.6 m tall" in done.stdout
-    whole = tmp_path / "whole.py"
-    whole.write_text("\n".join(blocks), encoding="utf-8")
+    exec(compile(blocks[0], "first.py", "exec"), {})
+    assert "Saturn V was 110.6 m tall" in capsys.readouterr().out
     with LoopbackOpenAI(reply) as server:
-        done = subprocess.run(
-            [sys.executable, whole], env=environment(server), cwd=tmp_path, capture_output=True, text=True, check=False
-        )
+        environment = {**os.environ, "OPENAI_API_KEY": "sk-test", "OPENAI_API_BASE": server.base_url}
+        whole = [sys.executable, "-c", "\n".join(blocks)]
+        done = subprocess.run(whole, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "110.6 m tall [ref_id:0]" in done.stdout
     assert "['Tickets cost 12 euros.']" in done.stdout
@@ -63,37 +53,26 @@ def test_python_use_is_short() -> None:
 
 
 @pytest.mark.slow
-def test_shell_blocks_run(tmp_path: Path) -> None:
+def test_shell_blocks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The README's commands exist as make targets, or run as they stand on a user's folders."""
-    targets = set(re.findall(r"^(\w+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-    for folder in ("manuals", "notes"):
-        (tmp_path / folder).mkdir()
-    (tmp_path / "manuals" / "pump.md").write_text(
-        "# Pump\n\nHold the red button to reset the pump.\n", encoding="utf-8"
-    )
-    (tmp_path / "notes" / "today.txt").write_text("The pump was reset on Monday.\n", encoding="utf-8")
+    targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    documents = {"manuals/pump.md": "# Pump\n\nHold the red button.\n", "notes/today.txt": "Reset on Monday.\n"}
+    for name, text in documents.items():
+        (tmp_path / name).parent.mkdir()
+        (tmp_path / name).write_text(text, encoding="utf-8")
     write_set(tmp_path / "myset")
-    keyless = {key: value for key, value in os.environ.items() if not key.startswith("OPENAI")}
-    told: dict[str, str] = {}
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    shown: dict[str, str] = {}
     for line in "\n".join(code for language, _, code in BLOCKS if language == "bash").splitlines():
-        if not line:
-            continue
-        command, *arguments = line.split()
+        command, *arguments = shlex.split(line) or [""]
         if command == "make":
             assert arguments[0] in targets
-            continue
-        binary = Path(sys.executable).parent / command
-        done = subprocess.run(
-            f"{binary} {line.removeprefix(command)}",
-            shell=True,
-            env=keyless,
-            cwd=tmp_path,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-        told[arguments[0]] = done.stdout
-    assert "red button" in told["ask"]
-    assert "ORACLE" in told["bench"]
+        elif command:
+            assert command == "agentic-kb"
+            done = CliRunner().invoke(cli.app, arguments)
+            assert done.exit_code == 0, done.output
+            shown[arguments[0]] = done.output
+    assert "red button" in shown["ask"]
+    assert "ORACLE" in shown["bench"]
     assert (tmp_path / "run.json").is_file()
