@@ -26,8 +26,8 @@ WINDOW = 2_000
 """How many characters before a cut are searched for a sentence end; the segmenter is slow on long text."""
 
 
-TOLD: Final = 10_000
-"""Characters of an error that are told at most: a server may answer with a page."""
+MAX_ERROR: Final = 10_000
+"""Characters of an error that are reported at most: a server may answer with a page."""
 
 READ_ON: Final = 1_000
 """Characters behind a cut that are looked at for the rest of a secret."""
@@ -37,18 +37,18 @@ _MARKS: Final = ".,;:!?\"'()[]"
 
 
 def normalize(text: str) -> str:
-    """Give a form in which texts that read the same are equal: NFKC, lower case, single spaces."""
+    """Return a form in which texts that read the same are equal: NFKC, lower case, single spaces."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def one_line(text: str, limit: int = 200) -> str:
-    """Give a text on one line, cut to ``limit`` characters with an ellipsis."""
+    """Return a text on one line, cut to ``limit`` characters with an ellipsis."""
     line = " ".join(text.split())
     return line if len(line) <= limit else line[: max(0, limit - 1)].rstrip() + "…"
 
 
 def printable(text: str) -> str:
-    """Give a text without what would steer a terminal or hide in it: control, format and surrogate characters.
+    """Return a text without what would steer a terminal or hide in it: control, format and surrogate characters.
 
     Line breaks and tabs stay.
     """
@@ -56,7 +56,7 @@ def printable(text: str) -> str:
 
 
 def without_surrogates(text: str) -> str:
-    """Give a text that can be written as UTF-8: lone surrogates become U+FFFD, pairs of them the character they mean.
+    """Return a text that can be written as UTF-8: lone surrogates become U+FFFD, pairs of them the character they mean.
 
     The same object where there are none.
     """
@@ -130,7 +130,7 @@ _SECRETS: Final = tuple(
             (*_NAMES,),
         ),
         (rf"({_WORD_FOR_IT}\s{{0,3}}[:=]\s{{1,3}}){_LIKELY}{_VALUE}*", r"\1***", (*_NAMES,)),
-        # keys that are told by their shape
+        # keys that are known by their shape
         (
             r"(?<![a-z0-9])(sk|pk|rk)[-_](?:[\w*-]{16}|(?=[\w*-]{0,40}(?:\d|(?-i:[A-Z])))[\w*-]{8})[\w*-]*",
             r"\1-***",
@@ -173,12 +173,12 @@ _SECRETS: Final = tuple(
 
 
 def redacted(text: str) -> str:
-    """Give a text without what looks like a password or a key, for accounts, errors and logs that others read.
+    """Return a text without what looks like a password or a key, for accounts, errors and logs that others read.
 
     Taken out, and replaced by ``***``: user and password of URLs; values of headers, fields and query parameters that
     are named like secrets; Bearer and Basic credentials; cookies; private keys in PEM form; JSON web tokens; keys that
-    are told by their shape (OpenAI, Anthropic, GitHub, GitLab, Slack, Hugging Face, Groq, Pinecone, npm, Google, AWS,
-    SendGrid, Stripe). A secret that has neither a name before it nor a shape of its own can't be told. Takes time
+    are known by their shape (OpenAI, Anthropic, GitHub, GitLab, Slack, Hugging Face, Groq, Pinecone, npm, Google, AWS,
+    SendGrid, Stripe). A secret that has neither a name before it nor a shape of its own can't be recognised. Takes time
     proportional to the text's length.
     """
     hay = text.lower()  # most texts hold none: looking for a word costs a hundredth of looking for a pattern
@@ -188,8 +188,8 @@ def redacted(text: str) -> str:
     return text
 
 
-def error_message(error: BaseException, limit: int = TOLD) -> str:
-    """Give what an error says, on as many lines, without secrets; its class where it says nothing.
+def error_message(error: BaseException, limit: int = MAX_ERROR) -> str:
+    """Return what an error says, on as many lines, without secrets; its class where it says nothing.
 
     Args:
         error: Whose words are wanted: any client's.
@@ -202,17 +202,17 @@ def error_message(error: BaseException, limit: int = TOLD) -> str:
     return words or type(error).__name__
 
 
-def redacted_excerpt(text: str, limit: int = TOLD) -> str:
-    """Give somebody else's words without secrets, cut after that: of a key that is cut, half could not be told."""
+def redacted_excerpt(text: str, limit: int = MAX_ERROR) -> str:
+    """Return somebody else's words without secrets, cut after that: half of a key has no shape."""
     read = text[: limit + READ_ON]
-    told = redacted(read)
+    words = redacted(read)
     if len(read) < len(text):
-        told = told[: max(0, len(told) - READ_ON)]
-    return told if len(told) <= limit else told[: max(0, limit - 1)] + "…"
+        words = words[: max(0, len(words) - READ_ON)]
+    return words if len(words) <= limit else words[: max(0, limit - 1)] + "…"
 
 
 def sentence_spans(text: str) -> list[tuple[int, int]]:
-    """Give the (start, end) character spans of the sentences of a text; they follow each other without a gap.
+    """Return the (start, end) character spans of the sentences of a text; they follow each other without a gap.
 
     Segmented by pySBD (Sadvilkar and Neumann 2020), the rule-based segmenter of the Golden Rule Set. What it leaves
     out (it drops a lone ``??`` at the start of a line) belongs to the sentence after it.
@@ -241,7 +241,7 @@ def _segmenter() -> Any:
 
 
 def cut_to_fit(text: str, limit: int, count: Callable[[str], int]) -> str:
-    """Give the longest start of a text that counts at most ``limit``, cut at a sentence end where there is one.
+    """Return the longest start of a text that counts at most ``limit``, cut at a sentence end where there is one.
 
     Args:
         text: What to cut.
@@ -274,7 +274,7 @@ def _fits(text: str, limit: int, count: Callable[[str], int]) -> bool:
 
 
 def _longest(text: str, limit: int, count: Callable[[str], int]) -> int:
-    """Give the most characters of the start of a text that count at most ``limit``, by bisection."""
+    """Return the most characters of the start of a text that count at most ``limit``, by bisection."""
     low, high = 0, min(len(text), limit * 32)
     while low < high:
         middle = (low + high + 1) // 2
@@ -286,7 +286,7 @@ def _longest(text: str, limit: int, count: Callable[[str], int]) -> int:
 
 
 def excerpt(text: str, around: str, words: int) -> str:
-    """Give the part of a text, at most so many words long, that holds most of the words of another.
+    """Return the part of a text, at most so many words long, that holds most of the words of another.
 
     Args:
         text: What to cut.
@@ -309,7 +309,7 @@ def excerpt(text: str, around: str, words: int) -> str:
 
 
 def _middle_of_best(counts: list[int]) -> int:
-    """Give the middle of the first run of the greatest counts; the start where there are none."""
+    """Return the middle of the first run of the greatest counts; the start where there are none."""
     best = max(counts)
     first = counts.index(best)
     if best == 0:

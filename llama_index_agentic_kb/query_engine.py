@@ -95,7 +95,7 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
 
     Args:
         retriever: An ``AgenticRetriever``; any other retriever is searched as a single source.
-        response_synthesizer: One of ours, or of LlamaIndex's; None makes one of ``response_mode``.
+        response_synthesizer: Ours or LlamaIndex's; None makes one of ``response_mode``.
         response_mode: See ``get_response_synthesizer``; None is ``answerSynthesis`` with a language model, else
             ``extractiveData``.
         node_postprocessors: Applied to the retriever's nodes, after its own.
@@ -390,7 +390,7 @@ async def synthesized(
     """Make the answer, with its record; what needs no model adds to the agent's record instead.
 
     Args:
-        synthesizer: One of ours or of LlamaIndex's; the latter keeps no account, and takes no instructions.
+        synthesizer: Ours or LlamaIndex's; the latter keeps no account, and takes no instructions.
         retrieval: The evidence.
         streaming: Whether deltas of the text are emitted.
         instructions: See ``AgenticSynthesizer.synthesis``.

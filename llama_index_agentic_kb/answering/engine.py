@@ -116,7 +116,7 @@ class AnswerEngine:
     """Answers queries with ``Answer`` resources.
 
     Args:
-        engine: Retrieves and answers; its synthesizer is one of ours that a model writes for.
+        engine: Retrieves and answers; its synthesizer is our own, and a model writes for it.
         policy: The application's own rules.
         sessions: Keeps turns; None keeps none, and refuses queries that name a session.
 

@@ -122,7 +122,7 @@ class PlannedLLM(ReplyingLLM):
         """Return the reply to a prompt.
 
         Raises:
-            LLMError: It is none of the planner's prompts, or holds no question of the set.
+            LLMError: It is not a prompt of the planner, or holds no question of the set.
         """
         if _FUSION in prompt:
             return "\n".join(" ".join(_REFERENCE.sub("", step.text).split()) for step in self._steps_within(prompt))

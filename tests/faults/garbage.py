@@ -190,7 +190,7 @@ for name, returned in NOTHING.items():
     )
 
 
-@fault(AREA, "a source returns a text of 10 MB, without a space", "it is cut, told, and answered within the budget")
+@fault(AREA, "a source returns a text of 10 MB, without a space", "it is cut, reported, and answered within the budget")
 def too_long() -> None:
     """Nothing looks at all of it."""
     for response in asked([scored("rain" * 2_500_000), scored(FINE)], max_output_size_in_tokens=500):
@@ -226,7 +226,7 @@ def ends_midway() -> None:
         assert "the server is gone" in ((_record(response).lanes or [])[0].note or "")
 
 
-@fault(AREA, "a source returns 100,000 nodes", "as many as are wanted are kept, all are counted", slow=True)
+@fault(AREA, "a source returns 100,000 nodes", "no more than asked for are kept, all are counted", slow=True)
 def too_many() -> None:
     """They are looked at up to a bound."""
     for response in asked([scored(f"rain {number}") for number in range(100_000)]):

@@ -152,7 +152,7 @@ def broken_connections() -> None:
     _retried([Fault.reset(), Fault.cut(), SAID], 3)
 
 
-@fault(AREA, "status 503 for ever", "an error that says so, after 3 HTTP requests (12 by the client's own retries)")
+@fault(AREA, "status 503 each time", "an error that says so, after 3 HTTP requests (12 by the client's own retries)")
 def down_for_ever() -> None:
     with model(lambda _: Fault.status(503)) as server:
         error = failing(lambda: ask(base(server)))
@@ -491,15 +491,13 @@ def stream_cut() -> None:
     assert (SAID.startswith(told), told != SAID, requests) == (True, True, 1)
 
 
-@fault(AREA, "a stream reset after its first tokens", "an error where it is read; nothing is told twice")
+@fault(AREA, "a stream reset after its first tokens", "an error where it is read; nothing is repeated")
 def stream_reset() -> None:
     told, _, requests, _ = _streamed(Fault.stream_reset(SAID), SynthesisError)
     assert (SAID.startswith(told), requests) == (True, 1)
 
 
-@fault(
-    AREA, "a stream goes silent", "what was told stands; an error by the deadline, 206 in the account", deadline=SOON
-)
+@fault(AREA, "a stream goes silent", "what arrived stands; an error by the deadline, 206 in the account", deadline=SOON)
 def stream_hangs() -> float:
     told, account, _, waited = _streamed(Fault.stream_hang(content=SAID), DeadlineExceededError, seconds=SOON)
     assert SAID.startswith(told)
@@ -555,7 +553,7 @@ def embedding_hangs() -> float:
     return waited
 
 
-@fault(EMBEDDING, "status 503 for ever", "3 HTTP requests at most, the other source's evidence")
+@fault(EMBEDDING, "status 503 each time", "3 HTTP requests at most, the other source's evidence")
 def embedding_busy() -> None:
     _, requests, _ = _half_found(lambda server: setattr(server, "embedding_fault", Fault.status(503)))
     assert 1 < requests <= 3

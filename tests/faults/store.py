@@ -243,7 +243,7 @@ def second_writer() -> float:
         return time.monotonic() - began
 
 
-@fault("store", "a forked child uses its parent's store", "it is told at once, where Chroma hangs", deadline=5.0)
+@fault("store", "a forked child uses its parent's store", "an error at once, where Chroma hangs", deadline=5.0)
 def forked() -> float:
     with with_graphs(), kept() as path, opened(path) as store:
         retriever = store.index("docs").as_retriever()
@@ -314,7 +314,7 @@ def disk_full() -> None:
 # -- hostile folders -------------------------------------------------------------------------------------------------
 
 
-@fault("store", "a pipe has a document's name", "it is told; nobody waits for it", deadline=5.0)
+@fault("store", "a pipe has a document's name", "it is reported; nobody waits for it", deadline=5.0)
 def pipe() -> float:
     with folder() as made, opened(made / "store", create=True) as store:
         os.mkfifo(made / "docs" / "pipe.txt")
@@ -325,7 +325,7 @@ def pipe() -> float:
         return time.monotonic() - began
 
 
-@fault("store", "symlinks lead out of the folder", "they are not followed, and told")
+@fault("store", "symlinks lead out of the folder", "they are not followed, and reported")
 def symlinks() -> None:
     with folder() as made, opened(made / "store", create=True) as store:
         (made / "secret").mkdir()
@@ -337,7 +337,7 @@ def symlinks() -> None:
         assert not any("SECRET" in node.text for node in store.nodes("docs"))
 
 
-@fault("store", "a .docx unpacks to more than the limit", "it is left out and told; the others are stored")
+@fault("store", "a .docx unpacks to more than the limit", "it is left out and reported; the others are stored")
 def zip_bomb() -> None:
     with folder() as made, opened(made / "store", create=True) as store:
         with zipfile.ZipFile(made / "docs" / "bomb.docx", "w", zipfile.ZIP_DEFLATED) as archive:
@@ -357,7 +357,7 @@ def parser_hangs() -> float:
         return time.monotonic() - began
 
 
-@fault("store", "folders are nested 1,200 deep", "those beyond 64 are told; the others are stored")
+@fault("store", "folders are nested 1,200 deep", "those beyond 64 are reported; the others are stored")
 def deep() -> None:
     with folder() as made, opened(made / "store", create=True) as store:
         with deep_folders(made / "docs"):

@@ -157,7 +157,7 @@ def never_enough() -> None:
     assert counted.searches <= 2 * most, counted.searches
 
 
-@fault(AREA, "50 sources and 8 sub-queries each", "searches stop at the request's cap, and what was left out is told")
+@fault(AREA, "50 sources and 8 sub-queries each", "searches stop at the request's cap, which is reported")
 def many_sources() -> None:
     """The cap is the user's own."""
     limits = {ReasoningEffort.MINIMAL: EffortLimits(searches=60)}
@@ -192,7 +192,7 @@ class Bomb(MemoryRetriever):
         ]
 
 
-@fault(AREA, "index nodes that stand for ten more each, for ever", "a bounded number are followed")
+@fault(AREA, "index nodes that stand for ten more each, without end", "a bounded number are followed")
 def bomb() -> None:
     """LlamaIndex took 48 s for five levels."""
     loop = Bomb(["rain"])
