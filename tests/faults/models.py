@@ -187,19 +187,9 @@ def _refused(code: int) -> None:
         assert "sk-loopback" not in f"{error!r} {error.__cause__!r}"
 
 
-@fault(AREA, "status 401", "an error without the key, after 1 HTTP request")
-def unauthorized() -> None:
-    _refused(401)
-
-
-@fault(AREA, "status 400", "an error, after 1 HTTP request")
-def bad_request() -> None:
-    _refused(400)
-
-
-@fault(AREA, "status 404", "an error, after 1 HTTP request")
-def unknown_model() -> None:
-    _refused(404)
+fault(AREA, "status 401", "an error without the key, after 1 HTTP request")(partial(_refused, 401))
+fault(AREA, "status 400", "an error, after 1 HTTP request")(partial(_refused, 400))
+fault(AREA, "status 404", "an error, after 1 HTTP request")(partial(_refused, 404))
 
 
 @fault(AREA, "every call fails with 503, 6 answers side by side", "4 retries for the whole request, as its budget says")
@@ -229,26 +219,18 @@ def _extracted_in_time(answer: Fault, *, in_a_loop: bool) -> float:
         return waited
 
 
-@fault(AREA, "the answer hangs (sync)", "extracted data by the deadline, status 206, its thread freed", deadline=SOON)
-def answer_hangs() -> float:
-    return _extracted_in_time(Fault.hang(), in_a_loop=False)
-
-
-@fault(
-    AREA, "the answer hangs (async)", "extracted data by the deadline, status 206, its call cancelled", deadline=SOON
+fault(AREA, "the answer hangs (sync)", "extracted data by the deadline, status 206, its thread freed", deadline=SOON)(
+    partial(_extracted_in_time, Fault.hang(), in_a_loop=False)
 )
-def answer_hangs_in_a_loop() -> float:
-    return _extracted_in_time(Fault.hang(), in_a_loop=True)
-
-
-@fault(AREA, "the answer drips, a byte in 50 ms", "extracted data by the deadline, its thread freed", deadline=SOON)
-def answer_drips() -> float:
-    return _extracted_in_time(Fault.drip(0.05), in_a_loop=False)
-
-
-@fault(AREA, "the body stops halfway", "extracted data by the deadline, its thread freed", deadline=SOON)
-def answer_stops_halfway() -> float:
-    return _extracted_in_time(Fault.stream_hang(), in_a_loop=False)
+fault(
+    AREA, "the answer hangs (async)", "extracted data by the deadline, status 206, its call cancelled", deadline=SOON
+)(partial(_extracted_in_time, Fault.hang(), in_a_loop=True))
+fault(AREA, "the answer drips, a byte in 50 ms", "extracted data by the deadline, its thread freed", deadline=SOON)(
+    partial(_extracted_in_time, Fault.drip(0.05), in_a_loop=False)
+)
+fault(AREA, "the body stops halfway", "extracted data by the deadline, its thread freed", deadline=SOON)(
+    partial(_extracted_in_time, Fault.stream_hang(), in_a_loop=False)
+)
 
 
 @fault(AREA, "planning hangs", "the question itself is searched and answered by the deadline", deadline=LONGER)
@@ -359,39 +341,27 @@ def _typed(answer: Any, why: str) -> None:
             assert len(server.requests) == 1
 
 
-@fault(AREA, "a web page in place of the answer", "an error that says so, after 1 HTTP request")
-def page() -> None:
-    _typed(Fault.html(), "a web page in place of JSON")
-
-
-@fault(AREA, "half a JSON object in place of the answer", "an error that says so, after 1 HTTP request")
-def half_json() -> None:
-    _typed(Fault.bad_json(), "JSON that is broken off")
-
-
-@fault(AREA, "status 200 with an error body", "an error that holds its message, after 1 HTTP request")
-def error_with_200() -> None:
-    _typed(Fault.error_body(), "an error in place of a reply: Scripted error in a 200 answer")
-
-
-@fault(AREA, "a reply without choices", "an error that says so, after 1 HTTP request")
-def no_choices() -> None:
-    _typed(Fault.no_choices(), "a reply without choices")
-
-
-@fault(AREA, "null content", "an error that says so, never an empty answer")
-def null_content() -> None:
-    _typed(Fault.null_content(), "reply is empty")
-
-
-@fault(AREA, "a refusal", "an error with its words, never an empty answer")
-def refusal() -> None:
-    _typed(Fault.refusal("I can't."), "refused: I can't.")
-
-
-@fault(AREA, "half an answer, stopped by a content filter", "an error that says so, never the half")
-def filtered() -> None:
-    _typed(Fault.content_filter("It rains"), "content filter")
+fault(AREA, "a web page in place of the answer", "an error that says so, after 1 HTTP request")(
+    partial(_typed, Fault.html(), "a web page in place of JSON")
+)
+fault(AREA, "half a JSON object in place of the answer", "an error that says so, after 1 HTTP request")(
+    partial(_typed, Fault.bad_json(), "JSON that is broken off")
+)
+fault(AREA, "status 200 with an error body", "an error that holds its message, after 1 HTTP request")(
+    partial(_typed, Fault.error_body(), "an error in place of a reply: Scripted error in a 200 answer")
+)
+fault(AREA, "a reply without choices", "an error that says so, after 1 HTTP request")(
+    partial(_typed, Fault.no_choices(), "a reply without choices")
+)
+fault(AREA, "null content", "an error that says so, never an empty answer")(
+    partial(_typed, Fault.null_content(), "reply is empty")
+)
+fault(AREA, "a refusal", "an error with its words, never an empty answer")(
+    partial(_typed, Fault.refusal("I can't."), "refused: I can't.")
+)
+fault(AREA, "half an answer, stopped by a content filter", "an error that says so, never the half")(
+    partial(_typed, Fault.content_filter("It rains"), "content filter")
+)
 
 
 @fault(AREA, "an answer cut off by its length", "the text, with status 206 and a warning")
@@ -425,14 +395,12 @@ def _planned_all_the_same(plan: Any, queries: set[str] | None = None, why: str =
         assert why in f"{told.warning} {told.error}"
 
 
-@fault(AREA, "a web page in place of a plan", "the question itself is searched and answered; the account tells it")
-def page_as_plan() -> None:
-    _planned_all_the_same(Fault.html(), why="a web page")
-
-
-@fault(AREA, "a plan cut off in the middle", "what was planned by then is searched")
-def half_plan() -> None:
-    _planned_all_the_same(Fault.length(planned("Rain in Paris?", "Rain in Oslo?")[:-40]), {"Rain in Paris?"})
+fault(AREA, "a web page in place of a plan", "the question itself is searched and answered; the account tells it")(
+    partial(_planned_all_the_same, Fault.html(), why="a web page")
+)
+fault(AREA, "a plan cut off in the middle", "what was planned by then is searched")(
+    partial(_planned_all_the_same, Fault.length(planned("Rain in Paris?", "Rain in Oslo?")[:-40]), {"Rain in Paris?"})
+)
 
 
 @fault(AREA, "a plan in a code fence after a preamble in another language", "it is taken")
@@ -441,9 +409,9 @@ def fenced_plan() -> None:
     _planned_all_the_same(Reply(plan), {"Regen in Paris?"})
 
 
-@fault(AREA, "prose in place of a plan", "the question itself is searched and answered; the account tells it")
-def prose_plan() -> None:
-    _planned_all_the_same(Reply("Je ne sais pas, cherchez partout."), why="holds no plan")
+fault(AREA, "prose in place of a plan", "the question itself is searched and answered; the account tells it")(
+    partial(_planned_all_the_same, Reply("Je ne sais pas, cherchez partout."), why="holds no plan")
+)
 
 
 @fault(AREA, "a plan of 50,000 tokens that never ends", "it is left, and what it began with is searched")

@@ -11,6 +11,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import chromadb
@@ -122,24 +123,18 @@ def _sync(kb: KnowledgeBase) -> Callable[[], RetrievalResponse]:
     return lambda: kb.retrieve("rain")
 
 
-@fault("source", "a sync source hangs", "the others' answer by the deadline, status 206, it is named", deadline=SOON)
-def a_sync_source_hangs() -> float:
-    return _hangs("sync", _sync)
-
-
-@fault("source", "a sync source hangs in an async call", "the same, and the event loop goes on", deadline=SOON)
-def a_sync_source_hangs_in_a_loop() -> float:
-    return _hangs("sync", in_a_loop)
-
-
-@fault("source", "an async source hangs", "the others' answer by the deadline; it is cancelled", deadline=SOON)
-def an_async_source_hangs() -> float:
-    return _hangs("async", in_a_loop)
-
-
-@fault("source", "an async-only source hangs in a sync call", "the others' answer by the deadline", deadline=SOON)
-def an_async_only_source_hangs() -> float:
-    return _hangs("async_only", _sync)
+fault("source", "a sync source hangs", "the others' answer by the deadline, status 206, it is named", deadline=SOON)(
+    partial(_hangs, "sync", _sync)
+)
+fault("source", "a sync source hangs in an async call", "the same, and the event loop goes on", deadline=SOON)(
+    partial(_hangs, "sync", in_a_loop)
+)
+fault("source", "an async source hangs", "the others' answer by the deadline; it is cancelled", deadline=SOON)(
+    partial(_hangs, "async", in_a_loop)
+)
+fault("source", "an async-only source hangs in a sync call", "the others' answer by the deadline", deadline=SOON)(
+    partial(_hangs, "async_only", _sync)
+)
 
 
 @fault("source", "an async source refuses to be cancelled", "the others' answer by the deadline", deadline=SOON)
