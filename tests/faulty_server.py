@@ -56,6 +56,10 @@ class Fault:
         connection.pause(self.latency)
         self.act(connection, request, self)
 
+    def __str__(self) -> str:
+        """Return a name that is the same in every process, for the ids of tests."""
+        return f"{self.kind}-{self.code}"
+
     def after(self, seconds: float) -> Fault:
         """Return the same fault, so many seconds after the request arrived."""
         return replace(self, latency=seconds)
