@@ -67,6 +67,9 @@ def lexical_for(
     why_not = _own_way(retriever_kwargs)
     if why_not is None and hybrid is not None and not isinstance(hybrid, bool):
         return hybrid
+    kept: LexicalSearch | None = getattr(getattr(index, "vector_store", None), "lexical_search", None)
+    if why_not is None and kept is not None:  # a knowledge store's own index on disk
+        return kept
     if why_not is None and not isinstance(index, VectorStoreIndex):
         why_not = "the nodes of this kind of source can't be listed; give a lexical search"
     if isinstance(index, VectorStoreIndex) and why_not is None and (hybrid or _can_be_counted(index)):

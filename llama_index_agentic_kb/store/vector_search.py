@@ -47,6 +47,7 @@ from llama_index_agentic_kb.store.ranking import Passes, check_deadline, growing
 from llama_index_agentic_kb.store.sql_filters import sql_filter
 
 if TYPE_CHECKING:
+    from llama_index_agentic_kb.search.lexical import LexicalSearch
     from llama_index_agentic_kb.store.store import KnowledgeStore
 
 __all__ = ["EXACT_ROWS", "MAX_ROWS", "SourceVectors", "StoreVectorStore"]
@@ -184,6 +185,10 @@ class SourceVectors:
         found = taken(iter(self._in_blocks(vector, matches.ids, deadline)))
         return found, note + f"too few among the {limit:,} nearest of all: searched exactly"
 
+    def lexical(self) -> LexicalSearch:
+        """Return the source's search by words."""
+        return self._store.lexical(self._source)
+
     def outside_graph(self) -> int:
         """Return how many chunks the source's graph lacks, and how many of its chunks are gone."""
         state, documents = self._state(), self._store.documents
@@ -319,6 +324,11 @@ class StoreVectorStore(BasePydanticVectorStore):
     def filtered_search(self) -> Callable[..., tuple[VectorStoreQueryResult, str]]:
         """The search that sources use under a filter."""
         return self._vectors.search
+
+    @property
+    def lexical_search(self) -> LexicalSearch:
+        """The word search that sources use beside it."""
+        return self._vectors.lexical()
 
     def query(self, query: VectorStoreQuery, **_: Any) -> VectorStoreQueryResult:
         """Find the nearest nodes; see ``SourceVectors.search``."""

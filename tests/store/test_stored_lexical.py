@@ -14,6 +14,7 @@ from llama_index.core.schema import NodeWithScore
 
 from llama_index_agentic_kb.errors import ConfigurationError, IngestionError, RetrievalError
 from llama_index_agentic_kb.schema import Condition
+from llama_index_agentic_kb.sources.lexical import lexical_for
 from llama_index_agentic_kb.sources.search import node_key
 from llama_index_agentic_kb.store import KnowledgeStore, ingest
 from llama_index_agentic_kb.testing import HashEmbedding
@@ -86,6 +87,12 @@ def test_nodes_equal_those_of_the_vector_index(kept: KnowledgeStore) -> None:
     for found in kept.lexical("docs").search("rocket", 9):
         assert node_key(found.node) == node_key(dense[found.node_id])
         assert found.node.to_dict() == dense[found.node_id].to_dict()
+
+
+def test_a_source_over_the_stores_index_uses_it(kept: KnowledgeStore) -> None:
+    """Without being asked for."""
+    assert lexical_for("docs", kept.index("docs"), hybrid=None, retriever_kwargs={}) is kept.lexical("docs")
+    assert lexical_for("docs", kept.index("docs"), hybrid=False, retriever_kwargs={}) is None
 
 
 def test_it_follows_each_ingestion(kept: KnowledgeStore, folder: Path) -> None:
@@ -203,6 +210,7 @@ def test_an_ingestion_that_died_is_made_good(kept: KnowledgeStore, open_store: O
 _INGEST_AND_DIE = """
 import os, signal, sys
 from llama_index_agentic_kb.search.lexical import LexicalIndex
+from llama_index_agentic_kb.sources.lexical import lexical_for
 from llama_index_agentic_kb.store import KnowledgeStore, ingest
 from llama_index_agentic_kb.testing import HashEmbedding
 
