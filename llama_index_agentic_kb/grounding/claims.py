@@ -1,9 +1,9 @@
 """The claims of an answer: what is checked one by one, and cited one by one.
 
 A claim is a sentence, a whole list item with its marker, or a row of a table; headings, lead-ins that end in a colon,
-a table's head and code are none. Reference markers belong to the sentence before them; the space between claims belongs
-to none. So segments Google's Answer ("one sentence; one whole list item including its ``*   `` marker"), read off a
-real reply.
+a table's head and code are none. A list item knows the lead-in or heading that it stands under. Reference markers
+belong to the sentence before them; the space between claims belongs to none. This is how Google's Answer segments ("one
+sentence; one whole list item including its ``*   `` marker"), read off a real reply.
 """
 
 # ruff: noqa: RUF001 (typographic and full-width signs are the point)
@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from llama_index_agentic_kb.grounding.citations import cited_ids
+from llama_index_agentic_kb.grounding.features import is_negated
 from llama_index_agentic_kb.grounding.sentences import MARKER, sentence_ends
 from llama_index_agentic_kb.schema.grounding import Span
 from llama_index_agentic_kb.search.tokenizing import detect_language
@@ -31,8 +32,8 @@ class Claim:
         span: In the answer, in characters.
         plain: What it says: without list marker, reference markers and signs of emphasis.
         cited: The ids that its reference markers name, in order.
-        check_required: Whether it says something that evidence could bear out.
-        context: What it is said under, for a list item or a row: the lead-in, or the table's head. Else empty.
+        check_required: Whether it says something that evidence could bear out; a question does not.
+        context: What it is said under, for a list item or a row: the lead-in or heading, or the table's head.
     """
 
     text: str
@@ -42,7 +43,17 @@ class Claim:
     check_required: bool = True
     context: str = ""
 
+    @property
+    def said(self) -> str:
+        """What is held against evidence: a fragment of a list, and one under a negation, with what stands above it."""
+        if not self.context or self.text.lstrip().startswith("|"):
+            return self.plain
+        is_fragment = len(self.plain.split()) < _FRAGMENT
+        return f"{self.context} {self.plain}" if is_fragment or is_negated(self.context) else self.plain
 
+
+_FRAGMENT: Final = 5
+"""Words from which a list item is taken for a sentence of its own."""
 _ITEM: Final = re.compile(
     r"(?P<indent>[ \t]*)(?P<marker>[-*+•‣◦▪–・●]|\(?\d{1,3}[.)、]|\(?[a-z][)]|[①-⑳])"
     r"(?:[ \t]+|(?<=[・•‣◦▪●①-⑳、])(?=\S))"
@@ -60,28 +71,6 @@ _MARKER_OR_SIGN: Final = re.compile(rf"(?<!\s)\s*+{MARKER}|[*_`]{{2,3}}|(?<!\w)[
 _WORDS: Final = re.compile(r"[^\W\d_]+")
 _SAMPLE: Final = 4_000
 
-_NO_CHECK: Final = re.compile(
-    r"(?:"
-    r"(?:yes|no|sure|certainly|of course|okay|ok|hello|hi|thanks|thank you|sorry|ja|nein|gerne|hallo|danke"
-    r"|谢谢|你好|是的|好的|はい|いいえ|ありがとう(?:ございます)?)[^\w]*$"
-    r"|(?:here (?:is|are)|below (?:is|are)|see below|let me know|feel free|i hope|hope this"
-    r"|please (?:let|ask|note that i)"
-    r"|i(?:'m| am) (?:sorry|happy|glad|unable|not able)|i (?:can(?:not|'t)?|could(?: not|n't)|do(?: not|n't)|would)\b"
-    r"|if you (?:need|have|want|would)|in summary[.,:]?$|based on the (?:sources|passages|documents|evidence)[^\w]*$)"
-    r"|(?:the|these|those|none of the|no) (?:\w+ ){0,2}"
-    r"(?:passages?|sources?|documents?|evidence|context|search results)"
-    r" (?:(?:do(?:es)?|did) not|(?:do(?:es)?|did)n['’]t|cannot|can['’]t) (?:\w+ )?"
-    r"(?:mention|say|state|contain|provide|include|tell|specify|give|cover|describe|indicate|answer|discuss|address"
-    r"|support|confirm|reveal|explain|list)\b"
-    r"|(?:the|these|those) (?:\w+ ){0,2}(?:passages?|sources?|documents?|evidence|context|search results)"
-    r" (?:say|contain|mention|provide|give)s? (?:nothing|no)\b"
-    r"|(?:hier (?:ist|sind)|ich (?:hoffe|kann)|lassen sie"
-    r"|die (?:quellen|dokumente|passagen) (?:\w+ ){0,3}(?:nicht|kein))"
-    r"|以下是|以上|希望|如果您|请告诉|抱歉|以下に|以下の(?:とおり|通り)|お役に立|申し訳"
-    r")",
-    re.IGNORECASE,
-)
-"""What says nothing of the world: courtesy, talk about the answer, and that the evidence lacks something."""
 _WORD_SIGN: Final = re.compile(r"\w")
 
 
@@ -139,8 +128,7 @@ def _claim(answer: str, start: int, end: int, context: str) -> Iterator[Claim]:
 
 
 def _needs_check(plain: str) -> bool:
-    """Whether a claim says something: a question, a courtesy or a word about the sources doesn't."""
-    return not (plain.rstrip("\"'”’»«」』)").endswith(("?", "？")) or _NO_CHECK.match(plain))
+    return not plain.rstrip("\"'”’»«」』)").endswith(("?", "？"))
 
 
 @dataclass(slots=True)
@@ -168,6 +156,7 @@ class _Reader:
 
     def __init__(self) -> None:
         self._open: _Block | None = None
+        self._heading = ""
         self._lead_in = ""
         self._head: _Line | None = None
         self._in_table = False
@@ -198,18 +187,23 @@ class _Reader:
         if self._open and not self._open.whole and _UNDERLINE.match(line.text) and line.text:
             self._open = None  # what stood above the line is a heading
             return
-        if not line.text or _HEADING.match(line.text) or _RULE.match(line.text) or _BOLD_LINE.match(line.text):
+        if _HEADING.match(line.text) or _BOLD_LINE.match(line.text):
+            yield from self._close()
+            self._heading, self._lead_in = plain_claim(line.text.strip().lstrip("#").strip()).rstrip(":：") + ":", ""
+            return
+        if not line.text or _RULE.match(line.text):
             yield from self._close()
             return
         item = _ITEM.match(line.text)
         if item:
             yield from self._close()
-            self._open = _Block(line.start + item.end("indent"), line.end, whole=True, context=self._lead_in)
+            context = self._lead_in or self._heading
+            self._open = _Block(line.start + item.end("indent"), line.end, whole=True, context=context)
         elif self._open and (not self._open.whole or line.text[:1].isspace()):
             self._open.end = line.end
         else:
             yield from self._close()
-            self._open = _Block(line.start, line.end)
+            self._open, self._lead_in = _Block(line.start, line.end), ""
         if _LEAD_IN.search(line.text[-400:]):
             self._lead_in = plain_claim(line.text)
             yield from self._close()

@@ -10,17 +10,17 @@ from typing import Final
 
 from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb._text import error_message, one_line
-from llama_index_agentic_kb.errors import DeadlineExceededError
+from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError
 from llama_index_agentic_kb.grounding.claims import Claim, split_claims
 from llama_index_agentic_kb.grounding.scorers import (
     CITATION_THRESHOLD,
     PARTIAL_THRESHOLD,
     ClaimScore,
-    ClaimScorer,
     Evidence,
-    LexicalScorer,
     Premise,
     Rival,
+    ScorerLike,
+    as_scorer,
 )
 from llama_index_agentic_kb.schema.grounding import (
     ClaimFlag,
@@ -67,7 +67,7 @@ class GroundingSource:
 async def ground(
     answer: str,
     sources: Sequence[GroundingSource],
-    scorer: ClaimScorer | None = None,
+    scorer: ScorerLike = None,
     *,
     threshold: float = CITATION_THRESHOLD,
     deadline: float | None = None,
@@ -80,18 +80,18 @@ async def ground(
     Args:
         answer: The answer, with its reference markers.
         sources: The references.
-        scorer: None is ``LexicalScorer()``: offline, nothing downloaded.
+        scorer: What ``as_scorer`` takes; None is "auto": offline, nothing downloaded.
         threshold: Score from which a reference supports a claim, 0 to 1; Google's ``citationThreshold``.
         deadline: ``time.monotonic()`` at which the check is given up; None waits.
 
     Returns:
         The ledger, its claims in the answer's order.
     """
-    scorer = scorer or LexicalScorer()
     try:
+        scorer = as_scorer(scorer)
         claims = await _split(answer, deadline)
-    except DeadlineExceededError as error:
-        return GroundingLedger(scorer=scorer.name, warnings=[f"the answer's claims were not checked: {error}"])
+    except (ConfigurationError, DeadlineExceededError) as error:
+        return GroundingLedger(warnings=[f"the answer's claims were not checked: {error}"])
     asked = [claim for claim in claims if claim.check_required]
     warnings: list[str] = []
     scores: list[ClaimScore] = []
@@ -140,7 +140,8 @@ def _ledger(
             continue
         score = next(remaining, None)
         if score is None or score.score is None:
-            grounded.append(_entry(claim, flags=[ClaimFlag.NOT_SCORED]))
+            unread = score is not None and score.verdict is Verdict.NOT_CHECKABLE and not score.left_out
+            grounded.append(_entry(claim, flags=[] if unread else [ClaimFlag.NOT_SCORED]))
             continue
         entry = _judged(claim, score, sources, threshold)
         grounded.append(entry)
@@ -148,6 +149,9 @@ def _ledger(
             found = _conflicts(number, score, entry.supports[0], sources)
             conflicts += found
             entry.flags += [ClaimFlag.CONFLICTING_SOURCES] if found else []
+    left_out = sum(score.left_out for score in scores)
+    if left_out:
+        warnings = [*warnings, f"{left_out} of {len(scores)} claims were not judged: the scorer left them out"]
     return GroundingLedger(
         claims=grounded,
         grounding_score=grounding_score(grounded),
@@ -172,7 +176,7 @@ def _judged(claim: Claim, score: ClaimScore, sources: Sequence[GroundingSource],
     told = score.verdict in (Verdict.SUPPORTED, Verdict.PARTIALLY_SUPPORTED)
     evidence = [one for one in score.evidence if one.score >= least] if told else _against(score)
     supports = [support for one in evidence for support in _supports(claim, one, sources[one.premise])]
-    supporting = {sources[one.premise].reference_id for one in score.evidence if one.score >= threshold}
+    supporting = {sources[one.premise].reference_id for one in score.evidence if told and one.score >= threshold}
     cited = [str(number) for number in claim.cited]
     wrong = [reference for reference in cited if reference not in supporting] if supporting else []
     flags = []

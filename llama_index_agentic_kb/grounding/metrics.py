@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 from llama_index_agentic_kb._aio import arun, run
 from llama_index_agentic_kb.grounding.claims import Claim, split_claims
-from llama_index_agentic_kb.grounding.scorers import CITATION_THRESHOLD, ClaimScorer, LexicalScorer, Premise
+from llama_index_agentic_kb.grounding.scorers import CITATION_THRESHOLD, ClaimScorer, Premise, ScorerLike, as_scorer
 
 __all__ = ["CitationQuality", "StatementCitations", "acitation_quality", "citation_quality", "measuring_citations"]
 
@@ -59,7 +59,7 @@ class CitationQuality:
 def citation_quality(
     answer: str,
     passages: Mapping[int, str],
-    scorer: ClaimScorer | None = None,
+    scorer: ScorerLike = None,
     *,
     threshold: float = CITATION_THRESHOLD,
     deadline: float | None = None,
@@ -71,7 +71,7 @@ def citation_quality(
     Args:
         answer: With its reference markers.
         passages: What the ids stand for.
-        scorer: Tells whether passages support a statement; None is ``LexicalScorer()``.
+        scorer: Tells whether passages support a statement; what ``as_scorer`` takes; None is "auto".
         threshold: Score from which they do, 0 to 1.
         deadline: ``time.monotonic()`` at which it is given up; None waits.
 
@@ -85,7 +85,7 @@ def citation_quality(
 async def acitation_quality(
     answer: str,
     passages: Mapping[int, str],
-    scorer: ClaimScorer | None = None,
+    scorer: ScorerLike = None,
     *,
     threshold: float = CITATION_THRESHOLD,
     deadline: float | None = None,
@@ -97,13 +97,13 @@ async def acitation_quality(
 async def measuring_citations(
     answer: str,
     passages: Mapping[int, str],
-    scorer: ClaimScorer | None = None,
+    scorer: ScorerLike = None,
     *,
     threshold: float = CITATION_THRESHOLD,
     deadline: float | None = None,
 ) -> CitationQuality:
     """Measure the citations of an answer, as a flow; see ``citation_quality``."""
-    judge = _Judge(scorer or LexicalScorer(), passages, threshold, deadline)
+    judge = _Judge(as_scorer(scorer), passages, threshold, deadline)
     statements = []
     for claim in split_claims(answer):
         if claim.check_required:

@@ -15,7 +15,7 @@ from llama_index_agentic_kb._text import one_line
 from llama_index_agentic_kb.grounding.citations import clean_markers
 from llama_index_agentic_kb.grounding.claims import split_claims
 from llama_index_agentic_kb.grounding.ledger import GroundingSource, ground
-from llama_index_agentic_kb.grounding.scorers import CITATION_THRESHOLD, ClaimScorer
+from llama_index_agentic_kb.grounding.scorers import CITATION_THRESHOLD, ScorerLike
 from llama_index_agentic_kb.grounding.scorers.base import Premise
 from llama_index_agentic_kb.grounding.scorers.lexical import nearest_premises
 from llama_index_agentic_kb.guard.spotlighting import Spotlight, Spotlighting, draw
@@ -102,7 +102,7 @@ async def repair(
     sources: Sequence[GroundingSource],
     *,
     model: LanguageModel | None = None,
-    scorer: ClaimScorer | None = None,
+    scorer: ScorerLike = None,
     verdicts: Collection[Verdict] = _FAULTY,
     template: BasePromptTemplate | None = None,
     spotlighting: Spotlighting | None = "delimit",
@@ -119,7 +119,7 @@ async def repair(
         ledger: Its ledger.
         sources: Its references.
         model: Rewrites; None drops.
-        scorer: Checks again; None is ``LexicalScorer()``.
+        scorer: Checks again; what ``as_scorer`` takes; None is "auto".
         verdicts: Which claims are repaired; default unsupported and contradicted ones.
         template: The prompt; None is ``REWRITE_TEMPLATE``.
         spotlighting: How passages are marked as data; default "delimit".
@@ -210,7 +210,7 @@ def _failure(claim: GroundedClaim, job: Job[str]) -> str:
 async def _keep_supported(
     rewritten: dict[int, str],
     sources: Sequence[GroundingSource],
-    scorer: ClaimScorer | None,
+    scorer: ScorerLike,
     threshold: float,
     deadline: float | None,
 ) -> None:

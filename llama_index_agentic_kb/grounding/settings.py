@@ -11,7 +11,7 @@ from llama_index_agentic_kb.schema.answer import CITATION_THRESHOLD
 from llama_index_agentic_kb.schema.answer_query import FilteringLevel
 
 if TYPE_CHECKING:  # the scorers load when an answer is checked
-    from llama_index_agentic_kb.grounding.scorers import ClaimScorer
+    from llama_index_agentic_kb.grounding.scorers import ScorerLike
 
 __all__ = ["Grounding", "as_grounding"]
 
@@ -21,7 +21,8 @@ class Grounding:
     """How an answer is held against its evidence, and what becomes of what it does not bear out.
 
     Args:
-        scorer: Judges claims; None is ``LexicalScorer()``: offline, no model, nothing downloaded.
+        scorer: Judges claims. "auto" (default): the shipped cross-encoder, offline; "lexical": features alone; the name
+            or folder of a fact-checking or NLI cross-encoder; a loaded one; a language model as judge; or a scorer.
         threshold: Score, 0 to 1, from which a reference supports a claim; Google's ``citationThreshold``. Default 0.6.
         repair: What becomes of unsupported and contradicted claims: None leaves them (the ledger tells of them),
             "drop" takes them out, "rewrite" has the language model correct each once against its evidence and drops
@@ -38,7 +39,7 @@ class Grounding:
         ConfigurationError: A value doesn't fit.
     """
 
-    scorer: ClaimScorer | None = None
+    scorer: ScorerLike = "auto"
     threshold: float = CITATION_THRESHOLD
     repair: Literal["drop", "rewrite"] | None = None
     filtering: FilteringLevel | Literal["low", "high"] | None = None

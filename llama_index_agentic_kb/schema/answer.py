@@ -312,7 +312,9 @@ class Answer(Model):
 def ledger_citations(
     ledger: GroundingLedger, reference_ids: Sequence[str], *, threshold: float = CITATION_THRESHOLD
 ) -> list[Citation]:
-    """Return the citations of the claims that references support.
+    """Return the citations of the claims: what the model cited, and what supports them.
+
+    A marker stays a citation where support is missing; the ledger and ``ledger_supports`` show that it is.
 
     Args:
         ledger: The claims of an answer, with spans in that answer's text.
@@ -321,7 +323,8 @@ def ledger_citations(
     """
     citations = []
     for claim in ledger.claims:
-        sources = _sources(claim, reference_ids, threshold)
+        own = [position for position, reference_id in enumerate(reference_ids) if reference_id in claim.cited]
+        sources = list(dict.fromkeys([*own, *_sources(claim, reference_ids, threshold)]))
         if sources:
             citations.append(Citation(start=claim.span.start, end=claim.span.end, sources=sources))
     return citations

@@ -114,7 +114,7 @@ def test_an_answer_comes_with_its_citations_as_data() -> None:
     contents = [reference.model_dump()["chunks"][0]["content"] for reference in answer.references]
     assert [contents[one.sources[0]] for one in answer.citations] == TEXTS[:2]
     assert answer.grounding_score is not None
-    assert answer.grounding_score > 0.9
+    assert answer.grounding_score > 0.6
     assert len(answer.grounding_supports) == 2
     assert answer.steps[0].actions[0].query == QUESTION
     assert answer.created_at is not None
@@ -140,10 +140,10 @@ def test_what_was_not_asked_for_is_left_out() -> None:
 
 
 def test_an_unsupported_claim_is_told_as_such() -> None:
-    """It has a score and no source."""
+    """It has a score and no source; what the model cited stays a citation."""
     answer = base(Model(GOOD + " " + BAD)).answer(QUESTION).answer
     assert [bool(one.sources) for one in answer.grounding_supports] == [True, True, False]
-    assert len(answer.citations) == 2
+    assert len(answer.citations) == 3
 
 
 # -- knowing when not to answer ------------------------------------------------

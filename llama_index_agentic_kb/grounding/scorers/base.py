@@ -85,12 +85,14 @@ class ClaimScore:
         verdict: What that means.
         evidence: By passage, best first; passages that say nothing of it may be left out.
         rivals: What passages say otherwise.
+        left_out: Whether it was to be judged and was not, as where a model's reply leaves a claim out.
     """
 
     score: float | None
     verdict: Verdict
     evidence: list[Evidence] = field(default_factory=list)
     rivals: list[Rival] = field(default_factory=list)
+    left_out: bool = False
 
 
 @runtime_checkable

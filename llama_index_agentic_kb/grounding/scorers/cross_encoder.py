@@ -1,77 +1,112 @@
-"""A local classifier as scorer: any NLI or fact-checking cross-encoder that sentence-transformers can run.
+"""A named fact-checking or NLI model as scorer, through sentence-transformers.
 
-The user chooses and loads the model: HHEM, MiniCheck, an NLI DeBERTa, ...; nothing is downloaded here.
+Which label means what is read from the model's own configuration; a model that does not say is refused. No code comes
+with weights: models that need ``trust_remote_code`` are loaded by the user, and their ``predict`` is called.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Sequence
+import re
+import time
+from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import islice
+from pathlib import Path
 from typing import Any, Final, Protocol
 
 from llama_index_agentic_kb._aio import Call, WorkerPool
-from llama_index_agentic_kb.errors import ConfigurationError, RetrievalError
+from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError, RetrievalError
 from llama_index_agentic_kb.grounding.claims import Claim
-from llama_index_agentic_kb.grounding.scorers.base import ClaimScore, Evidence, Premise, verdict_of
+from llama_index_agentic_kb.grounding.features import passage_sentences
+from llama_index_agentic_kb.grounding.scorers.base import ClaimScore, Evidence, Premise, Rival, verdict_of
 from llama_index_agentic_kb.grounding.scorers.lexical import bearing_spans, nearest_premises
-from llama_index_agentic_kb.grounding.sentences import sentence_ends
+from llama_index_agentic_kb.schema.grounding import ConflictKind
 
-__all__ = ["CrossEncoderScorer", "PairModel"]
+__all__ = ["CrossEncoderScorer", "PairModel", "load_cross_encoder"]
 
 _MOST_PASSAGES: Final = 8
-_WINDOW: Final = 1_600
-"""Characters of a passage that are given at once: about 400 tokens of English, where most models take 512."""
+_MAX_TOKENS: Final = 512
+"""Tokens of a pair where the model does not say; most take 512."""
+_CHARACTERS: Final = 3
+"""Characters that a token holds at least, where there is no tokenizer to ask."""
+_SPARE: Final = 8
+"""Tokens kept for the marks that a tokenizer puts around both texts."""
+_OVERLAP: Final = 1
+"""Sentences of a window that the next one begins with."""
+_SUPPORTS: Final = re.compile(r"^(?:entail\w*|support\w*|consistent|factual\w*|faithful|grounded|true)$")
+_DENIES: Final = re.compile(
+    r"^(?:contradict\w*|refut\w*|inconsistent|hallucinat\w*|not_?(?:entail\w*|support\w*)|false)$"
+)
+_OTHERWISE: Final = re.compile(r"^contradict|^refut")
 
 
 class PairModel(Protocol):
-    """What scores pairs of texts, as sentence-transformers' ``CrossEncoder`` does."""
+    """A model of pairs: sentence-transformers' ``CrossEncoder``, HHEM's ``predict(pairs)``, or the like."""
 
-    def predict(self, sentences: list[tuple[str, str]], **kwargs: Any) -> Any:
-        """Give a number for each pair, or one for each pair and label."""
+    def predict(self, sentences: list[Any], **kwargs: Any) -> Any:
+        """Return a number for each pair, or one for each pair and label."""
         ...
+
+
+def load_cross_encoder(name: str) -> Any:
+    """Load a model by the name of a folder or a cached model; nothing is downloaded, pickles and code are refused.
+
+    Raises:
+        ConfigurationError: It is not on this machine, or is no cross-encoder.
+    """
+    try:
+        from sentence_transformers import CrossEncoder  # noqa: PLC0415 (takes seconds, for those who use it)
+
+        folder = str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
+        return CrossEncoder(
+            folder, local_files_only=True, trust_remote_code=False, model_kwargs={"use_safetensors": True}
+        )
+    except (ImportError, OSError, ValueError) as error:
+        raise ConfigurationError(f"scorer {name!r} could not be loaded: {error}; download it first") from error
 
 
 class CrossEncoderScorer:
     """Scores claims with a classifier that reads passage and claim together.
 
-        CrossEncoderScorer(CrossEncoder("cross-encoder/nli-deberta-v3-base"), entailment=1, contradiction=0)
+        CrossEncoderScorer("cross-encoder/nli-deberta-v3-base")
 
     Args:
-        model: Loaded by the user.
-        entailment: The label whose probability is the score, for models with several labels (their order differs:
-            look it up). None (default) is for models that give one number.
-        contradiction: The label that says otherwise; None where there is none.
+        model: A name or a folder (loaded with ``load_cross_encoder``), or a loaded model.
+        entailment: The label whose probability is the score. None (default) reads it from ``config.id2label``.
+        contradiction: The label that says otherwise; None reads it likewise.
         passages: Passages that each claim is held against: those with most of its words. Default 8.
-        window: Characters of a passage that are given at once, whole sentences; default 1,600.
         batch_size: Pairs that are computed at once; default 16.
+
+    Raises:
+        ConfigurationError: The model's labels do not say what they mean, or it cannot be loaded.
     """
 
     def __init__(
         self,
-        model: PairModel,
+        model: PairModel | str,
         *,
         entailment: int | None = None,
         contradiction: int | None = None,
         passages: int = _MOST_PASSAGES,
-        window: int = _WINDOW,
         batch_size: int = 16,
     ) -> None:
+        if isinstance(model, str):
+            model = load_cross_encoder(model)
         if not callable(getattr(model, "predict", None)):
             raise ConfigurationError(f"model: expected a CrossEncoder, got {type(model).__name__}")
-        if passages < 1 or window < 1 or batch_size < 1:
-            raise ConfigurationError("passages, window, batch_size: must be at least 1")
-        if contradiction is not None and entailment is None:
-            raise ConfigurationError("contradiction: give entailment as well")
+        if passages < 1 or batch_size < 1:
+            raise ConfigurationError("passages, batch_size: must be at least 1")
         self.model = model
         self.name = f"cross-encoder {_name_of(model)}".strip()
-        self.entailment = entailment
-        self.contradiction = contradiction
         self.passages = passages
-        self.window = window
         self.batch_size = batch_size
+        self.entailment, self.contradiction = _labels(model, self.name, entailment, contradiction)
+        self._joins = "minicheck" in self.name.casefold()
         # A tokenizer fails when two threads use it, and the model takes all cores anyway.
         self._pool = WorkerPool("claim-scorer", max_workers=1)
+        self._options = _options(model)
 
     async def score(
         self, claims: Sequence[Claim], premises: Sequence[Premise], *, deadline: float | None = None
@@ -82,69 +117,151 @@ class CrossEncoderScorer:
             RetrievalError: The model gave something else than a number for each pair.
             DeadlineExceededError: It was late.
         """
-        work = partial(self._score, [claim.plain for claim in claims], premises)
+        work = partial(self.judge, [claim.said for claim in claims], premises, deadline=deadline)
         scores: list[ClaimScore] = await Call(sync=work, deadline=deadline, pool=self._pool, what=self.name)
         return scores
 
-    def _score(self, claims: Sequence[str], premises: Sequence[Premise]) -> list[ClaimScore]:
+    def judge(
+        self, claims: Sequence[str], premises: Sequence[Premise], *, deadline: float | None = None
+    ) -> list[ClaimScore]:
+        """Return the scores of claims, computed in this thread; see ``score``."""
         chosen = nearest_premises(claims, premises, self.passages)
-        windows = {number: _windows(premises[number], self.window) for numbers in chosen for number in numbers}
         pairs = [
             (claim, number, window)
             for claim, numbers in enumerate(chosen)
             for number in numbers
-            for window in windows[number]
+            for window in self._windows(premises[number], claims[claim])
         ]
-        if not pairs:
-            return [ClaimScore(0.0, verdict_of(0.0)) for _ in claims]
-        asked = [(window, claims[claim]) for claim, _, window in pairs]
-        given = self.model.predict(asked, batch_size=self.batch_size, show_progress_bar=False)
-        rows = _rows(given, len(pairs), self.name)
         best: list[dict[int, tuple[float, float]]] = [{} for _ in claims]
-        for (claim, number, _), row in zip(pairs, rows, strict=True):
-            supports, denies = self._read(row)
-            known = best[claim].get(number, (0.0, 0.0))
-            best[claim][number] = (max(known[0], supports), max(known[1], denies))
+        waiting = iter(pairs)
+        while batch := list(islice(waiting, self.batch_size)):
+            if deadline is not None and time.monotonic() >= deadline:
+                raise DeadlineExceededError(f"{self.name}: late")
+            rows = self._predicted([(window, claims[claim]) for claim, _, window in batch])
+            for (claim, number, _), row in zip(batch, rows, strict=True):
+                supports, denies = self._read(row)
+                known = best[claim].get(number, (0.0, 0.0))
+                best[claim][number] = (max(known[0], supports), max(known[1], denies))
         return [_claim_score(claim, found, premises) for claim, found in zip(claims, best, strict=True)]
 
+    def _predicted(self, pairs: list[tuple[str, str]]) -> list[list[float]]:
+        asked: list[Any] = list(pairs)
+        if self._joins:  # MiniCheck takes one text: the passage, its end mark, the claim
+            mark = getattr(getattr(self.model, "tokenizer", None), "eos_token", None) or "</s>"
+            asked = [f"{window}{mark}{claim}" for window, claim in pairs]
+        given = self.model.predict(asked, **self._options)
+        return _rows(given, len(pairs), self.name)
+
     def _read(self, row: Sequence[float]) -> tuple[float, float]:
-        """Give the probabilities of entailment and of contradiction."""
-        if self.entailment is None:
-            if len(row) != 1:
-                raise ConfigurationError(f"entailment: {self.name} has {len(row)} labels, say which one entails")
-            return _as_probability(row[0]), 0.0
-        if self.entailment >= len(row) or (self.contradiction or 0) >= len(row):
-            raise ConfigurationError(f"entailment: {self.name} has only {len(row)} labels")
-        shares = _softmax(row)
+        """Return the probabilities of entailment and of contradiction; both rise with their logits."""
+        logits = "activation_fn" in self._options
+        if len(row) == 1:
+            if not logits and not 0 <= row[0] <= 1:
+                raise RetrievalError(f"{self.name}: expected a probability, got {row[0]}")
+            return (_sigmoid(row[0]) if logits else row[0]), 0.0
+        if self.entailment is None or max(self.entailment, self.contradiction or 0) >= len(row):
+            raise ConfigurationError(f"entailment: {self.name} has {len(row)} labels, say which one entails")
+        shares = _softmax(row) if logits or not math.isclose(sum(row), 1.0, abs_tol=1e-3) else list(row)
         return shares[self.entailment], 0.0 if self.contradiction is None else shares[self.contradiction]
+
+    def _windows(self, premise: Premise, claim: str) -> Iterator[str]:
+        """Yield stretches of whole sentences within the model's length, each headed by the title; ends overlap."""
+        head = "\n".join(part for part in (premise.title, *map(str, premise.attributes.values())) if part)
+        room = max(32, self._longest() - self._count(claim) - self._count(head) - _SPARE)
+        window: list[str] = []
+        used = 0
+        for sentence in self._pieces(premise.text, room):
+            count = self._count(sentence)
+            if window and used + count > room:
+                yield _headed(head, window)
+                window = window[-_OVERLAP:]
+                used = sum(map(self._count, window))
+                if used + count > room:
+                    window, used = [], 0
+            window.append(sentence)
+            used += count
+        if window or head:
+            yield _headed(head, window)
+
+    def _pieces(self, text: str, room: int) -> Iterator[str]:
+        for start, end in passage_sentences(text):
+            sentence = text[start:end]
+            while self._count(sentence) > room and len(sentence) > 1:
+                size = max(1, len(sentence) * room // (self._count(sentence) + 1))
+                yield sentence[:size]
+                sentence = sentence[size:]
+            yield sentence
+
+    def _longest(self) -> int:
+        for holder in (self.model, getattr(self.model, "tokenizer", None)):
+            for name in ("max_seq_length", "max_length", "model_max_length"):
+                value = getattr(holder, name, None)
+                if isinstance(value, int) and 0 < value <= 100_000:  # noqa: PLR2004 (tokenizers say 1e30 for none)
+                    return value
+        return _MAX_TOKENS
+
+    def _count(self, text: str) -> int:
+        tokenizer = getattr(self.model, "tokenizer", None)
+        if callable(getattr(tokenizer, "tokenize", None)):
+            return len(tokenizer.tokenize(text))  # type: ignore[union-attr]  # asked on the line above
+        return len(text) // _CHARACTERS + 1
+
+
+def _headed(head: str, sentences: Sequence[str]) -> str:
+    return "\n".join(part for part in (head, " ".join(sentences)) if part)
+
+
+def _options(model: Any) -> dict[str, Any]:
+    """Return the options of ``predict`` that this model takes: raw logits where it can give them."""
+    try:
+        known = inspect.signature(model.predict).parameters
+    except (TypeError, ValueError):
+        return {}
+    options: dict[str, Any] = {"show_progress_bar": False} if "show_progress_bar" in known else {}
+    if "activation_fn" in known:
+        from torch import nn  # noqa: PLC0415 (a model that takes it brings torch)
+
+        options["activation_fn"] = nn.Identity()
+    return options
+
+
+def _labels(model: Any, name: str, entailment: int | None, contradiction: int | None) -> tuple[int | None, int | None]:
+    if contradiction is not None and entailment is None:
+        raise ConfigurationError("contradiction: give entailment as well")
+    config = getattr(model, "config", None)
+    names = getattr(config, "id2label", None)
+    labels = {int(number): re.sub(r"[\s-]+", "_", str(label)).casefold() for number, label in (names or {}).items()}
+    if len(labels) < 2:  # noqa: PLR2004 (one number a pair, or the model does not say)
+        return entailment, contradiction
+    said = next((number for number, label in labels.items() if _SUPPORTS.match(label)), None)
+    denied = next((number for number, label in labels.items() if _OTHERWISE.match(label)), None)
+    if entailment is not None:
+        if said is not None and said != entailment:
+            raise ConfigurationError(f"entailment: {name} calls label {entailment} {labels.get(entailment)!r}")
+        return entailment, contradiction
+    if said is None and len(labels) == 2 and "minicheck" in name.casefold():  # noqa: PLR2004 (no, yes)
+        return 1, None
+    if said is None:
+        raise ConfigurationError(f"{name}: its labels {sorted(labels.values())} do not say which one entails; say it")
+    return said, denied
 
 
 def _claim_score(claim: str, found: dict[int, tuple[float, float]], premises: Sequence[Premise]) -> ClaimScore:
     ranked = sorted(found, key=lambda number: (-found[number][0], number))
     evidence = [Evidence(number, found[number][0], bearing_spans(claim, premises[number])) for number in ranked]
     score = evidence[0].score if evidence else 0.0
-    denied = max((denies for _, denies in found.values()), default=0.0)
-    return ClaimScore(score, verdict_of(score, contradicted=denied > max(score, 0.5)), evidence)
-
-
-def _windows(premise: Premise, size: int) -> list[str]:
-    """Cut a passage into stretches of whole sentences, each headed by its title and attributes."""
-    head = "\n".join(
-        part for part in (premise.title, *(f"{key}: {value}" for key, value in premise.attributes.items())) if part
-    )
-    cuts, start, last = [], 0, 0
-    for end, following in sentence_ends(premise.text):
-        if end - start > size and last > start:
-            cuts.append(premise.text[start:last])
-            start = last
-        last = following
-    cuts.append(premise.text[start:])
-    texts = [cut.strip() for cut in cuts if cut.strip()] or [premise.text]
-    return [f"{head}\n{text}" if head else text for text in texts]
+    rivals = []
+    for one in evidence:
+        denies = found[one.premise][1]
+        if denies > max(0.5, found[one.premise][0]) and one.spans:
+            quote = one.spans[0].of(premises[one.premise].text)
+            rivals.append(Rival(ConflictKind.OTHER, claim, quote, one.premise, one.spans[0], denies))
+    denied = max((rival.strength for rival in rivals), default=0.0)
+    return ClaimScore(score, verdict_of(score, contradicted=denied > score), evidence, rivals)
 
 
 def _rows(given: Any, count: int, name: str) -> list[list[float]]:
-    """Read what a model gave: numbers, or rows of them, of numpy, torch or Python."""
+    """Return what a model gave as rows of numbers, from numpy, torch or Python."""
     listed = given.tolist() if hasattr(given, "tolist") else list(given)
     rows = [list(map(float, row)) if isinstance(row, (list, tuple)) else [float(row)] for row in listed]
     if len(rows) != count or not all(row and all(map(math.isfinite, row)) for row in rows):
@@ -152,16 +269,11 @@ def _rows(given: Any, count: int, name: str) -> list[list[float]]:
     return rows
 
 
-def _as_probability(value: float) -> float:
-    """Give a score from 0 to 1 as it is, any other through the logistic function."""
-    if 0 <= value <= 1:
-        return value
+def _sigmoid(value: float) -> float:
     return 1 / (1 + math.exp(-max(-60.0, min(60.0, value))))
 
 
 def _softmax(row: Sequence[float]) -> list[float]:
-    if all(0 <= value <= 1 for value in row) and math.isclose(sum(row), 1.0, abs_tol=1e-3):
-        return list(row)
     highest = max(row)
     shares = [math.exp(value - highest) for value in row]
     return [share / sum(shares) for share in shares]

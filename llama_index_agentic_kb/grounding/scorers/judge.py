@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.callbacks import CallbackManager
@@ -14,13 +17,12 @@ from llama_index.core.prompts import BasePromptTemplate, ChatPromptTemplate
 from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb.errors import LLMError
 from llama_index_agentic_kb.grounding.claims import Claim
-from llama_index_agentic_kb.grounding.scorers.base import ClaimScore, Evidence, Premise, verdict_of
-from llama_index_agentic_kb.grounding.scorers.lexical import bearing_spans
-from llama_index_agentic_kb.grounding.scorers.replies import Judgement, read_judgements
+from llama_index_agentic_kb.grounding.scorers.base import ClaimScore, Evidence, Premise, Rival, verdict_of
+from llama_index_agentic_kb.grounding.scorers.lexical import bearing_spans, nearest_premises
 from llama_index_agentic_kb.guard.spotlighting import Spotlighting, draw
-from llama_index_agentic_kb.llm import LanguageModel
+from llama_index_agentic_kb.llm import LanguageModel, repair_json, strip_code_fence
 from llama_index_agentic_kb.prompts import Passage, as_data, format_passages
-from llama_index_agentic_kb.schema.grounding import Span, Verdict
+from llama_index_agentic_kb.schema.grounding import ConflictKind, Span, Verdict
 
 __all__ = ["JUDGE_TEMPLATE", "LLMJudge"]
 
@@ -41,6 +43,7 @@ who does what to whom.
 - "unsupported": they do not say it. What is merely likely or generally known is unsupported.
 - "evidence": the ref_id of each passage that supports (or contradicts) the claim, with the shortest whole sentence \
 that does, copied to the letter.
+- "against": in the same form, the passages that say otherwise although others support the claim; else leave it out.
 - "confidence": from 0 to 1, how sure you are of the verdict.
 
 Reply with one JSON object for every claim, each on a line of its own, nothing else:
@@ -66,12 +69,23 @@ _SURE: Final = 0.9
 _UNQUOTED: Final = 0.5
 """What is left of the score of a claim for which the model names no passage that there is."""
 _LEAST_QUOTE: Final = 8
+MOST_CLAIMS: Final = 24
+"""Claims of one call: with more, models leave some out."""
+_NEAREST: Final = 6
+"""Passages that a claim brings along where not all fit."""
+_RULES: Final = 600
+_PER_CLAIM: Final = 60
+_PER_VERDICT: Final = 90
+"""Tokens of the rules, of a claim and of its verdict."""
+_CHARACTERS: Final = 3
+"""Characters that a token holds at least."""
+_LEAST_ROOM: Final = 2_000
 _WORD: Final = re.compile(r"\w+")
 _CLAIMS_TAG: Final = re.compile(r"</?\s*claims\b", re.IGNORECASE)
 
 
 class LLMJudge:
-    """Scores claims with one call of a language model.
+    """Scores claims with one call of a language model for every 24 of them, over the passages that fit its window.
 
     A claim that its reply leaves out is not judged (its score is None). Where it names a passage, the words that it
     quotes are looked for there; else the sentences that have most of the claim's words are given.
@@ -104,12 +118,20 @@ class LLMJudge:
             LLMError: The call failed, or the reply holds no verdict at all.
             DeadlineExceededError: It did not come in time.
         """
-        if not claims:
-            return []
+        scores: list[ClaimScore] = []
+        for start in range(0, len(claims), MOST_CLAIMS):
+            group = claims[start : start + MOST_CLAIMS]
+            scores += await self._group(group, premises, deadline)
+        return scores
+
+    async def _group(
+        self, claims: Sequence[Claim], premises: Sequence[Premise], deadline: float | None
+    ) -> list[ClaimScore]:
+        work = partial(_fitting, [claim.said for claim in claims], premises, self._room(len(claims)))
+        shown: dict[int, str] = await Call(sync=work, deadline=deadline, what="choosing passages")
         spotlight = draw(self.spotlighting)
         passages = [
-            Passage(number, _headed(premise), premise.text, spotlight=spotlight)
-            for number, premise in enumerate(premises)
+            Passage(number, _headed(premises[number]), text, spotlight=spotlight) for number, text in shown.items()
         ]
         messages = self.template.format_messages(
             llm=self.model.llm,
@@ -127,6 +149,26 @@ class LLMJudge:
         scores: list[ClaimScore] = await Call(sync=read, deadline=deadline, what="reading verdicts")
         return scores
 
+    def _room(self, claims: int) -> int:
+        """Return how many characters of passages fit beside the rules, the claims and the reply."""
+        tokens = self.model.context_window - _RULES - claims * (_PER_CLAIM + _PER_VERDICT)
+        return max(_LEAST_ROOM, tokens * _CHARACTERS)
+
+
+def _fitting(claims: Sequence[str], premises: Sequence[Premise], room: int) -> dict[int, str]:
+    """Return the passages that fit, by number: all, or those nearest to the claims, the longest ones cut."""
+    if sum(len(premise.text) for premise in premises) <= room:
+        return {number: premise.text for number, premise in enumerate(premises)}
+    wanted: dict[int, str] = {}
+    chosen = nearest_premises(claims, premises, _NEAREST)
+    for rank in range(_NEAREST):
+        for numbers in chosen:
+            if rank < len(numbers) and room > 0 and numbers[rank] not in wanted:
+                text = premises[numbers[rank]].text[:room]
+                wanted[numbers[rank]] = text
+                room -= len(text)
+    return dict(sorted(wanted.items()))
+
 
 def _headed(premise: Premise) -> str:
     attributes = "; ".join(f"{key}: {value}" for key, value in premise.attributes.items())
@@ -140,7 +182,7 @@ def _as_claim(claim: Claim) -> str:
 
 def _score(claim: Claim, judged: Judgement | None, premises: Sequence[Premise]) -> ClaimScore:
     if judged is None or judged.verdict is Verdict.NOT_CHECKABLE:
-        return ClaimScore(None, Verdict.NOT_CHECKABLE)
+        return ClaimScore(None, Verdict.NOT_CHECKABLE, left_out=judged is None)
     unsure, sure = _RANGES[judged.verdict]
     score = unsure + (sure - unsure) * (_SURE if judged.confidence is None else judged.confidence)
     named = [(number, quote) for number, quote in judged.quotes if number < len(premises)]
@@ -148,7 +190,13 @@ def _score(claim: Claim, judged: Judgement | None, premises: Sequence[Premise]) 
         score *= _UNQUOTED
         return ClaimScore(score, verdict_of(score))
     evidence = [Evidence(number, score, _spans(claim, quote, premises[number])) for number, quote in named]
-    return ClaimScore(score, judged.verdict, list({one.premise: one for one in reversed(evidence)}.values()))
+    rivals = [
+        Rival(ConflictKind.OTHER, claim.plain, span.of(premises[number].text), number, span)
+        for number, quote in judged.against
+        if number < len(premises)
+        for span in _spans(claim, quote, premises[number])[:1]
+    ]
+    return ClaimScore(score, judged.verdict, list({one.premise: one for one in reversed(evidence)}.values()), rivals)
 
 
 def _spans(claim: Claim, quote: str, premise: Premise) -> tuple[Span, ...]:
@@ -163,3 +211,112 @@ def _spans(claim: Claim, quote: str, premise: Premise) -> tuple[Span, ...]:
 
 def _with_mark(text: str, end: int) -> int:
     return end + 1 if text[end : end + 1] in (".", "!", "?", "。", "！", "？") else end  # noqa: RUF001 (full width)
+
+
+MAX_REPLY: Final = 40_000
+"""Characters of a reply that are read."""
+
+_OBJECT: Final = re.compile(r'\{\s*"claim"')
+_NUMBER: Final = re.compile(r"\d{1,6}")
+_MOST_QUOTE: Final = 2_000
+_WORDS: Final = {
+    "supported": Verdict.SUPPORTED,
+    "entailed": Verdict.SUPPORTED,
+    "partially_supported": Verdict.PARTIALLY_SUPPORTED,
+    "partiallysupported": Verdict.PARTIALLY_SUPPORTED,
+    "partially": Verdict.PARTIALLY_SUPPORTED,
+    "partial": Verdict.PARTIALLY_SUPPORTED,
+    "unsupported": Verdict.UNSUPPORTED,
+    "not_supported": Verdict.UNSUPPORTED,
+    "neutral": Verdict.UNSUPPORTED,
+    "contradicted": Verdict.CONTRADICTED,
+    "contradiction": Verdict.CONTRADICTED,
+    "refuted": Verdict.CONTRADICTED,
+    "not_checkable": Verdict.NOT_CHECKABLE,
+    "notcheckable": Verdict.NOT_CHECKABLE,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What a model says of one claim.
+
+    Args:
+        claim: The claim's number, from 0.
+        verdict: Its verdict.
+        confidence: How sure it is, 0 to 1; None where it does not say.
+        quotes: Passages by number, each with the words that it names there.
+        against: The same for passages that say otherwise.
+    """
+
+    claim: int
+    verdict: Verdict
+    confidence: float | None
+    quotes: tuple[tuple[int, str], ...]
+    against: tuple[tuple[int, str], ...] = ()
+
+
+def read_judgements(text: str) -> dict[int, Judgement]:
+    """Give what a reply says of each claim; of what it says twice, the first."""
+    text = text[:MAX_REPLY]
+    found = dict(_judgements(_objects(text)))
+    if not found:
+        found = dict(_judgements(_mended(text)))
+    return found
+
+
+def _judgements(objects: Iterator[dict[str, Any]]) -> list[tuple[int, Judgement]]:
+    read = [judgement for one in objects if (judgement := _judgement(one)) is not None]
+    return [(one.claim, one) for one in reversed(read)]
+
+
+def _objects(text: str) -> Iterator[dict[str, Any]]:
+    """Give the complete objects of a text; a broken one does not hide others."""
+    decoder, position = json.JSONDecoder(), 0
+    while (start := _OBJECT.search(text, position)) is not None:
+        try:
+            value, position = decoder.raw_decode(text, start.start())
+        except (ValueError, RecursionError):
+            position = start.end()
+            continue
+        yield value
+
+
+def _mended(text: str) -> Iterator[dict[str, Any]]:
+    try:
+        value = repair_json(strip_code_fence(text))
+    except (ValueError, RecursionError):
+        return
+    if isinstance(value, dict):
+        listed = [item for item in value.values() if isinstance(item, list)]
+        value = [value] if "claim" in value else listed[0] if listed else []
+    yield from (item for item in value if isinstance(item, dict)) if isinstance(value, list) else ()
+
+
+def _judgement(fields: dict[str, Any]) -> Judgement | None:
+    number = _int(fields.get("claim", fields.get("id")))
+    verdict = _WORDS.get(re.sub(r"[\s-]+", "_", str(fields.get("verdict", "")).strip().casefold()))
+    if number is None or verdict is None:
+        return None
+    confidence = fields.get("confidence", fields.get("score"))
+    sure = isinstance(confidence, (int, float)) and not isinstance(confidence, bool) and 0 <= confidence <= 1
+    quotes = _quotes(fields.get("evidence", fields.get("refs", fields.get("ref"))))
+    told = float(confidence) if sure and confidence is not None else None
+    return Judgement(number, verdict, told, quotes, _quotes(fields.get("against")))
+
+
+def _quotes(evidence: Any) -> tuple[tuple[int, str], ...]:
+    given = evidence if isinstance(evidence, list) else [evidence]
+    return tuple(quote for one in given if (quote := _quote(one)) is not None)
+
+
+def _quote(value: Any) -> tuple[int, str] | None:
+    fields = value if isinstance(value, dict) else {"ref": value}
+    number = _int(fields.get("ref", fields.get("ref_id")))
+    quote = fields.get("quote", "")
+    return None if number is None else (number, quote[:_MOST_QUOTE] if isinstance(quote, str) else "")
+
+
+def _int(value: Any) -> int | None:
+    digits = None if value is None or isinstance(value, bool) else _NUMBER.search(str(value))
+    return int(digits[0]) if digits else None

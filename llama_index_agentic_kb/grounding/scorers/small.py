@@ -1,0 +1,139 @@
+"""The shipped cross-encoder: a small model that reads a claim beside its evidence, through onnxruntime.
+
+Its weights lie in the package as an int8 ONNX file with its tokenizer and its calibration (docs/proof.md). Digests are
+checked before anything is loaded. Nothing is downloaded and no code comes with the weights.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError
+
+__all__ = ["SmallModel", "calibration", "is_shipped", "small_model"]
+
+WEIGHTS: Final = Path(__file__).parent.parent / "weights"
+MAX_TOKENS: Final = 128
+"""Tokens of a pair, as in training."""
+BATCH: Final = 16
+"""Pairs that are computed at once; also how often the deadline is looked at."""
+_THREADS: Final = 2
+
+
+@cache
+def calibration() -> dict[str, Any]:
+    """Return the weights of the logistic models, their thresholds and the digests of the files beside them."""
+    loaded: dict[str, Any] = json.loads((WEIGHTS / "calibration.json").read_text(encoding="utf-8"))
+    return loaded
+
+
+def is_shipped() -> bool:
+    """Return whether the model's files are there."""
+    return (WEIGHTS / "proof.onnx").is_file() and "small" in calibration()
+
+
+class SmallModel:
+    """A model over pairs of evidence and claim.
+
+    A word piece that stands on both sides has a token type of its own (1 in the evidence, 3 in the claim).
+
+    Args:
+        folder: Holds ``proof.onnx`` and ``tokenizer.json``.
+        digests: SHA-256 of both files by name.
+
+    Raises:
+        ConfigurationError: A file is missing or is not the one that was measured.
+    """
+
+    def __init__(self, folder: Path, digests: dict[str, str]) -> None:
+        for name, digest in digests.items():
+            path = folder / name
+            found = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "missing"
+            if found != digest:
+                raise ConfigurationError(f"{path}: its digest is {found}, expected {digest}; install the package anew")
+        import onnxruntime  # noqa: PLC0415 (takes 100 ms, and is needed only where claims are checked)
+        from tokenizers import Tokenizer  # noqa: PLC0415 (same)
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = _THREADS
+        options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+        # Threads that spin while they wait would take the cores from everything else.
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        options.enable_cpu_mem_arena = False
+        self._session = onnxruntime.InferenceSession(
+            str(folder / "proof.onnx"), options, providers=["CPUExecutionProvider"]
+        )
+        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
+        self._tokenizer.no_padding()
+        self._tokenizer.no_truncation()
+        self._first: int = self._tokenizer.token_to_id("[CLS]") or 0
+        self._last: int = self._tokenizer.token_to_id("[SEP]") or 0
+
+    def logits(
+        self, pairs: Sequence[tuple[str, str]], *, deadline: float | None = None
+    ) -> list[tuple[float, float, float]]:
+        """Return, for each pair of evidence and claim, the logits of contradicted, neutral and supported.
+
+        Raises:
+            DeadlineExceededError: It was late.
+        """
+        rows = [self._encoded(evidence, claim) for evidence, claim in pairs]
+        found: dict[int, tuple[float, float, float]] = {}
+        for batch in _batches(rows):
+            if deadline is not None and time.monotonic() >= deadline:
+                raise DeadlineExceededError(f"the proof model: late after {len(found)} of {len(rows)} pairs")
+            found |= zip(batch, self._run([rows[number] for number in batch]), strict=True)
+        return [found[number] for number in range(len(rows))]
+
+    def _encoded(self, evidence: str, claim: str) -> tuple[list[int], list[int]]:
+        asked = self._tokenizer.encode(claim, add_special_tokens=False).ids[: MAX_TOKENS // 2]
+        there = self._tokenizer.encode(evidence, add_special_tokens=False).ids[: MAX_TOKENS - 3 - len(asked)]
+        in_claim, in_evidence = set(asked), set(there)
+        types = [0, *(int(one in in_claim) for one in there), 0, *(2 + int(one in in_evidence) for one in asked), 2]
+        return [self._first, *there, self._last, *asked, self._last], types
+
+    def _run(self, rows: Sequence[tuple[list[int], list[int]]]) -> Iterator[tuple[float, float, float]]:
+        import numpy as np  # noqa: PLC0415 (with onnxruntime)
+
+        longest = max(len(ids) for ids, _ in rows)
+        inputs = {name: np.zeros((len(rows), longest), dtype=np.int64) for name in _INPUTS}
+        for line, (ids, types) in enumerate(rows):
+            for name, values in zip(_INPUTS, (ids, types, [1] * len(ids)), strict=True):
+                inputs[name][line, : len(ids)] = values
+        yield from self._session.run(["logits"], inputs)[0].tolist()
+
+
+_INPUTS: Final = ("input_ids", "token_type_ids", "attention_mask")
+
+
+def _batches(rows: Sequence[tuple[list[int], list[int]]]) -> Iterator[list[int]]:
+    """Yield the numbers of pairs that are computed together: those of like length."""
+    order = sorted(range(len(rows)), key=lambda number: len(rows[number][0]))
+    for start in range(0, len(order), BATCH):
+        yield order[start : start + BATCH]
+
+
+_LOCK: Final = threading.Lock()
+
+
+def small_model() -> SmallModel:
+    """Return the shipped model; it is loaded once, when first needed.
+
+    Raises:
+        ConfigurationError: Its files are missing or changed.
+    """
+    with _LOCK:
+        return _loaded()
+
+
+@cache
+def _loaded() -> SmallModel:
+    return SmallModel(WEIGHTS, calibration()["digests"])

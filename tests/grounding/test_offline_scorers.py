@@ -1,0 +1,194 @@
+"""The features and the shipped cross-encoder: what they support, where they abstain, what they refuse to load."""
+
+# ruff: noqa: RUF001 (full-width signs are the point)
+from __future__ import annotations
+
+import shutil
+import time
+from pathlib import Path
+
+import pytest
+
+from llama_index_agentic_kb._aio import run
+from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError
+from llama_index_agentic_kb.grounding.features import Corpus, Passage, numbers_of, passage_sentences
+from llama_index_agentic_kb.grounding.ledger import GroundingSource, ground
+from llama_index_agentic_kb.grounding.scorers import (
+    CrossEncoderScorer,
+    LexicalScorer,
+    LLMJudge,
+    Premise,
+    SmallScorer,
+    as_scorer,
+)
+from llama_index_agentic_kb.grounding.scorers.small import WEIGHTS, SmallModel, calibration
+from llama_index_agentic_kb.schema.grounding import Verdict
+from llama_index_agentic_kb.testing import ScriptedLLM
+
+OTHERS = [
+    Premise("The harbour of Lisbon was rebuilt in 1755 after an earthquake destroyed most of the city.", "Lisbon"),
+    Premise("Photosynthesis turns light into chemical energy in plants; it takes place in chloroplasts.", "Plants"),
+]
+VISION = Premise(
+    "Avengers: Age of Ultron is a 2015 American film. Paul Bettany plays the Vision, an android made by Ultron. "
+    "Robert Downey Jr. plays Tony Stark.",
+    "Avengers: Age of Ultron",
+)
+LATIN = {
+    "dutch": ("De garantie dekt waterschade niet. Zij duurt 24 maanden.", "De garantie dekt waterschade."),
+    "portuguese": ("A garantia não cobre danos causados pela água.", "A garantia cobre danos causados pela água."),
+    "russian": ("Гарантия не покрывает ущерб от воды и огня.", "Гарантия покрывает ущерб от воды и огня."),
+    "german": ("Die Garantie deckt Wasserschäden nicht ab.", "Die Garantie deckt Wasserschäden ab."),
+}
+OTHER = {
+    "chinese": ("保修期为24个月。", "保修期为36个月。", "本产品的保修期是24个月。"),
+    "japanese": ("保証期間は24か月です。", "保証期間は36か月です。", "保証は24か月続きます。"),
+    "thai": ("การรับประกันมีอายุ 24 เดือน", "การรับประกันมีอายุ 36 เดือน", "รับประกันนาน 24 เดือน"),
+    "korean": ("보증은 물 피해를 보장하지 않습니다.", "", "보증은 물 피해를 보장합니다."),
+    "arabic": ("الضمان لا يغطي أضرار المياه.", "", "الضمان يغطي أضرار المياه."),
+}
+
+
+def verdict(claim: str, *premises: Premise) -> Verdict:
+    return SmallScorer().judge([claim], [*premises, *OTHERS])[0].verdict
+
+
+def test_what_a_passage_says_is_never_contradicted_by_it() -> None:
+    """The flagship's own blunder: a cast that the passage gives, in another order of words."""
+    claim = "The Vision in Avengers: Age of Ultron is played by Paul Bettany."
+    assert verdict(claim, VISION) is not Verdict.CONTRADICTED
+    wrong = "The Vision in Avengers: Age of Ultron is played by Robert Downey Jr."
+    assert verdict(wrong, VISION) is not Verdict.SUPPORTED
+
+
+@pytest.mark.parametrize("language", LATIN)
+def test_negation_in_other_languages(language: str) -> None:
+    """A sentence without the passage's negation is not supported; the sentence itself is."""
+    passage, claim = LATIN[language]
+    assert verdict(claim, Premise(passage)) is not Verdict.SUPPORTED
+    assert verdict(passage.split(".")[0] + ".", Premise(passage)) is Verdict.SUPPORTED
+
+
+@pytest.mark.parametrize("language", OTHER)
+def test_unread_languages_are_not_checkable(language: str) -> None:
+    """Numbers are compared, the same words are found, and all else is not checkable: never supported."""
+    passage, wrong, reworded = OTHER[language]
+    premise = Premise(passage)
+    assert verdict(passage, premise) is Verdict.SUPPORTED
+    assert verdict(reworded, premise) is Verdict.NOT_CHECKABLE
+    if wrong:
+        assert verdict(wrong, premise) is Verdict.UNSUPPORTED
+
+
+def test_another_language_than_the_evidence() -> None:
+    """A German claim over English passages is not checkable."""
+    assert verdict("Der Film wurde von einem jungen Regisseur gedreht.", VISION) in (
+        Verdict.NOT_CHECKABLE,
+        Verdict.UNSUPPORTED,
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Here is what I found.", Verdict.NOT_CHECKABLE),
+        ("The sources do not say who built it.", Verdict.NOT_CHECKABLE),
+        ("Let me know if you need more.", Verdict.NOT_CHECKABLE),
+        ("If you have a fever above 39 C, take ten tablets.", Verdict.UNSUPPORTED),
+    ],
+)
+def test_what_speaks_of_the_answer_is_left_out(text: str, expected: Verdict) -> None:
+    """Only once nothing supports it, and only without a number or a name."""
+    assert verdict(text, VISION) is expected
+
+
+def test_two_passages_bear_a_claim_together() -> None:
+    """A claim whose facts stand in two passages is held against both, and leads to both."""
+    one = Premise("Marie Curie was born in Warsaw in 1867.", "Marie Curie")
+    two = Premise("Warsaw is the capital of Poland and lies on the Vistula river.", "Warsaw")
+    [score] = SmallScorer().judge(
+        ["Marie Curie was born in Warsaw, which lies on the Vistula river."], [one, two, *OTHERS]
+    )
+    assert {evidence.premise for evidence in score.evidence[:2]} == {0, 1}
+
+
+def test_scorers_by_name() -> None:
+    """One word chooses the judge; what it is not is said."""
+    assert isinstance(as_scorer("auto"), SmallScorer)
+    assert type(as_scorer("lexical")) is LexicalScorer
+    assert isinstance(as_scorer(ScriptedLLM([])), LLMJudge)
+    own = LexicalScorer()
+    assert as_scorer(own) is own
+
+    class Pairs:
+        def predict(self, pairs: list[tuple[str, str]]) -> list[float]:
+            return [0.5 for _ in pairs]
+
+    assert isinstance(as_scorer(Pairs()), CrossEncoderScorer)
+    with pytest.raises(ConfigurationError, match="expected a scorer"):
+        as_scorer(3)  # type: ignore[arg-type]
+
+
+def test_the_ledger_names_its_scorer_and_survives_a_missing_one() -> None:
+    """The account says what judged; a model that is not there costs the check, not the answer."""
+    sources = [GroundingSource("0", "a", VISION.text)]
+    assert run(ground("Mars is red.", sources)).scorer == "small"
+    assert "could not be loaded" in run(ground("Mars is red.", sources, "no-such/model")).warnings[0]
+
+
+def test_late_checks_are_given_up() -> None:
+    """The deadline is looked at between claims and between batches."""
+    for scorer in (LexicalScorer(), SmallScorer()):
+        with pytest.raises(DeadlineExceededError):
+            scorer.judge(["Mars is red.", "It is far."], [VISION], deadline=time.monotonic() - 1)
+
+
+def test_changed_weights_are_refused(tmp_path: Path) -> None:
+    """A file that is not the one that was measured is not loaded."""
+    for name in calibration()["digests"]:
+        shutil.copy(WEIGHTS / name, tmp_path / name)
+    SmallModel(tmp_path, calibration()["digests"])
+    with (tmp_path / "proof.onnx").open("ab") as file:
+        file.write(b"x")
+    with pytest.raises(ConfigurationError, match="digest"):
+        SmallModel(tmp_path, calibration()["digests"])
+
+
+def test_the_same_scores_however_they_are_batched() -> None:
+    """A claim's score does not hang on what else is asked."""
+    claims = ["Paul Bettany plays the Vision.", "Tony Stark is an android.", "Lisbon was rebuilt in 1755."]
+    together = SmallScorer().judge(claims, [VISION, *OTHERS])
+    alone = [SmallScorer().judge([claim], [VISION, *OTHERS])[0] for claim in claims]
+    assert [one.score for one in together] == pytest.approx([one.score for one in alone], abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("1,500 people on 3 May 1999", {"1500", "3", "month5", "1999"}),
+        ("3.50 and two", {"3.5", "2"}),
+        ("you may march", set()),
+        ("im märz 2020, en mai", {"month3", "2020"}),
+    ],
+)
+def test_numbers_have_one_form(text: str, found: set[str]) -> None:
+    """Separators, words for small numbers, and months of four languages."""
+    assert numbers_of(text) == found
+
+
+def test_sentences_of_passages() -> None:
+    """Initials and titles end none; full-width marks and lines do."""
+    text = "Dr. J. Smith met Mr. X. He left. 这是一句。第二句！\nA title"
+    assert [text[a:b] for a, b in passage_sentences(text)] == [
+        "Dr. J. Smith met Mr. X. He left.",
+        "这是一句。",
+        "第二句！",
+        "A title",
+    ]
+
+
+def test_windows_hold_the_words_of_the_claim() -> None:
+    """The best window comes first, headed by its title."""
+    corpus = Corpus([Passage("It rains. Nobody knows."), Passage("She was born in Warsaw. It rains.", "Marie Curie.")])
+    [first, *_] = corpus.read("Marie Curie was born in Warsaw.").windows
+    assert (first.passage, first.text.startswith("Marie Curie. She was born in Warsaw.")) == (1, True)

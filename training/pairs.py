@@ -1,0 +1,187 @@
+"""Pairs near to the task: claims over passages, in the form of ``sets.py``.
+
+``written``: a claim, a paraphrase and twins with one error each, over one passage (see docs/proof.md). A third of the
+passages is held out, by a hash of the document's id. ``templated``: sentences of passages and the same with one thing
+swapped. WiCE's parts, and CLIMATE-FEVER split by claim.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+import re
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from llama_index_agentic_kb.grounding.features import Corpus, Passage, passage_sentences
+
+Row = dict[str, object]
+EXACT = frozenset({"number", "date", "negation", "unit"})
+_NAME = re.compile(r"\b[A-Z][\w’'-]+(?: (?:of |the |de |van |von )?[A-Z][\w’'-]+)*")
+_YEAR = re.compile(r"\b(?:1[5-9]|20)\d\d\b")
+_DIGITS = re.compile(r"\b\d+(?:[.,]\d+)*\b")
+
+
+def held_out(key: str, of: int = 3) -> bool:
+    """Return whether a document or claim is kept out of training."""
+    return int(hashlib.sha256(key.encode()).hexdigest(), 16) % of == 0
+
+
+def window(claim: str, passages: list[Passage]) -> str:
+    """Return the evidence as the scorer would choose it."""
+    windows = Corpus(passages).read(claim).windows
+    return windows[0].text if windows else " ".join(passage.text for passage in passages)[:500]
+
+
+def written(folder: Path) -> Iterator[Row]:
+    for path in sorted(folder.glob("pairs_*.jsonl")):
+        for line in path.read_text(encoding="utf-8").splitlines():
+            item = json.loads(line)
+            split = "held" if held_out(item["doc"]) else "train"
+            evidence = [Passage(item["evidence"])]
+            for kind in ("claim", "paraphrase"):
+                text = item[kind]
+                yield {
+                    "set": f"written_{kind}",
+                    "split": split,
+                    "premise": window(text, evidence),
+                    "claim": text,
+                    "label": "supported",
+                    "doc": item["doc"],
+                    "kind": kind,
+                    "weight": 1.6,
+                }
+            for twin in item["twins"]:
+                label = "contradicted" if twin["kind"] in EXACT else "not_supported"
+                yield {
+                    "set": "written_twin",
+                    "split": split,
+                    "premise": window(twin["text"], evidence),
+                    "claim": twin["text"],
+                    "label": label,
+                    "doc": item["doc"],
+                    "kind": twin["kind"],
+                }
+
+
+def parts(path: Path) -> Iterator[Row]:
+    """WiCE's parts (annotations ODC-BY, texts CC BY-SA and Common Crawl)."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        item = json.loads(line)
+        split = "held" if held_out(item["id"], 4) else "train"
+        label = "supported" if item["label"] == "supported" else "not_supported"
+        text = "\n".join(item["evidence"])
+        yield {
+            "set": "wice_parts",
+            "split": split,
+            "premise": window(item["claim"], [Passage(text)]),
+            "claim": item["claim"],
+            "label": label,
+        }
+
+
+def climate(path: Path) -> Iterator[Row]:
+    """CLIMATE-FEVER, three quarters of it (see its repository for terms)."""
+    for line in path.read_text(encoding="utf-8").splitlines():
+        item = json.loads(line)
+        split = "held" if held_out(item["claim"]) else "train"
+        label = {"supported": "supported", "contradicted": "contradicted"}.get(item["label"], "neutral")
+        premise = " ".join(item["evidence"])
+        if item.get("about"):
+            premise = f"{item['about']}. {premise}"
+        yield {"set": "climate_fever", "split": split, "premise": premise, "claim": item["claim"], "label": label}
+
+
+def templated(folder: Path, most: int, rng: random.Random) -> Iterator[Row]:
+    passages = []
+    for name in ("2wiki", "musique-dev", "mtrag-human", "strategyqa-facts"):
+        for line in (folder / name / "corpus.jsonl").read_text(encoding="utf-8").splitlines():
+            item = json.loads(line)
+            if not held_out(item["_id"]) and len(item["text"]) > 80:
+                passages.append((item["_id"], item.get("title", ""), item["text"]))
+    rng.shuffle(passages)
+    done = 0
+    for identifier, title, text in passages:
+        if done >= most:
+            return
+        spans = [span for span in passage_sentences(text[:1500]) if 40 <= span[1] - span[0] <= 260]
+        if not spans:
+            continue
+        start, end = rng.choice(spans)
+        sentence = text[start:end]
+        head = title if title and not text.startswith(title) else ""
+        premise = window(sentence, [Passage(text[:1500], head)])
+        base = {"set": "templated", "split": "train", "premise": premise, "doc": identifier}
+        yield {**base, "claim": sentence, "label": "supported", "weight": 0.7}
+        for claim, label in _changed(sentence, text, rng):
+            yield {**base, "claim": claim, "label": label}
+            done += 1
+        done += 1
+
+
+def _changed(sentence: str, text: str, rng: random.Random) -> Iterator[tuple[str, str]]:
+    """Yield one or two sentences with one thing changed."""
+    names = [match for match in _NAME.finditer(sentence) if match.start() > 0 and len(match[0]) > 3]
+    others = [name for name in dict.fromkeys(_NAME.findall(text)) if len(name) > 3 and name not in sentence]
+    ways = []
+    if names and others:
+        chosen = rng.choice(names)
+        ways.append((sentence[: chosen.start()] + rng.choice(others) + sentence[chosen.end() :], "not_supported"))
+    if len(names) > 1:
+        first, second = sorted(rng.sample(names, 2), key=lambda one: one.start())
+        if first[0] != second[0] and not re.fullmatch(r",? ?(?:and|or|,) ?", sentence[first.end() : second.start()]):
+            swapped = sentence[: first.start()] + second[0] + sentence[first.end() : second.start()] + first[0]
+            ways.append((swapped + sentence[second.end() :], "not_supported"))
+    years = list(_YEAR.finditer(sentence))
+    if years:
+        chosen = rng.choice(years)
+        inside = [year for year in _YEAR.findall(text) if year not in sentence]
+        value = (
+            rng.choice(inside)
+            if inside and rng.random() < 0.5
+            else str(int(chosen[0]) + rng.choice([-7, -3, -2, -1, 1, 2, 4, 9]))
+        )
+        ways.append((sentence[: chosen.start()] + value + sentence[chosen.end() :], "contradicted"))
+    digits = [match for match in _DIGITS.finditer(sentence) if not _YEAR.fullmatch(match[0])]
+    if digits:
+        chosen = rng.choice(digits)
+        value = re.sub(r"\d", lambda found: str((int(found[0]) + rng.randint(1, 8)) % 9 + 1), chosen[0], count=1)
+        if value != chosen[0]:
+            ways.append((sentence[: chosen.start()] + value + sentence[chosen.end() :], "contradicted"))
+    for old, new in (
+        (" is ", " is not "),
+        (" was ", " was not "),
+        (" are ", " are not "),
+        (" were ", " were not "),
+        (" has ", " has never "),
+    ):
+        if old in sentence and f"{old}not" not in sentence:
+            ways.append((sentence.replace(old, new, 1), "contradicted"))
+            break
+    rng.shuffle(ways)
+    yield from ways[: rng.choice([1, 1, 2])]
+
+
+def main() -> None:
+    data, bench, target = Path(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
+    rng = random.Random(7)
+    counts: dict[tuple[object, ...], int] = {}
+    with target.open("w", encoding="utf-8") as out:
+        for rows in (
+            written(data),
+            parts(bench / "claims/wice-parts.jsonl"),
+            climate(bench / "claims/climate-fever.jsonl"),
+            templated(bench, 6000, rng),
+        ):
+            for item in rows:
+                key = item["set"], item["split"], item["label"]
+                counts[key] = counts.get(key, 0) + 1
+                out.write(json.dumps(item, ensure_ascii=False) + "\n")
+    for key, count in sorted(counts.items(), key=str):
+        print(*key, count)
+
+
+if __name__ == "__main__":
+    main()

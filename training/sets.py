@@ -1,0 +1,230 @@
+"""Readers of the public sets that the proof scorer is trained on.
+
+Each reader yields rows ``{"set", "split", "premise", "claim", "label"}``. Labels are ``supported``, ``neutral``,
+``contradicted``, or ``not_supported`` where the set does not part the last two. ``split`` is ``train`` or ``held``.
+A repository is a bare or ordinary git directory below ``ROOT/owner+name``; only its newest commit is read.
+Licences stand beside each reader and in docs/proof.md.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import random
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+
+Row = dict[str, str]
+ENTAILMENT = {"entailment": "supported", "neutral": "neutral", "contradiction": "contradicted"}
+
+
+class Repositories:
+    """Files of git directories below one folder."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def read(self, name: str, path: str) -> bytes:
+        """Return one file of the newest commit."""
+        folder = self.root / name.replace("/", "+") / "repo"
+        git = folder / ".git" if (folder / ".git").exists() else folder
+        return subprocess.run(["git", "-C", str(git), "show", f"HEAD:{path}"], check=True, capture_output=True).stdout
+
+    def text(self, name: str, path: str) -> str:
+        """Return one file as text."""
+        return self.read(name, path).decode("utf-8-sig", errors="replace")
+
+    def table(self, name: str, path: str, quoting: int = csv.QUOTE_NONE) -> Iterator[Row]:
+        """Yield the rows of a table with tabs between its columns."""
+        yield from csv.DictReader(io.StringIO(self.text(name, path)), delimiter="\t", quoting=quoting)
+
+    def lines(self, name: str, path: str) -> Iterator[dict]:
+        """Yield the objects of a JSON-lines file."""
+        for line in self.text(name, path).splitlines():
+            if line.strip():
+                yield json.loads(line)
+
+
+def row(name: str, split: str, premise: str, claim: str, label: str) -> Row:
+    return {"set": name, "split": split, "premise": premise.strip(), "claim": claim.strip(), "label": label}
+
+
+def ling_in_loop(repos: Repositories) -> Iterator[Row]:
+    """Parrish et al. 2021 (no licence file; premises from MultiNLI, OANC)."""
+    name = "Alicia-Parrish/ling_in_loop"
+    for folder, ending, val in (
+        ("1_Baseline_protocol", "baseline", "base"),
+        ("2_Ling_on_side_protocol", "LotS", "LotS"),
+        ("3_Ling_in_loop_protocol", "LitL", "LitL"),
+    ):
+        for turn in range(1, 6):
+            for split, path in (
+                ("train", f"NLI_data/{folder}/train_round{turn}_{ending}.jsonl"),
+                ("held", f"NLI_data/{folder}/val_round{turn}_{val}.jsonl"),
+            ):
+                for item in repos.lines(name, path):
+                    if item["label"] in ENTAILMENT:
+                        yield row("ling_in_loop", split, item["premise"], item["hypothesis"], ENTAILMENT[item["label"]])
+
+
+def counterfactual(repos: Repositories) -> Iterator[Row]:
+    """Kaushik et al. 2020 (Apache-2.0; SNLI sentences, CC BY-SA 4.0): minimal edits by people."""
+    name = "acmi-lab/counterfactually-augmented-data"
+    for split, part in (("train", "train"), ("train", "dev"), ("held", "test")):
+        for item in repos.table(name, f"NLI/all_combined/{part}.tsv"):
+            if item["gold_label"] in ENTAILMENT:
+                yield row("counterfactual", split, item["sentence1"], item["sentence2"], ENTAILMENT[item["gold_label"]])
+
+
+def snli(repos: Repositories) -> Iterator[Row]:
+    """SNLI dev and test (CC BY-SA 4.0) as e-SNLI carries them; the last 1,500 of test are held."""
+    name = "OanaMariaCamburu/e-SNLI"
+    for part in ("dev", "test"):
+        first, second, labels = (
+            repos.text(name, f"dataset/eSNLI/{kind}.{part}").splitlines() for kind in ("s1", "s2", "labels")
+        )
+        for index, (premise, claim, label) in enumerate(zip(first, second, labels, strict=True)):
+            split = "held" if part == "test" and index >= len(first) - 1500 else "train"
+            if label.strip() in ENTAILMENT:
+                yield row("snli", split, detokenized(premise), detokenized(claim), ENTAILMENT[label.strip()])
+
+
+def detokenized(text: str) -> str:
+    for mark in ".,!?;:')":
+        text = text.replace(f" {mark}", mark)
+    return text.replace("( ", "(").replace("-LRB- ", "(").replace(" -RRB-", ")").replace("`` ", '"').replace(" ''", '"')
+
+
+def taxinli(repos: Repositories) -> Iterator[Row]:
+    """Joshi et al. 2020 (Computational Use of Data Agreement; MultiNLI pairs)."""
+    for path in ("taxinli10k.tsv", "taxinli10k_MNLIDev.tsv"):
+        for item in repos.table("microsoft/TaxiNLI", path, csv.QUOTE_MINIMAL):
+            label = ENTAILMENT.get(item.get("label") or "")
+            if label:
+                yield row("taxinli", "train", item["prem"], item["hyp"], label)
+
+
+def semi_automatic(repos: Repositories) -> Iterator[Row]:
+    """Vania et al. 2020, the pairs from Wikipedia only (CC BY-SA 3.0)."""
+    names = {"e": "supported", "n": "neutral", "c": "contradicted"}
+    for part in ("base_wiki", "sim_wiki", "translate_wiki"):
+        for item in repos.lines("nyu-mll/semi-automatic-nli", f"data/{part}/train.jsonl"):
+            if item["label"] in names:
+                yield row("semi_automatic", "train", item["premise"], item["hypothesis"], names[item["label"]])
+
+
+def conjunctions(repos: Repositories) -> Iterator[Row]:
+    """ConjNLI (MIT; sentences from Wikipedia, SNLI and MultiNLI)."""
+    for split, path in (("train", "adversarial_train_15k"), ("held", "conj_dev")):
+        for item in repos.table("swarnaHub/ConjNLI", f"data/NLI/{path}.tsv"):
+            if item["Label"] in ENTAILMENT:
+                yield row("conjunctions", split, item["Premise"], item["Hypothesis"], ENTAILMENT[item["Label"]])
+
+
+def respectively(repos: Repositories) -> Iterator[Row]:
+    """WikiResNLI (CC BY 4.0): who belongs to what."""
+    for split, path, most in (("train", "ex.train", 5000), ("train", "im.train", 5000), ("held", "ex.dev", 600)):
+        lines = repos.text("ruixiangcui/WikiResNLI_NatResNLI", f"data/WikiResNLI/{path}.tsv").splitlines()
+        random.Random(7).shuffle(lines)
+        for line in lines[:most]:
+            cells = line.split("\t")
+            if len(cells) == 3 and cells[2] in ENTAILMENT:
+                yield row("respectively", split, cells[0], cells[1], ENTAILMENT[cells[2]])
+
+
+def monotonicity(repos: Repositories) -> Iterator[Row]:
+    """MED (CC BY-SA 4.0) and the conjunctions of HELP (CC BY-SA 4.0)."""
+    for index, item in enumerate(repos.table("verypluming/MED", "MED.tsv")):
+        if item["gold_label"] in ENTAILMENT:
+            split = "held" if index % 10 == 0 else "train"
+            yield row("monotonicity", split, item["sentence1"], item["sentence2"], ENTAILMENT[item["gold_label"]])
+    lines = list(repos.table("verypluming/HELP", "output_en/leskexppmb_and.tsv"))
+    random.Random(7).shuffle(lines)
+    for item in lines[:3000]:
+        if item["gold_label"] in ENTAILMENT:
+            premise, claim = detokenized(item["ori_sentence"]), detokenized(item["new_sentence"])
+            yield row("monotonicity", "train", premise, claim, ENTAILMENT[item["gold_label"]])
+
+
+def breaking(repos: Repositories) -> Iterator[Row]:
+    """Breaking NLI (CC BY-SA 4.0): one word changed."""
+    archive = zipfile.ZipFile(io.BytesIO(repos.read("BIU-NLP/Breaking_NLI", "breaking_nli_dataset.zip")))
+    inner = next(name for name in archive.namelist() if name.endswith("dataset.jsonl"))
+    lines = archive.read(inner).decode().splitlines()
+    random.Random(7).shuffle(lines)
+    for index, line in enumerate(lines):
+        item = json.loads(line)
+        if item["gold_label"] in ENTAILMENT:
+            split = "held" if index < 600 else "train"
+            yield row("breaking", split, item["sentence1"], item["sentence2"], ENTAILMENT[item["gold_label"]])
+
+
+def entailment_challenge(repos: Repositories) -> Iterator[Row]:
+    """RTE 1-5 as GLUE carries them (terms of the PASCAL and TAC challenges)."""
+    for split, part in (("train", "train"), ("held", "dev")):
+        for item in repos.table("amrnag/Specialized-Transformers", f"data/RTE/{part}.tsv"):
+            label = {"entailment": "supported", "not_entailment": "not_supported"}.get(item["label"])
+            if label:
+                yield row("rte", split, item["sentence1"], item["sentence2"], label)
+
+
+def fever_symmetric(repos: Repositories) -> Iterator[Row]:
+    """Schuster et al. 2019 (MIT; FEVER, CC BY-SA 3.0): each claim with evidence for and against it."""
+    names = {"SUPPORTS": "supported", "REFUTES": "contradicted"}
+    for split, part in (("train", "dev"), ("held", "test")):
+        for item in repos.lines("TalSchuster/FeverSymmetric", f"symmetric_v0.2/fever_symmetric_{part}.jsonl"):
+            if item["gold_label"] in names:
+                yield row(
+                    "fever_symmetric",
+                    split,
+                    detokenized(item["evidence"]),
+                    detokenized(item["claim"]),
+                    names[item["gold_label"]],
+                )
+
+
+def begin(repos: Repositories) -> Iterator[Row]:
+    """BEGIN (CC BY 4.0 and the licences of its dialogues): answers of models, labelled by readers."""
+    names = {"Fully attributable": "supported", "Not fully attributable": "not_supported"}
+    for part in ("wow/begin_dev_wow", "wow/begin_test_wow", "topicalchat/begin_dev_tc", "cmu-dog/begin_dev_cmu"):
+        for item in repos.table("google/BEGIN-dataset", f"{part}.tsv"):
+            label = names.get(item.get("begin_label") or "")
+            if label and item.get("knowledge") and item.get("response"):
+                yield row("begin_" + part.split("_")[-1], "train", item["knowledge"], item["response"], label)
+
+
+READERS = (
+    ling_in_loop,
+    counterfactual,
+    snli,
+    taxinli,
+    semi_automatic,
+    conjunctions,
+    respectively,
+    monotonicity,
+    breaking,
+    entailment_challenge,
+    fever_symmetric,
+    begin,
+)
+
+
+def main() -> None:
+    root, target = Path(sys.argv[1]), Path(sys.argv[2])
+    repos = Repositories(root)
+    with target.open("w", encoding="utf-8") as out:
+        for reader in READERS:
+            counts: dict[tuple[str, str], int] = {}
+            for item in reader(repos):
+                if item["premise"] and item["claim"]:
+                    counts[item["split"], item["label"]] = counts.get((item["split"], item["label"]), 0) + 1
+                    out.write(json.dumps(item, ensure_ascii=False) + "\n")
+            print(reader.__name__, counts, flush=True)
+
+
+if __name__ == "__main__":
+    main()
