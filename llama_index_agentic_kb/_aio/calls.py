@@ -545,12 +545,13 @@ async def emitting(work: Awaitable[T], change: Callable[[Any], Any], rest: Calla
 def outside_loop() -> Iterator[None]:
     """Hide a sync door's private loop while user code runs, so that it may start a loop of its own.
 
-    On an async door the user's own loop stays visible.
+    On an async door the user's own loop stays visible. On a worker thread there is nothing to hide.
     """
-    if not _scope.get().threads:
+    loop = asyncio._get_running_loop()  # noqa: SLF001 (None where none runs)
+    if loop is None or not _scope.get().threads:
         yield
         return
-    loop, task = asyncio.get_running_loop(), asyncio.current_task()
+    task = asyncio.current_task()
     if task is not None:
         asyncio.tasks._leave_task(loop, task)  # noqa: SLF001 (documented for third-party task implementations)
     asyncio._set_running_loop(None)  # noqa: SLF001 (the hook that event loops use)

@@ -14,6 +14,7 @@ from llama_index.core.callbacks.schema import CBEventType
 from llama_index_instrumentation import get_dispatcher
 from llama_index_instrumentation.event_handlers import NullEventHandler
 
+from llama_index_agentic_kb._aio import outside_loop
 from llama_index_agentic_kb._text import error_message
 from llama_index_agentic_kb.account.callbacks import ACTIVITY_KEY, ActivityEndEvent, ActivityStartEvent
 from llama_index_agentic_kb.account.logs import logger
@@ -136,7 +137,8 @@ class ActivityLog:
         if self._observer is None:
             return
         try:
-            self._observer(record)
+            with outside_loop():
+                self._observer(record)
         except Exception:  # noqa: BLE001 (an observer must not break what it watches)
             logger.warning("an activity observer failed", exc_info=True)
 

@@ -18,6 +18,7 @@ from llama_index.core.callbacks.schema import CBEventType, EventPayload
 from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.settings import Settings
 
+from llama_index_agentic_kb._aio import outside_loop
 from llama_index_agentic_kb._text import error_message
 from llama_index_agentic_kb.account.logs import activity_logger, logger, redacted_leaves
 from llama_index_agentic_kb.account.pickling import NotPickled
@@ -151,7 +152,8 @@ class _GuardedHandler(BaseCallbackHandler):
 
     def _try(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         try:
-            method(*args, **kwargs)
+            with outside_loop():
+                method(*args, **kwargs)
         except Exception:  # noqa: BLE001 (whatever it is, it stays here and is logged)
             logger.warning("a callback handler failed: %s", type(self.handler).__name__, exc_info=True)
 

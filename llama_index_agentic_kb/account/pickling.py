@@ -36,7 +36,7 @@ class NotPickled:
         return twin
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        """Refuse.
+        """Refuse to be pickled.
 
         Raises:
             PicklingRefusedError: Always.

@@ -1,8 +1,8 @@
-"""The one way in which this library calls a language model: as a flow, with a deadline, and with its bill.
+"""The one way in which this package calls a language model: with a deadline, with retries, and with its bill.
 
-Each call holds a place of the model's bulkhead, is retried here alone, and ends with its deadline. Nothing here decides
-what a failure means: a call that fails and a reply that can't be used raise ``LLMError``, and planner and synthesizers
-each do what is right for them. ``openai_compatible`` is not imported here: it loads the OpenAI client.
+Nothing here decides what a failure means: a call that fails and a reply that can't be used raise ``LLMError``, and
+planner and synthesizers each do what is right for them. ``openai_compatible`` is not imported here: it loads the
+OpenAI client.
 """
 
 from llama_index_agentic_kb.llm.capabilities import (

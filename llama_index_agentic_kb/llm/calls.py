@@ -1,36 +1,41 @@
-"""One call of a model, made once: in its bulkhead, with its deadline, and with one kind of error."""
+"""One call of a model: in its bulkhead, tried once, over at its deadline, and with one kind of error.
+
+LlamaIndex's ``OpenAI`` retries inside and outside of OpenAI's client, which retries too: 12 requests for one failing
+call (llama-index-llms-openai 0.8.3, openai 2.54). And its sync client only bounds the time between two bytes, so that
+a server which drips keeps a thread without end. Here a shallow copy of the model is called, with clients that try once
+and share the user's connections, settings and credentials.
+"""
 
 from __future__ import annotations
 
 import copy
-import os
+import socket
 import threading
 import time
 import weakref
-from collections.abc import Awaitable, Callable
-from functools import partial
-from typing import Any, Final, NoReturn
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, suppress
+from contextvars import ContextVar
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 
-from llama_index_agentic_kb._aio import Call, Stream
+from llama_index_agentic_kb._aio import Call, reset_after_fork
 from llama_index_agentic_kb.errors import DeadlineExceededError
 from llama_index_agentic_kb.guard.resilience import Bulkhead, Permit
 from llama_index_agentic_kb.llm.capabilities import has_native_async, is_openai
-from llama_index_agentic_kb.llm.connection import Connection, OnceClients, connection
+
+if TYPE_CHECKING:
+    import httpx
+
+__all__ = ["MODEL_PLACES", "ModelCalls", "calls_of", "once", "retries_itself", "speaks_openai"]
 
 MODEL_PLACES: Final = 128
 """Calls of one model object that may be under way at once, abandoned ones included; further ones wait."""
 
-__all__ = ["MODEL_PLACES", "ModelCalls", "OpenStream", "calls_of", "once", "retries_itself", "speaks_openai"]
+GRACE_SECONDS: Final = 0.1
+"""How long after its deadline a call ends by itself: by then whoever waited for it has its error."""
 
-
-class OpenStream:
-    """A stream under way: its permit, and what ends it."""
-
-    def __init__(self, deadline: float | None) -> None:
-        self.deadline = deadline
-        self.line = Connection(deadline)
-        self.permit = Permit()
-        self.stream: Stream[Any] | None = None
+NextChunk: TypeAlias = Callable[[], Awaitable[Any]]
 
 
 class ModelCalls:
@@ -39,77 +44,69 @@ class ModelCalls:
     Args:
         model: The user's, not kept alive. What is called is a copy (see ``once``).
         what: Names it in errors.
-        failure: Makes of what its client raised what is raised here.
+        as_failure: Takes what its client raised, and returns what is raised here.
     """
 
-    def __init__(self, model: Any, what: str, failure: Callable[[Exception], Exception]) -> None:
+    def __init__(self, model: Any, what: str, as_failure: Callable[[Exception], Exception]) -> None:
         self.what = what
         self.bulkhead = Bulkhead(what, MODEL_PLACES)
         self._model = weakref.ref(model)
-        self._as_failure = failure
-        self._clients = OnceClients()
+        self._as_failure = as_failure
+        self._clients: dict[str, tuple[Any, Any]] = {}
 
-    async def call(self, llm: Any, method: str, *given: Any, deadline: float | None, **asked: Any) -> Any:
+    async def call(self, model: Any, method: str, *args: Any, deadline: float | None, **kwargs: Any) -> Any:
         """Call a method.
 
         Args:
-            llm: The copy.
+            model: The copy.
             method: The sync method's name; the async one's has an "a" before it.
-            given: Positional arguments.
+            args: Positional arguments.
             deadline: ``time.monotonic()`` at which it is given up; None waits.
-            asked: Further arguments.
+            kwargs: Further arguments.
 
         Raises:
             Exception: It failed; where that is another error than its client's own, the client's is the cause.
             DeadlineExceededError: It did not return in time.
         """
-        line, permit = Connection(deadline), Permit()
-        call = Call(
-            sync=self._sync(line, llm, method, given, asked),
-            native=self._native(llm, method, given, asked),
-            deadline=deadline,
-            what=self.what,
-        )
+        held, permit = _HeldSocket(deadline), Permit()
+        work = self._works(held, model, method, args, kwargs)
         try:
-            return await self.bulkhead.call(call, permit)
+            return await self.bulkhead.call(Call(*work, deadline=deadline, what=self.what), permit)
         except Exception as error:  # noqa: BLE001 (raised again, in one kind)
             self._raise(error, deadline)
         finally:
-            _hang_up(line, permit)
+            held.hang_up(permit)
 
-    async def open(self, llm: Any, method: str, *given: Any, deadline: float | None, **asked: Any) -> OpenStream:
-        """Open a stream, to be read by ``next`` and closed by ``close``; see ``call``."""
+    @asynccontextmanager
+    async def stream(
+        self, model: Any, method: str, *args: Any, deadline: float | None, **kwargs: Any
+    ) -> AsyncIterator[NextChunk]:
+        """Open a stream and yield what returns its next chunk, or ``END``; see ``call``."""
         if deadline is not None and time.monotonic() >= deadline:
             raise DeadlineExceededError(f"{self.what} was not begun: its deadline had passed")
-        opened = OpenStream(deadline)
+        held, permit = _HeldSocket(deadline), Permit()
+        work = self._works(held, model, method, args, kwargs)
         try:
-            opened.stream = await self.bulkhead.open(
-                self._sync(opened.line, llm, method, given, asked),
-                self._native(llm, method, given, asked),
-                opened.permit,
-                deadline=deadline,
-                what=self.what,
-            )
+            opened = await self.bulkhead.open(*work, permit, deadline=deadline, what=self.what)
         except Exception as error:  # noqa: BLE001 (raised again, in one kind)
             self._raise(error, deadline)
-        return opened
 
-    async def next(self, opened: OpenStream) -> Any:
-        """Give a stream's next chunk, or ``END``."""
-        assert opened.stream is not None
+        async def next_chunk() -> Any:
+            try:
+                return await opened.next(deadline=deadline)
+            except Exception as error:  # noqa: BLE001
+                self._raise(error, deadline)
+
         try:
-            return await opened.stream.next(deadline=opened.deadline)
-        except Exception as error:  # noqa: BLE001 (raised again, in one kind)
-            self._raise(error, opened.deadline)
-
-    def close(self, opened: OpenStream) -> None:
-        """Let go of a stream that is read no further."""
-        self.bulkhead.leave(opened.permit)
-        _hang_up(opened.line, opened.permit)
+            yield next_chunk
+        finally:
+            opened.close()  # else the model would write on, and bill it
+            self.bulkhead.leave(permit)
+            held.hang_up(permit)
 
     def _raise(self, error: Exception, deadline: float | None) -> NoReturn:
         """Raise what a failed call is: one that fails at its deadline or after it was too late, no more."""
-        if isinstance(error, (DeadlineExceededError, NotImplementedError)):  # the latter: a model that can't stream
+        if isinstance(error, DeadlineExceededError | NotImplementedError):  # the latter: a model that can't stream
             raise error
         if deadline is not None and time.monotonic() >= deadline:
             raise DeadlineExceededError(f"{self.what} was still running at its deadline") from error
@@ -118,56 +115,66 @@ class ModelCalls:
             raise error
         raise failure from error
 
-    def _sync(
-        self, line: Connection, llm: Any, method: str, given: tuple[Any, ...], asked: dict[str, Any]
-    ) -> Callable[[], Any]:
-        def work() -> Any:
-            connection.set(line)  # the context is this call's own
-            if speaks_openai(llm):
-                self._clients.give(self._model(), llm, is_async=False)
-            return getattr(llm, method)(*given, **asked)
+    def _works(
+        self, held: _HeldSocket, model: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Callable[[], Any], Callable[[], Awaitable[Any]] | None]:
+        """Return the sync and the native way to call a method; None where async has none of its own."""
+        speaks, async_method = speaks_openai(model), f"a{method}"
 
-        return work
+        def sync() -> Any:
+            _held_socket.set(held)  # the context is this call's own
+            if speaks:
+                self._set_client(model, is_async=False)
+            return getattr(model, method)(*args, **kwargs)
 
-    def _native(
-        self, llm: Any, method: str, given: tuple[Any, ...], asked: dict[str, Any]
-    ) -> Callable[[], Awaitable[Any]] | None:
-        """Give the async way; None where there is none."""
-        name = f"a{method}"
-        if not has_native_async(llm, name):
-            return None
-        if not speaks_openai(llm):
-            return partial(getattr(llm, name), *given, **asked)
+        async def native() -> Any:
+            if speaks:
+                self._set_client(model, is_async=True)
+            return await getattr(model, async_method)(*args, **kwargs)
 
-        async def work() -> Any:
-            self._clients.give(self._model(), llm, is_async=True)
-            return await getattr(llm, name)(*given, **asked)
+        return sync, native if has_native_async(model, async_method) else None
 
-        return work
+    def _set_client(self, model: Any, *, is_async: bool) -> None:
+        """Set the client of a copy to one that tries once, each made once.
+
+        The user's model makes its client where it has none so far, as its own calls would. A model that makes a new
+        client for each call does so itself.
+        """
+        if not model.reuse_client:
+            return
+        own: Any = self._model()
+        name = "_aclient" if is_async else "_client"
+        client = own._get_aclient() if is_async else own._get_client()  # noqa: SLF001 (they have no public name)
+        made = self._clients.get(name)  # two threads may make one each: either serves
+        if made is None or made[0] is not client:
+            ends = client.with_options(max_retries=0) if is_async else _ending_client(client)
+            made = self._clients[name] = (client, ends)
+        setattr(model, name, made[1])
 
 
-_lock = threading.Lock()
-_calls: Final[dict[int, ModelCalls]] = {}
+class _Registry:
+    """The ``ModelCalls`` of each model that lives."""
+
+    def __init__(self) -> None:
+        self.calls: dict[int, ModelCalls] = {}
+        self.reset()
+        reset_after_fork(self)
+
+    def reset(self) -> None:
+        self.lock = threading.Lock()
 
 
-def calls_of(model: Any, what: str, failure: Callable[[Exception], Exception]) -> ModelCalls:
-    """Give the one ``ModelCalls`` of a model; it lives as long as the model's object. For the arguments, see there."""
-    with _lock:
-        known = _calls.get(id(model))
+_REGISTRY: Final = _Registry()
+
+
+def calls_of(model: Any, what: str, as_failure: Callable[[Exception], Exception]) -> ModelCalls:
+    """Return the one ``ModelCalls`` of a model; it lives as long as the model's object. See there for the arguments."""
+    with _REGISTRY.lock:
+        known = _REGISTRY.calls.get(id(model))
         if known is None:
-            known = _calls[id(model)] = ModelCalls(model, what, failure)
-            weakref.finalize(model, _calls.pop, id(model), None)
+            known = _REGISTRY.calls[id(model)] = ModelCalls(model, what, as_failure)
+            weakref.finalize(model, _REGISTRY.calls.pop, id(model), None)
         return known
-
-
-def _forget_lock() -> None:
-    """In a forked child nobody holds it."""
-    global _lock  # noqa: PLW0603 (one for the process)
-    _lock = threading.Lock()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_forget_lock)
 
 
 def speaks_openai(model: Any) -> bool:
@@ -182,7 +189,7 @@ def retries_itself(model: Any) -> bool:
 
 
 def once(twin: Any, model: Any) -> Any:
-    """Give a copy of a model of OpenAI's client that tries once; any other model is given back.
+    """Return a copy of a model of OpenAI's client that tries once; any other model as it is.
 
     Args:
         twin: The model itself, or a copy of it.
@@ -195,7 +202,107 @@ def once(twin: Any, model: Any) -> Any:
     return made
 
 
-def _hang_up(line: Connection, permit: Permit) -> None:
-    """Free the thread of a call that was given up: what it reads from is closed."""
-    if permit.at_work:
-        line.hang_up()
+# -- sync clients that end in time ------------------------------------------------------------------------------------
+
+
+class _HeldSocket:
+    """What a sync call reads from, so that it can be ended from another thread.
+
+    Args:
+        deadline: ``time.monotonic()`` of the call; None is no limit.
+    """
+
+    def __init__(self, deadline: float | None) -> None:
+        self._ends = None if deadline is None else deadline + GRACE_SECONDS
+        self._socket: Any = None
+        self._hung_up = False
+
+    @property
+    def left(self) -> float | None:
+        """Seconds until the call shall end, at least 0.001; None is no limit."""
+        return None if self._ends is None else max(0.001, self._ends - time.monotonic())
+
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody waits for the call any more."""
+        return self._hung_up or (self._ends is not None and time.monotonic() >= self._ends)
+
+    def hold(self, response: httpx.Response | None) -> None:
+        """Keep the socket that a response is read from; None: it was read."""
+        stream = None if response is None else response.extensions.get("network_stream")
+        self._socket = None if stream is None else stream.get_extra_info("socket")
+
+    def hang_up(self, permit: Permit) -> None:
+        """End a call that is still at work, though nobody waits for it: what reads its socket returns at once."""
+        if not permit.at_work:
+            return
+        self._hung_up = True
+        held = self._socket
+        if isinstance(held, socket.socket):
+            with suppress(OSError):  # closed already
+                held.shutdown(socket.SHUT_RDWR)
+
+
+_held_socket: ContextVar[_HeldSocket | None] = ContextVar("agentic_kb_held_socket", default=None)
+"""That of the call which this code runs in."""
+
+
+def _ending_client(client: Any) -> Any:
+    """Return a sync client that tries once, and ends with the deadline of the call that it serves."""
+    import httpx  # noqa: PLC0415 (the client is loaded, so this is too)
+
+    inner = client._client  # noqa: SLF001 (OpenAI's client has no public name for it)
+    ending = httpx.Client(
+        transport=_transport_class()(inner),
+        headers=inner.headers,
+        cookies=inner.cookies,
+        params=inner.params,
+        timeout=inner.timeout,
+        trust_env=False,
+    )
+    return client.with_options(max_retries=0, http_client=ending)
+
+
+@cache
+def _transport_class() -> Any:
+    """Return the transport's class; made late, for httpx is not imported with this module."""
+    import httpx  # noqa: PLC0415
+
+    class EndingStream(httpx.SyncByteStream):
+        """A response's bytes, until its call is over."""
+
+        def __init__(self, response: httpx.Response, held: _HeldSocket) -> None:
+            self._response = response
+            self._held = held
+
+        def __iter__(self) -> Iterator[bytes]:
+            for chunk in self._response.iter_raw():
+                if self._held.is_over:
+                    raise httpx.ReadTimeout("the call's deadline has passed", request=self._response.request)
+                yield chunk
+
+        def close(self) -> None:
+            self._held.hold(None)
+            self._response.close()
+
+    class EndingTransport(httpx.BaseTransport):
+        """Sends through the user's own client: its proxies, certificates, authentication and pool."""
+
+        def __init__(self, client: httpx.Client) -> None:
+            self._client = client
+
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            held = _held_socket.get() or _HeldSocket(None)
+            if (left := held.left) is not None:
+                own: dict[str, float | None] = request.extensions.get("timeout", {})
+                phases = ((phase, own.get(phase)) for phase in ("connect", "read", "write", "pool"))
+                cut = {phase: left if seconds is None else min(left, seconds) for phase, seconds in phases}
+                request.extensions = {**request.extensions, "timeout": cut}
+            response = self._client.send(request, stream=True)
+            held.hold(response)
+            stream = EndingStream(response, held)
+            return httpx.Response(
+                response.status_code, headers=response.headers, stream=stream, extensions=response.extensions
+            )
+
+    return EndingTransport

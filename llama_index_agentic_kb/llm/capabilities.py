@@ -28,15 +28,15 @@ __all__ = [
     "warm_up_llm",
 ]
 
-PIECE: Final = 100_000
+MAX_PIECE: Final = 100_000
 """Characters that are tokenized at a time."""
 
 
 def resolve_llm(llm: LLM | None) -> LLM | None:
-    """Give the LLM to use: the given one, else ``Settings.llm``, else None.
+    """Return the LLM to use: this one, else ``Settings.llm``, else None.
 
     ``Settings.llm`` raises where no OpenAI key is set, so it is only asked when somebody set it or a key is there;
-    a disabled one (``Settings.llm = None`` gives core's ``MockLLM``) counts as none.
+    a disabled one (``Settings.llm = None`` sets core's ``MockLLM``) counts as none.
     """
     if llm is not None:
         return llm
@@ -63,23 +63,23 @@ def warm_up_llm(llm: LLM) -> None:
 
 
 def tokens_of(text: str) -> list[Any]:
-    """Give the tokens of a text, by LlamaIndex's global tokenizer; a long text is cut into pieces of ``PIECE``.
+    """Return the tokens of a text, by LlamaIndex's global tokenizer; a long text is cut into pieces of ``MAX_PIECE``.
 
     Uncut, OpenAI's tokenizer raises on a million spaces. A cut costs at most a token or two.
     """
     encode = get_tokenizer()
-    if len(text) <= PIECE:
+    if len(text) <= MAX_PIECE:
         return encode(text)
-    return [token for start in range(0, len(text), PIECE) for token in encode(text[start : start + PIECE])]
+    return [token for start in range(0, len(text), MAX_PIECE) for token in encode(text[start : start + MAX_PIECE])]
 
 
 def count_tokens(text: str) -> int:
-    """Count tokens with LlamaIndex's global tokenizer."""
+    """Return how many tokens LlamaIndex's global tokenizer counts."""
     return len(tokens_of(text))
 
 
 def model_name(llm: LLM) -> str | None:
-    """Give a model's name, or None where it says none."""
+    """Return a model's name, or None where it says none."""
     name = getattr(llm, "model", None) or getattr(llm, "model_name", None)
     if isinstance(name, str):
         return name
@@ -90,7 +90,7 @@ def model_name(llm: LLM) -> str | None:
 
 
 def structured_output(llm: LLM, name: str, schema: dict[str, Any]) -> dict[str, Any] | None:
-    """Give the call arguments that make an OpenAI model reply in a JSON schema; None where it can't."""
+    """Return the call arguments that make an OpenAI model reply in a JSON schema; None where it can't."""
     utils = sys.modules.get("llama_index.llms.openai.utils")
     if utils is None or not is_openai(llm) or not utils.is_json_schema_supported(llm.model):  # type: ignore[attr-defined]
         return None
@@ -98,7 +98,7 @@ def structured_output(llm: LLM, name: str, schema: dict[str, Any]) -> dict[str, 
 
 
 def is_function_calling(llm: LLM) -> bool:
-    """Tell whether a model can be made to call a tool."""
+    """Return whether a model can be made to call a tool."""
     try:
         return bool(llm.metadata.is_function_calling_model) and hasattr(llm, "chat_with_tools")
     except ValueError:
@@ -106,7 +106,7 @@ def is_function_calling(llm: LLM) -> bool:
 
 
 def chats(llm: LLM) -> bool:
-    """Tell whether a model takes messages; else it takes a prompt to complete."""
+    """Return whether a model takes messages; else it takes a prompt to complete."""
     try:
         return bool(llm.metadata.is_chat_model)
     except ValueError:  # llama_index's OpenAI raises for names that it doesn't know
@@ -114,7 +114,7 @@ def chats(llm: LLM) -> bool:
 
 
 def prompt_of(llm: LLM, messages: Sequence[ChatMessage]) -> str:
-    """Give messages as the one prompt that core gives a model which only completes."""
+    """Return messages as the one prompt that core makes for a model which only completes."""
     if len(messages) == 1 and messages[0].role is MessageRole.USER:
         return llm.completion_to_prompt(messages[0].content or "")  # type: ignore[misc]  # core's validators set both
     return llm.messages_to_prompt(messages)  # type: ignore[misc]
@@ -127,7 +127,7 @@ def is_openai(llm: LLM) -> bool:
 
 
 def stream_kwargs(llm: LLM) -> dict[str, Any]:
-    """Ask for the bill at the end of a stream; else streams have none."""
+    """Return the arguments that ask for the bill at the end of a stream."""
     return {"stream_options": {"include_usage": True}} if is_openai(llm) else {}
 
 

@@ -1,9 +1,8 @@
-"""A language model as flows call it: with a deadline, and with its bill."""
+"""A language model as this package calls it: with a deadline, with retries, and with its bill."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
 from typing import Any, Final
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse
@@ -13,14 +12,14 @@ from llama_index.core.llms import LLM
 from llama_index_agentic_kb._aio import END, emit
 from llama_index_agentic_kb.account.callbacks import with_handlers
 from llama_index_agentic_kb.account.pickling import NotPickled
-from llama_index_agentic_kb.errors import DeadlineExceededError, LLMError
+from llama_index_agentic_kb.errors import LLMError
 from llama_index_agentic_kb.guard.failures import is_transient
 from llama_index_agentic_kb.guard.resilience import NO_RETRIES, RetryPolicy, retried
-from llama_index_agentic_kb.llm.calls import OpenStream, calls_of, once, retries_itself
+from llama_index_agentic_kb.llm.calls import calls_of, once, retries_itself
 from llama_index_agentic_kb.llm.capabilities import chats, is_openai, model_name, prompt_of, stream_kwargs
-from llama_index_agentic_kb.llm.failures import as_llm_error
 from llama_index_agentic_kb.llm.replies import (
     Reply,
+    as_llm_error,
     check,
     finish_reason_of,
     has_choices,
@@ -40,7 +39,7 @@ NO_CHOICES: Final = "the model's server sent a reply without choices"
 
 
 class LanguageModel(NotPickled):
-    """A LlamaIndex LLM, ready to be called from flows.
+    """A LlamaIndex LLM, ready to be called.
 
     Its calls hold a place of the model's bulkhead (``MODEL_PLACES``, 128 for each model object), and failures that
     are worth it are retried here alone: of LlamaIndex's ``OpenAI`` and its subclasses a copy is called that tries
@@ -48,7 +47,7 @@ class LanguageModel(NotPickled):
 
     Args:
         llm: Left as it is: a shallow copy is called instead, with further handlers and without its own retries.
-        manager: Gives the handlers that are told of each call, beside the LLM's own.
+        manager: Returns the manager whose handlers see each call, beside the LLM's own.
         retries: How failed calls are tried again; None is ``RetryPolicy()``. How often, in all, is the request's
             ``RetryBudget``.
     """
@@ -56,7 +55,7 @@ class LanguageModel(NotPickled):
     def __init__(self, llm: LLM, manager: Callable[[], CallbackManager], *, retries: RetryPolicy | None = None) -> None:
         self.llm = llm
         self._manager = manager
-        self._told: tuple[tuple[int, ...], LLM] | None = None
+        self._ready: tuple[tuple[int, ...], LLM] | None = None
         self._calls = calls_of(llm, f"language model {model_name(llm) or ''}".strip(), as_llm_error)
         self._retries = NO_RETRIES if retries_itself(llm) else retries or RetryPolicy()
 
@@ -74,13 +73,13 @@ class LanguageModel(NotPickled):
             return FALLBACK_CONTEXT_WINDOW
 
     def ready(self) -> LLM:
-        """Give the LLM to call; the same copy as long as the handlers are the same, so that its client is kept."""
+        """Return the LLM to call; the same copy as long as the handlers are the same, so that its client is kept."""
         own = getattr(self.llm, "callback_manager", None)
         handlers = (*self._manager().handlers, *(own.handlers if own is not None else ()))
         key = tuple(id(getattr(handler, "handler", handler)) for handler in handlers)
-        if self._told is None or self._told[0] != key:
-            self._told = (key, once(with_handlers(self.llm, self._manager()), self.llm))
-        return self._told[1]
+        if self._ready is None or self._ready[0] != key:
+            self._ready = (key, once(with_handlers(self.llm, self._manager()), self.llm))
+        return self._ready[1]
 
     # -- whole replies ---------------------------------------------------------------------------------------------
 
@@ -93,8 +92,8 @@ class LanguageModel(NotPickled):
         """
 
         async def attempt(until: float | None) -> Reply:
-            llm, method, given, asked = self._asked("chat", messages, kwargs)
-            response = await self._calls.call(llm, method, given, deadline=until, **asked)
+            llm, method, prompt, arguments = self._arguments("chat", messages, kwargs)
+            response = await self._calls.call(llm, method, prompt, deadline=until, **arguments)
             reply = Reply(text_of(response), usage_of(response), finish_reason_of(response.raw))
             check(reply, refusal_of(response.raw))
             return reply
@@ -110,11 +109,11 @@ class LanguageModel(NotPickled):
             LLMError: The call failed, or the model neither called the tool nor said anything.
             DeadlineExceededError: The reply did not come in time.
         """
-        asked = {"tools": [tool], "chat_history": list(messages), "tool_required": True, **kwargs}
+        arguments = {"tools": [tool], "chat_history": list(messages), "tool_required": True, **kwargs}
 
         async def attempt(until: float | None) -> Reply:
             llm: Any = self.ready()
-            response: ChatResponse = await self._calls.call(llm, "chat_with_tools", deadline=until, **asked)
+            response: ChatResponse = await self._calls.call(llm, "chat_with_tools", deadline=until, **arguments)
             calls = llm.get_tool_calls_from_response(response, error_on_no_tool_call=False)
             reply = Reply(response.message.content or "", usage_of(response), finish_reason_of(response.raw))
             if not calls:
@@ -149,8 +148,8 @@ class LanguageModel(NotPickled):
         """
 
         async def pass_on(delta: str, _: str) -> None:
-            if told := through(delta):
-                await emit(told)
+            if text := through(delta):
+                await emit(text)
 
         return await self.read(messages, pass_on, deadline=deadline, **kwargs)
 
@@ -160,16 +159,16 @@ class LanguageModel(NotPickled):
         each: Callable[[str, str], Coroutine[Any, Any, None]],
         *,
         deadline: float | None,
-        at_most: int | None = None,
+        max_chars: int | None = None,
         **kwargs: Any,
     ) -> Reply:
         """Ask for a streamed reply and act on it as it comes.
 
         Args:
             messages: The prompt.
-            each: A flow that is given each piece of text, and the whole text so far.
+            each: Awaited with each piece of text, and the whole text so far.
             deadline: ``time.monotonic()`` by which the stream must have ended; None waits.
-            at_most: Characters after which no more is read; None reads to the end.
+            max_chars: Characters after which no more is read; None reads to the end.
             kwargs: Further arguments of the model's ``stream_chat``.
 
         Raises:
@@ -179,7 +178,7 @@ class LanguageModel(NotPickled):
         reply = Reply("")
 
         async def attempt(until: float | None) -> Reply:
-            await self._read_once(messages, each, reply, until, at_most, kwargs)
+            await self._read_once(messages, each, reply, until, max_chars, kwargs)
             return reply
 
         return await self._retried(attempt, deadline, is_worth=lambda error: not reply.text and is_transient(error))
@@ -190,14 +189,14 @@ class LanguageModel(NotPickled):
         each: Callable[[str, str], Coroutine[Any, Any, None]],
         reply: Reply,
         deadline: float | None,
-        at_most: int | None,
+        max_chars: int | None,
         kwargs: dict[str, Any],
     ) -> None:
-        llm, method, given, asked = self._asked("stream_chat", messages, {**stream_kwargs(self.llm), **kwargs})
-        opened: OpenStream = await self._calls.open(llm, method, given, deadline=deadline, **asked)
+        kwargs = {**stream_kwargs(self.llm), **kwargs}
+        llm, method, prompt, arguments = self._arguments("stream_chat", messages, kwargs)
         refusal, wrong = "", NOTHING_CAME
-        try:
-            while (chunk := (await self._calls.next(opened))) is not END:
+        async with self._calls.stream(llm, method, prompt, deadline=deadline, **arguments) as next_chunk:
+            while (chunk := await next_chunk()) is not END:
                 reply.usage = latest(reply.usage, usage_of(chunk))
                 reply.finish_reason = finish_reason_of(chunk.raw) or reply.finish_reason
                 refusal += refusal_of(chunk.raw)
@@ -205,12 +204,9 @@ class LanguageModel(NotPickled):
                 delta = chunk.delta or ""
                 reply.text += delta
                 await each(delta, reply.text)
-                if at_most is not None and len(reply.text) > at_most:
+                if max_chars is not None and len(reply.text) > max_chars:
                     reply.finish_reason = "length"
-                    await _leave(opened)
                     break
-        finally:
-            self._calls.close(opened)
         reply.usage.calls = 1
         if wrong and is_openai(self.llm):
             raise LLMError(wrong, usage=reply.usage)
@@ -228,18 +224,11 @@ class LanguageModel(NotPickled):
     ) -> Reply:
         return await retried(attempt, policy=self._retries, deadline=deadline, is_worth=is_worth)
 
-    def _asked(
+    def _arguments(
         self, method: str, messages: Sequence[ChatMessage], kwargs: dict[str, Any]
     ) -> tuple[Any, str, Any, dict[str, Any]]:
-        """Give model, method and arguments; a model that doesn't chat gets a prompt to complete, as core gives it."""
+        """Return model, method and arguments; a model that doesn't chat gets a prompt to complete, as core makes it."""
         llm = self.ready()
         if chats(llm):
             return llm, method, messages, kwargs
         return llm, method.replace("chat", "complete"), prompt_of(llm, messages), {**kwargs, "formatted": True}
-
-
-async def _leave(opened: OpenStream) -> None:
-    """Stop a stream that is not read to its end; else the model would write on, and bill it."""
-    assert opened.stream is not None
-    with suppress(DeadlineExceededError):
-        await opened.stream.next(deadline=0.0)

@@ -30,13 +30,13 @@ SECRET_FIELDS: Final = frozenset({"api_key", "default_headers"})
 class OpenAICompatible(OpenAI):
     """LlamaIndex's ``OpenAI`` for servers that speak its protocol with model names of their own.
 
-    ``OpenAI`` raises where a name's context window or tokenizer is asked for and the name is none of OpenAI's. This
+    ``OpenAI`` raises where a name's context window or tokenizer is asked for and the name is not OpenAI's. This
     one doesn't. All arguments are those of ``OpenAI``, and two:
 
         llm = OpenAICompatible(model="my-model", api_base="http://localhost:8000/v1", context_window=32_768)
 
     Its ``repr``, ``to_dict``, ``model_dump`` and pickle hold no key, no headers and no password of ``api_base``: what
-    is loaded from them takes its key from ``OPENAI_API_KEY``, and headers have to be given again.
+    is loaded from them takes its key from ``OPENAI_API_KEY``, and headers have to be set again.
 
     Args:
         context_window: Tokens of prompt and reply together, for a name that LlamaIndex doesn't know. Default 8,192.
@@ -78,10 +78,10 @@ class OpenAICompatible(OpenAI):
             return _GlobalTokenizer()
 
     def _get_credential_kwargs(self, is_async: bool = False) -> dict[str, Any]:
-        given = super()._get_credential_kwargs(is_async)
-        if not given["api_key"] and self.api_base != DEFAULT_OPENAI_API_BASE:
-            given["api_key"] = NO_KEY
-        return given
+        kwargs = super()._get_credential_kwargs(is_async)
+        if not kwargs["api_key"] and self.api_base != DEFAULT_OPENAI_API_BASE:
+            kwargs["api_key"] = NO_KEY
+        return kwargs
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
         """Leave keys and headers out of what is printed."""
@@ -107,5 +107,5 @@ class _GlobalTokenizer:
     """LlamaIndex's global tokenizer, with the method that OpenAI's have."""
 
     def encode(self, text: str) -> list[int]:
-        """Give a text's tokens."""
+        """Return a text's tokens."""
         return list(get_tokenizer()(text))

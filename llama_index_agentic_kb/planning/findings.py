@@ -204,7 +204,7 @@ class FindingsReader(PassageReader):
                 found=as_data(_one_a_line(known)),
             )
             try:
-                reply = await self.model.read(messages, intake.read, deadline=deadline, at_most=MAX_REPLY)
+                reply = await self.model.read(messages, intake.read, deadline=deadline, max_chars=MAX_REPLY)
                 call.usage = reply.usage
                 if not intake.is_complete:
                     repair = partial(_any_lines, reply.text)

@@ -177,7 +177,7 @@ class Planner:
     async def _read(self, messages: list[ChatMessage], intake: _Intake, deadline: float | None, **form: Any) -> Reply:
         """Read the plan as it is written; a model that can't stream is asked for the whole."""
         try:
-            return await self.model.read(messages, intake.read, deadline=deadline, at_most=MAX_REPLY, **form)
+            return await self.model.read(messages, intake.read, deadline=deadline, max_chars=MAX_REPLY, **form)
         except NotImplementedError:
             return await self.model.chat(messages, deadline=deadline, **form)
 

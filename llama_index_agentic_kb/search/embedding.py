@@ -147,7 +147,7 @@ async def embed_queries(
         manager: Its handlers see the calls beside the model's own; None has none.
 
     Returns:
-        One vector a query, in order; in its place an error where there is none.
+        One vector a query, in order; an error in the place of one that failed.
     """
     watched = model if manager is None else with_handlers(model, manager)
     batcher = _BATCHERS.of(model)

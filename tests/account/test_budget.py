@@ -11,16 +11,6 @@ from llama_index_agentic_kb._aio import arun, gather, run
 from llama_index_agentic_kb.account.budget import Budget, RetryBudget, current_budget, set_budget
 
 
-def test_no_limit() -> None:
-    """Without seconds there is no deadline; a stage may still have its own."""
-    budget = Budget.start(output_tokens=5, output_documents=2)
-    assert (budget.deadline, budget.retrieval_deadline, budget.retrieval_stage(None)) == (None, None, None)
-    assert (budget.output_tokens, budget.output_documents) == (5, 2)
-    stage = budget.retrieval_stage(3)
-    assert stage is not None
-    assert stage - time.monotonic() == pytest.approx(3, abs=0.5)
-
-
 def test_the_answer_keeps_its_share() -> None:
     """Searching ends before the deadline, so that the answer has its part; a stage ends at the earlier of both."""
     budget = Budget.start(10, answer_share=0.4)

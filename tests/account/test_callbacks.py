@@ -6,18 +6,17 @@ import asyncio
 import json
 import logging
 import threading
-import time
 from collections import Counter, defaultdict
 from typing import Any
 
 import pytest
-from llama_index.core.callbacks import CallbackManager, CBEventType, EventPayload, LlamaDebugHandler
+from llama_index.core.callbacks import CallbackManager, CBEventType, EventPayload
 from llama_index.core.callbacks.base_handler import BaseCallbackHandler
 
 from llama_index_agentic_kb import AgenticRetriever, KnowledgeSource
 from llama_index_agentic_kb.account import ACTIVITY_KEY, ActivityCallbackHandler, ActivityLog, GuardedCallbacks, guarded
 from llama_index_agentic_kb.account.callbacks import GuardedCallbackManager, guard_component, with_handlers
-from llama_index_agentic_kb.schema import ModelQueryPlanningActivity, Outcome, SourceActivity
+from llama_index_agentic_kb.schema import SourceActivity
 from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM
 
 TEXTS = ["The moon is far away.", "The moon is made of rock.", "Mars is farther than the moon."]
@@ -87,20 +86,6 @@ def ask(asked: AgenticRetriever, is_async: bool, question: str = "moon") -> int:
 
 
 @pytest.mark.parametrize("is_async", [False, True])
-def test_parents_of_concurrent_searches(is_async: bool) -> None:
-    """Every search's event belongs to its retrieval, however they interleave, and each start has its end."""
-    recorder = Recorder()
-    asked = retriever(recorder, sources=6)
-    for _ in range(2):
-        assert ask(asked, is_async) > 0
-    retrieves = [event for event, _ in recorder.of(CBEventType.RETRIEVE)]
-    assert len(retrieves) == 2
-    parents = Counter(parent for _, parent in recorder.of(CBEventType.SUB_QUESTION))
-    assert parents == dict.fromkeys(retrieves, 6)
-    assert sorted(event for _, event, _ in recorder.starts) == sorted(event for _, event in recorder.ends)
-
-
-@pytest.mark.parametrize("is_async", [False, True])
 def test_parents_in_many_threads(is_async: bool) -> None:
     """Sixteen threads that share one manager: by parent ids each search belongs to its own question's retrieval."""
     recorder = Recorder()
@@ -129,6 +114,22 @@ def test_a_failing_handler_breaks_nothing(is_async: bool, caplog: pytest.LogCapt
     assert "a callback handler failed: Failing" in caplog.text
 
 
+class Loops(Recorder):
+    """Starts an event loop of its own at every event."""
+
+    def on_event_start(self, *args: Any, **kwargs: Any) -> str:
+        asyncio.run(asyncio.sleep(0))
+        return super().on_event_start(*args, **kwargs)
+
+
+def test_a_handler_may_start_a_loop_of_its_own(caplog: pytest.LogCaptureFixture) -> None:
+    """On a sync door no loop is in its way: it sees every event."""
+    recorder, plain = Loops(), Recorder()
+    assert ask(retriever(recorder), is_async=False) == ask(retriever(plain), is_async=False) > 0
+    assert Counter(kind for kind, *_ in recorder.starts) == Counter(kind for kind, *_ in plain.starts)
+    assert "failed" not in caplog.text
+
+
 def test_a_guarded_manager_is_a_manager() -> None:
     """Handlers are guarded whenever they are added, can be removed again, and are not guarded twice."""
     failing, recorder = Failing(), Recorder()
@@ -142,17 +143,6 @@ def test_a_guarded_manager_is_a_manager() -> None:
     manager.remove_handler(recorder)
     assert manager.handlers == []
     assert len(GuardedCallbackManager(guarded(CallbackManager([recorder])).handlers).handlers) == 1
-
-
-def test_ignored_events_stay_ignored() -> None:
-    """A handler that wants no events of a kind is told none by its guard."""
-    recorder = Recorder()
-    recorder.event_starts_to_ignore = (CBEventType.QUERY,)
-    manager = guarded(CallbackManager([recorder]))
-    with manager.event(CBEventType.QUERY) as event:
-        event.on_start()
-    assert recorder.starts == []
-    assert len(recorder.ends) == 1
 
 
 def test_a_component_is_never_changed() -> None:
@@ -173,14 +163,6 @@ def test_a_component_is_never_changed() -> None:
     assert guard_component(llm) is not llm
 
 
-def test_a_guarded_component_is_told_about_new_handlers() -> None:
-    """A component whose manager is guarded already is given the handlers that it lacks."""
-    own, ours = Recorder(), Recorder()
-    llm = ScriptedLLM("Hi", callback_manager=guarded(CallbackManager([own])))
-    with_handlers(llm, CallbackManager([ours])).complete("?")
-    assert len(own.of(CBEventType.LLM)) == len(ours.of(CBEventType.LLM)) == 1
-
-
 def test_a_manager_that_is_set_later_is_guarded() -> None:
     """However a component's manager is set, None included, what it gives is guarded."""
 
@@ -193,14 +175,6 @@ def test_a_manager_that_is_set_later_is_guarded() -> None:
         event.on_start()
     component.callback_manager = None
     assert isinstance(component.callback_manager, GuardedCallbackManager)
-
-
-def test_cores_debug_handler_works() -> None:
-    """A handler of core's sees pairs of all our events."""
-    debug = LlamaDebugHandler(print_trace_on_end=False)
-    ask(retriever(debug), is_async=False)
-    assert len(debug.get_event_pairs(CBEventType.SUB_QUESTION)) == 3
-    assert len(debug.get_event_pairs(CBEventType.RETRIEVE)) == 1
 
 
 def test_activity_is_logged_as_json_lines(caplog: pytest.LogCaptureFixture) -> None:
@@ -238,33 +212,6 @@ def test_records_are_limited(limit: int, kept: int, caplog: pytest.LogCaptureFix
     handler.on_event_end(CBEventType.LLM, None)
     assert [r.id for r in handler.records] == list(range(5 - kept, 5))
     assert caplog.records == []
-
-
-def test_a_failing_function_costs_no_query(caplog: pytest.LogCaptureFixture) -> None:
-    """What the user's function raises is logged; its records are kept."""
-
-    def fails(_: Any) -> None:
-        raise RuntimeError("mine")
-
-    handler = ActivityCallbackHandler(fails, log=False)
-    assert ask(retriever(handler), is_async=False) > 0
-    assert len([r for r in handler.records if isinstance(r, SourceActivity)]) == 3
-    assert "mine" in caplog.text
-
-
-def test_a_slow_handler_of_threads_keeps_its_records() -> None:
-    """Records of many threads arrive whole at one handler."""
-    handler = ActivityCallbackHandler(lambda _: time.sleep(0.001), log=False)
-    asked = retriever(handler)
-    threads = [threading.Thread(target=ask, args=(asked, False)) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(30)
-    searches = [record for record in handler.records if isinstance(record, SourceActivity)]
-    assert len(searches) == 24
-    assert all(record.outcome is Outcome.OK for record in searches)
-    assert not any(isinstance(record, ModelQueryPlanningActivity) for record in handler.records)
 
 
 def test_the_trace_map_of_a_twin_does_not_grow_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

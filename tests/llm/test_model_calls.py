@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import os
 import threading
 import time
 from collections.abc import Callable, Coroutine
@@ -22,7 +21,7 @@ from llama_index_agentic_kb.errors import DeadlineExceededError, LLMError
 from llama_index_agentic_kb.guard.resilience import BulkheadState, RetryPolicy
 from llama_index_agentic_kb.llm import LanguageModel, Reply, calls
 from llama_index_agentic_kb.llm.calls import calls_of
-from llama_index_agentic_kb.testing import LoopbackOpenAI, ScriptedLLM, ScriptedReply
+from llama_index_agentic_kb.testing import LoopbackOpenAI, ScriptedLLM
 from tests.faulty_server import Fault
 
 ASK = [ChatMessage(role="user", content="Who was first on the moon?")]
@@ -83,20 +82,6 @@ def test_what_passes_is_waited_for(perform: Perform, way: str, fault: Fault) -> 
         assert len(server.requests) == 2
 
 
-def test_a_tool_call_is_retried_too(perform: Perform) -> None:
-    """The same policy holds for it."""
-    from llama_index.core.tools import FunctionTool  # noqa: PLC0415 (of one case)
-
-    def plan(question: str) -> str:
-        """Plan."""
-        return question
-
-    tool = FunctionTool.from_defaults(plan)
-    with LoopbackOpenAI([Fault.status(500), '{"question": "Who?"}']) as server:
-        reply = perform(model_of(server.llm()).call_tool(ASK, tool, deadline=deadline_after(30)))
-        assert reply.tool_arguments == {"question": "Who?"}
-
-
 def test_a_stream_is_not_begun_again_after_its_first_token() -> None:
     """What was told stays told, once."""
     with LoopbackOpenAI(lambda _: Fault.stream_reset(SAID)) as server:
@@ -145,20 +130,6 @@ def test_a_model_that_retries_itself_is_left_to_it(perform: Perform) -> None:
 # -- the user's object -----------------------------------------------------------------------------------------------
 
 
-def test_the_users_model_is_left_as_it_is(perform: Perform) -> None:
-    """Its settings, its clients and their retries are as before, and it works on its own after ours are gone."""
-    with LoopbackOpenAI(SAID) as server:
-        llm = server.llm(max_retries=2, timeout=7.0)
-        client = llm._get_client()
-        for way in ("chat", "stream"):
-            perform(ask(model_of(llm), way))
-        assert (llm.max_retries, llm.timeout) == (2, 7.0)
-        assert llm._client is client
-        assert client.max_retries == 2
-        gc.collect()
-        assert llm.complete("Who?").text == SAID
-
-
 def test_settings_of_the_users_client_hold(perform: Perform) -> None:
     """Headers, authentication and event hooks of an ``http_client`` of the user's own are applied, once."""
     hooked: list[str] = []
@@ -195,7 +166,7 @@ def test_one_model_has_one_bulkhead() -> None:
     known = id(llm)
     del llm, first, second
     gc.collect()
-    assert known not in calls._calls
+    assert known not in calls._REGISTRY.calls
 
 
 # -- deadlines -------------------------------------------------------------------------------------------------------
@@ -280,37 +251,3 @@ def test_hung_calls_are_counted_and_bounded(perform: Perform, way: str, monkeypa
     GO.set()
     assert freed(llm)
     assert perform(ask(model_of(llm), way)).text == "at last"
-
-
-def test_those_beyond_the_places_wait_their_turn(perform: Perform, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No more calls than places are under way at once, streams counted; all get their answer."""
-    monkeypatch.setattr(calls, "MODEL_PLACES", 2)
-    most, under_way, lock = [0], [0], threading.Lock()
-
-    def reply(_: Any) -> str:
-        with lock:
-            under_way[0] += 1
-            most[0] = max(most[0], under_way[0])
-        time.sleep(0.05)
-        with lock:
-            under_way[0] -= 1
-        return SAID
-
-    with LoopbackOpenAI(reply) as server:
-        model = model_of(server.llm())
-        jobs = perform(gather([ask(model, way) for way in ("chat", "stream", "chat", "stream", "chat")]))
-    assert [job.result().text for job in jobs] == [SAID] * 5
-    assert most[0] <= 2
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="forks")
-def test_a_forked_child_begins_anew() -> None:
-    """Places that the parent's calls hold are free in the child."""
-    llm = ScriptedLLM(ScriptedReply(SAID, latency=60))
-    with pytest.raises(DeadlineExceededError):
-        run(ask(model_of(llm), seconds=0.05))
-    child = os.fork()
-    if child == 0:
-        state = state_of(llm)
-        os._exit(state.at_work + state.abandoned)
-    assert os.waitpid(child, 0)[1] == 0

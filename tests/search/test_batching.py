@@ -8,7 +8,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -104,14 +104,6 @@ def test_a_poisonous_text_fails_alone(batcher: MicroBatcher, model: Model) -> No
     assert model.calls == [["first"], ["a", "poison", "bb"], ["a"], ["poison"], ["bb"]]
 
 
-def test_a_text_that_fails_alone_is_not_tried_again(batcher: MicroBatcher, model: Model) -> None:
-    """A single text's failure is final, and the next text is served."""
-    with pytest.raises(ValueError, match="poison"):
-        batcher.submit(["poison"])[0].result(SECONDS)
-    assert batcher.submit(["a"])[0].result(SECONDS) == [1.0]
-    assert model.calls == [["poison"], ["a"]]
-
-
 def test_cancelled_callers_are_dropped(batcher: MicroBatcher, model: Model) -> None:
     """A text whose callers have all gone is not computed; one that another still wants is."""
     first = busy(batcher, model)
@@ -123,50 +115,12 @@ def test_cancelled_callers_are_dropped(batcher: MicroBatcher, model: Model) -> N
     assert model.calls == [["first"], ["bb", "ccc"]]
 
 
-def test_a_batch_that_failed_is_not_tried_for_those_who_left() -> None:
-    """Only what is still wanted is computed alone after a failure."""
-    calls: list[list[str]] = []
-    asked = threading.Event()
-
-    def compute(texts: list[str]) -> list[list[float]]:
-        calls.append(texts)
-        assert asked.wait(SECONDS)
-        if "poison" in texts:
-            left.cancel()
-            raise ValueError("poison")
-        return [[1.0] for _ in texts]
-
-    batcher = MicroBatcher(compute, max_batch=4, pool=WorkerPool("test", max_workers=1))
-    poison, left, stays = batcher.submit(["poison", "a", "bb"])
-    asked.set()
-    assert stays.result(SECONDS) == [1.0]
-    assert isinstance(poison.exception(SECONDS), ValueError)
-    assert calls == [["poison", "a", "bb"], ["poison"], ["bb"]]
-    with pytest.raises(CancelledError):
-        left.result(SECONDS)
-
-
 @pytest.mark.parametrize("given", [[], [[1.0], [2.0]]], ids=["too few", "too many"])
 def test_a_wrong_number_of_vectors_is_an_error(given: list[list[float]]) -> None:
     """A model that gives another number of vectors than texts is told of; nobody gets another one's vector."""
     batcher = MicroBatcher(lambda _: given, max_batch=4, pool=WorkerPool("test", max_workers=1))
     with pytest.raises(AgenticKBError, match=f"returned {len(given)} vectors for 1 text"):
         batcher.submit(["a"])[0].result(SECONDS)
-
-
-def test_a_model_that_exits_ends_no_thread() -> None:
-    """Even ``SystemExit`` is the caller's error; the worker goes on."""
-    left = iter([SystemExit(3)])
-
-    def compute(texts: list[str]) -> list[list[float]]:
-        for error in left:
-            raise error
-        return [[1.0] for _ in texts]
-
-    batcher = MicroBatcher(compute, max_batch=4, pool=WorkerPool("test", max_workers=1))
-    with pytest.raises(AgenticKBError, match="SystemExit"):
-        batcher.submit(["a"])[0].result(SECONDS)
-    assert batcher.submit(["a"])[0].result(SECONDS) == [1.0]
 
 
 def test_a_call_that_hangs_holds_up_no_later_text(
@@ -262,25 +216,6 @@ def test_64_threads_share_batches() -> None:
     assert not model._overlapped
 
 
-def test_64_threads_in_a_row_of_requests() -> None:
-    """Threads that come and go as they like get their own vectors, and no call of the model overlaps another."""
-    model = Local(latency=0.001)
-
-    def ask(user: int) -> list[list[Any]]:
-        return [run(request(model, [f"user {user} question {turn}", "common"])) for turn in range(3)]
-
-    with ThreadPoolExecutor(64) as threads:
-        answers = list(threads.map(ask, range(64)))
-    common = vector(model, "common")
-    for user, answer in enumerate(answers):
-        assert answer == [[vector(model, f"user {user} question {turn}"), common] for turn in range(3)]
-    counts = Counter(model.texts)
-    del counts["common"]
-    assert len(counts) == 64 * 3
-    assert set(counts.values()) == {1}
-    assert not model._overlapped
-
-
 async def test_200_async_requests_share_batches() -> None:
     """200 requests on one loop need eight calls, and no thread each."""
     model = Local(embed_batch_size=32)
@@ -303,24 +238,6 @@ async def test_200_async_requests_share_batches() -> None:
     assert most <= before
 
 
-def test_threads_and_loops_share_batches_too() -> None:
-    """What sync requests and requests of several event loops want meanwhile is embedded in one call."""
-    model = Local()
-    model.hold_until_waiting(3)
-
-    def asynchronously(text: str) -> list[Any]:
-        return asyncio.run(arun(request(model, [text])))
-
-    with ThreadPoolExecutor(4) as threads:
-        first = threads.submit(run, request(model, ["first"]))
-        _until(lambda: bool(model.calls))
-        others = [threads.submit(run, request(model, ["sync"]))]
-        others += [threads.submit(asynchronously, text) for text in ("one loop", "another loop")]
-        answers = [future.result(SECONDS) for future in (first, *others)]
-    assert answers == [[vector(model, text)] for text in ("first", "sync", "one loop", "another loop")]
-    assert [sorted(texts) for _, texts in model.calls] == [["first"], ["another loop", "one loop", "sync"]]
-
-
 async def test_each_request_hears_of_its_own_texts_only() -> None:
     """Handlers see one EMBEDDING event with their request's texts and vectors, whatever shared the call."""
     model = Local(latency=0.05)
@@ -341,18 +258,6 @@ async def test_each_request_hears_of_its_own_texts_only() -> None:
             EventPayload.CHUNKS: texts,
             EventPayload.EMBEDDINGS: [vector(model, text) for text in texts],
         }
-
-
-async def test_another_requests_poison_costs_nothing() -> None:
-    """Requests that share a batch with a text that can't be embedded get their vectors."""
-    model = Local(latency=0.05)
-    texts = ["first", "a", "poison", "b"]
-    for drive in (arun, lambda flow: asyncio.to_thread(run, flow)):
-        answers = await asyncio.gather(*(drive(request(model, [text])) for text in texts))
-        assert [answer[0] for answer in answers if isinstance(answer[0], list)] == [
-            vector(model, text) for text in ("first", "a", "b")
-        ]
-        assert isinstance(answers[2][0], ValueError)
 
 
 async def test_one_callers_deadline_cancels_no_other() -> None:
@@ -381,22 +286,6 @@ async def test_a_cancelled_request_leaves_nothing_to_compute() -> None:
     assert model.texts == ["first", "stays"]
 
 
-def test_a_sync_request_that_gave_up_leaves_nothing_to_compute() -> None:
-    """What a sync request wanted and was not begun by its deadline is never computed."""
-    model, gate = Local(), threading.Event()
-    model._hold = gate.is_set
-    with ThreadPoolExecutor(1) as threads:
-        first = threads.submit(run, request(model, ["first"]))
-        _until(lambda: bool(model.calls))
-        [late] = run(request(model, ["late"], deadline=time.monotonic() + 0.05))
-        assert isinstance(late, DeadlineExceededError)
-        _until(lambda: all(future.cancelled() for future in embedding._BATCHERS._batchers[id(model)]._waiting["late"]))
-        gate.set()
-        assert first.result(SECONDS) == [vector(model, "first")]
-    assert run(request(model, ["next"])) == [vector(model, "next")]
-    assert model.texts == ["first", "next"]
-
-
 def test_nothing_is_left_behind() -> None:
     """An idle model's batcher is gone, and keeps the model alive no longer."""
     model = Local()
@@ -421,7 +310,7 @@ def test_a_forked_child_embeds() -> None:
         assert parents.result(SECONDS) == [vector(model, "a")]
 
 
-@pytest.mark.parametrize("users", [1, 12])
+@pytest.mark.parametrize("users", [12])
 def test_the_real_model_in_concert(embed_model: BaseEmbedding, users: int) -> None:
     """Concurrent users of the real model get the vectors that single queries give."""
     texts = [f"How high does rocket number {number} fly?" for number in range(users)]

@@ -82,25 +82,6 @@ async def test_each_distinct_query_is_embedded_once(begin: bool) -> None:
     assert sorted(texts[0] for _, texts in model.calls) == ["a", "a", "b", "b"]  # once sync, once async
 
 
-async def test_models_are_kept_apart() -> None:
-    """The same query is embedded once by each model, and each caller gets its own model's vector."""
-    one, other = HashEmbedding(dimensions=4), HashEmbedding(dimensions=8)
-    for vectors in await both_ways([(one, "a"), (other, "a"), (one, "a")]):
-        assert [len(vector) for vector in vectors] == [4, 8, 4]
-    assert [len(model.calls) for model in (one, other)] == [2, 2]
-
-
-async def test_queries_go_in_one_batch_where_that_is_the_same() -> None:
-    """A model that declares it gets all queries in one call; one that says nothing gets single queries."""
-    declared, silent = Symmetric(), Prefixed()
-    assert await arun(embed_queries(declared, QUERIES, deadline=None)) == declared._vectors(QUERIES)
-    assert declared.calls == [("text", QUERIES)]
-    expected = silent._vectors([f"query: {query}" for query in QUERIES])
-    assert run(embed_queries(silent, QUERIES, deadline=None)) == expected
-    assert sorted(texts[0] for _, texts in silent.calls) == sorted(f"query: {query}" for query in QUERIES)
-    assert {kind for kind, _ in silent.calls} == {"query"}
-
-
 async def test_a_batch_of_the_real_model_equals_single_queries(embed_model: BaseEmbedding) -> None:
     """MiniLM gives the same vectors in one batch as one by one, sync and async, whatever their lengths."""
     single = [embed_model.get_query_embedding(query) for query in QUERIES]
@@ -137,24 +118,6 @@ def test_the_process_shares_a_cache_unless_told_otherwise() -> None:
     for cache in (None, EmbeddingCache(max_bytes=0)):
         run(wanted(embeddings(cache=cache), [(model, "a")]))
     assert len(model.calls) == 3
-
-
-def test_failures_are_not_kept() -> None:
-    """What a broken model could not embed is asked of it again by the next request."""
-
-    class Recovers(HashEmbedding):
-        down: bool = True
-
-        def _get_query_embedding(self, query: str) -> list[float]:
-            if self.down:
-                raise ConnectionError("down")
-            return super()._get_query_embedding(query)
-
-    model, cache = Recovers(), EmbeddingCache()
-    with pytest.raises(ConnectionError):
-        run(wanted(embeddings(cache=cache), [(model, "a")]))
-    model.down = False
-    assert run(wanted(embeddings(cache=cache), [(model, "a")])) == [HashEmbedding()._vectors(["a"])[0]]
 
 
 async def test_one_text_that_fails_costs_no_other_its_vector(embed_model: BaseEmbedding) -> None:
@@ -272,11 +235,3 @@ async def test_local_models_compute_on_threads() -> None:
     await arun(embed_queries(Slow(embed_dim=3), ["a", "b"], deadline=None))
     ticker.cancel()
     assert ticks >= 10
-
-
-def test_callers_may_change_their_vectors() -> None:
-    """Each caller gets a list of its own: retrievers write into theirs."""
-    model = HashEmbedding(dimensions=2)
-    one, other = run(wanted(embeddings(), [(model, "a"), (model, "a")]))
-    one.append(9.0)
-    assert len(other) == 2

@@ -50,29 +50,12 @@ def ranked(*lists: str, weights: Sequence[float] = ()) -> list[Ranked[str]]:
 @pytest.mark.parametrize("fuse", FUSIONS)
 @settings(max_examples=50, deadline=None)
 @given(LISTS)
-def test_every_key_comes_once(fuse: Fuse, lists: list[Ranked[str]]) -> None:
-    """What was found anywhere is in the fused list, exactly once, and nothing else is."""
-    fused = keys(fuse(lists))
-    assert len(fused) == len(set(fused))
-    assert set(fused) == {key for one in lists for key in one.keys}
-
-
-@pytest.mark.parametrize("fuse", FUSIONS)
-@settings(max_examples=50, deadline=None)
-@given(LISTS)
-def test_fusion_is_deterministic_and_changes_nothing(fuse: Fuse, lists: list[Ranked[str]]) -> None:
-    """The same lists give the same result, and are as they were."""
-    before = copy.deepcopy(lists)
-    assert fuse(lists) == fuse(lists)
-    assert repr(lists) == repr(before)  # nan is not equal to itself
-
-
-@pytest.mark.parametrize("fuse", FUSIONS)
-@settings(max_examples=50, deadline=None)
-@given(LISTS)
-def test_scores_fall_and_places_are_told(fuse: Fuse, lists: list[Ranked[str]]) -> None:
-    """Scores never rise along the list; each key names every list that holds it, with its first rank there."""
+def test_every_key_comes_once_with_its_places(fuse: Fuse, lists: list[Ranked[str]]) -> None:
+    """Scores never rise; each key names every list that holds it, with its first rank; nothing is changed."""
+    before = repr(lists)
     fused = fuse(lists)
+    assert (repr(lists), fuse(lists)) == (before, fused)
+    assert sorted(keys(fused)) == sorted({key for one in lists for key in one.keys})
     scores = [item.score for item in fused]
     assert scores == sorted(scores, reverse=True)
     for item in fused:
@@ -82,34 +65,6 @@ def test_scores_fall_and_places_are_told(fuse: Fuse, lists: list[Ranked[str]]) -
             if item.key in one.keys
         }
         assert set(item.found) == first_seen
-
-
-@pytest.mark.parametrize("fuse", FUSIONS)
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.lists(KEYS, max_size=6, unique=True), min_size=1, max_size=4), st.data())
-def test_more_weight_never_moves_a_list_back(fuse: Fuse, lists: list[list[str]], data: st.DataObject) -> None:
-    """With more weight, no key that is in this list alone loses to a key that is not in it."""
-    chosen = data.draw(st.integers(0, len(lists) - 1))
-    own = set(lists[chosen]) - {key for n, one in enumerate(lists) if n != chosen for key in one}
-    others = {key for one in lists for key in one} - set(lists[chosen])
-
-    def order(weight: float) -> list[str]:
-        return keys(fuse([Ranked(one, weight if n == chosen else 1.0) for n, one in enumerate(lists)]))
-
-    light, heavy = order(1.0), order(3.0)
-    for key in own:
-        for other in others:
-            assert not (light.index(key) < light.index(other) and heavy.index(key) > heavy.index(other))
-
-
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.lists(KEYS, min_size=1, max_size=6, unique=True), min_size=1, max_size=5))
-def test_interleaving_covers_every_list(lists: list[list[str]]) -> None:
-    """Each list's best key is among as many first places as there are lists; its second among twice as many."""
-    fused = keys(interleave([Ranked(one) for one in lists]))
-    for one in lists:
-        for rank, key in enumerate(one):
-            assert fused.index(key) < (rank + 1) * len(lists)
 
 
 def test_interleaving_with_equal_weights_is_round_robin() -> None:
@@ -133,14 +88,6 @@ def test_reciprocal_rank_fusion_sums_over_lists() -> None:
     assert keys(reciprocal_rank_fusion(ranked("abc", "xb", weights=[1, 3])))[:2] == ["b", "x"]
 
 
-def test_only_the_top_of_each_list_may_count() -> None:
-    """``cut`` leaves the tails out; a small ``k`` favours top ranks."""
-    assert keys(reciprocal_rank_fusion(ranked("abc", "xyz"), cut=1)) == ["a", "x"]
-    lists = ranked("abcdeX", "vwxyzX")
-    assert keys(reciprocal_rank_fusion(lists))[0] == "X"
-    assert keys(reciprocal_rank_fusion(lists, k=0))[0] == "a"
-
-
 def test_lists_without_weight_and_repeated_keys() -> None:
     """A list of weight 0 is left out; a key that comes twice in one list counts once, where it comes first."""
     for fuse in FUSIONS:
@@ -149,14 +96,6 @@ def test_lists_without_weight_and_repeated_keys() -> None:
         assert fuse([]) == fuse(ranked("", "")) == []
     for fuse in BY_SCORE:
         assert fuse([Ranked("aab", scores=[3.0, 1.0, 2.0])]) == fuse([Ranked("ab", scores=[3.0, 2.0])])
-
-
-def test_weights_are_quotas() -> None:
-    """In every start of an interleaved list, each list has its share of the places, to within one turn."""
-    fused = keys(interleave(ranked("abcdefgh", "ABCDEFGH", weights=[3, 1])))
-    for end in range(1, 11):
-        light = sum(key.isupper() for key in fused[:end])
-        assert abs(light - end / 4) < 1
 
 
 # -- by score -------------------------------------------------------------------------------------------------------
@@ -171,28 +110,6 @@ def test_relative_scores_go_from_lowest_to_highest() -> None:
     fused = relative_score_fusion(scored(dense={"a": 0.9, "b": 0.8, "c": 0.5}, lexical={"b": 30.0, "d": 10.0}))
     assert keys(fused) == ["b", "a", "c", "d"]
     assert {item.key: round(item.score, 9) for item in fused} == {"b": 1.75, "a": 1.0, "c": 0.0, "d": 0.0}
-
-
-def test_one_outlier_does_not_press_the_others_together() -> None:
-    """By deviation the list's mean counts a half, and an outlier leaves the others a difference."""
-    outlier = {"a": 100.0, "b": 2.0, "c": 1.0}
-    relative, by_deviation = (
-        relative_score_fusion(scored(one=outlier)),
-        distribution_based_score_fusion(scored(one=outlier)),
-    )
-    assert keys(relative) == keys(by_deviation) == ["a", "b", "c"]
-    assert [round(item.score, 3) for item in relative] == [1.0, 0.01, 0.0]
-    assert [round(item.score, 3) for item in by_deviation] == [0.736, 0.384, 0.38]
-    assert sum(item.score for item in by_deviation) / 3 == pytest.approx(0.5)
-
-
-def test_scores_far_out_count_0_or_1() -> None:
-    """More than three deviations from the mean is as far as it goes."""
-    many = {"a": 1000.0, **{f"{n}": 0.0 for n in range(20)}}
-    fused = distribution_based_score_fusion(scored(one=many))
-    assert (fused[0].key, fused[0].score) == ("a", 1.0)
-    fused = distribution_based_score_fusion(scored(one={key: -score for key, score in many.items()}))
-    assert (fused[-1].key, fused[-1].score) == ("a", 0.0)
 
 
 @pytest.mark.parametrize(("fuse", "constant"), [(relative_score_fusion, 1.0), (distribution_based_score_fusion, 0.5)])
@@ -217,19 +134,6 @@ def test_a_score_that_is_no_number_is_the_lowest(fuse: Fuse) -> None:
 def test_a_list_without_scores_counts_by_rank(fuse: Fuse) -> None:
     """Of n keys the first counts 1, the last 1 / n."""
     assert [item.score for item in fuse(ranked("abcd"))] == [1.0, 0.75, 0.5, 0.25]
-
-
-@pytest.mark.parametrize("fuse", BY_SCORE)
-@settings(max_examples=50, deadline=None)
-@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=6), st.floats(-1e3, 1e3), st.floats(0.01, 1e3))
-def test_the_scale_of_scores_does_not_matter(fuse: Fuse, scores: list[float], shift: float, factor: float) -> None:
-    """Shifted and stretched scores fuse alike, and every one counts from 0 to the list's weight."""
-    one = Ranked("abcdef"[: len(scores)], 2.0, scores)
-    moved = Ranked(one.keys, 2.0, [score * factor + shift for score in scores])
-    fused, again = fuse([one]), fuse([moved])
-    assert all(0 <= item.score <= 2 for item in fused)
-    if max(scores) - min(scores) > 1e-3:
-        assert {item.key: item.score for item in again} == pytest.approx({i.key: i.score for i in fused}, abs=1e-3)
 
 
 def test_scores_belong_to_keys() -> None:
@@ -263,13 +167,6 @@ def test_each_lists_best_comes_before_any_lists_tenth(
     others = [key for key in keys(fused) if key not in bests]
     if places is None:
         assert [key for key in keys(covered) if key not in bests] == others
-
-
-def test_coverage_changes_nothing_that_has_it() -> None:
-    """Round robin has it; so has every list alone."""
-    lists = ranked("abcdefghijklm", "ABCDEFGHIJKLM")
-    for places in (None, 2, 10):
-        assert with_coverage(interleave(lists), lists, places=places) == interleave(lists)
 
 
 def test_a_heavy_list_leaves_room_for_a_light_ones_best() -> None:
@@ -306,24 +203,3 @@ def test_merging_keeps_each_key_at_its_best(lists: list[list[tuple[str, float]]]
     assert sorted(best) == sorted(merged)
     assert [best[key] for key in merged] == sorted(best.values(), reverse=True)
     assert lists == before
-
-
-@settings(max_examples=50, deadline=None)
-@given(SCORED)
-def test_weight_lifts_scores_below_zero_too(lists: list[list[tuple[str, float]]]) -> None:
-    """A list of more weight never falls behind one of less, also where scores are negative."""
-    for pairs in lists:
-        doubled = [(key.upper(), score) for key, score in pairs]
-        merged = merge_by_score([pairs, doubled], [1.0, 2.0])
-        for key in {key for key, _ in pairs}:
-            best = max(score for other, score in pairs if other == key)
-            if best != 0:
-                assert merged.index(key.upper()) < merged.index(key)
-
-
-def test_ties_go_to_the_earlier_list() -> None:
-    """Equal scores keep the order of lists and ranks; keys need not be comparable."""
-    first: object = (1, "x")
-    second: object = ("y", 2)
-    lists = [[(first, 0.5), (second, 0.5)], [(second, 0.5)]]
-    assert merge_by_score(lists, [1.0, 1.0]) == [first, second]

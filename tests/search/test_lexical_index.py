@@ -138,39 +138,6 @@ def test_no_text_is_an_operator(index: LexicalIndex, query: str) -> None:
     assert set(ids(index.search(query, 10))) == {word for word in ("rain", "snow") if word in query}
 
 
-def test_endless_queries_are_answered(index: LexicalIndex) -> None:
-    """10,000 characters, of one word, of many, and of Chinese."""
-    for query in ("rain " * 2_000, " ".join(map(str, range(2_000))) + " snow", "x" * 10_000, "长城" * 5_000):
-        index.search(query, 10)
-    assert ids(index.search("rain " * 2_000, 1)) == ["rain"]
-
-
-@given(st.text(max_size=40))
-@given_settings(max_examples=60)
-def test_any_query_is_answered(query: str) -> None:
-    """Nothing raises."""
-    for hit in index_once().search(query, 3):
-        assert hit.score > 0
-
-
-def index_once(made: list[LexicalIndex] = []) -> LexicalIndex:  # noqa: B006 (kept between examples)
-    if not made:
-        made.append(index_of(*(document(node_id, text) for node_id, text in TEXTS.items())))
-    return made[0]
-
-
-def test_nothing_is_found_where_nothing_is() -> None:
-    """An empty index, no documents wanted, a word that is nowhere."""
-    assert LexicalIndex().search("rain", 10) == []
-    assert index_once().search("rain", 0) == []
-    assert index_once().search("xylophone", 10) == []
-
-
-def test_function_words_alone_are_searched(index: LexicalIndex) -> None:
-    """A query of nothing else still finds something."""
-    assert "rocket" in ids(index.search("was it the", 10))
-
-
 # -- updates --------------------------------------------------------------------------------------------------------
 
 
@@ -186,21 +153,6 @@ def test_documents_are_added_replaced_and_deleted() -> None:
     made.update([document("c", "hail")], clear=True)
     assert (made.node_ids(), made.mark) == ({"c"}, "")
     assert ids(made.search("wind hail", 10)) == ["c"]
-
-
-def test_an_update_that_fails_changes_nothing() -> None:
-    """What comes before the failure is not committed, and the next update works."""
-    made = index_of(document("a", "rain"), mark="1")
-
-    def documents() -> Any:
-        yield document("b", "rain")
-        raise ConnectionError("the store is gone")
-
-    with pytest.raises(ConnectionError):
-        made.update(documents(), delete=["a"], mark="2")
-    assert (ids(made.search("rain", 10)), made.mark) == (["a"], "1")
-    made.update([document("c", "rain")], mark="3")
-    assert made.node_ids() == {"a", "c"}
 
 
 def test_odd_ids_and_metadata_are_held() -> None:
@@ -302,15 +254,6 @@ def test_what_passes_is_found_however_far_down(most: int, monkeypatch: pytest.Mo
     negative = FilterGroup(logic=FilterLogic.NOT, filters=[Condition(key="year", operator=FilterOperator.GE, value=1)])
     assert ids(made.search("rain", 3, negative)) == ["n000"]
     assert made.search("rain", 3, Condition(key="year", operator=FilterOperator.GT, value=400)) == []
-
-
-def test_scores_do_not_depend_on_the_filter() -> None:
-    """A filtered search gives the scores of the whole index."""
-    made = index_of(*(document(f"n{n}", f"rain report {n}", even=n % 2 == 0) for n in range(10)))
-    every = {hit.node_id: hit.score for hit in made.search("rain report 4", 20)}
-    filtered = made.search("rain report 4", 20, Condition(key="even", value=True))
-    assert len(filtered) == 5
-    assert all(every[hit.node_id] == hit.score for hit in filtered)
 
 
 # -- directories ----------------------------------------------------------------------------------------------------

@@ -6,14 +6,13 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.callbacks import CallbackManager, LlamaDebugHandler
 from llama_index.core.embeddings import MockEmbedding
 from pydantic import Field, PrivateAttr
 
 from llama_index_agentic_kb.account.callbacks import with_handlers
 from llama_index_agentic_kb.search import embedding_cache as module
-from llama_index_agentic_kb.search.embedding_cache import is_a, model_identity
+from llama_index_agentic_kb.search.embedding_cache import model_identity
 from llama_index_agentic_kb.testing import HashEmbedding
 
 
@@ -75,27 +74,6 @@ def test_any_state_that_may_matter_tells_models_apart(other: dict[str, Any]) -> 
     assert before != model_identity(model) == model_identity(openai(**other))
 
 
-def test_private_state_and_clients_tell_too() -> None:
-    """An engine that the fields don't show, or an HTTP client of the user's, tells models apart."""
-    one, other, proxied, proxied_too = openai(), openai(), openai(), openai()
-    other._query_engine = "text-search-ada-query-001"
-    proxied._http_client, proxied_too._http_client = Client(), Client()
-    assert len({model_identity(model) for model in (one, other, proxied, proxied_too)}) == 4
-
-
-def test_the_same_state_in_another_class_is_another_model() -> None:
-    """A subclass may embed otherwise."""
-
-    class Whispering(OpenAIEmbedding):
-        pass
-
-    class Shouting(OpenAIEmbedding):
-        pass
-
-    identities = {model_identity(kind(embed_dim=3)) for kind in (OpenAIEmbedding, Whispering, Shouting)}
-    assert len(identities) == 3
-
-
 def test_a_users_own_class_counts_by_object() -> None:
     """Two objects of a class that LlamaIndex does not know are two models; a change of their state is seen."""
     one, other = HashEmbedding(), HashEmbedding()
@@ -147,11 +125,3 @@ def test_a_loaded_model_counts_by_its_weights(embed_model: Any, monkeypatch: pyt
         monkeypatch.undo()
     assert len(seen) == 4
     assert model_identity(embed_model) == identity
-
-
-def test_classes_are_described_by_name_along_their_bases(embed_model: BaseEmbedding) -> None:
-    """An integration need not be imported to ask whether a model is of it."""
-    assert is_a(openai(), "OpenAIEmbedding")
-    assert is_a(openai(), "Other", "MockEmbedding")
-    assert not is_a(openai(), "HuggingFaceEmbedding")
-    assert is_a(embed_model, "HuggingFaceEmbedding")
