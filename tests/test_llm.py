@@ -123,20 +123,6 @@ def test_a_stream_tells_its_pieces(is_async: bool) -> None:
     assert server.chats[0].include_usage
 
 
-def test_a_stream_is_acted_on_as_it_comes(perform: Perform) -> None:
-    """Each piece is handed on with all text so far, as it comes; the steps of what reads it are performed."""
-    seen: list[tuple[str, str]] = []
-
-    async def each(delta: str, text: str) -> None:
-        came = await Call(sync=lambda: delta)
-        seen.append((came, text))
-
-    llm = ScriptedLLM(ScriptedReply(SAID, chunk_size=10))
-    reply = perform(language_model(llm).read(ASK, each, deadline=deadline_after(20)))
-    assert reply.text == "".join(delta for delta, _ in seen) == SAID
-    assert [text for _, text in seen] == [SAID[: i + 10] for i in range(0, len(SAID), 10)]
-
-
 def test_a_stream_is_read_no_further_than_wanted(perform: Perform) -> None:
     """A model that never stops is left: the reply is as long as wanted, is cut short, and bills no more."""
     endless = "word " * 100_000
@@ -182,14 +168,6 @@ def test_a_reply_that_cannot_be_used(perform: Perform, way: str, answer: Any, me
             perform(ask(language_model(server.llm(max_retries=0)), way))
         assert caught.value.usage.input_tokens == server.billed.prompt_tokens
     assert caught.value.code == "llmFailed"
-
-
-@pytest.mark.parametrize("way", ["chat", "stream"])
-def test_a_reply_that_ran_out_of_tokens(perform: Perform, way: str) -> None:
-    """A text cut off at the token limit is a reply, and says so."""
-    with LoopbackOpenAI(Fault.length("Neil Arm")) as server:
-        reply = perform(ask(language_model(server.llm()), way))
-    assert (reply.text, reply.cut_short) == ("Neil Arm", True)
 
 
 WRONG = {
@@ -329,20 +307,6 @@ def test_warming_up_sends_nothing() -> None:
         warm_up_llm(ScriptedLLM())
         assert llm._client is not None
         assert server.requests == []
-
-
-def test_the_model_is_left_as_it_is() -> None:
-    """Handlers are told by a copy, the same one as long as they are the same; the user's model has its own still."""
-    counter, manager = TokenCountingHandler(), CallbackManager([])
-    llm = ScriptedLLM(SAID)
-    own, told = llm.callback_manager, list(llm.callback_manager.handlers)
-    model = LanguageModel(llm, lambda: manager)
-    assert model.ready() is llm
-    manager.add_handler(counter)
-    assert model.ready() is model.ready() is not llm
-    assert model.ready().model_name == llm.model_name  # type: ignore[attr-defined]
-    assert llm.callback_manager is own
-    assert own.handlers == told
 
 
 # -- which model -----------------------------------------------------------------------------------------------------

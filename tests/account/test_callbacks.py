@@ -14,9 +14,8 @@ from llama_index.core.callbacks import CallbackManager, CBEventType, EventPayloa
 from llama_index.core.callbacks.base_handler import BaseCallbackHandler
 
 from llama_index_agentic_kb import AgenticRetriever, KnowledgeSource
-from llama_index_agentic_kb.account import ACTIVITY_KEY, ActivityCallbackHandler, ActivityLog, GuardedCallbacks, guarded
+from llama_index_agentic_kb.account import ACTIVITY_KEY, ActivityCallbackHandler, GuardedCallbacks, guarded
 from llama_index_agentic_kb.account.callbacks import GuardedCallbackManager, guard_component, with_handlers
-from llama_index_agentic_kb.schema import SourceActivity
 from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM
 
 TEXTS = ["The moon is far away.", "The moon is made of rock.", "Mars is farther than the moon."]
@@ -198,20 +197,6 @@ def test_activity_is_logged_as_json_lines(caplog: pytest.LogCaptureFixture) -> N
     }
     assert [r.levelno for r in lines].count(logging.WARNING) == 1
     assert all("completedAt" in line for line in data)
-
-
-@pytest.mark.parametrize(("limit", "kept"), [(0, 0), (2, 2), (10, 5)])
-def test_records_are_limited(limit: int, kept: int, caplog: pytest.LogCaptureFixture) -> None:
-    """Older records are let go; with log=False nothing is logged; other events are none of its business."""
-    caplog.set_level(logging.INFO)
-    handler = ActivityCallbackHandler(log=False, limit=limit)
-    log = ActivityLog(guarded(CallbackManager([handler])))
-    for n in range(5):
-        log.close(log.open(SourceActivity, CBEventType.SUB_QUESTION, knowledge_source_name=str(n), sub_query_id="q"))
-    handler.on_event_end(CBEventType.LLM, {"x": 1})
-    handler.on_event_end(CBEventType.LLM, None)
-    assert [r.id for r in handler.records] == list(range(5 - kept, 5))
-    assert caplog.records == []
 
 
 def test_the_trace_map_of_a_twin_does_not_grow_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:

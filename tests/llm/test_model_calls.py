@@ -148,15 +148,6 @@ def test_settings_of_the_users_client_hold(perform: Perform) -> None:
         theirs.close()
 
 
-def test_a_model_that_makes_a_client_for_each_call(perform: Perform) -> None:
-    """``reuse_client=False`` is kept to; it tries once all the same."""
-    with LoopbackOpenAI([Fault.status(500), SAID]) as server:
-        llm = server.llm(reuse_client=False, http_client=None)
-        assert perform(ask(model_of(llm))).text == SAID
-        assert len(server.requests) == 2
-        assert llm._client is None
-
-
 def test_one_model_has_one_bulkhead() -> None:
     """Whoever uses it; it goes with the model's object."""
     llm = ScriptedLLM(SAID)

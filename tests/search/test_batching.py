@@ -18,7 +18,7 @@ from llama_index.core.callbacks.schema import EventPayload
 from pydantic import PrivateAttr
 
 from llama_index_agentic_kb._aio import WorkerPool, arun, gather, run
-from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError
+from llama_index_agentic_kb.errors import AgenticKBError
 from llama_index_agentic_kb.search import embedding
 from llama_index_agentic_kb.search.embedding import MicroBatcher, QueryEmbeddings
 from llama_index_agentic_kb.testing import HashEmbedding
@@ -63,13 +63,6 @@ def busy(batcher: MicroBatcher, model: Model, text: str = "first") -> Future[lis
     [first] = batcher.submit([text])
     assert model.begun.acquire(timeout=SECONDS)
     return first
-
-
-def test_an_idle_model_starts_at_once(batcher: MicroBatcher, model: Model) -> None:
-    """One text is embedded alone, and so is the next one; what a request brings together goes in one call."""
-    assert [batcher.submit([text])[0].result(SECONDS) for text in ("a", "bb")] == [[1.0], [2.0]]
-    assert [future.result(SECONDS) for future in batcher.submit(["a", "bb", "ccc"])] == [[1.0], [2.0], [3.0]]
-    assert model.calls == [["a"], ["bb"], ["a", "bb", "ccc"]]
 
 
 def test_what_comes_while_the_model_computes_goes_together(batcher: MicroBatcher, model: Model) -> None:
@@ -258,17 +251,6 @@ async def test_each_request_hears_of_its_own_texts_only() -> None:
             EventPayload.CHUNKS: texts,
             EventPayload.EMBEDDINGS: [vector(model, text) for text in texts],
         }
-
-
-async def test_one_callers_deadline_cancels_no_other() -> None:
-    """Who can't wait gets ``DeadlineExceededError``; who shares its batch gets vectors."""
-    model = Local(latency=0.4)
-    for drive in (arun, lambda flow: asyncio.to_thread(run, flow)):
-        hurried, patient = await asyncio.gather(
-            drive(request(model, ["a"], deadline=time.monotonic() + 0.05)), drive(request(model, ["a"]))
-        )
-        assert isinstance(hurried[0], DeadlineExceededError)
-        assert patient == [vector(model, "a")]
 
 
 async def test_a_cancelled_request_leaves_nothing_to_compute() -> None:

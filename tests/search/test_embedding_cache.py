@@ -1,10 +1,5 @@
 from __future__ import annotations
 
-import os
-import random
-import sys
-import threading
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -64,45 +59,6 @@ def test_a_bad_size_is_refused(max_bytes: Any) -> None:
     """The message names the argument and what it may be."""
     with pytest.raises(ConfigurationError, match=r"max_bytes .* 0 or more"):
         EmbeddingCache(max_bytes)
-
-
-def test_many_threads_may_use_it_at_once() -> None:
-    """64 threads that look up, keep and clear find the right vector or none, and the bytes add up."""
-    cache = EmbeddingCache(max_bytes=50 * BYTES_OF_TWO)
-    wrong: list[Any] = []
-    together = threading.Barrier(64)
-
-    def use(seed: int) -> None:
-        chosen = random.Random(seed)
-        together.wait()
-        for _ in range(100):
-            number = chosen.randrange(80)
-            found = cache.get("m", str(number))
-            if found not in (None, [float(number), 0.5]):
-                wrong.append((number, found))
-            cache.put("m", str(number), [float(number), 0.5])
-        if seed == 7:
-            cache.clear()
-
-    with ThreadPoolExecutor(64) as threads:
-        list(threads.map(use, range(64)))
-    assert not wrong
-    told = cache.statistics
-    assert told.bytes == told.entries * BYTES_OF_TWO <= cache.max_bytes
-
-
-@pytest.mark.skipif(not hasattr(os, "fork") or sys.platform == "darwin", reason="no safe fork")
-@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
-def test_a_forked_child_is_not_held_up() -> None:
-    """A child that was forked while another thread held the lock starts with an empty cache of its own."""
-    cache = EmbeddingCache()
-    cache.put("m", "a", [1.0])
-    with cache._entries.lock:
-        child = os.fork()
-        if child == 0:
-            cache.put("m", "b", [2.0])
-            os._exit(0 if cache.get("m", "a") is None and cache.get("m", "b") == [2.0] else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
 
 
 def test_a_principal_finds_its_own_vectors_only() -> None:

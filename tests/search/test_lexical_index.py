@@ -7,7 +7,6 @@ import re
 import signal
 import threading
 from collections.abc import Sequence
-from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -153,22 +152,6 @@ def test_documents_are_added_replaced_and_deleted() -> None:
     made.update([document("c", "hail")], clear=True)
     assert (made.node_ids(), made.mark) == ({"c"}, "")
     assert ids(made.search("wind hail", 10)) == ["c"]
-
-
-def test_odd_ids_and_metadata_are_held() -> None:
-    """Ids of any characters; values that no JSON has, very long ones and endless lists."""
-    odd = {
-        "object": object(),
-        "day": date(2020, 1, 1),
-        "nan": math.nan,
-        "long": "x" * 100_000,
-        "none": None,
-        "set": {1, "a"},
-    }
-    made = index_of(document("a b\0\"'é東", "rain", **odd), document("plain", "rain"))
-    assert sorted(ids(made.search("rain", 10))) == ["a b\0\"'é東", "plain"]
-    assert ids(made.search("rain", 10, Condition(key="long", value="x" * 100_000))) == ["a b\0\"'é東"]
-    assert made.search("rain", 10, Condition(key="day", value="2020-01-01")) == []
 
 
 def test_many_threads_search_while_one_writes() -> None:
@@ -328,16 +311,6 @@ def test_a_panic_is_an_error_like_others(index: LexicalIndex, capfd: pytest.Capt
     with pytest.raises(KeyboardInterrupt), index._errors("read"):
         raise KeyboardInterrupt
     capfd.readouterr()
-
-
-def test_an_index_of_another_kind_is_refused(tmp_path: Path) -> None:
-    """Terms of another language would not be found; a file is no directory."""
-    index_of(document("a", "rain"), directory=tmp_path / "index")
-    with pytest.raises(RetrievalError, match="another release made it, or it is of another language"):
-        LexicalIndex(tmp_path / "index", language="german")
-    (tmp_path / "file").write_text("")
-    with pytest.raises(RetrievalError, match="can't be opened"):
-        LexicalIndex(tmp_path / "file")
 
 
 # -- what is indexed of a node --------------------------------------------------------------------------------------

@@ -1,16 +1,14 @@
 from __future__ import annotations
 
-import importlib
 import math
 import threading
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from llama_index.core.postprocessor import LLMRerank, SentenceTransformerRerank
+from llama_index.core.postprocessor import LLMRerank
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 
@@ -109,22 +107,6 @@ def test_arguments_at_fault_are_refused(fields: dict[str, Any], message: str) ->
         Reranker(OverlapReranker(), **fields)
 
 
-def test_copies_doubles_and_strangers_that_come_back() -> None:
-    """Nodes are known again by id where they are copies; of one that comes twice the better score counts."""
-    answer = Answers(answer=[(1, 0.2), (0, 0.9), (1, 0.6), (2, None)])
-    assert ranks(Reranker(answer, calibration=SHARE)) == [
-        Reranked(0, 0.9, 3.6),
-        Reranked(1, 0.6, 2.4),
-        Reranked(2, None, None),
-    ]
-
-    class Adds(OverlapReranker):
-        def _postprocess_nodes(self, nodes: Any, query_bundle: Any = None) -> Any:
-            return [NodeWithScore(node=TextNode(id_="new", text="new"), score=9.0), *nodes]
-
-    assert [one.position for one in ranks(Reranker(Adds()))] == [0, 1, 2, 3]
-
-
 @pytest.mark.parametrize(
     ("postprocessor", "message"),
     [
@@ -190,45 +172,6 @@ async def test_a_language_model_reranks() -> None:
         assert [(one.position, one.score) for one in found] == [(2, 4.0), (1, 16 / 9), (0, 0.0)]
         assert reranker.threshold == 2.5
         assert len(llm.calls) == 1
-
-
-@pytest.fixture(scope="module")
-def tiny_cross_encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A cross-encoder of sentence-transformers with two small layers and random weights."""
-    import torch  # noqa: PLC0415 (for this fixture alone)
-
-    transformers: Any = importlib.import_module("transformers")
-    torch.manual_seed(7)
-    path = tmp_path_factory.mktemp("cross-encoder")
-    words = sorted({word for text in [*TEXTS, QUERY] for word in text.split()})
-    vocabulary = {word: n for n, word in enumerate(["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *words])}
-    (path / "vocab.txt").write_text("\n".join(vocabulary), encoding="utf-8")
-    config = transformers.BertConfig(
-        vocab_size=len(vocabulary), hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32,
-        num_labels=1, initializer_range=1.0,
-    )  # fmt: skip
-    transformers.BertForSequenceClassification(config).save_pretrained(path)
-    transformers.BertTokenizerFast(str(path / "vocab.txt")).save_pretrained(path)
-    return path
-
-
-@pytest.mark.slow
-def test_a_cross_encoder_reranks(tiny_cross_encoder: Path) -> None:
-    """The real class with its own default of two nodes: all are scored, in threads too, and nothing is changed."""
-    encoder = SentenceTransformerRerank(model=str(tiny_cross_encoder), device="cpu", keep_retrieval_score=True)
-    assert encoder.top_n == 2
-    reranker = Reranker(encoder, calibration="probability", threshold=0)
-    candidates = nodes()
-    before = [node.model_dump() for node in candidates]
-    found = ranks(reranker, candidates)
-    assert sorted(one.position for one in found) == [0, 1, 2, 3]
-    raws = [one.raw for one in found if one.raw is not None]
-    assert len(set(raws)) == 4
-    assert raws == sorted(raws, reverse=True)
-    assert all(0 < raw < 1 and isinstance(raw, float) for raw in raws)
-    assert [node.model_dump() for node in candidates] == before
-    jobs = run(gather([reranker.rank(QUERY, nodes(), deadline=None) for _ in range(4)]))
-    assert all([one.position for one in job.result()] == [one.position for one in found] for job in jobs)
 
 
 # -- calibrations ------------------------------------------------------------------------------------------------------
