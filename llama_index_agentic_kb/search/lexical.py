@@ -19,9 +19,8 @@ import math
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias, TypeGuard
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
 
 from llama_index_agentic_kb.errors import RetrievalError
 from llama_index_agentic_kb.schema import (
@@ -297,11 +296,10 @@ class _View:
         from tantivy import Occur, Query  # noqa: PLC0415 (only lexical search needs it)
 
         query = _any_of([self._word(forms) for forms in words])
-        terms = None if filters is None else self._terms(filters)
-        if terms is not None:
-            query = Query.boolean_query(
-                [(Occur.Must, query), (Occur.Must, Query.const_score_query(self._term_query(terms), 0.0))]
-            )
+        superset = None if filters is None else self._superset(filters)
+        if superset is not None:
+            passing = Query.const_score_query(self._one_of(superset), 0.0)
+            query = Query.boolean_query([(Occur.Must, query), (Occur.Must, passing)])
         limit, documents = top_k, self.searcher.num_docs
         while True:
             hits = self._hits(query, limit)
@@ -358,16 +356,10 @@ class _View:
 
     # -- filters as metadata terms -----------------------------------------------------------------------------------
 
-    def _term_query(self, terms: _Terms) -> Any:
+    def _superset(self, tree: FilterNode, *, negate: bool = False) -> Any:
+        """Return what every match of a filter has: one of some terms, or a query; None where it is unknown."""
         from tantivy import Occur, Query  # noqa: PLC0415
 
-        if isinstance(terms, _AllOf):
-            return Query.boolean_query([(Occur.Must, self._term_query(part)) for part in terms.parts])
-        own = [Query.term_set_query(self._schema, "facts", terms.terms)] if terms.terms else []
-        return _any_of([*own, *map(self._term_query, terms.parts)])
-
-    def _terms(self, tree: FilterNode, *, negate: bool = False) -> _Terms | None:
-        """Return the terms that every match of a filter has; None where terms can't say."""
         if isinstance(tree, Condition):
             return self._condition_terms(tree, negate=negate)
         is_and = tree.logic is FilterLogic.AND
@@ -375,27 +367,34 @@ class _View:
             negate, is_and = not negate, not negate
         elif negate:  # not all of them: any of their opposites
             is_and = not is_and
-        parts = [self._terms(child, negate=negate) for child in tree.filters]
-        known = tuple(part for part in parts if part is not None)
+        parts = [self._superset(child, negate=negate) for child in tree.filters]
+        known = [part for part in parts if part is not None]
         if is_and:
-            return _AllOf(known) if known else None
+            return Query.boolean_query([(Occur.Must, self._one_of(part)) for part in known]) if known else None
         if len(known) < len(parts):
             return None
         # One set of terms is quick to ask for; a thousand of one term each (a principal's groups) are not.
-        plain = tuple(term for part in known if _is_plain(part) for term in part.terms)
-        return _AnyOf(plain, tuple(part for part in known if not _is_plain(part)))
+        terms = tuple(term for part in known if isinstance(part, tuple) for term in part)
+        queries = [part for part in known if not isinstance(part, tuple)]
+        return _any_of([self._one_of(terms), *queries]) if queries else terms
 
-    def _condition_terms(self, condition: Condition, *, negate: bool) -> _Terms | None:
+    def _one_of(self, part: Any) -> Any:
+        from tantivy import Query  # noqa: PLC0415
+
+        if not isinstance(part, tuple):
+            return part
+        return Query.term_set_query(self._schema, "facts", part) if part else _any_of([])
+
+    def _condition_terms(self, condition: Condition, *, negate: bool) -> tuple[str, ...] | None:
         key = condition.key
         if condition.operator in _EQUALITIES and not negate:
-            return _AnyOf(tuple(_metadata_term(key, value) for value in condition.values))
+            return tuple(_metadata_term(key, value) for value in condition.values)
         known = self.values(key)
         if known is None:
             return None
         tree: FilterNode = FilterGroup(logic=FilterLogic.NOT, filters=[condition]) if negate else condition
         # The value may stand alone or be an item of a list.
-        held = (term for term, value in known if matches(tree, {key: value}) or matches(tree, {key: [value]}))
-        return _AnyOf(tuple(held))
+        return tuple(term for term, value in known if matches(tree, {key: value}) or matches(tree, {key: [value]}))
 
     def values(self, key: str) -> list[tuple[str, Any]] | None:
         """Return the terms and values of a metadata key; None where they are too many, or some are hashes."""
@@ -406,28 +405,6 @@ class _View:
             values = [(term, json.loads(term[len(quoted) + 1 :])) for term, _ in found]
             self._values[key] = None if hashed or len(found) > _MAX_VALUES else values
         return self._values[key]
-
-
-@dataclass(frozen=True, slots=True)
-class _AnyOf:
-    """Documents with one of these terms, or that one of these parts lets through."""
-
-    terms: tuple[str, ...] = ()
-    parts: tuple[_Terms, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class _AllOf:
-    """Documents that all of these parts let through."""
-
-    parts: tuple[_Terms, ...]
-
-
-_Terms: TypeAlias = _AnyOf | _AllOf
-
-
-def _is_plain(part: _Terms) -> TypeGuard[_AnyOf]:
-    return isinstance(part, _AnyOf) and not part.parts
 
 
 def _metadata_terms(metadata: Mapping[str, Any]) -> Iterator[str]:
