@@ -236,7 +236,7 @@ async def retried(
     requests); here they are ours alone, bounded by the policy, by the request's retry budget and by its deadline.
 
     Args:
-        attempt: Makes one attempt, given its deadline (``time.monotonic()``, None is none).
+        attempt: Makes one attempt, given its deadline (``time.monotonic()``; None for no deadline).
         policy: How often, and how long is waited.
         deadline: ``time.monotonic()`` by which the whole must have ended; a retry that can't is not begun.
         is_worth: Returns whether a failure is worth another attempt.
@@ -470,7 +470,7 @@ class BulkheadState(NamedTuple):
 
 
 class Bulkhead:
-    """Lets so many calls run at once, on threads and event loops together; further ones wait in order of arrival.
+    """A limit of calls that run at once, on threads and event loops together; further ones wait in order of arrival.
 
     Args:
         name: For threads and errors.

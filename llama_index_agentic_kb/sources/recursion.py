@@ -41,7 +41,7 @@ def own_recursion(retriever: BaseRetriever, source: str) -> BaseRetriever:
     """Take recursion over from a retriever that was made for us: index nodes stay as found.
 
     What it found is looked through at this very place: core's own look at it, which comes next, would raise for one
-    node that is none, and lose the others.
+    node that is not one, and lose the others.
 
     Args:
         retriever: Is changed.
