@@ -63,12 +63,12 @@ class AnswerFilter:
         return told if self._links is None else self._links.feed(told)
 
     def close(self) -> str:
-        """Give what was held back."""
+        """Return what was held back."""
         rest = self._markers.feed(self._hidden.close()) + self._markers.close()
         return rest if self._links is None else self._links.feed(rest) + self._links.close()
 
     def checked(self, text: str) -> CheckedText:
-        """Give a text of this filter with what was taken out of it so far."""
+        """Return a text of this filter with what was taken out of it so far."""
         links = 0 if self._links is None else self._links.removed
         return CheckedText(text, self._markers.removed, links, self._hidden.removed)
 

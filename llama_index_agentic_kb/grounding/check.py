@@ -171,7 +171,7 @@ def _fact(fact: FactLike) -> Fact:
 
 
 def _checked(claim: GroundedClaim, cited: list[CitedFact], threshold: float) -> CheckedClaim:
-    """Give a claim as checked; what it cites is added to what others cite."""
+    """Return a claim as checked; what it cites is added to what others cite."""
     indices = []
     supports = claim.supports if claim.verdict is not Verdict.CONTRADICTED else []
     for support in supports:

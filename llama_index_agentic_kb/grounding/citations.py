@@ -84,7 +84,7 @@ class MarkerFilter:
         return "".join(pieces)
 
     def close(self) -> str:
-        """Give what was held back; a marker that never ended is removed."""
+        """Return what was held back; a marker that never ended is removed."""
         rest, self._held = self._held, ""
         if _BEGUN.match(rest):
             self.removed += 1
@@ -114,7 +114,7 @@ class MarkerFilter:
 
 
 def clean_markers(text: str, valid: Collection[int]) -> tuple[str, int]:
-    """Give a text with its markers in one form and those out of range removed, and how many were removed.
+    """Return a text with its markers in one form and those out of range removed, and how many were removed.
 
     Args:
         text: A whole text.
@@ -125,7 +125,7 @@ def clean_markers(text: str, valid: Collection[int]) -> tuple[str, int]:
 
 
 def cited_ids(text: str) -> list[int]:
-    """Give the ids that a text's markers name, each once, in order of first mention."""
+    """Return the ids that a text's markers name, each once, in order of first mention."""
     return list(dict.fromkeys(number for marker in _MARKER.finditer(text) for number in _read_ids(marker["ids"])))
 
 
@@ -143,7 +143,7 @@ class MarkerCuts:
         self._taken = [0, *accumulate(end - start for start, end in self.spans)]
 
     def position(self, position: int) -> int:
-        """Give where a position of the text is in the shorter one."""
+        """Return where a position of the text is in the shorter one."""
         count = bisect_left(self._starts, position)
         if count == 0:
             return position
@@ -151,11 +151,11 @@ class MarkerCuts:
         return position - self._taken[count - 1] - (min(end, position) - start)
 
     def applied(self, text: str) -> str:
-        """Give the text without its markers."""
+        """Return the text without its markers."""
         bounds = [0, *(bound for span in self.spans for bound in span), len(text)]
         return "".join(text[start:end] for start, end in zip(bounds[::2], bounds[1::2], strict=True))
 
 
 def _read_ids(inner: str) -> list[int]:
-    """Give the ids between a marker's colon and its bracket; none where there is anything but ids."""
+    """Return the ids between a marker's colon and its bracket; none where there is anything but ids."""
     return [int(number) for number in _ID.findall(inner)] if _IDS.fullmatch(inner) else []

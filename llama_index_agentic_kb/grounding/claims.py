@@ -75,7 +75,7 @@ _WORD_SIGN: Final = re.compile(r"\w")
 
 
 def split_claims(answer: str) -> list[Claim]:
-    """Give the claims of an answer, in order. Takes time linear in its length.
+    """Return the claims of an answer, in order. Takes time linear in its length.
 
     Args:
         answer: Plain text or Markdown, in any language that ends its sentences with points or with 。.
@@ -85,7 +85,7 @@ def split_claims(answer: str) -> list[Claim]:
 
 
 def plain_claim(text: str) -> str:
-    """Give what a claim says, without list marker, reference markers, bars of a table and signs of emphasis."""
+    """Return what a claim says, without list marker, reference markers, bars of a table and signs of emphasis."""
     item = _ITEM.match(text)
     rest = text[item.end() :] if item else text
     if _ROW.match(rest):
@@ -147,7 +147,7 @@ def _lines(answer: str) -> Iterator[_Line]:
 
 
 def _blocks(answer: str) -> Iterator[_Block]:
-    """Give the blocks of an answer that hold claims."""
+    """Return the blocks of an answer that hold claims."""
     yield from _Reader().read(answer)
 
 

@@ -115,7 +115,7 @@ async def _split(answer: str, deadline: float | None) -> list[Claim]:
 
 
 def grounding_score(claims: Sequence[GroundedClaim]) -> float | None:
-    """Give the mean score over the claims that need a check and got one; None without any.
+    """Return the mean score over the claims that need a check and got one; None without any.
 
     So Google's ``groundingScore`` fits its examples (0.54 where 1 of 2 claims is grounded).
     """
@@ -199,7 +199,7 @@ def _judged(claim: Claim, score: ClaimScore, sources: Sequence[GroundingSource],
 
 
 def _against(score: ClaimScore) -> list[Evidence]:
-    """Give what contradicts a claim; of an unsupported one there is nothing to show."""
+    """Return what contradicts a claim; of an unsupported one there is nothing to show."""
     if score.verdict is not Verdict.CONTRADICTED:
         return []
     rivals = {rival.premise for rival in score.rivals}
@@ -207,7 +207,7 @@ def _against(score: ClaimScore) -> list[Evidence]:
 
 
 def _supports(claim: Claim, evidence: Evidence, source: GroundingSource) -> list[Support]:
-    """Give the stretches of a source that bear a claim, those first that have most of its words."""
+    """Return the stretches of a source that bear a claim, those first that have most of its words."""
     said = _words(claim.plain)
     stretches = sorted(_merged(evidence.spans, source.text), key=lambda span: -len(said & _words(span.of(source.text))))
     return [_support(span, source, evidence.score) for span in stretches]
@@ -239,7 +239,7 @@ def _merged(spans: Sequence[Span], text: str) -> list[Span]:
 
 
 def _conflicts(number: int, score: ClaimScore, support: Support, sources: Sequence[GroundingSource]) -> list[Conflict]:
-    """Give what other references say otherwise than the one that supports a claim."""
+    """Return what other references say otherwise than the one that supports a claim."""
     by_reference = {source.reference_id: source for source in sources}
     found: dict[tuple[str, str], Conflict] = {}
     for rival in score.rivals:
@@ -261,7 +261,7 @@ def _conflicts(number: int, score: ClaimScore, support: Support, sources: Sequen
 
 
 def _quoted(rival: Rival, score: ClaimScore) -> Span:
-    """Give the sentence that a rival stands in, where the evidence tells it."""
+    """Return the sentence that a rival stands in, where the evidence tells it."""
     spans = [span for one in score.evidence if one.premise == rival.premise for span in one.spans]
     around = (span for span in spans if span.start <= rival.span.start and rival.span.end <= span.end)
     return next(around, rival.span)

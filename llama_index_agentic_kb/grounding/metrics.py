@@ -118,7 +118,7 @@ async def measuring_citations(
 
 
 class _Judge:
-    """Tells whether some passages support a claim."""
+    """Return whether some passages support a claim."""
 
     def __init__(
         self, scorer: ClaimScorer, passages: Mapping[int, str], threshold: float, deadline: float | None
@@ -129,7 +129,7 @@ class _Judge:
         self._deadline = deadline
 
     async def supports(self, claim: Claim, ids: tuple[int, ...]) -> bool:
-        """Tell whether passages together support a claim."""
+        """Return whether passages together support a claim."""
         known = [self._passages[number] for number in ids if number in self._passages]
         if not known:
             return False

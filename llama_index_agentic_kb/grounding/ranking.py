@@ -180,7 +180,7 @@ async def _by_reranker(
 
 
 def _share(one: Reranked, place: int, count: int) -> float:
-    """Give a reranker's score as one from 0 to 1; its order, where it gave none."""
+    """Return a reranker's score as one from 0 to 1; its order, where it gave none."""
     if one.score is not None:
         return min(1.0, max(0.0, one.score / MAX_SCORE))
     if one.raw is None:

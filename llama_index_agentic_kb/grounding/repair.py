@@ -72,7 +72,7 @@ _BLANK: Final = re.compile(r"\n[ \t]*(?:\n[ \t]*){2,}")
 
 
 def is_low_grounded(ledger: GroundingLedger, level: FilteringLevel | str) -> bool:
-    """Tell whether an answer is to be withheld: LOW_GROUNDED_ANSWER.
+    """Return whether an answer is to be withheld: LOW_GROUNDED_ANSWER.
 
     Args:
         ledger: Of the answer. Without a score nothing is withheld.
@@ -168,7 +168,7 @@ class _Writer:
         self._deadline = deadline
 
     async def rewrite(self, claim: GroundedClaim) -> str:
-        """Give a claim anew; empty where nothing of it is left."""
+        """Return a claim anew; empty where nothing of it is left."""
         premises = [Premise(source.text, source.title) for source in self._sources]
         [nearest] = nearest_premises([claim.text], premises, _MOST_PASSAGES)
         chosen = [self._sources[number] for number in nearest]

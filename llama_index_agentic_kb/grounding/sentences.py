@@ -96,7 +96,7 @@ class _Stop(NamedTuple):
 
 
 def sentence_ends(text: str, *, german: bool = False) -> Iterator[tuple[int, int]]:
-    """Give where each sentence of a paragraph ends and where the next one starts; the last ends with the text.
+    """Return where each sentence of a paragraph ends and where the next one starts; the last ends with the text.
 
     Args:
         text: One paragraph: breaks of lines inside of it are spaces.
@@ -138,7 +138,7 @@ def _stop(text: str, mark: re.Match[str], inside: tuple[int, int] | None) -> _St
 
 
 def _ends_quoted(text: str, stop: _Stop, quoted: tuple[int, int], position: int) -> bool:
-    """Tell whether a mark inside quotation marks or brackets ends the sentence around them."""
+    """Return whether a mark inside quotation marks or brackets ends the sentence around them."""
     if stop.end < quoted[1]:
         return False
     opens = text[position : quoted[0]].strip(" *_") == ""
@@ -153,7 +153,7 @@ def _ends_quoted(text: str, stop: _Stop, quoted: tuple[int, int], position: int)
 
 
 def _ends(text: str, stop: _Stop, position: int, *, german: bool) -> bool:
-    """Tell whether a mark outside of any quotation ends a sentence."""
+    """Return whether a mark outside of any quotation ends a sentence."""
     following = stop.following
     if stop.is_wide or not following or (stop.mark[0] in "!?…" and _is_wide(following)):
         return True
@@ -173,7 +173,7 @@ def _ends(text: str, stop: _Stop, position: int, *, german: bool) -> bool:
 
 
 def _ends_at_point(text: str, point: int, position: int, following: str, *, starts: bool, german: bool) -> bool:
-    """Tell whether a single point, with a word behind it that is not in lower case, ends a sentence."""
+    """Return whether a single point, with a word behind it that is not in lower case, ends a sentence."""
     found = _WORD_BEFORE.search(text, max(position, point - 24), point)
     before = found[0] if found else ""
     plain = before.casefold().lstrip("’'")
@@ -193,7 +193,7 @@ def _ends_at_point(text: str, point: int, position: int, following: str, *, star
 
 
 def _closed_stretches(text: str) -> list[tuple[int, int]]:
-    """Give the outermost stretches between quotation marks or brackets that are closed soon enough, in order."""
+    """Return the outermost stretches between quotation marks or brackets that are closed soon enough, in order."""
     found: list[tuple[int, int]] = []
     open_: list[tuple[str, int]] = []
     for match in _BRACKET.finditer(text):

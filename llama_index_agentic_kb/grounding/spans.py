@@ -39,7 +39,7 @@ class TextOffsets:
         self.text = text
 
     def to_bytes(self, span: Span) -> tuple[int, int]:
-        """Give a span of characters in UTF-8 bytes: (start, end), end exclusive.
+        """Return a span of characters in UTF-8 bytes: (start, end), end exclusive.
 
         Raises:
             InvalidRequestError: The span ends behind the text.
@@ -47,7 +47,7 @@ class TextOffsets:
         return self._out(span, self._bytes)
 
     def from_bytes(self, start: int, end: int) -> Span:
-        """Give a span of UTF-8 bytes in characters.
+        """Return a span of UTF-8 bytes in characters.
 
         Raises:
             InvalidRequestError: An offset is no character's boundary, lies outside of the text, or the span is empty.
@@ -55,11 +55,11 @@ class TextOffsets:
         return self._in(start, end, self._bytes, "byte")
 
     def to_utf16(self, span: Span) -> tuple[int, int]:
-        """Give a span of characters in UTF-16 units: (start, end), end exclusive; see ``to_bytes``."""
+        """Return a span of characters in UTF-16 units: (start, end), end exclusive; see ``to_bytes``."""
         return self._out(span, self._units)
 
     def from_utf16(self, start: int, end: int) -> Span:
-        """Give a span of UTF-16 units in characters; see ``from_bytes``."""
+        """Return a span of UTF-16 units in characters; see ``from_bytes``."""
         return self._in(start, end, self._units, "UTF-16 unit")
 
     @cached_property

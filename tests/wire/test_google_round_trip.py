@@ -200,7 +200,7 @@ def test_brought_results_are_the_only_evidence(answers: Any, service: Service) -
     info = second.unstructured_document_info
     assert (info.document, info.uri, info.title) == ("d", "u", "Own")
     assert [(one.content, one.page_identifier) for one in info.chunk_contents] == [(SATURN, "9")]
-    assert cited(got) == [("The Saturn V rocket was 110.6 m tall.", [1])]
+    assert cited(got) == [("The Saturn V rocket was 110.6 m tall.", [0, 1])]  # its own marker, and the support
     assert [step.description for step in got.steps] == ["Read the results that were given."]
     assert service.searched.queries == []
     assert len(service.prompts) == 1

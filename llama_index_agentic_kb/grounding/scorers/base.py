@@ -122,7 +122,7 @@ class ClaimScorer(Protocol):
 
 
 def verdict_of(score: float, *, contradicted: bool = False) -> Verdict:
-    """Give what a score means.
+    """Return what a score means.
 
     Args:
         score: 0 to 1.

@@ -98,7 +98,7 @@ class CrossEncoderScorer:
             raise ConfigurationError(f"model: expected a CrossEncoder, got {type(model).__name__}")
         if passages < 1 or batch_size < 1:
             raise ConfigurationError("passages, batch_size: must be at least 1")
-        self.model = model
+        self.model: PairModel = model
         self.name = f"cross-encoder {_name_of(model)}".strip()
         self.passages = passages
         self.batch_size = batch_size

@@ -257,7 +257,7 @@ class Judgement:
 
 
 def read_judgements(text: str) -> dict[int, Judgement]:
-    """Give what a reply says of each claim; of what it says twice, the first."""
+    """Return what a reply says of each claim; of what it says twice, the first."""
     text = text[:MAX_REPLY]
     found = dict(_judgements(_objects(text)))
     if not found:
@@ -271,7 +271,7 @@ def _judgements(objects: Iterator[dict[str, Any]]) -> list[tuple[int, Judgement]
 
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:
-    """Give the complete objects of a text; a broken one does not hide others."""
+    """Return the complete objects of a text; a broken one does not hide others."""
     decoder, position = json.JSONDecoder(), 0
     while (start := _OBJECT.search(text, position)) is not None:
         try:

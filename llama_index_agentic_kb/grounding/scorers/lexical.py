@@ -410,7 +410,8 @@ def _logistic(name: str, values: Sequence[float]) -> float:
 def _total(name: str, values: Sequence[float]) -> float:
     model = calibration()[name]
     weights: list[float] = model["weights"]
-    return float(model["bias"]) + sum(map(operator.mul, values, weights))
+    total: float = model["bias"] + sum(map(operator.mul, values, weights))
+    return total
 
 
 def _sigmoid(value: float) -> float:
