@@ -91,7 +91,7 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         options: Further options of retrieval: limits of effort, retries, spotlighting, ...
 
     Raises:
-        ConfigurationError: No source is given, a name twice, or an answer is wanted and there is no language model.
+        ConfigurationError: There is no source, two have one name, or answers need a language model and there is none.
     """
 
     def __init__(

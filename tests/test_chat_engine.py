@@ -11,7 +11,6 @@ from llama_index_agentic_kb import (
     AgenticChatEngine,
     AgenticQueryEngine,
     AgenticRetriever,
-    InvalidRequestError,
     KnowledgeSource,
     SynthesisError,
 )
@@ -109,9 +108,3 @@ def test_reset_and_shared_memory(server: LoopbackOpenAI) -> None:
     assert len(memory.get_all()) == 2
     chat.reset()
     assert memory.get_all() == []
-
-
-def test_an_empty_message_is_refused(server: LoopbackOpenAI) -> None:
-    """An empty message gives an error that names it."""
-    with pytest.raises(InvalidRequestError, match="message"):
-        engine(server).chat(" ")

@@ -78,16 +78,6 @@ def test_the_account_tells_what_came_of_it() -> None:
     assert RetrievalResponse.parse(response.to_dict()) == response
 
 
-def test_a_marker_on_the_wrong_reference_is_flagged() -> None:
-    """The ledger disagrees, and says which one it is."""
-    kb, order = knowledge_base("Apollo 11 was launched in July 1969 [ref_id:{h}].")
-    response = kb.retrieve(QUESTION)
-    assert response.grounding is not None
-    [claim] = response.grounding.claims
-    assert claim.flags == [ClaimFlag.MISATTRIBUTED]
-    assert claim.misattributed == [str(order[HEIGHT])]
-
-
 def test_cited_nodes_stand_beside_source_nodes() -> None:
     """In order of first mention."""
     kb, order = knowledge_base(GOOD)
@@ -230,12 +220,6 @@ def test_the_answers_of_other_synthesizers_are_checked_where_that_is_asked_for(a
     assert (ledger is not None) == asked
     if asked:
         assert ledger.claims[0].flags == [ClaimFlag.UNCITED]
-
-
-def test_extracts_are_not_checked() -> None:
-    """They are the evidence."""
-    kb, _ = knowledge_base(GOOD)
-    assert kb.retrieve(QUESTION, output_mode="extractiveData").grounding is None
 
 
 @pytest.mark.parametrize(

@@ -68,15 +68,6 @@ def test_extracts_without_a_model() -> None:
     assert Settings._llm is None
 
 
-def test_answers_with_a_model(server: LoopbackOpenAI) -> None:
-    """With a model a question gives an answer whose markers lead to references."""
-    response = KnowledgeBase(sources(), llm=server.llm()).retrieve(QUESTION)
-    assert response.text == str(response) == ANSWER
-    assert response.references[0].source_data is not None
-    assert response.plan is not None
-    assert [sub_query.query for sub_query in response.plan.sub_queries] == [QUESTION, "height of the Saturn V rocket"]
-
-
 @pytest.mark.parametrize(
     "question",
     [
@@ -143,13 +134,6 @@ def test_configuration_is_checked() -> None:
         KnowledgeBase([sources()[0], sources()[0]])
     with pytest.raises(ConfigurationError, match="language model"):
         KnowledgeBase(sources(), output_mode="answerSynthesis")
-
-
-def test_never_query_source_is_left_out(server: LoopbackOpenAI) -> None:
-    """A source that a request rules out is not searched, whatever the planner chose."""
-    params = [{"knowledgeSourceName": "rockets", "neverQuerySource": True}]
-    response = KnowledgeBase(sources(), llm=server.llm()).retrieve(QUESTION, knowledge_source_params=params)
-    assert {reference.knowledge_source_name for reference in response.references} == {"missions"}
 
 
 def test_activity_is_told_as_it_happens() -> None:

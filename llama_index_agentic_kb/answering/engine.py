@@ -283,7 +283,7 @@ class AnswerEngine:
         model = getattr(self.engine.synthesizer, "model", None)
         if model is None:
             return
-        related = await related_questions(
+        progress.related, warnings = await related_questions(
             model,
             progress.query.question,
             [node for number, node in enumerate(retrieval.nodes) if str(number) in progress.references],
@@ -291,8 +291,7 @@ class AnswerEngine:
             spotlighting=self.engine.retriever.options.spotlighting,
             deadline=earliest(retrieval.budget.check_deadline, deadline_after(RELATED_SECONDS)),
         )
-        progress.related = related.questions
-        progress.warnings += related.warnings
+        progress.warnings += warnings
 
     def _hook_deadline(self, progress: _Progress) -> float | None:
         return earliest(progress.deadline, deadline_after(self.policy.seconds))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -19,12 +18,12 @@ from llama_index_agentic_kb._text import error_message, normalize, one_line
 from llama_index_agentic_kb.errors import LLMError
 from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight, Spotlighting, draw
 from llama_index_agentic_kb.guard.text import plain_value
-from llama_index_agentic_kb.llm import LanguageModel, Usage, repair_json, strip_code_fence
+from llama_index_agentic_kb.llm import LanguageModel, repair_json, strip_code_fence
 from llama_index_agentic_kb.prompts import RELATED_TEMPLATE, Passage, as_data, format_passages
 from llama_index_agentic_kb.search.tokenizing import split_words
 from llama_index_agentic_kb.synthesizers.passages import fit, passages
 
-__all__ = ["RelatedQuestions", "related_questions"]
+__all__ = ["related_questions"]
 
 COUNT: Final = 3
 SPARE: Final = 2
@@ -46,21 +45,6 @@ _UNSPACED: Final = re.compile(
 _SIGNS: Final = str.maketrans({"‘": "'", "’": "'", "“": '"', "”": '"', "–": "-", "—": "-", "‑": "-"})  # noqa: RUF001
 
 
-@dataclass(slots=True)
-class RelatedQuestions:
-    """The result of asking for related questions.
-
-    Args:
-        questions: Those that passed, best first.
-        usage: What the call billed.
-        warnings: What failed, or was left out.
-    """
-
-    questions: list[str] = field(default_factory=list)
-    usage: Usage = field(default_factory=Usage)
-    warnings: list[str] = field(default_factory=list)
-
-
 async def related_questions(
     model: LanguageModel,
     question: str,
@@ -69,8 +53,8 @@ async def related_questions(
     answer: str = "",
     spotlighting: Spotlighting | None = "delimit",
     deadline: float | None = None,
-) -> RelatedQuestions:
-    """Ask once. A failure ends in fewer questions and a warning, never in an error.
+) -> tuple[list[str], list[str]]:
+    """Return questions, best first, and warnings: a failure ends in a warning, never in an error.
 
     Left out is a question whose quote does not stand in the passage that it names, or has fewer than three words; that
     is longer than 200 characters; or that asks in nearly the same words as the question or another of the list.
@@ -83,12 +67,11 @@ async def related_questions(
         spotlighting: How the prompt marks the passages as data.
         deadline: ``time.monotonic()`` at which it is given up; None waits.
     """
-    related, spotlight = RelatedQuestions(), draw(spotlighting)
     if not nodes:
-        return related
+        return [], []
     try:
         limit = min(MAX_TOKENS, model.context_window // 2)
-        pack = partial(fit, passages(nodes[:MAX_PASSAGES], None, spotlight), limit)
+        pack = partial(fit, passages(nodes[:MAX_PASSAGES], None, draw(spotlighting)), limit)
         shown: list[Passage] = (await Call(sync=pack, deadline=deadline, what="passages for related questions")).kept
         turns = [f"user: {one_line(question, 2_000)}", f"assistant: {one_line(answer, 4_000)}"]
         messages = RELATED_TEMPLATE.format_messages(
@@ -98,16 +81,11 @@ async def related_questions(
             conversation=as_data("\n".join(turns[: 2 if answer.strip() else 1])),
         )
         reply = await model.chat(messages, deadline=deadline)
-        related.usage = reply.usage
         choose = partial(_chosen, reply.text[:MAX_REPLY], shown, question)
-        related.questions, related.warnings = await Call(
-            sync=choose, deadline=deadline, what="reading related questions"
-        )
+        chosen: tuple[list[str], list[str]] = await Call(sync=choose, deadline=deadline, what="related questions")
     except Exception as error:  # noqa: BLE001 (an answer stands without the questions that may follow it)
-        if isinstance(error, LLMError) and error.usage is not None:
-            related.usage = error.usage
-        related.warnings.append(f"no related questions: {one_line(error_message(error), 200)}")
-    return related
+        return [], [f"no related questions: {one_line(error_message(error), 200)}"]
+    return chosen
 
 
 def _chosen(text: str, shown: Sequence[Passage], question: str) -> tuple[list[str], list[str]]:

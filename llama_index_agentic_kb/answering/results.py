@@ -142,7 +142,7 @@ def _reference(node: NodeWithScore, shown: Reference, selected: Mapping[str, Sel
 
 
 def _unit_relevance(shown: Reference) -> float | None:
-    """Return a calibrated reranker's score on the scale of 0 to 1; None where there is none."""
+    """Return a calibrated reranker's score on the scale of 0 to 1; None without such a reranker."""
     return None if shown.reranker_score is None else min(1.0, max(0.0, shown.reranker_score / CALIBRATED))
 
 
@@ -446,7 +446,7 @@ _FENCE: Final = re.compile(r"^[ \t]{0,3}(?:`{3,}|~{3,})", re.MULTILINE)
 class Pieces:
     """The pieces of an answer while it is written: its text without markers, each claim's citations right after it.
 
-    A claim is cited once the next one has begun: until then its markers may yet come. Spans are in the text without
+    A claim is cited once the next one has started: until then its markers may yet come. Spans are in the text without
     markers.
 
     Args:

@@ -212,11 +212,11 @@ class Draft:
         Raises:
             SynthesisError: Question and template leave no room for any evidence.
         """
-        given = self.passages if passages is None else passages
+        candidates = self.passages if passages is None else passages
 
         def work() -> Packed:
             room = self.room(template, **variables)
-            packed = packer(given, room) if room >= MIN_ROOM else Packed()
+            packed = packer(candidates, room) if room >= MIN_ROOM else Packed()
             if packed.groups:
                 return packed
             raise SynthesisError(
@@ -399,7 +399,7 @@ async def side_by_side(
     """Run calls side by side and return their results in order; the first failure stops the rest and is raised.
 
     Args:
-        calls: Not yet begun; each has its own deadline.
+        calls: Not yet started; each has its own deadline.
         each: Run with each position and result, in order, as soon as it and those before it are there.
     """
     jobs = [start(call) for call in calls]

@@ -98,15 +98,15 @@ def cost(passage: Passage) -> int:
     return count_tokens(format_passage(passage)) + 1  # and a line feed
 
 
-def fit(given: Sequence[Passage], room: int) -> Packed:
+def fit(candidates: Sequence[Passage], room: int) -> Packed:
     """Keep what fits into one prompt: passages in order, the one that overflows cut at a sentence end.
 
     Args:
-        given: Most important first.
+        candidates: Most important first.
         room: Tokens.
     """
     packed = Packed([[]])
-    for passage in given:
+    for passage in candidates:
         whole = cost(passage)
         kept = passage if whole <= room else _cut(passage, room)
         if kept is None:
@@ -118,31 +118,31 @@ def fit(given: Sequence[Passage], room: int) -> Packed:
     return _without_empty(packed)
 
 
-def share(given: Sequence[Passage], room: int) -> Packed:
+def share(candidates: Sequence[Passage], room: int) -> Packed:
     """Keep every passage in one prompt, each cut to an equal share; what short ones leave over goes to the others."""
-    costs = [cost(passage) for passage in given]
+    costs = [cost(passage) for passage in candidates]
     kept: dict[int, Passage] = {}
     packed = Packed([[]])
-    for done, position in enumerate(sorted(range(len(given)), key=costs.__getitem__)):
-        part = room // (len(given) - done)
-        passage = given[position] if costs[position] <= part else _cut(given[position], part)
+    for done, position in enumerate(sorted(range(len(candidates)), key=costs.__getitem__)):
+        part = room // (len(candidates) - done)
+        passage = candidates[position] if costs[position] <= part else _cut(candidates[position], part)
         if passage is None:
             packed.dropped += 1
             continue
-        packed.cut += passage is not given[position]
+        packed.cut += passage is not candidates[position]
         kept[position] = passage
         room -= min(part, costs[position])
     packed.groups[0] = [kept[position] for position in sorted(kept)]
     return _without_empty(packed)
 
 
-def singly(given: Sequence[Passage], room: int) -> Packed:
+def singly(candidates: Sequence[Passage], room: int) -> Packed:
     """Put each passage into a prompt of its own; one too big for a prompt is split at sentence ends.
 
     All parts keep the passage's reference id; there are at most ``MAX_PARTS``.
     """
     packed = Packed()
-    for passage in given:
+    for passage in candidates:
         parts, rest = _split(passage, room)
         packed.dropped += not parts
         packed.cut += bool(parts and rest)
@@ -150,9 +150,9 @@ def singly(given: Sequence[Passage], room: int) -> Packed:
     return packed
 
 
-def pack(given: Sequence[Passage], room: int) -> Packed:
+def pack(candidates: Sequence[Passage], room: int) -> Packed:
     """Put passages, in order and whole, into as few prompts as they fit; one too big for a prompt is split."""
-    packed = singly(given, room)
+    packed = singly(candidates, room)
     groups: list[list[Passage]] = []
     used = room
     for (passage,) in packed.groups:

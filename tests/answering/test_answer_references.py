@@ -19,7 +19,7 @@ from llama_index.core.schema import (
     TextNode,
 )
 
-from llama_index_agentic_kb import Fields, KnowledgeSource
+from llama_index_agentic_kb import Fields
 from llama_index_agentic_kb.answering.results import answer_references
 from llama_index_agentic_kb.guard.permissions import Permissions
 from llama_index_agentic_kb.schema import Principal
@@ -183,10 +183,3 @@ def test_any_metadata_can_be_written() -> None:
     assert set(record.data) == {"height", "large", "name"}
     told = json.dumps(encode_answer(Answer(references=[record])), allow_nan=False)
     json_format.Parse(told, google_v1.Answer.pb(google_v1.Answer()), ignore_unknown_fields=False)
-
-
-def test_nodes_that_no_search_found_are_not_told() -> None:
-    """As in the response: what bears no provenance, or is of a source that was not asked, is no reference."""
-    retrieval = retrieved([source([chunk()])], QUESTION)
-    assert answer_references(retrieval.nodes, {}) == {}
-    assert isinstance(retrieval.selected["docs"].source, KnowledgeSource)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import pytest
 from llama_index.core.schema import NodeRelationship, RelatedNodeInfo, TextNode
 
 from llama_index_agentic_kb.answering.results import answer_references, answer_steps, unanswered_parts
@@ -122,18 +121,6 @@ def test_lost_searches_are_no_empty_ones() -> None:
     assert lacking(retrieval) == [("q2", Outcome.ERROR, "height of Saturn V rocket: its searches failed")]
 
 
-def test_a_step_in_part_lost_has_succeeded() -> None:
-    """Where one of several searches failed the step has succeeded, and says how many were lost."""
-    plan = [{"id": "q1", "query": "broken"}, {"id": "q2", "query": "110.6"}]
-    retrieval = retrieved(
-        [source([APOLLO, SATURN], memory={"fault": failing("broken")})], QUESTION, llm=planner(plan), effort="low"
-    )
-    (step,) = steps(retrieval)
-    assert step.state is StepState.SUCCEEDED
-    assert step.description == "Rephrase the query and search. 1 of 3 searches gave no answer."
-    assert {one.query: one.results is None for one in step.actions} == {QUESTION: False, "broken": True, "110.6": False}
-
-
 def test_a_revision_is_a_step() -> None:
     """A search for what was missing is a step of its own, whose thought is what was missing."""
     revision = {"sufficient": False, "gaps": ["the height"], "sub_queries": [{"id": "r", "query": "Saturn V 110.6"}]}
@@ -174,11 +161,3 @@ def test_searches_that_were_left_out_are_lost() -> None:
     assert second.state is StepState.FAILED
     (part,) = unanswered_parts(retrieval)
     assert (part.sub_query_id, part.outcome) == ("q2", Outcome.SKIPPED)
-
-
-@pytest.mark.parametrize("effort", ["minimal", "low", "medium", "auto"])
-def test_there_is_an_action_for_every_query_of_the_plan(effort: str) -> None:
-    """At every effort the actions are the plan's queries, each once, in its order within a wave."""
-    retrieval = retrieved([source([APOLLO, SATURN])], QUESTION, llm=planner(HOPS, FOUND), effort=effort)
-    actions = [action.query for step in steps(retrieval) for action in step.actions]
-    assert actions == [one.query for one in sorted(retrieval.plan.sub_queries, key=lambda one: one.wave)]

@@ -56,16 +56,6 @@ def test_the_same_comes_of_any_deltas(places: list[int]) -> None:
     assert cited == CITED
 
 
-def test_one_letter_at_a_time() -> None:
-    """Nothing is told twice or too early."""
-    assert told([*ANSWER])[1] == CITED
-
-
-def test_without_citations_there_is_text_alone() -> None:
-    """As the query has it."""
-    assert told([ANSWER], cite=False)[1] == []
-
-
 @pytest.mark.parametrize("ids", [[], ["0"]], ids=["none", "one"])
 def test_a_reference_that_is_not_shown_is_not_cited(ids: list[str]) -> None:
     """Its marker is taken out all the same."""

@@ -16,7 +16,7 @@ from llama_index.core.llms import LLM
 from llama_index.core.schema import NodeWithScore, TextNode
 
 from llama_index_agentic_kb._aio import arun, run
-from llama_index_agentic_kb.answering.related import RelatedQuestions, related_questions
+from llama_index_agentic_kb.answering.related import related_questions
 from llama_index_agentic_kb.guard.spotlighting import Spotlighting
 from llama_index_agentic_kb.llm import LanguageModel
 from llama_index_agentic_kb.testing import ScriptedLLM, ScriptedReply
@@ -49,23 +49,21 @@ def ask(
     native: bool = False,
     spotlighting: Spotlighting | None = "delimit",
     **how: Any,
-) -> RelatedQuestions:
+) -> tuple[list[str], list[str]]:
     manager = CallbackManager()
-    model, how = LanguageModel(llm, lambda: manager), {"deadline": time.monotonic() + 10, **how}
+    model, how = LanguageModel(llm, lambda: manager), {"deadline": time.monotonic() + 300, **how}
     flow = related_questions(model, ASKED, nodes(*texts), spotlighting=spotlighting, **how)
     return asyncio.run(arun(flow)) if native else run(flow)
 
 
 @pytest.mark.parametrize("native", [False, True], ids=["sync", "async"])
 def test_questions_that_a_passage_answers_stand(serve: Serve, native: bool) -> None:
-    """One call through the real client proposes them; each is given with its passage and its bill."""
+    """One call through the real client proposes them; best first."""
     server = serve(proposed(BUILT, PAINTED, LAMPS))
-    related = ask(server.llm(), native=native, answer="It is 330 metres tall.")
+    questions, warnings = ask(server.llm(), native=native, answer="It is 330 metres tall.")
     assert len(server.chats) == 1
-    assert related.questions == [BUILT[0], PAINTED[0], LAMPS[0]]
-    assert related.warnings == []
-    assert related.usage.input_tokens == server.billed.prompt_tokens
-    assert related.usage.calls == 1
+    assert questions == [BUILT[0], PAINTED[0], LAMPS[0]]
+    assert warnings == []
 
 
 @pytest.mark.parametrize(
@@ -105,22 +103,15 @@ def test_questions_that_a_passage_answers_stand(serve: Serve, native: bool) -> N
 )
 def test_what_no_passage_answers_is_left_out(proposal: tuple[Any, Any, Any]) -> None:
     """A quote must stand in the passage that is named, and the question be a new one about it."""
-    related = ask(ScriptedLLM(proposed(proposal, LAMPS)))
-    assert related.questions == [LAMPS[0]]
-
-
-def test_what_was_left_out_is_told() -> None:
-    """So that a poor model can be told from a poor passage."""
-    related = ask(ScriptedLLM(proposed(("Who built the Eiffel Tower?", 0, "by some other company"), LAMPS)))
-    (warning,) = related.warnings
-    assert warning.startswith("1 of 2 related questions were left out: ")
+    questions, _ = ask(ScriptedLLM(proposed(proposal, LAMPS)))
+    assert questions == [LAMPS[0]]
 
 
 def test_two_questions_in_the_same_words_are_one() -> None:
     """The first stays; those of other words do too, up to the number wanted."""
     again = ("How often is the tower painted, then?", 1, "painted every seven years")
-    related = ask(ScriptedLLM(proposed(PAINTED, again, PAINTED, BUILT)))
-    assert related.questions == [PAINTED[0], BUILT[0]]
+    questions, _ = ask(ScriptedLLM(proposed(PAINTED, again, PAINTED, BUILT)))
+    assert questions == [PAINTED[0], BUILT[0]]
 
 
 @pytest.mark.parametrize(
@@ -140,7 +131,7 @@ def test_two_questions_in_the_same_words_are_one() -> None:
 def test_a_quote_is_found_as_a_reader_finds_it(text: str, proposal: tuple[str, str]) -> None:
     """Typographic signs, spaces, letters, and what was made harmless in the prompt, make no difference."""
     question, quote = proposal
-    assert ask(ScriptedLLM(proposed((question, 0, quote))), [text]).questions == [question]
+    assert ask(ScriptedLLM(proposed((question, 0, quote))), [text])[0] == [question]
 
 
 @pytest.mark.parametrize("technique", [None, "delimit", "datamark"])
@@ -152,8 +143,8 @@ def test_a_marked_passage_is_quoted_too(technique: Spotlighting | None) -> None:
         start = shown.index("painted")
         return proposed((PAINTED[0], 1, shown[start : start + len("painted every seven years")]))
 
-    related = ask(ScriptedLLM(say), spotlighting=technique)
-    assert related.questions == [PAINTED[0]]
+    questions, _ = ask(ScriptedLLM(say), spotlighting=technique)
+    assert questions == [PAINTED[0]]
 
 
 def test_passages_are_data(serve: Serve) -> None:
@@ -174,7 +165,7 @@ def test_passages_are_data(serve: Serve) -> None:
 def test_a_question_is_plain_words() -> None:
     """Addresses, tags, markers and hidden characters that a passage got in are not in what a reader is shown."""
     hostile = "Who\u200b built <b>the Eiffel Tower</b> [ref_id:1] https://evil.example/x `now`?"
-    (question,) = ask(ScriptedLLM(proposed((hostile, *BUILT[1:])))).questions
+    (question,) = ask(ScriptedLLM(proposed((hostile, *BUILT[1:]))))[0]
     assert question == "Who built the Eiffel Tower now ?"
 
 
@@ -191,7 +182,7 @@ def test_a_question_is_plain_words() -> None:
 )
 def test_proposals_are_read_out_of_whatever_a_model_writes(text: str) -> None:
     """Fences, broken JSON and a bare list are read."""
-    assert ask(ScriptedLLM(text)).questions == [LAMPS[0]]
+    assert ask(ScriptedLLM(text))[0] == [LAMPS[0]]
 
 
 @pytest.mark.parametrize(
@@ -201,23 +192,22 @@ def test_proposals_are_read_out_of_whatever_a_model_writes(text: str) -> None:
 )
 def test_a_failure_is_told_and_never_raised(serve: Serve, fault: Fault | str) -> None:
     """An answer stands without the questions that may follow it."""
-    related = ask(serve(fault).llm(max_retries=0))
-    assert related.questions == []
-    (warning,) = related.warnings
-    assert warning.startswith("no related questions: ")
+    questions, warnings = ask(serve(fault).llm(max_retries=0))
+    assert questions == []
+    assert [warning.split(":")[0] for warning in warnings] == ["no related questions"]
 
 
 def test_a_slow_model_is_given_up() -> None:
     """The deadline ends the call."""
-    related = ask(ScriptedLLM(ScriptedReply(proposed(LAMPS), latency=5)), deadline=time.monotonic() + 0.1)
-    assert related.questions == []
-    assert related.warnings[0].startswith("no related questions: ")
+    questions, warnings = ask(ScriptedLLM(ScriptedReply(proposed(LAMPS), latency=5)), deadline=time.monotonic() + 0.1)
+    assert questions == []
+    assert warnings[0].startswith("no related questions: ")
 
 
 def test_without_evidence_nothing_is_asked() -> None:
     """Nothing could answer a question."""
     llm = ScriptedLLM(proposed(LAMPS))
-    assert ask(llm, []) == RelatedQuestions()
+    assert ask(llm, []) == ([], [])
     assert llm.calls == []
 
 
@@ -226,9 +216,9 @@ def test_a_long_evidence_is_cut_to_the_prompt() -> None:
     rain = ("Where does the rain fall?", 0, "rain falls on stone")
     gold = ("Which stone is of gold?", 0, "The last stone is of pure gold.")
     llm = ScriptedLLM(proposed(LAMPS, gold, rain))
-    related = ask(llm, ["rain falls on stone. " * 5_000 + gold[2], PAINT])
+    questions, _ = ask(llm, ["rain falls on stone. " * 5_000 + gold[2], PAINT])
     assert len(str(llm.calls[0][1].content)) < 40_000
-    assert related.questions == [rain[0]]
+    assert questions == [rain[0]]
 
 
 @settings(max_examples=25)
@@ -236,4 +226,4 @@ def test_a_long_evidence_is_cut_to_the_prompt() -> None:
 def test_any_reply_ends_in_a_sane_result(value: Any) -> None:
     """Whatever is written, what is given is a question with a quote that stands."""
     for text in (value if isinstance(value, str) else json.dumps(value), json.dumps({"questions": value})):
-        assert len(ask(ScriptedLLM(text or " ")).questions) <= 3
+        assert len(ask(ScriptedLLM(text or " "))[0]) <= 3

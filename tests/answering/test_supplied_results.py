@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 from hypothesis import given, settings
@@ -12,7 +11,7 @@ from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from llama_index_agentic_kb import AgenticRetriever, RetrieverOptions
-from llama_index_agentic_kb._aio import arun, run
+from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.answering.results import answer_references, answer_steps
 from llama_index_agentic_kb.answering.supplied_results import supplied_request, supplied_retriever
 from llama_index_agentic_kb.query_engine import AgenticQueryEngine, Answered
@@ -83,14 +82,6 @@ def test_all_are_given_in_their_order_and_nothing_is_searched() -> None:
     (step,) = answer_steps(retrieval)
     assert step.description == "Read the results that were given."
     assert [one.title for one in step.actions[0].results or ()][:3] == ["Cheese", "Rockets", "Record"]
-
-
-def test_the_async_way_gives_the_same() -> None:
-    """Sync and async read the same results."""
-    like, _ = retriever()
-    over = supplied_retriever(RESULTS, like)
-    retrieval = asyncio.run(arun(over.retrieval(supplied_request(query().request, RESULTS))))
-    assert list(answer_references(retrieval.nodes, retrieval.selected).values()) == RESULTS
 
 
 def test_an_answer_is_written_from_them() -> None:

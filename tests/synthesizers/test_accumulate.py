@@ -11,7 +11,7 @@ from pydantic import BaseModel
 from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.errors import SynthesisError
 from llama_index_agentic_kb.synthesizers import Accumulate, CompactAccumulate
-from llama_index_agentic_kb.testing import LoopbackOpenAI, ScriptedLLM, ScriptedReply
+from llama_index_agentic_kb.testing import ScriptedLLM, ScriptedReply
 
 Nodes = list[NodeWithScore]
 CITIES = ["Paris", "Rome", "Madrid"]
@@ -54,12 +54,6 @@ def test_a_failing_call_fails_it_all(nodes: Nodes) -> None:
     assert caught.value.step == 1
 
 
-def test_objects_are_told_as_json(nodes: Nodes) -> None:
-    """Several objects make no one object: the text holds them all."""
-    response = Accumulate(ScriptedLLM('{"city": "Paris"}'), output_cls=Capital).synthesize("?", nodes, separator="\n")
-    assert str(response) == "\n".join(f'Response {number}: {{"city":"Paris"}}' for number in (1, 2, 3))
-
-
 async def test_compact_accumulate_packs_first(way: Any, nodes: Nodes) -> None:
     """Passages that fit into one call make one answer."""
     llm = ScriptedLLM("All [ref_id:0][ref_id:2].")
@@ -72,10 +66,3 @@ def test_a_big_passage_makes_several_answers(nodes_of: Callable[[list[str]], Nod
     llm = ScriptedLLM("x [ref_id:0]", context_window=1_000, num_output=100)
     text = run(Accumulate(llm).synthesis(QueryBundle("?"), nodes_of(["A sentence. " * 600]))).text
     assert text.count("x [ref_id:0]") == len(llm.calls) > 2
-
-
-def test_all_calls_are_on_the_bill(nodes: Nodes, server_of: Callable[[Any], LoopbackOpenAI]) -> None:
-    """The bill is the sum over the calls."""
-    server = server_of("x")
-    usage = run(Accumulate(server.llm()).synthesis(QueryBundle("?"), nodes)).usage
-    assert (usage.calls, usage.input_tokens) == (3, server.billed.prompt_tokens)

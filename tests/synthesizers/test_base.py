@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -11,24 +10,22 @@ from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.llms import MockLLM
 from llama_index.core.prompts import PromptTemplate
-from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.core.settings import Settings
 from llama_index_instrumentation import get_dispatcher
 from pydantic import BaseModel, PrivateAttr
 
 from llama_index_agentic_kb._aio import arun, iterate, run
-from llama_index_agentic_kb.errors import ConfigurationError, SynthesisError
+from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.synthesizers import (
     MODES,
-    AgenticSynthesizer,
     AnswerSynthesis,
     Compact,
     Generation,
     Refine,
     get_response_synthesizer,
 )
-from llama_index_agentic_kb.testing import LoopbackOpenAI, MemoryRetriever, ScriptedLLM, ScriptedReply
+from llama_index_agentic_kb.testing import LoopbackOpenAI, ScriptedLLM, ScriptedReply
 
 Nodes = list[NodeWithScore]
 Servers = Callable[[Any], LoopbackOpenAI]
@@ -179,18 +176,6 @@ async def test_synthesize_is_the_parent_of_its_calls(way: Any, nodes: Nodes) -> 
     assert {parents[pair[0].id_] for pair in calls} == {start.id_}
 
 
-async def test_a_failure_ends_the_event(way: Any, nodes: Nodes) -> None:
-    """SYNTHESIZE ends with the exception."""
-    debug = LlamaDebugHandler(print_trace_on_end=False)
-    synthesizer = AnswerSynthesis(
-        ScriptedLLM(ValueError("boom")), callback_manager=CallbackManager([debug]), streaming=way.streaming
-    )
-    with pytest.raises(SynthesisError):
-        await way.ask(synthesizer, "?", nodes)
-    ((_, end),) = debug.get_event_pairs(CBEventType.SYNTHESIZE)
-    assert isinstance((end.payload or {})["exception"], SynthesisError)
-
-
 async def test_a_failing_handler_breaks_nothing(way: Any, nodes: Nodes, caplog: pytest.LogCaptureFixture) -> None:
     """What a handler raises is logged, and goes no further."""
 
@@ -267,35 +252,12 @@ async def test_strings_are_answered_from_in_every_way(nodes: Nodes) -> None:
     assert await structured.aget_response("?", ["a"]) == Capital(city="Rome")
 
 
-async def test_llamaindexs_own_engine_takes_it(nodes: Nodes) -> None:
-    """A synthesizer stands in LlamaIndex's query engine as it is."""
-    synthesizer = get_response_synthesizer(ScriptedLLM("Paris [ref_id:0]."), response_mode="answerSynthesis")
-    engine = RetrieverQueryEngine(MemoryRetriever(["Paris is the capital of France."]), synthesizer)
-    assert str(engine.query("Which capital?")) == "Paris [ref_id:0]."
-    assert str(await engine.aquery("Which capital?")) == "Paris [ref_id:0]."
-    assert "response_synthesizer:text_qa_template" in engine.get_prompts()
-
-
-def test_a_bundle_is_a_question_too(nodes: Nodes) -> None:
-    """As in LlamaIndex."""
-    llm = ScriptedLLM("x")
-    Generation(llm).synthesize(QueryBundle("Why?"), nodes)
-    assert llm.calls[0][0].content == "Why?"
-
-
 def test_an_unread_stream_asks_nothing(nodes: Nodes) -> None:
     """A streamed response's model is called when its tokens are read."""
     llm = ScriptedLLM("x")
     response: Any = AnswerSynthesis(llm, streaming=True).synthesize("?", nodes)
     assert llm.calls == []
     assert str(response) == "x"
-
-
-def test_verbose_logs(nodes: Nodes, caplog: pytest.LogCaptureFixture) -> None:
-    """One line a synthesis."""
-    caplog.set_level(logging.INFO, "llama_index_agentic_kb")
-    Refine(ScriptedLLM("x"), verbose=True).synthesize("?", nodes)
-    assert "refine: 3 passages, 3 calls" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -313,13 +275,3 @@ def test_arguments_that_do_not_fit_are_refused(arguments: dict[str, Any], messag
     """The message names the argument."""
     with pytest.raises(ConfigurationError, match=message):
         Refine(ScriptedLLM(), **arguments)
-
-
-def test_a_mode_must_say_how_it_answers(nodes: Nodes) -> None:
-    """The base is no mode."""
-
-    class Mode(AgenticSynthesizer):
-        mode = "mine"
-
-    with pytest.raises(NotImplementedError):
-        Mode(ScriptedLLM()).synthesize("?", nodes)

@@ -4,16 +4,18 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llama_index.core.response_synthesizers.context_only import ContextOnly as CoresContextOnly
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
+from llama_index.core.settings import Settings
 
 from llama_index_agentic_kb._aio import arun, iterate, run
 from llama_index_agentic_kb.llm import count_tokens
 from llama_index_agentic_kb.schema import RetrievalResponse
 from llama_index_agentic_kb.sources import KnowledgeSource
-from llama_index_agentic_kb.synthesizers import ExtractiveData, Synthesis
+from llama_index_agentic_kb.synthesizers import ContextOnly, ExtractiveData, NoText, Synthesis
+from llama_index_agentic_kb.testing import ScriptedLLM
 
 Nodes = list[NodeWithScore]
 LONG = " ".join(f"Sentence number {number} is here." for number in range(400))
@@ -63,13 +65,6 @@ def test_the_budget_is_five_thousand_tokens_unless_said(nodes_of: Callable[[list
     assert count_tokens(made.text) <= 100
 
 
-def test_a_small_passage_behind_a_big_one_is_still_taken(nodes_of: Callable[[list[str]], Nodes]) -> None:
-    """A passage without room is left out, not all that follow it."""
-    wordy = TextNode(text="x", id_="t " * 200)
-    nodes = [*nodes_of(["First."]), NodeWithScore(node=wordy), *nodes_of(["Last."])]
-    assert [item["ref_id"] for item in json.loads(extract(nodes, max_output_tokens=80).text)] == [0, 2]
-
-
 def test_a_budget_for_nothing_gives_an_empty_array(nodes: Nodes) -> None:
     """It is valid JSON even where nothing fits, and says what is missing."""
     made = extract(nodes, max_output_tokens=3)
@@ -109,8 +104,23 @@ def test_it_is_always_valid_json_within_its_budget(texts: list[str], budget: int
     assert [item["ref_id"] for item in items] == sorted(item["ref_id"] for item in items)
 
 
-@pytest.mark.parametrize("text", ["x" * 300_000, "word " * 100_000, "日" * 50_000, LONG * 30])
-def test_a_huge_passage_is_cut_soon_and_well(text: str, nodes_of: Callable[[list[str]], Nodes]) -> None:
-    """A megabyte does not hold up an extract, and the budget is used."""
-    made = extract(nodes_of([text]), max_output_tokens=500)
-    assert 400 < count_tokens(made.text) <= 500
+async def test_the_passages_are_the_text(way: Any, nodes: list[NodeWithScore]) -> None:
+    """The text is what LlamaIndex's own mode gives; no model is needed."""
+    told = await way.ask(ContextOnly(streaming=way.streaming), "?", nodes)
+    Settings.llm = ScriptedLLM()
+    assert told.text == str(CoresContextOnly().synthesize("?", nodes))
+    assert told.source_ids == ["n0", "n1", "n2"]
+
+
+def test_a_budget_cuts_and_counts(nodes: list[NodeWithScore]) -> None:
+    """With a budget the text keeps to it, and says what is missing."""
+    made = run(ContextOnly().synthesis(QueryBundle("?"), nodes, max_output_tokens=60))
+    assert 0 < count_tokens(made.text) <= 60
+    assert made.dropped > 0
+    assert "the output's budget" in made.warnings[0]
+
+
+async def test_the_nodes_are_the_response(way: Any, nodes: list[NodeWithScore]) -> None:
+    """No text, all nodes, no model."""
+    told = await way.ask(NoText(streaming=way.streaming), "?", nodes)
+    assert (told.text, told.source_ids) == ("", ["n0", "n1", "n2"])

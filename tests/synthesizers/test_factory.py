@@ -31,17 +31,6 @@ def test_every_mode_has_its_synthesizer(mode: str) -> None:
     assert type(synthesizer).__name__ in room.__all__
 
 
-@pytest.mark.parametrize("name", ["answer_synthesis", "ANSWERSYNTHESIS", "tree-summarize", "treeSummarize"])
-def test_spelling_does_not_matter(name: str) -> None:
-    """Case, hyphens and underscores make no difference."""
-    assert get_response_synthesizer(ScriptedLLM(), response_mode=name).mode in {"answerSynthesis", "tree_summarize"}
-
-
-def test_compact_is_the_default() -> None:
-    """As in LlamaIndex."""
-    assert get_response_synthesizer(ScriptedLLM()).mode == "compact"
-
-
 def test_an_unknown_mode_is_refused() -> None:
     """The message lists the known ones."""
     with pytest.raises(

@@ -4,18 +4,18 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.program import LLMTextCompletionProgram
 from llama_index.core.prompts import PromptTemplate
-from llama_index.core.prompts.default_prompt_selectors import DEFAULT_REFINE_PROMPT_SEL
 from llama_index.core.response_synthesizers.refine import StructuredRefineResponse
 from llama_index.core.schema import NodeWithScore, QueryBundle
 from pydantic import BaseModel
 
-from llama_index_agentic_kb._aio import deadline_after, iterate, run
+from llama_index_agentic_kb._aio import deadline_after, run
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError, LLMError, SynthesisError
-from llama_index_agentic_kb.synthesizers import Refine
-from llama_index_agentic_kb.testing import LoopbackOpenAI, Reply, ScriptedLLM, ScriptedReply
+from llama_index_agentic_kb.llm import count_tokens
+from llama_index_agentic_kb.synthesizers import Compact, Refine
+from llama_index_agentic_kb.testing import LoopbackOpenAI, ScriptedLLM, ScriptedReply
 from tests.faulty_server import Fault
 
 Servers = Callable[[Any], LoopbackOpenAI]
@@ -47,15 +47,6 @@ async def test_each_node_is_a_call_in_order(way: Any, nodes: Nodes) -> None:
     assert '<passage ref_id="0"' not in second
     assert "Two [ref_id:0][ref_id:1]." in third
     assert told.source_ids == ["n0", "n1", "n2"]
-
-
-def test_only_passages_seen_so_far_can_be_cited(nodes: Nodes) -> None:
-    """A marker of a passage that comes later is made up."""
-    llm = ScriptedLLM(["One [ref_id:2].", "Two [ref_id:1].", "Three [ref_id:2]."])
-    made = run(Refine(llm).synthesis(QueryBundle("?"), nodes))
-    assert made.text == "Three [ref_id:2]."
-    assert "The answer so far:\nOne.\n" in prompts(llm)[1]
-    assert made.warnings == ["1 markers naming no passage were removed from the answer"]
 
 
 @pytest.mark.parametrize("reply", ["UNCHANGED", "Unchanged.", "The original answer remains the same.", "", "   "])
@@ -105,12 +96,6 @@ async def test_a_refused_step_is_an_error(nodes: Nodes, server_of: Servers) -> N
         await Refine(server_of(["One.", Fault.refusal()]).llm()).asynthesize("?", nodes)
     assert (caught.value.step, caught.value.partial) == (1, "One.")
     assert isinstance(caught.value.__cause__, LLMError)
-
-
-def test_an_empty_first_reply_is_an_error(nodes: Nodes) -> None:
-    """There is no earlier answer to keep."""
-    with pytest.raises(SynthesisError, match="empty"):
-        Refine(ScriptedLLM("")).synthesize("?", nodes)
 
 
 def test_a_late_step_is_late(nodes: Nodes) -> None:
@@ -270,14 +255,6 @@ async def test_objects_are_refined(way: Any, nodes: Nodes) -> None:
     assert 'The answer so far:\n{"city":"Rome"}' in prompts(llm)[2]
 
 
-def test_cores_templates_work(nodes: Nodes) -> None:
-    """LlamaIndex's own refine template is chosen for a chat model and filled in."""
-    llm = ScriptedLLM("x")
-    Refine(llm, refine_template=DEFAULT_REFINE_PROMPT_SEL).synthesize("Why?", nodes)
-    assert "Original Answer: x" in prompts(llm)[1]
-    assert "New Context: [data " in prompts(llm)[1]
-
-
 async def test_strings_can_be_refined_too(nodes: Nodes) -> None:
     """LlamaIndex callers that have only strings, and an answer already, are served."""
     llm = ScriptedLLM(["Two.", ScriptedReply("Three.", chunk_size=2)] * 2)
@@ -286,22 +263,6 @@ async def test_strings_can_be_refined_too(nodes: Nodes) -> None:
     streamed: Any = await Refine(llm, streaming=True).aget_response("?", ["a", "b"], prev_response="One.")
     assert "".join([delta async for delta in streamed]) == "Three."
     assert Refine(llm).get_response("?", []) == "Empty Response"
-
-
-def test_deltas_of_earlier_steps_are_not_told(nodes: Nodes, server_of: Servers) -> None:
-    """Only the last call streams, and the stream is billed."""
-    server = server_of(["One.", "Two.", Reply("Three of three.", chunk_size=5)])
-    deltas = list(iterate(Refine(server.llm(), streaming=True).synthesis(QueryBundle("?"), nodes)))
-    assert "".join(deltas) == "Three of three."
-    assert [chat.stream for chat in server.chats] == [False, False, True]
-
-
-def test_the_llms_messages_stay_its_own(nodes: Nodes) -> None:
-    """Each call has a system and a user message."""
-    llm = ScriptedLLM("x")
-    Refine(llm).synthesize("?", nodes)
-    assert [[message.role.value for message in call] for call in llm.calls] == [["system", "user"]] * 3
-    assert all(isinstance(message, ChatMessage) for call in llm.calls for message in call)
 
 
 @pytest.mark.parametrize(
@@ -317,3 +278,52 @@ def test_any_step_may_answer(replies: list[str], text: str, answerable: bool, no
     synthesizer = Refine(ScriptedLLM([ScriptedReply(one, chunk_size=3) for one in replies]), streaming=True)
     made = run(synthesizer.synthesis(QueryBundle("?"), nodes))
     assert (made.text, made.answerable) == (text, answerable)
+
+
+NodesOf = Callable[[list[str]], Nodes]
+
+
+def ids_in(prompt: str) -> list[int]:
+    return [number for number in range(50) if f'<passage ref_id="{number}"' in prompt]
+
+
+async def test_what_fits_is_one_call(way: Any, nodes: Nodes) -> None:
+    """Where all passages fit, there is nothing to refine."""
+    llm = ScriptedLLM(ScriptedReply("All [ref_id:2].", chunk_size=4))
+    told = await way.ask(Compact(llm, streaming=way.streaming), "?", nodes)
+    assert told.text == "All [ref_id:2]."
+    assert (len(told.deltas) > 1) is way.streaming
+    assert [ids_in(prompt) for prompt in prompts(llm)] == [[0, 1, 2]]
+
+
+async def test_passages_are_packed_whole_and_in_order(way: Any, nodes_of: NodesOf) -> None:
+    """As few calls as fit the window; every passage whole in one of them, under its own number."""
+    llm = ScriptedLLM(lambda messages: f"Seen {len(messages)} [ref_id:0].", context_window=1_500, num_output=100)
+    texts = [f"Fact {number}: " + "word " * 150 for number in range(20)]
+    told = await way.ask(Compact(llm, streaming=way.streaming), "?", nodes_of(texts))
+    packed = [ids_in(prompt) for prompt in prompts(llm)]
+    assert [number for numbers in packed for number in numbers] == list(range(20))
+    assert max(map(len, packed)) >= 4
+    assert len(packed) <= 7
+    assert all(count_tokens(prompt) <= 1_400 for prompt in prompts(llm))
+    assert told.source_ids == [f"n{number}" for number in range(20)]
+
+
+def test_a_prompt_helpers_sizes_are_kept_to(nodes: Nodes) -> None:
+    """A given PromptHelper sets window, output and the most evidence of a call."""
+    llm = ScriptedLLM("x")
+    helper = PromptHelper(context_window=4_000, num_output=100, chunk_size_limit=70)
+    run(Compact(llm, prompt_helper=helper).synthesis(QueryBundle("?"), nodes))
+    assert [ids_in(prompt) for prompt in prompts(llm)] == [[0, 1], [2]]
+
+
+def test_a_huge_node_ends_soon(nodes_of: NodesOf) -> None:
+    """A megabyte costs at most a hundred calls, and the loss is said."""
+    llm = ScriptedLLM("x", context_window=2_000, num_output=100)
+    made = run(Compact(llm).synthesis(QueryBundle("?"), nodes_of(["The end is near. " * 60_000, "Last. " * 2_000])))
+    assert len(llm.calls) == 100
+    assert made.dropped == 1
+    assert made.warnings == [
+        "1 passages were cut to fit into the model's window",
+        "1 passages are beyond the limit of 100 calls and were left out",
+    ]

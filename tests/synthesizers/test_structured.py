@@ -167,15 +167,6 @@ def test_other_failures_are_raised_at_once(server_of: Servers) -> None:
     assert len({str(chat.body.get("response_format")) for chat in server.chats}) == 1
 
 
-def test_generic_classes_have_names_that_servers_take(server_of: Servers) -> None:
-    """Brackets in a class's name are replaced."""
-    server = server_of('{"inside": 3}')
-    response = AnswerSynthesis(server.llm(), output_cls=Box[int]).get_response("?", ["a"])
-    assert response == Box[int](inside=3)
-    assert server.chats[0].response_format == server.chats[0].body["response_format"]
-    assert server.chats[0].body["response_format"]["json_schema"]["name"] == "Box_int_"
-
-
 def test_a_tool_that_is_not_called_may_still_be_answered(server_of: Servers) -> None:
     """Some models write the arguments as text."""
     server = server_of(Sent(JSON))

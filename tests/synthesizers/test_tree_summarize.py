@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from llama_index.core.base.llms.types import ChatMessage
-from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.schema import NodeWithScore, QueryBundle
 from pydantic import BaseModel
 
@@ -15,7 +14,7 @@ from llama_index_agentic_kb._aio import arun, deadline_after, run
 from llama_index_agentic_kb.errors import DeadlineExceededError, SynthesisError
 from llama_index_agentic_kb.synthesizers import TreeSummarize
 from llama_index_agentic_kb.synthesizers.tree_summarize import MAX_CALLS, join
-from llama_index_agentic_kb.testing import LoopbackOpenAI, ScriptedLLM, ScriptedReply
+from llama_index_agentic_kb.testing import ScriptedLLM, ScriptedReply
 
 Nodes = list[NodeWithScore]
 NodesOf = Callable[[list[str]], Nodes]
@@ -41,14 +40,6 @@ def cite_all(messages: list[ChatMessage]) -> str:
 
 def small(reply: Any = cite_all) -> ScriptedLLM:
     return ScriptedLLM(reply, context_window=1_100, num_output=100)
-
-
-async def test_one_pack_is_one_call(way: Any, nodes: Nodes) -> None:
-    """Where everything fits, the answer is made at once."""
-    llm = ScriptedLLM(ScriptedReply("All [ref_id:0].", chunk_size=4))
-    told = await way.ask(TreeSummarize(llm, streaming=way.streaming), "?", nodes)
-    assert (told.text, len(llm.calls)) == ("All [ref_id:0].", 1)
-    assert (len(told.deltas) > 1) is way.streaming
 
 
 async def test_citations_survive_every_level(way: Any, nodes_of: NodesOf) -> None:
@@ -135,16 +126,6 @@ def test_the_last_call_gives_the_object(nodes_of: NodesOf) -> None:
     llm = small(lambda messages: cite_all(messages) if "<passage" in text_of(messages) else '{"facts": 6}')
     response = TreeSummarize(llm, output_cls=Count).synthesize("?", nodes_of(FACTS[:6]))
     assert response.response == Count(facts=6)  # type: ignore[union-attr]
-
-
-def test_all_calls_are_on_the_bill(nodes_of: NodesOf, server_of: Callable[[Any], LoopbackOpenAI]) -> None:
-    """Calls side by side are all counted."""
-    server = server_of("Short [ref_id:0].")
-    helper = PromptHelper(context_window=1_100, num_output=100)
-    made = run(TreeSummarize(server.llm(), prompt_helper=helper).synthesis(QueryBundle("?"), nodes_of(FACTS)))
-    assert made.usage.calls == server.billed.calls > 5
-    assert made.usage.input_tokens == server.billed.prompt_tokens
-    assert made.usage.output_tokens == server.billed.completion_tokens
 
 
 def test_join_cuts_only_what_must_be_cut() -> None:

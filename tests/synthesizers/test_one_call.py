@@ -14,12 +14,12 @@ from llama_index.core.types import BaseOutputParser
 from pydantic import BaseModel
 
 from llama_index_agentic_kb._aio import arun, deadline_after, iterate, run
-from llama_index_agentic_kb.errors import DeadlineExceededError, LLMError, SynthesisError
+from llama_index_agentic_kb.errors import DeadlineExceededError, SynthesisError
 from llama_index_agentic_kb.llm import count_tokens
 from llama_index_agentic_kb.llm.openai_compatible import OpenAICompatible
 from llama_index_agentic_kb.sources import KnowledgeSource
-from llama_index_agentic_kb.synthesizers import AnswerSynthesis
-from llama_index_agentic_kb.testing import LoopbackOpenAI, Reply, ScriptedLLM, ScriptedReply
+from llama_index_agentic_kb.synthesizers import AnswerSynthesis, Generation, SimpleSummarize
+from llama_index_agentic_kb.testing import LoopbackOpenAI, ScriptedLLM, ScriptedReply
 from tests.faulty_server import Fault
 
 Servers = Callable[[Any], LoopbackOpenAI]
@@ -58,15 +58,6 @@ async def test_markers_out_of_range_never_reach_the_reader(way: Any, nodes: Node
     assert told.text == "Paris is [ref_id:0] big."
 
 
-def test_removed_markers_are_warned_of(nodes: Nodes, caplog: pytest.LogCaptureFixture) -> None:
-    """How many markers were removed is in the synthesis, and in the log where a response has no place for it."""
-    synthesizer = AnswerSynthesis(ScriptedLLM("x [ref_id:7][ref_id:8]"))
-    warnings = run(synthesizer.synthesis(QueryBundle("?"), nodes)).warnings
-    assert warnings == ["2 markers naming no passage were removed from the answer"]
-    synthesizer.synthesize("?", nodes)
-    assert "answerSynthesis: 2 markers" in caplog.text
-
-
 async def test_the_bill_of_the_real_client_is_true(way: Any, nodes: Nodes, server_of: Servers) -> None:
     """Tokens are counted as the server bills them, once a call, also by LlamaIndex's own handler."""
     server = server_of("Paris [ref_id:0].")
@@ -82,20 +73,6 @@ async def test_the_bill_of_the_real_client_is_true(way: Any, nodes: Nodes, serve
     assert counter.completion_llm_token_count == server.billed.completion_tokens
     assert llm.callback_manager is manager
     assert "max_tokens" not in server.chats[0].body
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-async def test_usage_is_what_the_server_billed(streaming: bool, nodes: Nodes, server_of: Servers) -> None:
-    """The synthesis knows its bill, in every driver."""
-    server = server_of("Paris [ref_id:0].")
-    synthesizer = AnswerSynthesis(server.llm(max_retries=0), streaming=streaming)
-    made = [
-        run(synthesizer.synthesis(QueryBundle("?"), nodes)),
-        await arun(synthesizer.synthesis(QueryBundle("?"), nodes)),
-    ]
-    assert [one.usage.calls for one in made] == [1, 1]
-    assert sum(one.usage.input_tokens or 0 for one in made) == server.billed.prompt_tokens
-    assert sum(one.usage.output_tokens or 0 for one in made) == server.billed.completion_tokens
 
 
 def test_a_model_of_unknown_name_works(nodes: Nodes, server_of: Servers) -> None:
@@ -266,26 +243,6 @@ def test_a_stream_can_be_read_while_it_is_written(nodes: Nodes) -> None:
     assert deltas == ["one ", "two ", "three"]
 
 
-def test_an_error_of_the_model_keeps_its_own_kind(nodes: Nodes) -> None:
-    """What the model's client raised is the cause."""
-    with pytest.raises(SynthesisError, match="call 1: ValueError: boom") as caught:
-        AnswerSynthesis(ScriptedLLM(ValueError("boom"))).synthesize("?", nodes)
-    assert isinstance(caught.value.__cause__, LLMError)
-    assert isinstance(caught.value.__cause__.__cause__, ValueError)
-    with pytest.raises(SynthesisError) as caught:
-        AnswerSynthesis(ScriptedLLM("")).synthesize("?", nodes)
-    assert isinstance(caught.value.__cause__, LLMError)
-    assert caught.value.step == 0
-
-
-def test_a_reply_without_usage_is_counted_as_a_call(nodes: Nodes, server_of: Servers) -> None:
-    """A server that reports no tokens leaves the counts open."""
-    usage = run(
-        AnswerSynthesis(server_of(Reply("x", report_usage=False)).llm()).synthesis(QueryBundle("?"), nodes)
-    ).usage
-    assert (usage.input_tokens, usage.output_tokens, usage.calls) == (None, None, 1)
-
-
 @pytest.mark.parametrize("chunk_size", [1, 7, 100])
 @pytest.mark.parametrize(
     ("reply", "text", "answerable"),
@@ -306,3 +263,45 @@ async def test_whether_the_evidence_answers_is_the_models_first_word(
     assert "".join(iterate(synthesizer.synthesis(QueryBundle("?"), nodes))) == text
     made = await arun(synthesizer.synthesis(QueryBundle("?"), nodes, streaming=False))
     assert (made.text, made.answerable) == (text, answerable)
+
+
+def test_every_passage_gets_its_share(nodes_of: Callable[[list[str]], Nodes]) -> None:
+    """Long passages are cut, each to the same length; what short ones leave over is theirs, and nothing is dropped."""
+    llm = ScriptedLLM("ok", context_window=1_400, num_output=100)
+    long = [" ".join(f"Sentence {number} of {name}." for number in range(300)) for name in ("first", "second", "third")]
+    made = run(SimpleSummarize(llm).synthesis(QueryBundle("?"), nodes_of([long[0], "Short.", *long[1:]])))
+    counts = [prompt(llm).count(f"of {name}.") for name in ("first", "second", "third")]
+    assert "Short." in prompt(llm)
+    assert max(counts) - min(counts) <= 1
+    assert min(counts) > 40
+    assert made.dropped == 0
+    assert made.warnings == ["3 passages were cut to fit into the model's window"]
+    assert [prompt(llm).index(f'ref_id="{number}"') for number in range(4)] == sorted(
+        prompt(llm).index(f'ref_id="{number}"') for number in range(4)
+    )
+
+
+def test_too_many_passages_are_counted(nodes_of: Callable[[list[str]], Nodes]) -> None:
+    """Where a share would be a few words, passages are left out and counted, not sent as scraps."""
+    llm = ScriptedLLM("ok", context_window=1_000, num_output=100)
+    made = run(SimpleSummarize(llm).synthesis(QueryBundle("?"), nodes_of(["A longer text. " * 30] * 60)))
+    assert 0 < made.dropped < 60
+    assert prompt(llm).count("<passage ref_id") == 60 - made.dropped
+
+
+async def test_the_model_is_asked_alone(way: Any, nodes: list[NodeWithScore]) -> None:
+    """The question is all that the model sees, the nodes stay the sources, and nothing can be cited."""
+    llm = ScriptedLLM(ScriptedReply("From memory [ref_id:0].", chunk_size=4))
+    told = await way.ask(Generation(llm, streaming=way.streaming), "Why?", nodes)
+    assert told.text == "From memory."
+    assert told.source_ids == ["n0", "n1", "n2"]
+    assert [message.content for message in llm.calls[0]] == ["Why?"]
+
+
+async def test_it_needs_no_nodes(way: Any) -> None:
+    """Without nodes the model is asked all the same, as in LlamaIndex."""
+    template = PromptTemplate("Be {tone}: {query_str}")
+    llm = ScriptedLLM("Sure.")
+    told = await way.ask(Generation(llm, streaming=way.streaming, simple_template=template), "Why?", [], tone="kind")
+    assert told.text == "Sure."
+    assert llm.calls[0][0].content == "Be kind: Why?"
