@@ -92,21 +92,20 @@ class CrossEncoderScorer:
         passages: int = _MOST_PASSAGES,
         batch_size: int = 16,
     ) -> None:
-        if isinstance(model, str):
-            model = load_cross_encoder(model)
-        if not callable(getattr(model, "predict", None)):
-            raise ConfigurationError(f"model: expected a CrossEncoder, got {type(model).__name__}")
+        loaded: PairModel = load_cross_encoder(model) if isinstance(model, str) else model
+        if not callable(getattr(loaded, "predict", None)):
+            raise ConfigurationError(f"model: expected a CrossEncoder, got {type(loaded).__name__}")
         if passages < 1 or batch_size < 1:
             raise ConfigurationError("passages, batch_size: must be at least 1")
-        self.model: PairModel = model
-        self.name = f"cross-encoder {_name_of(model)}".strip()
+        self.model = loaded
+        self.name = f"cross-encoder {_name_of(loaded)}".strip()
         self.passages = passages
         self.batch_size = batch_size
-        self.entailment, self.contradiction = _labels(model, self.name, entailment, contradiction)
+        self.entailment, self.contradiction = _labels(loaded, self.name, entailment, contradiction)
         self._joins = "minicheck" in self.name.casefold()
         # A tokenizer fails when two threads use it, and the model takes all cores anyway.
         self._pool = WorkerPool("claim-scorer", max_workers=1)
-        self._options = _options(model)
+        self._options = _options(loaded)
 
     async def score(
         self, claims: Sequence[Claim], premises: Sequence[Premise], *, deadline: float | None = None
