@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
+from llama_index.core.callbacks import CallbackManager
 
+from llama_index_agentic_kb import ActivityCallbackHandler, AgenticRetriever, KnowledgeSource
 from llama_index_agentic_kb._aio import (
     Call,
     WorkerPool,
@@ -18,6 +22,7 @@ from llama_index_agentic_kb._aio import (
     open_stream,
     run,
 )
+from llama_index_agentic_kb.testing import MemoryRetriever
 
 
 @pytest.fixture
@@ -111,3 +116,20 @@ def test_a_pool_that_fails_to_start_a_thread() -> None:
         return "no error"
 
     assert run(flow()) == "can't start new thread"
+
+
+def test_a_sync_callback_may_start_a_loop_of_its_own() -> None:
+    """Observers and handlers of a sync call may be sync wrappers of async code."""
+    ran: list[int] = []
+
+    class Handler(ActivityCallbackHandler):
+        def on_event_end(self, *args: Any, **kwargs: Any) -> None:
+            ran.append(asyncio.run(asyncio.sleep(0, 2)))
+
+    source = KnowledgeSource("a", retriever=MemoryRetriever(["rain"]))
+    manager = CallbackManager([Handler(log=False)])
+    retriever = AgenticRetriever(
+        [source], observer=lambda _: ran.append(asyncio.run(asyncio.sleep(0, 1))), callback_manager=manager
+    )
+    assert len(retriever.retrieve("rain")) == 1
+    assert {1, 2} == set(ran)
