@@ -13,7 +13,7 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import AsyncGenerator, Coroutine, Generator
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 from llama_index_agentic_kb._aio.calls import END, Scope, close_unstarted, scope_of_run
 from llama_index_agentic_kb._aio.threads import WorkerPool
@@ -85,7 +85,7 @@ async def _aiterate(work: Coroutine[Any, Any, Any], context: contextvars.Context
         close_unstarted(work)
 
 
-class _Bridge:
+class _Bridge(Generic[T]):
     """A private event loop that performs one coroutine."""
 
     def __init__(self, work: Coroutine[Any, Any, T], context: contextvars.Context) -> None:

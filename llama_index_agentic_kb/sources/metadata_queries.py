@@ -96,8 +96,8 @@ class MetadataQueries:
     ) -> dict[str, list[FacetBucket]]:
         """Count the values of fields; see ``facets``."""
         _check(limit=limit, per=per)
-        given = [fields] if isinstance(fields, (str, Facet)) else list(fields)
-        facets = [Facet(one) if isinstance(one, str) else one for one in given]
+        given: list[Any] = [fields] if isinstance(fields, (str, Facet)) else list(fields)
+        facets: list[Any] = [Facet(one) if isinstance(one, str) else one for one in given]
         if not facets or not all(isinstance(one, Facet) and one.field for one in facets):
             raise InvalidRequestError(f"fields: expected metadata keys or Facet, got {fields!r}")
         if len({one.field for one in facets}) < len(facets):

@@ -83,7 +83,8 @@ class LeakMachine(RuleBasedStateMachine):
         self.prompts: list[str] = []
         self.heard = _Heard()
         logging.getLogger("llama_index_agentic_kb").addHandler(self.heard)
-        self.kb = KnowledgeBase(self.world.sources(), llm=ScriptedLLM(self._say), similarity_top_k=20)
+        self.kb = KnowledgeBase(self.world.sources(), llm=ScriptedLLM(self._say))
+        self.kb.retriever.similarity_top_k = 20
         self.number = 0
         self.chats: dict[tuple[str | None, str | None], Any] = {}
         self.read: dict[tuple[str | None, str | None], set[str]] = {}
