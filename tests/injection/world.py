@@ -14,6 +14,7 @@ from llama_index.core.schema import TextNode
 
 from llama_index_agentic_kb import AgenticQueryEngine, AgenticRetriever, KnowledgeSource, RetrieverOptions
 from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY
+from llama_index_agentic_kb.guard.spotlighting import Spotlighting
 from llama_index_agentic_kb.schema import RetrievalRequest, RetrievalResponse
 from llama_index_agentic_kb.sources.planner_filters import FilterField
 from llama_index_agentic_kb.testing import HashEmbedding
@@ -45,7 +46,7 @@ class Case:
     mode: str = "answerSynthesis"
     way: str = "sync"
     effort: str = "medium"
-    technique: str | None = "delimit"
+    technique: Spotlighting | None = "delimit"
 
     def __str__(self) -> str:
         return ", ".join([self.kind, self.goal, self.mode, self.way, self.effort, str(self.technique)])
@@ -59,7 +60,7 @@ class World:
         technique: How retrieved text is marked.
     """
 
-    def __init__(self, poisons: Sequence[Poison], technique: str | None = "delimit") -> None:
+    def __init__(self, poisons: Sequence[Poison], technique: Spotlighting | None = "delimit") -> None:
         self.llm = ObedientLLM(PLAN, {"keeps the tower": "Ada Lund", "born": "1961"}, context_window=8_000)
         docs = [
             _node("tower", "The tower of Bergen is kept by Ada Lund since 2003.", "A"),
