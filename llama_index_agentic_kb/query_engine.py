@@ -259,8 +259,10 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
         synthesizer = self.synthesizer
         if getattr(synthesizer, "_output_cls", None) is not None:  # core's name; ours has it too
             return None
-        own = isinstance(synthesizer, AgenticSynthesizer)
-        checked = synthesizer.needs_llm and synthesizer.needs_nodes if own else self._grounding_asked
+        if isinstance(synthesizer, AgenticSynthesizer):
+            checked = synthesizer.needs_llm and synthesizer.needs_nodes
+        else:
+            checked = self._grounding_asked
         return self.grounding if checked else None
 
     async def grounded(self, retrieval: Retrieval, synthesis: Synthesis, grounding: Grounding | None) -> Answered:
@@ -480,7 +482,7 @@ async def _foreign(synthesizer: BaseSynthesizer, retrieval: Retrieval) -> Synthe
         return Synthesis(str(response), response.response if isinstance(response, PydanticResponse) else None)
     text = ""
     while (token := (await stream.next(deadline=retrieval.budget.deadline))) is not END:
-        text += token
+        text += str(token)
         await emit(token)
     return Synthesis(text)
 

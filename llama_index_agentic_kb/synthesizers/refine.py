@@ -190,7 +190,7 @@ class Refine(AgenticSynthesizer):
         program = factory(step.template.partial_format(query_str=draft.query, **fixed))
         awaits = type(program).acall is not BasePydanticProgram.acall
         try:
-            reply = await Call(
+            reply: Any = await Call(
                 sync=partial(program, **context, **draft.variables),
                 native=partial(program.acall, **context, **draft.variables) if awaits else None,
                 deadline=draft.deadline,

@@ -89,7 +89,7 @@ class Leaves:
     def __init__(self, kind: str) -> None:
         self.kind = kind
 
-    def call(self, work: Callable[[], Any], seconds: float = 0.0, **kwargs: Any) -> Call:
+    def call(self, work: Callable[[], Any], seconds: float = 0.0, **kwargs: Any) -> Call[Any]:
         """A call that takes so long, and then does the work."""
 
         def sync() -> Any:

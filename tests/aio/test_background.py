@@ -87,7 +87,8 @@ def test_the_loop_survives_what_runs_on_it() -> None:
         raise SystemExit(1)
 
     async def flow() -> Any:
-        jobs = await gather([Call(native=leave), Call(native=where)], deadline=deadline_after(5))
+        works: list[Call[Any]] = [Call(native=leave), Call(native=where)]
+        jobs = await gather(works, deadline=deadline_after(5))
         return [type(jobs[0].error), jobs[1].result()[1]]
 
     assert run(flow()) == [AgenticKBError, "agentic-kb-loop"]
@@ -111,7 +112,8 @@ def test_a_cancel_before_the_start_makes_no_call(until: Callable[[Callable[[], b
         time.sleep(0.5)  # noqa: ASYNC251 (the loop is to be blocked)
 
     async def flow() -> None:
-        jobs = await gather([Call(native=block), child()], deadline=deadline_after(0.2))
+        works: list[Any] = [Call(native=block), child()]
+        jobs = await gather(works, deadline=deadline_after(0.2))
         assert isinstance(jobs[1].error, DeadlineExceededError)
 
     run(flow())

@@ -131,7 +131,8 @@ def test_a_call_of_nothing_is_refused(driver: Driver) -> None:
 
     async def flow() -> list[str]:
         told = []
-        for leaf in (lambda: Call(what="c"), lambda: open_stream(what="s")):
+        leaves: list[Callable[[], Any]] = [lambda: Call(what="c"), lambda: open_stream(what="s")]
+        for leaf in leaves:
             try:
                 await leaf()
             except TypeError as error:
@@ -164,7 +165,8 @@ def test_started_work_runs_side_by_side(driver: Driver, leaves: Leaves) -> None:
         await leaves.call(leave, 0.1)
 
     async def flow() -> None:
-        await gather([*(one() for _ in range(4)), leaves.call(lambda: None, 0.1)])
+        works: list[Any] = [*(one() for _ in range(4)), leaves.call(lambda: None, 0.1)]
+        await gather(works)
 
     driver.run(flow())
     assert most[0] == 4
@@ -321,7 +323,7 @@ def test_abandoned_calls_are_not_made_later(driver: Driver, until: Callable[[Cal
 
     async def flow() -> None:
         deadline = deadline_after(0.1)
-        works = [Call(sync=release.wait, pool=pool, deadline=deadline)]
+        works: list[Call[Any]] = [Call(sync=release.wait, pool=pool, deadline=deadline)]
         works += [Call(sync=lambda: made.append(1), pool=pool, deadline=deadline) for _ in range(3)]
         await gather(works)
 

@@ -199,7 +199,12 @@ def test_retry_after_is_honoured_where_it_fits(perform: Perform) -> None:
 def test_waits_grow_with_full_jitter(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before retry n a random time is waited, at most first_wait doubled n - 1 times, at most max_wait."""
     bounds: list[float] = []
-    monkeypatch.setattr(random, "uniform", lambda _, high: bounds.append(high) or 0.0)
+
+    def no_wait(_: float, bound: float) -> float:
+        bounds.append(bound)
+        return 0.0
+
+    monkeypatch.setattr(random, "uniform", no_wait)
     with pytest.raises(ConnectionResetError):
         run(tried(Trouble(ConnectionResetError(), 99), RetryPolicy(attempts=5, first_wait=10, max_wait=40)))
     assert bounds == [10, 20, 40, 40]

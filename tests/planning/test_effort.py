@@ -22,7 +22,7 @@ def test_a_limit_that_lets_nothing_through_is_refused(name: str) -> None:
     """Zero and less are refused by the field's name."""
     for value in (0, -1):
         with pytest.raises(ConfigurationError, match=rf"EffortLimits\.{name} must be above 0, got {value}"):
-            EffortLimits(**{name: value})  # type: ignore[arg-type]
+            EffortLimits(**{name: value})
 
 
 def test_there_may_be_no_revision() -> None:

@@ -123,7 +123,7 @@ def test_a_model_without_forms_is_asked_in_words(nodes: list[NodeWithScore]) -> 
     """The schema stands at the end of the prompt."""
     llm = ScriptedLLM(JSON)
     response = AnswerSynthesis(llm, output_cls=City).synthesize("?", nodes)
-    assert response.response == PARIS  # type: ignore[union-attr]
+    assert response.response == PARIS
     assert '"rivers"' in (llm.calls[0][-1].content or "")
     assert (
         run(
