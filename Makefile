@@ -27,7 +27,7 @@ check: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	$(BIN)/lint-imports
-	$(BIN)/python -m tests.words --report
+	$(BIN)/python -m tests.words
 
 # Installs the built wheel into an empty environment and follows the README there.
 wheel-check: $(VENV)/.dev

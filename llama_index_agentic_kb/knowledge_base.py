@@ -6,6 +6,7 @@ import asyncio
 import contextvars
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
+from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
@@ -26,6 +27,7 @@ from llama_index_agentic_kb.chat_engine import AgenticChatEngine, conversation_r
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError
 from llama_index_agentic_kb.grounding.settings import Grounding
 from llama_index_agentic_kb.guard.permissions import Permissions
+from llama_index_agentic_kb.guard.resilience import RetryPolicy
 from llama_index_agentic_kb.index import as_chat_engine, split_kwargs
 from llama_index_agentic_kb.llm import warm_up_llm
 from llama_index_agentic_kb.query_engine import AgenticQueryEngine, default_mode
@@ -88,7 +90,8 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         node_postprocessors: Applied to the fused nodes of every retrieval.
         principal: Who asks, in every request; none can bring another.
         callback_manager: None is ``Settings.callback_manager``.
-        options: Further options of retrieval: limits of effort, retries, spotlighting, ...
+        retries: How failed calls of the language model are tried again; None is that of ``options``.
+        options: Further options of retrieval: limits of effort, spotlighting, ...
 
     Raises:
         ConfigurationError: There is no source, two have one name, or answers need a language model and there is none.
@@ -114,8 +117,11 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         node_postprocessors: Sequence[BaseNodePostprocessor] = (),
         principal: Principal | None = None,
         callback_manager: CallbackManager | None = None,
+        retries: RetryPolicy | None = None,
         options: RetrieverOptions | None = None,
     ) -> None:
+        if retries is not None:
+            options = replace(options or RetrieverOptions(), retries=retries)
         self.name = name
         self.grounding = grounding
         self.policy = policy

@@ -8,6 +8,7 @@ threads or on the background loop (``calls.Call``).
 from __future__ import annotations
 
 import asyncio
+import atexit
 import contextvars
 import threading
 import weakref
@@ -85,6 +86,21 @@ async def _aiterate(work: Coroutine[Any, Any, Any], context: contextvars.Context
         close_unstarted(work)
 
 
+_open_loops: set[asyncio.AbstractEventLoop] = set()
+"""Loops of bridges that are not closed yet.
+
+They are held here, so that the collector closes a stream that was dropped half read before it takes the stream's loop.
+"""
+
+
+@atexit.register
+def _close_loops() -> None:
+    """Close the loops of streams that are still open when the interpreter exits."""
+    for loop in _open_loops:
+        if not loop.is_running():
+            loop.close()
+
+
 class _Bridge(Generic[T]):
     """A private event loop that performs one coroutine."""
 
@@ -92,6 +108,7 @@ class _Bridge(Generic[T]):
         self._work = work
         self._scope = Scope(threads=True)
         self._loop = asyncio.new_event_loop()
+        _open_loops.add(self._loop)
         self.emitted: deque[Any] = deque()
         self._pending: asyncio.Future[None] | None = None
         self.root: asyncio.Task[T] = self._loop.create_task(
@@ -109,6 +126,7 @@ class _Bridge(Generic[T]):
         finally:
             close_unstarted(self._work)
             self._loop.close()
+            _open_loops.discard(self._loop)
 
     async def _close(self) -> None:
         await self._scope.close()

@@ -58,9 +58,9 @@ class AnswerFilter:
         self._links = None if rules.addresses is None else LinkFilter(rules.addresses)
 
     def feed(self, delta: str) -> str:
-        """Take a piece and give what can be told of the text now."""
-        told = self._markers.feed(self._hidden.feed(delta))
-        return told if self._links is None else self._links.feed(told)
+        """Take a piece and return the text that can be emitted now."""
+        text = self._markers.feed(self._hidden.feed(delta))
+        return text if self._links is None else self._links.feed(text)
 
     def close(self) -> str:
         """Return what was held back."""

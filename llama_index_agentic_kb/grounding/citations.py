@@ -70,7 +70,7 @@ class MarkerFilter:
         """The end of what was given."""
 
     def feed(self, delta: str) -> str:
-        """Take a piece and give what can be told of the text now."""
+        """Take a piece and return the text that can be emitted now."""
         text = self._held + delta
         end = _OPEN.search(text)
         assert end is not None  # the empty end always matches

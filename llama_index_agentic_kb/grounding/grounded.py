@@ -121,6 +121,6 @@ def _only_shown(ledger: GroundingLedger, shown: set[str]) -> GroundingLedger:
 
 def _date_of(node: NodeWithScore) -> str | None:
     """Return the day that a document's own metadata tell, as it is written there."""
-    told = (node.node.metadata.get(name) for name in _DATES)
-    date = next((value for value in told if value), None)
+    dates = (node.node.metadata.get(name) for name in _DATES)
+    date = next((value for value in dates if value), None)
     return None if date is None else one_line(str(date), _LONGEST_DATE)

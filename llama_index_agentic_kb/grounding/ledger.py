@@ -53,7 +53,7 @@ class GroundingSource:
         text: The node's text; spans are of it.
         title: The document's title; part of what it says.
         attributes: Further facts of the document; part of what it says.
-        date: When it was written, where known; told with conflicts.
+        date: When it was written, where known; listed with conflicts.
     """
 
     reference_id: str
@@ -173,10 +173,10 @@ def _entry(claim: Claim, *, check_required: bool = True, flags: Sequence[ClaimFl
 
 def _judged(claim: Claim, score: ClaimScore, sources: Sequence[GroundingSource], threshold: float) -> GroundedClaim:
     least = min(threshold, PARTIAL_THRESHOLD)
-    told = score.verdict in (Verdict.SUPPORTED, Verdict.PARTIALLY_SUPPORTED)
-    evidence = [one for one in score.evidence if one.score >= least] if told else _against(score)
+    supported = score.verdict in (Verdict.SUPPORTED, Verdict.PARTIALLY_SUPPORTED)
+    evidence = [one for one in score.evidence if one.score >= least] if supported else _against(score)
     supports = [support for one in evidence for support in _supports(claim, one, sources[one.premise])]
-    supporting = {sources[one.premise].reference_id for one in score.evidence if told and one.score >= threshold}
+    supporting = {sources[one.premise].reference_id for one in score.evidence if supported and one.score >= threshold}
     cited = [str(number) for number in claim.cited]
     wrong = [reference for reference in cited if reference not in supporting] if supporting else []
     flags = []
@@ -250,7 +250,7 @@ def _conflicts(number: int, score: ClaimScore, support: Support, sources: Sequen
             value=one_line(rival.claimed), support=support, date=by_reference[support.reference_id].date
         )
         other = ConflictingValue(
-            value=one_line(rival.told),
+            value=one_line(rival.quote),
             support=_support(_quoted(rival, score), source, rival.strength),
             date=source.date,
         )

@@ -151,13 +151,13 @@ async def _by_vectors(
         deadline=deadline,
         what="embedding model",
     )
-    told = await Call(
+    vectors = await Call(
         sync=partial(model.get_text_embedding_batch, texts),
         native=partial(model.aget_text_embedding_batch, texts),
         deadline=deadline,
         what="embedding model",
     )
-    return {position: _cosine(asked, vector) for position, vector in enumerate(told)}
+    return {position: _cosine(asked, vector) for position, vector in enumerate(vectors)}
 
 
 def _cosine(one: Sequence[float], other: Sequence[float]) -> float:

@@ -1,4 +1,4 @@
-"""Repairs an answer by its ledger: what the evidence does not bear out is dropped, or rewritten once, and told."""
+"""Repairs an answer by its ledger: unsupported text is dropped, or rewritten once, and the change is reported."""
 
 from __future__ import annotations
 

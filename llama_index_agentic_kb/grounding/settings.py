@@ -79,8 +79,8 @@ def as_grounding(value: Grounding | bool | None) -> Grounding | None:
 
 def _one_of(name: str, value: object, known: tuple[object, ...]) -> None:
     if value not in known:
-        told = ", ".join(str(one) for one in known)
-        raise ConfigurationError(f"Grounding.{name}: {value!r} is unknown; known are {told}")
+        names = ", ".join(str(one) for one in known)
+        raise ConfigurationError(f"Grounding.{name}: {value!r} is unknown; known are {names}")
 
 
 DEFAULT_GROUNDING: Final = Grounding()

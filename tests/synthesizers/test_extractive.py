@@ -22,7 +22,8 @@ LONG = " ".join(f"Sentence number {number} is here." for number in range(400))
 
 
 def extract(nodes: Nodes, **kwargs: Any) -> Synthesis:
-    return run(ExtractiveData().synthesis(QueryBundle("?"), nodes, **kwargs))
+    made: Synthesis = run(ExtractiveData().synthesis(QueryBundle("?"), nodes, **kwargs))
+    return made
 
 
 async def test_extracts_are_json_in_order(way: Any, nodes: Nodes) -> None:

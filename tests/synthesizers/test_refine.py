@@ -200,7 +200,7 @@ def test_filtering_and_objects_go_together(nodes: Nodes) -> None:
         + ['{"query_satisfied": false, "answer": {"city": ""}}'] * 2
     )
     response = Refine(llm, structured_answer_filtering=True, output_cls=Capital).synthesize("?", nodes)
-    assert response.response == Capital(city="Paris")  # type: ignore[union-attr]
+    assert response.response == Capital(city="Paris")
 
 
 async def test_programs_of_the_users_make_the_steps(nodes: Nodes) -> None:
@@ -241,7 +241,7 @@ def test_a_failing_program_is_a_failed_step(nodes: Nodes) -> None:
 def test_programs_need_filtering() -> None:
     """As in LlamaIndex."""
     with pytest.raises(ConfigurationError, match="program_factory"):
-        Refine(ScriptedLLM(), program_factory=lambda prompt: prompt)  # type: ignore[arg-type,return-value]
+        Refine(ScriptedLLM(), program_factory=lambda prompt: prompt)
 
 
 # -- objects, templates, LlamaIndex's own ways -----------------------------------------------------------------------

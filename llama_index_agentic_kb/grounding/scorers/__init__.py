@@ -54,7 +54,7 @@ def as_scorer(scorer: ScorerLike) -> ClaimScorer:
             becomes the judge; a loaded cross-encoder is wrapped; a scorer is taken as it is.
 
     Raises:
-        ConfigurationError: It is none of these, or cannot be loaded.
+        ConfigurationError: It is of another kind, or cannot be loaded.
     """
     if scorer is None or isinstance(scorer, str):
         return _named(scorer or "auto")

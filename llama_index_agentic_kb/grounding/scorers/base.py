@@ -62,15 +62,15 @@ class Rival:
     Args:
         kind: What differs.
         claimed: The claim's words.
-        told: The passage's words.
+        quote: The passage's words.
         premise: Which passage, by its position.
-        span: Where ``told`` stands, in the passage's text.
+        span: Where ``quote`` stands, in the passage's text.
         strength: How surely it is of the same, 0 to 1.
     """
 
     kind: ConflictKind
     claimed: str
-    told: str
+    quote: str
     premise: int
     span: Span
     strength: float = 1.0

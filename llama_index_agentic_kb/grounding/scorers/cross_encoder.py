@@ -45,7 +45,7 @@ _OTHERWISE: Final = re.compile(r"^contradict|^refut")
 class PairModel(Protocol):
     """A model of pairs: sentence-transformers' ``CrossEncoder``, HHEM's ``predict(pairs)``, or the like."""
 
-    def predict(self, sentences: list[Any], **kwargs: Any) -> Any:
+    def predict(self, *args: Any, **kwargs: Any) -> Any:
         """Return a number for each pair, or one for each pair and label."""
         ...
 

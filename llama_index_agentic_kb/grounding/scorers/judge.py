@@ -301,8 +301,8 @@ def _judgement(fields: dict[str, Any]) -> Judgement | None:
     confidence = fields.get("confidence", fields.get("score"))
     sure = isinstance(confidence, (int, float)) and not isinstance(confidence, bool) and 0 <= confidence <= 1
     quotes = _quotes(fields.get("evidence", fields.get("refs", fields.get("ref"))))
-    told = float(confidence) if sure and confidence is not None else None
-    return Judgement(number, verdict, told, quotes, _quotes(fields.get("against")))
+    share = float(confidence) if sure and confidence is not None else None
+    return Judgement(number, verdict, share, quotes, _quotes(fields.get("against")))
 
 
 def _quotes(evidence: Any) -> tuple[tuple[int, str], ...]:

@@ -175,8 +175,8 @@ class SmallScorer(LexicalScorer):
         rows = read([(text, one.text) for one, texts in zip(asked, near, strict=True) for text in texts], near)
         # Where the best window says neither yes nor no, what is meant may be said elsewhere, in other words.
         rest = [
-            texts_of(one.reading)[len(texts) : room] if told and decisive(told) is None else ()
-            for one, texts, told in zip(asked, near, rows, strict=True)
+            texts_of(one.reading)[len(texts) : room] if row and decisive(row) is None else ()
+            for one, texts, row in zip(asked, near, rows, strict=True)
         ]
         more = read([(text, one.text) for one, texts in zip(asked, rest, strict=True) for text in texts], rest)
         return [_by_model(one, [*first, *last], corpus) for one, first, last in zip(asked, rows, more, strict=True)]
