@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -22,6 +24,7 @@ from llama_index_agentic_kb._aio import (
     open_stream,
     run,
 )
+from llama_index_agentic_kb._aio.bridge import _open_loops
 from llama_index_agentic_kb.testing import MemoryRetriever
 
 
@@ -133,3 +136,26 @@ def test_a_sync_callback_may_start_a_loop_of_its_own() -> None:
     )
     assert len(retriever.retrieve("rain")) == 1
     assert {1, 2} == set(ran)
+
+
+def test_a_stream_dropped_half_read_closes_its_loop() -> None:
+    """The collector closes a stream in a cycle before it takes the stream's loop: no loop is left unclosed."""
+
+    class Holder:
+        items: Any
+        itself: Any
+
+    async def work() -> None:
+        await emit(1)
+        await emit(2)
+
+    holder = Holder()
+    holder.items, holder.itself = iterate(work()), holder
+    assert next(holder.items) == 1
+    before = len(_open_loops)
+    assert before > 0
+    del holder
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        gc.collect()
+    assert len(_open_loops) < before
