@@ -53,7 +53,7 @@ from llama_index_agentic_kb.grounding import MarkerFilter, Markers, cited_ids
 from llama_index_agentic_kb.grounding.grounded import GroundedText, ground_text
 from llama_index_agentic_kb.grounding.settings import Grounding, as_grounding
 from llama_index_agentic_kb.guard.spotlighting import Spotlight
-from llama_index_agentic_kb.llm import CUT_SHORT
+from llama_index_agentic_kb.llm import CUT_SHORT, Usage, billed
 from llama_index_agentic_kb.planning import ClassificationSpec
 from llama_index_agentic_kb.prompts import format_question
 from llama_index_agentic_kb.retriever import AgenticRetriever, Retrieval
@@ -281,16 +281,17 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
             text = synthesis.text
             if grounding.markers == Markers.RENUMBER:
                 text, answered.retrieval = _renumbered(text, retrieval)
-            answered.grounded = await ground_text(
-                text,
-                answered.retrieval.nodes,
-                answered.retrieval.references,
-                grounding,
-                model=getattr(self.synthesizer, "model", None),
-                spotlighting=getattr(self.synthesizer, "spotlighting", None),
-                deadline=earliest(retrieval.budget.check_deadline, deadline_after(grounding.seconds)),
-            )
-            _record_check(retrieval, answered.grounded.ledger, grounding)
+            with billed() as bill:
+                answered.grounded = await ground_text(
+                    text,
+                    answered.retrieval.nodes,
+                    answered.retrieval.references,
+                    grounding,
+                    model=getattr(self.synthesizer, "model", None),
+                    spotlighting=getattr(self.synthesizer, "spotlighting", None),
+                    deadline=earliest(retrieval.budget.check_deadline, deadline_after(grounding.seconds)),
+                )
+            _record_check(retrieval, answered.grounded.ledger, grounding, bill)
             answered.skipped = [*answered.grounded.skipped]
         if not answered.skipped and not synthesis.answerable:
             answered.skipped.append(SkippedReason.UNHELPFUL_ANSWER)
@@ -518,14 +519,18 @@ def _renumbered(text: str, retrieval: Retrieval) -> tuple[str, Retrieval]:
     return shown, replace(retrieval, nodes=[nodes[number] for number in (*markers.cited, *rest)])
 
 
-def _record_check(retrieval: Retrieval, ledger: GroundingLedger, grounding: Grounding) -> None:
-    """Note the result of a check in the record of the synthesis, and a check that could not be made as missing."""
+def _record_check(retrieval: Retrieval, ledger: GroundingLedger, grounding: Grounding, bill: Usage) -> None:
+    """Note what a check found and cost in the record of the synthesis, and one that could not be made as missing."""
     record = retrieval.log.last(ModelAnswerSynthesisActivity)
     if record is not None:
         scored = [claim for claim in ledger.claims if claim.score is not None]
         warnings = [*filter(None, [record.warning]), *(one_line(warning) for warning in ledger.warnings)]
+        bill.add(Usage(record.input_tokens, record.output_tokens, record.calls or 0))
         retrieval.log.amend(
             record,
+            input_tokens=bill.input_tokens,
+            output_tokens=bill.output_tokens,
+            calls=bill.calls or record.calls,
             grounding_score=ledger.grounding_score,
             claims=len(scored),
             supported_claims=sum(claim.verdict is Verdict.SUPPORTED for claim in scored),

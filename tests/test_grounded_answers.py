@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 from llama_index.core.base.response.schema import AsyncStreamingResponse, StreamingResponse
@@ -18,6 +18,9 @@ from llama_index_agentic_kb.schema import ModelAnswerSynthesisActivity, Retrieva
 from llama_index_agentic_kb.schema.answer import SkippedReason
 from llama_index_agentic_kb.schema.grounding import ClaimFlag, Verdict
 from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM
+
+if TYPE_CHECKING:
+    from tests.conftest import Serve
 
 QUESTION = "How tall was the Saturn V rocket of Apollo 11 and when was it launched?"
 TEXTS = [
@@ -90,6 +93,23 @@ def test_cited_nodes_stand_beside_source_nodes() -> None:
     assert unchecked.account.grounding is None
     assert [node.text for node in unchecked.cited_nodes] == [TEXTS[LAUNCH], TEXTS[HEIGHT]]
     assert order
+
+
+@pytest.mark.parametrize("verdict", ["supported", "no verdict"])
+def test_a_check_is_on_the_bill(serve: Serve, verdict: str) -> None:
+    """The record of the answer counts what a judge read and wrote, a reply without a verdict too."""
+    judge = serve("\n".join(f'{{"claim": {number}, "verdict": "{verdict}"}}' for number in range(2)))
+    records = []
+    for grounding in (False, Grounding(scorer=judge.llm())):
+        kb, _ = knowledge_base(GOOD, grounding=grounding)
+        records.append((kb.retrieve(QUESTION).activity or [])[-1])
+    alone, checked = records
+    assert isinstance(alone, ModelAnswerSynthesisActivity)
+    assert isinstance(checked, ModelAnswerSynthesisActivity)
+    assert judge.billed.calls == 1
+    assert (alone.calls, checked.calls) == (1, 2)
+    assert checked.input_tokens == (alone.input_tokens or 0) + judge.billed.prompt_tokens
+    assert checked.output_tokens == (alone.output_tokens or 0) + judge.billed.completion_tokens
 
 
 @pytest.mark.parametrize("streaming", [False, True], ids=["whole", "streamed"])

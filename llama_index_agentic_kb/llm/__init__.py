@@ -14,7 +14,7 @@ from llama_index_agentic_kb.llm.capabilities import (
     tokens_of,
     warm_up_llm,
 )
-from llama_index_agentic_kb.llm.model import FALLBACK_CONTEXT_WINDOW, LanguageModel
+from llama_index_agentic_kb.llm.model import FALLBACK_CONTEXT_WINDOW, LanguageModel, billed
 from llama_index_agentic_kb.llm.replies import CUT_SHORT, Reply, Usage, refuses_form, repair_json, strip_code_fence
 
 __all__ = [
@@ -23,6 +23,7 @@ __all__ = [
     "LanguageModel",
     "Reply",
     "Usage",
+    "billed",
     "count_tokens",
     "is_function_calling",
     "model_name",

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Final
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse
@@ -19,6 +21,7 @@ from llama_index_agentic_kb.llm.calls import calls_of, once, retries_itself
 from llama_index_agentic_kb.llm.capabilities import chats, is_openai, model_name, prompt_of, stream_kwargs
 from llama_index_agentic_kb.llm.replies import (
     Reply,
+    Usage,
     as_llm_error,
     check,
     finish_reason_of,
@@ -29,13 +32,26 @@ from llama_index_agentic_kb.llm.replies import (
     usage_of,
 )
 
-__all__ = ["FALLBACK_CONTEXT_WINDOW", "LanguageModel"]
+__all__ = ["FALLBACK_CONTEXT_WINDOW", "LanguageModel", "billed"]
 
 FALLBACK_CONTEXT_WINDOW: Final = 8_192
 """Tokens assumed for a model whose ``metadata`` does not know its own window."""
 
 NOTHING_CAME: Final = "the model's server sent no piece of a reply: a web page, or nothing, in place of a stream"
 NO_CHOICES: Final = "the model's server sent a reply without choices"
+
+_BILL: ContextVar[Usage | None] = ContextVar("bill", default=None)
+
+
+@contextmanager
+def billed() -> Iterator[Usage]:
+    """Yield a bill to which every call that is made inside is added, whichever model it asks."""
+    bill, outer = Usage(), _BILL.get()
+    _BILL.set(bill)
+    try:
+        yield bill
+    finally:
+        _BILL.set(outer)
 
 
 class LanguageModel(NotPickled):
@@ -222,7 +238,16 @@ class LanguageModel(NotPickled):
         deadline: float | None,
         is_worth: Callable[[BaseException], bool] = is_transient,
     ) -> Reply:
-        return await retried(attempt, policy=self._retries, deadline=deadline, is_worth=is_worth)
+        bill = _BILL.get()
+        try:
+            reply = await retried(attempt, policy=self._retries, deadline=deadline, is_worth=is_worth)
+        except LLMError as error:
+            if bill is not None and isinstance(error.usage, Usage):
+                bill.add(error.usage)
+            raise
+        if bill is not None:
+            bill.add(reply.usage)
+        return reply
 
     def _arguments(
         self, method: str, messages: Sequence[ChatMessage], kwargs: dict[str, Any]

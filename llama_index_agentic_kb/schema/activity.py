@@ -226,7 +226,7 @@ class AgenticReasoningActivity(ActivityRecord):
 
 
 class ModelAnswerSynthesisActivity(ActivityRecord):
-    """The calls that wrote the answer."""
+    """The calls that wrote the answer, and those that checked and repaired it."""
 
     type: Literal["modelAnswerSynthesis"] = "modelAnswerSynthesis"
     input_tokens: int | None = Field(default=None, ge=0)
