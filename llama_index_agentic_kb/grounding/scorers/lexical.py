@@ -307,7 +307,9 @@ def _by_model(asked: _Asked, logits: Sequence[tuple[float, float, float]], corpu
         against = []
     differing = [number for number, row in enumerate(logits) if number in against or _differs(asked, number, row)]
     rivals = [_rival(asked.text, reading.windows[number], corpus, _softmax(logits[number])[0]) for number in differing]
-    if score < CITATION_THRESHOLD and best in against:
+    # What names nothing ("Its rocket is smaller.") may speak of any passage that has its words: all must deny it.
+    meant = {best} if reading.named else {best, *range(min(near_windows(reading), len(logits)))}
+    if score < CITATION_THRESHOLD and meant.issubset(against):
         shown = [
             Evidence(reading.windows[number].passage, _softmax(logits[number])[0], _spans(reading.windows[number]))
             for number in against
