@@ -60,9 +60,7 @@ def load_cross_encoder(name: str) -> Any:
         from sentence_transformers import CrossEncoder  # noqa: PLC0415 (takes seconds, for those who use it)
 
         folder = str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
-        return CrossEncoder(
-            folder, local_files_only=True, trust_remote_code=False, model_kwargs={"use_safetensors": True}
-        )
+        return CrossEncoder(folder, local_files_only=True, model_kwargs={"use_safetensors": True})
     except (ImportError, OSError, ValueError) as error:
         raise ConfigurationError(f"scorer {name!r} could not be loaded: {error}; download it first") from error
 
