@@ -20,7 +20,7 @@ from llama_index_agentic_kb.grounding.sentences import MARKER, sentence_ends
 from llama_index_agentic_kb.schema.grounding import Span
 from llama_index_agentic_kb.search.tokenizing import detect_language
 
-__all__ = ["Claim", "plain_claim", "split_claims"]
+__all__ = ["Claim", "marked_parts", "plain_claim", "split_claims"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +68,7 @@ _ROW_RULE: Final = re.compile(r"[ \t]*+\|?[ \t]*+:?-+:?[ \t]*+(?:\|[ \t]*+:?-+:?
 _QUOTED: Final = re.compile(r"[ \t]{0,3}>[ \t]?")
 _LEAD_IN: Final = re.compile(rf"[:：][*_]{{0,3}}(?:\s*{MARKER})*$", re.IGNORECASE)
 _MARKER_OR_SIGN: Final = re.compile(rf"(?<!\s)\s*+{MARKER}|[*_`]{{2,3}}|(?<!\w)[*_`]|[*_`](?!\w)", re.IGNORECASE)
+_MARKED: Final = re.compile(rf".+?(?:\s{{0,8}}{MARKER})+", re.IGNORECASE | re.DOTALL)
 _WORDS: Final = re.compile(r"[^\W\d_]+")
 _SAMPLE: Final = 4_000
 
@@ -91,6 +92,16 @@ def plain_claim(text: str) -> str:
     if _ROW.match(rest):
         rest = ", ".join(cell.strip() for cell in rest.strip().strip("|").split("|"))
     return " ".join(_MARKER_OR_SIGN.sub("", rest).split())
+
+
+def marked_parts(claim: Claim) -> list[Claim]:
+    """Return the stretches of a claim that end in reference markers, where these stand in several places."""
+    found = [
+        Claim(part[0], claim.span, plain.strip(" ,;:"), tuple(cited_ids(part[0])), context=claim.context)
+        for part in _MARKED.finditer(claim.text)
+        if _WORD_SIGN.search(plain := plain_claim(part[0]))
+    ]
+    return found if len(found) > 1 else []
 
 
 @dataclass(slots=True)

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Final
 
 from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb._text import error_message, one_line
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError
-from llama_index_agentic_kb.grounding.claims import Claim, split_claims
+from llama_index_agentic_kb.grounding.claims import Claim, marked_parts, split_claims
 from llama_index_agentic_kb.grounding.scorers import (
     CITATION_THRESHOLD,
     PARTIAL_THRESHOLD,
     ClaimScore,
+    ClaimScorer,
     Evidence,
     Premise,
     Rival,
@@ -96,14 +97,44 @@ async def ground(
     warnings: list[str] = []
     scores: list[ClaimScore] = []
     if asked and sources:
-        premises = [Premise(source.text, source.title, source.attributes) for source in sources]
         try:
-            scores = await scorer.score(asked, premises, deadline=deadline)
+            scores = await scorer.score(asked, [_premise(source) for source in sources], deadline=deadline)
+            await _add_parts(asked, scores, sources, scorer, threshold, deadline)
         except Exception as error:  # noqa: BLE001 (whatever a user's scorer raises: the answer stands without it)
-            warnings.append(f"the answer's claims were not checked: {one_line(error_message(error))}")
+            what = "the parts of the answer's claims" if scores else "the answer's claims"
+            warnings.append(f"{what} were not checked: {one_line(error_message(error))}")
     elif asked:
         scores = [ClaimScore(0.0, Verdict.UNSUPPORTED) for _ in asked]
     return _ledger(claims, scores, sources, scorer.name, threshold, warnings)
+
+
+async def _add_parts(
+    claims: Sequence[Claim],
+    scores: Sequence[ClaimScore],
+    sources: Sequence[GroundingSource],
+    scorer: ClaimScorer,
+    threshold: float,
+    deadline: float | None,
+) -> None:
+    """Find the references that bear the stretch before their marker, of supported claims that they don't bear whole."""
+    numbers = {source.reference_id: number for number, source in enumerate(sources)}
+    asked: dict[int, list[tuple[Claim, ClaimScore]]] = {}
+    for claim, score in zip(claims, scores, strict=False):
+        if score.verdict is Verdict.SUPPORTED:
+            bearing = {sources[one.premise].reference_id for one in score.evidence if one.score >= threshold}
+            for part in marked_parts(claim):
+                for reference in {str(cited) for cited in part.cited} & numbers.keys() - bearing:
+                    asked.setdefault(numbers[reference], []).append((part, score))
+    for number, parts in asked.items():
+        premise = _premise(sources[number])
+        found = await scorer.score([part for part, _ in parts], [premise], deadline=deadline)
+        for (_, score), own in zip(parts, found, strict=False):
+            if own.verdict in (Verdict.SUPPORTED, Verdict.PARTIALLY_SUPPORTED):
+                score.parts += [replace(one, premise=number) for one in own.evidence]
+
+
+def _premise(source: GroundingSource) -> Premise:
+    return Premise(source.text, source.title, source.attributes)
 
 
 async def _split(answer: str, deadline: float | None) -> list[Claim]:
@@ -175,10 +206,13 @@ def _judged(claim: Claim, score: ClaimScore, sources: Sequence[GroundingSource],
     least = min(threshold, PARTIAL_THRESHOLD)
     supported = score.verdict in (Verdict.SUPPORTED, Verdict.PARTIALLY_SUPPORTED)
     evidence = [one for one in score.evidence if one.score >= least] if supported else _against(score)
+    shown = {one.premise for one in evidence}
+    evidence += [one for one in score.parts if one.premise not in shown]
+    borne = {sources[one.premise].reference_id for one in score.parts}
     supports = [support for one in evidence for support in _supports(claim, one, sources[one.premise])]
     supporting = {sources[one.premise].reference_id for one in score.evidence if supported and one.score >= threshold}
     cited = [str(number) for number in claim.cited]
-    wrong = [reference for reference in cited if reference not in supporting] if supporting else []
+    wrong = [reference for reference in cited if reference not in supporting | borne] if supporting else []
     flags = []
     if wrong:
         flags.append(ClaimFlag.MISATTRIBUTED)

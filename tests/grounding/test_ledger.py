@@ -70,6 +70,32 @@ def test_marker_on_the_wrong_reference() -> None:
     assert ClaimFlag.MISATTRIBUTED in claim.flags
 
 
+def test_a_marker_stands_for_what_is_before_it() -> None:
+    """In a sentence of several facts a reference need bear its own alone; one that does not is still told."""
+    text = (
+        "Voyager 1 was launched on 5 September 1977 [ref_id:1], and it landed on the Moon on 20 July 1969 [ref_id:{}]."
+    )
+
+    class Parts:
+        name = "parts"
+
+        async def score(
+            self, claims: Sequence[Claim], premises: Sequence[Premise], *, deadline: float | None = None
+        ) -> list[ClaimScore]:
+            del deadline
+            span = (Span(start=0, end=5),)
+            if len(premises) > 1:
+                return [ClaimScore(0.9, Verdict.SUPPORTED, [Evidence(1, 0.9, span)])]
+            borne = "20 July" in premises[0].text and "20 July" in claims[0].plain
+            return [
+                ClaimScore(0.5, Verdict.PARTIALLY_SUPPORTED if borne else Verdict.UNSUPPORTED, [Evidence(0, 0.5, span)])
+            ]
+
+    for second, wrong in ((0, []), (2, ["2"])):
+        [claim] = run(ground(text.format(second), SOURCES, Parts())).claims
+        assert (claim.cited, claim.misattributed) == (["1", str(second)], wrong)
+
+
 def test_missing_and_empty_citations() -> None:
     """A supported claim without a marker, and a marked one that nothing supports, are told apart."""
     uncited, unsupported = ledger("Voyager 1 carries a golden record. Bananas are yellow fruits [ref_id:0].").claims

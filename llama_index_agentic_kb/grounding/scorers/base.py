@@ -85,6 +85,7 @@ class ClaimScore:
         verdict: What that means.
         evidence: By passage, best first; passages that say nothing of it may be left out.
         rivals: What passages say otherwise.
+        parts: Of passages that bear a part of it, the stretch before a marker that names them; ``ground`` adds them.
         left_out: Whether it was to be judged and was not, as where a model's reply leaves a claim out.
     """
 
@@ -93,6 +94,7 @@ class ClaimScore:
     evidence: list[Evidence] = field(default_factory=list)
     rivals: list[Rival] = field(default_factory=list)
     left_out: bool = False
+    parts: list[Evidence] = field(default_factory=list)
 
 
 @runtime_checkable
