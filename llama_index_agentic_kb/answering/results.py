@@ -394,7 +394,7 @@ def make_answer(
         text: The answer, or the text in its place.
         references: All that the model was shown, by the N of ``[ref_id:N]``; see ``answer_references``.
         steps: See ``answer_steps``.
-        ledger: The claims of this text, checked (``grounding.stripping`` makes one of a text without markers); of a
+        ledger: The claims of this text, checked (``grounding.citations`` makes one of a text without markers); of a
             withheld answer, those of what was written. None where nothing was checked.
         related_questions: Questions that the evidence can answer.
         classifications: Whether the query is of a class, for each that was judged (``QueryPlan.classifications``).

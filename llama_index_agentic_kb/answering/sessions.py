@@ -23,7 +23,7 @@ from llama_index.core.memory import BaseMemory
 
 from llama_index_agentic_kb._aio import Call, arun, run
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError, NotFoundError
-from llama_index_agentic_kb.grounding.stripping import strip_markers
+from llama_index_agentic_kb.grounding.citations import strip_markers
 from llama_index_agentic_kb.guard.permissions import ConversationOwner, current_principal
 from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight
 from llama_index_agentic_kb.guard.text import quoted

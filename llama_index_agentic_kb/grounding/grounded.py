@@ -9,9 +9,8 @@ from typing import Final
 from llama_index.core.schema import NodeWithScore
 
 from llama_index_agentic_kb._text import one_line
-from llama_index_agentic_kb.grounding.citations import Markers
+from llama_index_agentic_kb.grounding.citations import Markers, strip_markers
 from llama_index_agentic_kb.grounding.settings import Grounding
-from llama_index_agentic_kb.grounding.stripping import strip_markers
 from llama_index_agentic_kb.guard.spotlighting import Spotlighting
 from llama_index_agentic_kb.llm import LanguageModel
 from llama_index_agentic_kb.schema import Reference

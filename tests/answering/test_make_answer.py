@@ -16,9 +16,8 @@ from hypothesis import strategies as st
 from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.answering.results import answer_references, answer_steps, make_answer
 from llama_index_agentic_kb.errors import InvalidRequestError
-from llama_index_agentic_kb.grounding.citations import MarkerFilter, Markers
+from llama_index_agentic_kb.grounding.citations import MarkerFilter, Markers, strip_markers
 from llama_index_agentic_kb.grounding.ledger import GroundingSource, ground
-from llama_index_agentic_kb.grounding.stripping import strip_markers
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema.answer import (
     Answer,
