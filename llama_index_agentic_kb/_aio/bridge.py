@@ -146,9 +146,7 @@ class _Bridge(Generic[T]):
     def drive(self, task: asyncio.Task[Any], *, until_emitted: bool = False) -> None:
         """Run the loop until the task is done, or until something was emitted."""
         work = self._until(task, until_emitted=until_emitted)
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
+        if asyncio._get_running_loop() is None:  # noqa: SLF001 (get_running_loop would be the cause of every error)
             self._loop.run_until_complete(work)
         else:
             self._drive_on_helper(work)

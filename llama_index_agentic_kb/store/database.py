@@ -65,7 +65,7 @@ CREATE TABLE graphs (
 """
 # Texts and vectors stand apart from what filters read: a scan of the metadata touches a fifth of the pages.
 
-_ADVICE: Final = "Restore it, or make the store again with `agentic-kb ingest`."
+_ADVICE: Final = "Restore it, or delete the store's directory and make it again with `agentic-kb ingest`."
 _LISTED: Final = "(SELECT value FROM json_each(?))"  # a list of any length as one parameter
 _CHUNK: Final = "node_id, chunk_index, text, metadata, embedding_hash, start_char, end_char, id"
 
@@ -201,7 +201,7 @@ class DocumentDatabase:
             if version not in (0, _SCHEMA_VERSION):
                 raise ConfigurationError(
                     f"{str(self.path)!r} has schema version {version}; this release reads version {_SCHEMA_VERSION}. "
-                    "Use the release that made it, or make the store again with `agentic-kb ingest`."
+                    "Use the release that made it, or make the store again elsewhere with `agentic-kb ingest`."
                 )
             if version == 0 and connection.execute("SELECT 1 FROM sqlite_master").fetchone():
                 raise ConfigurationError(f"{str(self.path)!r} holds other tables and no store.")

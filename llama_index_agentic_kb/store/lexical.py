@@ -82,7 +82,11 @@ class StoredLexicalSearch:
         """
         with self._lock:
             try:
-                self._write(self._version())
+                try:
+                    self._write(self._version())
+                except RetrievalError:  # damaged: it is built again from the documents
+                    self._damaged = True
+                    self._write(self._version())
             except (RetrievalError, OSError) as error:
                 raise IngestionError(
                     f"The lexical index of the source {self._source!r} can't be written: {error}. The documents are "

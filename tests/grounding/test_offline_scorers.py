@@ -209,3 +209,43 @@ def test_windows_hold_the_words_of_the_claim() -> None:
     corpus = Corpus([Passage("It rains. Nobody knows."), Passage("She was born in Warsaw. It rains.", "Marie Curie.")])
     [first, *_] = corpus.read("Marie Curie was born in Warsaw.").windows
     assert (first.passage, first.text.startswith("Marie Curie. She was born in Warsaw.")) == (1, True)
+
+
+DAM = (
+    "Its construction was the result of a massive effort involving thousands of workers, and cost over 100 lives. The "
+    "dam is 221.4 m high and its crest is 379 m long. The reservoir behind it, Lake Mead, is the largest in the United "
+    "States by volume when full."
+)
+REFUNDS = (
+    "Customers may return any item within 30 days of delivery for a full refund, provided that it is unused and in its "
+    "original packaging. Shipping costs are not refunded. Gift cards cannot be returned. For orders above $50 return "
+    "shipping is free."
+)
+
+
+@pytest.mark.parametrize(
+    ("claim", "passage"),
+    [
+        ("The dam is 221.4 m high.", DAM),
+        ("Lake Mead is behind it.", DAM),
+        ("You can return items within 30 days of delivery.", REFUNDS),
+        ("Shipping costs are not refunded.", REFUNDS),
+    ],
+)
+def test_a_short_claim_is_read_against_its_own_sentence(claim: str, passage: str) -> None:
+    """What one sentence of a passage says is supported, whatever stands beside it."""
+    [score] = SmallScorer().judge([claim], [Premise(passage)])
+    assert score.verdict is Verdict.SUPPORTED
+
+
+def test_halves_of_surrogate_pairs_are_read() -> None:
+    """A claim that holds what no encoding can hold is scored, and costs no other claim its score."""
+    broken, whole = SmallScorer().judge(["The dam is \ud800 high.", "The dam is 221.4 m high."], [Premise(DAM)])
+    assert whole.verdict is Verdict.SUPPORTED
+    assert broken.verdict is not Verdict.SUPPORTED
+
+
+def test_a_misspelt_scorer_is_refused() -> None:
+    """The error names what is known; nothing is looked for on a network."""
+    with pytest.raises(ConfigurationError, match="'lexcial' is unknown; known are auto, lexical, small"):
+        as_scorer("lexcial")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 from llama_index.core.llms import LLM
@@ -76,4 +77,8 @@ def _named(name: str) -> ClaimScorer:
         return LexicalScorer()
     if name == "small":
         return SmallScorer()
+    if "/" not in name and not Path(name).expanduser().is_dir():
+        raise ConfigurationError(
+            f"scorer: {name!r} is unknown; known are auto, lexical, small, a model's full name (owner/name), its folder"
+        )
     return CrossEncoderScorer(name)

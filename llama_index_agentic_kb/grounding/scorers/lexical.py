@@ -93,6 +93,11 @@ class PairReader(Protocol):
         ...
 
 
+_COVERAGE_1: Final = FEATURES.index("coverage_1")
+_WHOLE: Final = 0.95
+"""Share of a claim's terms that one sentence must have to be read by itself."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Asked:
     """A claim with its reading and the evidence that a model reads for it."""
@@ -178,8 +183,17 @@ class SmallScorer(LexicalScorer):
             texts_of(one.reading)[len(texts) : room] if row and decisive(row) is None else ()
             for one, texts, row in zip(asked, near, rows, strict=True)
         ]
-        more = read([(text, one.text) for one, texts in zip(asked, rest, strict=True) for text in texts], rest)
-        return [_by_model(one, [*first, *last], corpus) for one, first, last in zip(asked, rows, more, strict=True)]
+        # Beside its neighbours a sentence that says just what a short claim says can look as if it said something else.
+        alone = [_best_sentence(one.reading, corpus) for one in asked]
+        further = [[*texts, *single] for texts, single in zip(rest, alone, strict=True)]
+        more = read([(text, one.text) for one, texts in zip(asked, further, strict=True) for text in texts], further)
+        readings = []
+        for first, last, single in zip(rows, more, alone, strict=True):
+            logits = [*first, *last[: len(last) - len(single)]]
+            if single:
+                logits[0] = max(logits[0], last[-1], key=lambda row: row[2] - row[0])
+            readings.append(logits)
+        return [_by_model(one, logits, corpus) for one, logits in zip(asked, readings, strict=True)]
 
 
 class _Reader:
@@ -214,6 +228,16 @@ def nearest_premises(claims: Sequence[str], premises: Sequence[Premise], most: i
     corpus = corpus_of(premises)
     found = [[window.passage for window in corpus.read(claim).windows[:most]] for claim in claims]
     return [numbers or list(range(most)) for numbers in found]
+
+
+def _best_sentence(reading: Reading, corpus: Corpus) -> list[str]:
+    """Return the best sentence of the best window, with its passage's head, where it has all terms of the claim."""
+    if not reading.windows or not reading.windows[0].spans or reading.features[_COVERAGE_1] < _WHOLE:
+        return []
+    window = reading.windows[0]
+    passage, (start, end) = corpus.passages[window.passage], window.spans[0]
+    text = f"{passage.head} {passage.text[start:end]}".strip()
+    return [text] if text != reading.evidence else []
 
 
 def _passage(premise: Premise) -> Passage:

@@ -15,6 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
+from llama_index_agentic_kb._text import without_surrogates
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError
 
 __all__ = ["SmallModel", "calibration", "is_shipped", "small_model"]
@@ -94,8 +95,10 @@ class SmallModel:
         return [found[number] for number in range(len(rows))]
 
     def _encoded(self, evidence: str, claim: str) -> tuple[list[int], list[int]]:
-        asked = self._tokenizer.encode(claim, add_special_tokens=False).ids[: MAX_TOKENS // 2]
-        there = self._tokenizer.encode(evidence, add_special_tokens=False).ids[: MAX_TOKENS - 3 - len(asked)]
+        asked = self._tokenizer.encode(without_surrogates(claim), add_special_tokens=False).ids[: MAX_TOKENS // 2]
+        there = self._tokenizer.encode(without_surrogates(evidence), add_special_tokens=False).ids[
+            : MAX_TOKENS - 3 - len(asked)
+        ]
         in_claim, in_evidence = set(asked), set(there)
         types = [0, *(int(one in in_claim) for one in there), 0, *(2 + int(one in in_evidence) for one in asked), 2]
         return [self._first, *there, self._last, *asked, self._last], types
