@@ -25,6 +25,8 @@ TEXTS = {
     "oslo.md": "# Oslo\n\nSnow falls in winter.",
 }
 Open = Callable[[], KnowledgeStore]
+END = 150
+"""Bytes at the end of an index's file by which it is opened; what is damaged before them is met when it is read."""
 
 
 @pytest.fixture
@@ -164,6 +166,22 @@ def test_a_damaged_one_is_made_again(kept: KnowledgeStore, open_store: Open, dam
             path.write_bytes(ruined)
     assert titles(open_store().lexical("docs").search("Oslo", 5)) == ["Oslo"]
     assert titles(open_store().lexical("docs").search("saturn", 5)) == ["Saturn V"]
+
+
+def test_ingestion_mends_a_damaged_one(kept: KnowledgeStore, open_store: Open, folder: Path) -> None:
+    """Whoever writes meets the damage in the terms that it reads, and builds the index again."""
+    kept.close()
+    damaged = [path for path in kept.path.glob("lexical/**/*.idx") if path.stat().st_size > END]
+    assert damaged
+    for path in damaged:
+        content = bytearray(path.read_bytes())
+        content[:-END:3] = bytes(byte ^ 0xFF for byte in content[:-END:3])
+        path.write_bytes(content)
+    (folder / "bergen.md").write_text("# Bergen\n\nRain falls all year.")
+    store = open_store()
+    report = ingest(folder, store)
+    assert (len(report.added), report.failed) == (1, ())
+    assert titles(store.lexical("docs").search("rain", 5)) == ["Bergen"]
 
 
 def test_one_that_is_damaged_while_it_is_open_is_made_again(
