@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 from llama_index_agentic_kb.grounding.citations import cited_ids
@@ -68,7 +69,7 @@ _ROW_RULE: Final = re.compile(r"[ \t]*+\|?[ \t]*+:?-+:?[ \t]*+(?:\|[ \t]*+:?-+:?
 _QUOTED: Final = re.compile(r"[ \t]{0,3}>[ \t]?")
 _LEAD_IN: Final = re.compile(rf"[:：][*_]{{0,3}}(?:\s*{MARKER})*$", re.IGNORECASE)
 _MARKER_OR_SIGN: Final = re.compile(rf"(?<!\s)\s*+{MARKER}|[*_`]{{2,3}}|(?<!\w)[*_`]|[*_`](?!\w)", re.IGNORECASE)
-_MARKED: Final = re.compile(rf".+?(?:\s{{0,8}}{MARKER})+", re.IGNORECASE | re.DOTALL)
+_MARKER_RUN: Final = re.compile(rf"{MARKER}(?:\s{{0,8}}{MARKER})*", re.IGNORECASE)
 _WORDS: Final = re.compile(r"[^\W\d_]+")
 _SAMPLE: Final = 4_000
 
@@ -96,10 +97,12 @@ def plain_claim(text: str) -> str:
 
 def marked_parts(claim: Claim) -> list[Claim]:
     """Return the stretches of a claim that end in reference markers, where these stand in several places."""
+    ends = [match.end() for match in _MARKER_RUN.finditer(claim.text)]
+    stretches = [claim.text[start:end] for start, end in pairwise([0, *ends])]
     found = [
-        Claim(part[0], claim.span, plain.strip(" ,;:"), tuple(cited_ids(part[0])), context=claim.context)
-        for part in _MARKED.finditer(claim.text)
-        if _WORD_SIGN.search(plain := plain_claim(part[0]))
+        Claim(stretch, claim.span, plain.strip(" ,;:"), tuple(cited_ids(stretch)), context=claim.context)
+        for stretch in stretches
+        if _WORD_SIGN.search(plain := plain_claim(stretch))
     ]
     return found if len(found) > 1 else []
 
