@@ -29,8 +29,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 __all__ = [
     "AgenticKBError",
@@ -53,6 +54,8 @@ __all__ = [
     "StoreMismatchError",
     "SynthesisError",
 ]
+
+E = TypeVar("E", bound=Enum)
 
 
 class AgenticKBError(Exception):
@@ -235,3 +238,16 @@ class IngestionError(AgenticKBError):
     """Documents could not be read or stored."""
 
     code = "ingestionFailed"
+
+
+def by_value(kind: type[E], value: E | str, field: str) -> E:
+    """Return the member of an enum that a value names.
+
+    Raises:
+        ConfigurationError: It names none; the message lists those that are known.
+    """
+    try:
+        return kind(value)
+    except ValueError:
+        known = ", ".join(str(member.value) for member in kind)
+        raise ConfigurationError(f"{field}: {value!r} is unknown; known are {known}") from None

@@ -24,7 +24,7 @@ from pydantic import ValidationError
 from llama_index_agentic_kb._aio import aiterate, arun, gather, iterate, run
 from llama_index_agentic_kb.account.pickling import NotPickled
 from llama_index_agentic_kb.chat_engine import AgenticChatEngine, conversation_request
-from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError
+from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError, by_value
 from llama_index_agentic_kb.grounding.settings import Grounding
 from llama_index_agentic_kb.guard.permissions import Permissions
 from llama_index_agentic_kb.guard.resilience import RetryPolicy
@@ -142,7 +142,7 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         }
         self._sources = list(sources)
         self.retriever = self.as_retriever()
-        self.output_mode = OutputMode(output_mode or default_mode(self.retriever))
+        self.output_mode = by_value(OutputMode, output_mode or default_mode(self.retriever), "output_mode")
         self._engines: dict[OutputMode, AgenticQueryEngine] = {}
         try:
             self._engine(self.output_mode)

@@ -17,7 +17,7 @@ from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from llama_index_agentic_kb._aio import Call
-from llama_index_agentic_kb.errors import ConfigurationError
+from llama_index_agentic_kb.errors import ConfigurationError, by_value
 from llama_index_agentic_kb.evidence.arrangement import Arrangement, arrange, pieces_per_document
 from llama_index_agentic_kb.evidence.candidates import (
     Candidate,
@@ -89,11 +89,7 @@ def as_processing(value: ResultsProcessing | str) -> ResultsProcessing:
     Raises:
         ConfigurationError: The name is unknown.
     """
-    try:
-        return ResultsProcessing(value)
-    except ValueError:
-        known = ", ".join(item.value for item in ResultsProcessing)
-        raise ConfigurationError(f"results_processing: {value!r} is unknown; known are {known}") from None
+    return by_value(ResultsProcessing, value, "results_processing")
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from types import MappingProxyType
 from typing import Final
 
 from llama_index_agentic_kb.account import Budget
-from llama_index_agentic_kb.errors import ConfigurationError
+from llama_index_agentic_kb.errors import ConfigurationError, by_value
 from llama_index_agentic_kb.schema import EffortUse, ReasoningEffort
 
 __all__ = ["DEFAULT_LIMITS", "EffortLimits", "as_effort", "as_limits", "planned_use"]
@@ -77,11 +77,7 @@ def as_effort(value: ReasoningEffort | str) -> ReasoningEffort:
     Raises:
         ConfigurationError: The name is unknown.
     """
-    try:
-        return ReasoningEffort(value)
-    except ValueError:
-        known = ", ".join(effort.value for effort in ReasoningEffort)
-        raise ConfigurationError(f"effort: {value!r} is unknown; known are {known}") from None
+    return by_value(ReasoningEffort, value, "effort")
 
 
 def as_limits(own: Mapping[ReasoningEffort, EffortLimits] | None) -> dict[ReasoningEffort, EffortLimits]:
