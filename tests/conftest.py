@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -59,6 +60,15 @@ def embed_model() -> BaseEmbedding:
     from llama_index_agentic_kb.store import default_embed_model  # noqa: PLC0415 (loads torch, for who asks)
 
     return default_embed_model()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def no_implicit_loop() -> None:
+    """The main thread has no event loop but those that are run and closed.
+
+    LlamaIndex's sync methods call ``asyncio.get_event_loop``. Where none was set it makes one, which nobody closes.
+    """
+    asyncio.set_event_loop(None)
 
 
 @pytest.fixture(autouse=True)
