@@ -16,8 +16,12 @@ from llama_index_agentic_kb.testing import ChatRequest, LoopbackOpenAI
 from tests.evaluation.tiny_set import write_set
 
 ROOT = Path(__file__).parent.parent
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(\w+)( continuation)?\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+PAGES = {
+    path.name: re.findall(r"^```(\w+)( continuation)?\n(.*?)^```", path.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")))
+}
+BLOCKS = [block for blocks in PAGES.values() for block in blocks]
+LINKS = re.compile(r"\]\((?!https?:)([^)#]+)")
 
 
 def reply(request: ChatRequest) -> str:
@@ -27,23 +31,38 @@ def reply(request: ChatRequest) -> str:
 
 
 def test_every_block_is_of_a_kind_that_is_run() -> None:
-    """The README has no code block that the tests below would pass over."""
+    """README and docs have no code block that the tests below would pass over."""
     assert {language for language, _, _ in BLOCKS} == {"python", "bash"}
+
+
+def test_links_lead_to_files() -> None:
+    """Each relative link of README and docs names a file, and the README leads to every page."""
+    named = {}
+    for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        named[path.name] = [(path.parent / link).resolve() for link in LINKS.findall(path.read_text("utf-8"))]
+        assert all(target.exists() for target in named[path.name]), path.name
+    assert set((ROOT / "docs").glob("*.md")) <= set(named["README.md"])
+
+
+def test_the_readme_is_short() -> None:
+    """The README has at most 250 lines: the rest stands in docs."""
+    assert len((ROOT / "README.md").read_text("utf-8").splitlines()) <= 250
 
 
 @pytest.mark.slow
 def test_python_blocks_run_in_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The README's Python runs from top to bottom, the first block without a key."""
+    """The Python of each page runs from top to bottom, the README's first block without a key."""
     monkeypatch.chdir(tmp_path)
-    blocks = [code for language, _, code in BLOCKS if language == "python"]
-    exec(compile(blocks[0], "first.py", "exec"), {})
+    pages = {name: [code for language, _, code in blocks if language == "python"] for name, blocks in PAGES.items()}
+    exec(compile(pages["README.md"][0], "first.py", "exec"), {})
     assert "Saturn V was 110.6 m tall" in capsys.readouterr().out
+    whole = [f"exec(compile({chr(10).join(code)!r}, {name!r}, 'exec'), {{}})" for name, code in pages.items()]
     with LoopbackOpenAI(reply) as server:
         environment = {**os.environ, "OPENAI_API_KEY": "sk-test", "OPENAI_API_BASE": server.base_url}
-        whole = [sys.executable, "-c", "\n".join(blocks)]
-        done = subprocess.run(whole, env=environment, capture_output=True, text=True, check=False)
+        command = [sys.executable, "-c", "\n".join(whole)]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "110.6 m tall [ref_id:0]" in done.stdout
     assert "['Tickets cost 12 euros.']" in done.stdout
@@ -51,13 +70,13 @@ def test_python_blocks_run_in_order(
 
 def test_python_use_is_short() -> None:
     """The first use from Python has at most 15 lines of code."""
-    first = next(code for language, _, code in BLOCKS if language == "python")
+    first = next(code for language, _, code in PAGES["README.md"] if language == "python")
     assert len([line for line in first.splitlines() if line.strip()]) <= 15
 
 
 @pytest.mark.slow
 def test_shell_blocks_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The README's commands exist as make targets, or run as they stand on a user's folders."""
+    """The pages' commands exist as make targets, or run as they stand on a user's folders."""
     targets = set(re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
     documents = {"manuals/pump.md": "# Pump\n\nHold the red button.\n", "notes/today.txt": "Reset on Monday.\n"}
     for name, text in documents.items():
