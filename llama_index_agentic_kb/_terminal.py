@@ -26,7 +26,7 @@ from llama_index_agentic_kb.schema import (
     Verdict,
 )
 
-__all__ = ["show_response"]
+__all__ = ["described", "show_response"]
 
 _MARKER = re.compile(r"\[ref_id:(\d+)\]")
 _SPACED_MARKER = re.compile(r"[ \t]{0,8}\[ref_id:\d+\]")
@@ -67,6 +67,12 @@ def show_response(console: Console, response: RetrievalResponse, *, extract_line
         console.print(
             Text(f"Missing: {printable(part.what)} ({part.outcome.value}): {one_line(printable(part.reason))}", "red")
         )
+
+
+def described(record: ActivityRecord) -> Text:
+    """Return one line on a record, for what is under way."""
+    name, note = _described(record)
+    return Text.assemble(name, " ", note)
 
 
 def _section(console: Console, title: str, body: Any) -> None:

@@ -1,10 +1,17 @@
-"""The command line: ``agentic-kb ingest``, ``repair``, ``ask``, ``demo`` and ``bench``."""
+"""The command line: ``agentic-kb ingest``, ``ask``, ``chat``, ``list``, ``remove``, ``info``, ``doctor`` and others.
+
+Options may also stand in ``agentic-kb.toml`` in the working directory: those of all commands at the top (``store``,
+``model``), those of one under its name (``[ask]``). What is given on the command line wins. Modules that load
+LlamaIndex are imported where a command needs them: the others start in a fraction of a second.
+"""
 
 from __future__ import annotations
 
 import os
+import tomllib
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -13,7 +20,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
-from llama_index_agentic_kb._terminal import show_response
+from llama_index_agentic_kb._terminal import described, show_response
 from llama_index_agentic_kb._text import error_message, one_line, printable
 from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError
 from llama_index_agentic_kb.schema import OutputMode, ReasoningEffort
@@ -22,7 +29,8 @@ if TYPE_CHECKING:
     from llama_index.core.llms import LLM
 
     from llama_index_agentic_kb.knowledge_base import KnowledgeBase
-    from llama_index_agentic_kb.store import IngestReport
+    from llama_index_agentic_kb.store import IngestReport, KnowledgeStore
+    from llama_index_agentic_kb.store.database import SourceInfo
 
 __all__ = ["main"]
 
@@ -34,6 +42,7 @@ DEMO_SOURCES: Final = {
 }
 DEMO_QUESTION: Final = "Which rocket launched Cassini-Huygens, how tall was it, and how wide is Titan?"
 DEFAULT_STORE: Final = Path(".agentic-kb")
+CONFIG: Final = Path("agentic-kb.toml")
 DEFAULT_MODEL: Final = "gpt-4o-mini"
 MORE: Final = "No API key: searched as asked, extracts only. For plans and cited answers set OPENAI_API_KEY, or \
 OPENAI_BASE_URL for any OpenAI-compatible server, and choose a model with --model."
@@ -49,6 +58,8 @@ errors = Console(stderr=True)
 
 StoreOption = Annotated[Path, typer.Option("--store", help="The store's directory.")]
 ModelOption = Annotated[str | None, typer.Option("--model", help=f"A chat model. Default {DEFAULT_MODEL}.")]
+EffortOption = Annotated[ReasoningEffort, typer.Option(help="How hard to think.")]
+SecondsOption = Annotated[float, typer.Option(help="Deadline.", min=0.1)]
 WaitOption = Annotated[float, typer.Option("--wait", help="Seconds to wait for another process that writes.", min=0)]
 WindowOption = Annotated[
     int, typer.Option(help="Context window in tokens of a model whose name is not known.", min=512)
@@ -64,12 +75,48 @@ def main() -> None:
         raise SystemExit(1) from None
 
 
+def _show_version(asked: bool) -> None:
+    if asked:
+        typer.echo(version("llama-index-agentic-kb"))
+        raise typer.Exit
+
+
+@app.callback()
+def configure(
+    context: typer.Context,
+    _: Annotated[
+        bool, typer.Option("--version", help="Print the version.", is_eager=True, callback=_show_version)
+    ] = False,
+) -> None:
+    """Read the options of agentic-kb.toml."""
+    if not CONFIG.is_file():
+        return
+    try:
+        options = tomllib.loads(CONFIG.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise ConfigurationError(f"{CONFIG} can't be read as TOML: {error}") from error
+    commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
+    known = {name: {option.name for option in command.params} for name, command in commands.items()}
+    shared = {key.replace("-", "_"): value for key, value in options.items() if not isinstance(value, dict)}
+    unknown = {*shared} - set().union(*known.values())
+    defaults: dict[str, dict[str, Any]] = {}
+    for name, names in known.items():
+        own = {key.replace("-", "_"): value for key, value in options.get(name, {}).items()}
+        unknown |= {f"{name}.{key}" for key in own.keys() - names}
+        defaults[name] = {key: value for key, value in (shared | own).items() if key in names}
+    unknown |= {key for key, value in options.items() if isinstance(value, dict)} - known.keys()
+    if unknown:
+        raise ConfigurationError(f"{CONFIG}: unknown: {', '.join(sorted(unknown))}; names are those of the options")
+    context.default_map = defaults
+
+
 @app.command("ingest")
 def ingest_command(
     paths: Annotated[list[Path], typer.Argument(help="Folders and files; each folder becomes a source.")],
     store: StoreOption = DEFAULT_STORE,
     source: Annotated[str | None, typer.Option(help="Put everything into this source.")] = None,
     description: Annotated[str | None, typer.Option(help="What is in it, for the planner.")] = None,
+    chunk_size: Annotated[int | None, typer.Option(help="Tokens of a chunk.", min=16)] = None,
     wait: WaitOption = 0.0,
     max_megabytes: Annotated[float, typer.Option(help="Larger files are skipped, and listed.", min=0)] = 100.0,
     follow_symlinks: Annotated[bool, typer.Option(help="Read what lies outside the folders, too.")] = False,
@@ -88,12 +135,13 @@ def ingest_command(
                 source=source,
                 description=description,
                 wait=wait,
+                **({} if chunk_size is None else {"chunk_size": chunk_size}),
                 max_file_bytes=int(max_megabytes * 1_000_000),
                 follow_symlinks=follow_symlinks,
             )
         )
-        for info in opened.sources():
-            console.print(Text(f"{printable(info.name)}: {info.documents} documents, {info.chunks} chunks"))
+        for made in opened.sources():
+            console.print(Text(_counted(made)))
 
 
 @app.command()
@@ -120,23 +168,120 @@ def repair(
 def ask(
     question: Annotated[str, typer.Argument(help="The question.")],
     store: StoreOption = DEFAULT_STORE,
-    effort: Annotated[ReasoningEffort, typer.Option(help="How hard to think.")] = ReasoningEffort.LOW,
+    effort: EffortOption = ReasoningEffort.LOW,
     mode: Annotated[OutputMode | None, typer.Option(help="Default: an answer if there is a model.")] = None,
+    source: Annotated[list[str], typer.Option(help="Search this source alone; may be given again.")] = [],  # noqa: B006
+    filters: Annotated[str | None, typer.Option("--filter", help="OData: \"year ge 2000 and kind eq 'a'\".")] = None,
     model: ModelOption = None,
     context_window: WindowOption = 8_192,
     documents: Annotated[int | None, typer.Option(help="Documents in the result.", min=1)] = None,
-    seconds: Annotated[float, typer.Option(help="Deadline.", min=0.1)] = 90.0,
+    seconds: SecondsOption = 90.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the response as JSON, nothing else.")] = False,
 ) -> None:
-    """Ask a question over a store."""
-    base = _open(store, _language_model(model, context_window), effort=effort, max_runtime_in_seconds=seconds)
-    response = base.retrieve(question, output_mode=mode, max_output_documents=documents)
+    """Ask a question over a store. On a terminal the work is shown while it is done."""
+    base = _open(
+        store, _language_model(model, context_window), effort=effort, max_runtime_in_seconds=seconds, filters=filters
+    )
+    unknown = sorted({*source} - base.sources.keys())
+    if unknown:
+        raise ConfigurationError(f"--source: {', '.join(unknown)}: the store has {', '.join(base.sources)}")
+    left_out = base.sources.keys() - set(source or base.sources)
+    with errors.status("Searching") as status:
+        response = base.retrieve(
+            question,
+            output_mode=mode,
+            max_output_documents=documents,
+            knowledge_source_params=[{"knowledgeSourceName": name, "neverQuerySource": True} for name in left_out],
+            on_activity=lambda record: status.update(described(record)),
+        )
     if as_json:
         typer.echo(response.to_json(indent=2))
         return
     show_response(console, response)
     if base.llm is None:
         console.print(Text(MORE, "dim"))
+
+
+@app.command()
+def chat(
+    store: StoreOption = DEFAULT_STORE,
+    effort: EffortOption = ReasoningEffort.LOW,
+    model: ModelOption = None,
+    context_window: WindowOption = 8_192,
+    seconds: SecondsOption = 90.0,
+) -> None:
+    """Ask question after question: each is read with those before it. An empty line ends it."""
+    llm = _language_model(model, context_window)
+    if llm is None:
+        raise ConfigurationError("chat needs a language model: set OPENAI_API_KEY or OPENAI_BASE_URL")
+    engine = _open(store, llm, effort=effort, max_runtime_in_seconds=seconds).as_chat_engine()
+    while question := console.input("[bold]> [/]").strip():
+        with errors.status("Searching"):
+            response = engine.chat(question)
+        console.print(Text(printable(str(response))))
+        for at, node in enumerate(response.source_nodes):
+            console.print(
+                Text(f"  [{at}] {one_line(printable(str(node.metadata.get('title') or node.node_id)), 90)}", "dim")
+            )
+
+
+@app.command("list")
+def list_sources(store: StoreOption = DEFAULT_STORE) -> None:
+    """List the sources of a store."""
+    with _stored(store) as opened:
+        for source in opened.sources():
+            console.print(Text(_counted(source)))
+
+
+@app.command()
+def remove(
+    source: Annotated[str, typer.Argument(help="The source to remove, with all its documents.")],
+    store: StoreOption = DEFAULT_STORE,
+) -> None:
+    """Remove a source and its documents from a store."""
+    with _stored(store) as opened:
+        opened.remove_source(source)
+    console.print(Text(f"removed {printable(source)}"))
+
+
+@app.command()
+def info(store: StoreOption = DEFAULT_STORE) -> None:
+    """Show what a store holds, the model that made its vectors, and its size on disk."""
+    with _stored(store) as opened:
+        size = sum(path.stat().st_size for path in store.rglob("*") if path.is_file())
+        console.print(Text(f"{printable(str(store.resolve()))}: {size / 1e6:.1f} MB"))
+        console.print(Text(f"embedding model: {printable(str(opened.fingerprint))}"))
+        for source in opened.sources():
+            console.print(Text(_counted(source)))
+
+
+@app.command()
+def doctor(store: StoreOption = DEFAULT_STORE, model: ModelOption = None, context_window: WindowOption = 8_192) -> None:
+    """Check versions, store, embedding model and language model; exit status 1 where one of them fails."""
+
+    def language_model() -> str:
+        llm = _language_model(model, context_window)
+        return "none" if llm is None else one_line(str(llm.complete("Reply with the word: ready")), 60)
+
+    def embedding() -> str:
+        with _stored(store) as opened:
+            return f"{len(opened.embed_model.get_query_embedding('ready'))} dimensions"
+
+    def sources() -> str:
+        with _stored(store) as opened:
+            return f"{len(opened.sources())} sources"
+
+    for package in ("llama-index-agentic-kb", "llama-index-core", "chromadb"):
+        console.print(Text(f"{package}: {version(package)}"))
+    failed = False
+    for name, check in {"store": sources, "embedding model": embedding, "language model": language_model}.items():
+        try:
+            console.print(Text(f"{name}: {printable(check())}", "green"))
+        except Exception as error:  # noqa: BLE001 (whatever fails is what is asked for)
+            failed = True
+            console.print(Text(f"{name}: {printable(error_message(error))}", "red"))
+    if failed:
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -213,6 +358,16 @@ def bench_command(  # noqa: PLR0917 (typer makes options of them)
     )
 
 
+def _stored(path: Path) -> KnowledgeStore:
+    from llama_index_agentic_kb.store import KnowledgeStore  # noqa: PLC0415 (loads chromadb)
+
+    return KnowledgeStore.open(path)
+
+
+def _counted(source: SourceInfo) -> str:
+    return f"{printable(source.name)}: {source.documents} documents, {source.chunks} chunks"
+
+
 def _listed(text: str) -> list[str]:
     return [part.strip() for part in text.split(",") if part.strip()]
 
@@ -254,7 +409,7 @@ def _open(store: Path, llm: LLM | None, **kwargs: Any) -> KnowledgeBase:
 
 def _language_model(name: str | None, context_window: int) -> LLM | None:
     """Return the model that the environment names; None without a key and without OPENAI_BASE_URL."""
-    key, url = os.environ.get("OPENAI_API_KEY"), os.environ.get("OPENAI_BASE_URL")
+    key, url = os.environ.get("OPENAI_API_KEY"), os.environ.get("OPENAI_BASE_URL") or os.environ.get("OPENAI_API_BASE")
     if not key and not url:
         if name is not None:
             raise ConfigurationError("--model needs OPENAI_API_KEY, or OPENAI_BASE_URL for a server of your own")

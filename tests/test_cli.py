@@ -161,3 +161,56 @@ def test_terminal_output_is_text_only() -> None:
     assert "\x1b" not in text
     assert "\u202e" not in text
     assert text.count("[bold]x[/bold]") >= 5
+
+
+def test_a_store_is_looked_at_and_emptied(store: Path, tmp_path: Path) -> None:
+    """``list``, ``info`` and ``doctor`` show a store, ``remove`` takes a source away; what is not there is an error."""
+    kept = str(shutil.copytree(store, tmp_path / "kb"))
+    assert runner.invoke(cli.app, ["--version"]).output.startswith("0.")
+    assert "rockets: 1 documents, 1 chunks" in runner.invoke(cli.app, ["list", "--store", kept]).output
+    assert "all-MiniLM-L6-v2" in runner.invoke(cli.app, ["info", "--store", kept]).output
+    checked = runner.invoke(cli.app, ["doctor", "--store", kept])
+    assert (checked.exit_code, "store: 2 sources" in checked.output) == (0, True)
+    assert runner.invoke(cli.app, ["doctor", "--store", str(tmp_path / "none")]).exit_code == 1
+    assert runner.invoke(cli.app, ["remove", "rockets", "--store", kept]).exit_code == 0
+    assert "rockets" not in runner.invoke(cli.app, ["list", "--store", kept]).output
+
+
+@pytest.mark.slow
+def test_ask_searches_what_is_named(store: Path) -> None:
+    """``--source`` and ``--filter`` narrow a question; a source that the store lacks is an error."""
+    asked = ["ask", "How tall was the Saturn V?", "--store", str(store)]
+    narrowed = runner.invoke(cli.app, [*asked, "--source", "missions", "--json"])
+    found = RetrievalResponse.parse(narrowed.stdout).references
+    assert {reference.knowledge_source_name for reference in found} == {"missions"}
+    none = runner.invoke(cli.app, [*asked, "--filter", "title eq 'Nothing'", "--json"])
+    assert not RetrievalResponse.parse(none.stdout).references
+    refused = runner.invoke(cli.app, [*asked, "--source", "moons"])
+    assert "moons" in str(refused.exception)
+    assert "rockets" in str(refused.exception)
+
+
+def test_options_stand_in_a_file(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """agentic-kb.toml holds options by name; one that no command has is an error."""
+    monkeypatch.chdir(tmp_path)
+    config = Path("agentic-kb.toml")
+    config.write_text(f'store = "{store}"\n[ask]\neffort = "minimal"\n', encoding="utf-8")
+    assert "rockets" in runner.invoke(cli.app, ["list"]).output
+    assert "rockets" not in runner.invoke(cli.app, ["list", "--store", "elsewhere"]).output
+    config.write_text("[ask]\neffrt = 1\n", encoding="utf-8")
+    assert "ask.effrt" in str(runner.invoke(cli.app, ["list"]).exception)
+    config.write_text("store = ", encoding="utf-8")
+    assert "TOML" in str(runner.invoke(cli.app, ["list"]).exception)
+
+
+@pytest.mark.slow
+def test_a_chat_remembers(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """``chat`` answers line after line with the turns before it, and needs a model."""
+    assert "language model" in str(runner.invoke(cli.app, ["chat", "--store", str(store)]).exception)
+    with LoopbackOpenAI(reply) as server:
+        monkeypatch.setenv("OPENAI_API_BASE", server.base_url)
+        lines = "How tall was the Saturn V?\nWho flew on it?\n\n"
+        done = runner.invoke(cli.app, ["chat", "--store", str(store)], input=lines)
+        assert done.exit_code == 0, done.output
+        assert done.output.count("It was 110.6 m tall") == 2
+        assert "How tall was the Saturn V?" in server.chats[-1].text
