@@ -71,9 +71,6 @@ if TYPE_CHECKING:
     from llama_index_agentic_kb.query_engine import AgenticStreamingResponse as AgenticStreamingResponse
     from llama_index_agentic_kb.retriever import AgenticRetriever as AgenticRetriever
     from llama_index_agentic_kb.retriever import RetrieverOptions as RetrieverOptions
-    from llama_index_agentic_kb.schema import Answer as Answer
-    from llama_index_agentic_kb.schema import AnswerQuery as AnswerQuery
-    from llama_index_agentic_kb.schema import AnswerResponse as AnswerResponse
     from llama_index_agentic_kb.schema import Finding as Finding
     from llama_index_agentic_kb.schema import GroundingLedger as GroundingLedger
     from llama_index_agentic_kb.schema import OutputMode as OutputMode
@@ -86,6 +83,9 @@ if TYPE_CHECKING:
     from llama_index_agentic_kb.schema import SkippedReason as SkippedReason
     from llama_index_agentic_kb.schema import SourceParams as SourceParams
     from llama_index_agentic_kb.schema import parse_odata as parse_odata
+    from llama_index_agentic_kb.schema.answer import Answer as Answer
+    from llama_index_agentic_kb.schema.answer_query import AnswerQuery as AnswerQuery
+    from llama_index_agentic_kb.schema.answer_query import AnswerResponse as AnswerResponse
     from llama_index_agentic_kb.search.embedding_cache import EmbeddingCache as EmbeddingCache
     from llama_index_agentic_kb.search.fusion import distribution_based_score_fusion as distribution_based_score_fusion
     from llama_index_agentic_kb.search.fusion import interleave as interleave
@@ -169,10 +169,9 @@ _HOMES = {
         "AgenticRetriever",
         "RetrieverOptions",
     ),
+    "schema.answer": ("Answer",),
+    "schema.answer_query": ("AnswerQuery", "AnswerResponse"),
     "schema": (
-        "Answer",
-        "AnswerQuery",
-        "AnswerResponse",
         "Finding",
         "GroundingLedger",
         "OutputMode",

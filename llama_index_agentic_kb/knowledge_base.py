@@ -44,8 +44,7 @@ from llama_index_agentic_kb.schema import (
     parse_odata,
 )
 from llama_index_agentic_kb.schema._model import describe
-from llama_index_agentic_kb.schema.answer_query import AnswerPiece, AnswerQuery
-from llama_index_agentic_kb.schema.response import AnswerResponse
+from llama_index_agentic_kb.schema.answer_query import AnswerPiece, AnswerQuery, AnswerResponse
 from llama_index_agentic_kb.search.rerank import Reranker
 from llama_index_agentic_kb.sources import KnowledgeSource
 from llama_index_agentic_kb.sources.filters import FilterLike

@@ -15,8 +15,8 @@ from llama_index_agentic_kb.grounding.scorers import ClaimScore, Premise
 from llama_index_agentic_kb.grounding.settings import Grounding, as_grounding
 from llama_index_agentic_kb.query_engine import WITHHELD
 from llama_index_agentic_kb.schema import ModelAnswerSynthesisActivity, RetrievalResponse
-from llama_index_agentic_kb.schema.answer import SkippedReason
 from llama_index_agentic_kb.schema.grounding import ClaimFlag, Verdict
+from llama_index_agentic_kb.schema.response import SkippedReason
 from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM
 
 if TYPE_CHECKING:

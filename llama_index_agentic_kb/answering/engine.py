@@ -45,23 +45,18 @@ from llama_index_agentic_kb.schema import (
     SubQueryOrigin,
     all_of,
 )
-from llama_index_agentic_kb.schema.answer import (
-    AnswerReference,
-    AnswerState,
-    AnswerStep,
-    QueryClass,
-    SafetyRating,
-    SkippedReason,
-)
+from llama_index_agentic_kb.schema.activity import QueryClass
+from llama_index_agentic_kb.schema.answer import AnswerReference, AnswerState, AnswerStep, SafetyRating
 from llama_index_agentic_kb.schema.answer_query import (
     AnswerQuery,
+    AnswerResponse,
     DataStoreQuery,
     ReferencesPiece,
     StepsPiece,
     TextPiece,
 )
 from llama_index_agentic_kb.schema.request import SourceParams
-from llama_index_agentic_kb.schema.response import AnswerResponse
+from llama_index_agentic_kb.schema.response import SkippedReason
 from llama_index_agentic_kb.store.sessions import SessionStore
 from llama_index_agentic_kb.synthesizers import Synthesis
 

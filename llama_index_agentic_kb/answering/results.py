@@ -37,6 +37,7 @@ from llama_index_agentic_kb.schema import (
     SubQuery,
     SubQueryOrigin,
 )
+from llama_index_agentic_kb.schema.activity import QueryClassification
 from llama_index_agentic_kb.schema.answer import (
     Answer,
     AnswerReference,
@@ -47,10 +48,8 @@ from llama_index_agentic_kb.schema.answer import (
     ChunkReference,
     Citation,
     DocumentReference,
-    QueryClassification,
     SafetyRating,
     SearchObservation,
-    SkippedReason,
     Snippet,
     StepState,
     StructuredReference,
@@ -59,6 +58,7 @@ from llama_index_agentic_kb.schema.answer import (
 )
 from llama_index_agentic_kb.schema.answer_query import AnswerQuery, CitationPiece, ResultMode, TextPiece
 from llama_index_agentic_kb.schema.grounding import GroundingLedger
+from llama_index_agentic_kb.schema.response import SkippedReason
 from llama_index_agentic_kb.sources.selection import SelectedSource
 
 __all__ = ["SUB_QUESTION", "Pieces", "answer_references", "answer_steps", "make_answer", "unanswered_parts"]

@@ -30,10 +30,9 @@ from llama_index_agentic_kb.guard.text import quoted
 from llama_index_agentic_kb.llm import count_tokens
 from llama_index_agentic_kb.prompts import as_data
 from llama_index_agentic_kb.schema import Message, Principal
-from llama_index_agentic_kb.schema.answer import Answer
+from llama_index_agentic_kb.schema.answer import Answer, Session
 from llama_index_agentic_kb.schema.answer_query import NEW_SESSION, AnswerQuery, EndUserChunk
 from llama_index_agentic_kb.schema.grounding import GroundingLedger
-from llama_index_agentic_kb.schema.sessions import Session
 
 if TYPE_CHECKING:  # it loads SQLAlchemy
     from llama_index_agentic_kb.store.sessions import SessionStore

@@ -15,8 +15,9 @@ from llama_index_agentic_kb.answering.policy import AnswerPolicy
 from llama_index_agentic_kb.evidence.provenance import provenance
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import QueryPlan
-from llama_index_agentic_kb.schema.answer import QueryClass, SkippedReason
+from llama_index_agentic_kb.schema.activity import QueryClass
 from llama_index_agentic_kb.schema.answer_query import AnswerQuery
+from llama_index_agentic_kb.schema.response import SkippedReason
 
 __all__ = ["judge_relevance", "skip_reasons"]
 

@@ -12,15 +12,18 @@ from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.grounding.ledger import GroundingSource, ground
 from llama_index_agentic_kb.grounding.scorers import CITATION_THRESHOLD, ScorerLike
 from llama_index_agentic_kb.schema._model import Model
-from llama_index_agentic_kb.schema.checks import (
+from llama_index_agentic_kb.schema.grounding import (
     MAX_ANSWER_TOKENS,
     MAX_FACT_CHARACTERS,
     MAX_FACTS,
     Fact,
+    GroundedClaim,
+    GroundingLedger,
     GroundingQuery,
+    Span,
+    Verdict,
     answer_tokens,
 )
-from llama_index_agentic_kb.schema.grounding import GroundedClaim, GroundingLedger, Span, Verdict
 
 __all__ = [
     "CheckedClaim",

@@ -14,8 +14,8 @@ from llama_index_agentic_kb.grounding.settings import Grounding
 from llama_index_agentic_kb.guard.spotlighting import Spotlighting
 from llama_index_agentic_kb.llm import LanguageModel
 from llama_index_agentic_kb.schema import Reference
-from llama_index_agentic_kb.schema.answer import SkippedReason
 from llama_index_agentic_kb.schema.grounding import ClaimFlag, GroundingLedger
+from llama_index_agentic_kb.schema.response import SkippedReason
 
 __all__ = ["GroundedText", "ground_text"]
 

@@ -15,7 +15,7 @@ from llama_index.core.schema import NodeWithScore, TextNode
 
 from llama_index_agentic_kb._aio import Call, arun, deadline_after, run
 from llama_index_agentic_kb.errors import InvalidRequestError
-from llama_index_agentic_kb.schema.checks import MAX_RECORDS, RankRecord
+from llama_index_agentic_kb.schema.grounding import MAX_RECORDS, RankRecord
 from llama_index_agentic_kb.search.rerank import MAX_SCORE, Reranked, Reranker, as_reranker
 from llama_index_agentic_kb.search.tokenizing import Analyzer
 

@@ -20,7 +20,7 @@ from typing import Any, Final, TypeVar
 
 from llama_index_agentic_kb.errors import ConfigurationError, DeniedError
 from llama_index_agentic_kb.schema.filters import Condition, FilterNode, all_of, any_of
-from llama_index_agentic_kb.schema.principal import Principal
+from llama_index_agentic_kb.schema.request import Principal
 
 __all__ = [
     "ConversationOwner",

@@ -24,7 +24,7 @@ from llama_index_agentic_kb.llm import repair_json, strip_code_fence
 from llama_index_agentic_kb.planning.parsing import MAX_REPLY
 from llama_index_agentic_kb.prompts import CLASSES, CLASSIFICATION, LABEL, as_data, with_rules
 from llama_index_agentic_kb.schema import QueryPlan
-from llama_index_agentic_kb.schema.answer import QueryClass, QueryClassification
+from llama_index_agentic_kb.schema.activity import QueryClass, QueryClassification
 
 __all__ = [
     "ClassificationSpec",

@@ -1,118 +1,53 @@
 """What goes in, what comes out, and what is said about it: pydantic models in the terms of agentic retrieval.
 
 The names and shapes follow Azure AI Search's ``retrieve`` action (REST, camelCase on the wire, snake_case in
-Python); ranges are ours: any sensible positive value. A contract's own ranges live in its codec under ``wire``.
+Python); ranges are ours: any sensible positive value. A contract's own ranges live in its codec under ``wire``. The
+answer and its query (``answer``, ``answer_query``) are imported from there: few need them.
 """
 
-from llama_index_agentic_kb.schema.activity import (
-    ActivityError,
-    ActivityRecord,
-    AgenticReasoningActivity,
-    AnyActivity,
-    EffortUse,
-    ModelAnswerSynthesisActivity,
-    ModelInfo,
-    ModelQueryPlanningActivity,
-    Outcome,
-    SearchArguments,
-    SearchLane,
-    SourceActivity,
-)
-from llama_index_agentic_kb.schema.answer import Answer, QueryClass, SkippedReason
-from llama_index_agentic_kb.schema.answer_query import (
-    AnswerPiece,
-    AnswerQuery,
-)
-from llama_index_agentic_kb.schema.filters import (
-    Condition,
-    FilterGroup,
-    FilterLogic,
-    FilterNode,
-    FilterOperator,
-    all_of,
-    any_of,
-    matcher,
-    matches,
-)
-from llama_index_agentic_kb.schema.grounding import ClaimFlag, GroundedClaim, GroundingLedger, Verdict
-from llama_index_agentic_kb.schema.odata import parse_odata, to_odata
-from llama_index_agentic_kb.schema.plan import Confidence, Finding, QueryPlan, SubQuery, SubQueryOrigin
-from llama_index_agentic_kb.schema.principal import Principal
-from llama_index_agentic_kb.schema.request import (
-    ImageContent,
-    Intent,
-    Message,
-    OutputMode,
-    ReasoningEffort,
-    ResultsProcessing,
-    RetrievalRequest,
-    SourceParams,
-    TextContent,
-)
-from llama_index_agentic_kb.schema.response import (
-    AnswerResponse,
-    Extract,
-    MissingPart,
-    Reference,
-    RetrievalResponse,
-    SourceData,
-)
-from llama_index_agentic_kb.schema.sessions import Session, Turn
-
-__all__ = [
-    "ActivityError",
-    "ActivityRecord",
-    "AgenticReasoningActivity",
-    "Answer",
-    "AnswerPiece",
-    "AnswerQuery",
-    "AnswerResponse",
-    "AnyActivity",
-    "ClaimFlag",
-    "Condition",
-    "Confidence",
-    "EffortUse",
-    "Extract",
-    "FilterGroup",
-    "FilterLogic",
-    "FilterNode",
-    "FilterOperator",
-    "Finding",
-    "GroundedClaim",
-    "GroundingLedger",
-    "ImageContent",
-    "Intent",
-    "Message",
-    "MissingPart",
-    "ModelAnswerSynthesisActivity",
-    "ModelInfo",
-    "ModelQueryPlanningActivity",
-    "Outcome",
-    "OutputMode",
-    "Principal",
-    "QueryClass",
-    "QueryPlan",
-    "ReasoningEffort",
-    "Reference",
-    "ResultsProcessing",
-    "RetrievalRequest",
-    "RetrievalResponse",
-    "SearchArguments",
-    "SearchLane",
-    "Session",
-    "SkippedReason",
-    "SourceActivity",
-    "SourceData",
-    "SourceParams",
-    "SubQuery",
-    "SubQueryOrigin",
-    "TextContent",
-    "Turn",
-    "Verdict",
-    "all_of",
-    "any_of",
-    "matcher",
-    "matches",
-    "parse_odata",
-    "to_odata",
-]
+from llama_index_agentic_kb.schema.activity import ActivityError as ActivityError
+from llama_index_agentic_kb.schema.activity import ActivityRecord as ActivityRecord
+from llama_index_agentic_kb.schema.activity import AgenticReasoningActivity as AgenticReasoningActivity
+from llama_index_agentic_kb.schema.activity import Confidence as Confidence
+from llama_index_agentic_kb.schema.activity import EffortUse as EffortUse
+from llama_index_agentic_kb.schema.activity import Finding as Finding
+from llama_index_agentic_kb.schema.activity import ModelAnswerSynthesisActivity as ModelAnswerSynthesisActivity
+from llama_index_agentic_kb.schema.activity import ModelInfo as ModelInfo
+from llama_index_agentic_kb.schema.activity import ModelQueryPlanningActivity as ModelQueryPlanningActivity
+from llama_index_agentic_kb.schema.activity import Outcome as Outcome
+from llama_index_agentic_kb.schema.activity import QueryClass as QueryClass
+from llama_index_agentic_kb.schema.activity import QueryClassification as QueryClassification
+from llama_index_agentic_kb.schema.activity import QueryPlan as QueryPlan
+from llama_index_agentic_kb.schema.activity import SearchArguments as SearchArguments
+from llama_index_agentic_kb.schema.activity import SearchLane as SearchLane
+from llama_index_agentic_kb.schema.activity import SourceActivity as SourceActivity
+from llama_index_agentic_kb.schema.activity import SubQuery as SubQuery
+from llama_index_agentic_kb.schema.activity import SubQueryOrigin as SubQueryOrigin
+from llama_index_agentic_kb.schema.filters import Condition as Condition
+from llama_index_agentic_kb.schema.filters import FilterGroup as FilterGroup
+from llama_index_agentic_kb.schema.filters import FilterLogic as FilterLogic
+from llama_index_agentic_kb.schema.filters import FilterNode as FilterNode
+from llama_index_agentic_kb.schema.filters import FilterOperator as FilterOperator
+from llama_index_agentic_kb.schema.filters import all_of as all_of
+from llama_index_agentic_kb.schema.filters import any_of as any_of
+from llama_index_agentic_kb.schema.filters import matcher as matcher
+from llama_index_agentic_kb.schema.filters import matches as matches
+from llama_index_agentic_kb.schema.grounding import GroundingLedger as GroundingLedger
+from llama_index_agentic_kb.schema.grounding import Verdict as Verdict
+from llama_index_agentic_kb.schema.odata import parse_odata as parse_odata
+from llama_index_agentic_kb.schema.odata import to_odata as to_odata
+from llama_index_agentic_kb.schema.request import ImageContent as ImageContent
+from llama_index_agentic_kb.schema.request import Intent as Intent
+from llama_index_agentic_kb.schema.request import Message as Message
+from llama_index_agentic_kb.schema.request import OutputMode as OutputMode
+from llama_index_agentic_kb.schema.request import Principal as Principal
+from llama_index_agentic_kb.schema.request import ReasoningEffort as ReasoningEffort
+from llama_index_agentic_kb.schema.request import ResultsProcessing as ResultsProcessing
+from llama_index_agentic_kb.schema.request import RetrievalRequest as RetrievalRequest
+from llama_index_agentic_kb.schema.request import SourceParams as SourceParams
+from llama_index_agentic_kb.schema.response import Extract as Extract
+from llama_index_agentic_kb.schema.response import MissingPart as MissingPart
+from llama_index_agentic_kb.schema.response import Reference as Reference
+from llama_index_agentic_kb.schema.response import RetrievalResponse as RetrievalResponse
+from llama_index_agentic_kb.schema.response import SkippedReason as SkippedReason
+from llama_index_agentic_kb.schema.response import SourceData as SourceData

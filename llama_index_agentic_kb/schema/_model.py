@@ -13,14 +13,10 @@ from pydantic_core import PydanticSerializationError
 from llama_index_agentic_kb._text import one_line, without_surrogates
 from llama_index_agentic_kb.errors import InvalidRequestError
 
-__all__ = ["Model"]
-
 MAX_DEPTH: Final = 200
 """Objects and lists inside each other; about as many as pydantic reads of JSON text."""
-
 MAX_FIELDS: Final = 20
 """Fields at fault that an error names."""
-
 MAX_CHARACTERS: Final = 300
 """Characters that it says of each: names and values are the caller's, and may be long."""
 
@@ -56,7 +52,7 @@ class Model(BaseModel):
             return without_surrogates(json.dumps(data, ensure_ascii=False, indent=indent, separators=separators))
 
     @classmethod
-    def parse(cls, data: Any) -> Self:
+    def parse(cls, data: object) -> Self:
         """Load wire data (a mapping, or JSON text), with errors that name each field at fault.
 
         Raises:
@@ -70,7 +66,7 @@ class Model(BaseModel):
             raise InvalidRequestError(describe(error)) from error
 
 
-def _plain(data: Any, depth: int = 0) -> Any:
+def _plain(data: object, depth: int = 0) -> object:
     """Return mappings of any kind, such as the models of Azure's SDK, as dictionaries, all the way down."""
     if depth > MAX_DEPTH:
         raise InvalidRequestError(f"request: it is nested too deep; at most {MAX_DEPTH} objects inside each other")

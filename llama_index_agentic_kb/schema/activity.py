@@ -1,4 +1,4 @@
-"""The account of a request: one record a stage, in the terms of Azure's ``activity`` array."""
+"""The plan of a request and the account of it: one record a stage, in the terms of Azure's ``activity`` array."""
 
 from __future__ import annotations
 
@@ -6,29 +6,112 @@ from datetime import datetime
 from enum import StrEnum
 from typing import Annotated, Any, Literal, TypeAlias
 
-from pydantic import Discriminator, Field, SerializerFunctionWrapHandler, Tag, model_serializer, model_validator
+from pydantic import AliasChoices, ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer, model_validator
 
 from llama_index_agentic_kb.schema._model import Model
-from llama_index_agentic_kb.schema.answer import QueryClassification
 from llama_index_agentic_kb.schema.filters import FilterNode
+from llama_index_agentic_kb.schema.grounding import UnitScore
 from llama_index_agentic_kb.schema.odata import to_odata
-from llama_index_agentic_kb.schema.plan import Finding
 from llama_index_agentic_kb.schema.request import EffortField
 
-__all__ = [
-    "ActivityError",
-    "ActivityRecord",
-    "AgenticReasoningActivity",
-    "AnyActivity",
-    "EffortUse",
-    "ModelAnswerSynthesisActivity",
-    "ModelInfo",
-    "ModelQueryPlanningActivity",
-    "Outcome",
-    "SearchArguments",
-    "SearchLane",
-    "SourceActivity",
-]
+Count: TypeAlias = Annotated[int, Field(ge=0)]
+
+
+class QueryClass(StrEnum):
+    """The classes of a query."""
+
+    ADVERSARIAL_QUERY = "adversarialQuery"
+    NON_ANSWER_SEEKING_QUERY = "nonAnswerSeekingQuery"
+    JAIL_BREAKING_QUERY = "jailBreakingQuery"
+    NON_ANSWER_SEEKING_QUERY_V2 = "nonAnswerSeekingQueryV2"
+    USER_DEFINED_CLASSIFICATION_QUERY = "userDefinedClassificationQuery"
+
+
+class QueryClassification(Model):
+    """Whether a query is of a class. Classes that were not judged are absent."""
+
+    type: QueryClass
+    positive: bool
+
+
+# -- the plan ---------------------------------------------------------------------------------------------------------
+
+
+class SubQueryOrigin(StrEnum):
+    """Where a sub-query comes from."""
+
+    QUESTION = "question"
+    """The question itself; it is always searched."""
+    INTENT = "intent"
+    """An intent of the request."""
+    PLANNER = "planner"
+    """The language model."""
+    REVISION = "revision"
+    """The language model, after it had read what the plan found."""
+
+
+class SubQuery(Model):
+    """One query of a plan."""
+
+    id: str
+    query: str = Field(min_length=1)
+    sources: list[str]
+    """Names of the sources that it goes to, in declaration order."""
+    depends_on: list[str] = Field(default_factory=list)
+    """Ids of the sub-queries whose findings it builds on."""
+    origin: SubQueryOrigin = SubQueryOrigin.PLANNER
+    filters: dict[str, FilterNode] = Field(default_factory=dict)
+    """The planner's filter, by the name of each source that declares its fields; it joins the effective filter."""
+    finds: str | None = None
+    """What its answer will be, in the question's own words: "the director of Titanic"."""
+    template: str | None = None
+    """The query as it was planned, ``#q1`` standing for what q1 finds; None where it depends on nothing."""
+    part_of: str | None = None
+    """The planned sub-query of which this is a branch, with one of several answers put in."""
+    wave: int = Field(default=1, ge=1)
+    """The round of searches that it belongs to."""
+
+
+class Confidence(StrEnum):
+    """How certain a finding is."""
+
+    STATED = "stated"
+    """A passage says it in so many words."""
+    IMPLIED = "implied"
+    """It follows from the passages, or does not stand in the passage that was named for it."""
+
+
+class Finding(Model):
+    """What a sub-query found, as the model read it in the passages."""
+
+    sub_query_id: str
+    value: str = Field(min_length=1)
+    """The answer, qualified as a page's title would have it."""
+    confidence: Confidence = Confidence.STATED
+    node_id: str | None = None
+    """The passage that says it; None where it is unknown."""
+    title: str | None = None
+    """The title of its document."""
+
+
+class QueryPlan(Model):
+    """All queries of a request, in the order in which their evidence is interleaved."""
+
+    sub_queries: list[SubQuery]
+    warnings: list[str] = Field(default_factory=list)
+    """What was wrong with the model's plan, and what was done about it."""
+    classifications: list[QueryClassification] | None = None
+    """The classes that were asked for and judged. None, where it was not classified, never means harmless."""
+    labels: list[str] = Field(default_factory=list)
+    """Which of the user's own labels fit the question."""
+
+    @property
+    def sources(self) -> list[str]:
+        """Every source that a sub-query goes to, once, in order of appearance."""
+        return list(dict.fromkeys(name for sub_query in self.sub_queries for name in sub_query.sources))
+
+
+# -- the account ------------------------------------------------------------------------------------------------------
 
 
 class Outcome(StrEnum):
@@ -67,11 +150,11 @@ class ModelInfo(Model):
 class ActivityRecord(Model):
     """What every record has."""
 
-    id: int = Field(ge=0)
+    id: Count
     type: str
     started_at: datetime | None = None
     completed_at: datetime | None = None
-    elapsed_ms: int | None = Field(default=None, ge=0)
+    elapsed_ms: Count | None = None
     outcome: Outcome | None = None
     error: ActivityError | None = None
     warning: str | None = None
@@ -81,8 +164,8 @@ class ModelQueryPlanningActivity(ActivityRecord):
     """A call of the language model that decides what is searched."""
 
     type: Literal["modelQueryPlanning"] = "modelQueryPlanning"
-    input_tokens: int | None = Field(default=None, ge=0)
-    output_tokens: int | None = Field(default=None, ge=0)
+    input_tokens: Count | None = None
+    output_tokens: Count | None = None
     model: ModelInfo | None = None
     purpose: Literal["plan", "findings", "revision"] = "plan"
     """Whether it planned, read what a round of searches had found, or looked for gaps at the end."""
@@ -95,26 +178,20 @@ class ModelQueryPlanningActivity(ActivityRecord):
 
 
 class SearchArguments(Model):
-    """What a source was asked."""
+    """What a source was asked. On the wire ``filter`` is OData text, as Azure has it, and ``filterTree`` the tree."""
+
+    model_config = ConfigDict(extra="ignore")  # where there is a tree, the text says nothing more
 
     search: str
-    filter: FilterNode | str | None = None
+    filter: FilterNode | str | None = Field(default=None, validation_alias=AliasChoices("filterTree", "filter"))
     """The effective filter: mandatory AND caller AND planner. Text only where it was loaded without its tree."""
 
     @model_serializer(mode="wrap")
     def _filter_as_text(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """On the wire ``filter`` is OData text, as in Azure's; ``filterTree`` is the tree."""
         data: dict[str, Any] = serialize(self)
         if self.filter is not None and not isinstance(self.filter, str):
             data["filterTree"] = data["filter"]
             data["filter"] = to_odata(self.filter)
-        return data
-
-    @model_validator(mode="before")
-    @classmethod
-    def _filter_from_tree(cls, data: Any) -> Any:
-        if isinstance(data, dict) and "filterTree" in data:
-            return {**{key: value for key, value in data.items() if key != "filterTree"}, "filter": data["filterTree"]}
         return data
 
 
@@ -123,31 +200,31 @@ class SearchLane(Model):
 
     kind: str
     """"dense", "lexical", "hybrid" (the store's own), or "retriever"."""
-    count: int = Field(ge=0)
+    count: Count
     """Documents that passed every check."""
-    candidates: int = Field(ge=0)
+    candidates: Count
     """Documents that came back."""
-    elapsed_ms: int | None = Field(default=None, ge=0)
+    elapsed_ms: Count | None = None
     error: ActivityError | None = None
     note: str | None = None
 
 
 class SourceActivity(ActivityRecord):
-    """One search: a sub-query at a source. Its ``type`` is the source's kind."""
+    """One search: a sub-query at a source. On the wire its arguments are named for its type, the source's kind."""
 
     type: str = "searchIndex"
     knowledge_source_name: str
     sub_query_id: str
     query_time: datetime | None = None
-    count: int | None = Field(default=None, ge=0)
+    count: Count | None = None
     """Documents that passed every check."""
-    candidates: int | None = Field(default=None, ge=0)
+    candidates: Count | None = None
     """Documents that the source returned."""
-    dropped_by_filter: int | None = Field(default=None, ge=0)
+    dropped_by_filter: Count | None = None
     """Documents that the source returned against its filter, dropped here."""
-    dropped_as_unusable: int | None = Field(default=None, ge=0)
+    dropped_as_unusable: Count | None = None
     """Results of the source that are no usable nodes; the lanes' notes say why."""
-    dropped_by_threshold: int | None = Field(default=None, ge=0)
+    dropped_by_threshold: Count | None = None
     """Documents below the reranker's threshold for every sub-query that found them; not counted in ``count``."""
     retries: int | None = Field(default=None, ge=1)
     """Repeated calls after failures; None without any."""
@@ -157,7 +234,6 @@ class SourceActivity(ActivityRecord):
 
     @model_serializer(mode="wrap")
     def _named_arguments(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """On the wire the arguments are named after the kind: ``searchIndexArguments``."""
         data: dict[str, Any] = serialize(self)
         if "arguments" in data:
             data[f"{self.type}Arguments"] = data.pop("arguments")
@@ -165,7 +241,7 @@ class SourceActivity(ActivityRecord):
 
     @model_validator(mode="before")
     @classmethod
-    def _unnamed_arguments(cls, data: Any) -> Any:
+    def _unnamed_arguments(cls, data: object) -> object:
         if isinstance(data, dict) and (name := f"{data.get('type', 'searchIndex')}Arguments") in data:
             return {**{key: value for key, value in data.items() if key != name}, "arguments": data[name]}
         return data
@@ -174,45 +250,45 @@ class SourceActivity(ActivityRecord):
 class EffortUse(Model):
     """What an effort may spend, or has spent."""
 
-    sub_queries: int = Field(ge=0)
+    sub_queries: Count
     """Distinct queries that were searched, the question's own not counted."""
-    sources: int = Field(ge=0)
+    sources: Count
     """Sources that one sub-query went to."""
-    waves: int = Field(ge=0)
-    revisions: int = Field(ge=0)
-    tokens: int = Field(ge=0)
+    waves: Count
+    revisions: Count
+    tokens: Count
     """Tokens that the planning model read and wrote, as far as it reports them."""
     seconds: float = Field(ge=0)
-    documents_ranked: int = Field(ge=0)
+    documents_ranked: Count
 
 
 class AgenticReasoningActivity(ActivityRecord):
     """What the agent was asked for, what it did, and what happened to the candidates."""
 
     type: Literal["agenticReasoning"] = "agenticReasoning"
-    reasoning_tokens: int | None = Field(default=None, ge=0)
+    reasoning_tokens: Count | None = None
     """Tokens that language models read and wrote to find and rank the evidence, without planning."""
     retrieval_reasoning_effort: EffortField | None = None
     """The effort that was spent."""
     logical_reasoning_effort: EffortField | None = None
     """The effort that was asked for."""
-    candidates: int | None = Field(default=None, ge=0)
-    kept: int | None = Field(default=None, ge=0)
-    merged: int | None = Field(default=None, ge=0)
+    candidates: Count | None = None
+    kept: Count | None = None
+    merged: Count | None = None
     """Candidates that several searches found: times found, less one each."""
-    joined: int | None = Field(default=None, ge=0)
+    joined: Count | None = None
     """Candidates that became part of a neighbouring chunk's reference."""
-    reranked: int | None = Field(default=None, ge=0)
+    reranked: Count | None = None
     """Pairs of a sub-query and a candidate that the reranker read."""
-    dropped_by_threshold: int | None = Field(default=None, ge=0)
+    dropped_by_threshold: Count | None = None
     """Candidates below the reranker's threshold."""
-    dropped_by_budget: int | None = Field(default=None, ge=0)
+    dropped_by_budget: Count | None = None
     """Candidates beyond the number of documents, or the number that is ranked."""
-    dropped_by_postprocessors: int | None = Field(default=None, ge=0)
+    dropped_by_postprocessors: Count | None = None
     """Candidates that node postprocessors dropped, or the reranker left out."""
-    dropped_by_cap: int | None = Field(default=None, ge=0)
+    dropped_by_cap: Count | None = None
     """Candidates beyond their source's ``maxOutputDocuments``."""
-    added_by_postprocessors: int | None = Field(default=None, ge=0)
+    added_by_postprocessors: Count | None = None
     """Nodes that node postprocessors added."""
     planned: EffortUse | None = None
     """The limits of the effort."""
@@ -229,33 +305,25 @@ class ModelAnswerSynthesisActivity(ActivityRecord):
     """The calls that wrote the answer, and those that checked and repaired it."""
 
     type: Literal["modelAnswerSynthesis"] = "modelAnswerSynthesis"
-    input_tokens: int | None = Field(default=None, ge=0)
-    output_tokens: int | None = Field(default=None, ge=0)
+    input_tokens: Count | None = None
+    output_tokens: Count | None = None
     model: ModelInfo | None = None
-    calls: int | None = Field(default=None, ge=0)
+    calls: Count | None = None
     response_mode: str | None = None
-    dropped_by_budget: int | None = Field(default=None, ge=0)
+    dropped_by_budget: Count | None = None
     """Passages that did not fit the budget, or the model."""
-    links_removed: int | None = Field(default=None, ge=0)
+    links_removed: Count | None = None
     """Links of the model's replies that led to no reference, and were taken out."""
-    grounding_score: float | None = Field(default=None, ge=0, le=1)
+    grounding_score: UnitScore | None = None
     """The mean score of the answer's claims; None where none was checked."""
-    claims: int | None = Field(default=None, ge=0)
+    claims: Count | None = None
     """Claims of the answer that were checked against the evidence."""
-    supported_claims: int | None = Field(default=None, ge=0)
+    supported_claims: Count | None = None
     """Those of them that it supports."""
 
 
-def _activity_tag(value: Any) -> str:
-    kind = value.get("type") if isinstance(value, dict) else getattr(value, "type", None)
-    return kind if kind in ("modelQueryPlanning", "agenticReasoning", "modelAnswerSynthesis") else "source"
-
-
 AnyActivity: TypeAlias = Annotated[
-    Annotated[ModelQueryPlanningActivity, Tag("modelQueryPlanning")]
-    | Annotated[SourceActivity, Tag("source")]
-    | Annotated[AgenticReasoningActivity, Tag("agenticReasoning")]
-    | Annotated[ModelAnswerSynthesisActivity, Tag("modelAnswerSynthesis")],
-    Discriminator(_activity_tag),
+    ModelQueryPlanningActivity | AgenticReasoningActivity | ModelAnswerSynthesisActivity | SourceActivity,
+    Field(union_mode="left_to_right"),
 ]
 """Any record. A ``type`` that is not the model's or the agent's is a source's kind."""

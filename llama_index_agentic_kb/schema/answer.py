@@ -1,52 +1,30 @@
-"""The answer as a resource: its text, what each part of it rests on, how it was found, and why it was withheld.
+"""The answer as a resource, and the sessions that keep answers as turns.
 
-The parts are those of Google's ``Answer`` (Discovery Engine v1); ``wire.google_answer`` writes them. Here spans are in
-characters of ``Answer.text`` (Python's), start included and end excluded; sources are indices into ``references``.
+The parts are those of Google's ``Answer`` (Discovery Engine v1): the text, what each part of it rests on, how it was
+found, and why it was withheld; ``wire.google_answer`` writes them. Here spans are in characters of ``Answer.text``
+(Python's), start included and end excluded; sources are indices into ``references``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
-from typing import Annotated, Any, Final, Literal, Self, TypeAlias
+from typing import Annotated, Final, Literal, Self, TypeAlias
 
 from pydantic import AwareDatetime, Field, model_validator
 
 from llama_index_agentic_kb.schema._model import Model
-from llama_index_agentic_kb.schema.grounding import GroundedClaim, GroundingLedger, Span, Verdict
-
-__all__ = [
-    "CITATION_THRESHOLD",
-    "Answer",
-    "AnswerReference",
-    "AnswerState",
-    "AnswerStep",
-    "AnswerStepAction",
-    "ChunkContent",
-    "ChunkReference",
-    "Citation",
-    "DocumentReference",
-    "GroundingSupport",
-    "HarmCategory",
-    "HarmLevel",
-    "QueryClass",
-    "QueryClassification",
-    "SafetyRating",
-    "SearchObservation",
-    "SkippedReason",
-    "Snippet",
-    "StepState",
-    "StructuredReference",
-    "UnitScore",
-    "ledger_citations",
-    "ledger_supports",
-]
-
-CITATION_THRESHOLD: Final = 0.6
-"""A reference that supports a claim less than this is no source of it (Google: ``citationThreshold``)."""
-
-UnitScore: TypeAlias = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
-"""A score from 0 to 1."""
+from llama_index_agentic_kb.schema.activity import QueryClassification
+from llama_index_agentic_kb.schema.filters import FilterNode
+from llama_index_agentic_kb.schema.grounding import (
+    CITATION_THRESHOLD,
+    GroundedClaim,
+    GroundingLedger,
+    Span,
+    UnitScore,
+    Verdict,
+)
+from llama_index_agentic_kb.schema.response import SkippedReason
 
 
 class AnswerState(StrEnum):
@@ -66,43 +44,6 @@ class StepState(StrEnum):
     SUCCEEDED = "succeeded"
 
 
-class SkippedReason(StrEnum):
-    """Why there is no answer."""
-
-    ADVERSARIAL_QUERY_IGNORED = "adversarialQueryIgnored"
-    NON_ANSWER_SEEKING_QUERY_IGNORED = "nonAnswerSeekingQueryIgnored"
-    """Chit-chat."""
-    OUT_OF_DOMAIN_QUERY_IGNORED = "outOfDomainQueryIgnored"
-    """Nothing of high relevance was found: the question is about something else than the sources."""
-    POTENTIAL_POLICY_VIOLATION = "potentialPolicyViolation"
-    NO_RELEVANT_CONTENT = "noRelevantContent"
-    """What was found holds nothing relevant, or nothing was found."""
-    JAIL_BREAKING_QUERY_IGNORED = "jailBreakingQueryIgnored"
-    CUSTOMER_POLICY_VIOLATION = "customerPolicyViolation"
-    NON_ANSWER_SEEKING_QUERY_IGNORED_V2 = "nonAnswerSeekingQueryIgnoredV2"
-    """The query has no clear intent."""
-    LOW_GROUNDED_ANSWER = "lowGroundedAnswer"
-    USER_DEFINED_CLASSIFICATION_QUERY_IGNORED = "userDefinedClassificationQueryIgnored"
-    UNHELPFUL_ANSWER = "unhelpfulAnswer"
-
-
-class QueryClass(StrEnum):
-    """The classes of a query."""
-
-    ADVERSARIAL_QUERY = "adversarialQuery"
-    NON_ANSWER_SEEKING_QUERY = "nonAnswerSeekingQuery"
-    JAIL_BREAKING_QUERY = "jailBreakingQuery"
-    NON_ANSWER_SEEKING_QUERY_V2 = "nonAnswerSeekingQueryV2"
-    USER_DEFINED_CLASSIFICATION_QUERY = "userDefinedClassificationQuery"
-
-
-class QueryClassification(Model):
-    """Whether a query is of a class. Classes that were not judged are absent."""
-
-    type: QueryClass
-    positive: bool
-
-
 class Citation(Span):
     """A claim, and the references that it cites."""
 
@@ -110,14 +51,13 @@ class Citation(Span):
     """Indices into the answer's references."""
 
 
-class GroundingSupport(Span):
-    """A claim as it was checked."""
+class GroundingSupport(Citation):
+    """A claim as it was checked, and the references that support it."""
 
     score: UnitScore | None = None
     """How well the sources support it; None where it was not checked, or needs no check."""
     check_required: bool | None = None
     """False for sentences that claim nothing ("Here is what I found.")."""
-    sources: list[Annotated[int, Field(ge=0)]] = Field(default_factory=list)
 
     @model_validator(mode="after")
     def _nothing_without_check(self) -> Self:
@@ -134,18 +74,23 @@ class ChunkContent(Model):
     relevance_score: UnitScore | None = None
 
 
-class DocumentReference(Model):
-    """A document with the passages of it that were used."""
+class _Document(Model):
+    """What is known of a document."""
 
-    kind: Literal["document"] = "document"
     document: str = ""
     uri: str = ""
     title: str = ""
+
+
+class DocumentReference(_Document):
+    """A document with the passages of it that were used."""
+
+    kind: Literal["document"] = "document"
     chunks: list[ChunkContent] = Field(default_factory=list)
-    metadata: dict[str, Any] = Field(default_factory=dict)
+    metadata: dict[str, object] = Field(default_factory=dict)
 
 
-class ChunkReference(Model):
+class ChunkReference(_Document):
     """One passage, with what is known of its document."""
 
     kind: Literal["chunk"] = "chunk"
@@ -153,21 +98,15 @@ class ChunkReference(Model):
     """The name of the passage: a LlamaIndex node's id."""
     content: str = ""
     relevance_score: UnitScore | None = None
-    document: str = ""
-    uri: str = ""
-    title: str = ""
     page_identifier: str = ""
-    metadata: dict[str, Any] = Field(default_factory=dict)
+    metadata: dict[str, object] = Field(default_factory=dict)
 
 
-class StructuredReference(Model):
+class StructuredReference(_Document):
     """A record: data instead of text."""
 
     kind: Literal["structured"] = "structured"
-    document: str = ""
-    uri: str = ""
-    title: str = ""
-    data: dict[str, Any] = Field(default_factory=dict)
+    data: dict[str, object] = Field(default_factory=dict)
 
 
 AnswerReference: TypeAlias = Annotated[
@@ -183,16 +122,13 @@ class Snippet(Model):
     status: str = "SUCCESS"
 
 
-class SearchObservation(Model):
+class SearchObservation(_Document):
     """One document that a search found."""
 
-    document: str = ""
-    uri: str = ""
-    title: str = ""
     snippets: list[Snippet] = Field(default_factory=list)
     chunks: list[ChunkReference] = Field(default_factory=list)
     """Only name, content and score are written."""
-    metadata: dict[str, Any] = Field(default_factory=dict)
+    metadata: dict[str, object] = Field(default_factory=dict)
 
 
 class AnswerStepAction(Model):
@@ -290,22 +226,14 @@ class Answer(Model):
 
     @model_validator(mode="after")
     def _spans_and_sources_exist(self) -> Self:
-        spanned: dict[str, Sequence[Citation | GroundingSupport]] = {
-            "citations": self.citations,
-            "groundingSupports": self.grounding_supports,
-        }
-        for field, claims in spanned.items():
+        for field, claims in (("citations", self.citations), ("groundingSupports", self.grounding_supports)):
             for position, claim in enumerate(claims):
                 if claim.end > len(self.text):
-                    raise ValueError(
-                        f"{field}.{position}.end: {claim.end} is beyond the text of {len(self.text)} characters"
-                    )
-                for source in claim.sources:
-                    if source >= len(self.references):
-                        raise ValueError(
-                            f"{field}.{position}.sources: there is no reference {source}; there are "
-                            f"{len(self.references)}"
-                        )
+                    reason = f"end: {claim.end} is beyond the text of {len(self.text)} characters"
+                    raise ValueError(f"{field}.{position}.{reason}")
+                if (last := max(claim.sources, default=-1)) >= len(self.references):
+                    reason = f"sources: there is no reference {last}; there are {len(self.references)}"
+                    raise ValueError(f"{field}.{position}.{reason}")
         return self
 
 
@@ -353,3 +281,83 @@ def _sources(claim: GroundedClaim, reference_ids: Sequence[str], threshold: floa
     index = {reference_id: position for position, reference_id in enumerate(reference_ids)}
     good = [index[one.reference_id] for one in claim.supports if one.score >= threshold and one.reference_id in index]
     return list(dict.fromkeys(good))
+
+
+# -- sessions ---------------------------------------------------------------------------------------------------------
+
+
+class SessionState(StrEnum):
+    """How far a session is. Google's has no other state, ended or not."""
+
+    IN_PROGRESS = "inProgress"
+
+
+class Turn(Model):
+    """One question and its answer."""
+
+    session_id: str
+    number: int = Field(ge=1)
+    """Its place in the session; 1, 2, ... without a gap."""
+    query: str
+    query_id: str = ""
+    answer_id: str
+    answer: Answer | None = None
+    """The whole answer; None where only its name was asked for."""
+    query_config: dict[str, str] = Field(default_factory=dict)
+    created_at: AwareDatetime
+    """When the question was asked, as far as the answer says; else when the turn was stored."""
+    completed_at: AwareDatetime
+    """When the turn was stored."""
+
+
+class Session(Model):
+    """A conversation of one owner."""
+
+    id: str
+    display_name: str = ""
+    """At first the first question."""
+    state: SessionState = SessionState.IN_PROGRESS
+    user_pseudo_id: str = ""
+    turns: list[Turn] = Field(default_factory=list)
+    labels: list[str] = Field(default_factory=list)
+    is_pinned: bool = False
+    started_at: AwareDatetime
+    updated_at: AwareDatetime
+    """When its last turn was stored, or it was last changed."""
+    ended_at: AwareDatetime | None = None
+    """When its last answer was complete; None before the first. Further turns may follow."""
+
+
+class SessionPage(Model):
+    """Some of an owner's sessions; their turns are not listed."""
+
+    sessions: list[Session] = Field(default_factory=list)
+    next_page_token: str | None = None
+    """Asks for the next page; None on the last one."""
+
+
+class SessionChanges(Model):
+    """Changes of a session; None leaves a field as it is."""
+
+    display_name: str | None = None
+    labels: list[str] | None = None
+    is_pinned: bool | None = None
+    user_pseudo_id: str | None = None
+
+
+class SessionOrder(Model):
+    """The order of sessions."""
+
+    key: Literal["updated_at", "started_at", "id", "is_pinned"]
+    descending: bool = False
+
+
+class SessionQuery(Model):
+    """Which of an owner's sessions are listed, and in which order."""
+
+    page_size: int = Field(default=50, ge=1, le=1000)
+    page_token: str | None = None
+    filters: FilterNode | None = None
+    """Of ``id``, ``display_name``, ``user_pseudo_id``, ``state``, ``is_pinned``, ``labels`` (``any``), ``started_at``
+    and ``updated_at`` (RFC 3339)."""
+    order_by: list[SessionOrder] = Field(default_factory=lambda: [SessionOrder(key="updated_at", descending=True)])

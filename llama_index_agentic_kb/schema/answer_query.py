@@ -6,38 +6,18 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Literal, Self, TypeAlias
+from typing import Final, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
 from llama_index_agentic_kb.schema._model import Model
-from llama_index_agentic_kb.schema.answer import Answer, AnswerReference, AnswerStep, Citation, HarmCategory, QueryClass
+from llama_index_agentic_kb.schema.activity import QueryClass
+from llama_index_agentic_kb.schema.answer import Answer, AnswerReference, AnswerStep, Citation, HarmCategory, Session
 from llama_index_agentic_kb.schema.filters import FilterNode
 from llama_index_agentic_kb.schema.request import MAX_DOCUMENTS, RetrievalRequest
-from llama_index_agentic_kb.schema.sessions import Session
+from llama_index_agentic_kb.schema.response import MissingPart, RetrievalResponse
 
-__all__ = [
-    "NEW_SESSION",
-    "AnswerPiece",
-    "AnswerQuery",
-    "Boost",
-    "BoostControl",
-    "CitationPiece",
-    "ControlPoint",
-    "DataStoreQuery",
-    "EndUserChunk",
-    "FilteringLevel",
-    "HarmBlockThreshold",
-    "ReferencesPiece",
-    "Rephrasing",
-    "ResultMode",
-    "SafetySetting",
-    "StepsPiece",
-    "TextPiece",
-    "WholePiece",
-]
-
-NEW_SESSION = "-"
+NEW_SESSION: Final = "-"
 
 
 class FilteringLevel(StrEnum):
@@ -64,40 +44,13 @@ class HarmBlockThreshold(StrEnum):
     OFF = "off"
 
 
-class ControlPoint(Model):
-    """One point of a boost's curve."""
-
-    value: str
-    """A number, or a duration such as "5D"."""
-    amount: float = Field(ge=-1, le=1, allow_inf_nan=False)
-
-
-class BoostControl(Model):
-    """A boost that depends on a field's value, straight lines between its points."""
-
-    field: str
-    freshness: bool = False
-    """Whether the field holds a time, and its age is what counts."""
-    points: list[ControlPoint] = Field(default_factory=list)
-
-
-class Boost(Model):
-    """A rule that raises or lowers documents."""
-
-    condition: FilterNode | None = None
-    """None is every document."""
-    amount: float = Field(default=0.0, ge=-1, le=1, allow_inf_nan=False)
-    control: BoostControl | None = None
-    """Replaces ``amount`` where set."""
-
-
 class DataStoreQuery(Model):
     """What is asked of one data store; only those that are named are searched."""
 
     data_store: str
     """Its full resource name."""
     filters: FilterNode | None = None
-    boosts: list[Boost] = Field(default_factory=list)
+    boosts: list[dict[str, object]] = Field(default_factory=list)
     custom_search_operators: str = ""
     max_results: int | None = Field(default=None, ge=1, le=MAX_DOCUMENTS)
 
@@ -140,7 +93,8 @@ class AnswerQuery(Model):
     user_labels: dict[str, str] = Field(default_factory=dict)
     filters: FilterNode | None = None
     """For every source."""
-    boosts: list[Boost] = Field(default_factory=list)
+    boosts: list[dict[str, object]] = Field(default_factory=list)
+    """Rules that raise or lower documents, as Google writes them: kept as data, not acted on."""
     order_by: str = ""
     result_mode: ResultMode | None = None
     data_stores: list[DataStoreQuery] = Field(default_factory=list)
@@ -225,3 +179,22 @@ class WholePiece(Model):
 
 AnswerPiece: TypeAlias = StepsPiece | ReferencesPiece | TextPiece | CitationPiece | WholePiece
 """A piece of a streamed answer: steps, references, text and citations in turns, and the whole answer."""
+
+
+class AnswerResponse(WholePiece):
+    """An answer with what belongs to it."""
+
+    account: RetrievalResponse | None = None
+    """The activity, the plan, and the ledger of the answer's claims; None where nothing was searched."""
+    missing: list[MissingPart] = Field(default_factory=list)
+    """Parts that the answer lacks, sub-questions without evidence included."""
+    warnings: list[str] = Field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        """The answer's text."""
+        return self.answer.text
+
+    def __str__(self) -> str:
+        """Return the answer's text."""
+        return self.answer.text

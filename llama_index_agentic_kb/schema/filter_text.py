@@ -17,18 +17,6 @@ from llama_index_agentic_kb.schema.filters import FilterGroup, FilterLogic, Filt
 if TYPE_CHECKING:
     from lark import Lark, Token
 
-__all__ = [
-    "MAX_DEPTH",
-    "MAX_LENGTH",
-    "MAX_VALUES",
-    "RefusedError",
-    "Syntax",
-    "TreeBuilder",
-    "parse",
-    "place",
-    "to_number",
-]
-
 MAX_LENGTH: Final = 65_536
 """Characters of a filter."""
 MAX_DEPTH: Final = 32
@@ -40,11 +28,11 @@ _DIGITS: Final = 40
 
 
 class RefusedError(Exception):
-    """What is wrong with the text, and the 0-based place."""
+    """What is wrong with the text, and where: a token, or a 0-based position."""
 
-    def __init__(self, message: str, position: int) -> None:
+    def __init__(self, message: str, place: Token | int) -> None:
         super().__init__(message)
-        self.position = position
+        self.position = place if isinstance(place, int) else place.start_pos or 0
 
 
 @dataclass(frozen=True)
@@ -121,16 +109,16 @@ def _parse(syntax: Syntax, text: str) -> FilterNode:
             depth += (token.type in syntax.opens) - (token.type == "RPAR")
             terms += token.type in syntax.terms
             if depth > MAX_DEPTH:
-                raise RefusedError(f"at most {MAX_DEPTH} parentheses may stand inside each other", place(token))
+                raise RefusedError(f"at most {MAX_DEPTH} parentheses may stand inside each other", token)
             if terms > limit:
-                raise RefusedError(f"at most {limit} terms are read{remedy}", place(token))
+                raise RefusedError(f"at most {limit} terms are read{remedy}", token)
         tree: FilterNode = parsing.feed_eof(token)
     except UnexpectedToken as error:
-        position = len(text) if error.token.type == "$END" else place(error.token)
-        raise _unexpected(syntax, text, position, parsing.accepts()) from None
+        place = len(text) if error.token.type == "$END" else error.token.start_pos or 0
+        raise _unexpected(syntax, text, place, parsing.accepts()) from None
     except UnexpectedCharacters as error:
-        at: Any = error.pos_in_stream  # its annotation says None
-        raise _unexpected(syntax, text, at, parsing.accepts()) from None
+        position: Any = error.pos_in_stream  # its annotation says None
+        raise _unexpected(syntax, text, position, parsing.accepts()) from None
     return tree
 
 
@@ -147,11 +135,6 @@ def _unexpected(syntax: Syntax, text: str, position: int, accepted: set[str]) ->
     return RefusedError(f"found {found[0]!r}, expected: {expected}{hint}", position)
 
 
-def place(token: Token) -> int:
-    """Return the 0-based place of a token."""
-    return token.start_pos or 0
-
-
 def to_number(token: Token, text: str) -> int | float:
     """Return the number that a token's text holds; refuse numbers that no store can hold."""
     if len(text) <= _DIGITS:  # reading very long numbers takes more than linear time
@@ -159,4 +142,4 @@ def to_number(token: Token, text: str) -> int | float:
         number = int(text) if whole else float(text)
         if -_INT64 <= number < _INT64 if whole else math.isfinite(number):
             return number
-    raise RefusedError(f"{text[:30]!r} is too large or too long a number", place(token))
+    raise RefusedError(f"{text[:30]!r} is too large or too long a number", token)

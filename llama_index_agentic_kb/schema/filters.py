@@ -10,27 +10,15 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
-from itertools import chain
-from typing import Annotated, Any, Final, Literal, Self, TypeAlias
+from functools import partial
+from typing import Annotated, Final, Literal, Self, TypeAlias
 
-from pydantic import Discriminator, Field, Tag, field_validator, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from llama_index_agentic_kb._text import without_surrogates
 from llama_index_agentic_kb.schema._model import Model
-
-__all__ = [
-    "Condition",
-    "FilterGroup",
-    "FilterLogic",
-    "FilterNode",
-    "FilterOperator",
-    "all_of",
-    "any_of",
-    "matcher",
-    "matches",
-]
 
 Scalar: TypeAlias = bool | int | float | str
 
@@ -61,9 +49,23 @@ class FilterLogic(StrEnum):
 
 
 _INT64: Final = 2**63
+_MANY: Final = 8
+"""Conditions of a group from which on they are looked up by the keys that are there."""
 _LISTS: Final = frozenset({FilterOperator.IN, FilterOperator.NIN, FilterOperator.ANY})
 _RESERVED: Final = frozenset({"_node_content", "_node_type"})
 """Keys under which LlamaIndex's stores keep the node itself: they say nothing of a document."""
+_EQUAL: Final = {
+    FilterOperator.EQ: True,
+    FilterOperator.IN: True,
+    FilterOperator.NE: False,
+    FilterOperator.NIN: False,
+}
+_ORDERS: Final = {
+    FilterOperator.GT: operator.gt,
+    FilterOperator.GE: operator.ge,
+    FilterOperator.LT: operator.lt,
+    FilterOperator.LE: operator.le,
+}
 
 
 class Condition(Model):
@@ -74,45 +76,39 @@ class Condition(Model):
     operator: FilterOperator = FilterOperator.EQ
     value: Scalar | list[Scalar]
 
-    @field_validator("key", "value", mode="before")
-    @classmethod
-    def _writable(cls, value: Any) -> Any:
-        """Replace lone surrogates, as in documents: no store could be asked for them."""
-        if isinstance(value, list):
-            return [without_surrogates(item) if isinstance(item, str) else item for item in value]
-        return without_surrogates(value) if isinstance(value, str) else value
+    @model_validator(mode="after")
+    def _is_possible(self) -> Self:
+        """Refuse what no store could be asked, and replace lone surrogates, as in documents.
 
-    @field_validator("key")
-    @classmethod
-    def _names_a_field(cls, key: str) -> str:
-        """A key is as much from outside as a value: stores read ``$or`` and its like as operators."""
+        A key is as much from outside as a value: stores read ``$or`` and its like as operators.
+        """
+        key, wants_list = without_surrogates(self.key), self.operator in _LISTS
         if key.startswith("$") or key in _RESERVED:
             raise ValueError(f"{key!r} is no field of a document: a name must not begin with '$', nor be a store's own")
-        return key
-
-    @model_validator(mode="after")
-    def _value_fits_operator(self) -> Self:
-        wants_list = self.operator in _LISTS
+        values = [without_surrogates(value) if isinstance(value, str) else value for value in self.values]
         if wants_list != isinstance(self.value, list):
-            raise ValueError(
-                f"filter on {self.key!r}: {self.operator.value} takes a {'list' if wants_list else 'scalar'}"
-            )
-        if wants_list and not self.value:
-            raise ValueError(f"filter on {self.key!r}: {self.operator.value} takes at least one value")
-        if self.operator is FilterOperator.EXISTS and self.value is not True:
-            raise ValueError(f"filter on {self.key!r}: exists takes true; what is unknown can't be asked for")
-        for value in self.values:
-            fits = (
-                -_INT64 <= value < _INT64 if isinstance(value, int) else isinstance(value, str) or math.isfinite(value)
-            )
-            if not fits:
-                raise ValueError(f"filter on {self.key!r}: a number must be finite, a whole one within 64 bits")
-        return self
+            reason = f"{self.operator.value} takes a {'list' if wants_list else 'scalar'}"
+        elif not values:
+            reason = f"{self.operator.value} takes at least one value"
+        elif self.operator is FilterOperator.EXISTS and self.value is not True:
+            reason = "exists takes true; what is unknown can't be asked for"
+        elif not all(map(_is_storable, values)):
+            reason = "a number must be finite, a whole one within 64 bits"
+        else:
+            self.key, self.value = key, values if wants_list else values[0]
+            return self
+        raise ValueError(f"filter on {key!r}: {reason}")
 
     @property
     def values(self) -> list[Scalar]:
         """The value, or those of the list."""
         return self.value if isinstance(self.value, list) else [self.value]
+
+
+def _is_storable(value: Scalar) -> bool:
+    if isinstance(value, int):
+        return -_INT64 <= value < _INT64
+    return isinstance(value, str) or math.isfinite(value)
 
 
 class FilterGroup(Model):
@@ -124,10 +120,9 @@ class FilterGroup(Model):
     """At least one: an empty group would let everything through."""
 
 
-def _kind(value: Any) -> str:
-    if isinstance(value, dict):
-        return "group" if "filters" in value else "condition"
-    return "group" if isinstance(value, FilterGroup) else "condition"
+def _kind(value: object) -> str:
+    is_group = "filters" in value if isinstance(value, dict) else isinstance(value, FilterGroup)
+    return "group" if is_group else "condition"
 
 
 FilterNode: TypeAlias = Annotated[
@@ -151,7 +146,7 @@ def any_of(*filters: FilterNode) -> FilterNode:
     return FilterGroup(logic=FilterLogic.OR, filters=list(filters))
 
 
-def matches(tree: FilterNode, metadata: Mapping[str, Any]) -> bool:
+def matches(tree: FilterNode, metadata: Mapping[str, object]) -> bool:
     """Return whether a node's metadata passes a filter.
 
     Args:
@@ -164,7 +159,7 @@ def matches(tree: FilterNode, metadata: Mapping[str, Any]) -> bool:
     return _ready(tree)(metadata) is True
 
 
-def matcher(tree: FilterNode) -> Callable[[Mapping[str, Any]], bool]:
+def matcher(tree: FilterNode) -> Callable[[Mapping[str, object]], bool]:
     """Return ``matches`` for one filter and the metadata of many documents.
 
     A caller in a thousand groups has a filter of a thousand conditions, of which a document's metadata hold few keys:
@@ -174,76 +169,50 @@ def matcher(tree: FilterNode) -> Callable[[Mapping[str, Any]], bool]:
     return lambda metadata: holds(metadata) is True
 
 
-_Ready: TypeAlias = Callable[[Mapping[str, Any]], bool | None]
-
-_MANY: Final = 8
-"""Conditions of a group from which on they are looked up by the keys that are there."""
-
-
-def _ready(tree: FilterNode) -> _Ready:
+def _ready(tree: FilterNode) -> Callable[[Mapping[str, object]], bool | None]:
+    """Return what tells whether a tree holds: None where that is unknown, which no negation makes true."""
     if isinstance(tree, Condition):
-        return lambda metadata: _compare(tree, metadata.get(tree.key))
+        return partial(_compare, tree)
     by_key: dict[str, list[Condition]] = {}
-    if tree.logic is FilterLogic.OR and len(tree.filters) >= _MANY:
-        for child in tree.filters:
-            if isinstance(child, Condition):
-                by_key.setdefault(child.key, []).append(child)
-    others = [_ready(child) for child in tree.filters if not (by_key and isinstance(child, Condition))]
-    decides = tree.logic is not FilterLogic.AND
-    decided = tree.logic is FilterLogic.OR
+    others = []
+    for child in tree.filters:
+        if isinstance(child, Condition) and tree.logic is FilterLogic.OR and len(tree.filters) >= _MANY:
+            by_key.setdefault(child.key, []).append(child)
+        else:
+            others.append(_ready(child))
+    decides, decided = tree.logic is not FilterLogic.AND, tree.logic is FilterLogic.OR
 
-    def holds(metadata: Mapping[str, Any]) -> bool | None:
-        known = [key for key in metadata if key in by_key]
-        unknown = len(known) < len(by_key)  # a condition on an absent key
-        held = (_compare(one, metadata[key]) for key in known for one in by_key[key])
-        for one in chain(held, (other(metadata) for other in others)):
-            if one is decides:
+    def holds(metadata: Mapping[str, object]) -> bool | None:
+        unknown = not by_key.keys() <= metadata.keys()  # a condition on an absent key
+        for key in metadata if by_key else ():
+            for condition in by_key.get(key, ()):
+                held = _compare(condition, metadata)
+                if held is decides:
+                    return decided
+                unknown = unknown or held is None
+        for other in others:
+            held = other(metadata)
+            if held is decides:
                 return decided
-            unknown = unknown or one is None
+            unknown = unknown or held is None
         return None if unknown else not decided
 
     return holds
 
 
-def _compare(condition: Condition, value: Any) -> bool | None:
+def _compare(condition: Condition, metadata: Mapping[str, object]) -> bool | None:
     """Compare a value; None where it is absent or of another kind than what it is compared with."""
-    if value is None:
+    value, wanted = metadata.get(condition.key), condition.operator
+    items = value if isinstance(value, (list, tuple, set, frozenset)) else None
+    if wanted is FilterOperator.EXISTS:
+        return None if value is None else items is None or bool(items)
+    # Python's True equals 1, a store's does not.
+    values = [(isinstance(value, bool), value) for value in condition.values]
+    if wanted is FilterOperator.ANY:
+        return None if items is None else any((isinstance(item, bool), item) in values for item in items)
+    if not isinstance(value, (str, int, float)):
         return None
-    if condition.operator is FilterOperator.EXISTS:
-        return not (isinstance(value, _COLLECTIONS) and len(value) == 0)
-    if condition.operator is FilterOperator.ANY:
-        return _any_item(value, condition.values) if isinstance(value, _COLLECTIONS) else None
-    return _compare_scalar(condition, value) if isinstance(value, (str, int, float)) else None
-
-
-def _compare_scalar(condition: Condition, value: str | float) -> bool | None:
-    expected: Any = condition.value
-    if condition.operator in _EQUALITIES:
-        return _EQUALITIES[condition.operator](value, expected)
-    if isinstance(value, str) != isinstance(expected, str):
-        return None
-    return bool(_ORDERS[condition.operator](value, expected))
-
-
-def _any_item(items: Iterable[Any], expected: list[Scalar]) -> bool:
-    return any(_equal(item, value) for item in items for value in expected)
-
-
-def _equal(value: Any, expected: Scalar) -> bool:
-    """Equality without Python's ``True == 1``."""
-    return isinstance(value, bool) == isinstance(expected, bool) and bool(value == expected)
-
-
-_COLLECTIONS: Final = (list, tuple, set, frozenset)
-_EQUALITIES: Final[Mapping[FilterOperator, Callable[[Any, Any], bool]]] = {
-    FilterOperator.EQ: _equal,
-    FilterOperator.NE: lambda value, expected: not _equal(value, expected),
-    FilterOperator.IN: lambda value, expected: any(_equal(value, one) for one in expected),
-    FilterOperator.NIN: lambda value, expected: not any(_equal(value, one) for one in expected),
-}
-_ORDERS: Final[Mapping[FilterOperator, Callable[[Any, Any], bool]]] = {
-    FilterOperator.GT: operator.gt,
-    FilterOperator.GE: operator.ge,
-    FilterOperator.LT: operator.lt,
-    FilterOperator.LE: operator.le,
-}
+    if wanted in _EQUAL:
+        return ((isinstance(value, bool), value) in values) is _EQUAL[wanted]
+    is_ordered = isinstance(value, str) == isinstance(condition.value, str)
+    return bool(_ORDERS[wanted](value, condition.value)) if is_ordered else None

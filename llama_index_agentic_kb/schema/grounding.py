@@ -1,4 +1,4 @@
-"""Grounding: what each claim of an answer rests on, and how well.
+"""Grounding: what each claim of an answer rests on, and how well; and questions about text that is brought along.
 
 Spans count characters (Python's: Unicode code points), end exclusive; ``grounding.spans`` turns them into UTF-8 bytes
 (Google's Answer) and UTF-16 units (browsers). Pydantic checks what Google's protos don't: scores from 0 to 1, spans
@@ -7,27 +7,26 @@ that are not empty, no score and no support where there is nothing to check.
 
 from __future__ import annotations
 
+import re
 from enum import StrEnum
-from typing import Self
+from typing import Annotated, Final, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
 from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.schema._model import Model
 
-__all__ = [
-    "AnswerChange",
-    "ChangeKind",
-    "ClaimFlag",
-    "Conflict",
-    "ConflictKind",
-    "ConflictingValue",
-    "GroundedClaim",
-    "GroundingLedger",
-    "Span",
-    "Support",
-    "Verdict",
-]
+CITATION_THRESHOLD: Final = 0.6
+"""A reference that supports a claim less than this is no source of it (Google: ``citationThreshold``)."""
+
+# Google's limits of CheckGrounding and Rank, and ours.
+MAX_FACTS: Final = 200
+MAX_FACT_CHARACTERS: Final = 10_000
+MAX_ANSWER_TOKENS: Final = 4_096
+MAX_RECORDS: Final = 200
+
+UnitScore: TypeAlias = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
+"""A score from 0 to 1."""
 
 
 class Verdict(StrEnum):
@@ -78,11 +77,10 @@ class ChangeKind(StrEnum):
 
 
 class Span(Model):
-    """A stretch of a text, in characters; not empty."""
+    """A stretch of a text, in characters; not empty. The end is exclusive."""
 
     start: int = Field(ge=0)
     end: int = Field(ge=1)
-    """Exclusive."""
 
     @model_validator(mode="after")
     def _is_not_empty(self) -> Self:
@@ -109,7 +107,7 @@ class Support(Model):
     """In the node's text."""
     quote: str
     """What stands there, to the letter."""
-    score: float = Field(ge=0, le=1, allow_inf_nan=False)
+    score: UnitScore
     """How well it supports the claim; where two references are needed, how well both do together."""
 
 
@@ -123,7 +121,7 @@ class GroundedClaim(Model):
     check_required: bool = True
     """Whether it says something of the world ("Here is what I found." doesn't)."""
     verdict: Verdict = Verdict.NOT_CHECKABLE
-    score: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
+    score: UnitScore | None = None
     """Of the evidence together. None where no check is required or none was made."""
     supports: list[Support] = Field(default_factory=list)
     """What supports it (or, where contradicted, contradicts it), best first: one for each stretch of a reference."""
@@ -137,10 +135,8 @@ class GroundedClaim(Model):
     def _scores_what_is_checked(self) -> Self:
         if not self.check_required and (self.score is not None or self.supports):
             raise ValueError("score, supports: a claim that needs no check has none")
-        if self.score is None and self.verdict is not Verdict.NOT_CHECKABLE:
-            raise ValueError(f"verdict: {self.verdict} needs a score")
-        if self.score is not None and self.verdict is Verdict.NOT_CHECKABLE:
-            raise ValueError("score: a claim that is not checkable has none")
+        if (self.score is None) != (self.verdict is Verdict.NOT_CHECKABLE):
+            raise ValueError("score: a claim has one if it has a verdict, and none if it is not checkable")
         return self
 
 
@@ -182,7 +178,7 @@ class GroundingLedger(Model):
     """The claims of an answer with their evidence, in the answer's order."""
 
     claims: list[GroundedClaim] = Field(default_factory=list)
-    grounding_score: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
+    grounding_score: UnitScore | None = None
     """The mean score over the claims that need a check and got one; None without any."""
     scorer: str = ""
     """Names what scored."""
@@ -193,15 +189,16 @@ class GroundingLedger(Model):
 
     @model_validator(mode="after")
     def _is_in_order(self) -> Self:
-        position = 0
+        position, scored = 0, False
         for number, claim in enumerate(self.claims):
             if claim.span.start < position:
                 raise ValueError(f"claims[{number}].span: starts inside of the claim before it")
-            position = claim.span.end
-        if self.grounding_score is not None and all(claim.score is None for claim in self.claims):
+            position, scored = claim.span.end, scored or claim.score is not None
+        if self.grounding_score is not None and not scored:
             raise ValueError("grounding_score: no claim has a score")
-        if any(conflict.claim >= len(self.claims) for conflict in self.conflicts):
-            raise ValueError("conflicts.claim: there is no such claim")
+        for conflict in self.conflicts:
+            if conflict.claim >= len(self.claims):
+                raise ValueError("conflicts.claim: there is no such claim")
         return self
 
     @property
@@ -218,3 +215,56 @@ class GroundingLedger(Model):
         for number, claim in enumerate(self.claims):
             if claim.span.of(answer) != claim.text:
                 raise InvalidRequestError(f"claims[{number}].span: the answer does not say {claim.text[:60]!r} there")
+
+
+# -- questions about text that is brought along -----------------------------------------------------------------------
+
+
+def answer_tokens(answer: str) -> int:
+    """Count an answer's tokens as Google does: a word is one, and so is a full stop."""
+    return len(re.findall(r"\w+|[^\w\s]", answer))
+
+
+class Fact(Model):
+    """A text that an answer may rest on."""
+
+    text: str
+    attributes: dict[str, str] = Field(default_factory=dict)
+    """Part of the premise: "Wikipedia says ..." is grounded where the author is Wikipedia."""
+
+
+class GroundingQuery(Model):
+    """Whether an answer is grounded in facts."""
+
+    answer: str
+    facts: list[Fact] = Field(default_factory=list)
+    citation_threshold: UnitScore = CITATION_THRESHOLD
+    """The least score with which a fact is cited for a claim."""
+    claim_scores: bool = False
+    """Whether each claim's own score is wanted."""
+
+
+class RankRecord(Model):
+    """A record to rank, by its title, its content, or both."""
+
+    id: str = ""
+    title: str = ""
+    content: str = ""
+    score: UnitScore = 0.0
+
+    @property
+    def text(self) -> str:
+        """Title and content."""
+        return f"{self.title}\n{self.content}".strip()
+
+
+class RankQuery(Model):
+    """How records rank for a query."""
+
+    query: str = ""
+    records: list[RankRecord] = Field(min_length=1)
+    top_n: int | None = Field(default=None, ge=1)
+    """None gives all."""
+    model: str = ""
+    ids_only: bool = False
+    """Whether titles and contents are left out of the response."""

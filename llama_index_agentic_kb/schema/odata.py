@@ -24,24 +24,14 @@ from __future__ import annotations
 import re
 from datetime import datetime
 from functools import cache
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from llama_index_agentic_kb.errors import InvalidRequestError
-from llama_index_agentic_kb.schema.filter_text import (
-    MAX_VALUES,
-    RefusedError,
-    Syntax,
-    TreeBuilder,
-    parse,
-    place,
-    to_number,
-)
+from llama_index_agentic_kb.schema.filter_text import MAX_VALUES, RefusedError, Syntax, TreeBuilder, parse, to_number
 from llama_index_agentic_kb.schema.filters import Condition, FilterLogic, FilterNode, FilterOperator, Scalar
 
 if TYPE_CHECKING:
     from lark import Lark, Token
-
-__all__ = ["MAX_TERMS", "parse_odata", "to_odata"]
 
 MAX_TERMS: Final = 1_000
 """Fields and values that are written in a filter."""
@@ -54,21 +44,20 @@ _GRAMMAR: Final = r"""
     ?conjunction: term | term (_AND term)+ -> all_of
     ?term: atom | _NOT atom -> negation
     ?atom: "(" disjunction ")"
-        | PATH -> truth
+        | PATH -> comparison
         | PATH OPERATOR _literal -> comparison
-        | _literal OPERATOR PATH -> reversed_comparison
-        | PATH OPERATOR NULL -> null_comparison
-        | PATH OPERATOR PATH -> field_comparison
-        | PATH _IN "(" _literal ("," _literal)* ")" -> one_of
-        | search_in -> search_in_field
+        | _literal OPERATOR PATH -> comparison
+        | PATH OPERATOR NULL -> comparison
+        | PATH OPERATOR PATH -> comparison
+        | membership -> is_member
         | PATH _ANY ")" -> some_item
         | PATH _ANY PATH ":" items ")" -> any_item
     items: item (_OR item)*
     ?item: PATH OPERATOR _literal -> item_comparison
-        | PATH _IN "(" _literal ("," _literal)* ")" -> item_one_of
-        | search_in
+        | membership
         | "(" items ")"
-    search_in: _SEARCH_IN "(" PATH "," STRING ["," STRING] ")"
+    ?membership: PATH _IN "(" _literal ("," _literal)* ")" -> one_of
+        | _SEARCH_IN "(" PATH "," STRING ["," STRING] ")" -> search_in
     _literal: STRING | DATE | NUMBER | BOOLEAN
 
     _OR.2: /or(?!\w)/
@@ -149,82 +138,66 @@ def parse_odata(text: str) -> FilterNode:
 
 
 class _ODataBuilder(TreeBuilder):
-    def truth(self, tokens: list[Token]) -> FilterNode:
-        return Condition(key=_key(tokens[0]), value=True)
-
     def comparison(self, tokens: list[Token]) -> FilterNode:
+        if len(tokens) == 1:
+            return Condition(key=_key(tokens[0]), value=True)
         field, operator, value = tokens
-        return Condition(key=_key(field), operator=FilterOperator(str(operator)), value=_value(value))
-
-    def reversed_comparison(self, tokens: list[Token]) -> FilterNode:
-        value, operator, field = tokens
-        flipped = FilterOperator(_FLIPPED.get(str(operator), str(operator)))
-        return Condition(key=_key(field), operator=flipped, value=_value(value))
-
-    def null_comparison(self, tokens: list[Token]) -> FilterNode:
-        field, operator, null = tokens
-        if operator != "ne":
+        comparing = str(operator)
+        if field.type != "PATH":
+            field, comparing, value = value, _FLIPPED.get(comparing, comparing), field
+        if value.type == "PATH":
             raise RefusedError(
-                f"{operator} null can't be asked: a filter lets nothing through for what is not known of it; "
-                f"{field} ne null asks that there is a value",
-                place(null),
+                f"found {str(value)[:30]!r} where a value is expected; text stands in single quotes: 'acme', and "
+                "fields can't be compared with each other",
+                value,
             )
-        return self.some_item([field])
-
-    def field_comparison(self, tokens: list[Token]) -> FilterNode:
-        other = tokens[2]
+        if value.type != "NULL":
+            return Condition(key=_key(field), operator=FilterOperator(comparing), value=_value(value))
+        if comparing == "ne":
+            return self.some_item([field])
         raise RefusedError(
-            f"found {str(other)[:30]!r} where a value is expected; text stands in single quotes: 'acme', and fields "
-            "can't be compared with each other",
-            place(other),
+            f"{comparing} null can't be asked: a filter lets nothing through for what is not known of it; "
+            f"{field} ne null asks that there is a value",
+            value,
         )
-
-    def one_of(self, tokens: list[Token]) -> FilterNode:
-        field, *values = tokens
-        return Condition(key=_key(field), operator=FilterOperator.IN, value=[_value(value) for value in values])
-
-    def search_in(self, tokens: list[Any]) -> _Items:
-        """Split the list: by default at commas and spaces, else at each of the delimiters."""
-        field, values, delimiters = tokens
-        marks = " ," if delimiters is None else str(_value(delimiters))
-        text = str(_value(values))
-        parts = re.split(f"[{re.escape(marks)}]", text, maxsplit=MAX_VALUES + 1) if marks else [text]
-        parts = [part for part in parts if part]
-        if not 1 <= len(parts) <= MAX_VALUES:
-            raise RefusedError(f"search.in takes 1 to {MAX_VALUES} values", place(values))
-        return [field], list(parts)
-
-    def search_in_field(self, children: list[_Items]) -> FilterNode:
-        (((field,), values),) = children
-        return Condition(key=_key(field), operator=FilterOperator.IN, value=values)
 
     def some_item(self, tokens: list[Token]) -> FilterNode:
         return Condition(key=_key(tokens[0]), operator=FilterOperator.EXISTS, value=True)
 
-    def any_item(self, children: list[Any]) -> FilterNode:
-        field, variable, (compared, values) = children
-        for name in compared:
-            if name != variable:
-                raise RefusedError(
-                    f"found {str(name)[:30]!r}; inside any only its variable, {str(variable)[:30]!r}, is compared",
-                    place(name),
-                )
-        return Condition(key=_key(field), operator=FilterOperator.ANY, value=values)
+    def one_of(self, tokens: list[Token]) -> _Items:
+        return tokens[:1], [_value(value) for value in tokens[1:]]
+
+    def search_in(self, tokens: list[Token]) -> _Items:
+        """Split the list: by default at commas and spaces, else at each of the delimiters."""
+        field, values, delimiters = tokens
+        marks = str(_value(delimiters)) if delimiters else " ,"
+        text = str(_value(values))
+        parts = re.split(f"[{re.escape(marks)}]", text, maxsplit=MAX_VALUES + 1) if marks else [text]
+        parts = [part for part in parts if part]
+        if not 1 <= len(parts) <= MAX_VALUES:
+            raise RefusedError(f"search.in takes 1 to {MAX_VALUES} values", values)
+        return [field], list(parts)
+
+    def is_member(self, children: list[_Items]) -> FilterNode:
+        (((field,), values),) = children
+        return Condition(key=_key(field), operator=FilterOperator.IN, value=values)
 
     def item_comparison(self, tokens: list[Token]) -> _Items:
         variable, operator, value = tokens
         if operator != "eq":
-            raise RefusedError(
-                f"found {str(operator)!r}; inside any only eq, in and search.in are known", place(operator)
-            )
+            raise RefusedError(f"found {str(operator)!r}; inside any only eq, in and search.in are known", operator)
         return [variable], [_value(value)]
-
-    def item_one_of(self, tokens: list[Token]) -> _Items:
-        variable, *values = tokens
-        return [variable], [_value(value) for value in values]
 
     def items(self, children: list[_Items]) -> _Items:
         return [name for names, _ in children for name in names], [one for _, values in children for one in values]
+
+    def any_item(self, children: tuple[Token, Token, _Items]) -> FilterNode:
+        field, variable, (compared, values) = children
+        for name in compared:
+            if name != variable:
+                expected = f"inside any only its variable, {str(variable)[:30]!r}, is compared"
+                raise RefusedError(f"found {str(name)[:30]!r}; {expected}", name)
+        return Condition(key=_key(field), operator=FilterOperator.ANY, value=values)
 
 
 def _key(field: Token) -> str:
@@ -241,7 +214,7 @@ def _value(token: Token) -> Scalar:
     try:
         datetime.fromisoformat(token)
     except ValueError as error:
-        raise RefusedError(f"{str(token)!r} is no date: {error}", place(token)) from None
+        raise RefusedError(f"{str(token)!r} is no date: {error}", token) from None
     return str(token)
 
 
@@ -258,23 +231,21 @@ def to_odata(tree: FilterNode) -> str:
 
 
 def _condition(condition: Condition) -> str:
-    key, operator = _field(condition.key), condition.operator
+    key, operator = condition.key, condition.operator
+    name = _NAME.fullmatch(key)
+    if not name or name[1] in _RESERVED:
+        key = f"[{key.replace(']', ']]')}]"
     if operator is FilterOperator.EXISTS:
         return f"{key} ne null"
     if not isinstance(condition.value, list):
         return f"{key} {operator.value} {_literal(condition.value)}"
-    name = "x" if operator is FilterOperator.ANY else key
-    equal = " or ".join(f"{name} eq {_literal(value)}" for value in condition.value)
+    item = "x" if operator is FilterOperator.ANY else key
+    equal = " or ".join(f"{item} eq {_literal(value)}" for value in condition.value)
     if operator is FilterOperator.ANY:
         return f"{key}/any(x: {equal})"
     if operator is FilterOperator.NIN:
         return f"not ({equal})"
     return equal if len(condition.value) == 1 else f"({equal})"
-
-
-def _field(key: str) -> str:
-    name = _NAME.fullmatch(key)
-    return key if name and name[1] not in _RESERVED else f"[{key.replace(']', ']]')}]"
 
 
 def _literal(value: Scalar) -> str:

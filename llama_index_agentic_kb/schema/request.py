@@ -1,10 +1,13 @@
-"""The request: a conversation or intents, how hard to think, which sources, and how much of everything."""
+"""The request: who asks, a conversation or intents, how hard to think, which sources, and how much of everything."""
 
 from __future__ import annotations
 
+import unicodedata
 from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Any, Final, Literal, Self, TypeAlias
+from typing import Annotated, Final, Literal, Self, TypeAlias
 
 from pydantic import (
     AliasChoices,
@@ -19,23 +22,9 @@ from pydantic import (
 from pydantic.json_schema import SkipJsonSchema
 
 from llama_index_agentic_kb._text import without_surrogates
+from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.schema._model import Model
 from llama_index_agentic_kb.schema.filters import FilterNode
-from llama_index_agentic_kb.schema.principal import Principal
-
-__all__ = [
-    "MAX_DOCUMENTS",
-    "EffortField",
-    "ImageContent",
-    "Intent",
-    "Message",
-    "OutputMode",
-    "ReasoningEffort",
-    "ResultsProcessing",
-    "RetrievalRequest",
-    "SourceParams",
-    "TextContent",
-]
 
 MAX_DOCUMENTS: Final = 10_000
 """Documents that a request may ask for; several times what a model reads. A search engine allocates for as many."""
@@ -43,6 +32,58 @@ MAX_TOKENS: Final = 10_000_000
 """Tokens of an answer or of extracted data; more than any model has."""
 MAX_SECONDS: Final = 86_400
 """A day. Timers of the operating system do not take any number."""
+MAX_NAME: Final = 256
+"""Characters of a tenant's, a user's or a group's name."""
+MAX_GROUPS: Final = 10_000
+"""Groups of one principal."""
+_HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
+"""Unicode categories of characters that nobody sees: two names must not differ in these alone."""
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who asks. Immutable and hashable; names are compared exactly, letter case included.
+
+    A principal is made by the program that has authenticated its caller, never out of what the caller sends.
+
+        alice = Principal(tenant="acme", user="alice", groups=["engineering", "managers"])
+
+    Args:
+        tenant: The organisation; None where there is only one.
+        user: The person or service.
+        groups: What it belongs to, in any order; kept as a frozenset.
+
+    Raises:
+        ConfigurationError: A name is empty, has hidden or control characters, or is too long; there are too many
+            groups; or nothing is set.
+    """
+
+    tenant: str | None = None
+    user: str | None = None
+    groups: Iterable[str] = field(default=frozenset())
+
+    def __post_init__(self) -> None:
+        """Check every name, and keep the groups as a frozenset."""
+        if isinstance(self.groups, (str, bytes)):
+            raise ConfigurationError("Principal.groups: expected several names, got one text; put it into a list")
+        groups = frozenset(self.groups)
+        if len(groups) > MAX_GROUPS:
+            raise ConfigurationError(f"Principal.groups: {len(groups)} groups are too many; at most {MAX_GROUPS}")
+        object.__setattr__(self, "groups", groups)
+        if self.tenant is None and self.user is None and not groups:
+            raise ConfigurationError("Principal: give a tenant, a user or groups; one who is nobody may see nothing")
+        names: list[tuple[str, object]] = [("tenant", self.tenant), ("user", self.user)]
+        for part, name in names + [("groups", group) for group in groups]:
+            if name is None and part != "groups":
+                continue
+            if not isinstance(name, str):
+                raise ConfigurationError(f"Principal.{part}: expected text, got {type(name).__name__}")
+            if not name.strip():
+                raise ConfigurationError(f"Principal.{part}: a name must not be empty")
+            if len(name) > MAX_NAME:
+                raise ConfigurationError(f"Principal.{part}: a name of {len(name)} characters; at most {MAX_NAME}")
+            if any(unicodedata.category(character) in _HIDDEN for character in name):
+                raise ConfigurationError(f"Principal.{part}: a name has control or hidden characters: {name!r}")
 
 
 class ReasoningEffort(StrEnum):
@@ -76,32 +117,19 @@ class ResultsProcessing(StrEnum):
     """Left as the sources ranked it; the searches take turns."""
 
 
-def _made_in_python(value: Any) -> Any:
-    """Accept only a principal that a program made: data of a caller prove nothing."""
-    if value is not None and not isinstance(value, Principal):
-        raise ValueError("principal can't be sent in a request: the program that has authenticated its caller sets it")
-    return value
-
-
-def _unwrap_kind(value: Any) -> Any:
-    """Accept both ``"low"`` and the wire's ``{"kind": "low"}``."""
-    return value["kind"] if isinstance(value, dict) and set(value) == {"kind"} else value
-
-
 EffortField: TypeAlias = Annotated[
     ReasoningEffort,
-    BeforeValidator(_unwrap_kind),
+    BeforeValidator(lambda value: value["kind"] if isinstance(value, dict) and set(value) == {"kind"} else value),
     PlainSerializer(lambda effort: {"kind": ReasoningEffort(effort).value}, return_type=dict[str, str]),
 ]
-"""An effort; on the wire it is ``{"kind": ...}``."""
+"""An effort; on the wire it is ``{"kind": ...}``, and ``"low"`` is taken too."""
 
-
-def _writable(value: Any) -> Any:
-    return without_surrogates(value) if isinstance(value, str) else value
-
-
-Text: TypeAlias = Annotated[str, BeforeValidator(_writable)]
+Text: TypeAlias = Annotated[
+    str, BeforeValidator(lambda value: without_surrogates(value) if isinstance(value, str) else value)
+]
 """Text that can be written as UTF-8: lone surrogates become U+FFFD."""
+
+Documents: TypeAlias = Annotated[int, Field(ge=1, le=MAX_DOCUMENTS)]
 
 
 class TextContent(Model):
@@ -132,13 +160,13 @@ class Message(Model):
 
     @field_validator("content", mode="before")
     @classmethod
-    def _text_is_content(cls, value: Any) -> Any:
+    def _text_is_content(cls, value: object) -> object:
         return [{"type": "text", "text": value}] if isinstance(value, str) else value
 
     @property
     def text(self) -> str:
         """All text of the message, pieces joined by line breaks."""
-        return "\n".join(part.text for part in self.content if isinstance(part, TextContent))
+        return "\n".join([part.text for part in self.content if isinstance(part, TextContent)])
 
 
 class Intent(Model):
@@ -173,26 +201,23 @@ class SourceParams(Model):
     without one the source's activity says so."""
     results_processing: ResultsProcessing | None = None
     """None is the request's, then the retriever's own."""
-    max_output_documents: int | None = Field(default=None, ge=1, le=MAX_DOCUMENTS)
-
-    @model_validator(mode="after")
-    def _consistent(self) -> Self:
-        if self.always_query_source and self.never_query_source:
-            raise ValueError(
-                f"alwaysQuerySource and neverQuerySource exclude each other ({self.knowledge_source_name})"
-            )
-        if self.include_reference_source_data and not self.include_references:
-            raise ValueError(
-                f"includeReferenceSourceData needs includeReferences to be true ({self.knowledge_source_name})"
-            )
-        if self.results_processing is ResultsProcessing.NONE and self.reranker_threshold is not None:
-            raise ValueError(f"rerankerThreshold needs resultsProcessing to be 'rerank' ({self.knowledge_source_name})")
-        return self
+    max_output_documents: Documents | None = None
 
     @property
     def ignored(self) -> tuple[str, ...]:
         """The names of fields that were set and that this library does not act on."""
         return tuple(sorted(self.model_extra or ()))
+
+    def contradiction(self, processing: ResultsProcessing | None) -> str | None:
+        """Return what can't be together, with the results processing of the whole request; None where all is well."""
+        if self.always_query_source and self.never_query_source:
+            return "alwaysQuerySource and neverQuerySource exclude each other"
+        if self.include_reference_source_data and not self.include_references:
+            return "includeReferenceSourceData needs includeReferences to be true"
+        is_processed = (self.results_processing or processing) is not ResultsProcessing.NONE
+        if self.reranker_threshold is not None and not is_processed:
+            return "rerankerThreshold needs resultsProcessing to be 'rerank'"
+        return None
 
 
 class RetrievalRequest(Model):
@@ -216,60 +241,56 @@ class RetrievalRequest(Model):
         default=None, ge=1, le=MAX_TOKENS, validation_alias=AliasChoices("maxOutputSizeInTokens", "maxOutputSize")
     )
     """The budget of the extracted data, or of the answer, in tokens."""
-    max_output_documents: int | None = Field(default=None, ge=1, le=MAX_DOCUMENTS)
+    max_output_documents: Documents | None = None
     results_processing: ResultsProcessing | None = None
     """For every source whose parameters say nothing else; None is the retriever's own."""
     knowledge_source_params: list[SourceParams] = Field(default_factory=list)
-    principal: Annotated[SkipJsonSchema[InstanceOf[Principal] | None], BeforeValidator(_made_in_python)] = Field(
-        default=None, exclude=True
-    )
+    principal: SkipJsonSchema[InstanceOf[Principal] | None] = Field(default=None, exclude=True)
     """Who asks. Set by the program that has authenticated its caller; never read from wire data, nor written."""
 
     @model_validator(mode="before")
     @classmethod
-    def _one_output_size(cls, data: Any) -> Any:
-        """Azure's versions have two names for one thing, and an SDK sends both: the newer name wins."""
-        if isinstance(data, dict) and "maxOutputSize" in data and "maxOutputSizeInTokens" in data:
-            return {name: value for name, value in data.items() if name != "maxOutputSize"}
-        return data
+    def _as_sent(cls, data: object) -> object:
+        """Azure's versions have two names for one size, and an SDK sends both: the newer wins."""
+        if not isinstance(data, dict):
+            return data
+        who = data.get("principal")
+        if who is not None and not isinstance(who, Principal):
+            raise ValueError("principal can't be sent in a request: the program that authenticated its caller sets it")
+        twice = "maxOutputSize" in data and "maxOutputSizeInTokens" in data
+        return {name: value for name, value in data.items() if name != "maxOutputSize"} if twice else data
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.messages and self.intents:
             raise ValueError("messages and intents exclude each other: send one of them")
-        if not self.intents and not self.question:
+        if not self.question:
             raise ValueError("messages: a request needs a user message with text, or intents")
-        names = Counter(params.knowledge_source_name for params in self.knowledge_source_params)
+        names = Counter([params.knowledge_source_name for params in self.knowledge_source_params])
         twice = sorted(name for name, count in names.items() if count > 1)
         if twice:
             raise ValueError(f"knowledgeSourceParams: {', '.join(twice[:20])} is named twice")
         for params in self.knowledge_source_params:
-            if params.reranker_threshold is not None and params.results_processing is None:
-                self._check_processed(params.knowledge_source_name)
+            if reason := params.contradiction(self.results_processing):
+                raise ValueError(f"{reason} ({params.knowledge_source_name})")
         return self
-
-    def _check_processed(self, source: str) -> None:
-        if self.results_processing is ResultsProcessing.NONE:
-            raise ValueError(f"rerankerThreshold needs resultsProcessing to be 'rerank' ({source})")
 
     @property
     def question(self) -> str:
         """The text of the last user message; with intents, theirs joined by line breaks."""
         if self.intents:
             return "\n".join(intent.search for intent in self.intents)
-        for message in reversed(self.messages or []):
-            if message.role == "user" and message.text.strip():
-                return message.text.strip()
-        return ""
+        messages = self.messages or []
+        return messages[len(self.history)].text.strip() if len(self.history) < len(messages) else ""
 
     @property
     def history(self) -> list[Message]:
-        """The messages before the question, oldest first."""
+        """The messages before the question, oldest first; all of them where there is no question."""
         messages = self.messages or []
         for position in range(len(messages) - 1, -1, -1):
             if messages[position].role == "user" and messages[position].text.strip():
                 return messages[:position]
-        return []
+        return messages
 
     def params_for(self, source: str) -> SourceParams:
         """Return the parameters of a source; the defaults where the request has none."""

@@ -3,20 +3,34 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from enum import StrEnum
 
 from pydantic import ConfigDict, Field
 
-from llama_index_agentic_kb import _html
 from llama_index_agentic_kb.schema._model import Model
-from llama_index_agentic_kb.schema.activity import AnyActivity, Outcome
-from llama_index_agentic_kb.schema.answer import SkippedReason
-from llama_index_agentic_kb.schema.answer_query import WholePiece
+from llama_index_agentic_kb.schema.activity import AnyActivity, Outcome, QueryPlan
 from llama_index_agentic_kb.schema.grounding import GroundingLedger
-from llama_index_agentic_kb.schema.plan import QueryPlan
 from llama_index_agentic_kb.schema.request import Message
 
-__all__ = ["AnswerResponse", "Extract", "MissingPart", "Reference", "RetrievalResponse", "SourceData"]
+
+class SkippedReason(StrEnum):
+    """Why there is no answer."""
+
+    ADVERSARIAL_QUERY_IGNORED = "adversarialQueryIgnored"
+    NON_ANSWER_SEEKING_QUERY_IGNORED = "nonAnswerSeekingQueryIgnored"
+    """Chit-chat."""
+    OUT_OF_DOMAIN_QUERY_IGNORED = "outOfDomainQueryIgnored"
+    """Nothing of high relevance was found: the question is about something else than the sources."""
+    POTENTIAL_POLICY_VIOLATION = "potentialPolicyViolation"
+    NO_RELEVANT_CONTENT = "noRelevantContent"
+    """What was found holds nothing relevant, or nothing was found."""
+    JAIL_BREAKING_QUERY_IGNORED = "jailBreakingQueryIgnored"
+    CUSTOMER_POLICY_VIOLATION = "customerPolicyViolation"
+    NON_ANSWER_SEEKING_QUERY_IGNORED_V2 = "nonAnswerSeekingQueryIgnoredV2"
+    """The query has no clear intent."""
+    LOW_GROUNDED_ANSWER = "lowGroundedAnswer"
+    USER_DEFINED_CLASSIFICATION_QUERY_IGNORED = "userDefinedClassificationQueryIgnored"
+    UNHELPFUL_ANSWER = "unhelpfulAnswer"
 
 
 class SourceData(Model):
@@ -27,7 +41,7 @@ class SourceData(Model):
     content: str
     url: str | None = None
     terms: str | None = None
-    metadata: dict[str, Any] = Field(default_factory=dict)
+    metadata: dict[str, object] = Field(default_factory=dict)
 
 
 class Reference(Model):
@@ -116,23 +130,6 @@ class RetrievalResponse(Model):
 
     def _repr_html_(self) -> str:
         """Return answer or extracts, sources and timeline for a notebook; everything is escaped."""
+        from llama_index_agentic_kb import _html  # noqa: PLC0415 (for notebooks only)
+
         return _html.response_html(self.to_dict())
-
-
-class AnswerResponse(WholePiece):
-    """An answer with what belongs to it."""
-
-    account: RetrievalResponse | None = None
-    """The activity, the plan, and the ledger of the answer's claims; None where nothing was searched."""
-    missing: list[MissingPart] = Field(default_factory=list)
-    """Parts that the answer lacks, sub-questions without evidence included."""
-    warnings: list[str] = Field(default_factory=list)
-
-    @property
-    def text(self) -> str:
-        """The answer's text."""
-        return self.answer.text
-
-    def __str__(self) -> str:
-        """Return the answer's text."""
-        return self.answer.text

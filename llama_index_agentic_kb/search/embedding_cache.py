@@ -18,7 +18,7 @@ from llama_index.core.base.embeddings.base import BaseEmbedding
 
 from llama_index_agentic_kb._aio import reset_after_fork
 from llama_index_agentic_kb.errors import ConfigurationError
-from llama_index_agentic_kb.schema.principal import Principal
+from llama_index_agentic_kb.schema.request import Principal
 
 __all__ = ["DEFAULT_MAX_BYTES", "SHARED_CACHE", "CacheStatistics", "EmbeddingCache", "is_a", "model_identity"]
 

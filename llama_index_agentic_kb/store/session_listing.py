@@ -18,8 +18,8 @@ from typing import Any, Final
 from sqlalchemy import ColumnElement, Row, and_, exists, false, literal, not_, or_, select, true
 
 from llama_index_agentic_kb.errors import InvalidRequestError
+from llama_index_agentic_kb.schema.answer import SessionOrder, SessionQuery, SessionState
 from llama_index_agentic_kb.schema.filters import Condition, FilterLogic, FilterNode, FilterOperator, Scalar
-from llama_index_agentic_kb.schema.sessions import SessionOrder, SessionQuery, SessionState
 from llama_index_agentic_kb.store.session_tables import labels, microseconds, sessions
 
 __all__ = ["after_page", "filter_clause", "next_token", "order_of", "ordering"]

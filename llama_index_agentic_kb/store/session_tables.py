@@ -27,8 +27,7 @@ from sqlalchemy import (
     UniqueConstraint,
 )
 
-from llama_index_agentic_kb.schema.answer import Answer
-from llama_index_agentic_kb.schema.sessions import Session, Turn
+from llama_index_agentic_kb.schema.answer import Answer, Session, Turn
 
 __all__ = [
     "METADATA",

@@ -30,10 +30,17 @@ from sqlalchemy import update as sql_update
 from llama_index_agentic_kb import _text
 from llama_index_agentic_kb._aio import Call, WorkerPool, arun, run
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError, NotFoundError
-from llama_index_agentic_kb.schema.answer import Answer, AnswerState
+from llama_index_agentic_kb.schema.answer import (
+    Answer,
+    AnswerState,
+    Session,
+    SessionChanges,
+    SessionPage,
+    SessionQuery,
+    Turn,
+)
 from llama_index_agentic_kb.schema.answer_query import NEW_SESSION
 from llama_index_agentic_kb.schema.request import Message
-from llama_index_agentic_kb.schema.sessions import Session, SessionChanges, SessionPage, SessionQuery, Turn
 from llama_index_agentic_kb.store.session_database import SessionDatabase
 from llama_index_agentic_kb.store.session_listing import after_page, filter_clause, next_token, order_of, ordering
 from llama_index_agentic_kb.store.session_tables import (

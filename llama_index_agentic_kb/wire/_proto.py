@@ -12,21 +12,18 @@ from itertools import accumulate
 from typing import Any, Final, TypeAlias, TypeVar
 
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidAnswerError, InvalidRequestError
-from llama_index_agentic_kb.schema.checks import MAX_FACT_CHARACTERS, MAX_FACTS, MAX_RECORDS
+from llama_index_agentic_kb.schema.grounding import MAX_FACT_CHARACTERS, MAX_FACTS, MAX_RECORDS
 from llama_index_agentic_kb.schema.request import MAX_DOCUMENTS
 
-__all__ = ["Fields", "ProtoMessage", "byte_offsets", "clean", "member", "message_class", "number", "read", "write"]
-
-ProtoMessage: TypeAlias = Any
-"""A protobuf message. Their classes are made at run time and have no types."""
-
+Untyped: TypeAlias = Any
+"""A protobuf message, its class or its descriptor: they are made at run time and have no types."""
 Fields: TypeAlias = dict[str, Any]
 """The fields of a message, by their JSON names."""
 
 MAX_DEPTH: Final = 40
 """Objects and lists inside each other that are written; what lies deeper is text. Protobuf's parsers stop at 100."""
 _EXACT: Final = 2**53
-_SURROGATE: Final = re.compile("[\ud800-\udfff]")
+_INT32: Final = 2**31 - 1
 _MAX_LABELS: Final = 64
 _MAX_LABEL: Final = 63
 _SHOWN: Final = 60
@@ -38,8 +35,8 @@ _BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
     "ControlPoint.boost_amount": (-1, 1),
     "QueryRephraserSpec.max_rephrase_steps": (0, 5),
     "CheckGroundingSpec.citation_threshold": (0, 1),
-    "RankRequest.top_n": (0, 2**31 - 1),
-    "ListSessionsRequest.page_size": (0, 2**31 - 1),
+    "RankRequest.top_n": (0, _INT32),
+    "ListSessionsRequest.page_size": (0, _INT32),
 }
 """What a number may be. The protos have no ranges; these are those of Google's reference, and our own of documents."""
 _LENGTHS: Final[Mapping[str, int]] = {
@@ -53,11 +50,10 @@ _LENGTHS: Final[Mapping[str, int]] = {
 }
 """How many characters or items a field may have."""
 
-T = TypeVar("T")
 E = TypeVar("E", bound=Enum)
 
 
-def message_class(kind: str) -> Any:
+def message_class(kind: str) -> Untyped:
     """Return one of Google's message classes, such as "Answer".
 
     Raises:
@@ -95,7 +91,7 @@ def byte_offsets(text: str) -> Sequence[int]:
 
 def clean(text: str) -> str:
     """Return a text that UTF-8 can write, with as many characters: lone surrogates become U+FFFD."""
-    return _SURROGATE.sub("\ufffd", text)
+    return re.sub("[\ud800-\udfff]", "\ufffd", text)
 
 
 def write(kind: str, data: Mapping[str, object], *, enum_as_int: bool = False) -> Fields:
@@ -123,7 +119,7 @@ def write(kind: str, data: Mapping[str, object], *, enum_as_int: bool = False) -
     return written
 
 
-def _plain(value: Any, depth: int = 0) -> Any:
+def _plain(value: object, depth: int = 0) -> object:
     if isinstance(value, Mapping) and depth < MAX_DEPTH:
         return {clean(str(key)): _plain(item, depth + 1) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)) and depth < MAX_DEPTH:
@@ -135,7 +131,15 @@ def _plain(value: Any, depth: int = 0) -> Any:
     return value.isoformat() if isinstance(value, date) else clean(str(value))
 
 
-def read(kind: str, body: Any) -> ProtoMessage:
+def as_data(message: Untyped) -> Fields:
+    """Return a message that was read as data, by its JSON names."""
+    from google.protobuf import json_format  # noqa: PLC0415 (an extra)
+
+    data: Fields = json_format.MessageToDict(message)
+    return data
+
+
+def read(kind: str, body: object) -> Untyped:
     """Return the message that a request's body holds.
 
     Names are camelCase or snake_case; null is not set; int64 is a number or text; enums are names or numbers.
@@ -152,28 +156,23 @@ def read(kind: str, body: Any) -> ProtoMessage:
     message = message_class(kind)()
     from google.protobuf import json_format  # noqa: PLC0415 (an extra)
 
-    data = _load(body)
-    _check_shape(data, message.DESCRIPTOR, "")
+    if isinstance(body, (str, bytes, bytearray)):
+        try:
+            body = json.loads(body, object_pairs_hook=_once_each)
+        except (ValueError, RecursionError) as error:
+            reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
+            raise _refused("body", f"it is no JSON that can be read: {reason}") from None
+    _check_shape(body, message.DESCRIPTOR, "")
     try:
-        json_format.ParseDict(data, message)
+        json_format.ParseDict(body, message)
     except json_format.ParseError as error:
-        raise InvalidRequestError(_reason(str(error), kind)) from None
+        raise _parse_error(str(error), kind) from None
     _check_bounds(message, "")
     return message
 
 
-def _load(body: Any) -> Any:
-    if not isinstance(body, (str, bytes, bytearray)):
-        return body
-    try:
-        return json.loads(body, object_pairs_hook=_object)
-    except (ValueError, RecursionError) as error:
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else str(error)
-        raise InvalidRequestError(f"body: it is no JSON that can be read: {reason}") from None
-
-
-def _object(pairs: list[tuple[str, Any]]) -> Fields:
-    data: Fields = {}
+def _once_each(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    data: dict[str, object] = {}
     for key, value in pairs:
         if key in data:
             raise ValueError(f"the key {key[:_SHOWN]!r} is given twice")
@@ -182,14 +181,10 @@ def _object(pairs: list[tuple[str, Any]]) -> Fields:
 
 
 def _refused(path: str, reason: str) -> InvalidRequestError:
-    return InvalidRequestError(f"{path or 'body'}: {reason}")
+    return InvalidRequestError(f"{path.lstrip('.') or 'body'}: {reason}")
 
 
-def _join(path: str, step: object) -> str:
-    return f"{path}.{str(step)[:_SHOWN]}" if path else str(step)[:_SHOWN]
-
-
-def _check_shape(data: Any, descriptor: Any, path: str) -> None:
+def _check_shape(data: object, descriptor: Untyped, path: str) -> None:
     """Refuse what ``json_format`` takes in silence: lists as objects, two spellings, numbers that no enum has.
 
     Unknown fields are refused here too, for a message that names the place.
@@ -199,81 +194,67 @@ def _check_shape(data: Any, descriptor: Any, path: str) -> None:
     fields = {name: field for field in descriptor.fields for name in (field.json_name, field.name)}
     seen: set[str] = set()
     for key, value in data.items():
-        field, at = fields.get(key), _join(path, key)
+        field, at = fields.get(key), f"{path}.{str(key)[:_SHOWN]}"
         if field is None:
             raise _refused(at, f"{descriptor.name} has no such field")
         if field.name in seen:
             raise _refused(at, "it is given twice, in both spellings")
         seen.add(field.name)
-        _check_field(value, field, at)
+        if not field.is_repeated:
+            _check_value(value, field, at)
+        elif isinstance(value, list):  # else json_format's own to refuse, or not set
+            for position, item in enumerate(value):
+                _check_value(item, field, f"{at}.{position}")
 
 
-def _check_field(value: Any, field: Any, path: str) -> None:
-    many = field.is_repeated and isinstance(value, list)
-    for position, item in enumerate(value if many else [value]):
-        at = _join(path, position) if many else path
-        if item is None or (field.is_repeated and not many):
-            continue  # json_format's own to refuse, or not set
-        if field.enum_type:
-            _check_enum(item, field.enum_type, at)
-        elif _is_ours(field):
-            _check_shape(item, field.message_type, at)
-
-
-def _check_enum(value: Any, enum: Any, path: str) -> None:
-    if isinstance(value, str) and value in enum.values_by_name:
+def _check_value(value: object, field: Untyped, path: str) -> None:
+    if value is None:
         return
-    digits = isinstance(value, str) and len(value) < _SHOWN and value.isascii() and value.isdigit()
-    found = int(value) if digits else value
-    known = isinstance(found, (int, float)) and not isinstance(found, bool) and found in range(len(enum.values))
-    if not known:
-        raise _refused(path, f"{enum.name} has no value {_shown(value)}; it has {', '.join(enum.values_by_name)}")
+    if _is_ours(field):
+        _check_shape(value, field.message_type, path)
+    if enum := field.enum_type:
+        digits = isinstance(value, str) and len(value) < _SHOWN and value.isascii() and value.isdigit()
+        found = int(str(value)) if digits else value
+        known = found in range(len(enum.values)) and not isinstance(found, bool)
+        if not known and not (isinstance(value, str) and value in enum.values_by_name):
+            raise _refused(path, f"{enum.name} has no value {_shown(value)}; it has {', '.join(enum.values_by_name)}")
 
 
-def _is_ours(field: Any) -> bool:
+def _is_ours(field: Untyped) -> bool:
     """Whether a field holds messages that are no maps and none of protobuf's own, such as times."""
     kind = field.message_type
     return bool(kind) and not kind.GetOptions().map_entry and not kind.full_name.startswith("google.protobuf.")
 
 
-def _shown(value: Any) -> str:
+def _shown(value: object) -> str:
     return "null" if value is None else repr(str(value)[:_SHOWN])
 
 
-def _reason(text: str, kind: str) -> str:
+def _parse_error(text: str, kind: str) -> InvalidRequestError:
     """Return what ``json_format`` says of a field, behind the field's path."""
     place = re.search(rf' at "?{kind}\.([\w.\[\]]+?)"?\.*$', text)
     path = place[1] if place else ".".join(re.findall(r"Failed to parse (\w+) field: ", text))
     reason = re.sub(r"Failed to parse \w+ field: ", "", text[: place.start()] if place else text).strip(".")
-    return str(_refused(re.sub(r"\[(\d+)\]", r".\1", path), reason[: 5 * _SHOWN]))
+    return _refused(re.sub(r"\[(\d+)\]", r".\1", path), reason[: 5 * _SHOWN])
 
 
-def _check_bounds(message: ProtoMessage, path: str) -> None:
+def _check_bounds(message: Untyped, path: str) -> None:
     for field, value in message.ListFields():
-        at = _join(path, field.json_name)
-        name = f"{field.containing_type.full_name}.{field.name}"
-        limit = _limit(name, _LENGTHS)
+        at, name = f"{path}.{field.json_name}", field.full_name
+        limit = next((limit for end, limit in _LENGTHS.items() if name.endswith(f".{end}")), None)
         if limit is not None and len(value) > limit:
-            raise _refused(
-                at, f"{len(value)} {'items' if field.is_repeated else 'characters'}; at most {limit} are taken"
-            )
+            unit = "items" if field.is_repeated else "characters"
+            raise _refused(at, f"{len(value)} {unit}; at most {limit} are taken")
         if field.name == "user_labels":
-            _check_labels(value, at)
-        if _is_ours(field):
+            if len(value) > _MAX_LABELS:
+                raise _refused(at, f"{len(value)} labels; at most {_MAX_LABELS} are taken")
+            if any(not 1 <= len(key) <= _MAX_LABEL or len(text) > _MAX_LABEL for key, text in value.items()):
+                raise _refused(at, f"a label's key has 1 to {_MAX_LABEL} characters, its value at most {_MAX_LABEL}")
+        elif _is_ours(field):
             for position, item in enumerate(value if field.is_repeated else [value]):
-                _check_bounds(item, _join(at, position) if field.is_repeated else at)
+                _check_bounds(item, f"{at}.{position}" if field.is_repeated else at)
         elif isinstance(value, (int, float)):
-            least, most = _limit(name, _BOUNDS) or (-math.inf, math.inf)
+            bounds = (bounds for end, bounds in _BOUNDS.items() if name.endswith(f".{end}"))
+            least, most = next(bounds, (-math.inf, math.inf))
             if not (math.isfinite(value) and least <= value <= most):
                 raise _refused(at, f"a finite number from {least:,} to {most:,} is expected, found {value}")
-
-
-def _limit(name: str, limits: Mapping[str, T]) -> T | None:
-    return next((limit for field, limit in limits.items() if name.endswith(f".{field}")), None)
-
-
-def _check_labels(labels: Mapping[str, str], path: str) -> None:
-    if len(labels) > _MAX_LABELS:
-        raise _refused(path, f"{len(labels)} labels; at most {_MAX_LABELS} are taken")
-    if any(not 1 <= len(key) <= _MAX_LABEL or len(value) > _MAX_LABEL for key, value in labels.items()):
-        raise _refused(path, f"a label's key has 1 to {_MAX_LABEL} characters, its value at most {_MAX_LABEL}")

@@ -3,7 +3,9 @@
     query = decode_answer_query(body, serving_config=path)
     body = encode_answer_response(answer, parent=config.parent, session=session, enum_as_int=True)
 
-What goes out is strictly v1. Offsets count bytes of UTF-8, references are indices as text, times are in UTC.
+Every field of a v1 request is read; what this library can't act on is kept as data (``boosts``,
+``custom_search_operators``). ``asynchronousMode`` is refused, as the live service does. What goes out is strictly v1.
+Offsets count bytes of UTF-8, references are indices as text, times are in UTC.
 
 A stream is one JSON array over chunked HTTP: steps, references, then text and citations in turns (each citation right
 after its claim's text), then the whole answer. The stock client (``google.api_core.rest_streaming``) takes nothing but
@@ -14,52 +16,217 @@ So an answer that fails on the way ends with state FAILED, and the array is alwa
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Final
 
 from pydantic import ValidationError
 
 from llama_index_agentic_kb import _text
-from llama_index_agentic_kb.errors import AgenticKBError, InvalidAnswerError
+from llama_index_agentic_kb.errors import AgenticKBError, InvalidAnswerError, InvalidRequestError
 from llama_index_agentic_kb.schema._model import describe
+from llama_index_agentic_kb.schema.activity import QueryClass
 from llama_index_agentic_kb.schema.answer import (
     Answer,
     AnswerReference,
     AnswerState,
     AnswerStep,
+    ChunkContent,
     ChunkReference,
     Citation,
     DocumentReference,
-    GroundingSupport,
+    HarmCategory,
     SearchObservation,
+    Session,
 )
 from llama_index_agentic_kb.schema.answer_query import (
     AnswerPiece,
+    AnswerQuery,
     CitationPiece,
+    DataStoreQuery,
+    EndUserChunk,
+    FilteringLevel,
+    HarmBlockThreshold,
     ReferencesPiece,
+    Rephrasing,
+    ResultMode,
+    SafetySetting,
     StepsPiece,
     TextPiece,
     WholePiece,
 )
-from llama_index_agentic_kb.schema.sessions import Session
-from llama_index_agentic_kb.wire._proto import Fields, byte_offsets, clean, number, write
-from llama_index_agentic_kb.wire.google_names import Parent, SessionName
-from llama_index_agentic_kb.wire.google_request import decode_answer_query
-
-__all__ = [
-    "CONTENT_TYPE",
-    "AnswerStream",
-    "answer_fields",
-    "decode_answer_query",
-    "encode_answer",
-    "encode_answer_response",
-    "encode_error",
-    "session_fields",
-]
+from llama_index_agentic_kb.schema.request import Message, ReasoningEffort, RetrievalRequest
+from llama_index_agentic_kb.wire._proto import (
+    Fields,
+    Untyped,
+    as_data,
+    byte_offsets,
+    clean,
+    member,
+    number,
+    read,
+    write,
+)
+from llama_index_agentic_kb.wire.google_filter import parse_filter
+from llama_index_agentic_kb.wire.google_names import (
+    Parent,
+    SessionName,
+    parse_parent,
+    parse_serving_config,
+    parse_session_name,
+)
 
 CONTENT_TYPE: Final = "application/json; charset=UTF-8"
+DEFAULT_RESULTS: Final = 10
+"""Google's ``maxReturnResults`` where it is not set."""
+_SMALL_MODEL: Final = 1
 _STAGES: Final = {"steps": 1, "references": 2, "text": 3, "citation": 3, "whole": 4}
 """The order of a stream's pieces."""
+_STATUS: Final = {
+    400: "INVALID_ARGUMENT",
+    401: "UNAUTHENTICATED",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    409: "ALREADY_EXISTS",
+    429: "RESOURCE_EXHAUSTED",
+    500: "INTERNAL",
+    501: "UNIMPLEMENTED",
+    503: "UNAVAILABLE",
+    504: "DEADLINE_EXCEEDED",
+}
+
+
+# -- questions --------------------------------------------------------------------------------------------------------
+
+
+def decode_answer_query(
+    body: object, *, serving_config: str | None = None, list_fields: Collection[str] = ()
+) -> AnswerQuery:
+    """Read the request of ``:answer`` and ``:streamAnswer``.
+
+    Args:
+        body: JSON text, or its data.
+        serving_config: The resource name in the request's path.
+        list_fields: Metadata keys that hold lists; ``field: ANY("a")`` then looks at their items.
+
+    Raises:
+        InvalidRequestError: It is no such request, is out of a range, or asks for what can't be done; the message
+            names the field.
+    """
+    sent = read("AnswerQueryRequest", body)
+    if sent.asynchronous_mode:
+        raise InvalidRequestError("asynchronousMode: asynchronous mode is deprecated.")
+    if not sent.query.text.strip():
+        raise InvalidRequestError("query.text: a question is needed")
+    if serving_config and sent.serving_config not in ("", serving_config):
+        raise InvalidRequestError("servingConfig: the body names another one than the request's path")
+    if config := serving_config or sent.serving_config:
+        parse_serving_config(config)
+    session = parse_session_name(sent.session) if sent.session else None
+    understanding, generation = sent.query_understanding_spec, sent.answer_generation_spec
+    rephraser = understanding.query_rephraser_spec
+    classes = [found for one in understanding.query_classification_spec.types if (found := member(QueryClass, one))]
+    gated = generation.HasField("ignore_low_relevant_content")
+    try:
+        return AnswerQuery(
+            request=RetrievalRequest(
+                messages=[Message.model_validate({"role": "user", "content": sent.query.text})],
+                retrieval_reasoning_effort=ReasoningEffort.MINIMAL if rephraser.disable else None,
+                max_output_documents=sent.search_spec.search_params.max_return_results or DEFAULT_RESULTS,
+            ),
+            query_id=sent.query.query_id,
+            serving_config=config or None,
+            session=session.id if session else None,
+            session_name=str(session) if session else None,
+            user_pseudo_id=sent.user_pseudo_id,
+            user_labels=dict(sent.user_labels),
+            end_user_chunks=[
+                EndUserChunk(content=one.chunk_info.content, title=one.chunk_info.document_metadata.title)
+                for one in sent.end_user_spec.end_user_metadata
+                if one.HasField("chunk_info")
+            ],
+            **_search_fields(sent.search_spec, list_fields),
+            classify=list(dict.fromkeys(classes)),
+            rephrasing=Rephrasing(
+                disabled=rephraser.disable,
+                max_steps=rephraser.max_rephrase_steps or 1,
+                large_model=rephraser.model_spec.model_type != _SMALL_MODEL,
+            ),
+            spell_correction=not understanding.disable_spell_correction,
+            model_version=generation.model_spec.model_version,
+            preamble=generation.prompt_spec.preamble,
+            language=generation.answer_language_code or None,
+            include_citations=generation.include_citations,
+            ignore_adversarial_query=generation.ignore_adversarial_query,
+            ignore_non_answer_seeking_query=generation.ignore_non_answer_seeking_query,
+            ignore_jail_breaking_query=generation.ignore_jail_breaking_query,
+            ignore_low_relevant_content=generation.ignore_low_relevant_content if gated else None,
+            related_questions=sent.related_questions_spec.enable,
+            grounding_supports=sent.grounding_spec.include_grounding_supports,
+            filtering_level=member(FilteringLevel, sent.grounding_spec.filtering_level),
+            safety=sent.safety_spec.enable,
+            safety_settings=_safety_settings(sent.safety_spec),
+        )
+    except ValidationError as error:
+        raise InvalidRequestError(describe(error)) from error
+
+
+def _safety_settings(spec: Untyped) -> list[SafetySetting]:
+    settings = []
+    for position, one in enumerate(spec.safety_settings):
+        category, threshold = member(HarmCategory, one.category), member(HarmBlockThreshold, one.threshold)
+        if category is None or threshold is None:
+            raise InvalidRequestError(f"safetySpec.safetySettings.{position}: category and threshold are both needed")
+        settings.append(SafetySetting(category=category, threshold=threshold))
+    return settings
+
+
+def _search_fields(spec: Untyped, list_fields: Collection[str]) -> Fields:
+    if spec.HasField("search_result_list"):
+        return {"search_results": [_brought_result(one) for one in spec.search_result_list.search_results]}
+    params, at = spec.search_params, "searchSpec.searchParams"
+    return {
+        **_narrowing(params, at, list_fields),
+        "order_by": params.order_by,
+        "result_mode": member(ResultMode, params.search_result_mode),
+        "data_stores": [
+            DataStoreQuery(
+                data_store=str(parse_parent(one.data_store, f"{at}.dataStoreSpecs.{position}.dataStore")),
+                custom_search_operators=one.custom_search_operators,
+                max_results=one.num_results or None,
+                **_narrowing(one, f"{at}.dataStoreSpecs.{position}", list_fields),
+            )
+            for position, one in enumerate(params.data_store_specs)
+        ],
+    }
+
+
+def _narrowing(spec: Untyped, at: str, list_fields: Collection[str]) -> Fields:
+    """Return the filter, and the boosts as data; their conditions are only checked."""
+    boosts = spec.boost_spec.condition_boost_specs
+    for position, boost in enumerate(boosts):
+        place = f"{at}.boostSpec.conditionBoostSpecs.{position}.condition"
+        parse_filter(boost.condition, place, list_fields=list_fields)
+    filters = parse_filter(spec.filter, f"{at}.filter", list_fields=list_fields)
+    return {"filters": filters, "boosts": [as_data(boost) for boost in boosts]}
+
+
+def _brought_result(result: Untyped) -> AnswerReference:
+    if result.HasField("chunk_info"):
+        chunk = result.chunk_info
+        about = chunk.document_metadata
+        return ChunkReference(chunk=chunk.chunk, content=chunk.content, uri=about.uri, title=about.title)
+    document = result.unstructured_document_info
+    # Google's order: segments only where there are no contexts; answers, deprecated, only where there is neither.
+    passages = document.document_contexts or document.extractive_segments or document.extractive_answers
+    return DocumentReference(
+        document=document.document,
+        uri=document.uri,
+        title=document.title,
+        chunks=[ChunkContent(content=one.content, page_identifier=one.page_identifier) for one in passages],
+    )
+
+
+# -- answers ----------------------------------------------------------------------------------------------------------
 
 
 def encode_answer(answer: Answer, *, name: str | None = None, enum_as_int: bool = False) -> Fields:
@@ -73,7 +240,7 @@ def encode_answer(answer: Answer, *, name: str | None = None, enum_as_int: bool 
     Raises:
         InvalidAnswerError: It breaks a rule of its model; the message names the field.
     """
-    return write("Answer", answer_fields(answer, name), enum_as_int=enum_as_int)
+    return write("Answer", _answer_fields(answer, name), enum_as_int=enum_as_int)
 
 
 def encode_answer_response(
@@ -96,11 +263,15 @@ def encode_answer_response(
     Raises:
         InvalidAnswerError: The answer breaks a rule of its model.
     """
-    fields = {
-        "answerQueryToken": token,
-        "answer": answer_fields(answer, _answer_name(answer.id, parent, session)),
-        "session": _session(session, parent),
-    }
+    fields = _answer_fields(answer, _answer_name(answer.id, parent, session))
+    return _response(fields, parent, session, token, enum_as_int=enum_as_int)
+
+
+def _response(
+    answer: Fields, parent: Parent | None, session: Session | None, token: str, *, enum_as_int: bool
+) -> Fields:
+    kept = None if session is None or parent is None else session_fields(session, parent)
+    fields = {"answerQueryToken": token, "answer": answer, "session": kept}
     return write("AnswerQueryResponse", fields, enum_as_int=enum_as_int)
 
 
@@ -110,12 +281,8 @@ def _answer_name(answer_id: str | None, parent: Parent | None, session: Session 
     return SessionName(parent, session.id).answer(answer_id)
 
 
-def answer_fields(answer: Answer, name: str | None) -> Fields:
-    """Return the fields of an ``Answer`` message, for ``write``.
-
-    Raises:
-        InvalidAnswerError: It was changed after it was made, and breaks a rule of its model.
-    """
+def _answer_fields(answer: Answer, name: str | None) -> Fields:
+    """Return the fields of an ``Answer`` message; one that was changed after it was made is checked again."""
     try:
         Answer.model_validate(answer.model_dump(warnings="none"))
     except ValidationError as error:
@@ -141,19 +308,17 @@ def answer_fields(answer: Answer, name: str | None) -> Fields:
         "completeTime": answer.completed_at,
         "safetyRatings": [
             {
+                **one.model_dump(by_alias=True),
                 "category": number(one.category),
                 "probability": number(one.probability),
-                "probabilityScore": one.probability_score,
                 "severity": number(one.severity),
-                "severityScore": one.severity_score,
-                "blocked": one.blocked,
             }
             for one in answer.safety_ratings
         ],
     }
 
 
-def _claim(claim: Citation | GroundingSupport, offsets: Sequence[int]) -> Fields:
+def _claim(claim: Citation, offsets: Sequence[int]) -> Fields:
     return {
         "startIndex": offsets[claim.start],
         "endIndex": offsets[claim.end],
@@ -162,15 +327,12 @@ def _claim(claim: Citation | GroundingSupport, offsets: Sequence[int]) -> Fields
 
 
 def _reference(reference: AnswerReference) -> Fields:
-    document = {"document": reference.document, "uri": reference.uri, "title": reference.title}
+    document = reference.model_dump(include={"document", "uri", "title"})
     if isinstance(reference, ChunkReference):
         metadata = {**document, "pageIdentifier": reference.page_identifier, "structData": reference.metadata or None}
         return {"chunkInfo": {**_chunk(reference), "documentMetadata": metadata}}
     if isinstance(reference, DocumentReference):
-        chunks = [
-            {"content": one.content, "pageIdentifier": one.page_identifier, "relevanceScore": one.relevance_score}
-            for one in reference.chunks
-        ]
+        chunks = [one.model_dump(by_alias=True) for one in reference.chunks]
         data = {"chunkContents": chunks, "structData": reference.metadata or None}
         return {"unstructuredDocumentInfo": {**document, **data}}
     return {"structuredDocumentInfo": {**document, "structData": reference.data or None}}
@@ -202,9 +364,7 @@ def _steps(steps: Sequence[AnswerStep]) -> list[Fields]:
 
 def _result(result: SearchObservation) -> Fields:
     return {
-        "document": result.document,
-        "uri": result.uri,
-        "title": result.title,
+        **result.model_dump(include={"document", "uri", "title"}),
         "snippetInfo": [{"snippet": one.snippet, "snippetStatus": one.status} for one in result.snippets],
         "chunkInfo": [_chunk(one) for one in result.chunks],
         "structData": result.metadata or None,
@@ -224,7 +384,7 @@ def session_fields(session: Session, parent: Parent) -> Fields:
                 "query": {"queryId": turn.query_id, "text": turn.query},
                 "answer": (answer := name.answer(turn.answer_id)),
                 "queryConfig": turn.query_config,
-                "detailedAnswer": None if turn.answer is None else answer_fields(turn.answer, answer),
+                "detailedAnswer": None if turn.answer is None else _answer_fields(turn.answer, answer),
             }
             for turn in session.turns
         ],
@@ -233,10 +393,6 @@ def session_fields(session: Session, parent: Parent) -> Fields:
         "startTime": session.started_at,
         "endTime": session.ended_at,
     }
-
-
-def _session(session: Session | None, parent: Parent | None) -> Fields | None:
-    return None if session is None or parent is None else session_fields(session, parent)
 
 
 class AnswerStream:
@@ -263,15 +419,12 @@ class AnswerStream:
         token: str = "",
         enum_as_int: bool = False,
     ) -> None:
-        self._parent = parent
-        self._session = session
+        self._parent, self._session = parent, session
         self._name = _answer_name(answer_id, parent, session)
-        self._token = token
-        self._enum_as_int = enum_as_int
-        self._stage = 0
+        self._token, self._enum_as_int = token, enum_as_int
+        self._stage = self._references = 0
         self._opened = False
         self._text = ""
-        self._references = 0
 
     def piece(self, piece: AnswerPiece) -> bytes:
         """Return the bytes to send for a piece, nothing for an empty one; the whole answer closes the array.
@@ -296,9 +449,8 @@ class AnswerStream:
     def _enter(self, piece: AnswerPiece) -> None:
         stage = _STAGES[piece.kind]
         if self._stage > stage or (self._stage == stage and not isinstance(piece, (TextPiece, CitationPiece))):
-            raise InvalidAnswerError(
-                f"{piece.kind}: too late; the order is steps, references, text and citations, whole"
-            )
+            order = "steps, references, text and citations, whole"
+            raise InvalidAnswerError(f"{piece.kind}: too late; the order is {order}")
         self._stage = stage
 
     def _fields(self, piece: StepsPiece | ReferencesPiece | TextPiece | CitationPiece) -> Fields:
@@ -310,10 +462,10 @@ class AnswerStream:
         if isinstance(piece, TextPiece):
             self._text += clean(piece.text)
             return {"answerText": piece.text}
-        citation = piece.citation
-        if citation.end > len(self._text):
+        citation, sent = piece.citation, len(self._text)
+        if citation.end > sent:
             raise InvalidAnswerError(
-                f"citations.0.end: the claim ends at character {citation.end}; only {len(self._text)} were sent"
+                f"citations.0.end: the claim ends at character {citation.end}; only {sent} were sent"
             )
         if any(source >= self._references for source in citation.sources):
             raise InvalidAnswerError(f"citations.0.sources: one is no reference; {self._references} were sent")
@@ -323,32 +475,15 @@ class AnswerStream:
         answer, session = piece.answer, piece.session or self._session
         if answer.state not in (AnswerState.SUCCEEDED, AnswerState.FAILED):
             raise InvalidAnswerError(f"state: a finished answer has succeeded or failed, found {answer.state.value!r}")
-        fields = answer_fields(answer, _answer_name(answer.id, self._parent, session) or self._name)
+        fields = _answer_fields(answer, _answer_name(answer.id, self._parent, session) or self._name)
         self._enter(piece)
-        return self._element(fields, _session(session, self._parent)) + b"]"
+        return self._element(fields, session) + b"]"
 
-    def _element(self, answer: Fields, session: Fields | None) -> bytes:
-        fields = {"answerQueryToken": self._token, "answer": answer, "session": session}
-        element = write("AnswerQueryResponse", fields, enum_as_int=self._enum_as_int)
+    def _element(self, answer: Fields, session: Session | None) -> bytes:
+        element = _response(answer, self._parent, session, self._token, enum_as_int=self._enum_as_int)
         before = b",\n" if self._opened else b"["
         self._opened = True
         return before + json.dumps(element, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
-
-
-_STATUS: Final = {
-    400: "INVALID_ARGUMENT",
-    401: "UNAUTHENTICATED",
-    403: "PERMISSION_DENIED",
-    404: "NOT_FOUND",
-    409: "ALREADY_EXISTS",
-    429: "RESOURCE_EXHAUSTED",
-    500: "INTERNAL",
-    501: "UNIMPLEMENTED",
-    503: "UNAVAILABLE",
-    504: "DEADLINE_EXCEEDED",
-}
-_REPLACED: Final = {502: 503}
-"""Google's list of statuses has no bad gateway."""
 
 
 def encode_error(error: BaseException) -> tuple[int, list[Fields]]:
@@ -360,7 +495,7 @@ def encode_error(error: BaseException) -> tuple[int, list[Fields]]:
     status, text = 500, "Internal error."
     if isinstance(error, AgenticKBError):
         text = _text.printable(_text.redacted(str(error)))
-        found = 504 if isinstance(error, TimeoutError) else error.status_code or status
-        found = _REPLACED.get(found, found)
+        found = 504 if isinstance(error, TimeoutError) else error.status_code
+        found = 503 if found == 502 else found  # noqa: PLR2004 (Google's list of statuses has no bad gateway)
         status = found if found in _STATUS else status
     return status, [{"error": {"code": status, "message": text, "status": _STATUS[status]}}]

@@ -3,28 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Final
+from typing import Final
 
 from llama_index_agentic_kb.errors import InvalidAnswerError, InvalidRequestError
-from llama_index_agentic_kb.schema.answer import CITATION_THRESHOLD, ledger_supports
-from llama_index_agentic_kb.schema.checks import (
+from llama_index_agentic_kb.schema.answer import ledger_supports
+from llama_index_agentic_kb.schema.grounding import (
+    CITATION_THRESHOLD,
     MAX_ANSWER_TOKENS,
     Fact,
+    GroundingLedger,
     GroundingQuery,
     RankQuery,
     RankRecord,
     answer_tokens,
 )
-from llama_index_agentic_kb.schema.grounding import GroundedClaim, GroundingLedger
 from llama_index_agentic_kb.wire._proto import Fields, byte_offsets, read, write
 from llama_index_agentic_kb.wire.google_names import check_config_name
-
-__all__ = ["decode_check_grounding", "decode_rank", "encode_check_grounding", "encode_rank"]
 
 DEFAULT_RANKER: Final = "semantic-ranker-512@latest"
 
 
-def decode_check_grounding(body: Any, *, grounding_config: str | None = None) -> GroundingQuery:
+def decode_check_grounding(body: object, *, grounding_config: str | None = None) -> GroundingQuery:
     """Read the request of ``:check``.
 
     Args:
@@ -63,23 +62,22 @@ def encode_check_grounding(query: GroundingQuery, ledger: GroundingLedger) -> Fi
     Raises:
         InvalidAnswerError: A claim does not stand in the answer where the ledger says.
     """
-    supports = ledger_supports(
-        ledger, [str(index) for index in range(len(query.facts))], threshold=query.citation_threshold
-    )
+    facts = [str(index) for index in range(len(query.facts))]
+    supports = ledger_supports(ledger, facts, threshold=query.citation_threshold)
     chunks: dict[tuple[int, str], int] = {}
     offsets = byte_offsets(query.answer)
     claims = []
     for position, (claim, support) in enumerate(zip(ledger.claims, supports, strict=True)):
         if claim.span.of(query.answer) != claim.text:
             raise InvalidAnswerError(f"claims[{position}].startPos: the answer does not say {claim.text[:60]!r} there")
+        quotes = {one.reference_id: one.quote for one in reversed(claim.supports)}
+        cited = [(source, quotes[str(source)]) for source in support.sources]
         claims.append(
             {
                 "claimText": claim.text,
                 "startPos": offsets[claim.span.start],
                 "endPos": offsets[claim.span.end],
-                "citationIndices": [
-                    chunks.setdefault((source, _quote(claim, source)), len(chunks)) for source in support.sources
-                ],
+                "citationIndices": [chunks.setdefault(chunk, len(chunks)) for chunk in cited],
                 "groundingCheckRequired": claim.check_required,
                 "score": claim.score if query.claim_scores else None,
             }
@@ -89,11 +87,7 @@ def encode_check_grounding(query: GroundingQuery, ledger: GroundingLedger) -> Fi
     return write("CheckGroundingResponse", fields)
 
 
-def _quote(claim: GroundedClaim, source: int) -> str:
-    return next(one.quote for one in claim.supports if one.reference_id == str(source))
-
-
-def decode_rank(body: Any, *, ranking_config: str | None = None) -> RankQuery:
+def decode_rank(body: object, *, ranking_config: str | None = None) -> RankQuery:
     """Read the request of ``:rank``.
 
     Raises:

@@ -18,26 +18,17 @@ Source: the EBNF of Google's guide "Filter generic search for structured or unst
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Final
 
 from llama_index_agentic_kb.errors import InvalidRequestError
-from llama_index_agentic_kb.schema.filter_text import (
-    MAX_VALUES,
-    RefusedError,
-    Syntax,
-    TreeBuilder,
-    parse,
-    place,
-    to_number,
-)
+from llama_index_agentic_kb.schema.filter_text import MAX_VALUES, RefusedError, Syntax, TreeBuilder, parse, to_number
 from llama_index_agentic_kb.schema.filters import Condition, FilterGroup, FilterNode, FilterOperator, Scalar, all_of
 
 if TYPE_CHECKING:
     from lark import Lark, Token
-
-__all__ = ["parse_filter", "parse_session_filter"]
 
 _GRAMMAR: Final = r"""
     ?start: expression
@@ -78,48 +69,40 @@ _UPPER: Final = {"i": FilterOperator.LE, "e": FilterOperator.LT}
 def _parser(*, bare: bool) -> Lark:
     from lark import Lark  # noqa: PLC0415 (0.1 s, at the first filter)
 
-    has, word = ('| FIELD ":" (FIELD | STRING) -> has', "| FIELD") if bare else ("", "")
-    return Lark(
-        _GRAMMAR.replace("%HAS%", has).replace("%WORD%", word),
-        parser="lalr",
-        transformer=_GoogleBuilder(),
-        maybe_placeholders=False,
-    )
+    has, word = ('| FIELD ":" (FIELD | STRING) -> one_of', "| FIELD") if bare else ("", "")
+    grammar = _GRAMMAR.replace("%HAS%", has).replace("%WORD%", word)
+    return Lark(grammar, parser="lalr", transformer=_GoogleBuilder(), maybe_placeholders=False)
 
 
-def _syntax(*, bare: bool) -> Syntax:
-    return Syntax(
-        parser=partial(_parser, bare=bare),
-        words={
-            "FIELD": "a field",
-            "STRING": 'a text in double quotes ("acme")',
-            "NUMBER": "a number",
-            "BOOLEAN": "true, false",
-            "BOUND": "a number or *",
-            "OPERATOR": "one of < <= > >= = (not equal is NOT field = value)",
-            "_ANY": 'ANY("...")',
-            "_IN": "IN(lower, upper)",
-            "_AND": "AND",
-            "_OR": "OR",
-            "_NOT": "NOT",
-            "LPAR": "'('",
-            "RPAR": "')'",
-            "COMMA": "','",
-            "COLON": "':'",
-            "$END": "the end",
-        },
-        terms=frozenset({"FIELD", "STRING", "NUMBER"}),
-        max_terms=(4 * MAX_VALUES, ""),
-        hints=(
-            (r"AND\b|OR\b", "AND beside OR is ambiguous without parentheses"),
-            (r"GEO_DISTANCE", "GEO_DISTANCE is not supported: keep what is near to what as a field of its own"),
-            (r"['\"]", r"text stands in double quotes, closed by another; only \" and \\ may follow a backslash"),
-        ),
-    )
-
-
-_DOCUMENTS: Final = _syntax(bare=False)
-_SESSIONS: Final = _syntax(bare=True)
+_DOCUMENTS: Final = Syntax(
+    parser=partial(_parser, bare=False),
+    words={
+        "FIELD": "a field",
+        "STRING": 'a text in double quotes ("acme")',
+        "NUMBER": "a number",
+        "BOOLEAN": "true, false",
+        "BOUND": "a number or *",
+        "OPERATOR": "one of < <= > >= = (not equal is NOT field = value)",
+        "_ANY": 'ANY("...")',
+        "_IN": "IN(lower, upper)",
+        "_AND": "AND",
+        "_OR": "OR",
+        "_NOT": "NOT",
+        "LPAR": "'('",
+        "RPAR": "')'",
+        "COMMA": "','",
+        "COLON": "':'",
+        "$END": "the end",
+    },
+    terms=frozenset({"FIELD", "STRING", "NUMBER"}),
+    max_terms=(4 * MAX_VALUES, ""),
+    hints=(
+        (r"AND\b|OR\b", "AND beside OR is ambiguous without parentheses"),
+        (r"GEO_DISTANCE", "GEO_DISTANCE is not supported: keep what is near to what as a field of its own"),
+        (r"['\"]", r"text stands in double quotes, closed by another; only \" and \\ may follow a backslash"),
+    ),
+)
+_SESSIONS: Final = replace(_DOCUMENTS, parser=partial(_parser, bare=True))
 
 
 def parse_filter(text: str, field: str = "filter", *, list_fields: Collection[str] = ()) -> FilterNode | None:
@@ -133,10 +116,10 @@ def parse_filter(text: str, field: str = "filter", *, list_fields: Collection[st
     Raises:
         InvalidRequestError: It can't be read, or asks for what can't be done; the message names the place.
     """
-    return _resolved(parse(_DOCUMENTS, text, field), str, list_fields) if text.strip() else None
+    return _resolved(parse(_DOCUMENTS, text, field), None, list_fields) if text.strip() else None
 
 
-def parse_session_filter(text: str, fields: dict[str, str], lists: Collection[str]) -> FilterNode | None:
+def parse_session_filter(text: str, fields: Mapping[str, str], lists: Collection[str]) -> FilterNode | None:
     """Return the tree of a filter of sessions; None for an empty one.
 
     Args:
@@ -147,34 +130,30 @@ def parse_session_filter(text: str, fields: dict[str, str], lists: Collection[st
     Raises:
         InvalidRequestError: It can't be read, or names another field.
     """
-
-    def key(name: str) -> str:
-        if name not in fields:
-            raise InvalidRequestError(
-                f"filter: there is no field {name[:60]!r}; sessions are filtered by {', '.join(fields)}"
-            )
-        return fields[name]
-
-    return _resolved(parse(_SESSIONS, text, "filter"), key, lists) if text.strip() else None
+    if not text.strip():
+        return None
+    tree = parse(_SESSIONS, text, "filter")
+    return _resolved(tree, fields, lists)
 
 
-def _resolved(tree: FilterNode, key: Callable[[str], str], lists: Collection[str]) -> FilterNode:
+def _resolved(tree: FilterNode, fields: Mapping[str, str] | None, lists: Collection[str]) -> FilterNode:
     """Return the tree with its fields' keys. ``any`` on a field that holds no list becomes ``in``."""
     if isinstance(tree, FilterGroup):
-        return FilterGroup(logic=tree.logic, filters=[_resolved(child, key, lists) for child in tree.filters])
+        return FilterGroup(logic=tree.logic, filters=[_resolved(child, fields, lists) for child in tree.filters])
+    if fields is not None and tree.key not in fields:
+        known = ", ".join(fields)
+        raise InvalidRequestError(f"filter: there is no field {tree.key[:60]!r}; sessions are filtered by {known}")
     single = tree.operator is FilterOperator.ANY and tree.key not in lists
-    return Condition(key=key(tree.key), operator=FilterOperator.IN if single else tree.operator, value=tree.value)
+    key = tree.key if fields is None else fields[tree.key]
+    return Condition(key=key, operator=FilterOperator.IN if single else tree.operator, value=tree.value)
 
 
 class _GoogleBuilder(TreeBuilder):
     def one_of(self, tokens: list[Token]) -> FilterNode:
         field, *values = tokens
         if len(values) > MAX_VALUES:
-            raise RefusedError(f"at most {MAX_VALUES} values are read", place(values[MAX_VALUES]))
+            raise RefusedError(f"at most {MAX_VALUES} values are read", values[MAX_VALUES])
         return Condition(key=str(field), operator=FilterOperator.ANY, value=[_value(value) for value in values])
-
-    def has(self, tokens: list[Token]) -> FilterNode:
-        return self.one_of(tokens)
 
     def in_range(self, tokens: list[Token]) -> FilterNode:
         field, lower, upper = tokens

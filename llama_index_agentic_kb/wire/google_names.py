@@ -1,7 +1,8 @@
 """Resource names: ``projects/P/locations/L/...``, read and written.
 
 Serving configs, sessions and answers have one of three parents: a data store, a data store in a collection, an engine
-in a collection. The Python client's own helpers know the first alone.
+in a collection. The Python client's own helpers know the first alone. What is no such name raises
+``InvalidRequestError``, with the field where it stands.
 """
 
 from __future__ import annotations
@@ -13,21 +14,12 @@ from typing import Final
 from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.schema.answer_query import NEW_SESSION
 
-__all__ = [
-    "Parent",
-    "SessionName",
-    "check_config_name",
-    "parse_answer_name",
-    "parse_parent",
-    "parse_serving_config",
-    "parse_session_name",
-]
-
 _SEGMENT: Final = r"[^/\s\x00-\x1f]{1,250}"
 _LOCATION: Final = rf"projects/(?P<project>{_SEGMENT})/locations/(?P<location>{_SEGMENT})"
 _PARENT: Final = (
     rf"{_LOCATION}(?:/collections/(?P<collection>{_SEGMENT}))?/(?P<kind>dataStores|engines)/(?P<id>{_SEGMENT})"
 )
+_SESSION: Final = rf"/sessions/(?P<session>{_SEGMENT})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,34 +69,26 @@ class SessionName:
 
 
 def parse_parent(name: str, field: str = "parent") -> Parent:
-    """Read the name of a data store or an engine.
-
-    Args:
-        name: The resource name.
-        field: Where it stands, for errors.
-
-    Raises:
-        InvalidRequestError: It is no such name.
-    """
-    return _parent(_matched(_PARENT, name, field, "{parent}"))
+    """Read the name of a data store or an engine."""
+    return _under_parent("", name, field, "")[0]
 
 
 def parse_serving_config(name: str, field: str = "servingConfig") -> Parent:
-    """Read the name of a serving config, and return its parent; see ``parse_parent``."""
-    return _parent(_matched(rf"{_PARENT}/servingConfigs/{_SEGMENT}", name, field, "{parent}/servingConfigs/{id}"))
+    """Read the name of a serving config, and return its parent."""
+    return _under_parent(f"/servingConfigs/{_SEGMENT}", name, field, "/servingConfigs/{id}")[0]
 
 
 def parse_session_name(name: str, field: str = "session") -> SessionName:
-    """Read the name of a session, ``{parent}/sessions/-`` included; see ``parse_parent``."""
-    found = _matched(rf"{_PARENT}/sessions/(?P<child>{_SEGMENT})", name, field, "{parent}/sessions/{id}")
-    return SessionName(_parent(found), found["child"])
+    """Read the name of a session, ``{parent}/sessions/-`` included."""
+    parent, found = _under_parent(_SESSION, name, field, "/sessions/{id}")
+    return SessionName(parent, found["session"])
 
 
 def parse_answer_name(name: str, field: str = "name") -> tuple[SessionName, str]:
-    """Read the name of an answer, and return its session's and its id; see ``parse_parent``."""
-    pattern = rf"{_PARENT}/sessions/(?P<child>{_SEGMENT})/answers/(?P<answer>{_SEGMENT})"
-    found = _matched(pattern, name, field, "{parent}/sessions/{session}/answers/{answer}")
-    return SessionName(_parent(found), found["child"]), found["answer"]
+    """Read the name of an answer, and return its session's and its id."""
+    pattern = rf"{_SESSION}/answers/(?P<answer>{_SEGMENT})"
+    parent, found = _under_parent(pattern, name, field, "/sessions/{session}/answers/{answer}")
+    return SessionName(parent, found["session"]), found["answer"]
 
 
 def check_config_name(name: str, field: str) -> None:
@@ -113,13 +97,14 @@ def check_config_name(name: str, field: str) -> None:
     _matched(rf"{_LOCATION}/{field}s/{_SEGMENT}", name, field, shape)
 
 
-def _parent(found: re.Match[str]) -> Parent:
+def _under_parent(pattern: str, name: str, field: str, shape: str) -> tuple[Parent, re.Match[str]]:
+    found = _matched(_PARENT + pattern, name, field, f"{{parent}}{shape}")
     engine = found["kind"] == "engines"
     if engine and found["collection"] is None:
         raise InvalidRequestError(
             f"{found[0][:200]!r}: an engine is named with its collection, .../collections/C/engines/E"
         )
-    return Parent(found["project"], found["location"], found["id"], found["collection"], engine)
+    return Parent(found["project"], found["location"], found["id"], found["collection"], engine), found
 
 
 def _matched(pattern: str, name: str, field: str, shape: str) -> re.Match[str]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from llama_index_agentic_kb.errors import InvalidRequestError
-from llama_index_agentic_kb.schema.filters import Condition, FilterGroup, FilterNode
-from llama_index_agentic_kb.schema.sessions import (
+from llama_index_agentic_kb.schema.answer import (
     Session,
     SessionChanges,
     SessionOrder,
@@ -15,19 +14,11 @@ from llama_index_agentic_kb.schema.sessions import (
     SessionQuery,
     SessionState,
 )
-from llama_index_agentic_kb.wire._proto import Fields, ProtoMessage, member, message_class, read, write
+from llama_index_agentic_kb.schema.filters import Condition, FilterGroup, FilterNode
+from llama_index_agentic_kb.wire._proto import Fields, Untyped, member, message_class, read, write
 from llama_index_agentic_kb.wire.google_answer import session_fields
 from llama_index_agentic_kb.wire.google_filter import parse_session_filter
 from llama_index_agentic_kb.wire.google_names import Parent
-
-__all__ = [
-    "decode_create_session",
-    "decode_list_sessions",
-    "decode_update_session",
-    "encode_session",
-    "encode_session_page",
-    "wants_answer_details",
-]
 
 DEFAULT_PAGE: Final = 50
 MAX_PAGE: Final = 1_000
@@ -51,7 +42,7 @@ _CHANGEABLE: Final = ("display_name", "labels", "is_pinned", "user_pseudo_id")
 _BOOLEANS: Final = {"true": True, "false": False, "": False, "1": True, "0": False}
 
 
-def decode_create_session(body: Any) -> SessionChanges:
+def decode_create_session(body: object) -> SessionChanges:
     """Read the body of CreateSession: the new session's display name, labels, pin and user.
 
     Raises:
@@ -63,7 +54,7 @@ def decode_create_session(body: Any) -> SessionChanges:
     return _changes(sent, _CHANGEABLE)
 
 
-def decode_update_session(body: Any, update_mask: str = "") -> SessionChanges:
+def decode_update_session(body: object, update_mask: str = "") -> SessionChanges:
     """Read the body of UpdateSession.
 
     Args:
@@ -75,23 +66,21 @@ def decode_update_session(body: Any, update_mask: str = "") -> SessionChanges:
         InvalidRequestError: The mask names a field that can't be changed.
     """
     sent = read("Session", body)
-    spellings = {field.json_name: field.name for field in message_class("Session").DESCRIPTOR.fields}
+    spellings = {field.json_name: field.name for field in sent.DESCRIPTOR.fields}
     names = [spellings.get(name.strip(), name.strip()) for name in update_mask.split(",") if name.strip()]
     for name in names:
         if name not in _CHANGEABLE:
-            raise InvalidRequestError(
-                f"updateMask: {name[:60]!r} can't be changed; it can hold {', '.join(_CHANGEABLE)}"
-            )
+            known = ", ".join(_CHANGEABLE)
+            raise InvalidRequestError(f"updateMask: {name[:60]!r} can't be changed; it can hold {known}")
     return _changes(sent, names or _CHANGEABLE)
 
 
-def _changes(sent: ProtoMessage, names: Any) -> SessionChanges:
-    return SessionChanges(
-        **{name: list(sent.labels) if name == "labels" else getattr(sent, name) for name in names},
-    )
+def _changes(sent: Untyped, names: Sequence[str]) -> SessionChanges:
+    fields = {"labels": list(sent.labels)}
+    return SessionChanges(**{name: fields.get(name, getattr(sent, name)) for name in names})
 
 
-def decode_list_sessions(params: Mapping[str, Any]) -> SessionQuery:
+def decode_list_sessions(params: Mapping[str, object]) -> SessionQuery:
     """Read the query parameters of ListSessions (``pageSize``, ``pageToken``, ``filter``, ``orderBy``).
 
     Raises:
@@ -104,9 +93,9 @@ def decode_list_sessions(params: Mapping[str, Any]) -> SessionQuery:
         page_token=sent.page_token or None,
         filters=None if filters is None else _with_our_states(filters),
     )
-    if not sent.order_by.strip():
-        return query
-    return query.model_copy(update={"order_by": [_order(part.split()) for part in sent.order_by.split(",")]})
+    if sent.order_by.strip():
+        query.order_by = [_order(part.split()) for part in sent.order_by.split(",")]
+    return query
 
 
 def _with_our_states(tree: FilterNode) -> FilterNode:
@@ -114,23 +103,23 @@ def _with_our_states(tree: FilterNode) -> FilterNode:
         return FilterGroup(logic=tree.logic, filters=[_with_our_states(child) for child in tree.filters])
     if tree.key != "state":
         return tree
-    values = [_state(value) for value in tree.values]
-    return Condition(key="state", operator=tree.operator, value=values if isinstance(tree.value, list) else values[0])
-
-
-def _state(value: Any) -> str:
-    enum = message_class("Session").DESCRIPTOR.fields_by_name["state"].enum_type
-    if value not in enum.values_by_name:
-        raise InvalidRequestError(f"filter: Session.State has no value {str(value)[:60]!r}")
-    return str(member(SessionState, enum.values_by_name[value].number) or "")
+    states = message_class("Session").DESCRIPTOR.fields_by_name["state"].enum_type.values_by_name
+    values = []
+    for value in tree.values:
+        if value not in states:
+            raise InvalidRequestError(f"filter: Session.State has no value {str(value)[:60]!r}")
+        values.append(str(member(SessionState, states[value].number) or ""))
+    return Condition(
+        key="state", operator=tree.operator, value=[*values] if isinstance(tree.value, list) else values[0]
+    )
 
 
 def _order(words: list[str]) -> SessionOrder:
     name, *direction = words or [""]
     if name not in _ORDERS or direction not in ([], ["asc"], ["desc"]):
-        raise InvalidRequestError(
-            f"orderBy: can't read {' '.join(words)[:60]!r}; write one of {', '.join(_ORDERS)}, with or without desc"
-        )
+        known = ", ".join(_ORDERS)
+        found = " ".join(words)[:60]
+        raise InvalidRequestError(f"orderBy: can't read {found!r}; write one of {known}, with or without desc")
     return SessionOrder.model_validate({"key": _ORDERS[name], "descending": direction == ["desc"]})
 
 

@@ -22,20 +22,19 @@ from llama_index_agentic_kb.answering.policy import AnswerPolicy
 from llama_index_agentic_kb.errors import NotFoundError
 from llama_index_agentic_kb.grounding.settings import Grounding
 from llama_index_agentic_kb.query_engine import WITHHELD
+from llama_index_agentic_kb.schema.activity import QueryClass, QueryClassification
 from llama_index_agentic_kb.schema.answer import (
     Answer,
     AnswerState,
     ChunkReference,
     HarmCategory,
     HarmLevel,
-    QueryClass,
-    QueryClassification,
     SafetyRating,
-    SkippedReason,
 )
 from llama_index_agentic_kb.schema.answer_query import (
     AnswerPiece,
     AnswerQuery,
+    AnswerResponse,
     DataStoreQuery,
     EndUserChunk,
     HarmBlockThreshold,
@@ -43,7 +42,7 @@ from llama_index_agentic_kb.schema.answer_query import (
     TextPiece,
 )
 from llama_index_agentic_kb.schema.filters import Condition
-from llama_index_agentic_kb.schema.response import AnswerResponse
+from llama_index_agentic_kb.schema.response import SkippedReason
 from llama_index_agentic_kb.store.sessions import SessionStore
 from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM, ScriptedReply
 

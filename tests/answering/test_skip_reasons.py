@@ -5,7 +5,7 @@ from llama_index.core.schema import NodeWithScore, TextNode
 
 from llama_index_agentic_kb.answering.skip_reasons import judge_relevance
 from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY
-from llama_index_agentic_kb.schema.answer import SkippedReason
+from llama_index_agentic_kb.schema.response import SkippedReason
 
 OUT, NOTHING = SkippedReason.OUT_OF_DOMAIN_QUERY_IGNORED, SkippedReason.NO_RELEVANT_CONTENT
 

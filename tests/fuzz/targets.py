@@ -227,15 +227,15 @@ def _round_trip(model: Any, read: Any) -> None:
 
 def _google(text: str) -> None:
     from llama_index_agentic_kb.wire import (  # noqa: PLC0415 (of a later release than the rest)
+        google_answer,
         google_checks,
         google_filter,
         google_names,
-        google_request,
         google_sessions,
     )
 
     readers: tuple[Callable[[str], Any], ...] = (
-        google_request.decode_answer_query,
+        google_answer.decode_answer_query,
         google_checks.decode_check_grounding,
         google_checks.decode_rank,
         google_sessions.decode_create_session,

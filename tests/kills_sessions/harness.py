@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
-from llama_index_agentic_kb.schema.sessions import Session
+from llama_index_agentic_kb.schema.answer import Session
 from llama_index_agentic_kb.store.sessions import SessionStore
 from tests.kills_sessions.writer import OWNER, payload
 

@@ -24,7 +24,7 @@ from llama_index_agentic_kb.planning.parsing import plan_schema
 from llama_index_agentic_kb.planning.plan_graph import PlannerSource
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import ModelQueryPlanningActivity, RetrievalRequest
-from llama_index_agentic_kb.schema.answer import QueryClass
+from llama_index_agentic_kb.schema.activity import QueryClass
 from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM
 from tests.faulty_server import Fault
 

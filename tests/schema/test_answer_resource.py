@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from llama_index_agentic_kb.errors import InvalidRequestError
-from llama_index_agentic_kb.schema.answer import Answer, SkippedReason, ledger_citations, ledger_supports
+from llama_index_agentic_kb.schema.answer import Answer, ledger_citations, ledger_supports
 from llama_index_agentic_kb.schema.answer_query import AnswerQuery
 from llama_index_agentic_kb.schema.grounding import GroundedClaim, GroundingLedger, Span, Support, Verdict
+from llama_index_agentic_kb.schema.response import SkippedReason
 
 
 @pytest.mark.parametrize(

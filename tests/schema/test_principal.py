@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from llama_index_agentic_kb import ConfigurationError, InvalidRequestError, Principal, RetrievalRequest
-from llama_index_agentic_kb.schema.principal import MAX_GROUPS, MAX_NAME
+from llama_index_agentic_kb.schema.request import MAX_GROUPS, MAX_NAME
 
 
 def test_groups_have_no_order() -> None:

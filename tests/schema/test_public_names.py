@@ -31,7 +31,7 @@ def names() -> dict[str, list[str]]:
 
 def _below(kind: type[Kind]) -> Iterator[type[Kind]]:
     for child in kind.__subclasses__():
-        if child.__module__.startswith(f"{schema.__name__}."):
+        if child.__module__.startswith(f"{schema.__name__}.") and not child.__name__.startswith("_"):
             yield child
         yield from _below(child)
 

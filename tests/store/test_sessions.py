@@ -18,8 +18,16 @@ from hypothesis import HealthCheck, given, settings
 
 from llama_index_agentic_kb.errors import DeadlineExceededError, InvalidRequestError, NotFoundError
 from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterNode
-from llama_index_agentic_kb.schema.answer import Answer, AnswerState, ChunkReference, Citation
-from llama_index_agentic_kb.schema.sessions import Session, SessionChanges, SessionOrder, SessionQuery
+from llama_index_agentic_kb.schema.answer import (
+    Answer,
+    AnswerState,
+    ChunkReference,
+    Citation,
+    Session,
+    SessionChanges,
+    SessionOrder,
+    SessionQuery,
+)
 from llama_index_agentic_kb.store.sessions import SessionStore
 from llama_index_agentic_kb.wire.google_sessions import decode_list_sessions
 from tests.kills_sessions.postgres import PostgresServer, why_not

@@ -137,9 +137,7 @@ READ = {
     "userPseudoId": "u",
     "userLabels": {"k": "v"},
     "filters": {"type": "condition", "key": "color", "operator": "in", "value": ["red"]},
-    "boosts": [
-        {"condition": {"type": "condition", "key": "a", "operator": "eq", "value": 1}, "amount": 0.5},
-    ],
+    "boosts": [{"condition": "a = 1", "boost": 0.5}],
     "orderBy": "a desc",
     "resultMode": "chunks",
     "dataStores": [
@@ -148,8 +146,12 @@ READ = {
             "filters": {"type": "condition", "key": "b", "operator": "eq", "value": 2},
             "boosts": [
                 {
-                    "amount": 0.0,
-                    "control": {"field": "f", "freshness": True, "points": [{"value": "5D", "amount": -0.5}]},
+                    "boostControlSpec": {
+                        "fieldName": "f",
+                        "attributeType": "FRESHNESS",
+                        "interpolationType": "LINEAR",
+                        "controlPoints": [{"attributeValue": "5D", "boostAmount": -0.5}],
+                    }
                 }
             ],
             "customSearchOperators": "x",

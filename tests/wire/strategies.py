@@ -9,8 +9,9 @@ from typing import Any
 from hypothesis import settings
 from hypothesis import strategies as st
 
+from llama_index_agentic_kb.schema import QueryClass, QueryClassification, SkippedReason
 from llama_index_agentic_kb.schema import answer as a
-from llama_index_agentic_kb.schema.sessions import Session, Turn
+from llama_index_agentic_kb.schema.answer import Session, Turn
 
 # Few in CI; the long run has 1000.
 EXAMPLES = int(os.environ.get("WIRE_EXAMPLES", "100"))
@@ -115,11 +116,11 @@ def answers(draw: st.DrawFn, *, done: bool = False) -> a.Answer:
         query_classifications=draw(
             st.none()
             | st.lists(
-                st.builds(a.QueryClassification, type=st.sampled_from(a.QueryClass), positive=st.booleans()),
+                st.builds(QueryClassification, type=st.sampled_from(QueryClass), positive=st.booleans()),
                 max_size=2,
             )
         ),
-        skipped_reasons=draw(st.lists(st.sampled_from(a.SkippedReason), max_size=2)),
+        skipped_reasons=draw(st.lists(st.sampled_from(SkippedReason), max_size=2)),
         created_at=draw(st.none() | TIMES),
         completed_at=draw(st.none() | TIMES),
         safety_ratings=draw(st.lists(RATINGS, max_size=2)),

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from llama_index_agentic_kb.errors import InvalidAnswerError
 from llama_index_agentic_kb.schema import answer as a
+from llama_index_agentic_kb.schema.answer import Session, SessionPage
 from llama_index_agentic_kb.schema.answer_query import CitationPiece, ReferencesPiece, StepsPiece, TextPiece, WholePiece
-from llama_index_agentic_kb.schema.sessions import Session, SessionPage
 from llama_index_agentic_kb.wire._proto import write
 from llama_index_agentic_kb.wire.google_answer import (
     AnswerStream,

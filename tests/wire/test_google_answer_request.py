@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError
-from llama_index_agentic_kb.schema.checks import MAX_RECORDS
+from llama_index_agentic_kb.schema.grounding import MAX_RECORDS
 from llama_index_agentic_kb.wire.google_answer import decode_answer_query
 from llama_index_agentic_kb.wire.google_checks import decode_check_grounding, decode_rank
 from llama_index_agentic_kb.wire.google_sessions import (

@@ -21,11 +21,21 @@ from llama_index_agentic_kb.errors import (
     NotFoundError,
     RetrievalError,
 )
-from llama_index_agentic_kb.schema import AnswerQuery, Message, RetrievalRequest
+from llama_index_agentic_kb.schema import Message, RetrievalRequest
 from llama_index_agentic_kb.schema import answer as a
-from llama_index_agentic_kb.schema.checks import Fact, GroundingQuery, RankQuery, RankRecord
-from llama_index_agentic_kb.schema.grounding import GroundedClaim, GroundingLedger, Span, Support, Verdict
-from llama_index_agentic_kb.schema.sessions import Session, SessionPage, Turn
+from llama_index_agentic_kb.schema.answer import Session, SessionPage, Turn
+from llama_index_agentic_kb.schema.answer_query import AnswerQuery
+from llama_index_agentic_kb.schema.grounding import (
+    Fact,
+    GroundedClaim,
+    GroundingLedger,
+    GroundingQuery,
+    RankQuery,
+    RankRecord,
+    Span,
+    Support,
+    Verdict,
+)
 from llama_index_agentic_kb.wire.google_answer import (
     decode_answer_query,
     encode_answer_response,

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Protocol, runtime_checkable
 
 from llama_index_agentic_kb.grounding.claims import Claim
-from llama_index_agentic_kb.schema.answer import CITATION_THRESHOLD
-from llama_index_agentic_kb.schema.grounding import ConflictKind, Span, Verdict
+from llama_index_agentic_kb.schema.grounding import CITATION_THRESHOLD, ConflictKind, Span, Verdict
 
 __all__ = [
     "CITATION_THRESHOLD",
