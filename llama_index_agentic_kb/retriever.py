@@ -42,7 +42,8 @@ from llama_index_agentic_kb.guard.spotlighting import Spotlighting, as_spotlight
 from llama_index_agentic_kb.llm import LanguageModel, resolve_llm
 from llama_index_agentic_kb.planning import ClassificationSpec, EffortLimits, Scope
 from llama_index_agentic_kb.planning.effort import MAX_RANKED, as_effort, as_limits, planned_use
-from llama_index_agentic_kb.planning.rounds import PlanningModels, PlanOutcome, Task, search_question
+from llama_index_agentic_kb.planning.planner import PlanningModel
+from llama_index_agentic_kb.planning.rounds import PlanOutcome, Task, search_question
 from llama_index_agentic_kb.schema import (
     ActivityRecord,
     AgenticReasoningActivity,
@@ -218,10 +219,10 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         super().__init__(callback_manager=callback_manager)
         self.callback_manager = callback_manager
         self.llm = resolve_llm(llm)
-        self._models: PlanningModels | None = None
+        self._model: PlanningModel | None = None
         if self.llm is not None:
             model = LanguageModel(self.llm, lambda: self.callback_manager, retries=self.options.retries)
-            self._models = PlanningModels(model, spotlighting)
+            self._model = PlanningModel(model, spotlighting)
 
     @classmethod
     def from_defaults(
@@ -258,11 +259,11 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         return self._handle_recursive_retrieval(query_bundle, nodes)
 
     def _get_prompts(self) -> PromptDictType:
-        return {} if self._models is None else self._models.prompts
+        return {} if self._model is None else {**self._model.prompts}
 
     def _update_prompts(self, prompts: PromptDictType) -> None:
-        if self._models is not None:
-            self._models.update(prompts)
+        if self._model is not None:
+            self._model.prompts.update({name: prompts[name] for name in prompts.keys() & self._model.prompts.keys()})
 
     def request_for(self, query: str | QueryBundle) -> RetrievalRequest:
         """Return the request that a plain question stands for.
@@ -332,7 +333,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             scope=Scope.of(request, memory, classification),
             effort=effort,
             limits=self.limits[effort],
-            models=self._models,
+            model=self._model,
             fusion=options.fusion,
             fan_out=self._fan_out(request, selected, log, bundle, principal),
             budget=budget,

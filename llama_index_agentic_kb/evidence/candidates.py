@@ -151,6 +151,12 @@ def lists_by_sub_query(searches: Sequence[SourceSearch], fusion: Fusion) -> list
     ]
 
 
+def best_of(searches: Sequence[SourceSearch], fusion: Fusion) -> list[Candidate]:
+    """Return what one sub-query found at all its sources, best first; ``fusion`` fuses lists of different corpora."""
+    candidates = collect(searches)
+    return [candidates[key] for one in lists_by_sub_query(searches, fusion) for key in one.ranked.keys]
+
+
 def lists_by_search(searches: Sequence[SourceSearch], processed: Callable[[str], bool]) -> list[CandidateList]:
     """Return one list a search, for results that are to be left as they are.
 

@@ -13,7 +13,7 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Final
 
 from llama_index.core.base.llms.types import ChatMessage
 
@@ -21,19 +21,9 @@ from llama_index_agentic_kb._text import normalize, one_line
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.guard.text import quoted
 from llama_index_agentic_kb.llm import repair_json, strip_code_fence
-from llama_index_agentic_kb.planning.parsing import MAX_REPLY
 from llama_index_agentic_kb.prompts import CLASSES, CLASSIFICATION, LABEL, as_data, with_rules
 from llama_index_agentic_kb.schema import QueryPlan
 from llama_index_agentic_kb.schema.activity import QueryClass, QueryClassification
-
-__all__ = [
-    "ClassificationSpec",
-    "ask_for_classes",
-    "classification_schema",
-    "classify",
-    "read_verdicts",
-    "requested",
-]
 
 PART: Final = "classification"
 """The key of the verdicts in a reply."""
@@ -47,6 +37,9 @@ KEYS: Final[Mapping[QueryClass, str]] = {
     QueryClass.NON_ANSWER_SEEKING_QUERY_V2: "no_clear_intent",
 }
 """The key of each class in a reply; labels are ``label_1``, ``label_2``, ..."""
+
+MAX_REPLY: Final = 100_000
+"""Characters of a planner's reply that are read; a plan is never that long."""
 
 MAX_READ: Final = 8_000
 """Characters of one set of verdicts that are read, and of a reply that is still written."""
@@ -84,8 +77,16 @@ class ClassificationSpec:
         except (TypeError, ValueError):
             known = ", ".join(item.value for item in QueryClass)
             raise ConfigurationError(f"types: {self.types!r} are no query classes; known are {known}") from None
+        labels: object = self.labels
+        if not isinstance(labels, Mapping) or not all(
+            isinstance(text, str) for pair in labels.items() for text in pair
+        ):
+            raise ConfigurationError("labels: expected a mapping of names to descriptions, {'billing': 'On invoices.'}")
+        forms = {normalize(name) for name in labels}
+        if "" in forms or len(forms) < len(labels) or len(forms) > MAX_LABELS:
+            raise ConfigurationError(f"labels: there may be at most {MAX_LABELS}, each with a name of its own")
         object.__setattr__(self, "types", types)
-        object.__setattr__(self, "labels", _checked_labels(self.labels))
+        object.__setattr__(self, "labels", dict(labels))
 
     @property
     def keys(self) -> dict[str, str]:
@@ -94,52 +95,30 @@ class ClassificationSpec:
         return named | {f"label_{number}": name for number, name in enumerate(self.labels, start=1)}
 
 
-def _checked_labels(labels: Any) -> dict[str, str]:
-    if not isinstance(labels, Mapping) or not all(isinstance(item, str) for pair in labels.items() for item in pair):
-        raise ConfigurationError("labels: expected a mapping of names to descriptions, {'billing': 'About invoices.'}")
-    forms = [normalize(name) for name in labels]
-    if not all(forms) or len(set(forms)) < len(forms) or len(forms) > MAX_LABELS:
-        raise ConfigurationError(f"labels: there may be at most {MAX_LABELS}, each with a name of its own")
-    return dict(labels)
-
-
 def requested(spec: ClassificationSpec | None) -> ClassificationSpec | None:
     """Return a specification that asks for anything, else None."""
     return spec if spec is not None and spec.keys else None
 
 
-# -- the request ---------------------------------------------------------------------------------------------------
+def ask_for_classes(messages: Sequence[ChatMessage], spec: ClassificationSpec) -> list[ChatMessage]:
+    """Return a planner's messages, whatever their template, with the classes asked for.
 
-
-def ask_for_classes(messages: Sequence[ChatMessage], spec: ClassificationSpec | None) -> list[ChatMessage]:
-    """Return a planner's messages, whatever their template, with the classes asked for."""
-    if spec is None:
-        return list(messages)
+    A label's words are the application's; they can't end a line or a block.
+    """
+    lines = []
+    for key, name in spec.keys.items():
+        definition = CLASSES.get(key)
+        if definition is None:
+            about = one_line(as_data(spec.labels[name]), 400)
+            definition = LABEL.format(name=quoted(name)) + (f": {about}" if about else ".")
+        lines.append(f'- "{key}": {definition}')
     form = json.dumps({PART: dict.fromkeys(spec.keys, False)})[:-1] + ', "sub_queries": [...]}'
-    classes = "\n".join(f'- "{key}": {_definition(key, spec)}' for key in spec.keys)
-    return with_rules(messages, CLASSIFICATION.format(classes=classes, form=form))
+    return with_rules(messages, CLASSIFICATION.format(classes="\n".join(lines), form=form))
 
 
-def _definition(key: str, spec: ClassificationSpec) -> str:
-    """Return when a key is true. A label's words are the application's; they can't end a line or a block."""
-    if key in CLASSES:
-        return CLASSES[key]
-    name = spec.keys[key]
-    about = one_line(as_data(spec.labels[name]), 400)
-    return LABEL.format(name=quoted(name)) + (f": {about}" if about else ".")
-
-
-def classification_schema(spec: ClassificationSpec) -> dict[str, Any]:
-    """Return the JSON schema of the verdicts, strict enough for OpenAI's structured outputs."""
-    return {
-        "type": "object",
-        "properties": {key: {"type": "boolean"} for key in spec.keys},
-        "required": [*spec.keys],
-        "additionalProperties": False,
-    }
-
-
-# -- the reply -----------------------------------------------------------------------------------------------------
+def strict_object(properties: Mapping[str, object]) -> dict[str, object]:
+    """Return the JSON schema of an object with these properties, strict enough for OpenAI's structured outputs."""
+    return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
 
 
 def read_verdicts(reply: str, spec: ClassificationSpec, *, whole: bool = True) -> dict[str, bool] | None:
@@ -148,16 +127,12 @@ def read_verdicts(reply: str, spec: ClassificationSpec, *, whole: bool = True) -
     A model may repeat what a user wrote, verdicts and all, before it gives its own. So where there are several sets,
     each class is positive where any of them says so, and negative only where all of them do.
 
-    Args:
-        reply: The reply's text.
-        spec: What was asked for.
-        whole: Whether the reply has ended: then broken JSON is repaired. Before its end only complete verdicts at its
-            very start are read.
+    Before the reply has ended (``whole``), only complete verdicts at its very start are read, and nothing is repaired.
     """
-    if whole:
-        parts = _parts(reply[:MAX_REPLY]) or _repaired(reply[:MAX_REPLY])
-    else:
-        parts = _parts(reply[:MAX_READ]) if _STARTS.match(reply) else []
+    text = reply[: MAX_REPLY if whole else MAX_READ]
+    parts = _parts(text) if whole or _STARTS.match(text) else []
+    if whole and not parts:
+        parts = _repaired(text)
     read = [_booleans(part, spec) for part in parts]
     agreed = {key: _agreed([verdicts.get(key) for verdicts in read]) for key in spec.keys}
     return {key: verdict for key, verdict in agreed.items() if verdict is not None} or None
@@ -170,9 +145,9 @@ def _agreed(verdicts: Sequence[bool | None]) -> bool | None:
     return False if verdicts and None not in verdicts else None
 
 
-def _parts(text: str) -> list[Mapping[str, Any]]:
+def _parts(text: str) -> list[Mapping[str, object]]:
     """Return the complete verdicts of a text; inside a JSON string there are none, for its quotes are escaped."""
-    parts: list[Mapping[str, Any]] = []
+    parts: list[Mapping[str, object]] = []
     decoder, position = json.JSONDecoder(), 0
     while len(parts) < MAX_PARTS and (start := _PART.search(text, position)) is not None:
         position = start.end()
@@ -185,7 +160,7 @@ def _parts(text: str) -> list[Mapping[str, Any]]:
     return parts
 
 
-def _repaired(text: str) -> list[Mapping[str, Any]]:
+def _repaired(text: str) -> list[Mapping[str, object]]:
     """Return the verdicts of broken JSON: cut off, with other quotes, with a comma too many."""
     body = strip_code_fence(text)
     start = body.find("{")
@@ -198,7 +173,7 @@ def _repaired(text: str) -> list[Mapping[str, Any]]:
     return [part for part in parts if isinstance(part, dict)]
 
 
-def _booleans(part: Mapping[str, Any], spec: ClassificationSpec) -> dict[str, bool]:
+def _booleans(part: Mapping[str, object], spec: ClassificationSpec) -> dict[str, bool]:
     """Return the booleans of one set of verdicts by our keys; models also name a class or a label in full."""
     known = {_form(name): key for key, name in spec.keys.items()} | {_form(key): key for key in spec.keys}
     read: dict[str, bool] = {}
@@ -209,7 +184,7 @@ def _booleans(part: Mapping[str, Any], spec: ClassificationSpec) -> dict[str, bo
     return read
 
 
-def _form(name: Any) -> str:
+def _form(name: str) -> str:
     """``jailBreakingQuery``, ``JAIL_BREAKING_QUERY``, ``jail-breaking`` and ``jail_breaking`` are one name."""
     return re.sub(r"[\W_]+", "", normalize(str(name)[:400])).removesuffix("query")
 
@@ -217,10 +192,7 @@ def _form(name: Any) -> str:
 def classify(plan: QueryPlan, spec: ClassificationSpec | None, verdicts: Mapping[str, bool] | None) -> None:
     """Write the classes of its question into a plan, with a warning for those that were not judged.
 
-    Args:
-        plan: The plan; its ``classifications`` stay None where nothing was judged.
-        spec: What was asked for; None changes nothing.
-        verdicts: What the model said, by key; None is nothing.
+    Its ``classifications`` stay None where nothing was judged; ``verdicts`` are what the model said, by key.
     """
     if spec is None:
         return

@@ -11,8 +11,6 @@ from llama_index_agentic_kb.account import Budget
 from llama_index_agentic_kb.errors import ConfigurationError, by_value
 from llama_index_agentic_kb.schema import EffortUse, ReasoningEffort
 
-__all__ = ["DEFAULT_LIMITS", "EffortLimits", "as_effort", "as_limits", "planned_use"]
-
 MAX_SOURCES: Final = 10
 """Sources that one planned sub-query may go to; the question itself goes to all."""
 
@@ -92,22 +90,16 @@ def as_limits(own: Mapping[ReasoningEffort, EffortLimits] | None) -> dict[Reason
 
 
 def planned_use(limits: EffortLimits, planned: bool, budget: Budget) -> EffortUse:
-    """Return what a request may spend, to be reported beside what it spent.
-
-    Args:
-        limits: The effort's.
-        planned: Whether a model plans. If not, there is one round, and no token is spent.
-        budget: The request's own limits.
-    """
+    """Return what a request may spend; where no model plans, there is one round, and no token is spent."""
     seconds = limits.seconds
     if budget.retrieval_deadline is not None:
         seconds = min(seconds, budget.retrieval_deadline - budget.started)
     return EffortUse(
-        sub_queries=limits.sub_queries if planned else 0,
+        sub_queries=limits.sub_queries * planned,
         sources=MAX_SOURCES,
         waves=limits.rounds if planned else 1,
-        revisions=limits.revisions if planned else 0,
-        tokens=limits.tokens if planned else 0,
+        revisions=limits.revisions * planned,
+        tokens=limits.tokens * planned,
         seconds=round(seconds, 3),
         documents_ranked=MAX_RANKED,
     )

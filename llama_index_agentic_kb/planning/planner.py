@@ -1,49 +1,62 @@
 """The planner: one language model call turns the conversation into a ``QueryPlan``.
 
-Whatever the model writes ends in a sane plan; at worst the question alone goes to all sources, with a warning.
+Whatever the model writes ends in a sane plan; at worst the question alone goes to all sources, with a warning. The
+reply is read while it is written, so that a sub-query is searched as soon as it stands in it.
 """
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
 from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.callbacks.schema import CBEventType
 from llama_index.core.prompts import BasePromptTemplate
 
 from llama_index_agentic_kb._aio import Call
-from llama_index_agentic_kb._text import error_message, one_line
+from llama_index_agentic_kb._text import error_message, normalize, one_line, without_surrogates
 from llama_index_agentic_kb.account import ActivityLog
+from llama_index_agentic_kb.account.activity_log import describe_error
 from llama_index_agentic_kb.errors import AgenticKBError, LLMError, PlanningError
-from llama_index_agentic_kb.llm import LanguageModel, Reply, refuses_form, structured_output
+from llama_index_agentic_kb.guard.spotlighting import Spotlighting
+from llama_index_agentic_kb.llm import (
+    LanguageModel,
+    Reply,
+    Usage,
+    refuses_form,
+    repair_json,
+    strip_code_fence,
+    structured_output,
+)
 from llama_index_agentic_kb.planning.classification import (
+    MAX_REPLY,
     PART,
     ClassificationSpec,
     ask_for_classes,
-    classification_schema,
     classify,
     read_verdicts,
     requested,
+    strict_object,
 )
 from llama_index_agentic_kb.planning.effort import EffortLimits
-from llama_index_agentic_kb.planning.model_calls import ModelCall, model_record
-from llama_index_agentic_kb.planning.parsing import (
-    MAX_REPLY,
-    Proposal,
-    plan_schema,
-    read_partial_plan,
-    read_proposals,
-)
-from llama_index_agentic_kb.planning.plan_graph import PlanGraph, PlannerSource, plain_plan
+from llama_index_agentic_kb.planning.plan_graph import MAX_QUERY, PlanGraph, PlannerSource, Proposal, plain_plan
 from llama_index_agentic_kb.planning.scope import Scope
-from llama_index_agentic_kb.prompts import DEPENDENT, FILTERS, INDEPENDENT, PLANNER_TEMPLATE, as_data
-from llama_index_agentic_kb.schema import QueryPlan, SubQuery
+from llama_index_agentic_kb.prompts import (
+    DEPENDENT,
+    FILTERS,
+    FINDINGS_TEMPLATE,
+    INDEPENDENT,
+    PLANNER_TEMPLATE,
+    REVISION_TEMPLATE,
+    as_data,
+)
+from llama_index_agentic_kb.schema import ModelInfo, ModelQueryPlanningActivity, Outcome, QueryPlan, SubQuery
 from llama_index_agentic_kb.sources.planner_filters import describe_fields
-
-__all__ = ["Begin", "Planner", "Planning", "describe_sources"]
 
 HISTORY_MESSAGES: Final = 10
 """Messages before the question that the planner reads: what a question leaves out stands in the last few."""
@@ -51,91 +64,126 @@ HISTORY_MESSAGES: Final = 10
 MAX_LOOKS: Final = 400
 """How often a reply is parsed while it is written, each time from its start: about 20 times a sub-query."""
 
+MAX_PARTIAL: Final = 20_000
+"""Characters of a reply that are parsed while it is still written; more waits for the end."""
+
+MAX_ITEMS: Final = 2_000
+"""Sub-queries of a reply that are read."""
+
+MAX_NUMBER: Final = 2**63
+"""Numbers are read up to here; Python refuses to write those of thousands of digits."""
+
+_LISTS: Final = ("sub_queries", "subqueries", "sub_questions", "subquestions", "queries", "questions", "plan", "items")
+_QUERIES: Final = ("query", "sub_query", "sub_question", "question", "search", "q", "text")
+_SOURCES: Final = ("sources", "source", "tool_name", "tools", "tool", "source_names", "knowledge_sources")
+_FINDS: Final = ("finds", "answer_is", "looks_for")
+_FILTERS: Final = ("filter", "filters")
+_DEPENDS: Final = ("depends_on", "dependson", "dependencies", "parents")
+_BRACKET: Final = re.compile(r"[{\[]")
+# In these, no two repetitions can match the same text: a hostile reply takes linear time.
+_NUMBERED: Final = re.compile(r"^[ \t]*(?:\(?(\d{1,4})[.):]|[-*•])[ \t]+(\S.*)$", re.MULTILINE)
+_FOLLOWING: Final = re.compile(r"[\s,]*[{\[]")
+_FIRST_ITEM: Final = re.compile(r"\[\s{0,100}(?=\{)")
+_NEXT_ITEM: Final = re.compile(r"\s{0,100},\s{0,100}(?=\{)")
 _LAST_KEY: Final = re.compile(r'"finds"\s{0,3}:\s{0,3}"')
 """Begins the last key of a sub-query, which no search needs."""
+_DECODER: Final = json.JSONDecoder()
+
+
+# -- what all calls of the planning model share --------------------------------------------------------------------
+
+
+class PlanningModel:
+    """The language model that plans, with its prompts by the names under which ``update_prompts`` changes them.
+
+    Args:
+        model: The language model.
+        spotlighting: How passages are marked as data; see ``guard.spotlighting``.
+    """
+
+    def __init__(self, model: LanguageModel, spotlighting: Spotlighting | None = "delimit") -> None:
+        self.model = model
+        self.spotlighting = spotlighting
+        self.structured = True  # until the server refuses it
+        self.prompts: dict[str, BasePromptTemplate] = {
+            "planner_prompt": PLANNER_TEMPLATE,
+            "findings_prompt": FINDINGS_TEMPLATE,
+            "revision_prompt": REVISION_TEMPLATE,
+        }
+
+
+@dataclass(slots=True)
+class ModelCall:
+    """What came of one call: its bill, and the error where it failed. A failed call is reported, never raised."""
+
+    usage: Usage = field(default_factory=Usage, kw_only=True)
+    error: Exception | None = field(default=None, kw_only=True)
+    fields: dict[str, Any] = field(default_factory=dict, kw_only=True)
+    """Further fields of its record in the account."""
+
+    def fail(self, error: Exception) -> None:
+        """Keep an error, and what the failed call billed."""
+        self.error = error
+        if isinstance(error, LLMError) and error.usage is not None:
+            self.usage = error.usage
+
+    @contextmanager
+    def recorded(
+        self, log: ActivityLog, model: LanguageModel, purpose: Literal["plan", "findings", "revision"]
+    ) -> Iterator[None]:
+        """Record the call in the account, whatever the body of the ``with`` statement raises: it is the call's."""
+        info = None if model.name is None else ModelInfo(model_name=model.name)
+        with log.record(ModelQueryPlanningActivity, CBEventType.AGENT_STEP, model=info, purpose=purpose) as record:
+            try:
+                yield
+            except Exception as error:  # noqa: BLE001 (any failure of a model is reported, and the search goes on)
+                self.fail(error)
+            log.close(
+                record,
+                outcome=Outcome.OK if self.error is None else Outcome.ERROR,
+                error=None if self.error is None else describe_error(self.error, model.name),
+                input_tokens=self.usage.input_tokens,
+                output_tokens=self.usage.output_tokens,
+                **self.fields,
+            )
+
+
+# -- the call ------------------------------------------------------------------------------------------------------
 
 
 @dataclass(slots=True)
 class Planning(ModelCall):
-    """What planning gave.
-
-    Args:
-        plan: Its first sub-query is always the question itself.
-        usage: What the call billed.
-        error: Why the model's plan was not used; None where it was.
-    """
+    """What planning gave: a plan whose first sub-query is always the question itself."""
 
     plan: QueryPlan
 
 
-Begin: TypeAlias = Callable[[Sequence[SubQuery]], Coroutine[Any, Any, None]]
+Begin: TypeAlias = Callable[[Sequence[SubQuery]], Coroutine[object, object, None]]
 """What is done with sub-queries that can be searched."""
 
 
-class Planner:
-    """Plans searches with a language model.
+async def plan_searches(
+    models: PlanningModel,
+    scope: Scope,
+    sources: Sequence[PlannerSource],
+    limits: EffortLimits,
+    *,
+    deadline: float | None,
+    log: ActivityLog,
+    begin: Begin | None = None,
+) -> Planning:
+    """Plan the searches of a question, and classify it in the same call where that is asked for.
 
-    Args:
-        model: The language model.
-        template: The prompt; its variables are ``max_sub_queries``, ``sources``, ``conversation`` and ``query_str``.
+    Verdicts and sub-queries that were read before a failure are kept. ``begin`` is awaited with sub-queries as soon as
+    they can be searched, while the model still writes; those that build on others are never among them.
     """
-
-    def __init__(self, model: LanguageModel, template: BasePromptTemplate | None = None) -> None:
-        self.model = model
-        self.template = template or PLANNER_TEMPLATE
-        self._structured = True  # until the server refuses it
-
-    async def recorded_plan(
-        self,
-        scope: Scope,
-        sources: Sequence[PlannerSource],
-        limits: EffortLimits,
-        *,
-        deadline: float | None,
-        log: ActivityLog,
-        begin: Begin | None = None,
-    ) -> Planning:
-        """Plan as ``plan`` does, with a record in the request's account."""
-        with model_record(log, self.model, "plan") as record:
-            planning = await self.plan(scope, sources, limits, deadline=deadline, begin=begin)
-            plan = planning.plan
-            planning.close(
-                log,
-                record,
-                warning="; ".join(plan.warnings) or None,
-                sub_queries=[sub_query.query for sub_query in plan.sub_queries],
-                classifications=plan.classifications,
-                labels=plan.labels or None,
-            )
-        return planning
-
-    async def plan(
-        self,
-        scope: Scope,
-        sources: Sequence[PlannerSource],
-        limits: EffortLimits,
-        *,
-        deadline: float | None,
-        begin: Begin | None = None,
-    ) -> Planning:
-        """Plan the searches of a question, and classify it in the same call where that is asked for.
-
-        Verdicts and sub-queries that were read before a failure are kept.
-
-        Args:
-            scope: Question and conversation, and what it is to be classified as.
-            sources: Those that may be searched, in declaration order.
-            limits: How many sub-queries and rounds.
-            deadline: ``time.monotonic()`` at which planning is given up.
-            begin: Awaited with sub-queries as soon as they can be searched, while the model still writes; those that
-                build on others are never among them.
-        """
-        planning = Planning(plain_plan(scope, sources))
-        plan = planning.plan
-        graph = PlanGraph(plan, sources, limits)
-        intake = _Intake(graph, begin, requested(scope.classification))
+    planning = Planning(plain_plan(scope, sources))
+    plan = planning.plan
+    graph = PlanGraph(plan, sources, limits)
+    intake = _Intake(graph, begin, requested(scope.classification))
+    with planning.recorded(log, models.model, "plan"):
         try:
-            reply = await self._ask(self._messages(scope, sources, limits), intake, sources, deadline)
+            reply = await _ask(models, _messages(models, scope, sources, limits), intake, sources, deadline)
             planning.usage = reply.usage
             read = partial(intake.read_whole, reply.text)
             await intake.take(await Call(sync=read, deadline=deadline, what="reading the plan"))
@@ -147,52 +195,81 @@ class Planner:
             plan.warnings.append(f"planning failed, {kept}: {_reason(error)}")
         graph.finish()
         classify(plan, scope.classification, intake.verdicts)
-        return planning
+        planning.fields = {
+            "warning": "; ".join(plan.warnings) or None,
+            "sub_queries": [sub_query.query for sub_query in plan.sub_queries],
+            "classifications": plan.classifications,
+            "labels": plan.labels or None,
+        }
+    return planning
 
-    async def _ask(
-        self, messages: list[ChatMessage], intake: _Intake, sources: Sequence[PlannerSource], deadline: float | None
-    ) -> Reply:
-        """Ask for structured output where the model has it; where its server refuses the form, for plain text.
 
-        The refusal is remembered once the same question was answered as plain text: then it was the form that the
-        server refused.
-        """
-        form = self._form(intake.spec, sources) if self._structured else None
-        if form is not None:
-            try:
-                return await self._read(messages, intake, deadline, **form)
-            except Exception as error:
-                if not refuses_form(error):
-                    raise
-        reply = await self._read(messages, intake, deadline)
-        self._structured = self._structured and form is None
-        return reply
+def _messages(
+    models: PlanningModel, scope: Scope, sources: Sequence[PlannerSource], limits: EffortLimits
+) -> list[ChatMessage]:
+    rules = DEPENDENT.format(max_rounds=limits.rounds) if limits.rounds > 1 else INDEPENDENT
+    if any(source.fields for source in sources):
+        rules += f"\n- {FILTERS}"
+    turns = [f"{role}: {one_line(text, 2_000)}" for role, text in scope.history[-HISTORY_MESSAGES:]]
+    messages = models.prompts["planner_prompt"].format_messages(
+        llm=models.model.llm,
+        max_sub_queries=str(limits.sub_queries),
+        dependencies=rules,
+        sources=as_data(describe_sources(sources)),
+        conversation=as_data("\n".join([*turns, f"user: {scope.question}"])),
+        query_str=as_data(scope.question),
+    )
+    spec = requested(scope.classification)
+    return messages if spec is None else ask_for_classes(messages, spec)
 
-    def _form(self, spec: ClassificationSpec | None, sources: Sequence[PlannerSource]) -> dict[str, Any] | None:
-        """Return the arguments that ask the model for a plan's JSON schema; None where it knows no such thing."""
-        first = None if spec is None else {PART: classification_schema(spec)}
-        schema = plan_schema([source.name for source in sources], filters=_filterable(sources), first=first)
-        return structured_output(self.model.llm, "query_plan", schema)
 
-    async def _read(self, messages: list[ChatMessage], intake: _Intake, deadline: float | None, **form: Any) -> Reply:
-        """Read the plan as it is written; a model that can't stream is asked for the whole."""
+def describe_sources(sources: Sequence[PlannerSource]) -> str:
+    """Return sources as they stand in a prompt, one a line, each with the fields that a filter may use."""
+    lines = []
+    for source in sources:
+        lines.append(f"- {source.name}: {one_line(source.description, 400) or 'no description'}")
+        lines += [f"  {line}" for line in describe_fields(source.fields).splitlines()]
+    return "\n".join(lines)
+
+
+async def _ask(
+    models: PlanningModel,
+    messages: list[ChatMessage],
+    intake: _Intake,
+    sources: Sequence[PlannerSource],
+    deadline: float | None,
+) -> Reply:
+    """Ask for structured output where the model has it; where its server refuses the form, for plain text.
+
+    The refusal is remembered once the same question was answered as plain text: then it was the form that the server
+    refused. A model that can't stream is asked for the whole.
+    """
+
+    async def ask(form: dict[str, object]) -> Reply:
         try:
-            return await self.model.read(messages, intake.read, deadline=deadline, max_chars=MAX_REPLY, **form)
+            return await models.model.read(messages, intake.read, deadline=deadline, max_chars=MAX_REPLY, **form)
         except NotImplementedError:
-            return await self.model.chat(messages, deadline=deadline, **form)
+            return await models.model.chat(messages, deadline=deadline, **form)
 
-    def _messages(self, scope: Scope, sources: Sequence[PlannerSource], limits: EffortLimits) -> list[ChatMessage]:
-        rules = DEPENDENT.format(max_rounds=limits.rounds) if limits.rounds > 1 else INDEPENDENT
-        turns = [f"{role}: {one_line(text, 2_000)}" for role, text in scope.history[-HISTORY_MESSAGES:]]
-        messages = self.template.format_messages(
-            llm=self.model.llm,
-            max_sub_queries=str(limits.sub_queries),
-            dependencies=f"{rules}\n- {FILTERS}" if _filterable(sources) else rules,
-            sources=as_data(describe_sources(sources)),
-            conversation=as_data("\n".join([*turns, f"user: {scope.question}"])),
-            query_str=as_data(scope.question),
-        )
-        return ask_for_classes(messages, requested(scope.classification))
+    schema = plan_schema(sources, intake.spec)
+    form = structured_output(models.model.llm, "query_plan", schema) if models.structured else None
+    if form is not None:
+        try:
+            return await ask(form)
+        except Exception as error:
+            if not refuses_form(error):
+                raise
+    reply = await ask({})
+    models.structured = models.structured and form is None
+    return reply
+
+
+def _reason(error: Exception) -> str:
+    """Return a failure in a few words; a client's own message may be a page of HTML."""
+    if isinstance(error, LLMError):
+        return error_message(error)
+    name = error.code if isinstance(error, AgenticKBError) else type(error).__name__
+    return f"{name}: {one_line(error_message(error), 200)}"
 
 
 class _Intake:
@@ -241,22 +318,161 @@ class _Intake:
                 await self._begin(ready)
 
 
-def describe_sources(sources: Sequence[PlannerSource]) -> str:
-    """Return sources as they stand in a prompt, one a line, each with the fields that a filter may use."""
-    lines = []
-    for source in sources:
-        lines.append(f"- {source.name}: {one_line(source.description, 400) or 'no description'}")
-        lines += [f"  {line}" for line in describe_fields(source.fields).splitlines()]
-    return "\n".join(lines)
+# -- the reply -----------------------------------------------------------------------------------------------------
 
 
-def _filterable(sources: Sequence[PlannerSource]) -> bool:
-    return any(source.fields for source in sources)
+def plan_schema(sources: Sequence[PlannerSource], spec: ClassificationSpec | None = None) -> dict[str, object]:
+    """Return the JSON schema of a plan over these sources, the verdicts of ``spec`` before the sub-queries."""
+    text = {"type": "string"}
+    sub_query = {
+        "id": text,
+        "query": text,
+        "sources": {"type": "array", "items": {"type": "string", "enum": [source.name for source in sources]}},
+        "depends_on": {"type": "array", "items": text},
+        **({"filter": text} if any(source.fields for source in sources) else {}),
+        "finds": text,
+    }
+    plan: dict[str, object] = {"sub_queries": {"type": "array", "items": strict_object(sub_query)}}
+    if spec is not None:
+        plan = {PART: strict_object({key: {"type": "boolean"} for key in spec.keys}), **plan}
+    return strict_object(plan)
 
 
-def _reason(error: Exception) -> str:
-    """Return a failure in a few words; a client's own message may be a page of HTML."""
-    if isinstance(error, LLMError):
-        return error_message(error)
-    name = error.code if isinstance(error, AgenticKBError) else type(error).__name__
-    return f"{name}: {one_line(error_message(error), 200)}"
+def read_proposals(reply: str | Mapping[object, object]) -> list[Proposal]:
+    """Return the proposals of a reply: JSON with or without preamble and fences, broken JSON, or a numbered list.
+
+    Raises:
+        PlanningError: The reply holds no plan.
+    """
+    items = _items_of_text(reply[:MAX_REPLY]) if isinstance(reply, str) else _items(reply)
+    if items is None:
+        raise PlanningError(f"the model's reply holds no plan: {one_line(str(reply)[:400], 80)!r}")
+    return _proposals(items[:MAX_ITEMS])
+
+
+def read_partial_plan(text: str) -> list[Proposal]:
+    """Return the proposals of a reply that is still being written, as far as they can be searched.
+
+    The last one counts when its object ends, or as soon as its last key (``finds``, which no search needs) begins.
+    Nothing is repaired: what can't be read yet is read at the end.
+    """
+    items: list[object] = []
+    start = _FIRST_ITEM.search(text[:MAX_PARTIAL])
+    while start is not None:
+        position = start.end()
+        try:
+            item, end = _DECODER.raw_decode(text, position)
+        except (ValueError, RecursionError):
+            last = _LAST_KEY.search(text, position)
+            with suppress(ValueError, RecursionError):
+                item = json.loads(text[position : last.start() if last else position].rstrip(", \n") + "}")
+                items += [item] if isinstance(item, dict) and "depends_on" in item else []
+            break
+        items.append(item)
+        start = _NEXT_ITEM.match(text, end)
+    return _proposals(items)
+
+
+def _items_of_text(text: str) -> list[object] | None:
+    """Return the list of sub-queries in a text: as JSON, as JSON that can be repaired, or as a numbered list."""
+    body = strip_code_fence(text)
+    start = _BRACKET.search(body)
+    for read in (_whole_values, repair_json) if start is not None else ():
+        try:
+            items = _items(read(body[start.start() if start else 0 :]))
+        except (ValueError, RecursionError):
+            continue
+        if items is not None:
+            return items
+    return [query for _, query in _NUMBERED.findall(text)] or None
+
+
+def _whole_values(text: str) -> object:
+    """Return the JSON value that a text begins with; a list of them where several follow one another (JSON lines)."""
+    values, end = list[object](), 0
+    while (start := _FOLLOWING.match(text, end)) is not None:
+        try:
+            value, end = _DECODER.raw_decode(text, start.end() - 1)
+        except ValueError:
+            if values:
+                break
+            raise
+        values.append(value)
+    return values[0] if len(values) == 1 else values
+
+
+def _items(value: object) -> list[object] | None:
+    """Return the list of sub-queries in a JSON value; None where there is no such list."""
+    if isinstance(value, list):
+        objects = [item for item in value if isinstance(item, dict)]
+        for item in objects:
+            if (items := _listed(item)) is not None:  # several objects: the text held more than the plan
+                return items
+        return value if objects or (value and all(isinstance(item, str) for item in value)) else None
+    if isinstance(value, Mapping):
+        items = _listed(value)
+        return [value] if items is None and _text(_fields(value), _QUERIES) else items
+    return None
+
+
+def _listed(item: Mapping[object, object]) -> list[object] | None:
+    fields = _fields(item)
+    for name in _LISTS:
+        value = fields.get(name)
+        if isinstance(value, list):
+            return [*value]
+        if isinstance(value, dict):
+            return _listed(value)
+    return None
+
+
+def _proposals(items: Sequence[object]) -> list[Proposal]:
+    proposals = []
+    for position, item in enumerate(items, start=1):
+        fields = {"query": item} if isinstance(item, str) else _fields(item) if isinstance(item, dict) else {}
+        query = " ".join(_text(fields, _QUERIES)[:MAX_REPLY].split())
+        numbered = _NUMBERED.match(query)
+        if numbered and numbered.group(1) in (None, str(position)):  # another number belongs to it ("7. Symphonie")
+            query = numbered.group(2)
+        query = query.strip("\"'` ")
+        if normalize(query):
+            name = _text(fields, ("id",)) or f"q{position}"
+            finds = one_line(_text(fields, _FINDS), MAX_QUERY)
+            sources, parents = _names(fields, _SOURCES), _names(fields, _DEPENDS)
+            query = query[:MAX_QUERY].rstrip()
+            proposals.append(Proposal(name, query, sources, parents, finds, _text(fields, _FILTERS)))
+    return proposals
+
+
+def _fields(item: Mapping[object, object]) -> dict[str, object]:
+    """Return an object's values by our form of their keys: ``subQueries`` and ``Sub-Queries`` are ``sub_queries``."""
+    fields = {}
+    for key, value in item.items():
+        name = str(key)
+        if not (name.islower() and name.isidentifier()):
+            name = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower().replace("-", "_").replace(" ", "_")
+        fields[name] = value
+    return fields
+
+
+def _text(fields: Mapping[str, object], names: Sequence[str]) -> str:
+    """Return the first text under any of these names; "" where there is none."""
+    return next((text for name in names if (text := _as_text(fields.get(name)))), "")
+
+
+def _names(fields: Mapping[str, object], keys: Sequence[str]) -> tuple[str, ...]:
+    """Return the names that stand under the first of these keys, as a list or in one text."""
+    for key in keys:
+        value = fields.get(key)
+        if isinstance(value, str):
+            value = without_surrogates(value).split(",")
+        if isinstance(value, list):
+            return tuple(text.strip() for part in value if (text := _as_text(part)))
+    return ()
+
+
+def _as_text(value: object) -> str:
+    """Return a text that UTF-8 can write, or a number as text; "" for anything else."""
+    if isinstance(value, str):
+        return without_surrogates(value) if value.strip() else ""
+    return str(value) if isinstance(value, int) and abs(value) < MAX_NUMBER else ""

@@ -12,40 +12,45 @@ own call alone: what waits is searched in the question's own words.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import islice, product, zip_longest
 from typing import Final
 
 from llama_index.core.callbacks.schema import CBEventType, EventPayload
-from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.query_engine.sub_question_query_engine import SubQuestionAnswerPair
 from llama_index.core.question_gen.types import SubQuestion
 from llama_index.core.schema import NodeWithScore
 
 from llama_index_agentic_kb._aio import Call, earliest, start, wait
+from llama_index_agentic_kb._text import normalize
 from llama_index_agentic_kb.account import ActivityLog, Budget
-from llama_index_agentic_kb.evidence.candidates import Fusion
-from llama_index_agentic_kb.guard.spotlighting import Spotlighting
-from llama_index_agentic_kb.llm import LanguageModel, Usage
+from llama_index_agentic_kb.errors import LLMError, PlanningError
+from llama_index_agentic_kb.evidence.candidates import Fusion, best_of
+from llama_index_agentic_kb.llm import Usage
 from llama_index_agentic_kb.planning.classification import classify, requested
 from llama_index_agentic_kb.planning.effort import EffortLimits
 from llama_index_agentic_kb.planning.findings import (
+    MAX_BRANCHES,
     MAX_PASSAGES,
     PASSAGES_PER_QUERY,
-    FindingsReader,
     OpenSteps,
     PassageSet,
-    best_of,
+    Verdict,
+    look_for_gaps,
+    read_findings,
 )
-from llama_index_agentic_kb.planning.model_calls import Allowance, ModelCall
-from llama_index_agentic_kb.planning.parsing import Proposal
-from llama_index_agentic_kb.planning.plan_graph import PlanGraph, PlannerSource, plain_plan
-from llama_index_agentic_kb.planning.planner import Planner, Planning
-from llama_index_agentic_kb.planning.revision import Reviser, Revision
-from llama_index_agentic_kb.planning.scope import Scope
-from llama_index_agentic_kb.planning.signals import evidence_strength, is_simple
-from llama_index_agentic_kb.planning.steps import MAX_BRANCHES, Steps
+from llama_index_agentic_kb.planning.plan_graph import (
+    PlanGraph,
+    PlannerSource,
+    Proposal,
+    description_of,
+    fill,
+    plain_plan,
+)
+from llama_index_agentic_kb.planning.planner import ModelCall, Planning, PlanningModel, plan_searches
+from llama_index_agentic_kb.planning.scope import Scope, evidence_strength, is_simple
 from llama_index_agentic_kb.schema import (
     Confidence,
     EffortUse,
@@ -63,61 +68,25 @@ from llama_index_agentic_kb.sources.base import NodeKey, NodeList, node_key
 from llama_index_agentic_kb.sources.fan_out import Batch, FanOut, SourceSearch
 from llama_index_agentic_kb.sources.stragglers import RunningSearch
 
-__all__ = ["MultiHopSearch", "PlanOutcome", "PlanningModels", "Task", "search_question"]
+MAX_SEARCHES: Final = 2 * MAX_BRANCHES
+"""Searches of one step in all: its branches as its parents were read first, and once more as they were corrected. A
+model that reads one step again and again would otherwise search without end."""
 
 NEWS_DEPTH: Final = 5
 """Documents of each search that are compared to see whether a round brought anything new."""
 
 
-class PlanningModels:
-    """What asks the language model: one object a kind of call.
-
-    Args:
-        model: The language model.
-        spotlighting: How passages are marked as data.
-    """
-
-    def __init__(self, model: LanguageModel, spotlighting: Spotlighting | None) -> None:
-        self.planner = Planner(model)
-        self.findings = FindingsReader(model, spotlighting=spotlighting)
-        self.reviser = Reviser(model, spotlighting=spotlighting)
-        self._by_prompt: dict[str, Planner | FindingsReader | Reviser] = {
-            "planner_prompt": self.planner,
-            "findings_prompt": self.findings,
-            "revision_prompt": self.reviser,
-        }
-
-    @property
-    def prompts(self) -> dict[str, BasePromptTemplate]:
-        """Their templates, by the names under which LlamaIndex's ``update_prompts`` changes them."""
-        return {name: asker.template for name, asker in self._by_prompt.items()}
-
-    def update(self, prompts: Mapping[str, BasePromptTemplate]) -> None:
-        """Take other templates; those of other names are left alone."""
-        for name in prompts.keys() & self._by_prompt.keys():
-            self._by_prompt[name].template = prompts[name]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What one request searches, and with what.
-
-    Args:
-        scope: The question.
-        effort: How hard to think.
-        limits: The effort's limits.
-        models: What asks the language model; None where there is no model, and so no plan.
-        fusion: How ranked lists of different corpora are fused for the model to read.
-        fan_out: Searches the selected sources.
-        budget: The request's.
-        log: The request's account.
-    """
+    """What one request searches, and with what."""
 
     scope: Scope
     effort: ReasoningEffort
     limits: EffortLimits
-    models: PlanningModels | None
+    model: PlanningModel | None
+    """Plans and reads; None where there is no model, and so no plan."""
     fusion: Fusion
+    """How ranked lists of different corpora are fused for the model to read."""
     fan_out: FanOut
     budget: Budget
     log: ActivityLog
@@ -125,41 +94,29 @@ class Task:
 
 @dataclass(slots=True)
 class PlanOutcome:
-    """What was searched, and what came of it.
-
-    Args:
-        plan: Every query that was searched, in the order in which their evidence is fused.
-        searches: One search a (query, source) pair, in the plan's order.
-        findings: What steps found, in the order in which it was read.
-        usage: Tokens and calls of the language model.
-        rounds: Rounds of searches.
-        revisions: How often gaps were looked for.
-        planned: Whether a model planned.
-        decision: Why it planned or not, and why it stopped.
-        signals: How strong the question's own evidence was, where that decided.
-    """
+    """What was searched, and what came of it."""
 
     plan: QueryPlan
+    """Every query that was searched, in the order in which their evidence is fused."""
     searches: list[SourceSearch] = field(default_factory=list)
+    """One a (query, source) pair, in the plan's order."""
     findings: list[Finding] = field(default_factory=list)
+    """In the order in which they were read."""
     usage: Usage = field(default_factory=Usage)
     rounds: int = 1
     revisions: int = 0
     planned: bool = False
     decision: str = ""
+    """Why a model planned or not, and why it stopped."""
     signals: dict[str, float] | None = None
+    """How strong the question's own evidence was, where that decided."""
 
     def spent(self, budget: Budget, ranked: int) -> EffortUse:
-        """Return what the search spent, in the terms of its limits.
-
-        Args:
-            budget: The request's; its clock has the time.
-            ranked: Documents that were ranked.
-        """
+        """Return what the search spent, in the terms of its limits; ``ranked`` documents were ranked."""
         queries = [one for one in self.plan.sub_queries if one.origin is not SubQueryOrigin.QUESTION]
         return EffortUse(
             sub_queries=len(queries),
-            sources=max((len(one.sources) for one in queries), default=0),
+            sources=max([0, *(len(one.sources) for one in queries)]),
             waves=self.rounds,
             revisions=self.revisions,
             tokens=(self.usage.input_tokens or 0) + (self.usage.output_tokens or 0),
@@ -180,14 +137,14 @@ async def search_question(task: Task) -> PlanOutcome:
         for name, chosen in fan_out.selected.items()
     ]
     plain = plain_plan(scope, sources, task.limits)
-    if task.models is None or task.effort is ReasoningEffort.MINIMAL or scope.intents:
+    if task.model is None or task.effort is ReasoningEffort.MINIMAL or scope.intents:
         classify(plain, scope.classification, None)
         return PlanOutcome(plain, await fan_out.search(plain))
-    loop = MultiHopSearch(task, task.models, sources)
+    loop = MultiHopSearch(task, task.model, sources)
     if task.effort is not ReasoningEffort.AUTO:
         return await loop.search(plain)
     if requested(scope.classification) is not None:
-        return _because("planned: the question is to be classified", await loop.search(plain))
+        return await loop.search(plain, why="planned: the question is to be classified")
     if is_simple(scope):
         return PlanOutcome(plain, await fan_out.search(plain), decision="not planned: a simple question")
     first = await fan_out.begin(plain)
@@ -195,80 +152,169 @@ async def search_question(task: Task) -> PlanOutcome:
     strength = evidence_strength(scope, first.done, task.fusion)
     if strength.sufficient:
         return PlanOutcome(plain, first.done, signals=strength.signals, decision=strength.reason)
-    outcome = await loop.search(plain, first)
+    outcome = await loop.search(plain, first, why=strength.reason)
     outcome.signals = strength.signals
-    return _because(strength.reason, outcome)
-
-
-def _because(reason: str, outcome: PlanOutcome) -> PlanOutcome:
-    """Add why a search was planned, before why it stopped."""
-    outcome.decision = "; ".join(part for part in (reason, outcome.decision) if part)
     return outcome
 
 
-class MultiHopSearch:
-    """The searches of one request that a model plans.
+class Steps:
+    """What was planned, what was searched for it, and what was found.
 
-    Args:
-        task: What is searched.
-        models: What asks the language model.
-        sources: The sources, as the planner sees them.
+    A step is a planned sub-query. It is served by the search of its own query, by one search for each answer that was
+    put into it, or by another step's search where both come to the same query.
     """
 
-    def __init__(self, task: Task, models: PlanningModels, sources: Sequence[PlannerSource]) -> None:
+    def __init__(self) -> None:
+        self.planned: dict[str, SubQuery] = {}
+        self.waiting: dict[str, SubQuery] = {}
+        """Steps that build on answers which are not known yet."""
+        self.searched: dict[str, SubQuery] = {}
+        """Every query whose search was started, by id; each with all the sources that it was started at."""
+        self.found: dict[str, list[Finding]] = {}
+        """By the id of the search that they were read for, or of the step that needed none."""
+        self._serves: dict[str, list[str]] = {}  # steps by search
+
+    def note(self, sub_query: SubQuery, names: Sequence[str]) -> None:
+        """Note that a search was started; ``names`` are all sources in order."""
+        self._share(sub_query.id, sub_query.part_of or sub_query.id)
+        known = self.searched.setdefault(sub_query.id, sub_query)
+        chosen = {*known.sources, *sub_query.sources}
+        known.sources = [name for name in names if name in chosen]
+
+    def _share(self, search: str, step: str) -> None:
+        steps = self._serves.setdefault(search, [])
+        if step not in steps:
+            steps.append(step)
+
+    def searches_of(self, steps: Collection[str]) -> list[str]:
+        """Return the searches that serve any of some steps."""
+        return [search for search, served in self._serves.items() if any(step in served for step in steps)]
+
+    def to_read(self) -> list[str]:
+        """Return the steps that were searched, have no answer yet, and are waited for."""
+        parents = {parent for child in self.waiting.values() for parent in child.depends_on} - self.waiting.keys()
+        return [step for step in self.planned if step in parents and not self.answers_of(step)]
+
+    def started_children_of(self, search: str) -> list[SubQuery]:
+        """Return the steps that build on what a search finds, and were searched already."""
+        served = {*self._serves.get(search, [search])}
+        children = [step for step in self.planned.values() if not served.isdisjoint(step.depends_on)]
+        return [step for step in children if self.searches_of([step.id])]
+
+    def answers_of(self, step: str) -> list[Finding]:
+        """Return a step's answers: the best of each of its searches before the second of any."""
+        by_search = [self.found.get(search, []) for search in self.searches_of([step])] or [self.found.get(step, [])]
+        distinct: dict[str, Finding] = {}
+        for answer in (item for rank in zip_longest(*by_search) for item in rank if item is not None):
+            distinct.setdefault(answer.value.casefold(), answer)
+        return list(distinct.values())[:MAX_BRANCHES]
+
+    def take(self, search: str, answers: Sequence[Finding]) -> list[Finding]:
+        """Keep what was read for a search, in place of what was read for it before.
+
+        What merely follows from passages does not replace what a passage says.
+
+        Returns:
+            The answers that it corrects, if any.
+        """
+        before = self.found.get(search, [])
+        stated, stated_before = (
+            any(answer.confidence is Confidence.STATED for answer in read) for read in (answers, before)
+        )
+        if not answers or (stated_before and not stated):
+            return []
+        self.found[search] = list(answers)
+        same = {answer.value.casefold() for answer in answers} & {answer.value.casefold() for answer in before}
+        return [] if same else before
+
+    def searches_for(self, step: SubQuery, number: int, started: Sequence[SubQuery]) -> list[SubQuery]:
+        """Return one search for each combination of the answers that a step builds on, best first.
+
+        A query that is searched already, or ``started`` in this round, is not searched again, and serves both steps.
+        """
+        known = {normalize(one.query): one for one in (*self.searched.values(), *started)}
+        queries = {normalize(query): query for query in self._queries(step)}
+        alone = sum(form not in known for form in queries) == 1 and step.id not in self.searched
+        branches = sum(one.part_of == step.id for one in self.searched.values())
+        made: list[SubQuery] = []
+        for form, query in queries.items():
+            if form in known:
+                same = known[form]
+                self._share(same.id, step.id)
+                if new := [name for name in step.sources if name not in same.sources]:
+                    filters = {name: step.filters[name] for name in new if name in step.filters}
+                    made.append(same.model_copy(update={"sources": new, "filters": filters, "wave": number}))
+            elif branches + (step.id in self.searched) < MAX_SEARCHES:
+                change: dict[str, object] = {"query": query, "wave": number}
+                if not alone:
+                    branches += 1
+                    change |= {"id": f"{step.id}.{branches}", "part_of": step.id}
+                made.append(step.model_copy(update=change))
+        return made
+
+    def _queries(self, step: SubQuery) -> Iterator[str]:
+        """Yield the queries that a step becomes; what is not known is described in the question's own words."""
+        template, choices = step.template or step.query, []
+        for parent in step.depends_on:
+            words = description_of(self.planned[parent]) if f"#{parent}" in template else ""
+            choices.append([answer.value for answer in self.answers_of(parent)] or [words])
+        for values in islice(product(*choices), MAX_BRANCHES):
+            yield fill(template, dict(zip(step.depends_on, values, strict=True)))
+
+
+class MultiHopSearch:
+    """The searches of one request that a model plans."""
+
+    def __init__(self, task: Task, model: PlanningModel, sources: Sequence[PlannerSource]) -> None:
         self._task = task
-        self._models = models
+        self._model = model
         self._sources = sources
         self._limits = task.limits
-        self._stops_early = task.effort is ReasoningEffort.AUTO  # after a round that brings nothing new
-        self._searches = RunningSearches(task.fan_out, [one.name for one in sources], task.budget.retrieval_deadline)
-        self._steps = Steps(self._searches.sub_queries)
-        self._waiting: dict[str, SubQuery] = {}
+        self._deadline = task.budget.retrieval_deadline
+        self._steps = Steps()
+        self._batches: list[Batch] = []  # what was started, in the order in which it was planned
         self._early: list[SourceSearch] = []  # of steps that needed no search
         self._outcome = PlanOutcome(QueryPlan(sub_queries=[]), planned=True)
-        self._allowance = Allowance(task.limits, task.budget, self._outcome.usage)
+        self._model_lost = False
+        """Whether the model did not answer at all. It is not asked again: each call would cost its whole time."""
 
-    async def search(self, question: QueryPlan, first: Batch | None = None) -> PlanOutcome:
+    async def search(self, question: QueryPlan, first: Batch | None = None, why: str = "") -> PlanOutcome:
         """Plan and search until everything is found, spent or settled.
 
-        Args:
-            question: The plan without a model; it is searched while the model plans.
-            first: Its search, where that was started already.
+        The question is searched while the model plans; ``first`` is its search, where that was started already.
         """
-        planning = start(self._plan())
+        self._decide(why)
+        planning = start(
+            plan_searches(
+                self._model,
+                self._task.scope,
+                self._sources,
+                self._limits,
+                deadline=self._call_deadline,
+                log=self._task.log,
+                begin=self._search,
+            )
+        )
         await self._search(question.sub_queries, first)
         await wait([planning])
         self._take_plan(planning.result())
-        await self._search_independent()
         await self._follow()
         await self._revise()
-        await self._searches.finish()
+        await wait([batch.whole for batch in self._batches])
         return self._finished()
 
-    async def _plan(self) -> Planning:
-        return await self._models.planner.recorded_plan(
-            self._task.scope,
-            self._sources,
-            self._limits,
-            deadline=self._allowance.call_deadline,
-            log=self._task.log,
-            begin=self._search,
-        )
-
-    def _take_plan(self, planning: Planning) -> None:
-        self._allowance.add(planning)
-        plan, planned = self._outcome.plan, planning.plan
-        plan.warnings, plan.classifications, plan.labels = planned.warnings, planned.classifications, planned.labels
-        self._steps.planned |= {one.id: one for one in planned.sub_queries}
-        self._waiting = {one.id: one for one in planned.sub_queries if one.depends_on}
+    # -- searching -------------------------------------------------------------------------------------------------
 
     async def _search(self, sub_queries: Sequence[SubQuery], batch: Batch | None = None) -> None:
-        """Start to search; what is ready together is embedded in one batch."""
+        """Start to search, or note what was started already; what is ready together is embedded in one batch."""
+        if not sub_queries:
+            return
+        copies = [one.model_copy() for one in sub_queries]  # what is noted here may get further sources
+        names = [source.name for source in self._sources]
         for one in sub_queries:
-            self._steps.add_search(one)
+            self._steps.note(one, names)
             self._outcome.rounds = max(self._outcome.rounds, one.wave)
-        if sub_queries:
-            await self._searches.add(sub_queries, batch)
+        self._batches.append(batch or await self._task.fan_out.begin(QueryPlan(sub_queries=copies)))
 
     async def _search_steps(self, steps: Sequence[SubQuery], number: int) -> None:
         """Search steps with what is known by now."""
@@ -277,77 +323,100 @@ class MultiHopSearch:
             started += self._steps.searches_for(step, number, started)
         await self._search(started)
 
-    async def _search_independent(self) -> None:
-        """Search what builds on nothing, and was not started while the plan was written."""
-        steps = self._steps.planned.values()
-        waiting, searched = self._waiting, self._searches.sub_queries
-        await self._search_steps([one for one in steps if one.id not in searched and one.id not in waiting], 1)
+    async def _wait_for(self, ids: Collection[str]) -> None:
+        """Wait for some searches, as long as searching may take.
+
+        Where each query has found something, the rest is waited for as a slow source is when the others have answered
+        (see ``sources.stragglers``), and goes on beside what follows: a source that hangs costs a round a second, even
+        where it is not given up.
+        """
+        stragglers = self._task.fan_out.stragglers
+        searches: list[RunningSearch] = [one for batch in self._batches for one in batch.of(ids)]
+        while pending := [one for one in searches if not one.job.done]:
+            found = {one.sub_query_id for one in searches if one.found_something}
+            if all(one.sub_query_id in found for one in searches) and stragglers.waited_enough(pending):
+                return
+            if self._deadline is not None and time.monotonic() >= self._deadline:
+                return
+            until = earliest(self._deadline, stragglers.next_look(pending))
+            await wait([one.job for one in pending], deadline=until, first=True)
+
+    @property
+    def _done(self) -> list[SourceSearch]:
+        """What is there, in the order in which it was planned."""
+        order = {name: position for position, name in enumerate(self._steps.searched)}
+        searches = [search for batch in self._batches for search in batch.done]
+        return sorted(searches, key=lambda search: order[search.sub_query.id])
 
     # -- rounds ----------------------------------------------------------------------------------------------------
 
+    def _take_plan(self, planning: Planning) -> None:
+        self._count(planning)
+        plan, planned = self._outcome.plan, planning.plan
+        plan.warnings, plan.classifications, plan.labels = planned.warnings, planned.classifications, planned.labels
+        for one in planned.sub_queries:
+            self._steps.planned[one.id] = one
+            if one.depends_on:
+                self._steps.waiting[one.id] = one
+
     async def _follow(self) -> None:
-        """Search what depends on answers, as its answers are read."""
-        number = 1
-        while self._waiting and number < self._limits.rounds and self._may_ask():
+        """Search the steps that build on nothing, and then the others, as the answers they build on are read."""
+        steps, number = self._steps, 1
+        await self._search_steps(
+            [one for name, one in steps.planned.items() if name not in steps.searched and name not in steps.waiting], 1
+        )
+        while steps.waiting and number < self._limits.rounds and self._may_ask():
             number += 1
-            steps = self._steps_to_read()
-            await self._searches.wait_for(self._steps.searches_of(steps))
+            to_read = steps.to_read()
+            await self._wait_for(steps.searches_of(to_read))
             if number > 2 and self._brought_nothing_new(number - 1):  # noqa: PLR2004 (the first round is always news)
                 break
             if not self._may_ask():
                 break
-            call = await self._read(steps, number)
-            self._allowance.add(call)
+            call = await self._read(to_read, number)
+            self._count(call)
             if call.error is not None:
                 self._warn(
                     "what the searches found could not be read; the rest is searched in the question's own words"
                 )
                 break
-            await self._search_ready(number, read=steps)
-        if self._waiting:
-            await self._stop_waiting(number)
+            await self._search_ready(number, read=to_read)
+        if steps.waiting:
+            await self._search_rest(number)
 
-    def _steps_to_read(self) -> list[str]:
-        """Return the steps that were searched, have no answer yet, and are waited for."""
-        parents = {parent for child in self._waiting.values() for parent in child.depends_on}
-        open_parents = parents - self._waiting.keys()
-        return [one for one in self._steps.planned if one in open_parents and not self._steps.answers_of(one)]
-
-    async def _read(self, steps: Sequence[str], number: int) -> ModelCall:
+    async def _read(self, to_read: Sequence[str], number: int) -> ModelCall:
         """Read what the steps found; their children's searches start as soon as answers are there."""
-        searches = self._steps.searches_of(steps)
-        open_steps = OpenSteps(
-            {name: self._searches.sub_queries[name].query for name in searches},
-            {one.id: one.template or one.query for one in self._waiting.values()},
-            {name: answers for name, answers in self._steps.found.items() if answers},
-        )
+        steps = self._steps
+        searches = steps.searches_of(to_read)
 
         async def take(name: str, answers: list[Finding]) -> None:
             self._take(name, answers)
             await self._search_ready(number)
-            started = [one for one in self._steps.children_of(name) if self._steps.searches_of([one.id])]
-            await self._search_steps(started, number)  # with a further branch's answers, or corrected ones
+            # with a further branch's answers, or corrected ones
+            await self._search_steps(steps.started_children_of(name), number)
 
-        return await self._models.findings.read(
+        return await read_findings(
+            self._model,
             self._task.scope.question,
-            open_steps,
+            OpenSteps(
+                {name: steps.searched[name].query for name in searches},
+                {one.id: one.template or one.query for one in steps.waiting.values()},
+                {name: answers for name, answers in steps.found.items() if answers},
+            ),
             await Call(sync=partial(self._passages, searches), what="choosing passages"),
             take,
-            limit=MAX_BRANCHES,
-            deadline=self._allowance.call_deadline,
+            deadline=self._call_deadline,
             log=self._task.log,
         )
 
     def _take(self, name: str, answers: list[Finding]) -> None:
         """Keep a step's answers. A step that waits needs no search where a passage states its answer."""
-        if name in self._waiting:
+        if name in self._steps.waiting:
             answers = [answer for answer in answers if answer.confidence is Confidence.STATED and answer.node_id]
             if answers:
-                self._early += _searches_of_answers(
-                    self._waiting.pop(name), answers, self._searches.done, self._task.log
-                )
-        before = self._steps.take(name, answers)
-        if before:
+                step = self._steps.waiting.pop(name)
+                self._early += _searches_of_answers(step, answers, self._done, self._task.log)
+        if before := self._steps.take(name, answers):
             values = "; ".join(answer.value for answer in answers)
             self._warn(f"{name} was read again: {values}, not {'; '.join(answer.value for answer in before)}")
 
@@ -356,70 +425,76 @@ class MultiHopSearch:
 
         Where there is no answer, the step is searched in the question's own words, never with a blank.
         """
-        started: list[SubQuery] = []
-        while ready := [one for one in self._waiting.values() if self._is_ready(one, read)]:
+        steps, started = self._steps, list[SubQuery]()
+        while ready := [
+            one
+            for one in steps.waiting.values()
+            if all(parent in read or steps.answers_of(parent) for parent in one.depends_on)
+        ]:
             for child in ready:  # one that shares another's search may have its answers at once: look again
-                del self._waiting[child.id]
-                started += self._steps.searches_for(child, number, started)
+                del steps.waiting[child.id]
+                started += steps.searches_for(child, number, started)
                 for parent in child.depends_on:
-                    if not self._steps.answers_of(parent):
+                    if not steps.answers_of(parent):
                         self._warn(f"{parent} found no answer; {child.id} was searched in the question's own words")
         await self._search(started)
 
-    def _is_ready(self, child: SubQuery, read: Collection[str]) -> bool:
-        return all(self._steps.answers_of(parent) or parent in read for parent in child.depends_on)
-
-    async def _stop_waiting(self, number: int) -> None:
+    async def _search_rest(self, number: int) -> None:
         """Search what still waits with what is known by now, and else in the question's own words."""
+        rest = [*self._steps.waiting.values()]
         if number >= self._limits.rounds:
             self._warn(
-                f"{len(self._waiting)} sub-queries lie deeper than the effort goes (EffortLimits.rounds is "
+                f"{len(rest)} sub-queries lie deeper than the effort goes (EffortLimits.rounds is "
                 f"{self._limits.rounds}); they were searched in the question's own words"
             )
-        steps = [*self._waiting.values()]
-        self._waiting.clear()
-        await self._search_steps(steps, min(number + 1, self._limits.rounds))
+        self._steps.waiting.clear()
+        await self._search_steps(rest, min(number + 1, self._limits.rounds))
 
     # -- gaps ------------------------------------------------------------------------------------------------------
 
     async def _revise(self) -> None:
         """Look for gaps in what was found, and search what is missing."""
-        while self._outcome.revisions < self._limits.revisions and self._may_ask():
-            await self._searches.wait_for(self._searches.sub_queries)
-            last = self._outcome.rounds
+        outcome, steps = self._outcome, self._steps
+        while outcome.revisions < self._limits.revisions and self._may_ask():
+            await self._wait_for(steps.searched)
+            last = outcome.rounds
             if (last > 1 and self._brought_nothing_new(last)) or not self._may_ask():
                 return
-            self._outcome.revisions += 1
-            revision = await self._look_for_gaps()
-            self._allowance.add(revision)
-            if revision.error is not None or revision.sufficient:
-                self._decide("the evidence is sufficient" if revision.sufficient else "no verdict on the evidence")
+            outcome.revisions += 1
+            verdict = await self._judge()
+            self._count(verdict)
+            if verdict.error is not None or verdict.sufficient:
+                self._decide("the evidence is sufficient" if verdict.sufficient else "no verdict on the evidence")
                 return
-            for warning in revision.warnings:
+            for warning in verdict.warnings:
                 self._warn(warning)
-            added = self._added(revision.proposals, last + 1)
+            added = self._added(verdict.proposals, last + 1)
             if not added:
                 self._decide("something is missing, and no search for it was left")
                 return
-            self._decide(f"revised: {'; '.join(revision.gaps) or 'something was missing'}")
+            self._decide(f"revised: {'; '.join(verdict.gaps) or 'something was missing'}")
             await self._search(added)
 
-    async def _look_for_gaps(self) -> Revision:
-        newest_first = list(self._searches.sub_queries)[::-1]
-        return await self._models.reviser.revise(
+    async def _judge(self) -> Verdict:
+        """Ask whether anything is missing, with what was searched and found, one search a line."""
+        lines = []
+        for one in self._steps.searched.values():
+            values = "; ".join(answer.value for answer in self._steps.found.get(one.id, []))
+            lines.append(f"- {one.query} -> {values}" if values else f"- {one.query}")
+        return await look_for_gaps(
+            self._model,
             self._task.scope.question,
-            self._searches_and_answers(),
-            await Call(sync=partial(self._passages, newest_first), what="choosing passages"),
+            "\n".join(lines),
+            await Call(sync=partial(self._passages, [*self._steps.searched][::-1]), what="choosing passages"),
             self._sources,
             limit=self._limits.sub_queries,
-            deadline=self._allowance.call_deadline,
+            deadline=self._call_deadline,
             log=self._task.log,
         )
 
     def _added(self, proposals: Sequence[Proposal], number: int) -> list[SubQuery]:
         """Return the searches of a revision that are new, or go to further sources; the plan itself is not changed."""
-        prefix = f"r{self._outcome.revisions}."
-        searched = self._searches.sub_queries
+        prefix, searched = f"r{self._outcome.revisions}.", self._steps.searched
         known = QueryPlan(sub_queries=[one.model_copy(deep=True) for one in searched.values()])
         graph = PlanGraph(known, self._sources, self._limits, prefix=prefix)
         added = []
@@ -431,44 +506,58 @@ class MultiHopSearch:
             added.append(one.model_copy(update=change))
         return added
 
-    def _searches_and_answers(self) -> str:
-        """Return what was searched and found, one search a line."""
-        lines = []
-        for one in self._searches.sub_queries.values():
-            values = "; ".join(answer.value for answer in self._steps.found.get(one.id, []))
-            lines.append(f"- {one.query}" + (f" -> {values}" if values else ""))
-        return "\n".join(lines)
-
     # -- what both read and decide by --------------------------------------------------------------------------------
 
     def _passages(self, first: Sequence[str]) -> PassageSet:
-        """Return the best passages of all searches, those of some sub-queries first."""
-        share = max(1, MAX_PASSAGES // max(1, len(first)))
-        passages = PassageSet(min(share, PASSAGES_PER_QUERY))
-        by_query: dict[str, list[SourceSearch]] = {}
-        for search in self._searches.done:
+        """Return the best passages of all searches, those of some queries first."""
+        passages = PassageSet(min(max(1, MAX_PASSAGES // max(1, len(first))), PASSAGES_PER_QUERY))
+        by_query: dict[str, list[SourceSearch]] = {name: [] for name in first}
+        for search in self._done:
             by_query.setdefault(search.sub_query.id, []).append(search)
-        for name in dict.fromkeys([*first, *by_query]):
-            searches = by_query.get(name, [])
-            if searches:
-                passages.add(searches[0].sub_query.query, best_of(searches, self._task.fusion))
+        for searches in filter(None, by_query.values()):
+            passages.add(searches[0].sub_query.query, best_of(searches, self._task.fusion))
         return passages
 
     def _brought_nothing_new(self, number: int) -> bool:
-        """Return whether a round is a reason to stop: auto effort ends where one brings nothing new."""
-        if not self._stops_early or _brings_news(self._searches.done, number):
+        """Return whether a round is a reason to stop: auto effort ends where one brings no new document."""
+        if self._task.effort is not ReasoningEffort.AUTO:
+            return False
+        before: set[NodeKey] = set()
+        after: set[NodeKey] = set()
+        for search in self._done:
+            seen = before if search.sub_query.wave < number else after
+            seen.update(node_key(node.node) for node in search.nodes[:NEWS_DEPTH])
+        if after - before:
             return False
         self._decide(f"round {number} brought nothing new")
         return True
 
+    @property
+    def _call_deadline(self) -> float | None:
+        """``time.monotonic()`` at which a call that is made now is given up."""
+        return self._task.budget.retrieval_stage(self._limits.planning_seconds)
+
+    def _count(self, call: ModelCall) -> None:
+        """Add a call's bill, and note whether the model replied; what its client raised is an error's cause."""
+        self._outcome.usage.add(call.usage)
+        error = call.error
+        has_replied = isinstance(error, PlanningError) or (isinstance(error, LLMError) and error.__cause__ is None)
+        self._model_lost = self._model_lost or (error is not None and not has_replied)
+
     def _may_ask(self) -> bool:
         """Return whether the model may be called again; what is spent is a warning."""
-        if self._allowance.model_lost:
+        spent = (self._outcome.usage.input_tokens or 0) + (self._outcome.usage.output_tokens or 0)
+        if self._model_lost:
             return False
-        lacking = self._allowance.lacking
-        if lacking is not None:
-            self._warn(lacking)
-        return lacking is None
+        if spent >= self._limits.tokens:
+            self._warn(f"{spent} tokens were spent before the search was done (EffortLimits.tokens)")
+            return False
+        if self._deadline is not None and time.monotonic() >= self._deadline:
+            self._warn(
+                "the time for searching was over before the plan was done (EffortLimits.seconds, or the request's)"
+            )
+            return False
+        return True
 
     def _warn(self, text: str) -> None:
         if text not in self._outcome.plan.warnings:
@@ -478,135 +567,50 @@ class MultiHopSearch:
         self._outcome.decision = "; ".join(part for part in (self._outcome.decision, text) if part)
 
     def _finished(self) -> PlanOutcome:
-        """Return the outcome, and put into the plan's record what came out after that was closed."""
-        outcome, searches = self._outcome, self._searches.done
-        outcome.plan.sub_queries = list(self._searches.sub_queries.values())
-        outcome.findings = list(self._steps)
-        _favour(searches, outcome.findings)
+        """Return the outcome, and put into the plan's record what came out after that was closed.
+
+        The passages that state what steps found count once more in their own searches; without their scores, which may
+        be of any list.
+        """
+        outcome, searches = self._outcome, self._done
+        outcome.plan.sub_queries = list(self._steps.searched.values())
+        outcome.findings = [finding for found in self._steps.found.values() for finding in found]
+        stated = {(one.sub_query_id, one.node_id) for one in outcome.findings if one.confidence is Confidence.STATED}
+        for search in searches:
+            nodes = [NodeWithScore(node=n.node) for n in search.nodes if (search.sub_query.id, n.node_id) in stated]
+            if nodes:
+                search.lists = (*search.lists, NodeList("finding", nodes))
         outcome.searches = [*searches, *self._early]
         warning = "; ".join(outcome.plan.warnings) or None
         for record in self._task.log.records:
-            if (
-                isinstance(record, ModelQueryPlanningActivity)
-                and record.purpose == "plan"
-                and record.warning != warning
-            ):
-                self._task.log.amend(record, warning=warning)
+            if isinstance(record, ModelQueryPlanningActivity) and record.purpose == "plan":
+                if record.warning != warning:
+                    self._task.log.amend(record, warning=warning)
+                break
         return outcome
-
-
-class RunningSearches:
-    """What was started to search, in the order in which it was planned.
-
-    Args:
-        fan_out: Searches.
-        names: The sources' names, in order.
-        deadline: ``time.monotonic()`` at which searching ends.
-    """
-
-    def __init__(self, fan_out: FanOut, names: Sequence[str], deadline: float | None) -> None:
-        self.sub_queries: dict[str, SubQuery] = {}
-        """What was started, by id; each with all the sources that it was started at."""
-        self._fan_out = fan_out
-        self._names = names
-        self._deadline = deadline
-        self._batches: list[Batch] = []
-
-    async def add(self, sub_queries: Sequence[SubQuery], batch: Batch | None = None) -> None:
-        """Start to search, or note the searches of a batch that was started already."""
-        copies = [one.model_copy() for one in sub_queries]  # what is noted here may get further sources
-        for one in sub_queries:
-            known = self.sub_queries.setdefault(one.id, one)
-            chosen = {*known.sources, *one.sources}
-            known.sources = [name for name in self._names if name in chosen]
-        self._batches.append(batch or await self._fan_out.begin(QueryPlan(sub_queries=copies)))
-
-    async def wait_for(self, ids: Collection[str]) -> None:
-        """Wait for the searches of some sub-queries, as long as searching may take.
-
-        Where each sub-query has found something, the rest is waited for as a slow source is when the others have
-        answered (see ``sources.stragglers``), and goes on beside what follows: a source that hangs costs a round a
-        second, even where it is not given up.
-        """
-        stragglers = self._fan_out.stragglers
-        while pending := [one for one in self._of(ids) if not one.job.done]:
-            if self._each_found_something(ids) and stragglers.waited_enough(pending):
-                return
-            if self._deadline is not None and time.monotonic() >= self._deadline:
-                return
-            until = earliest(self._deadline, stragglers.next_look(pending))
-            await wait([one.job for one in pending], deadline=until, first=True)
-
-    def _of(self, ids: Collection[str]) -> list[RunningSearch]:
-        return [one for batch in self._batches for one in batch.of(ids)]
-
-    def _each_found_something(self, ids: Collection[str]) -> bool:
-        searches = self._of(ids)
-        found = {one.sub_query_id for one in searches if one.found_something}
-        return all(one.sub_query_id in found for one in searches)
-
-    async def finish(self) -> None:
-        """Wait until every search has ended."""
-        await wait([batch.whole for batch in self._batches])
-
-    @property
-    def done(self) -> list[SourceSearch]:
-        """What is there, in the order in which it was planned."""
-        searches = [search for batch in self._batches for search in batch.done]
-        order = {name: position for position, name in enumerate(self.sub_queries)}
-        return sorted(searches, key=lambda search: order[search.sub_query.id])
-
-
-def _brings_news(searches: Sequence[SourceSearch], number: int) -> bool:
-    """Return whether a round's searches brought a document among their best that no earlier one had brought."""
-    before: set[NodeKey] = set()
-    after: set[NodeKey] = set()
-    for search in searches:
-        keys = {node_key(node.node) for node in search.nodes[:NEWS_DEPTH]}
-        (before if search.sub_query.wave < number else after).update(keys)
-    return bool(after - before)
 
 
 def _searches_of_answers(
     step: SubQuery, answers: Sequence[Finding], searches: Sequence[SourceSearch], log: ActivityLog
 ) -> Iterator[SourceSearch]:
-    """Yield the passages that answer a step without a search, so that they have a place in the evidence.
-
-    Args:
-        step: Its answers were read before it was searched.
-        answers: Each with its passage.
-        searches: What was found by now.
-        log: Gets a record of each.
-    """
+    """Yield the passages that answer a step without a search, so that they have a place in the evidence."""
     node_ids = {answer.node_id for answer in answers}
     for search in searches:
         nodes = [node for node in search.nodes if node.node_id in node_ids]
-        if nodes:
-            yield _early_search(step, search, nodes, log)
-            node_ids -= {node.node_id for node in nodes}
-
-
-def _early_search(step: SubQuery, found: SourceSearch, nodes: list[NodeWithScore], log: ActivityLog) -> SourceSearch:
-    note = f"not searched: answered by what {found.sub_query.id} found"
-    name = found.source.name
-    question = SubQuestionAnswerPair(sub_q=SubQuestion(sub_question=step.query, tool_name=name))
-    with log.record(
-        SourceActivity,
-        CBEventType.SUB_QUESTION,
-        {EventPayload.SUB_QUESTION: question},
-        type=found.source.kind,
-        knowledge_source_name=name,
-        sub_query_id=step.id,
-    ) as record:
-        shown = SearchLane(kind="earlier", count=len(nodes), candidates=len(nodes), note=note)
-        log.close(record, outcome=Outcome.OK, count=len(nodes), candidates=len(nodes), lanes=[shown])
-    return SourceSearch(step, found.source, record, (NodeList("earlier", nodes),))
-
-
-def _favour(searches: Sequence[SourceSearch], findings: Sequence[Finding]) -> None:
-    """Count the passages that state what steps found once more in their own searches."""
-    stated = {(one.sub_query_id, one.node_id) for one in findings if one.confidence is Confidence.STATED}
-    for search in searches:
-        nodes = [node for node in search.nodes if (search.sub_query.id, node.node_id) in stated]
-        if nodes:  # without their scores: they may be of any list
-            search.lists = (*search.lists, NodeList("finding", [NodeWithScore(node=node.node) for node in nodes]))
+        if not nodes:
+            continue
+        node_ids -= {node.node_id for node in nodes}
+        name, count = search.source.name, len(nodes)
+        question = SubQuestionAnswerPair(sub_q=SubQuestion(sub_question=step.query, tool_name=name))
+        with log.record(
+            SourceActivity,
+            CBEventType.SUB_QUESTION,
+            {EventPayload.SUB_QUESTION: question},
+            type=search.source.kind,
+            knowledge_source_name=name,
+            sub_query_id=step.id,
+        ) as record:
+            note = f"not searched: answered by what {search.sub_query.id} found"
+            lane = SearchLane(kind="earlier", count=count, candidates=count, note=note)
+            log.close(record, outcome=Outcome.OK, count=count, candidates=count, lanes=[lane])
+        yield SourceSearch(step, search.source, record, (NodeList("earlier", nodes),))

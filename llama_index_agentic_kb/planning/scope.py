@@ -1,16 +1,58 @@
-"""What a request is about: the question, and the conversation that gives it its meaning."""
+"""What a request is about, and whether it needs a plan: by its form and by what it found. No model is asked."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.schema import MetadataMode
 
+from llama_index_agentic_kb._text import normalize
+from llama_index_agentic_kb.evidence.candidates import Fusion, best_of
 from llama_index_agentic_kb.planning.classification import ClassificationSpec
 from llama_index_agentic_kb.schema import RetrievalRequest
+from llama_index_agentic_kb.sources.base import node_key
+from llama_index_agentic_kb.sources.fan_out import SourceSearch
 
-__all__ = ["Scope"]
+SIMPLE_WORDS: Final = 8
+"""Words of the longest question that may be simple."""
+
+FEW_WORDS: Final = 4
+"""Words of the longest question that is simple in any language: the form of others is known of English alone."""
+
+TOP: Final = 3
+"""Passages that are looked at for the question's words."""
+
+COVERED: Final = 0.75
+"""Share of the question's words that strong evidence holds."""
+
+# What joins two facts, or compares them, in the languages that users ask most in; others are judged by length alone.
+_JOINING: Final = re.compile(
+    r"\b(and|or|both|either|than|same|between|versus|vs|compared?|compare|difference|first|last|earlier|later|older|"
+    r"younger|more|less|most|least|before|after|while|who|which|that|whose|where|when|if|because|why|how|"
+    r"und|oder|beide|als|et|ou|y|o)\b"
+)
+# What asks for a relation itself ("who is the director of ..."), not for a fact about what it leads to.
+_ASKS_FOR_IT: Final = re.compile(r"(?:who|what)(?:['\u2019]s| is| are| was| were)\s")
+_ENGLISH: Final = re.compile(r"\b(?:the|of|is|are|were|do|does|did|has|have|who|what|where|when|which|how|a|to|for)\b")
+# Whether something is so ("would a Pict be confused by Old English?") hangs on facts of each thing that it names.
+_YES_OR_NO: Final = re.compile(
+    r"(?:is|are|was|were|do|does|did|has|have|had|can|could|will|would|should|may|might|must)(?:n['\u2019]t)?\s"
+)
+_RELATIONS: Final = re.compile(r"\bof\b|['\u2019]s\b|s['\u2019]\s")
+# One word, two relations: a father's father, a spouse's mother.
+_KINSHIP: Final = re.compile(
+    r"\b(grand|great-grand|step|half-)\w+|\b\w+-in-law\b|\b(aunt|uncle|cousin|nephew|niece)s?\b"
+)
+_CJK: Final = re.compile(r"[\u3040-\u30ff\u3400-\u9fff\uac00-\ud7af]")
+_STOP: Final = (
+    "a an the of in on at to for from by with and or is are was were be been do does did has have had who what which "
+    "when where why how whose that this it its as about into than then there their his her he she they i you we can "
+    "could will would should may might not no"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +78,89 @@ class Scope:
         memory: Sequence[ChatMessage] = (),
         classification: ClassificationSpec | None = None,
     ) -> Scope:
-        """Return the scope of a request; ``memory`` is the history where the request has none."""
-        said = tuple((message.role, message.text) for message in request.history if message.text.strip())
+        """Return the scope of a request; ``memory`` is the history where the request has none.
+
+        Some chat engines store the question in their memory before they ask, some after.
+        """
+        history = [(message.role, message.text) for message in request.history if message.text.strip()]
+        if not history:
+            history = [(message.role.value, message.content or "") for message in memory]
+            if history and history[-1][0] == "user" and history[-1][1].strip() == request.question:
+                history.pop()
+            history = [(role, text) for role, text in history if text.strip() and role in ("user", "assistant")]
         intents = tuple(intent.search for intent in request.intents or ())
-        return cls(request.question, said or _remembered(memory, request.question), intents, classification)
+        return cls(request.question, tuple(history), intents, classification)
 
 
-def _remembered(memory: Sequence[ChatMessage], question: str) -> tuple[tuple[str, str], ...]:
-    """Return a memory's turns without the question: some chat engines store it before they ask, some after."""
-    pairs = [(message.role.value, message.content or "") for message in memory]
-    if pairs and pairs[-1][0] == "user" and pairs[-1][1].strip() == question:
-        pairs.pop()
-    return tuple((role, text) for role, text in pairs if text.strip() and role in ("user", "assistant"))
+def is_simple(scope: Scope) -> bool:
+    """Return whether a question asks for one fact, by its form alone; where in doubt it does not.
+
+    It is short, stands alone, has one interrogative at most and at its start, joins, compares and judges nothing, and
+    asks for no more than one relation ("the mother of the director of", "where was the director of ... born").
+    """
+    words = scope.question.split()
+    if scope.history or not words or len(words) > SIMPLE_WORDS or "\n" in scope.question.strip():
+        return False
+    text = normalize(scope.question)
+    if _YES_OR_NO.match(text) or _joins(text):
+        return False
+    return len(words) <= FEW_WORDS or _ENGLISH.search(text) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class EvidenceStrength:
+    """How well a question is served by what it found by itself.
+
+    Args:
+        reason: Why a plan is needed or not, in words.
+        signals: Each between 0 and 1: ``coverage``, the share of the question's words (but for stop words) in the best
+            passages; ``agreement``, the overlap of the best five of each way of searching, 1 where there is one way;
+            ``found``, the share of sources that found anything.
+        sufficient: Whether no plan is needed.
+    """
+
+    reason: str
+    signals: dict[str, float]
+    sufficient: bool
+
+
+def evidence_strength(scope: Scope, searches: Sequence[SourceSearch], fusion: Fusion) -> EvidenceStrength:
+    """Judge the searches of the question itself, one a source.
+
+    A question that joins several facts is never judged by its evidence: one of its facts always looks well served.
+    """
+    best = best_of(searches, fusion)[:TOP]
+    text = normalize("\n".join(one.node.node.get_content(MetadataMode.EMBED) for one in best))
+    words = {*re.findall(r"\w+", normalize(scope.question))}.difference(_STOP.split())
+    held = sum(word[: max(4, len(word) - 2)] in text for word in words)  # without endings: "directed" and "director"
+    shares = []
+    for search in searches:
+        tops = [{node_key(node.node) for node in ranked.nodes[:5]} for ranked in search.lists if ranked.nodes]
+        if len(tops) > 1:
+            shares.append(len(tops[0] & tops[1]) / min(len(tops[0]), len(tops[1])))
+    signals = {
+        "coverage": round(held / len(words) if words else 0.0, 3),
+        "agreement": round(sum(shares) / len(shares) if shares else 1.0, 3),
+        "found": round(sum(bool(search.nodes) for search in searches) / max(1, len(searches)), 3),
+    }
+    if scope.history:
+        weak = "the question follows a conversation"
+    elif _joins(normalize(scope.question)):
+        weak = "the question joins several facts"
+    elif signals["coverage"] < COVERED:
+        weak = "the best passages hold too few of the question's words"
+    else:
+        return EvidenceStrength("not planned: the question's own evidence is strong", signals, sufficient=True)
+    return EvidenceStrength(f"planned: {weak}", signals, sufficient=False)
+
+
+def _joins(text: str) -> bool:
+    """Return whether a question, in normal form, asks for more than one fact, or for a relation of a relation."""
+    asks_for_it = _ASKS_FOR_IT.match(text) is not None
+    return bool(
+        _JOINING.search(" ".join(text.split()[1:]))
+        or _KINSHIP.search(text)
+        or len(_RELATIONS.findall(_ASKS_FOR_IT.sub("", text, count=1))) > asks_for_it
+        or len(text.split()) > 2 * SIMPLE_WORDS
+        or _CJK.search(text)
+    )

@@ -20,15 +20,16 @@ from llama_index_agentic_kb.grounding import MarkerFilter, cited_ids, clean_mark
 from llama_index_agentic_kb.grounding.answers import AnswerFilter, AnswerRules
 from llama_index_agentic_kb.guard.spotlighting import PLAIN
 from llama_index_agentic_kb.planning.findings import (
+    MAX_BRANCHES,
     MAX_VALUE,
+    FindingsIntake,
     OpenSteps,
     PassageSet,
     ShownPassage,
-    _any_lines,
-    _Intake,
+    lines_in,
 )
-from llama_index_agentic_kb.planning.parsing import MAX_QUERY, Proposal, read_partial_plan, read_proposals
-from llama_index_agentic_kb.planning.plan_graph import refers
+from llama_index_agentic_kb.planning.plan_graph import MAX_QUERY, Proposal, refers
+from llama_index_agentic_kb.planning.planner import read_partial_plan, read_proposals
 from llama_index_agentic_kb.schema import (
     Condition,
     FilterNode,
@@ -176,11 +177,11 @@ def _findings(text: str) -> None:
         found[step] = findings
 
     async def flow() -> None:
-        intake = _Intake(OpenSteps({"q1": "who", "q2": "when"}, {"q3": "where"}), _reading(), take, 2, PLAIN)
+        intake = FindingsIntake(OpenSteps({"q1": "who", "q2": "when"}, {"q3": "where"}), _reading(), take, PLAIN)
         for end in range(9, len(text) + 9, 9):
             await intake.read(text[end - 9 : end], text[:end])
         if not intake.is_complete:
-            await intake.finish(_any_lines(text))
+            await intake.finish(lines_in(text))
 
     run(flow())
     assert found.keys() <= {"q1", "q2", "q3"}
@@ -190,7 +191,7 @@ def _findings(text: str) -> None:
         assert not refers(finding.value)
         assert not cited_ids(finding.value)
         finding.value.encode("utf-8")
-    assert all(len(findings) <= 2 for findings in found.values())
+    assert all(len(findings) <= MAX_BRANCHES for findings in found.values())
 
 
 def _request(text: str) -> None:

@@ -16,12 +16,13 @@ from llama_index.core.prompts import PromptTemplate
 
 from llama_index_agentic_kb import AgenticRetriever, EffortLimits, KnowledgeSource, QueryPlan
 from llama_index_agentic_kb._aio import arun, run
+from llama_index_agentic_kb.account import ActivityLog
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.llm import LanguageModel
-from llama_index_agentic_kb.planning import ClassificationSpec, Planner, Planning, Scope
+from llama_index_agentic_kb.planning import ClassificationSpec, Scope
 from llama_index_agentic_kb.planning.classification import read_verdicts
-from llama_index_agentic_kb.planning.parsing import plan_schema
 from llama_index_agentic_kb.planning.plan_graph import PlannerSource
+from llama_index_agentic_kb.planning.planner import Planning, PlanningModel, plan_schema, plan_searches
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import ModelQueryPlanningActivity, RetrievalRequest
 from llama_index_agentic_kb.schema.activity import QueryClass
@@ -66,9 +67,12 @@ def plan(
     seconds: float = 10,
 ) -> Planning:
     manager = CallbackManager()
-    asked = Planner(LanguageModel(llm, lambda: manager), template)
+    asked = PlanningModel(LanguageModel(llm, lambda: manager))
+    if template is not None:
+        asked.prompts["planner_prompt"] = template
     scope = Scope(question, tuple(history), classification=spec)
-    planning = run(asked.plan(scope, SOURCES, EffortLimits(), deadline=time.monotonic() + seconds))
+    deadline, log = time.monotonic() + seconds, ActivityLog(manager)
+    planning = run(plan_searches(asked, scope, SOURCES, EffortLimits(), deadline=deadline, log=log))
     QueryPlan.parse(planning.plan.to_dict())
     return planning
 
@@ -100,7 +104,7 @@ def test_without_a_specification_nothing_is_another(serve: Serve) -> None:
     assert "classification" not in json.dumps(first.messages)
     assert first.response_format == second.response_format
     assert first.response_format is not None
-    assert first.response_format["json_schema"]["schema"] == plan_schema(["missions", "rockets"])
+    assert first.response_format["json_schema"]["schema"] == plan_schema(SOURCES)
     system = str(first.messages[0]["content"])
     assert system.endswith('"sources": ["..."], "depends_on": [], "finds": "..."}]}')
 

@@ -15,9 +15,9 @@ from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.account import ActivityLog
 from llama_index_agentic_kb.errors import LLMError
 from llama_index_agentic_kb.llm import LanguageModel
-from llama_index_agentic_kb.planning.findings import MAX_REPLY, FindingsReader, OpenSteps, PassageSet, ShownPassage
-from llama_index_agentic_kb.planning.model_calls import ModelCall
+from llama_index_agentic_kb.planning.findings import MAX_REPLY, OpenSteps, PassageSet, ShownPassage, read_findings
 from llama_index_agentic_kb.planning.plan_graph import refers
+from llama_index_agentic_kb.planning.planner import ModelCall, PlanningModel
 from llama_index_agentic_kb.schema import Confidence, Finding, ModelQueryPlanningActivity, Outcome
 from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM, ScriptedReply
 
@@ -43,20 +43,19 @@ class Read:
     """One call, and what came of it."""
 
     def __init__(
-        self, said: Any, *, most: int = 3, seconds: float = 10, reading: PassageSet | None = None, **kwargs: Any
+        self, said: Any, *, seconds: float = 10, reading: PassageSet | None = None, spotlighting: Any = "delimit"
     ):
         self.llm = ScriptedLLM(said)
         manager = CallbackManager()
         self.log = ActivityLog(manager)
         self.found: list[tuple[str, list[Finding]]] = []
-        reader = FindingsReader(LanguageModel(self.llm, lambda: manager), **kwargs)
         self.result: ModelCall = run(
-            reader.read(
+            read_findings(
+                PlanningModel(LanguageModel(self.llm, lambda: manager), spotlighting),
                 "Where was the director born?",
                 WANTED,
                 reading or passages(),
                 self._take,
-                limit=most,
                 deadline=time.monotonic() + seconds,
                 log=self.log,
             )

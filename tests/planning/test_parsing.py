@@ -10,13 +10,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from llama_index_agentic_kb.errors import PlanningError
-from llama_index_agentic_kb.planning.parsing import (
-    MAX_QUERY,
-    Proposal,
-    plan_schema,
-    read_partial_plan,
-    read_proposals,
-)
+from llama_index_agentic_kb.planning.plan_graph import MAX_QUERY, PlannerSource, Proposal
+from llama_index_agentic_kb.planning.planner import plan_schema, read_partial_plan, read_proposals
 
 PLAN = {
     "sub_queries": [
@@ -82,7 +77,7 @@ def test_lists_of_queries_are_plans(reply: str, queries: list[str]) -> None:
 
 def test_fields_are_taken_as_they_may_be_meant() -> None:
     """Sources may be one name or several in a text, ids may be numbers or missing; what is no name is left out."""
-    reply = {
+    reply: Any = {
         "sub_queries": [
             {"id": 1, "query": "Rain", "source": "docs, wiki", "dependencies": [2, None, {}]},
             {"query": "Snow", "sources": [{"name": "docs"}, "wiki"]},
@@ -181,7 +176,7 @@ def test_any_text_is_read_or_refused(reply: str) -> None:
 
 def test_the_schema_names_the_sources() -> None:
     """The schema is strict in the way of OpenAI's structured outputs: all required, nothing further."""
-    schema = plan_schema(["docs", "wiki"])
+    schema: Any = plan_schema([PlannerSource("docs", ""), PlannerSource("wiki", "")])
     item = schema["properties"]["sub_queries"]["items"]
     assert item["properties"]["sources"]["items"] == {"type": "string", "enum": ["docs", "wiki"]}
     assert set(item["required"]) == set(item["properties"])

@@ -6,10 +6,11 @@ import pytest
 
 from llama_index_agentic_kb import EffortLimits
 from llama_index_agentic_kb.planning import Scope
-from llama_index_agentic_kb.planning.parsing import MAX_QUERY, Proposal
 from llama_index_agentic_kb.planning.plan_graph import (
+    MAX_QUERY,
     PlanGraph,
     PlannerSource,
+    Proposal,
     description_of,
     fill,
     plain_plan,

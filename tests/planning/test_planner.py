@@ -13,12 +13,12 @@ from llama_index.core.llms import LLM
 
 from llama_index_agentic_kb import EffortLimits, OpenAICompatible, QueryPlan
 from llama_index_agentic_kb._aio import run
+from llama_index_agentic_kb.account import ActivityLog
 from llama_index_agentic_kb.llm import LanguageModel
-from llama_index_agentic_kb.planning import Planner, Planning, Scope
+from llama_index_agentic_kb.planning import Scope
 from llama_index_agentic_kb.planning.effort import MAX_SOURCES
-from llama_index_agentic_kb.planning.parsing import MAX_QUERY
-from llama_index_agentic_kb.planning.plan_graph import PlannerSource, plain_plan, refers
-from llama_index_agentic_kb.planning.planner import HISTORY_MESSAGES
+from llama_index_agentic_kb.planning.plan_graph import MAX_QUERY, PlannerSource, plain_plan, refers
+from llama_index_agentic_kb.planning.planner import HISTORY_MESSAGES, Planning, PlanningModel, plan_searches
 from llama_index_agentic_kb.schema import SubQuery, SubQueryOrigin
 from llama_index_agentic_kb.testing import ChatRequest, ScriptedLLM, ScriptedReply
 from tests.faulty_server import Fault
@@ -58,13 +58,13 @@ LATE = WELL[:-2] + " " * 400 + WELL[-2:]
 """Its first half holds both sub-queries, and no end."""
 
 
-def planner(llm: LLM) -> Planner:
+def planner(llm: LLM) -> PlanningModel:
     manager = CallbackManager()
-    return Planner(LanguageModel(llm, lambda: manager))
+    return PlanningModel(LanguageModel(llm, lambda: manager))
 
 
 def plan(
-    llm: LLM | Planner,
+    llm: LLM | PlanningModel,
     *,
     sources: Sequence[PlannerSource] = SOURCES,
     limits: EffortLimits | None = None,
@@ -73,11 +73,13 @@ def plan(
     seconds: float = 10,
 ) -> Planning:
     planning = run(
-        (llm if isinstance(llm, Planner) else planner(llm)).plan(
+        plan_searches(
+            llm if isinstance(llm, PlanningModel) else planner(llm),
             Scope(question, tuple(history)),
             sources,
             limits or EffortLimits(),
             deadline=time.monotonic() + seconds,
+            log=ActivityLog(CallbackManager()),
         )
     )
     assert_sane(planning.plan, sources, limits or EffortLimits(), question)
@@ -251,8 +253,8 @@ def test_sub_queries_are_begun_while_the_plan_is_written() -> None:
         return read(messages, counting, **kwargs)
 
     asked.model.read = counted  # type: ignore[method-assign]
-    flow = asked.plan(Scope(QUESTION), SOURCES, EffortLimits(sub_queries=4), deadline=None, begin=begin)
-    planning = run(flow)
+    log, limits = ActivityLog(CallbackManager()), EffortLimits(sub_queries=4)
+    planning = run(plan_searches(asked, Scope(QUESTION), SOURCES, limits, deadline=None, log=log, begin=begin))
     assert [query for query, _ in begun] == ["a", "d"]
     assert begun[0][1] < reply.index("b of")
     assert begun[1][1] <= len(reply)

@@ -6,7 +6,8 @@ import pytest
 from llama_index.core.schema import NodeWithScore, TextNode
 
 from llama_index_agentic_kb import KnowledgeSource, interleave
-from llama_index_agentic_kb.planning.findings import MAX_PASSAGES, PassageSet, best_of
+from llama_index_agentic_kb.evidence.candidates import best_of
+from llama_index_agentic_kb.planning.findings import MAX_PASSAGES, PassageSet
 from llama_index_agentic_kb.schema import SourceActivity, SubQuery
 from llama_index_agentic_kb.sources.base import NodeList
 from llama_index_agentic_kb.sources.fan_out import SourceSearch

@@ -14,8 +14,8 @@ from llama_index.core.schema import TextNode
 from llama_index_agentic_kb import KnowledgeSource, Resilience
 from llama_index_agentic_kb._aio import arun
 from llama_index_agentic_kb.planning import DEFAULT_LIMITS, Scope
-from llama_index_agentic_kb.planning.parsing import read_proposals
 from llama_index_agentic_kb.planning.plan_graph import PlanGraph, PlannerSource, fill, plain_plan, refers
+from llama_index_agentic_kb.planning.planner import read_proposals
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import Confidence, Outcome, ReasoningEffort, RetrievalRequest, SubQuery
 from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedReply
