@@ -22,14 +22,13 @@ from scipy.optimize import minimize
 from sklearn.metrics import roc_auc_score
 from sklearn.model_selection import GroupKFold
 
-from llama_index_agentic_kb.grounding.features import FEATURES, Corpus, Passage
+from llama_index_agentic_kb.grounding.features import FEATURES, Corpus, Passage, Reading
 from llama_index_agentic_kb.grounding.scorers.lexical import (
-    _margins,
-    _softmax,
-    decisive,
-    least_neutral,
+    chosen_row,
+    denial,
     long_document,
-    texts_of,
+    margins,
+    read_windows,
 )
 from llama_index_agentic_kb.grounding.scorers.small import SmallModel
 
@@ -46,7 +45,7 @@ class Case:
     passages: list[Passage]
     label: str
     kind: str = ""
-    features: tuple[float, ...] = ()
+    reading: Reading | None = None
     logits: list[tuple[float, float, float]] = field(default_factory=list)
     long: float = 0.0
 
@@ -94,29 +93,20 @@ def claims(path: Path, name: str, *, held_only: bool, of: int = 3) -> list[Case]
 
 
 def read(cases: Sequence[Case], model: SmallModel | None) -> None:
-    pairs, owners = [], []
+    """Read each claim as the scorer does."""
     for case in cases:
-        reading = Corpus(case.passages).read(case.claim)
-        case.features, case.logits, case.long = reading.features, [], long_document(reading.sentences)
-        for text in texts_of(reading):
-            pairs.append((text, case.claim))
-            owners.append(case)
-    if model is not None:
-        for case, row in zip(owners, model.logits(pairs), strict=True):
-            case.logits.append(row)
-
-
-def chosen(case: Case) -> int:
-    first = decisive(case.logits)
-    return least_neutral(case.logits) if first is None else first
+        corpus = Corpus(case.passages)
+        case.reading = corpus.read(case.claim)
+        case.long = long_document(case.reading)
+        if model is not None:
+            [case.logits] = read_windows(model, {case.claim: case.reading}, corpus)
 
 
 def matrix(cases: Sequence[Case], *, small: bool) -> np.ndarray:
-    if not small:
-        return np.array([case.features for case in cases])
     rows = []
     for case in cases:
-        rows.append((*case.features, *_margins(case.logits[chosen(case)] if case.logits else (0.0, 0.0, -3.0))))
+        chosen = case.logits[chosen_row(case.logits)] if case.logits else (0.0, 0.0, -3.0)
+        rows.append((*case.reading.features, *(margins(chosen) if small else ())))
     return np.array(rows)
 
 
@@ -135,12 +125,8 @@ def weights(cases: Sequence[Case], *, small: bool) -> np.ndarray:
 
 
 SIGNS = {
-    "missing_rarest": -1,
     "missing_share": -1,
     "negation_differs": -1,
-    "negation_claim": 0,
-    "length": 0,
-    "title": 0,
 }
 
 
@@ -291,7 +277,7 @@ def against(cases: Sequence[Case], scores: np.ndarray, cut: float) -> tuple[floa
     rows = []
     for case, score in zip(cases, scores, strict=True):
         if score < cut and case.logits and case.long < 0.5:
-            share = _softmax(case.logits[chosen(case)])[0]
+            share = denial(case.reading, case.logits)
             false = case.label == "contradicted" or (case.set == "written" and case.label != "supported")
             rows.append((share, false, case))
     told, best = [], 1.01

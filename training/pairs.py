@@ -18,7 +18,8 @@ from pathlib import Path
 from llama_index_agentic_kb.grounding.features import Corpus, Passage, passage_sentences
 
 Row = dict[str, object]
-EXACT = frozenset({"number", "date", "negation", "unit"})
+EXACT = frozenset({"number", "date", "negation", "unit", "refuted"})
+"""Errors after which a passage denies the claim; after others it may only lack it."""
 _NAME = re.compile(r"\b[A-Z][\w’'-]+(?: (?:of |the |de |van |von )?[A-Z][\w’'-]+)*")
 _YEAR = re.compile(r"\b(?:1[5-9]|20)\d\d\b")
 _DIGITS = re.compile(r"\b\d+(?:[.,]\d+)*\b")
@@ -35,35 +36,29 @@ def window(claim: str, passages: list[Passage]) -> str:
     return windows[0].text if windows else " ".join(passage.text for passage in passages)[:500]
 
 
-def written(folder: Path) -> Iterator[Row]:
-    for path in sorted(folder.glob("pairs_*.jsonl")):
-        for line in path.read_text(encoding="utf-8").splitlines():
-            item = json.loads(line)
-            split = "held" if held_out(item["doc"]) else "train"
-            evidence = [Passage(item["evidence"])]
-            for kind in ("claim", "paraphrase"):
-                text = item[kind]
-                yield {
-                    "set": f"written_{kind}",
-                    "split": split,
-                    "premise": window(text, evidence),
-                    "claim": text,
-                    "label": "supported",
-                    "doc": item["doc"],
-                    "kind": kind,
-                    "weight": 1.6,
-                }
-            for twin in item["twins"]:
-                label = "contradicted" if twin["kind"] in EXACT else "not_supported"
-                yield {
-                    "set": "written_twin",
-                    "split": split,
-                    "premise": window(twin["text"], evidence),
-                    "claim": twin["text"],
-                    "label": label,
-                    "doc": item["doc"],
-                    "kind": twin["kind"],
-                }
+def written(folder: Path, rng: random.Random) -> Iterator[Row]:
+    items = [json.loads(line) for path in sorted(folder.glob("pairs_*.jsonl")) for line in path.open(encoding="utf-8")]
+    by_set: dict[str, list[dict]] = {}
+    for item in items:
+        if not held_out(item["doc"]):
+            by_set.setdefault(item["set"], []).append(item)
+    for item in items:
+        split = "held" if held_out(item["doc"]) else "train"
+        evidence = [Passage(item["evidence"])]
+        told = [("written_claim", "claim", item["claim"], "supported", 1.6)]
+        told.append(("written_paraphrase", "paraphrase", item["paraphrase"], "supported", 1.6))
+        for twin in item["twins"]:
+            label = "contradicted" if twin["kind"] in EXACT else "not_supported"
+            told.append(("written_twin", twin["kind"], twin["text"], label, 1.0))
+        for name, kind, text, label, weight in told:
+            row = {"set": name, "split": split, "premise": window(text, evidence), "claim": text, "label": label}
+            yield {**row, "doc": item["doc"], "kind": kind, "weight": weight}
+        # What another passage says in some of the same words is no evidence, for or against.
+        if split == "train":
+            text = rng.choice([item["claim"], item["paraphrase"]])
+            others = [one for one in rng.sample(by_set[item["set"]], 12) if one["doc"] != item["doc"]]
+            premise = window(text, [Passage(one["evidence"]) for one in others])
+            yield {"set": "written_other", "split": split, "premise": premise, "claim": text, "label": "neutral"}
 
 
 def parts(path: Path) -> Iterator[Row]:
@@ -170,7 +165,7 @@ def main() -> None:
     counts: dict[tuple[object, ...], int] = {}
     with target.open("w", encoding="utf-8") as out:
         for rows in (
-            written(data),
+            written(data, rng),
             parts(bench / "claims/wice-parts.jsonl"),
             climate(bench / "claims/climate-fever.jsonl"),
             templated(bench, 6000, rng),

@@ -9,6 +9,7 @@ Licences stand beside each reader and in docs/proof.md.
 from __future__ import annotations
 
 import csv
+import hashlib
 import io
 import json
 import random
@@ -187,6 +188,40 @@ def fever_symmetric(repos: Repositories) -> Iterator[Row]:
                 )
 
 
+def fever(repos: Repositories) -> Iterator[Row]:
+    """FEVER's dev claims with their evidence, for or against (CC BY-SA 3.0), as COVID-Fact carries them."""
+    name, folder = "asaakyan/covidfact", "RTE-Fever/processed/dev"
+    names = {"entailment": "supported", "not_entailment": "contradicted"}
+    columns = (repos.text(name, f"{folder}.{part}").splitlines() for part in ("raw.input0", "raw.input1", "label"))
+    kept = {item["claim"] for item in fever_symmetric(repos) if item["split"] == "held"}
+    for premise, claim, label in zip(*columns, strict=True):
+        if detokenized(claim) not in kept:
+            yield row("fever", held_part(claim, 13), detokenized(premise), detokenized(claim), names[label])
+
+
+def fool_me_twice(repos: Repositories) -> Iterator[Row]:
+    """Eisenschlos et al. 2021 (Apache-2.0; Wikipedia): claims that players wrote to fool others, with their evidence."""
+    names = {"SUPPORTS": "supported", "REFUTES": "contradicted"}
+    for part in ("dev", "test"):
+        for item in repos.lines("google-research/fool-me-twice", f"dataset/{part}.jsonl"):
+            premise = " ".join([f"{item['wikipedia_page']}.", *(one["text"] for one in item["gold_evidence"])])
+            yield row("fool_me_twice", held_part(item["id"], 6), premise, item["text"], names[item["label"]])
+
+
+def healthver(repos: Repositories) -> Iterator[Row]:
+    """Sarrouti et al. 2021, dev and test (no licence file): claims of web pages beside sentences of papers."""
+    names = {"Supports": "supported", "Neutral": "neutral", "Refutes": "contradicted"}
+    for part in ("dev", "test"):
+        for item in csv.DictReader(io.StringIO(repos.text("sarrouti/HealthVer", f"data/healthver_{part}.csv"))):
+            split = held_part(item["claim"].strip(), 5)
+            yield row("healthver", split, item["evidence"], item["claim"], names[item["label"]])
+
+
+def held_part(key: str, of: int) -> str:
+    """Return the split of a claim: one part in so many is held."""
+    return "held" if int(hashlib.sha256(key.encode()).hexdigest(), 16) % of == 0 else "train"
+
+
 def begin(repos: Repositories) -> Iterator[Row]:
     """BEGIN (CC BY 4.0 and the licences of its dialogues): answers of models, labelled by readers."""
     names = {"Fully attributable": "supported", "Not fully attributable": "not_supported"}
@@ -209,6 +244,9 @@ READERS = (
     breaking,
     entailment_challenge,
     fever_symmetric,
+    fever,
+    fool_me_twice,
+    healthver,
     begin,
 )
 

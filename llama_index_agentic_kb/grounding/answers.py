@@ -10,8 +10,6 @@ from llama_index_agentic_kb.grounding.citations import MarkerFilter
 from llama_index_agentic_kb.guard.links import LinkFilter
 from llama_index_agentic_kb.guard.text import HiddenFilter
 
-__all__ = ["AnswerFilter", "AnswerRules", "CheckedText", "clean_answer", "clean_values"]
-
 
 @dataclass(frozen=True, slots=True)
 class AnswerRules:

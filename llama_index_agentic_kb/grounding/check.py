@@ -17,22 +17,12 @@ from llama_index_agentic_kb.schema.grounding import (
     MAX_FACT_CHARACTERS,
     MAX_FACTS,
     Fact,
-    GroundedClaim,
     GroundingLedger,
     GroundingQuery,
     Span,
     Verdict,
     answer_tokens,
 )
-
-__all__ = [
-    "CheckedClaim",
-    "CitedFact",
-    "GroundingCheck",
-    "acheck_grounding",
-    "check_grounding",
-    "grounding_ledger",
-]
 
 
 class CitedFact(Model):
@@ -56,6 +46,8 @@ class CheckedClaim(Model):
     """Which of ``cited_chunks`` support it."""
     score: float | None = Field(default=None, ge=0, le=1)
     verdict: Verdict = Verdict.NOT_CHECKABLE
+    lacking: Span | None = None
+    """The part that keeps it from being supported, in the answer; None where it is not known."""
 
 
 class GroundingCheck(Model):
@@ -133,16 +125,30 @@ def grounding_ledger(
 
 
 async def _checking(
-    answer: str,
-    facts: Sequence[FactLike],
-    scorer: ScorerLike,
-    citation_threshold: float,
-    deadline: float | None,
+    answer: str, facts: Sequence[FactLike], scorer: ScorerLike, citation_threshold: float, deadline: float | None
 ) -> GroundingCheck:
     query = _within_limits(answer, facts, citation_threshold)
     ledger = await grounding_ledger(query, scorer, deadline=deadline)
     cited: list[CitedFact] = []
-    claims = [_checked(claim, cited, citation_threshold) for claim in ledger.claims]
+    claims = []
+    for claim in ledger.claims:
+        indices = []
+        for support in claim.supports if claim.verdict is not Verdict.CONTRADICTED else ():
+            if support.score >= citation_threshold:
+                fact = CitedFact(source=int(support.reference_id), chunk_text=support.quote, span=support.span)
+                cited += [] if fact in cited else [fact]
+                indices.append(cited.index(fact))
+        claims.append(
+            CheckedClaim(
+                claim_text=claim.text,
+                span=claim.span,
+                grounding_check_required=claim.check_required,
+                citation_indices=indices,
+                score=claim.score,
+                verdict=claim.verdict,
+                lacking=claim.lacking,
+            )
+        )
     return GroundingCheck(
         support_score=ledger.grounding_score, claims=claims, cited_chunks=cited, warnings=ledger.warnings
     )
@@ -158,37 +164,12 @@ def _within_limits(answer: str, facts: Sequence[FactLike], threshold: float) -> 
         raise InvalidRequestError(f"facts: {len(facts)} given, at most {MAX_FACTS} are taken; leave some out")
     if not 0 <= threshold <= 1:
         raise InvalidRequestError(f"citation_threshold: must be from 0 to 1, got {threshold}")
-    given = [_fact(fact) for fact in facts]
-    for number, fact in enumerate(given):
+    given = []
+    for number, one in enumerate(facts):
+        fact = Fact(text=one) if isinstance(one, str) else one if isinstance(one, Fact) else Fact.parse(one)
         if len(fact.text) > MAX_FACT_CHARACTERS:
             raise InvalidRequestError(
                 f"facts[{number}]: has {len(fact.text)} characters, at most {MAX_FACT_CHARACTERS} are taken; cut it"
             )
+        given.append(fact)
     return GroundingQuery(answer=answer, facts=given, citation_threshold=threshold)
-
-
-def _fact(fact: FactLike) -> Fact:
-    if isinstance(fact, str):
-        return Fact(text=fact)
-    return fact if isinstance(fact, Fact) else Fact.parse(fact)
-
-
-def _checked(claim: GroundedClaim, cited: list[CitedFact], threshold: float) -> CheckedClaim:
-    """Return a claim as checked; what it cites is added to what others cite."""
-    indices = []
-    supports = claim.supports if claim.verdict is not Verdict.CONTRADICTED else []
-    for support in supports:
-        if support.score < threshold:
-            continue
-        fact = CitedFact(source=int(support.reference_id), chunk_text=support.quote, span=support.span)
-        if fact not in cited:
-            cited.append(fact)
-        indices.append(cited.index(fact))
-    return CheckedClaim(
-        claim_text=claim.text,
-        span=claim.span,
-        grounding_check_required=claim.check_required,
-        citation_indices=indices,
-        score=claim.score,
-        verdict=claim.verdict,
-    )

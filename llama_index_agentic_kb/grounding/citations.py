@@ -13,9 +13,7 @@ from enum import StrEnum
 from itertools import accumulate
 from typing import Final
 
-from llama_index_agentic_kb.schema.grounding import GroundedClaim, GroundingLedger, Span
-
-__all__ = ["MarkerCuts", "MarkerFilter", "Markers", "cited_ids", "clean_markers", "strip_markers"]
+from llama_index_agentic_kb.schema.grounding import GroundingLedger, Span
 
 
 class Markers(StrEnum):
@@ -73,46 +71,43 @@ class MarkerFilter:
 
     def feed(self, delta: str) -> str:
         """Take a piece and return the text that can be emitted now."""
-        text = self._held + delta
+        text, at, pieces = self._held + delta, 0, [self._given]
         end = _OPEN.search(text)
         assert end is not None  # the empty end always matches
         self._held = text[end.start() :]
-        pieces, at = [], 0
         for marker in _MARKER.finditer(text, 0, end.start()):
-            pieces.append(self._give(text[at : marker.start()]))
-            pieces.append(self._give(self._checked(marker) or self._gap()))
+            pieces.append(text[at : marker.start()])
+            pieces.append(self._checked(marker) or _gap("".join(pieces[-3:])))
             at = marker.end()
-        pieces.append(self._give(text[at : end.start()]))
-        return "".join(pieces)
+        pieces.append(text[at : end.start()])
+        given = "".join(pieces[1:])
+        self._given = (self._given + given)[-_LONGEST:]
+        return given
 
     def close(self) -> str:
         """Return what was held back; a marker that never ended is removed."""
         rest, self._held = self._held, ""
-        if _BEGUN.match(rest):
-            self.removed += 1
-            return self._gap()
-        return rest
-
-    def _give(self, piece: str) -> str:
-        self._given = (self._given + piece[-_LONGEST:])[-_LONGEST:]
-        return piece
-
-    def _gap(self) -> str:
-        """Keep what stands around a removed marker from becoming one: ``[ref_[ref_id:9]id:7]``."""
-        begun = _OPEN.search(self._given)
-        return "[]" if begun is not None and "[" in begun[0] else ""
+        if not _BEGUN.match(rest):
+            return rest
+        self.removed += 1
+        return _gap(self._given)
 
     def _checked(self, marker: re.Match[str]) -> str:
         ids = _read_ids(marker["ids"])
-        valid = [number for number in ids if number in self._valid]
-        self.removed += max(len(ids), 1) - len(valid)
-        named = list(dict.fromkeys(valid))
+        named = [number for number in dict.fromkeys(ids) if number in self._valid]
+        self.removed += max(len(ids), 1) - sum(map(ids.count, named))
         self.cited += [number for number in named if number not in self.cited]
         if not named or self._style is Markers.STRIP:
             return ""
         if self._style is Markers.RENUMBER:
-            named = [self.cited.index(number) for number in named]
-        return marker["space"] + "".join(f"[ref_id:{number}]" for number in named)
+            named = list(map(self.cited.index, named))
+        return marker["space"] + "".join(map("[ref_id:{}]".format, named))
+
+
+def _gap(before: str) -> str:
+    """Return what keeps the text around a removed marker from becoming one: ``[ref_[ref_id:9]id:7]``."""
+    begun = _OPEN.search(before[-_LONGEST:])
+    return "[]" if begun is not None and "[" in begun[0] else ""
 
 
 def clean_markers(text: str, valid: Collection[int]) -> tuple[str, int]:
@@ -128,7 +123,10 @@ def clean_markers(text: str, valid: Collection[int]) -> tuple[str, int]:
 
 def cited_ids(text: str) -> list[int]:
     """Return the ids that a text's markers name, each once, in order of first mention."""
-    return list(dict.fromkeys(number for marker in _MARKER.finditer(text) for number in _read_ids(marker["ids"])))
+    found: dict[int, None] = {}
+    for marker in _MARKER.finditer(text):
+        found |= dict.fromkeys(_read_ids(marker["ids"]))
+    return list(found)
 
 
 class MarkerCuts:
@@ -174,18 +172,21 @@ def strip_markers(text: str, ledger: GroundingLedger) -> tuple[str, GroundingLed
     if not cuts.spans:
         return text, ledger
     shorter = cuts.applied(text)
-    claims = [_moved(claim, cuts, shorter) for claim in ledger.claims]
+
+    def moved(span: Span) -> Span | None:
+        start, end = cuts.position(span.start), cuts.position(span.end)
+        while start < end - 1 and shorter[start].isspace():  # behind a marker that the span began with
+            start += 1
+        return Span(start=start, end=end) if start < end else None
+
+    claims = []
+    for claim in ledger.claims:
+        span = moved(claim.span) or claim.span
+        lacking = moved(claim.lacking) if claim.lacking else None
+        claims.append(claim.model_copy(update={"span": span, "text": span.of(shorter), "lacking": lacking}))
     return shorter, ledger.model_copy(update={"claims": claims})
-
-
-def _moved(claim: GroundedClaim, cuts: MarkerCuts, shorter: str) -> GroundedClaim:
-    start, end = cuts.position(claim.span.start), cuts.position(claim.span.end)
-    while start < end - 1 and shorter[start].isspace():  # behind a marker that the claim began with
-        start += 1
-    span = Span(start=start, end=end)
-    return claim.model_copy(update={"span": span, "text": span.of(shorter)})
 
 
 def _read_ids(inner: str) -> list[int]:
     """Return the ids between a marker's colon and its bracket; none where there is anything but ids."""
-    return [int(number) for number in _ID.findall(inner)] if _IDS.fullmatch(inner) else []
+    return list(map(int, _ID.findall(inner))) if _IDS.fullmatch(inner) else []

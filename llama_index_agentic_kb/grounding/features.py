@@ -9,13 +9,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Container, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import pairwise
 from typing import Final
 
+from llama_index_agentic_kb.schema.grounding import Span
 from llama_index_agentic_kb.search.tokenizing import (
     DEFAULT_LANGUAGE,
     FUNCTION_WORDS,
@@ -24,21 +24,9 @@ from llama_index_agentic_kb.search.tokenizing import (
     stem_words,
 )
 
-__all__ = [
-    "FEATURES",
-    "Corpus",
-    "Passage",
-    "Reading",
-    "Window",
-    "is_negated",
-    "numbers_of",
-    "passage_sentences",
-    "words",
-]
-
 FEATURES: Final = (
-    "coverage_1", "coverage_2", "coverage_3", "coverage_4", "neighbours", "title", "pairs", "numbers", "numbers_near",
-    "names", "names_near", "missing_rarest", "missing_share", "negation_claim", "negation_differs", "length",
+    "coverage_1", "coverage_3", "coverage_4", "neighbours", "pairs", "numbers", "numbers_near", "names", "names_near",
+    "missing_share", "negation_differs",
 )  # fmt: skip
 """Names of the features, in the order of ``Reading.features``."""
 
@@ -57,6 +45,8 @@ _WHOLE: Final = 0.85
 """Coverage from which no second passage is looked for."""
 _ADDS: Final = 0.2
 """Share of a claim that a second passage must add."""
+_LEAST_GAIN: Final = 0.04
+"""Share of a claim that a further sentence must add."""
 
 # A mark, closing quotes or brackets, space, and no small letter; not after an initial or a short title (Dr., St.).
 _END: Final = re.compile(
@@ -92,110 +82,8 @@ _MONTHS: Final = {word: f"month{place % 12 + 1}" for place, word in enumerate(_C
 _ALSO_VERBS: Final = frozenset(["may", "march", "mars", "mai"])
 """Months that are words as well, and months only with a capital letter."""
 _LETTERS: Final = re.compile(r"[^\W\d_]+")
-
-
-@dataclass(frozen=True, slots=True)
-class Passage:
-    """A passage taken apart.
-
-    Args:
-        text: What it says.
-        head: Its title and attributes.
-    """
-
-    text: str
-    head: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Sentences of one passage, in its order, that could bear a claim.
-
-    Args:
-        passage: Which one, by its position.
-        spans: Of the sentences, in its text, best first.
-        text: Head and sentences, for a model that reads both sides.
-        coverage: Share of the claim's terms in it, by weight.
-    """
-
-    passage: int
-    spans: tuple[tuple[int, int], ...]
-    text: str
-    coverage: float
-
-
-@dataclass(frozen=True, slots=True)
-class Reading:
-    """A claim read against the evidence.
-
-    Args:
-        features: In the order of ``FEATURES``.
-        windows: The best window of each passage that has something of the claim, best first.
-        partner: Position of a second window without which the first lacks much of the claim; None where there is none.
-        telling: How many terms of the claim are no function words.
-        named: Whether it has a name or a number.
-        sentences: How many the passage of the best window has.
-    """
-
-    features: tuple[float, ...]
-    windows: tuple[Window, ...]
-    partner: int | None = None
-    telling: int = 1
-    named: bool = True
-    sentences: int = 0
-
-    @property
-    def evidence(self) -> str:
-        """The text that a model reads beside the claim: the best window, and its partner."""
-        texts = [self.windows[0].text] if self.windows else []
-        return " ".join(texts if self.partner is None else [*texts, self.windows[self.partner].text])
-
-
-@dataclass(slots=True)
-class _Sentence:
-    passage: int
-    number: int
-    start: int
-    end: int
-    terms: frozenset[str]
-    order: tuple[str, ...]
-    words: int
-    negated: bool
-
-
-@dataclass(slots=True)
-class _Claim:
-    terms: dict[str, float] = field(default_factory=dict)
-    numbers: frozenset[str] = frozenset()
-    names: frozenset[str] = frozenset()
-    pairs: frozenset[tuple[str, str]] = frozenset()
-    negated: bool = False
-    words: int = 0
-
-
-def passage_sentences(text: str) -> list[tuple[int, int]]:
-    """Return where the sentences of a passage stand; titles, list items and lines are sentences of their own."""
-    spans: list[tuple[int, int]] = []
-    start = 0
-    for match in _END.finditer(text):
-        _append(spans, text, start, match.end())
-        start = match.end()
-    _append(spans, text, start, len(text))
-    return spans
-
-
-def _append(spans: list[tuple[int, int]], text: str, start: int, end: int) -> None:
-    while start < end and text[start].isspace():
-        start += 1
-    while end > start and text[end - 1].isspace():
-        end -= 1
-    while end - start > _LONGEST_SENTENCE:
-        cut = text.rfind(" ", start, start + _LONGEST_SENTENCE)
-        cut = cut if cut > start else start + _LONGEST_SENTENCE
-        spans.append((start, cut))
-        start = cut + (text[cut : cut + 1] == " ")
-    if end > start:
-        spans.append((start, end))
+EMOJI: Final = re.compile("[\U0001f000-\U0001faff\u2600-\u2712\u2714-\u274b\u2764-\u2767\u2b50\ufe0f\u200d]")
+"""What says nothing; \u2713 and \u2717 say something."""
 
 
 @lru_cache(maxsize=4096)
@@ -231,218 +119,267 @@ def _function_stems(language: str) -> frozenset[str]:
     return frozenset(stem_words(sorted(FUNCTION_WORDS.get(language, ())), language).split())
 
 
-def _negated(words: Iterable[str]) -> bool:
-    return not _NEGATIONS.isdisjoint(words)
-
-
 def is_negated(text: str) -> bool:
     """Return whether a text has a word of negation."""
-    return _negated(split_words(text))
+    return not _NEGATIONS.isdisjoint(split_words(text))
+
+
+@dataclass(frozen=True, slots=True)
+class Passage:
+    """A passage taken apart.
+
+    Args:
+        text: What it says.
+        head: Its title and attributes.
+    """
+
+    text: str
+    head: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Sentences of one passage, in its order, that could bear a claim.
+
+    Args:
+        passage: Which one, by its position.
+        places: Of the sentences that have most of the claim, best first, among all of the corpus.
+        spans: Where these stand, in the passage's text.
+        text: Head and sentences with their neighbours, for a model that reads both sides.
+        coverage: Share of the claim's terms in it, by weight.
+    """
+
+    passage: int
+    places: tuple[int, ...]
+    spans: tuple[Span, ...]
+    text: str
+    coverage: float
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A claim read against the evidence.
+
+    Args:
+        features: In the order of ``FEATURES``.
+        windows: The best window of each passage that has something of the claim, best first.
+        partner: Position of a second window without which the first lacks much of the claim; None where there is none.
+        telling: How many terms of the claim are no function words.
+        named: Whether it has a name or a number.
+        sentences: How many the passage of the best window has.
+    """
+
+    features: tuple[float, ...]
+    windows: tuple[Window, ...]
+    partner: int | None = None
+    telling: int = 1
+    named: bool = True
+    sentences: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class _Sentence:
+    passage: int
+    start: int
+    end: int
+    terms: tuple[str, ...]
+    known: frozenset[str]
+    """The same, without order."""
+    words: int
+    negated: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Claim:
+    terms: dict[str, float]
+    """With their weights."""
+    total: float
+    held: dict[int, float]
+    """What sentences have of it, by their place."""
+    numbers: frozenset[str]
+    names: frozenset[str]
+    pairs: frozenset[tuple[str, str]]
+    negated: bool
+
+    def within(self, there: Container[str], covered: Container[str] = ()) -> float:
+        """Return the weight of the terms that are there, without those that are covered."""
+        return sum(weight for term, weight in self.terms.items() if term in there and term not in covered)
+
+
+def passage_sentences(text: str) -> list[tuple[int, int]]:
+    """Return where the sentences of a passage stand; titles, list items and lines are sentences of their own."""
+    spans: list[tuple[int, int]] = []
+    ends = [match.end() for match in _END.finditer(text)]
+    for start, end in pairwise([0, *ends, len(text)]):
+        start += len(text[start:end]) - len(text[start:end].lstrip())  # noqa: PLW2901 (without space around it)
+        end = start + len(text[start:end].rstrip())  # noqa: PLW2901 (same)
+        while end - start > _LONGEST_SENTENCE:
+            cut = text.rfind(" ", start + 1, start + _LONGEST_SENTENCE)
+            cut = cut if cut > start else start + _LONGEST_SENTENCE
+            spans.append((start, cut))
+            start = cut + (text[cut : cut + 1] == " ")  # noqa: PLW2901 (what is left of it)
+        if end > start:
+            spans.append((start, end))
+    return spans
 
 
 class Corpus:
-    """Passages that claims are read against.
+    """Passages that claims are read against; of each at most 50,000 characters.
 
     Args:
         passages: The evidence.
-        language: Of all of it, by its Snowball name; None finds out.
     """
 
-    def __init__(self, passages: Sequence[Passage], language: str | None = None) -> None:
+    def __init__(self, passages: Sequence[Passage]) -> None:
         self.passages = passages
         sample = " ".join(passage.text[:400] for passage in passages[:8])
-        self.language = language or (detect_language(split_words(sample)) if sample else DEFAULT_LANGUAGE)
+        self.language = detect_language(split_words(sample)) if sample else DEFAULT_LANGUAGE
         self.sentences: list[_Sentence] = []
         self.heads = [frozenset(_terms(passage.head, self.language)) for passage in passages]
-        self._numbers: set[str] = set()
+        self.numbers = frozenset[str]().union(*(numbers_of(f"{one.head}\n{one.text}") for one in passages))
         self._firsts: list[int] = []
+        """Where the sentences of each passage begin."""
+        self._holders: dict[str, list[int]] = {}
         for number, passage in enumerate(passages):
             self._firsts.append(len(self.sentences))
-            text = passage.text[:MAX_CHARACTERS]
-            self._numbers |= numbers_of(passage.head)
-            self._numbers |= numbers_of(text)
-            for place, (start, end) in enumerate(passage_sentences(text)):
-                words = split_words(text[start:end])
-                terms = _terms(text[start:end], self.language)
-                self.sentences.append(
-                    _Sentence(number, place, start, end, frozenset(terms), tuple(terms), len(words), _negated(words))
-                )
+            for start, end in passage_sentences(passage.text[:MAX_CHARACTERS]):
+                said = split_words(passage.text[start:end])
+                terms = tuple(_terms(passage.text[start:end], self.language))
+                negated = not _NEGATIONS.isdisjoint(said)
+                for term in dict.fromkeys(terms):
+                    self._holders.setdefault(term, []).append(len(self.sentences))
+                self.sentences.append(_Sentence(number, start, end, terms, frozenset(terms), len(said), negated))
         self._firsts.append(len(self.sentences))
-        counts: Counter[str] = Counter()
-        self._holders: dict[str, list[int]] = {}
-        for place, sentence in enumerate(self.sentences):
-            for term in sentence.terms:
-                counts[term] += 1
-                self._holders.setdefault(term, []).append(place)
         self._total = len(self.sentences) + _SMOOTHING
-        self._counts = counts
-        self._all = frozenset(counts).union(*self.heads) if self.heads else frozenset(counts)
+        self._terms = frozenset(self._holders).union(*self.heads)
 
-    def weight(self, term: str) -> float:
-        """Return how telling a term is (Spärck Jones's inverse document frequency over the sentences)."""
-        return math.log(1 + self._total / (self._counts.get(term, 0) + 1))
-
-    def read(self, claim: str) -> Reading:
+    def read(self, text: str) -> Reading:
         """Return a claim's features and the windows that could bear it."""
-        claim = claim[:MAX_CLAIM]
-        asked = self._claim(claim)
-        held: dict[int, float] = {}
-        for term, weight in asked.terms.items():
-            for place in self._holders.get(term, ()):
-                held[place] = held.get(place, 0.0) + weight
-        total = sum(asked.terms.values()) or 1.0
-        windows = self._windows(asked, held, total)
-        features = self._features(asked, held, total, windows)
-        telling = len(asked.terms.keys() - _function_stems(self.language))
-        named = bool(asked.names or asked.numbers)
-        best = windows[0].passage if windows else 0
-        length = self._firsts[best + 1] - self._firsts[best] if windows else 0
-        return Reading(features, tuple(windows), self._partner(asked, windows, total), telling, named, length)
-
-    def _partner(self, claim: _Claim, windows: Sequence[Window], total: float) -> int | None:
-        """Return the window that adds most to the first, where the first alone lacks much."""
-        if len(windows) < 2 or windows[0].coverage >= _WHOLE:  # noqa: PLR2004 (a partner needs two)
-            return None
-        covered = self._terms_of(windows[0])
-        gains = [
-            sum(weight for term, weight in claim.terms.items() if term not in covered and term in self._terms_of(one))
-            for one in windows[1:]
-        ]
-        best = max(range(len(gains)), key=lambda one: gains[one])
-        return best + 1 if gains[best] >= _ADDS * total else None
-
-    def _terms_of(self, window: Window) -> frozenset[str]:
-        return self.heads[window.passage].union(*(sentence.terms for sentence in self._near(window)))
-
-    def _claim(self, claim: str) -> _Claim:
-        terms = _terms(claim, self.language)
-        ignored = _function_stems(self.language)
-        telling = [term for term in terms if term not in ignored] or terms
-        names = {term for name in _NAME.findall(claim) for term in _terms(name, self.language)} - ignored
-        return _Claim(
-            {term: self.weight(term) for term in telling},
-            numbers_of(claim),
-            frozenset(names),
-            frozenset(pairwise(telling)),
-            _negated(split_words(claim)),
-            len(terms),
+        claim, telling = self._claim(text[:MAX_CLAIM])
+        windows = self._windows(claim)
+        named = bool(claim.names or claim.numbers)
+        if not windows:
+            return Reading(self._features(claim, windows), (), None, telling, named)
+        best = windows[0].passage
+        length = self._firsts[best + 1] - self._firsts[best]
+        return Reading(
+            self._features(claim, windows), tuple(windows), self._partner(claim, windows), telling, named, length
         )
 
-    def _windows(self, claim: _Claim, held: Mapping[int, float], total: float) -> list[Window]:
-        """Return one window a passage: sentences picked greedily by what they add."""
-        by_passage: dict[int, list[int]] = {}
-        for place in sorted(held, key=lambda one: -held[one]):
-            by_passage.setdefault(self.sentences[place].passage, []).append(place)
+    def _claim(self, text: str) -> tuple[_Claim, int]:
+        """Return what a claim asks for, and how many of its terms are no function words."""
+        terms = _terms(text, self.language)
+        ignored = _function_stems(self.language)
+        content = [term for term in terms if term not in ignored]
+        kept = content or terms
+        # Spärck Jones's inverse document frequency over the sentences.
+        weights = {term: math.log(1 + self._total / (len(self._holders.get(term, ())) + 1)) for term in kept}
+        held: dict[int, float] = {}
+        for term, weight in weights.items():
+            for place in self._holders.get(term, ()):
+                held[place] = held.get(place, 0.0) + weight
+        names = frozenset(term for name in _NAME.findall(text) for term in _terms(name, self.language)) - ignored
+        total = sum(weights.values()) or 1.0
+        pairs = frozenset(pairwise(kept))
+        return _Claim(weights, total, held, numbers_of(text), names, pairs, is_negated(text)), len(set(content))
+
+    def _windows(self, claim: _Claim) -> list[Window]:
+        """Return one window a passage, of those that have most of the claim."""
+        places: dict[int, list[int]] = {}
+        for place in sorted(claim.held, key=lambda one: -claim.held[one]):
+            places.setdefault(self.sentences[place].passage, []).append(place)
         if len(self.passages) <= _MOST_WINDOWS:  # what is said in other words shares none with its passage
             for number in range(len(self.passages)):
                 if self._firsts[number] < self._firsts[number + 1]:
-                    by_passage.setdefault(number, [self._firsts[number]])
-        ranked = sorted(by_passage, key=lambda one: -self._potential(one, by_passage[one], held, claim, total))
-        ranked = ranked[:_MOST_WINDOWS]
-        windows = [self._window(number, by_passage[number], claim, total) for number in ranked]
+                    places.setdefault(number, [self._firsts[number]])
+
+        def promise(number: int) -> float:
+            best = sum(claim.held.get(place, 0.0) / rank for rank, place in enumerate(places[number][:3], 1))
+            return best + 0.5 * claim.within(self.heads[number])
+
+        ranked = sorted(places, key=promise, reverse=True)[:_MOST_WINDOWS]
+        windows = [self._window(number, places[number], claim) for number in ranked]
         return sorted(windows, key=lambda one: -one.coverage)
 
-    def _potential(
-        self, number: int, places: Sequence[int], held: Mapping[int, float], claim: _Claim, total: float
-    ) -> float:
-        head = sum(weight for term, weight in claim.terms.items() if term in self.heads[number])
-        return (
-            sum(held.get(place, 0.0) / (rank + 1) for rank, place in enumerate(places[:3])) / total + 0.5 * head / total
-        )
-
-    def _window(self, number: int, places: Sequence[int], claim: _Claim, total: float) -> Window:
-        covered = set(self.heads[number])
-        chosen: list[int] = []
-        words = 0
+    def _window(self, number: int, places: Sequence[int], claim: _Claim) -> Window:
+        """Return sentences of a passage, picked greedily by what they add."""
+        covered, chosen, words = set(self.heads[number]), list[int](), 0
         for _ in range(_MOST_SENTENCES):
-            gains = [(self._gain(place, claim, covered), -place) for place in places[:24] if place not in chosen]
-            gain, place = max(gains, default=(0.0, 0))
-            place = -place
-            if chosen and (gain < 0.04 * total or words + self.sentences[place].words > WINDOW_WORDS):
+            left = [place for place in places[:24] if place not in chosen]
+            gain, place = self._best(claim, left, covered)
+            place = place if gain else places[0]
+            if chosen and (gain < _LEAST_GAIN * claim.total or words + self.sentences[place].words > WINDOW_WORDS):
                 break
-            if gain <= 0 and not chosen:
-                place = places[0]
             chosen.append(place)
             words += self.sentences[place].words
-            covered |= self.sentences[place].terms
+            covered |= self.sentences[place].known
         picked = list(chosen)
         # The neighbours say whom a pronoun means; what is said in other words may stand anywhere in a short passage.
         first, last = self._firsts[number], self._firsts[number + 1]
-        for near in (chosen[0] - 1, chosen[0] + 1, *range(first, last)):
+        beside = (chosen[0] - 1, chosen[0] + 1)
+        for near in (*beside, *range(first, last)):
             if not first <= near < last or near in picked:
                 continue
             if words + self.sentences[near].words <= WINDOW_WORDS:
                 picked.append(near)
                 words += self.sentences[near].words
-            elif near not in (chosen[0] - 1, chosen[0] + 1):
+            elif near not in beside:
                 break
         passage = self.passages[number]
-        parts = [passage.head] if passage.head else []
-        parts += [passage.text[self.sentences[place].start : self.sentences[place].end] for place in sorted(picked)]
-        share = sum(weight for term, weight in claim.terms.items() if term in covered) / total
-        spans = tuple((self.sentences[place].start, self.sentences[place].end) for place in chosen)
-        return Window(number, spans, " ".join(parts), share)
+        shown = [self.sentences[place] for place in sorted(picked)]
+        parts = [*([passage.head] if passage.head else []), *(passage.text[one.start : one.end] for one in shown)]
+        spans = tuple(Span(start=self.sentences[place].start, end=self.sentences[place].end) for place in chosen)
+        return Window(number, tuple(chosen), spans, " ".join(parts), claim.within(covered) / claim.total)
 
-    def _gain(self, place: int, claim: _Claim, covered: set[str]) -> float:
-        terms = self.sentences[place].terms
-        return sum(weight for term, weight in claim.terms.items() if term in terms and term not in covered)
+    def _terms_of(self, window: Window) -> frozenset[str]:
+        return self.heads[window.passage].union(*(self.sentences[place].known for place in window.places))
 
-    def _features(
-        self, claim: _Claim, held: Mapping[int, float], total: float, windows: Sequence[Window]
-    ) -> tuple[float, ...]:
+    def _partner(self, claim: _Claim, windows: Sequence[Window]) -> int | None:
+        """Return the window that adds most to the first, where the first alone lacks much."""
+        if len(windows) == 1 or windows[0].coverage >= _WHOLE:
+            return None
+        covered = self._terms_of(windows[0])
+        gains = [claim.within(self._terms_of(one), covered) for one in windows[1:]]
+        return gains.index(max(gains)) + 1 if max(gains) >= _ADDS * claim.total else None
+
+    def _features(self, claim: _Claim, windows: Sequence[Window]) -> tuple[float, ...]:
         best = windows[0] if windows else None
-        head = self.heads[best.passage] if best else frozenset[str]()
-        coverages = self._greedy(claim, held, total, head)
-        near = self._near(best)
-        near_terms = head.union(*(sentence.terms for sentence in near))
-        near_text = best.text if best else ""
-        near_pairs = {pair for sentence in near for pair in _pairs_of(sentence, claim)}
-        near_numbers = numbers_of(near_text)
-        everywhere = self._all
-        missing = [term for term in claim.terms if term not in near_terms]
-        first = near[0] if near else None
+        near = [self.sentences[place] for place in best.places] if best else []
+        terms = self._terms_of(best) if best else frozenset[str]()
+        pairs = {pair for one in near for pair in pairwise([term for term in one.terms if term in claim.terms])}
+        first, _, third, fourth = self._coverages(claim, self.heads[best.passage] if best else frozenset())
         return (
-            *coverages,
-            sum(claim.terms[term] for term in claim.terms if term in near_terms) / total,
-            sum(claim.terms[term] for term in claim.terms if term in head) / total,
-            len(near_pairs & claim.pairs) / len(claim.pairs) if claim.pairs else 1.0,
-            _share(claim.numbers, self._numbers),
-            _share(claim.numbers, near_numbers),
-            _share(claim.names, everywhere),
-            _share(claim.names, near_terms),
-            max((self.weight(term) for term in missing), default=0.0) / math.log(1 + self._total),
-            len(missing) / max(1, len(claim.terms)),
-            float(claim.negated),
-            float(first is not None and claim.negated != any(sentence.negated for sentence in near[:2])),
-            math.log1p(claim.words) / 4,
+            first,
+            third,
+            fourth,
+            claim.within(terms) / claim.total,
+            _share(claim.pairs, pairs),
+            _share(claim.numbers, self.numbers),
+            _share(claim.numbers, numbers_of(best.text) if best else ()),
+            _share(claim.names, self._terms),
+            _share(claim.names, terms),
+            sum(term not in terms for term in claim.terms) / max(1, len(claim.terms)),
+            float(bool(near) and claim.negated != any(one.negated for one in near[:2])),
         )
 
-    def _greedy(self, claim: _Claim, held: Mapping[int, float], total: float, head: frozenset[str]) -> list[float]:
+    def _best(self, claim: _Claim, places: Sequence[int], covered: Container[str]) -> tuple[float, int]:
+        """Return the sentence that adds most, and how much; of equal ones the first."""
+        gain, place = max(
+            ((claim.within(self.sentences[one].known, covered), -one) for one in places), default=(0.0, 0)
+        )
+        return gain, -place
+
+    def _coverages(self, claim: _Claim, head: frozenset[str]) -> list[float]:
         """Return the share of the claim's terms in the best one to four sentences of all passages."""
         covered = set(head)
-        reached = sum(weight for term, weight in claim.terms.items() if term in covered)
+        places = sorted(claim.held, key=lambda one: -claim.held[one])[:40]
         shares = []
-        places = sorted(held, key=lambda one: -held[one])[:40]
         for _ in range(_MOST_SENTENCES):
-            gain, place = max(((self._gain(one, claim, covered), -one) for one in places), default=(0.0, 0))
-            reached += gain
-            if gain > 0:
-                covered |= self.sentences[-place].terms
-            shares.append(reached / total)
+            gain, place = self._best(claim, places, covered)
+            covered |= self.sentences[place].known if gain else frozenset()
+            shares.append(claim.within(covered) / claim.total)
         return shares
 
-    def _near(self, window: Window | None) -> list[_Sentence]:
-        if window is None:
-            return []
-        wanted = {start: rank for rank, (start, _) in enumerate(window.spans)}
-        inside = self.sentences[self._firsts[window.passage] : self._firsts[window.passage + 1]]
-        return sorted((one for one in inside if one.start in wanted), key=lambda one: wanted[one.start])
 
-
-def _pairs_of(sentence: _Sentence, claim: _Claim) -> set[tuple[str, str]]:
-    kept = [term for term in sentence.order if term in claim.terms]
-    return set(pairwise(kept))
-
-
-def _share(wanted: frozenset[str], there: Iterable[str]) -> float:
-    return len(wanted & frozenset(there)) / len(wanted) if wanted else 1.0
+def _share(wanted: frozenset[object], there: Collection[object]) -> float:
+    return len(wanted.intersection(there)) / len(wanted) if wanted else 1.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -16,8 +16,6 @@ from llama_index_agentic_kb.llm import LanguageModel
 from llama_index_agentic_kb.schema import Reference
 from llama_index_agentic_kb.schema.grounding import ClaimFlag, GroundingLedger
 from llama_index_agentic_kb.schema.response import SkippedReason
-
-__all__ = ["GroundedText", "ground_text"]
 
 # What documents' metadata call the day they are of; the first that is there counts.
 _DATES: Final = ("date", "published", "published_at", "publication_date", "last_modified_date", "creation_date")
@@ -63,18 +61,19 @@ async def ground_text(
     from llama_index_agentic_kb.grounding.ledger import GroundingSource, ground  # noqa: PLC0415 (loads the scorers)
     from llama_index_agentic_kb.grounding.repair import is_low_grounded, repair  # noqa: PLC0415 (same)
 
-    shown = {reference.id: reference for reference in references}
-    titles = {number: reference.title for number, reference in shown.items()}
-    sources = [
-        GroundingSource(
-            str(position),
-            node.node.node_id,
-            getattr(node.node, "text", None) or "",
-            title=titles.get(str(position), ""),
-            date=_date_of(node),
+    titles = {reference.id: reference.title for reference in references}
+    sources = []
+    for position, one in enumerate(nodes):
+        date = next(filter(None, map(one.node.metadata.get, _DATES)), None)
+        sources.append(
+            GroundingSource(
+                str(position),
+                one.node.node_id,
+                getattr(one.node, "text", None) or "",
+                title=titles.get(str(position), ""),
+                date=None if date is None else one_line(str(date), _LONGEST_DATE),
+            )
         )
-        for position, node in enumerate(nodes)
-    ]
     scorer, threshold = settings.scorer, settings.threshold
     ledger = await ground(text, sources, scorer, threshold=threshold, deadline=deadline)
     if settings.repair is not None:
@@ -91,35 +90,24 @@ async def ground_text(
         text, ledger = repaired.answer, repaired.ledger
     emptied = settings.repair is not None and bool(ledger.changes) and not ledger.claims
     low = emptied or (settings.filtering is not None and is_low_grounded(ledger, settings.filtering))
-    if len(shown) < len(sources):
-        ledger = _only_shown(ledger, set(shown))
+    if len(titles) < len(sources):
+        ledger = _only_shown(ledger, titles.keys())
     if settings.markers == Markers.STRIP:
         text, ledger = strip_markers(text, ledger)
     return GroundedText(text, ledger, [SkippedReason.LOW_GROUNDED_ANSWER] if low else [])
 
 
-def _only_shown(ledger: GroundingLedger, shown: set[str]) -> GroundingLedger:
+def _only_shown(ledger: GroundingLedger, shown: Collection[str]) -> GroundingLedger:
     """Leave out the words of references that the response does not show."""
     conflicts = [one for one in ledger.conflicts if all(side.support.reference_id in shown for side in one.values)]
     disputed = {conflict.claim for conflict in conflicts}
     claims = []
     for number, claim in enumerate(ledger.claims):
-        flags = [one for one in claim.flags if one is not ClaimFlag.CONFLICTING_SOURCES or number in disputed]
-        claims.append(
-            claim.model_copy(
-                update={
-                    "supports": [one for one in claim.supports if one.reference_id in shown],
-                    "cited": [one for one in claim.cited if one in shown],
-                    "misattributed": [one for one in claim.misattributed if one in shown],
-                    "flags": flags,
-                }
-            )
-        )
+        changed = {
+            "supports": [one for one in claim.supports if one.reference_id in shown],
+            "cited": [one for one in claim.cited if one in shown],
+            "misattributed": [one for one in claim.misattributed if one in shown],
+            "flags": [one for one in claim.flags if one is not ClaimFlag.CONFLICTING_SOURCES or number in disputed],
+        }
+        claims.append(claim.model_copy(update=changed))
     return ledger.model_copy(update={"claims": claims, "conflicts": conflicts})
-
-
-def _date_of(node: NodeWithScore) -> str | None:
-    """Return the day that a document's own metadata tell, as it is written there."""
-    dates = (node.node.metadata.get(name) for name in _DATES)
-    date = next((value for value in dates if value), None)
-    return None if date is None else one_line(str(date), _LONGEST_DATE)

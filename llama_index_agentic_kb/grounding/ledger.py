@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,13 +12,14 @@ from typing import Final
 from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb._text import error_message, one_line
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError
-from llama_index_agentic_kb.grounding.claims import Claim, marked_parts, split_claims
+from llama_index_agentic_kb.grounding.claims import Claim, beginnings, marked_parts, split_claims
 from llama_index_agentic_kb.grounding.scorers import (
     CITATION_THRESHOLD,
     PARTIAL_THRESHOLD,
     ClaimScore,
     ClaimScorer,
     Evidence,
+    LLMJudge,
     Premise,
     Rival,
     ScorerLike,
@@ -34,14 +36,13 @@ from llama_index_agentic_kb.schema.grounding import (
     Verdict,
 )
 
-__all__ = ["GroundingSource", "ground", "grounding_score"]
-
 _WORD: Final = re.compile(r"\d+(?:[.,]\d+)*|\w+")
 _LONG: Final = 20_000
 """Characters of an answer up to which it is taken apart on the event loop: about 20 ms."""
-
 _SURE_RIVAL: Final = 0.5
 """Strength from which what another source says is a conflict."""
+_MOST_BEGINNINGS: Final = 48
+"""Beginnings of claims that are scored in one check."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,16 +91,23 @@ async def ground(
     """
     try:
         scorer = as_scorer(scorer)
-        claims = await _split(answer, deadline)
+        claims = (
+            split_claims(answer)
+            if len(answer) <= _LONG
+            else await Call(sync=partial(split_claims, answer), deadline=deadline, what="claims")
+        )
     except (ConfigurationError, DeadlineExceededError) as error:
         return GroundingLedger(warnings=[f"the answer's claims were not checked: {error}"])
     asked = [claim for claim in claims if claim.check_required]
+    premises = [Premise(source.text, source.title, source.attributes) for source in sources]
     warnings: list[str] = []
     scores: list[ClaimScore] = []
     if asked and sources:
         try:
-            scores = await scorer.score(asked, [_premise(source) for source in sources], deadline=deadline)
+            scores = await scorer.score(asked, premises, deadline=deadline)
             await _add_parts(asked, scores, sources, scorer, threshold, deadline)
+            if not isinstance(scorer, LLMJudge):  # whose calls cost money
+                await _mark_lacking(asked, scores, premises, scorer, deadline)
         except Exception as error:  # noqa: BLE001 (whatever a user's scorer raises: the answer stands without it)
             what = "the parts of the answer's claims" if scores else "the answer's claims"
             warnings.append(f"{what} were not checked: {one_line(error_message(error))}")
@@ -117,32 +125,41 @@ async def _add_parts(
     deadline: float | None,
 ) -> None:
     """Find the references that bear the stretch before their marker, of supported claims that they don't bear whole."""
-    numbers = {source.reference_id: number for number, source in enumerate(sources)}
     asked: dict[int, list[tuple[Claim, ClaimScore]]] = {}
     for claim, score in zip(claims, scores, strict=False):
-        if score.verdict is Verdict.SUPPORTED:
-            bearing = {sources[one.premise].reference_id for one in score.evidence if one.score >= threshold}
-            for part in marked_parts(claim):
-                for reference in {str(cited) for cited in part.cited} & numbers.keys() - bearing:
-                    asked.setdefault(numbers[reference], []).append((part, score))
-    for number, parts in asked.items():
-        premise = _premise(sources[number])
-        found = await scorer.score([part for part, _ in parts], [premise], deadline=deadline)
-        for (_, score), own in zip(parts, found, strict=False):
+        parts = marked_parts(claim) if score.verdict is Verdict.SUPPORTED else ()
+        bearing = {one.premise for one in score.evidence if one.score >= threshold} if parts else ()
+        for part in parts:
+            for number, source in enumerate(sources):
+                if number not in bearing and source.reference_id in map(str, part.cited):
+                    asked.setdefault(number, []).append((part, score))
+    for number, waiting in asked.items():
+        premise = Premise(sources[number].text, sources[number].title, sources[number].attributes)
+        found = await scorer.score([part for part, _ in waiting], [premise], deadline=deadline)
+        for (_, score), own in zip(waiting, found, strict=False):
             if own.verdict in (Verdict.SUPPORTED, Verdict.PARTIALLY_SUPPORTED):
                 score.parts += [replace(one, premise=number) for one in own.evidence]
 
 
-def _premise(source: GroundingSource) -> Premise:
-    return Premise(source.text, source.title, source.attributes)
-
-
-async def _split(answer: str, deadline: float | None) -> list[Claim]:
-    """Take an answer apart; a very long one off the event loop."""
-    if len(answer) <= _LONG:
-        return split_claims(answer)
-    claims: list[Claim] = await Call(sync=partial(split_claims, answer), deadline=deadline, what="claims")
-    return claims
+async def _mark_lacking(
+    claims: Sequence[Claim],
+    scores: Sequence[ClaimScore],
+    premises: Sequence[Premise],
+    scorer: ClaimScorer,
+    deadline: float | None,
+) -> None:
+    """Find the part that lacks support, of claims whose beginning alone has it."""
+    waiting: list[tuple[Claim, ClaimScore, Claim]] = []
+    for claim, score in zip(claims, scores, strict=False):
+        if score.score is not None and score.verdict is not Verdict.SUPPORTED:
+            waiting += [(claim, score, part) for part in beginnings(claim)]
+    waiting = waiting[:_MOST_BEGINNINGS]
+    found = await scorer.score([part for *_, part in waiting], premises, deadline=deadline) if waiting else []
+    for (claim, score, part), own in zip(waiting, found, strict=False):
+        if own.verdict is Verdict.SUPPORTED:  # the longest beginning comes last
+            rest = claim.text[len(part.text) :]
+            start = part.span.end + len(rest) - len(rest.lstrip(" ,;"))
+            score.lacking = Span(start=start, end=claim.span.end)
 
 
 def grounding_score(claims: Sequence[GroundedClaim]) -> float | None:
@@ -166,21 +183,14 @@ def _ledger(
     grounded: list[GroundedClaim] = []
     conflicts: list[Conflict] = []
     for number, claim in enumerate(claims):
-        if not claim.check_required:
-            grounded.append(_entry(claim, check_required=False))
-            continue
-        score = next(remaining, None)
-        if score is None or score.score is None:
-            unread = score is not None and score.verdict is Verdict.NOT_CHECKABLE and not score.left_out
-            grounded.append(_entry(claim, flags=[] if unread else [ClaimFlag.NOT_SCORED]))
-            continue
-        entry = _judged(claim, score, sources, threshold)
+        score = next(remaining, None) if claim.check_required else None
+        entry = _entry(claim, score, sources, threshold)
         grounded.append(entry)
-        if entry.verdict is Verdict.SUPPORTED and entry.supports:
+        if score is not None and score.rivals and entry.verdict is Verdict.SUPPORTED and entry.supports:
             found = _conflicts(number, score, entry.supports[0], sources)
             conflicts += found
             entry.flags += [ClaimFlag.CONFLICTING_SOURCES] if found else []
-    left_out = sum(score.left_out for score in scores)
+    left_out = [score.left_out for score in scores].count(True)
     if left_out:
         warnings = [*warnings, f"{left_out} of {len(scores)} claims were not judged: the scorer left them out"]
     return GroundingLedger(
@@ -192,48 +202,50 @@ def _ledger(
     )
 
 
-def _entry(claim: Claim, *, check_required: bool = True, flags: Sequence[ClaimFlag] = ()) -> GroundedClaim:
+def _entry(
+    claim: Claim, score: ClaimScore | None, sources: Sequence[GroundingSource], threshold: float
+) -> GroundedClaim:
+    """Return a claim with what it rests on; without a score where none was asked for, or none came."""
+    cited = list(map(str, claim.cited))
+    flags: list[ClaimFlag] = []
+    wrong: list[str] = []
+    evidence: list[Evidence] = []
+    if score is None or score.score is None:
+        if claim.check_required and (score is None or score.left_out):
+            flags.append(ClaimFlag.NOT_SCORED)
+    else:
+        evidence = _shown(score, threshold)
+        bearing = {
+            sources[one.premise].reference_id
+            for one in evidence
+            if one.score >= threshold and score.verdict is not Verdict.CONTRADICTED
+        }
+        borne = bearing.union(sources[one.premise].reference_id for one in score.parts)
+        wrong = [reference for reference in cited if bearing and reference not in borne]
+        flags += [ClaimFlag.MISATTRIBUTED] if wrong else []
+        flags += [ClaimFlag.UNCITED] if bearing and not cited else []
+        flags += [ClaimFlag.CITED_WITHOUT_SUPPORT] if cited and not bearing else []
+        known = {one.premise for one in evidence}
+        evidence += [one for one in score.parts if one.premise not in known]
     return GroundedClaim(
         text=claim.text,
         span=claim.span,
-        check_required=check_required,
-        cited=[str(number) for number in claim.cited],
-        flags=list(flags),
-    )
-
-
-def _judged(claim: Claim, score: ClaimScore, sources: Sequence[GroundingSource], threshold: float) -> GroundedClaim:
-    least = min(threshold, PARTIAL_THRESHOLD)
-    supported = score.verdict in (Verdict.SUPPORTED, Verdict.PARTIALLY_SUPPORTED)
-    evidence = [one for one in score.evidence if one.score >= least] if supported else _against(score)
-    shown = {one.premise for one in evidence}
-    evidence += [one for one in score.parts if one.premise not in shown]
-    borne = {sources[one.premise].reference_id for one in score.parts}
-    supports = [support for one in evidence for support in _supports(claim, one, sources[one.premise])]
-    supporting = {sources[one.premise].reference_id for one in score.evidence if supported and one.score >= threshold}
-    cited = [str(number) for number in claim.cited]
-    wrong = [reference for reference in cited if reference not in supporting | borne] if supporting else []
-    flags = []
-    if wrong:
-        flags.append(ClaimFlag.MISATTRIBUTED)
-    if supporting and not cited:
-        flags.append(ClaimFlag.UNCITED)
-    if cited and not supporting:
-        flags.append(ClaimFlag.CITED_WITHOUT_SUPPORT)
-    return GroundedClaim(
-        text=claim.text,
-        span=claim.span,
-        verdict=score.verdict,
-        score=score.score,
-        supports=supports,
+        check_required=claim.check_required,
+        verdict=Verdict.NOT_CHECKABLE if score is None else score.verdict,
+        score=None if score is None else score.score,
+        supports=[support for one in evidence for support in _supports(claim, one, sources[one.premise])],
         cited=cited,
         flags=flags,
         misattributed=wrong,
+        lacking=None if score is None else score.lacking,
     )
 
 
-def _against(score: ClaimScore) -> list[Evidence]:
-    """Return what contradicts a claim; of an unsupported one there is nothing to show."""
+def _shown(score: ClaimScore, threshold: float) -> list[Evidence]:
+    """Return what supports a claim, or contradicts it; of an unsupported one there is nothing to show."""
+    if score.verdict in (Verdict.SUPPORTED, Verdict.PARTIALLY_SUPPORTED):
+        least = min(threshold, PARTIAL_THRESHOLD)
+        return [one for one in score.evidence if one.score >= least]
     if score.verdict is not Verdict.CONTRADICTED:
         return []
     rivals = {rival.premise for rival in score.rivals}
@@ -242,13 +254,15 @@ def _against(score: ClaimScore) -> list[Evidence]:
 
 def _supports(claim: Claim, evidence: Evidence, source: GroundingSource) -> list[Support]:
     """Return the stretches of a source that bear a claim, those first that have most of its words."""
-    said = _words(claim.plain)
-    stretches = sorted(_merged(evidence.spans, source.text), key=lambda span: -len(said & _words(span.of(source.text))))
-    return [_support(span, source, evidence.score) for span in stretches]
-
-
-def _words(text: str) -> set[str]:
-    return {word.casefold() for word in _WORD.findall(text)}
+    merged: list[Span] = []
+    for span in sorted(evidence.spans, key=operator.attrgetter("start")):
+        if merged and not source.text[merged[-1].end : span.start].strip():  # nothing but space between them
+            merged[-1] = Span(start=merged[-1].start, end=max(merged[-1].end, span.end))
+        else:
+            merged.append(span)
+    said = set(_WORD.findall(claim.plain.casefold()))
+    merged.sort(key=lambda span: -len(said.intersection(_WORD.findall(span.of(source.text).casefold()))))
+    return [_support(span, source, evidence.score) for span in merged]
 
 
 def _support(span: Span, source: GroundingSource, score: float) -> Support:
@@ -261,36 +275,19 @@ def _support(span: Span, source: GroundingSource, score: float) -> Support:
     )
 
 
-def _merged(spans: Sequence[Span], text: str) -> list[Span]:
-    """Join stretches with nothing but space between them, in the text's order."""
-    merged: list[Span] = []
-    for span in sorted(spans, key=lambda one: one.start):
-        if merged and not text[merged[-1].end : span.start].strip():
-            merged[-1] = Span(start=merged[-1].start, end=max(merged[-1].end, span.end))
-        else:
-            merged.append(span)
-    return merged
-
-
 def _conflicts(number: int, score: ClaimScore, support: Support, sources: Sequence[GroundingSource]) -> list[Conflict]:
     """Return what other references say otherwise than the one that supports a claim."""
-    by_reference = {source.reference_id: source for source in sources}
+    dates = {source.reference_id: source.date for source in sources}
     found: dict[tuple[str, str], Conflict] = {}
     for rival in score.rivals:
         source = sources[rival.premise]
-        if source.reference_id == support.reference_id or rival.strength < _SURE_RIVAL:
+        key = source.reference_id, rival.kind
+        if source.reference_id == support.reference_id or rival.strength < _SURE_RIVAL or key in found:
             continue
-        own = ConflictingValue(
-            value=one_line(rival.claimed), support=support, date=by_reference[support.reference_id].date
-        )
-        other = ConflictingValue(
-            value=one_line(rival.quote),
-            support=_support(_quoted(rival, score), source, rival.strength),
-            date=source.date,
-        )
-        found.setdefault(
-            (source.reference_id, rival.kind), Conflict(claim=number, kind=rival.kind, values=[own, other])
-        )
+        place = _support(_quoted(rival, score), source, rival.strength)
+        own = ConflictingValue(value=one_line(rival.claimed), support=support, date=dates[support.reference_id])
+        other = ConflictingValue(value=one_line(rival.quote), support=place, date=source.date)
+        found[key] = Conflict(claim=number, kind=rival.kind, values=[own, other])
     return list(found.values())
 
 

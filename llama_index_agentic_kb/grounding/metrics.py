@@ -11,14 +11,12 @@ Both are means: recall over the statements that need a check, precision over all
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from llama_index_agentic_kb._aio import arun, run
 from llama_index_agentic_kb.grounding.claims import Claim, split_claims
-from llama_index_agentic_kb.grounding.scorers import CITATION_THRESHOLD, ClaimScorer, Premise, ScorerLike, as_scorer
-
-__all__ = ["CitationQuality", "StatementCitations", "acitation_quality", "citation_quality", "measuring_citations"]
+from llama_index_agentic_kb.grounding.scorers import CITATION_THRESHOLD, Premise, ScorerLike, as_scorer
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +49,7 @@ class CitationQuality:
         """The harmonic mean of both."""
         if self.recall is None or self.precision is None:
             return None
-        return (
-            2 * self.recall * self.precision / (self.recall + self.precision) if self.recall + self.precision else 0.0
-        )
+        return 2 * self.recall * self.precision / ((self.recall + self.precision) or 1.0)
 
 
 def citation_quality(
@@ -79,7 +75,7 @@ def citation_quality(
         DeadlineExceededError: It was late.
         AgenticKBError: The scorer failed.
     """
-    return run(measuring_citations(answer, passages, scorer, threshold=threshold, deadline=deadline))
+    return run(_measured(answer, passages, scorer, threshold, deadline))
 
 
 async def acitation_quality(
@@ -91,64 +87,36 @@ async def acitation_quality(
     deadline: float | None = None,
 ) -> CitationQuality:
     """Measure the citations of an answer; see ``citation_quality``."""
-    return await arun(measuring_citations(answer, passages, scorer, threshold=threshold, deadline=deadline))
+    return await arun(_measured(answer, passages, scorer, threshold, deadline))
 
 
-async def measuring_citations(
-    answer: str,
-    passages: Mapping[int, str],
-    scorer: ScorerLike = None,
-    *,
-    threshold: float = CITATION_THRESHOLD,
-    deadline: float | None = None,
+async def _measured(
+    answer: str, passages: Mapping[int, str], scorer: ScorerLike, threshold: float, deadline: float | None
 ) -> CitationQuality:
-    """Measure the citations of an answer, as a flow; see ``citation_quality``."""
-    judge = _Judge(as_scorer(scorer), passages, threshold, deadline)
-    statements = []
-    for claim in split_claims(answer):
-        if claim.check_required:
-            statements.append(await _measured(claim, judge))
-    citations = [number for statement in statements for number in statement.cited]
-    precise = sum(len(statement.precise) for statement in statements)
-    return CitationQuality(
-        recall=sum(statement.recalled for statement in statements) / len(statements) if statements else None,
-        precision=precise / len(citations) if citations else None,
-        statements=statements,
-    )
+    judge = as_scorer(scorer)
 
-
-class _Judge:
-    """Return whether some passages support a claim."""
-
-    def __init__(
-        self, scorer: ClaimScorer, passages: Mapping[int, str], threshold: float, deadline: float | None
-    ) -> None:
-        self._scorer = scorer
-        self._passages = passages
-        self._threshold = threshold
-        self._deadline = deadline
-
-    async def supports(self, claim: Claim, ids: tuple[int, ...]) -> bool:
+    async def supports(claim: Claim, ids: Sequence[int]) -> bool:
         """Return whether passages together support a claim."""
-        known = [self._passages[number] for number in ids if number in self._passages]
+        known = [passages[number] for number in ids if number in passages]
         if not known:
             return False
-        premise = Premise("\n\n".join(known))
-        scores = await self._scorer.score([claim], [premise], deadline=self._deadline)
-        score = scores[0].score
-        return score is not None and score >= self._threshold
+        [found] = await judge.score([claim], [Premise("\n\n".join(known))], deadline=deadline)
+        return found.score is not None and found.score >= threshold
 
-
-async def _measured(claim: Claim, judge: _Judge) -> StatementCitations:
-    recalled = await judge.supports(claim, claim.cited)
-    if not recalled:
-        return StatementCitations(claim, recalled=False, precise=(), cited=claim.cited)
-    if len(claim.cited) == 1:
-        return StatementCitations(claim, recalled=True, precise=claim.cited, cited=claim.cited)
-    precise = []
-    for number in claim.cited:
-        alone = await judge.supports(claim, (number,))
-        others = tuple(other for other in claim.cited if other != number)
-        if alone or not (await judge.supports(claim, others)):
-            precise.append(number)
-    return StatementCitations(claim, recalled=True, precise=tuple(precise), cited=claim.cited)
+    statements: list[StatementCitations] = []
+    for claim in split_claims(answer):
+        if claim.check_required:
+            cited = claim.cited
+            recalled = await supports(claim, cited)
+            precise = list(cited) if recalled and len(cited) == 1 else []
+            for number in cited if recalled and not precise else ():
+                others = [other for other in cited if other != number]
+                if await supports(claim, [number]) or not await supports(claim, others):
+                    precise.append(number)
+            statements.append(StatementCitations(claim, recalled, tuple(precise), cited))
+    count = sum(len(statement.cited) for statement in statements)
+    return CitationQuality(
+        recall=sum(statement.recalled for statement in statements) / len(statements) if statements else None,
+        precision=sum(len(statement.precise) for statement in statements) / count if count else None,
+        statements=statements,
+    )

@@ -19,8 +19,6 @@ from llama_index_agentic_kb.schema.grounding import MAX_RECORDS, RankRecord
 from llama_index_agentic_kb.search.rerank import MAX_SCORE, Reranked, Reranker, as_reranker
 from llama_index_agentic_kb.search.tokenizing import Analyzer
 
-__all__ = ["arank", "rank", "ranking"]
-
 _K1: Final = 1.2
 _B: Final = 0.75
 """BM25's usual parameters (Robertson and Zaragoza 2009)."""
@@ -60,7 +58,7 @@ def rank(
         RetrievalError: The ranker gave something unusable.
         DeadlineExceededError: It was late.
     """
-    return run(ranking(query, records, top_n=top_n, ranker=ranker, deadline=deadline_after(timeout)))
+    return run(_ranked(query, records, top_n, ranker, deadline_after(timeout)))
 
 
 async def arank(
@@ -72,48 +70,35 @@ async def arank(
     timeout: float | None = 30.0,  # noqa: ASYNC109 (a deadline of the whole ranking, as everywhere here)
 ) -> list[RankRecord]:
     """Rank records for a query; see ``rank``."""
-    return await arun(ranking(query, records, top_n=top_n, ranker=ranker, deadline=deadline_after(timeout)))
+    return await arun(_ranked(query, records, top_n, ranker, deadline_after(timeout)))
 
 
-async def ranking(
-    query: str,
-    records: Sequence[RecordLike],
-    *,
-    top_n: int | None = None,
-    ranker: Ranks | None = None,
-    deadline: float | None = None,
+async def _ranked(
+    query: str, records: Sequence[RecordLike], top_n: int | None, ranker: Ranks | None, deadline: float | None
 ) -> list[RankRecord]:
-    """Rank records, as a flow; see ``rank``."""
-    given = _within_limits(query, records, top_n)
-    if not given:
-        return []
-    if isinstance(ranker, BaseEmbedding):
-        scores = await _by_vectors(query, given, ranker, deadline)
-    elif ranker is not None:
-        scores = await _by_reranker(query, given, ranker, deadline)
-    else:
-        work = partial(_by_words, query, [record.text for record in given])
-        scores = await Call(sync=work, deadline=deadline, what="ranking")
-    ranked = sorted(scores, key=lambda position: (-scores[position], position))
-    return [given[position].model_copy(update={"score": scores[position]}) for position in ranked[:top_n]]
-
-
-def _within_limits(query: str, records: Sequence[RecordLike], top_n: int | None) -> list[RankRecord]:
     if not query.strip():
         raise InvalidRequestError("query: is empty")
     if len(records) > MAX_RECORDS:
         raise InvalidRequestError(f"records: {len(records)} given, at most {MAX_RECORDS} are ranked; leave some out")
     if top_n is not None and top_n < 1:
         raise InvalidRequestError(f"top_n: must be at least 1, got {top_n}")
-    return [_record(record) for record in records]
-
-
-def _record(record: RecordLike) -> RankRecord:
-    if not isinstance(record, RankRecord):
-        record = RankRecord.parse({"content": record} if isinstance(record, str) else record)
-    if not record.text:
+    given = [
+        one if isinstance(one, RankRecord) else RankRecord.parse({"content": one} if isinstance(one, str) else one)
+        for one in records
+    ]
+    if not all(record.text for record in given):
         raise InvalidRequestError("records: a record needs a title or a content")
-    return record
+    texts = [record.text for record in given]
+    if not given:
+        return []
+    if isinstance(ranker, BaseEmbedding):
+        scores = await _by_vectors(query, texts, ranker, deadline)
+    elif ranker is not None:
+        scores = await _by_reranker(query, texts, ranker, deadline)
+    else:
+        scores = await Call(sync=partial(_by_words, query, texts), deadline=deadline, what="ranking")
+    ranked = sorted(scores, key=lambda position: (-scores[position], position))
+    return [given[position].model_copy(update={"score": scores[position]}) for position in ranked[:top_n]]
 
 
 def _by_words(query: str, texts: Sequence[str]) -> dict[int, float]:
@@ -141,10 +126,7 @@ def _by_words(query: str, texts: Sequence[str]) -> dict[int, float]:
     return scores
 
 
-async def _by_vectors(
-    query: str, records: Sequence[RankRecord], model: BaseEmbedding, deadline: float | None
-) -> dict[int, float]:
-    texts = [record.text for record in records]
+async def _by_vectors(query: str, texts: list[str], model: BaseEmbedding, deadline: float | None) -> dict[int, float]:
     asked = await Call(
         sync=partial(model.get_query_embedding, query),
         native=partial(model.aget_query_embedding, query),
@@ -157,24 +139,20 @@ async def _by_vectors(
         deadline=deadline,
         what="embedding model",
     )
-    return {position: _cosine(asked, vector) for position, vector in enumerate(vectors)}
-
-
-def _cosine(one: Sequence[float], other: Sequence[float]) -> float:
-    length = math.hypot(*one) * math.hypot(*other)
-    cosine = sum(map(operator.mul, one, other)) / length if length else 0.0
-    return min(1.0, max(0.0, cosine)) if math.isfinite(cosine) else 0.0
+    scores = {}
+    for position, vector in enumerate(vectors):
+        length = math.hypot(*asked) * math.hypot(*vector)
+        cosine = sum(map(operator.mul, asked, vector)) / length if length else 0.0
+        scores[position] = min(1.0, max(0.0, cosine)) if math.isfinite(cosine) else 0.0
+    return scores
 
 
 async def _by_reranker(
-    query: str, records: Sequence[RankRecord], ranker: Reranker | BaseNodePostprocessor, deadline: float | None
+    query: str, texts: Sequence[str], ranker: Reranker | BaseNodePostprocessor, deadline: float | None
 ) -> dict[int, float]:
     reranker = as_reranker(ranker)
     assert reranker is not None
-    nodes = [
-        NodeWithScore(node=TextNode(text=record.text, id_=f"record {position}"), score=None)
-        for position, record in enumerate(records)
-    ]
+    nodes = [NodeWithScore(node=TextNode(text=text, id_=f"record {place}")) for place, text in enumerate(texts)]
     ranked: list[Reranked] = await reranker.rank(query, nodes, deadline=deadline)
     return {one.position: _share(one, place, len(ranked)) for place, one in enumerate(ranked)}
 

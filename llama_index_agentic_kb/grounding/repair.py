@@ -24,15 +24,6 @@ from llama_index_agentic_kb.prompts import Passage, as_data, format_passages
 from llama_index_agentic_kb.schema.answer_query import FilteringLevel
 from llama_index_agentic_kb.schema.grounding import AnswerChange, ChangeKind, GroundedClaim, GroundingLedger, Verdict
 
-__all__ = [
-    "FILTER_HIGH",
-    "FILTER_LOW",
-    "REWRITE_TEMPLATE",
-    "Repaired",
-    "is_low_grounded",
-    "repair",
-]
-
 FILTER_LOW: Final = 0.4
 """Grounding score below which ``filteringLevel`` low withholds an answer: most of it is unsupported.
 
@@ -136,15 +127,20 @@ async def repair(
     faulty = [claim for claim in ledger.claims if claim.verdict in verdicts]
     if not faulty:
         return Repaired(answer, ledger)
-    rewritten: dict[int, str] = {}
+    rewritten = dict.fromkeys((claim.span.start for claim in faulty), "")
     warnings: list[str] = []
     if model is not None and sources:
-        writer = _Writer(model, template or REWRITE_TEMPLATE, sources, draw(spotlighting), deadline)
-        jobs: list[Job[str]] = await gather([writer.rewrite(claim) for claim in faulty], deadline=deadline)
-        rewritten = {claim.span.start: _result(job) for claim, job in zip(faulty, jobs, strict=True)}
-        warnings = [_failure(claim, job) for claim, job in zip(faulty, jobs, strict=True) if not _succeeded(job)]
-        await _keep_supported(rewritten, sources, scorer, threshold, deadline)
-    changes = [_change(claim, rewritten.get(claim.span.start, "")) for claim in faulty]
+        asked = template or REWRITE_TEMPLATE, draw(spotlighting), deadline
+        work = [_rewritten(claim, sources, model, *asked) for claim in faulty]
+        jobs: list[Job[str]] = await gather(work, deadline=deadline)
+        for claim, job in zip(faulty, jobs, strict=True):
+            if not job.done or job.error is not None:
+                reason = one_line(str(job.error)) if job.error is not None else "it was late"
+                what = f"a claim was dropped, for it could not be rewritten ({reason})"
+                warnings.append(f"{what}: {one_line(claim.text, 80)}")
+            elif await _is_borne_out(job.result(), sources, scorer, threshold, deadline):
+                rewritten[claim.span.start] = job.result()
+    changes = [_change(claim, rewritten[claim.span.start]) for claim in faulty]
     text = _applied(answer, changes)
     again = await ground(text, sources, scorer, threshold=threshold, deadline=deadline)
     again.changes = [*ledger.changes, *changes]
@@ -152,78 +148,44 @@ async def repair(
     return Repaired(text, again)
 
 
-class _Writer:
-    def __init__(
-        self,
-        model: LanguageModel,
-        template: BasePromptTemplate,
-        sources: Sequence[GroundingSource],
-        spotlight: Spotlight,
-        deadline: float | None,
-    ) -> None:
-        self._model = model
-        self._template = template
-        self._sources = sources
-        self._spotlight = spotlight
-        self._deadline = deadline
-
-    async def rewrite(self, claim: GroundedClaim) -> str:
-        """Return a claim anew; empty where nothing of it is left."""
-        premises = [Premise(source.text, source.title) for source in self._sources]
-        [nearest] = nearest_premises([claim.text], premises, _MOST_PASSAGES)
-        chosen = [self._sources[number] for number in nearest]
-        # The model is given numbers of its own: a reference's id may be any text.
-        passages = [
-            Passage(number, source.title, source.text, spotlight=self._spotlight)
-            for number, source in zip(nearest, chosen, strict=True)
-        ]
-        messages = self._template.format_messages(
-            llm=self._model.llm, context_str=format_passages(passages), claim=as_data(one_line(claim.text, _LONGEST))
-        )
-        reply = await self._model.chat(messages, deadline=self._deadline)
-        text = one_line(self._spotlight.unmarked(reply.text), _LONGEST)
-        if reply.cut_short or _NOTHING.match(text):
-            return ""
-        text = self._with_ids(clean_markers(text, nearest)[0])
-        item = _ITEM.match(claim.text)
-        return item[0] + _ITEM.sub("", text, count=1) if item and text else text
-
-    def _with_ids(self, text: str) -> str:
-        """Put the references' own ids in the place of the numbers that the model was given."""
-        ids = {str(number): source.reference_id for number, source in enumerate(self._sources)}
-        return re.sub(r"\[ref_id:(\d+)\]", lambda marker: f"[ref_id:{ids[marker[1]]}]", text)
+async def _rewritten(
+    claim: GroundedClaim,
+    sources: Sequence[GroundingSource],
+    model: LanguageModel,
+    template: BasePromptTemplate,
+    spotlight: Spotlight,
+    deadline: float | None,
+) -> str:
+    """Return a claim anew; empty where nothing of it is left."""
+    premises = [Premise(source.text, source.title) for source in sources]
+    [nearest] = nearest_premises([claim.text], premises, _MOST_PASSAGES)
+    # The model is given numbers of its own: a reference's id may be any text.
+    passages = [Passage(one, sources[one].title, sources[one].text, spotlight=spotlight) for one in nearest]
+    messages = template.format_messages(
+        llm=model.llm, context_str=format_passages(passages), claim=as_data(one_line(claim.text, _LONGEST))
+    )
+    reply = await model.chat(messages, deadline=deadline)
+    text = one_line(spotlight.unmarked(reply.text), _LONGEST)
+    if reply.cut_short or _NOTHING.match(text):
+        return ""
+    text, _ = clean_markers(text, nearest)
+    text = re.sub(r"\[ref_id:(\d+)\]", lambda one: f"[ref_id:{sources[int(one[1])].reference_id}]", text)
+    item = _ITEM.match(claim.text)
+    return item[0] + _ITEM.sub("", text, count=1) if item and text else text
 
 
-def _succeeded(job: Job[str]) -> bool:
-    return job.done and job.error is None
-
-
-def _result(job: Job[str]) -> str:
-    return job.result() if _succeeded(job) else ""
-
-
-def _failure(claim: GroundedClaim, job: Job[str]) -> str:
-    reason = one_line(str(job.error)) if job.error is not None else "it was late"
-    return f"a claim was dropped, for it could not be rewritten ({reason}): {one_line(claim.text, 80)}"
-
-
-async def _keep_supported(
-    rewritten: dict[int, str],
+async def _is_borne_out(
+    text: str,
     sources: Sequence[GroundingSource],
     scorer: ScorerLike,
     threshold: float,
     deadline: float | None,
-) -> None:
-    """Empty what is not borne out in its new form either, or is no claim any more."""
-    for start, text in rewritten.items():
-        if not text:
-            continue
-        if len(split_claims(text)) != 1:
-            rewritten[start] = ""
-            continue
-        ledger = await ground(text, sources, scorer, threshold=threshold, deadline=deadline)
-        if any(claim.verdict is not Verdict.SUPPORTED for claim in ledger.claims):
-            rewritten[start] = ""
+) -> bool:
+    """Return whether a claim in its new form is one claim, and is supported."""
+    if len(split_claims(text)) != 1:
+        return False
+    ledger = await ground(text, sources, scorer, threshold=threshold, deadline=deadline)
+    return all(claim.verdict is Verdict.SUPPORTED for claim in ledger.claims)
 
 
 def _change(claim: GroundedClaim, after: str) -> AnswerChange:

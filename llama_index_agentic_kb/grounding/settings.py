@@ -13,16 +13,15 @@ from llama_index_agentic_kb.schema.grounding import CITATION_THRESHOLD
 if TYPE_CHECKING:  # the scorers load when an answer is checked
     from llama_index_agentic_kb.grounding.scorers import ScorerLike
 
-__all__ = ["Grounding", "as_grounding"]
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grounding:
     """How an answer is held against its evidence, and what becomes of what it does not bear out.
 
     Args:
-        scorer: Judges claims. "auto" (default): the shipped cross-encoder, offline; "lexical": features alone; the name
-            or folder of a fact-checking or NLI cross-encoder; a loaded one; a language model as judge; or a scorer.
+        scorer: Judges claims. "auto" (default): a larger model that was downloaded, else "small"; "small": the shipped
+            cross-encoder, offline; "lexical": features alone; the name or folder of a fact-checking or NLI
+            cross-encoder; a loaded one; a language model as judge; or a scorer. The ledger names what judged.
         threshold: Score, 0 to 1, from which a reference supports a claim; Google's ``citationThreshold``. Default 0.6.
         repair: What becomes of unsupported and contradicted claims: None leaves them (the ledger tells of them),
             "drop" takes them out, "rewrite" has the language model correct each once against its evidence and drops
@@ -52,9 +51,14 @@ class Grounding:
             raise ConfigurationError(f"Grounding.threshold must be above 0 and at most 1: {self.threshold}")
         if self.seconds <= 0:
             raise ConfigurationError(f"Grounding.seconds must be above 0: {self.seconds}")
-        _one_of("repair", self.repair, (None, "drop", "rewrite"))
-        _one_of("filtering", self.filtering, (None, *FilteringLevel))
-        _one_of("markers", self.markers, tuple(Markers))
+        for name, known in (
+            ("repair", (None, "drop", "rewrite")),
+            ("filtering", (None, *FilteringLevel)),
+            ("markers", tuple(Markers)),
+        ):
+            if getattr(self, name) not in known:
+                names = ", ".join(map(str, known))
+                raise ConfigurationError(f"Grounding.{name}: {getattr(self, name)!r} is unknown; known are {names}")
 
     @property
     def may_change(self) -> bool:
@@ -75,12 +79,6 @@ def as_grounding(value: Grounding | bool | None) -> Grounding | None:
     if not isinstance(value, Grounding):
         raise ConfigurationError(f"grounding: expected Grounding(...), True or False, got {type(value).__name__}")
     return value
-
-
-def _one_of(name: str, value: object, known: tuple[object, ...]) -> None:
-    if value not in known:
-        names = ", ".join(str(one) for one in known)
-        raise ConfigurationError(f"Grounding.{name}: {value!r} is unknown; known are {names}")
 
 
 DEFAULT_GROUNDING: Final = Grounding()

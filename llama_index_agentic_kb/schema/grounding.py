@@ -130,6 +130,8 @@ class GroundedClaim(Model):
     flags: list[ClaimFlag] = Field(default_factory=list)
     misattributed: list[str] = Field(default_factory=list)
     """Those of ``cited`` that the evidence does not bear out."""
+    lacking: Span | None = None
+    """The part, in the answer, that keeps the claim from being supported: what stands before it is. None: unknown."""
 
     @model_validator(mode="after")
     def _scores_what_is_checked(self) -> Self:

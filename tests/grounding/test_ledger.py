@@ -104,6 +104,38 @@ def test_missing_and_empty_citations() -> None:
     assert unsupported.supports == []
 
 
+@pytest.mark.parametrize(
+    ("answer", "lacking"),
+    [
+        (
+            "Voyager 1 was launched in 1977 and landed on Mars in 1980 [ref_id:1].",
+            "and landed on Mars in 1980 [ref_id:1].",
+        ),
+        (
+            "Voyager 1 was launched in 1977 [ref_id:1], and it is made of cheese [ref_id:1].",
+            "and it is made of cheese [ref_id:1].",
+        ),
+        ("Voyager 1 was launched in 1977 and carries a golden record.", ""),
+        ("Bananas are yellow fruits and grow in warm countries.", ""),
+    ],
+    ids=["joint", "marker", "supported", "all of it"],
+)
+def test_the_part_that_lacks_support_is_named(answer: str, lacking: str) -> None:
+    """Where the beginning of a claim is supported and the whole is not, the rest is shown; the verdict stays."""
+    [claim] = ledger(answer).claims
+    assert (claim.lacking.of(answer) if claim.lacking else "") == lacking
+    assert not claim.lacking or claim.verdict is not Verdict.SUPPORTED
+
+
+def test_emoji_change_no_verdict() -> None:
+    """They are no words, neither in an answer nor in a source."""
+    source = GroundingSource(
+        "0", "a", "🚀 Voyager 1 was launched in 1977 🎉! It carries 🥇 a golden record.", "Voyager 1"
+    )
+    for answer in ("In 1977 🚀 Voyager 1 was launched ✨.", "✅ It carries a golden record 🎶."):
+        assert [claim.verdict for claim in ledger(answer, [source]).claims] == [Verdict.SUPPORTED]
+
+
 class Dates:
     """A scorer for which the first source supports each claim and the second says another date."""
 

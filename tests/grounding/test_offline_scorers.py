@@ -15,12 +15,14 @@ from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededEr
 from llama_index_agentic_kb.grounding.features import Corpus, Passage, numbers_of, passage_sentences
 from llama_index_agentic_kb.grounding.ledger import GroundingSource, ground
 from llama_index_agentic_kb.grounding.scorers import (
+    BETTER,
     CrossEncoderScorer,
     LexicalScorer,
     LLMJudge,
     Premise,
     SmallScorer,
     as_scorer,
+    downloaded,
 )
 from llama_index_agentic_kb.grounding.scorers.small import WEIGHTS, SmallModel, calibration
 from llama_index_agentic_kb.schema.grounding import Verdict
@@ -144,6 +146,19 @@ def test_scorers_by_name() -> None:
     assert isinstance(as_scorer(Pairs()), CrossEncoderScorer)
     with pytest.raises(ConfigurationError, match="expected a scorer"):
         as_scorer(3)  # type: ignore[arg-type]
+
+
+def test_auto_takes_what_was_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The best of the larger models that lies in the cache; nothing is asked of a network."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert downloaded() is None
+    for name in BETTER[3:1:-1]:
+        snapshot = tmp_path / f"models--{name.replace('/', '--')}" / "snapshots" / "abc"
+        snapshot.mkdir(parents=True)
+        (snapshot / "model.safetensors").touch()
+        (snapshot.parent.parent / "refs").mkdir()
+        (snapshot.parent.parent / "refs" / "main").write_text("abc", encoding="utf-8")
+        assert downloaded() == name
 
 
 def test_the_ledger_names_its_scorer_and_survives_a_missing_one() -> None:

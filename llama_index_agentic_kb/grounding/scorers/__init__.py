@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from functools import cache
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from llama_index.core.llms import LLM
 
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.grounding.scorers.base import (
-    CITATION_THRESHOLD,
     PARTIAL_THRESHOLD,
     ClaimScore,
     ClaimScorer,
@@ -20,13 +20,13 @@ from llama_index_agentic_kb.grounding.scorers.base import (
     verdict_of,
 )
 from llama_index_agentic_kb.grounding.scorers.cross_encoder import CrossEncoderScorer, PairModel
-from llama_index_agentic_kb.grounding.scorers.judge import JUDGE_TEMPLATE, LLMJudge
+from llama_index_agentic_kb.grounding.scorers.judge import LLMJudge
 from llama_index_agentic_kb.grounding.scorers.lexical import LexicalScorer, SmallScorer
-from llama_index_agentic_kb.grounding.scorers.small import is_shipped
+from llama_index_agentic_kb.schema.answer import CITATION_THRESHOLD
 
 __all__ = [
+    "BETTER",
     "CITATION_THRESHOLD",
-    "JUDGE_TEMPLATE",
     "PARTIAL_THRESHOLD",
     "ClaimScore",
     "ClaimScorer",
@@ -40,19 +40,31 @@ __all__ = [
     "ScorerLike",
     "SmallScorer",
     "as_scorer",
+    "downloaded",
     "verdict_of",
 ]
 
 ScorerLike = ClaimScorer | LLM | PairModel | str | None
+
+BETTER: Final = (
+    "MoritzLaurer/DeBERTa-v3-large-mnli-fever-anli-ling-wanli",
+    "lytang/MiniCheck-DeBERTa-v3-Large",
+    "lytang/MiniCheck-RoBERTa-Large",
+    "MoritzLaurer/DeBERTa-v3-base-mnli-fever-anli",
+    "cross-encoder/nli-deberta-v3-large",
+    "cross-encoder/nli-deberta-v3-base",
+)
+"""Larger fact-checking and NLI models, best first: "auto" takes the first that somebody has downloaded."""
 
 
 def as_scorer(scorer: ScorerLike) -> ClaimScorer:
     """Return the scorer that is meant.
 
     Args:
-        scorer: "auto" or None takes the best that is on the machine: the shipped cross-encoder, else the features.
-            "lexical" and "small" are these two by name; any other text names a model or its folder; a language model
-            becomes the judge; a loaded cross-encoder is wrapped; a scorer is taken as it is.
+        scorer: "auto" or None takes the best that is on the machine: a larger model of ``BETTER`` that lies in Hugging
+            Face's cache, where sentence-transformers is installed; else the shipped cross-encoder. "lexical" and
+            "small" are the features alone and the shipped one by name; any other text names a model or its folder; a
+            language model becomes the judge; a loaded cross-encoder is wrapped; a scorer is taken as it is.
 
     Raises:
         ConfigurationError: It is of another kind, or cannot be loaded.
@@ -71,14 +83,21 @@ def as_scorer(scorer: ScorerLike) -> ClaimScorer:
 
 @cache
 def _named(name: str) -> ClaimScorer:
-    if name == "auto":
-        return SmallScorer() if is_shipped() else LexicalScorer()
-    if name == "lexical":
-        return LexicalScorer()
-    if name == "small":
-        return SmallScorer()
+    name = downloaded() or "small" if name == "auto" else name
+    if name in ("lexical", "small"):
+        return LexicalScorer() if name == "lexical" else SmallScorer()
     if "/" not in name and not Path(name).expanduser().is_dir():
         raise ConfigurationError(
             f"scorer: {name!r} is unknown; known are auto, lexical, small, a model's full name (owner/name), its folder"
         )
     return CrossEncoderScorer(name)
+
+
+def downloaded() -> str | None:
+    """Return the best model of those that lie in the cache; nothing is asked of a network."""
+    if find_spec("sentence_transformers") is None or find_spec("huggingface_hub") is None:
+        return None
+    from huggingface_hub import try_to_load_from_cache  # noqa: PLC0415 (half a second, once)
+
+    there = (name for name in BETTER if isinstance(try_to_load_from_cache(name, "model.safetensors"), str))
+    return next(there, None)

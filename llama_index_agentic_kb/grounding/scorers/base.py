@@ -1,4 +1,4 @@
-"""What scores claims against passages: one protocol for language models, classifiers, and alignment without a model."""
+"""What scores claims against passages: one protocol for features, classifiers and language models."""
 
 from __future__ import annotations
 
@@ -9,19 +9,8 @@ from typing import Any, Final, Protocol, runtime_checkable
 from llama_index_agentic_kb.grounding.claims import Claim
 from llama_index_agentic_kb.schema.grounding import CITATION_THRESHOLD, ConflictKind, Span, Verdict
 
-__all__ = [
-    "CITATION_THRESHOLD",
-    "PARTIAL_THRESHOLD",
-    "ClaimScore",
-    "ClaimScorer",
-    "Evidence",
-    "Premise",
-    "Rival",
-    "verdict_of",
-]
-
 PARTIAL_THRESHOLD: Final = 0.35
-"""Score from which it supports a part of it."""
+"""Score from which a part of a claim is supported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +73,9 @@ class ClaimScore:
         verdict: What that means.
         evidence: By passage, best first; passages that say nothing of it may be left out.
         rivals: What passages say otherwise.
-        parts: Of passages that bear a part of it, the stretch before a marker that names them; ``ground`` adds them.
         left_out: Whether it was to be judged and was not, as where a model's reply leaves a claim out.
+        parts: Of passages that bear a part of it; ``ground`` adds them.
+        lacking: The part that lacks support where another has it, in the answer; ``ground`` adds it.
     """
 
     score: float | None
@@ -94,6 +84,7 @@ class ClaimScore:
     rivals: list[Rival] = field(default_factory=list)
     left_out: bool = False
     parts: list[Evidence] = field(default_factory=list)
+    lacking: Span | None = None
 
 
 @runtime_checkable
@@ -123,12 +114,7 @@ class ClaimScorer(Protocol):
 
 
 def verdict_of(score: float, *, contradicted: bool = False) -> Verdict:
-    """Return what a score means.
-
-    Args:
-        score: 0 to 1.
-        contradicted: Whether a passage says otherwise.
-    """
+    """Return what a score from 0 to 1 means; ``contradicted`` where a passage says otherwise."""
     if score >= CITATION_THRESHOLD:
         return Verdict.SUPPORTED
     if contradicted:

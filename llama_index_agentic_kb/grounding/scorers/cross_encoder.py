@@ -10,7 +10,7 @@ import inspect
 import math
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -21,25 +21,22 @@ from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededEr
 from llama_index_agentic_kb.grounding.claims import Claim
 from llama_index_agentic_kb.grounding.features import passage_sentences
 from llama_index_agentic_kb.grounding.scorers.base import ClaimScore, Evidence, Premise, Rival, verdict_of
-from llama_index_agentic_kb.grounding.scorers.lexical import bearing_spans, nearest_premises
+from llama_index_agentic_kb.grounding.scorers.lexical import bearing_spans, nearest_premises, softmax
 from llama_index_agentic_kb.schema.grounding import ConflictKind
 
-__all__ = ["CrossEncoderScorer", "PairModel", "load_cross_encoder"]
-
-_MOST_PASSAGES: Final = 8
 _MAX_TOKENS: Final = 512
 """Tokens of a pair where the model does not say; most take 512."""
+_NO_LIMIT: Final = 100_000
+"""Tokenizers say 1e30 where they know of none."""
 _CHARACTERS: Final = 3
 """Characters that a token holds at least, where there is no tokenizer to ask."""
 _SPARE: Final = 8
 """Tokens kept for the marks that a tokenizer puts around both texts."""
-_OVERLAP: Final = 1
-"""Sentences of a window that the next one begins with."""
+_TWO: Final = 2
 _SUPPORTS: Final = re.compile(r"^(?:entail\w*|support\w*|consistent|factual\w*|faithful|grounded|true)$")
-_DENIES: Final = re.compile(
-    r"^(?:contradict\w*|refut\w*|inconsistent|hallucinat\w*|not_?(?:entail\w*|support\w*)|false)$"
-)
-_OTHERWISE: Final = re.compile(r"^contradict|^refut")
+_DENIES: Final = re.compile(r"^contradict|^refut")
+_SURELY: Final = 0.9
+"""Probability from which a passage denies a claim."""
 
 
 class PairModel(Protocol):
@@ -50,28 +47,13 @@ class PairModel(Protocol):
         ...
 
 
-def load_cross_encoder(name: str) -> Any:
-    """Load a model by the name of a folder or a cached model; nothing is downloaded, pickles and code are refused.
-
-    Raises:
-        ConfigurationError: It is not on this machine, or is no cross-encoder.
-    """
-    try:
-        from sentence_transformers import CrossEncoder  # noqa: PLC0415 (takes seconds, for those who use it)
-
-        folder = str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
-        return CrossEncoder(folder, local_files_only=True, model_kwargs={"use_safetensors": True})
-    except (ImportError, OSError, ValueError) as error:
-        raise ConfigurationError(f"scorer {name!r} could not be loaded: {error}; download it first") from error
-
-
 class CrossEncoderScorer:
     """Scores claims with a classifier that reads passage and claim together.
 
         CrossEncoderScorer("cross-encoder/nli-deberta-v3-base")
 
     Args:
-        model: A name or a folder (loaded with ``load_cross_encoder``), or a loaded model.
+        model: A loaded model, or the name or folder of one: nothing is downloaded, pickles and code are refused.
         entailment: The label whose probability is the score. None (default) reads it from ``config.id2label``.
         contradiction: The label that says otherwise; None reads it likewise.
         passages: Passages that each claim is held against: those with most of its words. Default 8.
@@ -87,23 +69,35 @@ class CrossEncoderScorer:
         *,
         entailment: int | None = None,
         contradiction: int | None = None,
-        passages: int = _MOST_PASSAGES,
+        passages: int = 8,
         batch_size: int = 16,
     ) -> None:
-        loaded: PairModel = load_cross_encoder(model) if isinstance(model, str) else model
+        loaded: Any = _load(model) if isinstance(model, str) else model
         if not callable(getattr(loaded, "predict", None)):
             raise ConfigurationError(f"model: expected a CrossEncoder, got {type(loaded).__name__}")
         if passages < 1 or batch_size < 1:
             raise ConfigurationError("passages, batch_size: must be at least 1")
+        config = getattr(loaded, "config", None)
+        name = getattr(config, "_name_or_path", None) or type(loaded).__name__
         self.model = loaded
-        self.name = f"cross-encoder {_name_of(loaded)}".strip()
+        self.name = f"cross-encoder {str(name).rsplit('/', 1)[-1]}"
         self.passages = passages
         self.batch_size = batch_size
-        self.entailment, self.contradiction = _labels(loaded, self.name, entailment, contradiction)
-        self._joins = "minicheck" in self.name.casefold()
+        labels: Mapping[Any, Any] = getattr(config, "id2label", None) or {}
+        self.entailment, self.contradiction = _labels(labels, self.name, entailment, contradiction)
         # A tokenizer fails when two threads use it, and the model takes all cores anyway.
         self._pool = WorkerPool("claim-scorer", max_workers=1)
-        self._options = _options(loaded)
+        self._options = _options(loaded.predict)
+        tokenizer = getattr(loaded, "tokenizer", None)
+        self._tokenize: Callable[[str], Sequence[object]] | None = getattr(tokenizer, "tokenize", None)
+        self._end = getattr(tokenizer, "eos_token", None) or "</s>"
+        limits = (
+            getattr(holder, limit, None)
+            for holder in (loaded, tokenizer)
+            for limit in ("max_seq_length", "max_length", "model_max_length")
+        )
+        known = (limit for limit in limits if isinstance(limit, int) and 0 < limit <= _NO_LIMIT)
+        self._longest = next(known, _MAX_TOKENS)
 
     async def score(
         self, claims: Sequence[Claim], premises: Sequence[Premise], *, deadline: float | None = None
@@ -122,15 +116,13 @@ class CrossEncoderScorer:
         self, claims: Sequence[str], premises: Sequence[Premise], *, deadline: float | None = None
     ) -> list[ClaimScore]:
         """Return the scores of claims, computed in this thread; see ``score``."""
-        chosen = nearest_premises(claims, premises, self.passages)
-        pairs = [
+        waiting = (
             (claim, number, window)
-            for claim, numbers in enumerate(chosen)
+            for claim, numbers in enumerate(nearest_premises(claims, premises, self.passages))
             for number in numbers
             for window in self._windows(premises[number], claims[claim])
-        ]
+        )
         best: list[dict[int, tuple[float, float]]] = [{} for _ in claims]
-        waiting = iter(pairs)
         while batch := list(islice(waiting, self.batch_size)):
             if deadline is not None and time.monotonic() >= deadline:
                 raise DeadlineExceededError(f"{self.name}: late")
@@ -141,77 +133,81 @@ class CrossEncoderScorer:
                 best[claim][number] = (max(known[0], supports), max(known[1], denies))
         return [_claim_score(claim, found, premises) for claim, found in zip(claims, best, strict=True)]
 
-    def _predicted(self, pairs: list[tuple[str, str]]) -> list[list[float]]:
+    def _predicted(self, pairs: Sequence[tuple[str, str]]) -> list[list[float]]:
+        """Return what the model gives for each pair as a row of numbers, from numpy, torch or Python."""
         asked: list[Any] = list(pairs)
-        if self._joins:  # MiniCheck takes one text: the passage, its end mark, the claim
-            mark = getattr(getattr(self.model, "tokenizer", None), "eos_token", None) or "</s>"
-            asked = [f"{window}{mark}{claim}" for window, claim in pairs]
+        if "minicheck" in self.name.casefold():  # it takes one text: the passage, its end mark, the claim
+            asked = [f"{window}{self._end}{claim}" for window, claim in pairs]
         given = self.model.predict(asked, **self._options)
-        return _rows(given, len(pairs), self.name)
+        listed = given.tolist() if hasattr(given, "tolist") else list(given)
+        rows = [list(map(float, row)) if isinstance(row, (list, tuple)) else [float(row)] for row in listed]
+        if len(rows) != len(pairs) or not all(row and all(map(math.isfinite, row)) for row in rows):
+            raise RetrievalError(f"{self.name}: expected {len(pairs)} finite scores, got {len(rows)} rows")
+        return rows
 
-    def _read(self, row: Sequence[float]) -> tuple[float, float]:
+    def _read(self, row: list[float]) -> tuple[float, float]:
         """Return the probabilities of entailment and of contradiction; both rise with their logits."""
         logits = "activation_fn" in self._options
         if len(row) == 1:
             if not logits and not 0 <= row[0] <= 1:
                 raise RetrievalError(f"{self.name}: expected a probability, got {row[0]}")
-            return (_sigmoid(row[0]) if logits else row[0]), 0.0
+            return (softmax([0.0, row[0]])[1] if logits else row[0]), 0.0
         if self.entailment is None or max(self.entailment, self.contradiction or 0) >= len(row):
             raise ConfigurationError(f"entailment: {self.name} has {len(row)} labels, say which one entails")
-        shares = _softmax(row) if logits or not math.isclose(sum(row), 1.0, abs_tol=1e-3) else list(row)
+        shares = softmax(row) if logits or not math.isclose(sum(row), 1.0, abs_tol=1e-3) else row
         return shares[self.entailment], 0.0 if self.contradiction is None else shares[self.contradiction]
 
     def _windows(self, premise: Premise, claim: str) -> Iterator[str]:
         """Yield stretches of whole sentences within the model's length, each headed by the title; ends overlap."""
         head = "\n".join(part for part in (premise.title, *map(str, premise.attributes.values())) if part)
-        room = max(32, self._longest() - self._count(claim) - self._count(head) - _SPARE)
+        room = max(32, self._longest - self._count(claim) - self._count(head) - _SPARE)
         window: list[str] = []
         used = 0
         for sentence in self._pieces(premise.text, room):
             count = self._count(sentence)
             if window and used + count > room:
-                yield _headed(head, window)
-                window = window[-_OVERLAP:]
-                used = sum(map(self._count, window))
-                if used + count > room:
-                    window, used = [], 0
+                yield "\n".join(filter(None, (head, " ".join(window))))
+                last = self._count(window[-1])  # the next one begins with it, where both fit
+                window, used = (window[-1:], last) if last + count <= room else ([], 0)
             window.append(sentence)
             used += count
         if window or head:
-            yield _headed(head, window)
+            yield "\n".join(filter(None, (head, " ".join(window))))
 
     def _pieces(self, text: str, room: int) -> Iterator[str]:
+        """Yield the sentences of a passage, those that are too long in pieces."""
         for start, end in passage_sentences(text):
             sentence = text[start:end]
-            while self._count(sentence) > room and len(sentence) > 1:
-                size = max(1, len(sentence) * room // (self._count(sentence) + 1))
+            while (count := self._count(sentence)) > room and len(sentence) > 1:
+                size = max(1, len(sentence) * room // (count + 1))
                 yield sentence[:size]
                 sentence = sentence[size:]
             yield sentence
 
-    def _longest(self) -> int:
-        for holder in (self.model, getattr(self.model, "tokenizer", None)):
-            for name in ("max_seq_length", "max_length", "model_max_length"):
-                value = getattr(holder, name, None)
-                if isinstance(value, int) and 0 < value <= 100_000:  # noqa: PLR2004 (tokenizers say 1e30 for none)
-                    return value
-        return _MAX_TOKENS
-
     def _count(self, text: str) -> int:
-        tokenizer = getattr(self.model, "tokenizer", None)
-        if callable(getattr(tokenizer, "tokenize", None)):
-            return len(tokenizer.tokenize(text))  # type: ignore[union-attr]  # asked on the line above
-        return len(text) // _CHARACTERS + 1
+        return len(text) // _CHARACTERS + 1 if self._tokenize is None else len(self._tokenize(text))
 
 
-def _headed(head: str, sentences: Sequence[str]) -> str:
-    return "\n".join(part for part in (head, " ".join(sentences)) if part)
+def _load(name: str) -> PairModel:
+    """Load a model by the name of a folder or a cached model.
+
+    Raises:
+        ConfigurationError: It is not on this machine, or is no cross-encoder.
+    """
+    try:
+        from sentence_transformers import CrossEncoder  # noqa: PLC0415 (takes seconds, for those who use it)
+
+        folder = str(Path(name).expanduser()) if Path(name).expanduser().is_dir() else name
+        loaded: PairModel = CrossEncoder(folder, local_files_only=True, model_kwargs={"use_safetensors": True})
+    except (ImportError, OSError, ValueError) as error:
+        raise ConfigurationError(f"scorer {name!r} could not be loaded: {error}; download it first") from error
+    return loaded
 
 
-def _options(model: Any) -> dict[str, Any]:
+def _options(predict: Callable[..., object]) -> dict[str, Any]:
     """Return the options of ``predict`` that this model takes: raw logits where it can give them."""
     try:
-        known = inspect.signature(model.predict).parameters
+        known = inspect.signature(predict).parameters
     except (TypeError, ValueError):
         return {}
     options: dict[str, Any] = {"show_progress_bar": False} if "show_progress_bar" in known else {}
@@ -222,61 +218,41 @@ def _options(model: Any) -> dict[str, Any]:
     return options
 
 
-def _labels(model: Any, name: str, entailment: int | None, contradiction: int | None) -> tuple[int | None, int | None]:
+def _labels(
+    names: Mapping[Any, Any], model: str, entailment: int | None, contradiction: int | None
+) -> tuple[int | None, int | None]:
+    """Return which label entails, and which one contradicts."""
     if contradiction is not None and entailment is None:
         raise ConfigurationError("contradiction: give entailment as well")
-    config = getattr(model, "config", None)
-    names = getattr(config, "id2label", None)
-    labels = {int(number): re.sub(r"[\s-]+", "_", str(label)).casefold() for number, label in (names or {}).items()}
-    if len(labels) < 2:  # noqa: PLR2004 (one number a pair, or the model does not say)
+    labels = {int(number): re.sub(r"[\s-]+", "_", str(label)).casefold() for number, label in names.items()}
+    if len(labels) < _TWO:  # one number a pair, or the model does not say
         return entailment, contradiction
     said = next((number for number, label in labels.items() if _SUPPORTS.match(label)), None)
-    denied = next((number for number, label in labels.items() if _OTHERWISE.match(label)), None)
     if entailment is not None:
         if said is not None and said != entailment:
-            raise ConfigurationError(f"entailment: {name} calls label {entailment} {labels.get(entailment)!r}")
+            raise ConfigurationError(f"entailment: {model} calls label {entailment} {labels.get(entailment)!r}")
         return entailment, contradiction
-    if said is None and len(labels) == 2 and "minicheck" in name.casefold():  # noqa: PLR2004 (no, yes)
+    if said is None and len(labels) == _TWO and "minicheck" in model.casefold():  # no, yes
         return 1, None
     if said is None:
-        raise ConfigurationError(f"{name}: its labels {sorted(labels.values())} do not say which one entails; say it")
-    return said, denied
+        raise ConfigurationError(f"{model}: its labels {sorted(labels.values())} do not say which one entails; say it")
+    return said, next((number for number, label in labels.items() if _DENIES.match(label)), None)
 
 
 def _claim_score(claim: str, found: dict[int, tuple[float, float]], premises: Sequence[Premise]) -> ClaimScore:
     ranked = sorted(found, key=lambda number: (-found[number][0], number))
     evidence = [Evidence(number, found[number][0], bearing_spans(claim, premises[number])) for number in ranked]
     score = evidence[0].score if evidence else 0.0
-    rivals = []
-    for one in evidence:
-        denies = found[one.premise][1]
-        if denies > max(0.5, found[one.premise][0]) and one.spans:
-            quote = one.spans[0].of(premises[one.premise].text)
-            rivals.append(Rival(ConflictKind.OTHER, claim, quote, one.premise, one.spans[0], denies))
-    denied = max((rival.strength for rival in rivals), default=0.0)
-    return ClaimScore(score, verdict_of(score, contradicted=denied > score), evidence, rivals)
-
-
-def _rows(given: Any, count: int, name: str) -> list[list[float]]:
-    """Return what a model gave as rows of numbers, from numpy, torch or Python."""
-    listed = given.tolist() if hasattr(given, "tolist") else list(given)
-    rows = [list(map(float, row)) if isinstance(row, (list, tuple)) else [float(row)] for row in listed]
-    if len(rows) != count or not all(row and all(map(math.isfinite, row)) for row in rows):
-        raise RetrievalError(f"{name}: expected {count} finite scores, got {len(rows)} rows")
-    return rows
-
-
-def _sigmoid(value: float) -> float:
-    return 1 / (1 + math.exp(-max(-60.0, min(60.0, value))))
-
-
-def _softmax(row: Sequence[float]) -> list[float]:
-    highest = max(row)
-    shares = [math.exp(value - highest) for value in row]
-    return [share / sum(shares) for share in shares]
-
-
-def _name_of(model: Any) -> str:
-    config = getattr(model, "config", None)
-    name = getattr(config, "_name_or_path", None)
-    return name.rsplit("/", 1)[-1] if isinstance(name, str) and name else type(model).__name__
+    rivals = [
+        Rival(
+            ConflictKind.OTHER,
+            claim,
+            one.spans[0].of(premises[one.premise].text),
+            one.premise,
+            one.spans[0],
+            found[one.premise][1],
+        )
+        for one in evidence
+        if one.spans and found[one.premise][1] >= _SURELY
+    ]
+    return ClaimScore(score, verdict_of(score, contradicted=bool(rivals)), evidence, rivals)

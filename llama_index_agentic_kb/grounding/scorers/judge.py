@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -23,8 +23,6 @@ from llama_index_agentic_kb.guard.spotlighting import Spotlighting, draw
 from llama_index_agentic_kb.llm import LanguageModel, repair_json, strip_code_fence
 from llama_index_agentic_kb.prompts import Passage, as_data, format_passages
 from llama_index_agentic_kb.schema.grounding import ConflictKind, Span, Verdict
-
-__all__ = ["JUDGE_TEMPLATE", "LLMJudge"]
 
 JUDGE_TEMPLATE: Final[BasePromptTemplate] = ChatPromptTemplate(
     message_templates=[
@@ -64,24 +62,48 @@ _RANGES: Final = {
     Verdict.CONTRADICTED: (0.2, 0.0),
 }
 """The score of each verdict, unsure and sure."""
+_VERDICTS: Final = {
+    "supported": Verdict.SUPPORTED,
+    "entailed": Verdict.SUPPORTED,
+    "partially_supported": Verdict.PARTIALLY_SUPPORTED,
+    "partiallysupported": Verdict.PARTIALLY_SUPPORTED,
+    "partially": Verdict.PARTIALLY_SUPPORTED,
+    "partial": Verdict.PARTIALLY_SUPPORTED,
+    "unsupported": Verdict.UNSUPPORTED,
+    "not_supported": Verdict.UNSUPPORTED,
+    "neutral": Verdict.UNSUPPORTED,
+    "contradicted": Verdict.CONTRADICTED,
+    "contradiction": Verdict.CONTRADICTED,
+    "refuted": Verdict.CONTRADICTED,
+    "not_checkable": Verdict.NOT_CHECKABLE,
+    "notcheckable": Verdict.NOT_CHECKABLE,
+}
 _SURE: Final = 0.9
 """How sure a model is taken to be that does not say."""
 _UNQUOTED: Final = 0.5
 """What is left of the score of a claim for which the model names no passage that there is."""
 _LEAST_QUOTE: Final = 8
+_MOST_QUOTE: Final = 2_000
 MOST_CLAIMS: Final = 24
 """Claims of one call: with more, models leave some out."""
 _NEAREST: Final = 6
 """Passages that a claim brings along where not all fit."""
 _RULES: Final = 600
-_PER_CLAIM: Final = 60
-_PER_VERDICT: Final = 90
-"""Tokens of the rules, of a claim and of its verdict."""
+"""Tokens of the rules."""
+_PER_CLAIM: Final = 150
+"""Tokens of a claim and of its verdict."""
 _CHARACTERS: Final = 3
 """Characters that a token holds at least."""
 _LEAST_ROOM: Final = 2_000
+MAX_REPLY: Final = 40_000
+"""Characters of a reply that are read."""
 _WORD: Final = re.compile(r"\w+")
+_NUMBER: Final = re.compile(r"\d{1,6}")
 _CLAIMS_TAG: Final = re.compile(r"</?\s*claims\b", re.IGNORECASE)
+_OBJECT: Final = re.compile(r'\{\s*"claim"')
+
+Quotes = list[tuple[int, str]]
+"""Passages by number, each with the words that a model names there."""
 
 
 class LLMJudge:
@@ -112,7 +134,7 @@ class LLMJudge:
     async def score(
         self, claims: Sequence[Claim], premises: Sequence[Premise], *, deadline: float | None = None
     ) -> list[ClaimScore]:
-        """Score claims in one call; see ``ClaimScorer``.
+        """Score claims, 24 in a call; see ``ClaimScorer``.
 
         Raises:
             LLMError: The call failed, or the reply holds no verdict at all.
@@ -120,23 +142,25 @@ class LLMJudge:
         """
         scores: list[ClaimScore] = []
         for start in range(0, len(claims), MOST_CLAIMS):
-            group = claims[start : start + MOST_CLAIMS]
-            scores += await self._group(group, premises, deadline)
+            scores += await self._group(claims[start : start + MOST_CLAIMS], premises, deadline)
         return scores
 
     async def _group(
         self, claims: Sequence[Claim], premises: Sequence[Premise], deadline: float | None
     ) -> list[ClaimScore]:
-        work = partial(_fitting, [claim.said for claim in claims], premises, self._room(len(claims)))
-        shown: dict[int, str] = await Call(sync=work, deadline=deadline, what="choosing passages")
+        room = max(_LEAST_ROOM, (self.model.context_window - _RULES - len(claims) * _PER_CLAIM) * _CHARACTERS)
+        choose = partial(_fitting, [claim.said for claim in claims], premises, room)
+        shown: dict[int, str] = await Call(sync=choose, deadline=deadline, what="choosing passages")
         spotlight = draw(self.spotlighting)
-        passages = [
-            Passage(number, _headed(premises[number]), text, spotlight=spotlight) for number, text in shown.items()
-        ]
+        passages = []
+        for number, text in shown.items():
+            attributes = "; ".join(f"{key}: {value}" for key, value in premises[number].attributes.items())
+            title = " | ".join(filter(None, (premises[number].title, attributes)))
+            passages.append(Passage(number, title, text, spotlight=spotlight))
+        asked = (" ".join(f"{claim.context} {claim.plain}".split()) for claim in claims)
+        lines = (f"{number}: {_CLAIMS_TAG.sub('(claims', as_data(text))}" for number, text in enumerate(asked))
         messages = self.template.format_messages(
-            llm=self.model.llm,
-            context_str=format_passages(passages),
-            claims="\n".join(f"{number}: {_as_claim(claim)}" for number, claim in enumerate(claims)),
+            llm=self.model.llm, context_str=format_passages(passages), claims="\n".join(lines)
         )
         reply = await self.model.chat(messages, deadline=deadline)
         judged = read_judgements(spotlight.unmarked(reply.text))
@@ -149,11 +173,6 @@ class LLMJudge:
         scores: list[ClaimScore] = await Call(sync=read, deadline=deadline, what="reading verdicts")
         return scores
 
-    def _room(self, claims: int) -> int:
-        """Return how many characters of passages fit beside the rules, the claims and the reply."""
-        tokens = self.model.context_window - _RULES - claims * (_PER_CLAIM + _PER_VERDICT)
-        return max(_LEAST_ROOM, tokens * _CHARACTERS)
-
 
 def _fitting(claims: Sequence[str], premises: Sequence[Premise], room: int) -> dict[int, str]:
     """Return the passages that fit, by number: all, or those nearest to the claims, the longest ones cut."""
@@ -164,77 +183,41 @@ def _fitting(claims: Sequence[str], premises: Sequence[Premise], room: int) -> d
     for rank in range(_NEAREST):
         for numbers in chosen:
             if rank < len(numbers) and room > 0 and numbers[rank] not in wanted:
-                text = premises[numbers[rank]].text[:room]
-                wanted[numbers[rank]] = text
-                room -= len(text)
+                wanted[numbers[rank]] = premises[numbers[rank]].text[:room]
+                room -= len(wanted[numbers[rank]])
     return dict(sorted(wanted.items()))
-
-
-def _headed(premise: Premise) -> str:
-    attributes = "; ".join(f"{key}: {value}" for key, value in premise.attributes.items())
-    return " | ".join(part for part in (premise.title, attributes) if part)
-
-
-def _as_claim(claim: Claim) -> str:
-    text = f"{claim.context} {claim.plain}" if claim.context else claim.plain
-    return _CLAIMS_TAG.sub("(claims", as_data(" ".join(text.split())))
 
 
 def _score(claim: Claim, judged: Judgement | None, premises: Sequence[Premise]) -> ClaimScore:
     if judged is None or judged.verdict is Verdict.NOT_CHECKABLE:
         return ClaimScore(None, Verdict.NOT_CHECKABLE, left_out=judged is None)
     unsure, sure = _RANGES[judged.verdict]
-    score = unsure + (sure - unsure) * (_SURE if judged.confidence is None else judged.confidence)
-    named = [(number, quote) for number, quote in judged.quotes if number < len(premises)]
+    score = unsure + (sure - unsure) * judged.confidence
+    named = {number: quote for number, quote in reversed(judged.quotes) if number < len(premises)}
     if judged.verdict is Verdict.SUPPORTED and not named:  # nothing can be shown for it
-        score *= _UNQUOTED
-        return ClaimScore(score, verdict_of(score))
-    evidence = [Evidence(number, score, _spans(claim, quote, premises[number])) for number, quote in named]
+        return ClaimScore(score * _UNQUOTED, verdict_of(score * _UNQUOTED))
+    evidence = [Evidence(number, score, _spans(claim, quote, premises[number])) for number, quote in named.items()]
     rivals = [
         Rival(ConflictKind.OTHER, claim.plain, span.of(premises[number].text), number, span)
         for number, quote in judged.against
         if number < len(premises)
         for span in _spans(claim, quote, premises[number])[:1]
     ]
-    return ClaimScore(score, judged.verdict, list({one.premise: one for one in reversed(evidence)}.values()), rivals)
+    return ClaimScore(score, judged.verdict, evidence[::-1], rivals)
 
 
 def _spans(claim: Claim, quote: str, premise: Premise) -> tuple[Span, ...]:
     """Find a quote, by its words; where it is not there, what has most of the claim's words."""
     words = _WORD.findall(quote)
     if len(quote) >= _LEAST_QUOTE and words:
-        found = re.search(r"\W{1,8}".join(map(re.escape, words)), premise.text, re.IGNORECASE)
+        pattern = r"\W{1,8}".join(map(re.escape, words)) + "[.!?。！？]?"  # noqa: RUF001 (full width)
+        found = re.search(pattern, premise.text, re.IGNORECASE)
         if found is not None:
-            return (Span(start=found.start(), end=_with_mark(premise.text, found.end())),)
+            return (Span(start=found.start(), end=found.end()),)
     return bearing_spans(claim.plain, premise)
 
 
-def _with_mark(text: str, end: int) -> int:
-    return end + 1 if text[end : end + 1] in (".", "!", "?", "。", "！", "？") else end  # noqa: RUF001 (full width)
-
-
-MAX_REPLY: Final = 40_000
-"""Characters of a reply that are read."""
-
-_OBJECT: Final = re.compile(r'\{\s*"claim"')
-_NUMBER: Final = re.compile(r"\d{1,6}")
-_MOST_QUOTE: Final = 2_000
-_WORDS: Final = {
-    "supported": Verdict.SUPPORTED,
-    "entailed": Verdict.SUPPORTED,
-    "partially_supported": Verdict.PARTIALLY_SUPPORTED,
-    "partiallysupported": Verdict.PARTIALLY_SUPPORTED,
-    "partially": Verdict.PARTIALLY_SUPPORTED,
-    "partial": Verdict.PARTIALLY_SUPPORTED,
-    "unsupported": Verdict.UNSUPPORTED,
-    "not_supported": Verdict.UNSUPPORTED,
-    "neutral": Verdict.UNSUPPORTED,
-    "contradicted": Verdict.CONTRADICTED,
-    "contradiction": Verdict.CONTRADICTED,
-    "refuted": Verdict.CONTRADICTED,
-    "not_checkable": Verdict.NOT_CHECKABLE,
-    "notcheckable": Verdict.NOT_CHECKABLE,
-}
+# -- the reply ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,33 +227,29 @@ class Judgement:
     Args:
         claim: The claim's number, from 0.
         verdict: Its verdict.
-        confidence: How sure it is, 0 to 1; None where it does not say.
-        quotes: Passages by number, each with the words that it names there.
-        against: The same for passages that say otherwise.
+        confidence: How sure it is, 0 to 1.
+        quotes: What it names for the verdict.
+        against: What it names that says otherwise.
     """
 
     claim: int
     verdict: Verdict
-    confidence: float | None
-    quotes: tuple[tuple[int, str], ...]
-    against: tuple[tuple[int, str], ...] = ()
+    confidence: float
+    quotes: Quotes
+    against: Quotes
 
 
 def read_judgements(text: str) -> dict[int, Judgement]:
     """Return what a reply says of each claim; of what it says twice, the first."""
     text = text[:MAX_REPLY]
-    found = dict(_judgements(_objects(text)))
-    if not found:
-        found = dict(_judgements(_mended(text)))
-    return found
+    for objects in (_objects(text), _mended(text)):
+        read = [judgement for one in objects if (judgement := _judgement(one)) is not None]
+        if read:
+            return {one.claim: one for one in reversed(read)}
+    return {}
 
 
-def _judgements(objects: Iterator[dict[str, Any]]) -> list[tuple[int, Judgement]]:
-    read = [judgement for one in objects if (judgement := _judgement(one)) is not None]
-    return [(one.claim, one) for one in reversed(read)]
-
-
-def _objects(text: str) -> Iterator[dict[str, Any]]:
+def _objects(text: str) -> Iterator[Mapping[str, object]]:
     """Return the complete objects of a text; a broken one does not hide others."""
     decoder, position = json.JSONDecoder(), 0
     while (start := _OBJECT.search(text, position)) is not None:
@@ -278,45 +257,42 @@ def _objects(text: str) -> Iterator[dict[str, Any]]:
             value, position = decoder.raw_decode(text, start.start())
         except (ValueError, RecursionError):
             position = start.end()
-            continue
-        yield value
+        else:
+            yield value
 
 
-def _mended(text: str) -> Iterator[dict[str, Any]]:
+def _mended(text: str) -> Iterator[Mapping[str, object]]:
+    """Return the objects of a text that is no JSON quite."""
     try:
-        value = repair_json(strip_code_fence(text))
+        value: Any = repair_json(strip_code_fence(text))
     except (ValueError, RecursionError):
         return
     if isinstance(value, dict):
-        listed = [item for item in value.values() if isinstance(item, list)]
-        value = [value] if "claim" in value else listed[0] if listed else []
-    yield from (item for item in value if isinstance(item, dict)) if isinstance(value, list) else ()
+        value = [value] if "claim" in value else next((one for one in value.values() if isinstance(one, list)), [])
+    yield from (one for one in value if isinstance(one, dict)) if isinstance(value, list) else ()
 
 
-def _judgement(fields: dict[str, Any]) -> Judgement | None:
+def _judgement(fields: Mapping[str, object]) -> Judgement | None:
     number = _int(fields.get("claim", fields.get("id")))
-    verdict = _WORDS.get(re.sub(r"[\s-]+", "_", str(fields.get("verdict", "")).strip().casefold()))
+    verdict = _VERDICTS.get(re.sub(r"[\s-]+", "_", str(fields.get("verdict", "")).strip().casefold()))
     if number is None or verdict is None:
         return None
-    confidence = fields.get("confidence", fields.get("score"))
-    sure = isinstance(confidence, (int, float)) and not isinstance(confidence, bool) and 0 <= confidence <= 1
-    quotes = _quotes(fields.get("evidence", fields.get("refs", fields.get("ref"))))
-    share = float(confidence) if sure and confidence is not None else None
-    return Judgement(number, verdict, share, quotes, _quotes(fields.get("against")))
+    given = fields.get("confidence", fields.get("score"))
+    sure = given if isinstance(given, (int, float)) and not isinstance(given, bool) and 0 <= given <= 1 else _SURE
+    evidence = fields.get("evidence", fields.get("refs", fields.get("ref")))
+    return Judgement(number, verdict, float(sure), _quotes(evidence), _quotes(fields.get("against")))
 
 
-def _quotes(evidence: Any) -> tuple[tuple[int, str], ...]:
-    given = evidence if isinstance(evidence, list) else [evidence]
-    return tuple(quote for one in given if (quote := _quote(one)) is not None)
+def _quotes(evidence: object) -> Quotes:
+    found: Quotes = []
+    for one in evidence if isinstance(evidence, list) else [evidence]:
+        fields = one if isinstance(one, dict) else {"ref": one}
+        number, quote = _int(fields.get("ref", fields.get("ref_id"))), fields.get("quote", "")
+        if number is not None:
+            found.append((number, quote[:_MOST_QUOTE] if isinstance(quote, str) else ""))
+    return found
 
 
-def _quote(value: Any) -> tuple[int, str] | None:
-    fields = value if isinstance(value, dict) else {"ref": value}
-    number = _int(fields.get("ref", fields.get("ref_id")))
-    quote = fields.get("quote", "")
-    return None if number is None else (number, quote[:_MOST_QUOTE] if isinstance(quote, str) else "")
-
-
-def _int(value: Any) -> int | None:
+def _int(value: object) -> int | None:
     digits = None if value is None or isinstance(value, bool) else _NUMBER.search(str(value))
     return int(digits[0]) if digits else None

@@ -13,31 +13,46 @@ import time
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Final, TypedDict
 
 from llama_index_agentic_kb._text import without_surrogates
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError
 
-__all__ = ["SmallModel", "calibration", "is_shipped", "small_model"]
-
 WEIGHTS: Final = Path(__file__).parent.parent / "weights"
 MAX_TOKENS: Final = 128
 """Tokens of a pair, as in training."""
-BATCH: Final = 16
-"""Pairs that are computed at once; also how often the deadline is looked at."""
-_THREADS: Final = 2
+BATCH: Final = 512
+"""Tokens that are computed at once, which bounds the memory; the deadline is looked at between."""
+_INPUTS: Final = ("input_ids", "token_type_ids", "attention_mask")
+_LOCK: Final = threading.Lock()
+
+Row = tuple[float, float, float]
+"""The logits of contradicted, neutral and supported."""
+
+
+class Logistic(TypedDict):
+    """A logistic model over the features, and over a pair's logits."""
+
+    weights: list[float]
+    bias: float
+
+
+class Calibration(TypedDict):
+    """What ``training/calibrate.py`` writes."""
+
+    lexical: Logistic
+    small: Logistic
+    long: Logistic
+    contradicted: float
+    """Probability from which a claim is called contradicted."""
+    digests: dict[str, str]
 
 
 @cache
-def calibration() -> dict[str, Any]:
-    """Return the weights of the logistic models, their thresholds and the digests of the files beside them."""
-    loaded: dict[str, Any] = json.loads((WEIGHTS / "calibration.json").read_text(encoding="utf-8"))
+def calibration() -> Calibration:
+    """Return the weights of the logistic models, their threshold and the digests of the files beside them."""
+    loaded: Calibration = json.loads((WEIGHTS / "calibration.json").read_text(encoding="utf-8"))
     return loaded
-
-
-def is_shipped() -> bool:
-    """Return whether the model's files are there."""
-    return (WEIGHTS / "proof.onnx").is_file() and "small" in calibration()
 
 
 class SmallModel:
@@ -63,7 +78,7 @@ class SmallModel:
         from tokenizers import Tokenizer  # noqa: PLC0415 (same)
 
         options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = _THREADS
+        options.intra_op_num_threads = 2
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
         # Threads that spin while they wait would take the cores from everything else.
@@ -78,53 +93,48 @@ class SmallModel:
         self._first: int = self._tokenizer.token_to_id("[CLS]") or 0
         self._last: int = self._tokenizer.token_to_id("[SEP]") or 0
 
-    def logits(
-        self, pairs: Sequence[tuple[str, str]], *, deadline: float | None = None
-    ) -> list[tuple[float, float, float]]:
-        """Return, for each pair of evidence and claim, the logits of contradicted, neutral and supported.
+    def logits(self, pairs: Sequence[tuple[str, str]], *, deadline: float | None = None) -> list[Row]:
+        """Return the logits of each pair of evidence and claim.
 
         Raises:
             DeadlineExceededError: It was late.
         """
+        import numpy as np  # noqa: PLC0415 (with onnxruntime)
+
         rows = [self._encoded(evidence, claim) for evidence, claim in pairs]
-        found: dict[int, tuple[float, float, float]] = {}
+        found: dict[int, Row] = {}
         for batch in _batches(rows):
             if deadline is not None and time.monotonic() >= deadline:
                 raise DeadlineExceededError(f"the proof model: late after {len(found)} of {len(rows)} pairs")
-            found |= zip(batch, self._run([rows[number] for number in batch]), strict=True)
+            longest = len(rows[batch[-1]][0])
+            inputs = {name: np.zeros((len(batch), longest), dtype=np.int64) for name in _INPUTS}
+            for line, (ids, types) in enumerate(rows[number] for number in batch):
+                for name, values in zip(_INPUTS, (ids, types, [1] * len(ids)), strict=True):
+                    inputs[name][line, : len(ids)] = values
+            found |= zip(batch, self._session.run(["logits"], inputs)[0].tolist(), strict=True)
         return [found[number] for number in range(len(rows))]
 
     def _encoded(self, evidence: str, claim: str) -> tuple[list[int], list[int]]:
-        asked = self._tokenizer.encode(without_surrogates(claim), add_special_tokens=False).ids[: MAX_TOKENS // 2]
-        there = self._tokenizer.encode(without_surrogates(evidence), add_special_tokens=False).ids[
-            : MAX_TOKENS - 3 - len(asked)
-        ]
+        asked, there = (
+            self._tokenizer.encode(without_surrogates(text), add_special_tokens=False).ids for text in (claim, evidence)
+        )
+        asked = asked[: MAX_TOKENS // 2]
+        there = there[: MAX_TOKENS - 3 - len(asked)]
         in_claim, in_evidence = set(asked), set(there)
         types = [0, *(int(one in in_claim) for one in there), 0, *(2 + int(one in in_evidence) for one in asked), 2]
         return [self._first, *there, self._last, *asked, self._last], types
 
-    def _run(self, rows: Sequence[tuple[list[int], list[int]]]) -> Iterator[tuple[float, float, float]]:
-        import numpy as np  # noqa: PLC0415 (with onnxruntime)
-
-        longest = max(len(ids) for ids, _ in rows)
-        inputs = {name: np.zeros((len(rows), longest), dtype=np.int64) for name in _INPUTS}
-        for line, (ids, types) in enumerate(rows):
-            for name, values in zip(_INPUTS, (ids, types, [1] * len(ids)), strict=True):
-                inputs[name][line, : len(ids)] = values
-        yield from self._session.run(["logits"], inputs)[0].tolist()
-
-
-_INPUTS: Final = ("input_ids", "token_type_ids", "attention_mask")
-
 
 def _batches(rows: Sequence[tuple[list[int], list[int]]]) -> Iterator[list[int]]:
-    """Yield the numbers of pairs that are computed together: those of like length."""
-    order = sorted(range(len(rows)), key=lambda number: len(rows[number][0]))
-    for start in range(0, len(order), BATCH):
-        yield order[start : start + BATCH]
-
-
-_LOCK: Final = threading.Lock()
+    """Yield the numbers of pairs that are computed together: those of like length, the longest last."""
+    batch: list[int] = []
+    for number in sorted(range(len(rows)), key=lambda one: len(rows[one][0])):
+        if batch and (len(batch) + 1) * len(rows[number][0]) > BATCH:
+            yield batch
+            batch = []
+        batch.append(number)
+    if batch:
+        yield batch
 
 
 def small_model() -> SmallModel:
