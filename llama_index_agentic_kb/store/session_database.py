@@ -1,7 +1,8 @@
-"""The sessions' database: SQLite or PostgreSQL, opened at its newest revision, and transactions that hold.
+"""The sessions' database, SQLite or PostgreSQL: its tables at their newest revision, and transactions that hold.
 
-A transaction whose connection breaks is tried again until its deadline: what runs inside must come to the same when it
-is run twice.
+Times are microseconds since 1970 in UTC, the same and comparable in every database. What a turn says is JSON in ASCII,
+so that any text can be stored, NUL and lone surrogates included. A transaction whose connection breaks is tried again
+until its deadline: what runs inside must come to the same when it is run twice.
 """
 
 from __future__ import annotations
@@ -12,23 +13,48 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from sqlite3 import Connection as SQLiteConnection
 from typing import Any, Final, TypeVar
 
-from sqlalchemy import Connection, Engine, NullPool, create_engine, event, inspect, make_url, select, table, text
-from sqlalchemy import column as sql_column
+from sqlalchemy import (
+    BigInteger,
+    Boolean,
+    Column,
+    Connection,
+    Engine,
+    ForeignKeyConstraint,
+    Index,
+    Integer,
+    MetaData,
+    NullPool,
+    String,
+    Table,
+    Text,
+    UniqueConstraint,
+    create_engine,
+    event,
+    inspect,
+    make_url,
+    text,
+)
 from sqlalchemy.engine import URL
 from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 
 from llama_index_agentic_kb import _text
 from llama_index_agentic_kb._aio.threads import reset_after_fork
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError, SessionStoreError
-from llama_index_agentic_kb.store.session_tables import REVISION, VERSION_TABLE
-
-__all__ = ["SessionDatabase"]
 
 T = TypeVar("T")
 
+REVISION: Final = "0001"
+"""The newest revision of the tables, and of the JSON in them: a change of either needs a new one."""
+VERSION_TABLE: Final = "agentic_kb_sessions_version"
+MAX_NAME: Final = 512
+"""Characters of an owner's key."""
+MAX_ID: Final = 128
+"""Characters of a session's or an answer's id."""
 _UPGRADE_LOCK: Final = 7_391_204_118
 """Names the lock under which one process at a time upgrades a PostgreSQL database."""
 _TOO_SLOW: Final = frozenset({"57014", "55P03"})
@@ -36,11 +62,61 @@ _TOO_SLOW: Final = frozenset({"57014", "55P03"})
 _PASSING: Final = frozenset({"40001", "40P01", "23505", "57P01", "57P02", "57P03", "53300"})
 """... of conflicts (two that make one session at once, too), of a server that is going down or coming up, and of one
 with too many clients."""
-_FIRST_PAUSE: Final = 0.02
-_LONGEST_PAUSE: Final = 1.0
 _ALEMBIC: Final = threading.Lock()  # its proxies are global
 _inherited: Final[list[Engine]] = []
 """Engines of a parent process: never used, closed or collected here, for their connections are the parent's."""
+
+METADATA: Final = MetaData()
+
+
+def _of_a_session() -> ForeignKeyConstraint:
+    return ForeignKeyConstraint(
+        ["owner", "session_id"], ["agentic_kb_sessions.owner", "agentic_kb_sessions.id"], ondelete="CASCADE"
+    )
+
+
+sessions: Final = Table(
+    "agentic_kb_sessions",
+    METADATA,
+    Column("owner", String(MAX_NAME), primary_key=True),
+    Column("id", String(MAX_ID), primary_key=True),
+    Column("display_name", Text, nullable=False),
+    Column("user_pseudo_id", Text, nullable=False),
+    Column("is_pinned", Boolean, nullable=False),
+    Column("turn_count", Integer, nullable=False),
+    Column("started_at", BigInteger, nullable=False),
+    Column("updated_at", BigInteger, nullable=False),
+    Column("ended_at", BigInteger),
+    Index("agentic_kb_sessions_by_update", "owner", "updated_at", "id"),
+)
+labels: Final = Table(
+    "agentic_kb_session_labels",
+    METADATA,
+    Column("owner", String(MAX_NAME), primary_key=True),
+    Column("session_id", String(MAX_ID), primary_key=True),
+    Column("position", Integer, primary_key=True),
+    Column("label", Text, nullable=False),
+    _of_a_session(),
+)
+turns: Final = Table(
+    "agentic_kb_turns",
+    METADATA,
+    Column("owner", String(MAX_NAME), primary_key=True),
+    Column("session_id", String(MAX_ID), primary_key=True),
+    Column("number", Integer, primary_key=True),
+    Column("answer_id", String(MAX_ID), nullable=False),
+    Column("question", Text, nullable=False),
+    Column("answer", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("completed_at", BigInteger, nullable=False),
+    UniqueConstraint("owner", "session_id", "answer_id", name="agentic_kb_turns_answer"),
+    _of_a_session(),
+)
+
+
+def microseconds(moment: datetime) -> int:
+    """Return a time as microseconds since 1970; raise ``TypeError`` for one without a zone."""
+    return (moment - datetime.fromtimestamp(0, UTC)) // timedelta(microseconds=1)
 
 
 class SessionDatabase:
@@ -60,22 +136,17 @@ class SessionDatabase:
     """
 
     def __init__(self, url: str | Path, *, connections: int, timeout: float) -> None:
-        self.url = _database_url(url)
+        self._url = _database_url(url)
+        self._is_sqlite = self._url.get_backend_name() == "sqlite"
         self._connections = connections
         self._engine = self._make_engine()
         reset_after_fork(self)
-        deadline = time.monotonic() + timeout
-        if self.is_sqlite:
+        if self._is_sqlite:
             with suppress(OSError):  # conversations are their owner's alone
-                os.close(os.open(str(self.url.database), os.O_CREAT, 0o600))
-            self.transact(_use_write_ahead_log, write=None, deadline=deadline, what="opening the sessions")
+                os.close(os.open(str(self._url.database), os.O_CREAT, 0o600))
+        deadline = time.monotonic() + timeout
         if self.transact(_revision, write=False, deadline=deadline, what="opening the sessions") != REVISION:
             self.transact(_upgrade, write=True, deadline=deadline, what="upgrading the sessions")
-
-    @property
-    def is_sqlite(self) -> bool:
-        """Whether it is a file."""
-        return self.url.get_backend_name() == "sqlite"
 
     def close(self) -> None:
         """Close idle connections."""
@@ -86,12 +157,12 @@ class SessionDatabase:
         _inherited.append(self._engine)
         self._engine = self._make_engine()
 
-    def transact(self, work: Callable[[Connection], T], *, write: bool | None, deadline: float, what: str) -> T:
+    def transact(self, work: Callable[[Connection], T], *, write: bool, deadline: float, what: str) -> T:
         """Run work in one transaction, and commit it; what it raises rolls it back.
 
         Args:
             work: Takes the connection. It may be run again after a broken connection, even if it was committed.
-            write: Whether it writes; one writer at a time. False reads all from one moment; None has no transaction.
+            write: Whether it writes; one writer at a time. Else it reads all from one moment.
             deadline: ``time.monotonic()`` at which it is given up.
             what: Names it in errors.
 
@@ -99,46 +170,44 @@ class SessionDatabase:
             DeadlineExceededError: It waited too long for other writers, or for a server that is not there.
             SessionStoreError: The database failed.
         """
-        pause = _FIRST_PAUSE
+        pause = 0.02
         while True:
             try:
-                with self._transaction(write=write, deadline=deadline) as connection:
+                with self._transaction(write=write, seconds=max(deadline - time.monotonic(), 0.001)) as connection:
                     return work(connection)
             except DBAPIError as error:
                 left = deadline - time.monotonic()
-                if _is_too_slow(error) or (left <= 0 and _is_passing(error)):
-                    raise DeadlineExceededError(f"{what}: not done by its deadline: {_message(error)}") from error
+                # Without the statement and its parameters: these are people's questions.
+                message = f"{what}: {_text.one_line(_text.redacted(str(error.orig)))}"
+                if _code(error) in _TOO_SLOW or (left <= 0 and _is_passing(error)):
+                    raise DeadlineExceededError(f"{message} (not done by its deadline)") from error
                 if not _is_passing(error):
-                    raise SessionStoreError(f"{what}: {_message(error)}") from error
+                    raise SessionStoreError(message) from error
             time.sleep(min(pause, max(left, 0.0)))
-            pause = min(pause * 2, _LONGEST_PAUSE)
+            pause = min(pause * 2, 1.0)
 
     @contextmanager
-    def _transaction(self, *, write: bool | None, deadline: float) -> Iterator[Connection]:
-        left = max(deadline - time.monotonic(), 0.001)
-        with self._engine.connect() as plain:
-            connection = plain
-            if write is None:
-                yield plain.execution_options(isolation_level="AUTOCOMMIT")
-                return
-            if self.is_sqlite:
-                connection = plain.execution_options(write=write, busy_seconds=left)
-            elif not write:
-                connection = plain.execution_options(isolation_level="REPEATABLE READ")
-            with connection.begin():
-                if not self.is_sqlite:
-                    _bound(connection, left, write=write)
-                yield connection
+    def _transaction(self, *, write: bool, seconds: float) -> Iterator[Connection]:
+        milliseconds = int(seconds * 1000) + 1
+        options: dict[str, Any] = {"write": write, "busy": milliseconds}
+        if not self._is_sqlite:
+            options = {} if write else {"isolation_level": "REPEATABLE READ"}
+        with self._engine.connect().execution_options(**options) as connection, connection.begin():
+            if not self._is_sqlite:  # the server gives up when the caller does
+                connection.exec_driver_sql(f"SET LOCAL statement_timeout = {milliseconds}")
+            if not self._is_sqlite and write:
+                connection.exec_driver_sql("SET LOCAL synchronous_commit = on")
+            yield connection
 
     def _make_engine(self) -> Engine:
-        if self.is_sqlite:
-            engine = create_engine(self.url, poolclass=NullPool)
+        if self._is_sqlite:
+            engine = create_engine(self._url, poolclass=NullPool)
             event.listen(engine, "connect", _set_up_sqlite)
             event.listen(engine, "begin", _begin_sqlite)
             return engine
         try:
             return create_engine(
-                self.url,
+                self._url,
                 pool_size=self._connections,
                 max_overflow=0,
                 pool_pre_ping=True,
@@ -169,39 +238,24 @@ def _database_url(given: str | Path) -> URL:
     return url
 
 
-def _set_up_sqlite(connection: Any, _record: Any) -> None:
+def _set_up_sqlite(connection: SQLiteConnection, _record: object) -> None:
     connection.isolation_level = None  # transactions begin where SQLAlchemy says, not where sqlite3 guesses
     # FULL: a turn counts as stored once its transaction ends, even if the power fails right after.
-    for setting in ("synchronous = FULL", "foreign_keys = ON"):
+    for setting in ("busy_timeout = 1000", "journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
         connection.execute(f"PRAGMA {setting}")
 
 
 def _begin_sqlite(connection: Connection) -> None:
     options = connection.get_execution_options()
-    if "write" not in options:
-        return
-    connection.exec_driver_sql(f"PRAGMA busy_timeout = {int(options['busy_seconds'] * 1000) + 1}")
+    connection.exec_driver_sql(f"PRAGMA busy_timeout = {options['busy']}")
     connection.exec_driver_sql("BEGIN IMMEDIATE" if options["write"] else "BEGIN")
-
-
-def _bound(connection: Connection, seconds: float, *, write: bool) -> None:
-    """Have PostgreSQL give up when we do."""
-    milliseconds = int(seconds * 1000) + 1
-    connection.exec_driver_sql(f"SET LOCAL statement_timeout = {milliseconds}")
-    if write:
-        connection.exec_driver_sql("SET LOCAL synchronous_commit = on")
-
-
-def _use_write_ahead_log(connection: Connection) -> None:
-    connection.exec_driver_sql("PRAGMA busy_timeout = 1000")
-    connection.exec_driver_sql("PRAGMA journal_mode = WAL")
 
 
 def _revision(connection: Connection) -> str | None:
     if not inspect(connection).has_table(VERSION_TABLE):
         return None
-    versions = table(VERSION_TABLE, sql_column("version_num"))
-    return connection.execute(select(versions.c.version_num)).scalar()
+    found: str | None = connection.exec_driver_sql(f"SELECT version_num FROM {VERSION_TABLE}").scalar()  # noqa: S608 (a constant)
+    return found
 
 
 def _upgrade(connection: Connection) -> None:
@@ -230,22 +284,10 @@ def _code(error: DBAPIError) -> str:
     return str(getattr(error.orig, "sqlstate", None) or "")
 
 
-def _is_too_slow(error: DBAPIError) -> bool:
-    return _code(error) in _TOO_SLOW
-
-
 def _is_passing(error: DBAPIError) -> bool:
     """Return whether it may go well a moment later: SQLite is busy, the server is away, two were in conflict."""
     if re.search("database (table )?is locked", str(error.orig)):
         return True
-    lost = error.connection_invalidated or (type(error.orig).__name__ == "OperationalError" and not _is_sqlite(error))
+    of_sqlite = type(error.orig).__module__.startswith("sqlite3")
+    lost = error.connection_invalidated or (type(error.orig).__name__ == "OperationalError" and not of_sqlite)
     return lost or _code(error) in _PASSING
-
-
-def _is_sqlite(error: DBAPIError) -> bool:
-    return type(error.orig).__module__.startswith("sqlite3")
-
-
-def _message(error: DBAPIError) -> str:
-    """Return what went wrong, without the statement and its parameters: these are people's questions."""
-    return _text.one_line(_text.redacted(str(error.orig)))

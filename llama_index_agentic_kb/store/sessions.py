@@ -14,17 +14,17 @@ before.
 
 from __future__ import annotations
 
+import json
 import re
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Mapping, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from datetime import UTC, date, datetime, timedelta
 from functools import partial, wraps
 from pathlib import Path
 from typing import Any, Concatenate, Final, NamedTuple, ParamSpec, Self, TypeVar
 
-from sqlalchemy import Connection, Row, delete, insert, select
+from sqlalchemy import ColumnElement, Connection, Row, Table, delete, insert, select
 from sqlalchemy import update as sql_update
 
 from llama_index_agentic_kb import _text
@@ -41,32 +41,28 @@ from llama_index_agentic_kb.schema.answer import (
 )
 from llama_index_agentic_kb.schema.answer_query import NEW_SESSION
 from llama_index_agentic_kb.schema.request import Message
-from llama_index_agentic_kb.store.session_database import SessionDatabase
-from llama_index_agentic_kb.store.session_listing import after_page, filter_clause, next_token, order_of, ordering
-from llama_index_agentic_kb.store.session_tables import (
+from llama_index_agentic_kb.store.session_database import (
     MAX_ID,
     MAX_NAME,
-    TURN_COLUMNS,
-    dumped,
+    SessionDatabase,
     labels,
     microseconds,
-    read_answer,
-    read_session,
-    read_turn,
     sessions,
     turns,
 )
+from llama_index_agentic_kb.store.session_listing import next_token, page
 
 __all__ = ["SessionStore"]
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
-_DONE: Final = (AnswerState.SUCCEEDED, AnswerState.FAILED)
 _TITLE_CHARACTERS: Final = 200  # of the first question, as a display name
 _NO_SEGMENT: Final = re.compile(r"[/\s]")
 _UNSTORABLE: Final = re.compile("[\x00\ud800-\udfff]")
 """What no text column holds: PostgreSQL has no NUL, UTF-8 no lone surrogates."""
+_NAMELESS: Final = [column for column in turns.c if column.name != "answer"]
+"""Of a turn all but its answer."""
 
 
 def _door(
@@ -87,17 +83,6 @@ class _Key(NamedTuple):
 
     owner: str
     id: str
-
-
-@dataclass(frozen=True, slots=True)
-class _NewTurn:
-    """A turn to store, and the session to make for it, if any."""
-
-    key: _Key
-    question: dict[str, Any]
-    answer: Answer
-    now: int
-    made: SessionChanges | None
 
 
 class SessionStore:
@@ -148,8 +133,13 @@ class SessionStore:
             changes: What is said of it; without a display name it will be named for its first question.
             deadline: ``time.monotonic()``; None is the store's timeout.
         """
-        key = _key(owner, uuid.uuid4().hex)
-        work = partial(_create, key=key, changes=changes or SessionChanges(), now=microseconds(datetime.now(UTC)))
+        key, now = _key(owner, uuid.uuid4().hex), microseconds(datetime.now(UTC))
+
+        def work(connection: Connection) -> Session:
+            if _find(connection, key) is None:  # else a lost try has made it already
+                _insert(connection, key, changes or SessionChanges(), now)
+            return _session(connection, key)
+
         return await self._do("creating a session", work, deadline, write=True)
 
     async def aget(
@@ -162,7 +152,12 @@ class SessionStore:
         Raises:
             NotFoundError: The owner has no such session.
         """
-        work = partial(_load, key=_key(owner, session_id), include_answers=include_answers)
+        key, columns = _key(owner, session_id), turns.c if include_answers else _NAMELESS
+
+        def work(connection: Connection) -> Session:
+            found = connection.execute(select(*columns).where(*_of(turns, key)).order_by(turns.c.number))
+            return _session(connection, key, [_turn(row) for row in found])
+
         return await self._do("reading a session", work, deadline, write=False)
 
     async def alist_sessions(
@@ -173,7 +168,16 @@ class SessionStore:
         Raises:
             InvalidRequestError: The filter asks for what sessions don't have, or the page's token is unknown.
         """
-        work = partial(_page, owner=_checked("owner", owner, MAX_NAME), query=query or SessionQuery())
+        query = query or SessionQuery()
+        statement = page(_checked("owner", owner, MAX_NAME), query)
+
+        def work(connection: Connection) -> SessionPage:
+            found = connection.execute(statement).all()
+            shown = found[: query.page_size]
+            named = _labels(connection, owner, [row.id for row in shown])
+            token = next_token(query, shown[-1]) if len(found) > len(shown) else None
+            return SessionPage(sessions=[_read(row, named[row.id]) for row in shown], next_page_token=token)
+
         return await self._do("listing sessions", work, deadline, write=False)
 
     async def aupdate(
@@ -184,8 +188,14 @@ class SessionStore:
         Raises:
             NotFoundError: The owner has no such session.
         """
-        now = microseconds(datetime.now(UTC))
-        work = partial(_update, key=_key(owner, session_id), changes=changes, now=now)
+        key, now = _key(owner, session_id), microseconds(datetime.now(UTC))
+
+        def work(connection: Connection) -> Session:
+            row = _row(connection, key, lock=True)
+            _change(connection, key, changes)
+            _set(connection, key, updated_at=max(now, row.updated_at))
+            return _session(connection, key)
+
         return await self._do("changing a session", work, deadline, write=True)
 
     async def adelete(self, owner: str, session_id: str, *, deadline: float | None = None) -> None:
@@ -194,7 +204,19 @@ class SessionStore:
         Raises:
             NotFoundError: The owner has no such session.
         """
-        work = partial(_delete, key=_key(owner, session_id), tried=[])
+        key, tried = _key(owner, session_id), False
+
+        def work(connection: Connection) -> None:
+            nonlocal tried
+            if not tried:  # run again after a lost try, it doesn't miss what is gone
+                _row(connection, key, lock=True)
+            tried = True
+            for statement in (
+                *(delete(table).where(*_of(table, key)) for table in (turns, labels)),
+                delete(sessions).where(*_is(key)),
+            ):
+                connection.execute(statement)
+
         await self._do("deleting a session", work, deadline, write=True)
 
     async def aadd_turn(
@@ -228,7 +250,7 @@ class SessionStore:
             InvalidRequestError: The answer is not complete.
             NotFoundError: The owner has no such session.
         """
-        if answer.state not in _DONE:
+        if answer.state not in (AnswerState.SUCCEEDED, AnswerState.FAILED):
             raise InvalidRequestError(
                 f"answer.state: a turn holds a whole answer, succeeded or failed; this one is {answer.state.value!r}"
             )
@@ -236,10 +258,35 @@ class SessionStore:
         if session_id == NEW_SESSION:
             # Of the answer's id: storing the same turn again finds the session that the first try made.
             may_make, session_id = True, uuid.uuid5(uuid.NAMESPACE_OID, f"{owner}\n{named.id}").hex
+        key, now = _key(owner, session_id), microseconds(datetime.now(UTC))
+        answer_id = _checked_id("answer.id", named.id or "")
         question = {"query": query, "query_id": query_id, "query_config": dict(query_config or {})}
-        made = SessionChanges(user_pseudo_id=user_pseudo_id) if may_make else None
-        new = _NewTurn(_key(owner, session_id), question, named, microseconds(datetime.now(UTC)), made)
-        return await self._do("storing a turn", partial(_add_turn, new=new), deadline, write=True)
+
+        def work(connection: Connection) -> Turn:
+            if may_make and _find(connection, key, lock=True) is None:
+                _insert(connection, key, SessionChanges(user_pseudo_id=user_pseudo_id), now)
+            row = _row(connection, key, lock=True)
+            stored = select(turns).where(*_of(turns, key), turns.c.answer_id == answer_id)
+            if known := connection.execute(stored).one_or_none():
+                return _turn(known)
+            completed, asked = max(now, row.updated_at), named.created_at
+            values = {
+                "owner": owner,
+                "session_id": session_id,
+                "number": row.turn_count + 1,
+                "answer_id": answer_id,
+                "question": _dumped(question),
+                "answer": _dumped(named.model_dump(by_alias=True)),
+                "created_at": completed if asked is None else microseconds(asked),
+                "completed_at": completed,
+            }
+            connection.execute(insert(turns).values(**values))
+            title = row.display_name or _storable(_text.one_line(query, _TITLE_CHARACTERS))
+            times = {"updated_at": completed, "ended_at": completed}
+            _set(connection, key, turn_count=row.turn_count + 1, display_name=title, **times)
+            return _turn(connection.execute(stored).one())
+
+        return await self._do("storing a turn", work, deadline, write=True)
 
     async def aget_answer(
         self, owner: str, session_id: str, answer_id: str, *, deadline: float | None = None
@@ -249,7 +296,16 @@ class SessionStore:
         Raises:
             NotFoundError: The owner has no such session, or it has no such answer.
         """
-        work = partial(_load_answer, key=_key(owner, session_id), answer_id=answer_id)
+        key = _key(owner, session_id)
+
+        def work(connection: Connection) -> Answer:
+            _row(connection, key)
+            wanted = (*_of(turns, key), turns.c.answer_id == _storable(answer_id))
+            text = connection.execute(select(turns.c.answer).where(*wanted)).scalar()
+            if text is None:
+                raise NotFoundError("answer: the session has no answer of this name")
+            return _answer(text)
+
         return await self._do("reading an answer", work, deadline, write=False)
 
     async def asession_messages(
@@ -273,7 +329,18 @@ class SessionStore:
             raise InvalidRequestError(f"last: at least 1 turn, or None for all; got {last}")
         if session_id == NEW_SESSION:
             return []
-        work = partial(_messages, key=_key(owner, session_id), last=last)
+        key = _key(owner, session_id)
+
+        def work(connection: Connection) -> list[Message]:
+            _row(connection, key)
+            newest = select(turns).where(*_of(turns, key)).order_by(turns.c.number.desc()).limit(last)
+            conversation = []
+            for turn in map(_turn, reversed(connection.execute(newest).all())):
+                if turn.answer is None or not turn.answer.is_kept_from_prompts:
+                    said = {"user": turn.query, "assistant": turn.answer.text if turn.answer else ""}
+                    conversation += [Message.model_validate({"role": role, "content": said[role]}) for role in said]
+            return conversation
+
         return await self._do("reading a conversation", work, deadline, write=False)
 
     create = _door(acreate)
@@ -293,15 +360,11 @@ class SessionStore:
         return await arun(Call(sync=transact, deadline=until, pool=self._pool, what=what).perform())
 
 
-# -- keys -------------------------------------------------------------------------------------------------------------
+# -- what is in the database ------------------------------------------------------------------------------------------
 
 
 def _key(owner: str, session_id: str) -> _Key:
-    """Return the key of a session.
-
-    Raises:
-        InvalidRequestError: A part of it is empty, too long, or holds what can't be stored.
-    """
+    """Return the key of a session; raise ``InvalidRequestError`` where a part of it can't be stored."""
     return _Key(_checked("owner", owner, MAX_NAME), _checked_id("session", session_id))
 
 
@@ -325,14 +388,11 @@ def _storable(text: str) -> str:
     return _UNSTORABLE.sub("\ufffd", text)
 
 
-# -- reading, all of one moment ---------------------------------------------------------------------------------------
-
-
-def _is(key: _Key) -> tuple[Any, ...]:
+def _is(key: _Key) -> tuple[ColumnElement[bool], ...]:
     return sessions.c.owner == key.owner, sessions.c.id == key.id
 
 
-def _of(table: Any, key: _Key) -> tuple[Any, ...]:
+def _of(table: Table, key: _Key) -> tuple[ColumnElement[bool], ...]:
     """Return the SQL that picks what belongs to a session, of its turns or labels."""
     return table.c.owner == key.owner, table.c.session_id == key.id
 
@@ -344,11 +404,7 @@ def _find(connection: Connection, key: _Key, *, lock: bool = False) -> Row[Any] 
 
 
 def _row(connection: Connection, key: _Key, *, lock: bool = False) -> Row[Any]:
-    """Return a session's row.
-
-    Raises:
-        NotFoundError: It does not exist, or is another owner's.
-    """
+    """Return a session's row; raise ``NotFoundError`` where it does not exist, or is another owner's."""
     row = _find(connection, key, lock=lock)
     if row is None:
         raise NotFoundError("session: there is no session of this name")
@@ -358,69 +414,15 @@ def _row(connection: Connection, key: _Key, *, lock: bool = False) -> Row[Any]:
 def _labels(connection: Connection, owner: str, ids: Sequence[str]) -> dict[str, list[str]]:
     """Return the labels of some of an owner's sessions, by the session's id."""
     found: dict[str, list[str]] = {session_id: [] for session_id in ids}
-    rows = connection.execute(
-        select(labels.c.session_id, labels.c.label)
-        .where(labels.c.owner == owner, labels.c.session_id.in_(ids))
-        .order_by(labels.c.session_id, labels.c.position)
-    )
-    for session_id, label in rows:
-        found[session_id].append(label)
+    wanted = (labels.c.owner == owner, labels.c.session_id.in_(ids))
+    listed = select(labels).where(*wanted).order_by(labels.c.session_id, labels.c.position)
+    for row in connection.execute(listed):
+        found[row.session_id].append(row.label)
     return found
 
 
-def _session(connection: Connection, key: _Key, turns_of_it: Sequence[Turn] = ()) -> Session:
-    return read_session(_row(connection, key), _labels(connection, key.owner, [key.id])[key.id], turns_of_it)
-
-
-def _load(connection: Connection, key: _Key, *, include_answers: bool) -> Session:
-    columns = (*TURN_COLUMNS, turns.c.answer) if include_answers else TURN_COLUMNS
-    found = connection.execute(select(*columns).where(*_of(turns, key)).order_by(turns.c.number))
-    return _session(connection, key, [read_turn(row) for row in found])
-
-
-def _load_answer(connection: Connection, key: _Key, answer_id: str) -> Answer:
-    _row(connection, key)
-    where = (*_of(turns, key), turns.c.answer_id == _storable(answer_id))
-    text = connection.execute(select(turns.c.answer).where(*where)).scalar()
-    if text is None:
-        raise NotFoundError("answer: the session has no answer of this name")
-    return read_answer(text)
-
-
-def _messages(connection: Connection, key: _Key, last: int | None) -> list[Message]:
-    _row(connection, key)
-    newest = select(*TURN_COLUMNS, turns.c.answer).where(*_of(turns, key)).order_by(turns.c.number.desc()).limit(last)
-    conversation = []
-    for turn in map(read_turn, reversed(connection.execute(newest).all())):
-        if turn.answer is not None and turn.answer.is_kept_from_prompts:
-            continue
-        answer = turn.answer.text if turn.answer else ""
-        conversation.append(Message.model_validate({"role": "user", "content": turn.query}))
-        conversation.append(Message.model_validate({"role": "assistant", "content": answer}))
-    return conversation
-
-
-def _page(connection: Connection, owner: str, query: SessionQuery) -> SessionPage:
-    found = connection.execute(
-        select(sessions)
-        .where(sessions.c.owner == owner, filter_clause(query.filters), after_page(query))
-        .order_by(*ordering(order_of(query)))
-        .limit(query.page_size + 1)
-    ).all()
-    shown = found[: query.page_size]
-    token = next_token(query, shown[-1]) if len(found) > len(shown) else None
-    by_session = _labels(connection, owner, [row.id for row in shown])
-    return SessionPage(sessions=[read_session(row, by_session[row.id]) for row in shown], next_page_token=token)
-
-
-# -- writing ----------------------------------------------------------------------------------------------------------
-
-
-def _create(connection: Connection, key: _Key, changes: SessionChanges, now: int) -> Session:
-    """Make a session, unless a lost try has made it already."""
-    if _find(connection, key) is None:
-        _insert(connection, key, changes, now)
-    return _session(connection, key)
+def _session(connection: Connection, key: _Key, its_turns: Sequence[Turn] = ()) -> Session:
+    return _read(_row(connection, key), _labels(connection, key.owner, [key.id])[key.id], its_turns)
 
 
 def _insert(connection: Connection, key: _Key, changes: SessionChanges, now: int) -> None:
@@ -429,66 +431,70 @@ def _insert(connection: Connection, key: _Key, changes: SessionChanges, now: int
     _change(connection, key, changes)
 
 
-def _update(connection: Connection, key: _Key, changes: SessionChanges, now: int) -> Session:
-    row = _row(connection, key, lock=True)
-    _change(connection, key, changes)
-    connection.execute(sql_update(sessions).where(*_is(key)).values(updated_at=max(now, row.updated_at)))
-    return _session(connection, key)
+def _set(connection: Connection, key: _Key, **values: str | int) -> None:
+    connection.execute(sql_update(sessions).where(*_is(key)).values(**values))
 
 
 def _change(connection: Connection, key: _Key, changes: SessionChanges) -> None:
-    said = changes.model_dump(exclude_none=True, exclude={"labels"}, by_alias=False)
-    values = {name: _storable(value) if isinstance(value, str) else value for name, value in said.items()}
-    if values:
-        connection.execute(sql_update(sessions).where(*_is(key)).values(**values))
-    if changes.labels is None:
-        return
-    connection.execute(delete(labels).where(*_of(labels, key)))
-    numbered = [
-        {"owner": key.owner, "session_id": key.id, "position": position, "label": label}
-        for position, label in enumerate(dict.fromkeys(map(_storable, changes.labels)))
-    ]
-    if numbered:
-        connection.execute(insert(labels), numbered)
+    changed = changes.model_dump(exclude_none=True, exclude={"labels"}, by_alias=False)
+    if changed:
+        texts = {name: _storable(value) if isinstance(value, str) else value for name, value in changed.items()}
+        _set(connection, key, **texts)
+    if changes.labels is not None:
+        connection.execute(delete(labels).where(*_of(labels, key)))
+        for position, label in enumerate(dict.fromkeys(map(_storable, changes.labels))):
+            values = {"owner": key.owner, "session_id": key.id, "position": position, "label": label}
+            connection.execute(insert(labels).values(**values))
 
 
-def _delete(connection: Connection, key: _Key, tried: list[bool]) -> None:
-    """Delete a session; run again after a lost try, it doesn't miss what is gone."""
-    if not tried:
-        _row(connection, key, lock=True)
-        tried.append(True)
-    for table in (turns, labels):
-        connection.execute(delete(table).where(*_of(table, key)))
-    connection.execute(delete(sessions).where(*_is(key)))
+def _dumped(data: object) -> str:
+    """Return data as JSON in ASCII; what JSON has no type for, in a document's metadata, becomes text."""
+    return json.dumps(_plain(data), separators=(",", ":"))
 
 
-def _add_turn(connection: Connection, new: _NewTurn) -> Turn:
-    """Store a turn under the next number, or return the one that has its answer's id."""
-    key, answer_id = new.key, _checked_id("answer.id", new.answer.id or "")
-    if new.made is not None and _find(connection, key, lock=True) is None:
-        _insert(connection, key, new.made, new.now)
-    row = _row(connection, key, lock=True)
-    stored = select(turns).where(*_of(turns, key), turns.c.answer_id == answer_id)
-    known = connection.execute(stored).one_or_none()
-    if known is not None:
-        return read_turn(known)
-    completed, asked = max(new.now, row.updated_at), new.answer.created_at
-    connection.execute(
-        insert(turns).values(
-            owner=key.owner,
-            session_id=key.id,
-            number=row.turn_count + 1,
-            answer_id=answer_id,
-            question=dumped(new.question),
-            answer=dumped(new.answer.model_dump(by_alias=True)),
-            created_at=completed if asked is None else microseconds(asked),
-            completed_at=completed,
-        )
+def _plain(data: object) -> object:
+    # Not pydantic's own JSON mode: it raises on bytes that are no UTF-8, and an answer must not be lost for those.
+    if isinstance(data, Mapping):
+        return {str(key): _plain(value) for key, value in data.items()}
+    if isinstance(data, list | tuple | set | frozenset):
+        return [_plain(value) for value in data]
+    if data is None or isinstance(data, str | bool | int | float):
+        return data
+    return data.isoformat() if isinstance(data, date) else str(data)
+
+
+def _moment(count: int) -> datetime:
+    return datetime.fromtimestamp(0, UTC) + timedelta(microseconds=count)
+
+
+def _read(row: Row[Any], its_labels: Iterable[str], its_turns: Iterable[Turn] = ()) -> Session:
+    """Return the session of a row."""
+    return Session(
+        id=row.id,
+        display_name=row.display_name,
+        user_pseudo_id=row.user_pseudo_id,
+        is_pinned=row.is_pinned,
+        labels=list(its_labels),
+        turns=list(its_turns),
+        started_at=_moment(row.started_at),
+        updated_at=_moment(row.updated_at),
+        ended_at=None if row.ended_at is None else _moment(row.ended_at),
     )
-    title = row.display_name or _storable(_text.one_line(new.question["query"], _TITLE_CHARACTERS))
-    connection.execute(
-        sql_update(sessions)
-        .where(*_is(key))
-        .values(turn_count=row.turn_count + 1, updated_at=completed, ended_at=completed, display_name=title)
+
+
+def _turn(row: Row[Any]) -> Turn:
+    """Return the turn of a row, with its answer if the row has it."""
+    return Turn(
+        session_id=row.session_id,
+        number=row.number,
+        answer_id=row.answer_id,
+        answer=_answer(row.answer) if hasattr(row, "answer") else None,
+        created_at=_moment(row.created_at),
+        completed_at=_moment(row.completed_at),
+        **json.loads(row.question),
     )
-    return read_turn(connection.execute(stored).one())
+
+
+def _answer(text: str) -> Answer:
+    # Not from the text itself: pydantic's parser refuses lone surrogates, which json's keeps.
+    return Answer.model_validate(json.loads(text))

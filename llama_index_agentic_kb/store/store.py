@@ -10,13 +10,13 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, NoReturn, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias
 
 from filelock import FileLock, Timeout
 
 from llama_index_agentic_kb.errors import ConfigurationError, IngestionError, StoreDamagedError, StoreMismatchError
-from llama_index_agentic_kb.store.database import DocumentDatabase, SourceInfo
+from llama_index_agentic_kb.store.chroma import Graphs
+from llama_index_agentic_kb.store.database import DocumentDatabase, MetadataValue, SourceInfo
 from llama_index_agentic_kb.store.embedding_model import (
     DEFAULT_EMBED_MODEL,
     EmbedModelFingerprint,
@@ -24,7 +24,6 @@ from llama_index_agentic_kb.store.embedding_model import (
     embed_model_fingerprint,
     embed_model_name,
 )
-from llama_index_agentic_kb.store.graphs import Graphs
 
 if TYPE_CHECKING:
     from llama_index.core import VectorStoreIndex
@@ -32,9 +31,7 @@ if TYPE_CHECKING:
     from llama_index.core.schema import TextNode
 
     from llama_index_agentic_kb.store.lexical import StoredLexicalSearch
-    from llama_index_agentic_kb.store.vector_search import SourceVectors
-
-__all__ = ["KnowledgeStore", "Repair", "RepairReport", "repair_store"]
+    from llama_index_agentic_kb.store.vectors import SourceVectors
 
 Repair: TypeAlias = Literal["never", "auto"]
 """What opening a store does where the graph of a large source is missing or damaged: nothing, or build it again."""
@@ -42,7 +39,6 @@ RepairProgress: TypeAlias = Callable[[int, int, str], None]
 """Called with the number of chunks done, the number of all chunks, and the source that they are of."""
 
 _DOCUMENTS: Final = "documents.db"
-_DERIVED: Final = ("graphs", "lexical")
 _MODEL: Final = "embedding model"
 
 
@@ -117,14 +113,18 @@ class KnowledgeStore:
             raise ConfigurationError(f"repair is {repair!r}; it is 'never' or 'auto'.")
         directory = Path(path).resolve()
         new: EmbedModelFingerprint | None = None
-        if not (directory / _DOCUMENTS).exists():
-            if not create:
-                _raise_no_store(directory, path)
-            _check_directory(directory)
+        if create and not (directory / _DOCUMENTS).exists():
+            _check_empty(directory)
             embed_model = embed_model or default_embed_model()
             new = embed_model_fingerprint(embed_model)  # first: a model that fails leaves no store
-            _make_directory(directory)
-        documents = DocumentDatabase(directory / _DOCUMENTS)
+            try:
+                directory.mkdir(parents=True, exist_ok=True)
+                directory.chmod(0o700)
+            except OSError as error:
+                raise ConfigurationError(f"No store can be made in {str(directory)!r}: {error.strerror}.") from error
+            documents = DocumentDatabase(directory / _DOCUMENTS)
+        else:
+            documents = _open_documents(path)
         try:
             made_with = _fingerprint(documents)
             if made_with is None:  # new, or the process that made it died right after
@@ -133,7 +133,9 @@ class KnowledgeStore:
             _check_embed_model(directory, made_with, embed_model)
             store = cls(directory, documents, made_with, embed_model)
             if repair == "auto":
-                store.repair_graphs()
+                with suppress(_BusyError), store.writing():  # who writes does it itself
+                    for info in store.sources():
+                        store.update_graph(info.name)
         except BaseException:
             documents.close()
             raise
@@ -143,9 +145,7 @@ class KnowledgeStore:
         """Return the store itself."""
         return self
 
-    def __exit__(
-        self, exc_type: type[BaseException] | None, exc: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Close the store."""
         self.close()
 
@@ -156,8 +156,6 @@ class KnowledgeStore:
         except ConfigurationError:
             return  # forked: the files are the parent's, and its threads may hold the locks
         with self._lock:
-            if self._closed:
-                return
             self._closed = True
             self._indexes.clear()
             self._lexical.clear()
@@ -192,71 +190,33 @@ class KnowledgeStore:
         return self.documents.sources()
 
     def index(self, source: str) -> VectorStoreIndex:
-        """Return the vector index of a source, with the store's embedding model.
-
-        Args:
-            source: The source's name.
-
-        Returns:
-            The index; the same object at each call, for all threads.
+        """Return the vector index of a source, with the store's embedding model; the same object for all threads.
 
         Raises:
             ConfigurationError: There is no such source.
         """
         from llama_index.core import VectorStoreIndex  # noqa: PLC0415 (takes seconds)
 
-        from llama_index_agentic_kb.store.vector_search import StoreVectorStore  # noqa: PLC0415 (loads LlamaIndex)
+        from llama_index_agentic_kb.store.vectors import StoreVectorStore  # noqa: PLC0415 (loads LlamaIndex)
 
         self._check_source(source)
         with self._lock:
             if source not in self._indexes:
-                vectors = StoreVectorStore(self.vectors(source))
+                vectors = StoreVectorStore(self.vectors(source), self.lexical(source))
                 self._indexes[source] = VectorStoreIndex.from_vector_store(vectors, embed_model=self.embed_model)
             return self._indexes[source]
 
     def vectors(self, source: str) -> SourceVectors:
         """Return the dense search of a source; the same object at each call."""
-        from llama_index_agentic_kb.store.vector_search import SourceVectors  # noqa: PLC0415 (loads LlamaIndex)
+        from llama_index_agentic_kb.store.vectors import SourceVectors  # noqa: PLC0415 (loads LlamaIndex)
 
         with self._lock:
             if source not in self._vectors:
                 self._vectors[source] = SourceVectors(self, source, self._graphs)
             return self._vectors[source]
 
-    def nodes(self, source: str) -> list[TextNode]:
-        """Return all nodes of a source by document and place, as they stand in its index, without embeddings.
-
-        Args:
-            source: The source's name.
-
-        Raises:
-            ConfigurationError: There is no such source.
-        """
-        from llama_index_agentic_kb.store.chunking import chunk_to_node  # noqa: PLC0415 (loads LlamaIndex)
-
-        self._check_source(source)
-        return [chunk_to_node(chunk) for chunk in self.documents.chunks(source)]
-
-    def metadata(self, source: str) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Yield the document id and the metadata of each chunk of a source, a document's chunks one after the other.
-
-        Args:
-            source: The source's name.
-
-        Raises:
-            ConfigurationError: There is no such source.
-        """
-        self._check_source(source)
-        return ((f"{source}/{path}", metadata) for path, metadata in self.documents.metadata(source))
-
     def lexical(self, source: str) -> StoredLexicalSearch:
         """Return the lexical search (BM25) of a source; its index is brought up to date when it is searched.
-
-        Args:
-            source: The source's name.
-
-        Returns:
-            The search; the same object at each call, for all threads.
 
         Raises:
             ConfigurationError: There is no such source.
@@ -269,11 +229,28 @@ class KnowledgeStore:
                 self._lexical[source] = StoredLexicalSearch(self, source, self.path / "lexical")
             return self._lexical[source]
 
+    def nodes(self, source: str) -> list[TextNode]:
+        """Return all nodes of a source by document and place, as they stand in its index, without embeddings.
+
+        Raises:
+            ConfigurationError: There is no such source.
+        """
+        from llama_index_agentic_kb.store.chunking import chunk_to_node  # noqa: PLC0415 (loads LlamaIndex)
+
+        self._check_source(source)
+        return [chunk_to_node(chunk) for chunk in self.documents.chunks(source)]
+
+    def metadata(self, source: str) -> Iterator[tuple[str, dict[str, MetadataValue]]]:
+        """Yield the document id and the metadata of each chunk of a source, a document's chunks one after the other.
+
+        Raises:
+            ConfigurationError: There is no such source.
+        """
+        self._check_source(source)
+        return ((f"{source}/{path}", metadata) for path, metadata in self.documents.metadata(source))
+
     def remove_source(self, source: str) -> None:
         """Remove a source with its documents and vectors.
-
-        Args:
-            source: The source's name.
 
         Raises:
             ConfigurationError: There is no such source.
@@ -283,6 +260,7 @@ class KnowledgeStore:
             self.lexical(source).remove()
             self.documents.delete_source(source)
             self._graphs.remove_unused()
+            kept: dict[str, Any]
             for kept in (self._indexes, self._lexical, self._vectors):
                 kept.pop(source, None)
 
@@ -320,44 +298,43 @@ class KnowledgeStore:
         finally:
             lock.release()
 
-    # -- what is derived ---------------------------------------------------------------------------------------------
-
     def update_graph(self, source: str) -> None:
         """Build the graph of a source where too many chunks are outside of it; for the one who has the right to write.
 
         Raises:
             IngestionError: It can't be written.
         """
-        from llama_index_agentic_kb.store import vector_search  # noqa: PLC0415 (loads LlamaIndex)
+        from llama_index_agentic_kb.store import vectors  # noqa: PLC0415 (loads LlamaIndex)
 
-        if self.vectors(source).outside_graph() > vector_search.EXACT_ROWS:
+        if self.vectors(source).outside_graph() > vectors.EXACT_ROWS:
             self._graphs.build(source, anew=False)
 
-    def repair_graphs(self) -> None:
-        """Build what is missing; not while another process writes, which does it itself."""
-        with suppress(_BusyError), self.writing():
-            for info in self.sources():
+    def mend(self, *, rebuild_all: bool, progress: RepairProgress | None) -> str:
+        """Bring graphs and lexical indexes in step, for the one who has the right to write.
+
+        Args:
+            rebuild_all: Whether to build everything again; else only what is damaged or missing.
+            progress: Called after each batch of chunks.
+
+        Returns:
+            What was damaged; empty where nothing was.
+        """
+        from llama_index_agentic_kb.store import vectors  # noqa: PLC0415 (loads LlamaIndex)
+
+        found = []
+        for info in self.sources():
+            tell = partial(_tell, progress, info)
+            state = self.documents.source_state(info.name)
+            fault = "" if state is None else self._graphs.fault(state, whole=True)
+            if (fault or rebuild_all) and info.chunks > vectors.EXACT_ROWS:
+                self._graphs.build(info.name, tell, anew=True)
+            else:
                 self.update_graph(info.name)
-
-    def rebuild(self, progress: RepairProgress | None = None) -> None:
-        """Build every graph and lexical index again, for the one who has the right to write."""
-        from llama_index_agentic_kb.store import vector_search  # noqa: PLC0415 (loads LlamaIndex)
-
-        for info in self.sources():
-            if info.chunks > vector_search.EXACT_ROWS:
-                self._graphs.build(info.name, partial(_tell, progress, info), anew=True)
-            self.lexical(info.name).remove()
-            self.lexical(info.name).update()
-            if progress is not None:
-                progress(info.chunks, info.chunks, info.name)
-
-    def fault(self) -> str:
-        """Read the files of all graphs; return what is wrong with them, empty where nothing is."""
-        for info in self.sources():
-            state = self.documents.vector_state(info.name)
-            if state is not None and (fault := self._graphs.fault(state, whole=True)):
-                return fault
-        return ""
+            if rebuild_all:
+                self.lexical(info.name).remove()
+            found += [fault, self.lexical(info.name).update()]
+            tell(info.chunks)
+        return "; ".join(filter(None, found))
 
     def _check_source(self, source: str) -> None:
         names = [info.name for info in self.sources()]
@@ -408,20 +385,11 @@ def repair_store(
         IngestionError: Another process is writing into the store, or the disk is full.
     """
     started = time.monotonic()
-    directory = Path(path).resolve()
-    if not (directory / _DOCUMENTS).exists():
-        _raise_no_store(directory, path)
-    documents = DocumentDatabase(directory / _DOCUMENTS)
+    documents = _open_documents(path)
     fingerprint = _fingerprint(documents) or EmbedModelFingerprint("", 0)
-    with KnowledgeStore(directory, documents, fingerprint, None) as store, store.writing(wait):
+    with KnowledgeStore(documents.path.parent, documents, fingerprint, None) as store, store.writing(wait):
         documents.check()
-        fault = store.fault()
-        if fault or rebuild_all:
-            store.rebuild(progress)
-        else:
-            for info in store.sources():
-                store.update_graph(info.name)
-                store.lexical(info.name).update()
+        fault = store.mend(rebuild_all=rebuild_all, progress=progress)
         sources = store.sources()
     return RepairReport(
         fault=fault,
@@ -437,10 +405,20 @@ def _tell(progress: RepairProgress | None, info: SourceInfo, done: int) -> None:
         progress(done, info.chunks, info.name)
 
 
-def _raise_no_store(directory: Path, path: str | Path) -> NoReturn:
-    if any((directory / name).exists() for name in _DERIVED):
+def _open_documents(path: str | Path) -> DocumentDatabase:
+    """Open the database of a store that is there.
+
+    Raises:
+        StoreDamagedError: It is damaged, or gone from among the rest.
+        ConfigurationError: There is no store.
+    """
+    directory = Path(path).resolve()
+    documents = directory / _DOCUMENTS
+    if documents.exists():
+        return DocumentDatabase(documents)
+    if any((directory / name).exists() for name in ("graphs", "lexical")):
         raise StoreDamagedError(
-            f"{str(directory / _DOCUMENTS)!r} is gone, and with it the store's documents. Restore it, or make the "
+            f"{str(documents)!r} is gone, and with it the store's documents. Restore it, or make the "
             "store again with `agentic-kb ingest` in a directory of its own."
         )
     raise ConfigurationError(
@@ -448,27 +426,14 @@ def _raise_no_store(directory: Path, path: str | Path) -> NoReturn:
     )
 
 
-def _check_directory(directory: Path) -> None:
-    """Check that no store is made among other files.
-
-    Raises:
-        ConfigurationError: The directory holds any, or is a file.
-    """
+def _check_empty(directory: Path) -> None:
+    """Raise ``ConfigurationError`` where a store would be made among other files."""
     if directory.exists() and not directory.is_dir():
         raise ConfigurationError(f"{str(directory)!r} is a file; a store is a directory.")
     if directory.is_dir() and any(directory.iterdir()):
         raise ConfigurationError(
             f"{str(directory)!r} holds other files and no store. Choose a directory of its own for the store."
         )
-
-
-def _make_directory(directory: Path) -> None:
-    """Make a directory that only its owner can read."""
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        directory.chmod(0o700)
-    except OSError as error:
-        raise ConfigurationError(f"No store can be made in {str(directory)!r}: {error.strerror}.") from error
 
 
 def _fingerprint(documents: DocumentDatabase) -> EmbedModelFingerprint | None:

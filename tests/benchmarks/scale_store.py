@@ -117,10 +117,10 @@ def disk_bytes(path: Path) -> int:
 def _store_block(store: KnowledgeStore, block: Block) -> None:
     """Store each document in a transaction, as ingestion does."""
     chunks = [_chunk(block, at) for at in range(len(block.texts))]
-    vectors = {chunk.embedding_hash: vector for chunk, vector in zip(chunks, block.vectors.tolist(), strict=True)}
-    for start in range(0, len(chunks), PER_DOCUMENT):
-        document = chunks[start : start + PER_DOCUMENT]
-        store.documents.put_document(_document(str(document[0].metadata["file_path"])), document, vectors)
+    pieces = list(zip(chunks, block.vectors, strict=True))
+    for start in range(0, len(pieces), PER_DOCUMENT):
+        document = pieces[start : start + PER_DOCUMENT]
+        store.documents.put_document(_document(str(document[0][0].metadata["file_path"])), document)
 
 
 def _chunk(block: Block, at: int) -> Chunk:

@@ -20,9 +20,9 @@ import pytest
 
 from llama_index_agentic_kb import KnowledgeBase
 from llama_index_agentic_kb.errors import ConfigurationError, IngestionError, StoreDamagedError, StoreMismatchError
-from llama_index_agentic_kb.store import KnowledgeStore, ingest, repair_store, vector_search
+from llama_index_agentic_kb.store import KnowledgeStore, ingest, repair_store, vectors
 from llama_index_agentic_kb.store.database import DocumentDatabase
-from llama_index_agentic_kb.store.file_reader import FileReader
+from llama_index_agentic_kb.store.reading import FileReader
 from llama_index_agentic_kb.testing import HashEmbedding
 from tests.deep_folders import deep_folders
 from tests.faults.registry import fault
@@ -88,12 +88,12 @@ def refused(error: type[Exception], words: str, work: Callable[[], object]) -> N
 @contextmanager
 def with_graphs() -> Iterator[None]:
     """Graphs for sources of more than two chunks, which the documents' source has."""
-    before = vector_search.EXACT_ROWS
-    vector_search.EXACT_ROWS = 2
+    before = vectors.EXACT_ROWS
+    vectors.EXACT_ROWS = 2
     try:
         yield
     finally:
-        vector_search.EXACT_ROWS = before
+        vectors.EXACT_ROWS = before
 
 
 @fault("store", "the writer dies midway", "what it had acknowledged is found at once, by vectors and by words")
@@ -125,14 +125,14 @@ def graph_gone() -> None:
 def large_graph_gone() -> None:
     with with_graphs(), kept() as path:
         shutil.rmtree(path / "graphs")
-        before = vector_search.MAX_ROWS
-        vector_search.MAX_ROWS = 2
+        before = vectors.MAX_ROWS
+        vectors.MAX_ROWS = 2
         try:
             with opened(path) as store:
                 search = store.index("docs").as_retriever()
                 refused(StoreDamagedError, "Nothing is lost: run `agentic-kb repair", lambda: search.retrieve("snow"))
         finally:
-            vector_search.MAX_ROWS = before
+            vectors.MAX_ROWS = before
 
 
 @fault("store", "a graph is damaged and repair='auto'", "the question is answered; no text is embedded again")
@@ -275,7 +275,7 @@ def forked() -> float:
 @fault("store", "another program holds documents.db locked", "an error says so; afterwards all goes on", deadline=5.0)
 def locked() -> float:
     with kept() as path, closing(DocumentDatabase(path / "documents.db")) as other, opened(path) as store:
-        store.documents._connection.execute("PRAGMA busy_timeout = 100")
+        store.documents.timeout = 0.1
         (path.parent / "docs" / "bergen.md").write_text("# Bergen\n\nHail.")
         began = time.monotonic()
         with other.transaction():

@@ -16,7 +16,7 @@ from typing import Any
 from llama_index.core.schema import MetadataMode
 from llama_index.core.vector_stores.types import VectorStoreQuery
 
-from llama_index_agentic_kb.store import KnowledgeStore, ingest, ingestion, repair_store, vector_search
+from llama_index_agentic_kb.store import KnowledgeStore, ingest, ingestion, repair_store, vectors
 from llama_index_agentic_kb.testing import HashEmbedding
 from tests.kills.forks import Child, Tell
 
@@ -153,13 +153,13 @@ def _judge(
 
 def _ingest(docs: Path, where: Path, told: Tell) -> None:
     ingestion._BATCH_CHUNKS = BATCH
-    vector_search.EXACT_ROWS = GRAPH
+    vectors.EXACT_ROWS = GRAPH
     with KnowledgeStore.open(where, embed_model=_model(), create=True) as store:
         ingest(docs, store, progress=lambda _done, _total, path: told(Path(path).name))
 
 
 def _repair(where: Path) -> dict[str, Any]:
-    vector_search.EXACT_ROWS = GRAPH
+    vectors.EXACT_ROWS = GRAPH
     return asdict(repair_store(where))
 
 
@@ -171,7 +171,7 @@ def _look(where: Path) -> dict[str, Any]:
         store.documents.put_source(SOURCE)  # an ingestion may have been killed before it made it
         nodes = {node.node_id: node for node in store.nodes(SOURCE)}
         drawn = random.Random(len(nodes)).sample(sorted(nodes), min(SEARCHED, len(nodes)))
-        state = store.documents.vector_state(SOURCE)
+        state = store.documents.source_state(SOURCE)
         return {
             "documents": {path: one.content_hash for path, one in store.documents.documents(SOURCE).items()},
             "not_found": sum(not _is_found(store, nodes[node_id]) for node_id in drawn),

@@ -9,7 +9,6 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from llama_index.core import VectorStoreIndex
 from llama_index.core.schema import TextNode
@@ -19,7 +18,7 @@ from llama_index.vector_stores.chroma import ChromaVectorStore
 
 from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource
 from llama_index_agentic_kb.errors import StoreMismatchError
-from llama_index_agentic_kb.store.chroma import ChromaDirectory, ChromaGraph
+from llama_index_agentic_kb.store.chroma import ChromaDirectory
 from llama_index_agentic_kb.testing import HashEmbedding
 from tests.chroma_server import ChromaServer
 
@@ -88,10 +87,10 @@ def test_a_directory_can_not_make_the_client_load_a_model(
     made = _post(server.port, "", body)
     _post(server.port, f"/{made['id']}/add", {"ids": ["1"], "embeddings": [[1.0, 0.0]]})
     server.kill()
-    with closing(ChromaGraph(tmp_path / "served")) as graph:
-        assert [row for row, _ in graph.nearest(np.array([1.0, 0.0], np.float32), 1)] == [1]
-    with pytest.raises(StoreMismatchError, match="sentence_transformer"):
-        ChromaGraph(tmp_path / "served", create=True)
+    with closing(ChromaDirectory(tmp_path / "served")) as directory:
+        assert directory.collection("graph", create=False).query([[1.0, 0.0]], n_results=1)["ids"] == [["1"]]
+        with pytest.raises(StoreMismatchError, match="sentence_transformer"):
+            directory.collection("graph", create=True)
     assert loaded == []
 
 

@@ -262,7 +262,7 @@ def test_bad_files_never_stop_the_others(folder: Path, store: KnowledgeStore, tm
     reasons = {Path(path).name: reason for path, reason in report.failed}
     assert reasons["binary.txt"] == "is binary, not text"
     assert reasons["empty.md"] == "holds no text"
-    assert reasons["broken.pdf"].startswith("can't be read as PDF")
+    assert reasons["broken.pdf"].startswith("can't be read as .pdf")
     assert "leads nowhere" in reasons["gone.md"]
     assert reasons["b\\udcff.txt"] == "has a name that is not valid text"
     assert "is not of a kind that is read" in reasons[Path(__file__).name]

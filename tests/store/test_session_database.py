@@ -15,20 +15,14 @@ from typing import Any
 
 import psutil  # type: ignore[import-untyped]  # has no types
 import pytest
-from alembic.autogenerate import compare_metadata
-from alembic.config import Config
-from alembic.runtime.migration import MigrationContext
-from alembic.script import ScriptDirectory
-from sqlalchemy import create_engine
 
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError, SessionStoreError
 from llama_index_agentic_kb.schema.answer import Answer
-from llama_index_agentic_kb.store import session_database, session_tables
+from llama_index_agentic_kb.store import session_database
 from llama_index_agentic_kb.store.sessions import SessionStore
 from tests.kills_sessions.postgres import PostgresServer, why_not
 
 ANSWER = Answer(text="a")
-MIGRATIONS = Path(session_tables.__file__).with_name("session_migrations")
 needs_postgres = pytest.mark.skipif(why_not() is not None, reason=str(why_not()))
 
 
@@ -45,31 +39,11 @@ def postgres() -> Iterator[PostgresServer]:
         yield server
 
 
-def differences(url: Any) -> list[Any]:
-    """What the tables lack of what the code says they are."""
-    engine = create_engine(url)
-    with engine.connect() as connection:
-        context = MigrationContext.configure(connection, opts={"version_table": session_tables.VERSION_TABLE})
-        found: list[Any] = compare_metadata(context, session_tables.METADATA)
-    engine.dispose()
-    return found
-
-
-def test_migrations_make_the_tables_that_the_code_knows(path: Path) -> None:
-    """The newest revision is the one that the code names, and leaves the very tables of the code."""
-    config = Config()
-    config.set_main_option("script_location", str(MIGRATIONS))
-    assert ScriptDirectory.from_config(config).get_heads() == [session_tables.REVISION]
-    SessionStore(path).close()
-    assert differences(f"sqlite:///{path}") == []
-
-
 @pytest.mark.slow
 @needs_postgres
-def test_migrations_make_the_same_tables_in_postgresql(postgres: PostgresServer) -> None:
-    """So they do in PostgreSQL, where eight stores that are opened at once make them once."""
+def test_tables_are_made_once_in_postgresql(postgres: PostgresServer) -> None:
+    """By eight stores that are opened at once."""
     _open_at_once(postgres.url, threads=8)
-    assert differences(postgres.url.replace("://", "+psycopg://")) == []
 
 
 def test_a_store_is_opened_by_many_at_once(path: Path) -> None:
@@ -142,7 +116,7 @@ def test_a_database_of_a_newer_release_is_refused(path: Path) -> None:
     """It is left as it is, and the remedy is told."""
     SessionStore(path).close()
     with sqlite3.connect(path) as connection:
-        connection.execute(f"UPDATE {session_tables.VERSION_TABLE} SET version_num = '9999'")
+        connection.execute(f"UPDATE {session_database.VERSION_TABLE} SET version_num = '9999'")
     connection.close()
     with pytest.raises(ConfigurationError, match=r"has revision 9999; this release knows .* Upgrade"):
         SessionStore(path)

@@ -18,15 +18,15 @@ import pytest
 from llama_index.core.vector_stores.types import VectorStoreQuery
 
 from llama_index_agentic_kb.errors import ConfigurationError, IngestionError
-from llama_index_agentic_kb.store import KnowledgeStore, ingest, vector_search
+from llama_index_agentic_kb.store import KnowledgeStore, ingest, vectors
 from llama_index_agentic_kb.testing import HashEmbedding
 
 _OTHER = """
 import json, sys, time
-from llama_index_agentic_kb.store import KnowledgeStore, ingest, vector_search
+from llama_index_agentic_kb.store import KnowledgeStore, ingest, vectors
 from llama_index_agentic_kb.testing import HashEmbedding
 
-vector_search.EXACT_ROWS = 0
+vectors.EXACT_ROWS = 0
 stores = {}
 for line in sys.stdin:
     order = json.loads(line)
@@ -65,7 +65,7 @@ def order() -> Iterator[Order]:
 @pytest.fixture(autouse=True)
 def graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph for each source, however small."""
-    monkeypatch.setattr(vector_search, "EXACT_ROWS", 0)
+    monkeypatch.setattr(vectors, "EXACT_ROWS", 0)
 
 
 @pytest.fixture
@@ -223,9 +223,9 @@ def test_a_child_may_open_what_its_parent_has_not(kept: KnowledgeStore) -> None:
     code = f"""
 import os, sys
 import llama_index_agentic_kb.store.chroma
-from llama_index_agentic_kb.store import KnowledgeStore, vector_search
+from llama_index_agentic_kb.store import KnowledgeStore, vectors
 from llama_index_agentic_kb.testing import HashEmbedding
-vector_search.EXACT_ROWS = 0
+vectors.EXACT_ROWS = 0
 pid = os.fork()
 if pid == 0:
     with KnowledgeStore.open({str(kept.path)!r}, embed_model=HashEmbedding()) as store:

@@ -217,11 +217,11 @@ def directory_of_other_release(directory: Path) -> None:
 def test_an_ingestion_that_died_is_made_good(kept: KnowledgeStore, open_store: Open) -> None:
     """Documents whose words were not committed any more are found by the next search."""
     documents = kept.documents.documents("docs")
-    chunks = kept.documents.chunks("docs", "oslo.md")
+    chunks = [chunk for chunk in kept.documents.chunks("docs") if chunk.metadata["file_path"] == "oslo.md"]
     vectors = kept.documents.vectors_by_embedding("docs", [chunk.embedding_hash for chunk in chunks])
     kept.documents.delete_document("docs", "oslo.md")  # as an ingestion does, before the lexical index follows
     assert titles(kept.lexical("docs").search("Oslo snow", 5)) == []
-    kept.documents.put_document(documents["oslo.md"], chunks, {key: one.tolist() for key, one in vectors.items()})
+    kept.documents.put_document(documents["oslo.md"], [(chunk, vectors[chunk.embedding_hash]) for chunk in chunks])
     assert titles(open_store().lexical("docs").search("Oslo snow", 5)) == ["Oslo"]
 
 

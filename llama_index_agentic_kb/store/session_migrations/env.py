@@ -1,10 +1,13 @@
-"""What Alembic runs: all migrations in the transaction that the caller has begun."""
+"""What Alembic runs: all migrations in the transaction that ``store.session_database`` has begun.
+
+A new revision stands in ``versions/``, under the next number, and ``session_database.REVISION`` names it.
+"""
 
 from __future__ import annotations
 
 from alembic import context
 
-from llama_index_agentic_kb.store.session_tables import METADATA, VERSION_TABLE
+from llama_index_agentic_kb.store.session_database import METADATA, VERSION_TABLE
 
 context.configure(
     connection=context.config.attributes["connection"], target_metadata=METADATA, version_table=VERSION_TABLE

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -21,10 +22,9 @@ from llama_index.core.vector_stores.types import (
 )
 from llama_index.vector_stores.chroma import ChromaVectorStore
 
-from llama_index_agentic_kb.errors import DeadlineExceededError, RetrievalError
-from llama_index_agentic_kb.store import filtered_search
-from llama_index_agentic_kb.store.filtered_search import ChromaFilteredSearch
-from llama_index_agentic_kb.store.where import matching_ids
+from llama_index_agentic_kb.errors import DeadlineExceededError, DeniedError, RetrievalError
+from llama_index_agentic_kb.store import chroma_search
+from llama_index_agentic_kb.store.chroma_search import ChromaFilteredSearch
 
 ROWS = 3_000
 DIMENSION = 64
@@ -100,12 +100,25 @@ def _query(vector: Any, filters: MetadataFilters, top_k: int = TOP_K) -> VectorS
     return VectorStoreQuery(query_embedding=[float(x) for x in vector], similarity_top_k=top_k, filters=filters)
 
 
-def _anything(_: BaseNode) -> bool:
-    return True
+_COMPARED: dict[FilterOperator, Callable[[Any, Any], bool]] = {
+    FilterOperator.EQ: operator.eq,
+    FilterOperator.NE: operator.ne,
+    FilterOperator.IN: lambda value, wanted: value in wanted,
+    FilterOperator.NIN: lambda value, wanted: value not in wanted,
+}
 
 
-def _has(key: str, node: BaseNode) -> bool:
-    return key in node.metadata
+def _passes(filters: MetadataFilters | MetadataFilter, node: BaseNode) -> bool:
+    """The check that goes with a filter: a condition on an absent key never holds."""
+    if isinstance(filters, MetadataFilters):
+        parts = (_passes(one, node) for one in filters.filters)
+        return any(parts) if filters.condition is FilterCondition.OR else all(parts)
+    return filters.key in node.metadata and _COMPARED[filters.operator](node.metadata[filters.key], filters.value)
+
+
+def _search(store: ChromaVectorStore, query: VectorStoreQuery, **arguments: Any) -> Found:
+    assert query.filters is not None
+    return ChromaFilteredSearch(store)(query, partial(_passes, query.filters), **arguments)
 
 
 def _ids(found: Found) -> list[str]:
@@ -116,9 +129,9 @@ def _ids(found: Found) -> list[str]:
 def searching(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each way in which rows are searched, however few they are."""
     if request.param != "exactly":
-        monkeypatch.setattr(filtered_search, "EXACT_ROWS", 1)
+        monkeypatch.setattr(chroma_search, "EXACT_ROWS", 1)
     if request.param == "sieved":
-        monkeypatch.setattr(filtered_search, "fits", lambda _: False)
+        monkeypatch.setattr(chroma_search, "fits", lambda _: False)
 
 
 Search = Callable[[VectorStoreQuery], VectorStoreQueryResult]
@@ -145,8 +158,7 @@ def test_chromas_own_query_loses_rows_here(rows: Rows) -> None:
 @pytest.mark.parametrize(("key", "value"), [("one_in_10", 3), ("one_in_100", 33), ("one_in_1000", 333), ("near", True)])
 def test_recall_under_a_filter(rows: Rows, key: str, value: Any) -> None:
     """Of what an exact search finds under filters of 10, 1 and 0.1 %, and near a query, at least 99 % is found."""
-    search = ChromaFilteredSearch(rows.stores["cosine"])
-    assert _recall(rows, lambda query: search(query, _anything)[0], key, value) >= 0.99
+    assert _recall(rows, lambda query: _search(rows.stores["cosine"], query)[0], key, value) >= 0.99
 
 
 @pytest.mark.parametrize("space", ["cosine", "l2", "ip"])
@@ -155,7 +167,7 @@ def test_nodes_and_scores_are_the_stores_own(rows: Rows, space: str) -> None:
     store = rows.stores[space]
     query = _query(rows.queries[1], _is("one_in_10", 7))
     plain = store.query(query)
-    own, note = ChromaFilteredSearch(store)(query, _anything)
+    own, note = _search(store, query)
     count = sum(one["one_in_10"] == 7 for one in rows.metadata[: store.client.count()])
     assert note == f"filter matches {count}: searched exactly"
     expected = dict(zip(plain.ids or [], zip(plain.nodes or [], plain.similarities or [], strict=True), strict=True))
@@ -175,29 +187,28 @@ def test_rows_without_the_key_take_no_places(rows: Rows) -> None:
     for filters in (_is("team", "red", FilterOperator.NE), _is("team", ["red", "green"], FilterOperator.NIN)):
         query = _query(rows.queries[2], filters)
         assert sum("team" in node.metadata for node in store.query(query).nodes or []) < TOP_K
-        found = ChromaFilteredSearch(store)(query, partial(_has, "team"))
-        assert _ids(found) == rows.nearest("cosine", rows.queries[2], "team", "blue")
+        assert _ids(_search(store, query)) == rows.nearest("cosine", rows.queries[2], "team", "blue")
 
 
 @pytest.mark.usefixtures("searching")
 def test_a_filter_that_matches_nothing_or_fails_always_finds_nothing(rows: Rows) -> None:
     """No rows are no error, and rows that fail the check are never returned."""
     search = ChromaFilteredSearch(rows.stores["cosine"])
-    assert _ids(search(_query(rows.queries[0], _is("one_in_10", 99)), _anything)) == []
+    assert _ids(_search(rows.stores["cosine"], _query(rows.queries[0], _is("one_in_10", 99)))) == []
     assert _ids(search(_query(rows.queries[0], _is("one_in_10", 3)), lambda _: False)) == []
 
 
 def test_new_rows_are_found_at_once() -> None:
     """A collection of somebody else's may change at any time."""
     store = _small_store(40)
-    search, query = ChromaFilteredSearch(store), _query([1.0, 0.0], _is("even", value=True), top_k=2)
-    assert _ids(search(query, _anything)) == ["n0", "n2"]
+    query = _query([1.0, 0.0], _is("even", value=True), top_k=2)
+    assert _ids(_search(store, query)) == ["n0", "n2"]
     store.add([_small(100, even=True)])
-    assert _ids(search(query, _anything)) == ["n100", "n0"]
+    assert _ids(_search(store, query)) == ["n100", "n0"]
 
 
 def test_filters_larger_than_one_request() -> None:
-    """40,000 values and 2,000 conditions, which Chroma refuses in one request, are asked for in several."""
+    """40,000 values and 2,000 conditions, which Chroma refuses in one request, are found all the same."""
     store = _small_store(30)
     odd_names = [f"name {at}" for at in range(1, 30, 2)]
     values = [*odd_names, *(f"other {at}" for at in range(40_000))]
@@ -211,18 +222,17 @@ def test_filters_larger_than_one_request() -> None:
         ],
         condition=FilterCondition.OR,
     )
-    search = ChromaFilteredSearch(store)
-    assert _ids(search(query, _anything)) == ["n1", "n3", "n5"]
-    assert _ids(search(_query([1.0, 0.0], either, top_k=3), _anything)) == ["n1", "n3", "n5"]
+    assert _ids(_search(store, query)) == ["n1", "n3", "n5"]
+    assert _ids(_search(store, _query([1.0, 0.0], either, top_k=3))) == ["n1", "n3", "n5"]
 
 
 def test_rows_far_from_the_query_are_found(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where too few of the nearest rows of all match a large filter, the matching rows are compared one by one."""
-    monkeypatch.setattr(filtered_search, "EXACT_ROWS", 100)
-    monkeypatch.setattr(filtered_search, "MAX_CANDIDATES", 100)
-    monkeypatch.setattr(filtered_search, "fits", lambda _: False)
+    monkeypatch.setattr(chroma_search, "EXACT_ROWS", 100)
+    monkeypatch.setattr(chroma_search, "MAX_CANDIDATES", 100)
+    monkeypatch.setattr(chroma_search, "fits", lambda _: False)
     query = _query(-rows.queries[0], _is("near", value=True))  # its opposite: all others are nearer
-    found = ChromaFilteredSearch(rows.stores["cosine"])(query, _anything)
+    found = _search(rows.stores["cosine"], query)
     assert found[1] == "filter matches 300: searched exactly"
     assert _ids(found) == rows.nearest("cosine", -rows.queries[0], "near", value=True)
 
@@ -230,16 +240,15 @@ def test_rows_far_from_the_query_are_found(rows: Rows, monkeypatch: pytest.Monke
 def test_no_request_is_begun_after_the_deadline(rows: Rows) -> None:
     """A thread can't be stopped, but it stops itself."""
     query = _query(rows.queries[0], _is("one_in_10", 3))
-    search = ChromaFilteredSearch(rows.stores["cosine"])
     with pytest.raises(DeadlineExceededError, match="at its deadline"):
-        search(query, _anything, deadline=time.monotonic() - 1)
-    assert len(_ids(search(query, _anything, deadline=time.monotonic() + 60))) == TOP_K
+        _search(rows.stores["cosine"], query, deadline=time.monotonic() - 1)
+    assert len(_ids(_search(rows.stores["cosine"], query, deadline=time.monotonic() + 60))) == TOP_K
 
 
 def test_a_vector_of_another_model_is_refused(rows: Rows) -> None:
     """A query of another length names both lengths."""
     with pytest.raises(RetrievalError, match="3 dimensions, those of the collection have 64"):
-        ChromaFilteredSearch(rows.stores["cosine"])(_query([1.0, 2.0, 3.0], _is("one_in_10", 3)), _anything)
+        _search(rows.stores["cosine"], _query([1.0, 2.0, 3.0], _is("one_in_10", 3)))
 
 
 def test_the_distance_is_read_from_the_collection() -> None:
@@ -247,29 +256,23 @@ def test_the_distance_is_read_from_the_collection() -> None:
     client = chromadb.EphemeralClient()
     collection = client.create_collection("space-by-metadata", metadata={"hnsw:space": "ip"})
     try:
-        assert filtered_search._space(collection) == "ip"
+        assert chroma_search._space(collection) == "ip"
     finally:
         client.delete_collection("space-by-metadata")
 
     odd = SimpleNamespace(configuration_json={"hnsw": None, "spann": {"space": "cosine"}}, metadata=None)
-    assert filtered_search._space(odd) == "cosine"
+    assert chroma_search._space(odd) == "cosine"
     odd.configuration_json = {}
-    assert filtered_search._space(odd) == ""
+    assert chroma_search._space(odd) == ""
 
 
-def test_reading_ids_stops_between_requests() -> None:
-    """A filter of several requests does not ask for the next part after the deadline."""
-    asked: list[Any] = []
-
-    def get(where: Any) -> list[str]:
-        asked.append(where)
-        time.sleep(0.05)
-        return []
-
-    asked_for = {"name": {"$in": [str(at) for at in range(30_000)]}}
-    with pytest.raises(DeadlineExceededError):
-        matching_ids(get, asked_for, time.monotonic() + 0.02)
-    assert len(asked) == 1
+def test_what_chroma_has_no_word_for_is_denied(rows: Rows) -> None:
+    """Never sent as something else, never left out."""
+    with pytest.raises(DeniedError, match="no operator 'contains'"):
+        _search(rows.stores["cosine"], _query(rows.queries[0], _is("team", "x", FilterOperator.CONTAINS)))
+    negated = MetadataFilters(filters=_is("team", "x").filters, condition=FilterCondition.NOT)
+    with pytest.raises(DeniedError, match="no 'not'"):
+        _search(rows.stores["cosine"], _query(rows.queries[0], negated))
 
 
 def _small(at: int, *, even: bool) -> TextNode:

@@ -34,7 +34,7 @@ from llama_index_agentic_kb.errors import (
 )
 from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterNode, matches
 from llama_index_agentic_kb.sources.filters import lower
-from llama_index_agentic_kb.store import KnowledgeStore, graphs, repair_store, vector_search
+from llama_index_agentic_kb.store import KnowledgeStore, chroma, repair_store, vectors
 from llama_index_agentic_kb.store.database import Chunk, MetadataValue, StoredDocument
 from llama_index_agentic_kb.testing import HashEmbedding
 
@@ -73,7 +73,7 @@ class Rows:
                 Chunk(f"n{at}", at, f"text {at}", metadata_of(at) | {"title": "T", "document_id": "d"}, f"e{at}", 0, 1)
                 for at in ids
             ]
-            store.documents.put_document(document, chunks, {f"e{at}": self.vectors[at].tolist() for at in ids})
+            store.documents.put_document(document, zip(chunks, self.vectors[ids], strict=True))
 
     def nearest(self, query: np.ndarray[Any, Any], passes: Callable[[Metadata], bool], top_k: int = TOP_K) -> list[str]:
         """Return the ids that a comparison with all rows gives, best first."""
@@ -91,7 +91,7 @@ def rows() -> Rows:
 @pytest.fixture
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph from 50 rows on."""
-    monkeypatch.setattr(vector_search, "EXACT_ROWS", 50)
+    monkeypatch.setattr(vectors, "EXACT_ROWS", 50)
 
 
 @pytest.fixture
@@ -166,8 +166,8 @@ def test_rows_far_from_the_query_are_found(
     with_graph: KnowledgeStore, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Where too few of the nearest rows match a filter, all that match are compared."""
-    monkeypatch.setattr(vector_search, "CANDIDATES", 20)
-    monkeypatch.setattr(vector_search, "MAX_CANDIDATES", 20)
+    monkeypatch.setattr(vectors, "CANDIDATES", 20)
+    monkeypatch.setattr(vectors, "MAX_CANDIDATES", 20)
     query = rows.queries[2]
     result, note = with_graph.vectors(SOURCE).search(asked(query, lower(Condition(key="even", value=True))))
     assert note == "filter matches 300 of 600: too few among the 20 nearest of all: searched exactly"
@@ -189,7 +189,7 @@ def test_changes_are_found_at_once(with_graph: KnowledgeStore, rows: Rows) -> No
             assert all(int(node_id[1:]) >= 100 for node_id in ids)
         document = StoredDocument(SOURCE, "new", "/o", "/r", "hash", "settings")
         chunk = Chunk("new", 0, "new", {"title": "T", "document_id": "d", "even": True}, "new", None, None)
-        with_graph.documents.put_document(document, [chunk], {"new": query.tolist()})
+        with_graph.documents.put_document(document, [(chunk, query)])
         for one in (with_graph, other):
             assert found(one, query)[0] == "new"
             assert found(one, query, Condition(key="even", value=True))[0] == "new"
@@ -223,7 +223,7 @@ def test_a_damaged_graph_costs_no_answer(with_graph: KnowledgeStore, rows: Rows,
     with KnowledgeStore.open(path, embed_model=model()) as store:
         assert recall(store, rows) == 1
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(vector_search, "MAX_ROWS", 100)
+            patch.setattr(vectors, "MAX_ROWS", 100)
             with (
                 KnowledgeStore.open(path, embed_model=model()) as other,
                 pytest.raises(StoreDamagedError, match=r"Nothing is lost: run `agentic-kb repair --store"),
@@ -242,16 +242,16 @@ def test_a_damaged_graph_costs_no_answer(with_graph: KnowledgeStore, rows: Rows,
 def test_a_half_built_graph_is_never_used(with_graph: KnowledgeStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a killed process left is removed by the next one that builds; a failed build leaves the one before."""
     (with_graph.path / "graphs" / "half").mkdir()
-    before = with_graph.documents.vector_state(SOURCE)
+    before = with_graph.documents.source_state(SOURCE)
 
     def fail(*_: object) -> None:
         raise OSError("No space left on device")
 
     with monkeypatch.context() as patch:
-        patch.setattr(graphs.Graphs, "_fill", fail)
+        patch.setattr(chroma.Graphs, "_fill", fail)
         with pytest.raises(Exception, match="can't be built: OSError: No space left"):
             repair_store(with_graph.path, rebuild_all=True)
-    assert with_graph.documents.vector_state(SOURCE) == before
+    assert with_graph.documents.source_state(SOURCE) == before
     repair_store(with_graph.path, rebuild_all=True)
     assert [entry.name for entry in (with_graph.path / "graphs").iterdir()] == list(
         with_graph.documents.graph_directories()

@@ -17,40 +17,41 @@ import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from itertools import islice
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import numpy as np
 from llama_index.core.bridge.pydantic import PrivateAttr
 from llama_index.core.schema import BaseNode
 from llama_index.core.vector_stores.types import (
     BasePydanticVectorStore,
+    FilterCondition,
+    MetadataFilter,
     MetadataFilters,
     VectorStoreQuery,
     VectorStoreQueryMode,
     VectorStoreQueryResult,
 )
+from llama_index.core.vector_stores.types import FilterOperator as Operator
 
 from llama_index_agentic_kb.errors import (
     ConfigurationError,
     DeadlineExceededError,
+    DeniedError,
     RetrievalError,
     StoreDamagedError,
 )
+from llama_index_agentic_kb.store.chroma import GraphError, Graphs
 from llama_index_agentic_kb.store.chunking import chunk_to_node
-from llama_index_agentic_kb.store.database import Floats, Ids, VectorState
-from llama_index_agentic_kb.store.graphs import GraphError, Graphs
-from llama_index_agentic_kb.store.ranking import Passes, check_deadline, growing, take, unit
-from llama_index_agentic_kb.store.sql_filters import sql_filter
+from llama_index_agentic_kb.store.database import Floats, Ids, SourceState
 
 if TYPE_CHECKING:
     from llama_index_agentic_kb.search.lexical import LexicalSearch
     from llama_index_agentic_kb.store.store import KnowledgeStore
-
-__all__ = ["EXACT_ROWS", "MAX_ROWS", "SourceVectors", "StoreVectorStore"]
 
 EXACT_ROWS = 20_000
 """Rows that are compared exactly: 30 MB at 384 dimensions, 2-4 ms a query, where a graph takes 2 ms."""
@@ -62,11 +63,16 @@ MARGIN: Final = 5
 """A sieve takes at least, and at most, so many of the nearest rows; so many times what is needed on average."""
 MEMORY_BYTES: Final = 256 << 20
 """What the rows of all remembered filters of a source may take together."""
-
 _ATTEMPTS: Final = 5
+_MAX_PORTION: Final = 2_000
 
+Key = TypeVar("Key", int, str)
+Passes: TypeAlias = Callable[[BaseNode], bool]
+"""Checks a node against a filter."""
 Ranked: TypeAlias = tuple[int, float]
 """A chunk's id and its distance."""
+Sql: TypeAlias = tuple[str, list[object]]
+"""A condition and its parameters."""
 
 
 @dataclass(eq=False)
@@ -100,7 +106,7 @@ class _Matches:
 class _Loaded:
     """What is in memory of one state of a source: the rows that its graph lacks, and those of filters."""
 
-    state: VectorState
+    state: SourceState
     last_id: int
     later: _Rows
     total: int
@@ -144,59 +150,60 @@ class SourceVectors:
             StoreDamagedError: The graph of a large source can't be used; the message names the remedy.
             ConfigurationError: The source is gone.
         """
-        vector = self._vector(query)
+        if query.mode is not VectorStoreQueryMode.DEFAULT:
+            raise RetrievalError(f"A knowledge store searches in the mode 'default'; found {query.mode.value!r}.")
+        vector = unit(np.asarray(query.query_embedding, dtype=np.float32)) if query.query_embedding else None
+        if vector is not None and len(vector) != self._dimension:
+            raise RetrievalError(
+                f"The query's vector has {len(vector)} dimensions, those of the store have {self._dimension}: embed "
+                "queries with the model that the store was made with."
+            )
         where = _where(query)
+        taken = partial(take, fetch=self._nodes, top_k=query.similarity_top_k, passes=passes, deadline=deadline)
         for _ in range(_ATTEMPTS):
             # A graph that fails is not used again: it was replaced since, or it is damaged.
             with suppress(GraphError):
-                return self._search(query.similarity_top_k, vector, where, passes, deadline)
+                with self._turn(deadline):
+                    loaded = self._current()
+                    matches = None if where is None else self._matches(loaded, *where)
+                if vector is None:
+                    ids = self._store.documents.ids(self._source) if matches is None else matches.ids
+                    return taken((row, 0.0) for row in ids.tolist()), "listed"
+                if matches is None:
+                    nearest = partial(self._nearest, loaded, vector)
+                    return taken(growing(nearest, query.similarity_top_k, loaded.total)), "searched"
+                found, how = self._filtered(loaded, matches, vector, query.similarity_top_k, taken, deadline)
+                return found, f"filter matches {len(matches.ids):,} of {loaded.total:,}: {how}"
         raise RetrievalError(f"The vectors of the source {self._source!r} were replaced again and again; ask again.")
 
-    def _search(
+    def _filtered(
         self,
+        loaded: _Loaded,
+        matches: _Matches,
+        vector: Floats,
         top_k: int,
-        vector: Floats | None,
-        where: tuple[str, list[object]] | None,
-        passes: Passes | None,
+        taken: Callable[[Iterable[Ranked]], VectorStoreQueryResult],
         deadline: float | None,
     ) -> tuple[VectorStoreQueryResult, str]:
-        with self._turn(deadline):
-            loaded = self._current()
-            matches = None if where is None else self._matches(loaded, *where)
-        taken = partial(take, fetch=self._nodes, top_k=top_k, passes=passes, deadline=deadline)
-        if vector is None:
-            ids = self._store.documents.ids(self._source) if matches is None else matches.ids
-            return taken((row, 0.0) for row in ids.tolist()), "listed"
-        nearest = partial(self._nearest, loaded, vector)
-        if matches is None:
-            return taken(growing(nearest, top_k, loaded.total)), "searched"
-        note = f"filter matches {len(matches.ids):,} of {loaded.total:,}: "
         if not len(matches.ids):
-            return taken(iter(())), note + "nothing to search"
+            return taken([]), "nothing to search"
         if matches.rows is not None:
-            exact = partial(matches.rows.nearest, vector)
-            return taken(growing(exact, top_k, len(matches.ids))), note + "searched exactly"
-        count = max(CANDIDATES, math.ceil(MARGIN * top_k * loaded.total / len(matches.ids)))
+            return taken(growing(partial(matches.rows.nearest, vector), top_k, len(matches.ids))), "searched exactly"
         limit = min(loaded.total, MAX_CANDIDATES)
-        ranked = growing(nearest, min(limit, count), limit)
-        found = taken(one for one in ranked if _holds(matches.ids, one[0]))
+        count = max(CANDIDATES, math.ceil(MARGIN * top_k * loaded.total / len(matches.ids)))
+        ranked = growing(partial(self._nearest, loaded, vector), min(limit, count), limit)
+        found = taken(item for item in ranked if _holds(matches.ids, item[0]))
         if len(found.ids or []) >= top_k:
-            return found, note + "taken from the nearest of all"
-        found = taken(iter(self._in_blocks(vector, matches.ids, deadline)))
-        return found, note + f"too few among the {limit:,} nearest of all: searched exactly"
-
-    def lexical(self) -> LexicalSearch:
-        """Return the source's search by words."""
-        return self._store.lexical(self._source)
+            return found, "taken from the nearest of all"
+        found = taken(self._in_blocks(vector, matches.ids, deadline))
+        return found, f"too few among the {limit:,} nearest of all: searched exactly"
 
     def outside_graph(self) -> int:
         """Return how many chunks the source's graph lacks, and how many of its chunks are gone."""
         state, documents = self._state(), self._store.documents
-        held = self._graphs.count(state)
-        if held is None:
-            return documents.count(self._source)
+        held, total = self._graphs.count(state), documents.count(self._source)
         there = documents.count(self._source, state.last_id)
-        return documents.count(self._source) - there + held - there
+        return total if held is None else total - there + held - there
 
     # -- what is in memory -------------------------------------------------------------------------------------------
 
@@ -211,8 +218,8 @@ class SourceVectors:
         finally:
             self._lock.release()
 
-    def _state(self) -> VectorState:
-        state = self._store.documents.vector_state(self._source)
+    def _state(self) -> SourceState:
+        state = self._store.documents.source_state(self._source)
         if state is None:
             raise ConfigurationError(f"The store {str(self._store.path)!r} has no source {self._source!r} any more.")
         return state
@@ -225,7 +232,7 @@ class SourceVectors:
         last_id = 0 if self._graphs.count(state) is None else state.last_id
         if old is not None and (old.state, old.last_id) == (state, last_id):
             return old
-        ids = self._store.documents.ids_after(self._source, last_id)
+        ids = self._store.documents.ids(self._source, after=last_id)
         if len(ids) > MAX_ROWS:
             raise StoreDamagedError(
                 f"The vectors of the source {self._source!r} have no usable graph, and {len(ids):,} are too many to "
@@ -261,25 +268,12 @@ class SourceVectors:
 
     # -- ranking -----------------------------------------------------------------------------------------------------
 
-    def _vector(self, query: VectorStoreQuery) -> Floats | None:
-        if query.mode is not VectorStoreQueryMode.DEFAULT:
-            raise RetrievalError(f"A knowledge store searches in the mode 'default'; found {query.mode.value!r}.")
-        if not query.query_embedding:
-            return None
-        vector = unit(np.asarray(query.query_embedding, dtype=np.float32))
-        if len(vector) != self._dimension:
-            raise RetrievalError(
-                f"The query's vector has {len(vector)} dimensions, those of the store have {self._dimension}: embed "
-                "queries with the model that the store was made with."
-            )
-        return vector
-
     def _nearest(self, loaded: _Loaded, vector: Floats, count: int) -> list[Ranked]:
         """Return the nearest rows of all: of the graph, and of those that came later."""
         ranked = loaded.later.nearest(vector, count)
         if loaded.last_id:
             ranked += self._graphs.nearest(loaded.state, vector, count)
-            ranked.sort(key=lambda one: (one[1], one[0]))
+            ranked.sort(key=lambda item: (item[1], item[0]))
         return ranked[:count]
 
     def _in_blocks(self, vector: Floats, ids: Ids, deadline: float | None) -> list[Ranked]:
@@ -288,27 +282,105 @@ class SourceVectors:
         for start in range(0, len(ids), EXACT_ROWS):
             check_deadline(deadline)
             best += self._rows(ids[start : start + EXACT_ROWS]).nearest(vector, MAX_CANDIDATES)
-        return sorted(best, key=lambda one: (one[1], one[0]))
+        return sorted(best, key=lambda item: (item[1], item[0]))
 
-    def _nodes(self, rows: list[int]) -> dict[int, BaseNode]:
-        return {chunk.id: chunk_to_node(chunk) for chunk in self._store.documents.chunks_of("id", rows)}
+    def _nodes(self, ids: list[int]) -> dict[int, BaseNode]:
+        return {chunk.id: chunk_to_node(chunk) for chunk in self._store.documents.chunks_of("id", ids)}
+
+
+def growing(
+    nearest: Callable[[int], Sequence[tuple[Key, float]]], count: int, limit: int
+) -> Iterator[tuple[Key, float]]:
+    """Yield the nearest rows, best first, asking for four times as many as long as they are taken.
+
+    Args:
+        nearest: Returns so many rows, each with its distance.
+        count: How many are asked for at first.
+        limit: How many are asked for at most.
+    """
+    seen: set[Key] = set()
+    while True:
+        ranked = nearest(count)
+        yield from (item for item in ranked if item[0] not in seen)
+        if count >= limit or len(ranked) <= len(seen):
+            return
+        seen.update(key for key, _ in ranked)
+        count = min(limit, count * 4)
+
+
+def take(
+    ranked: Iterable[tuple[Key, float]],
+    fetch: Callable[[list[Key]], Mapping[Key, BaseNode]],
+    top_k: int,
+    passes: Passes | None,
+    deadline: float | None,
+) -> VectorStoreQueryResult:
+    """Fetch nodes, best first, until enough of them are there and pass the check.
+
+    Args:
+        ranked: Rows with their distances.
+        fetch: Returns the nodes of some rows; rows that are gone are left out.
+        top_k: How many nodes at most.
+        passes: The check; None lets all through.
+        deadline: ``time.monotonic()`` after which nothing more is fetched; None goes on.
+
+    Returns:
+        The nodes with the similarities that LlamaIndex's Chroma store gives, exp(-distance).
+    """
+    left = iter(ranked)
+    taken: list[tuple[BaseNode, float]] = []
+    portion = top_k
+    while len(taken) < top_k and (rows := list(islice(left, portion))):
+        check_deadline(deadline)
+        nodes = fetch([key for key, _ in rows])
+        found = ((nodes[key], far) for key, far in rows if key in nodes)
+        taken += [(node, far) for node, far in found if passes is None or passes(node)]
+        portion = min(portion * 2, _MAX_PORTION)
+    del taken[top_k:]
+    return VectorStoreQueryResult(
+        nodes=[node for node, _ in taken],
+        similarities=[math.exp(-far) for _, far in taken],
+        ids=[node.node_id for node, _ in taken],
+    )
+
+
+def unit(vectors: Floats) -> Floats:
+    """Return vectors at length 1; zeros stay zeros."""
+    length = np.linalg.norm(vectors, axis=-1, keepdims=True)
+    scaled: Floats = (vectors / np.where(length == 0, 1, length)).astype(np.float32)
+    return scaled
+
+
+def check_deadline(deadline: float | None) -> None:
+    """Raise ``DeadlineExceededError`` where the time is over: a thread can only stop itself, between two steps."""
+    if deadline is not None and time.monotonic() >= deadline:
+        raise DeadlineExceededError("the filtered search was still under way at its deadline")
+
+
+def _holds(ids: Ids, row: int) -> bool:
+    at = int(np.searchsorted(ids, row))
+    return at < len(ids) and int(ids[at]) == row
 
 
 class StoreVectorStore(BasePydanticVectorStore):
-    """A source of a store as a LlamaIndex vector store; documents come into it by ``ingest`` alone.
+    """LlamaIndex's view of a source's vectors: they are searched here, and changed by ingestion alone.
 
     Args:
         vectors: The source's search.
-        documents: The store's record.
+        lexical: The source's search by words.
     """
 
     stores_text: bool = True
     is_embedding_query: bool = True
-    _vectors: SourceVectors = PrivateAttr()
+    flat_metadata: bool = True
 
-    def __init__(self, vectors: SourceVectors) -> None:
+    _vectors: SourceVectors = PrivateAttr()
+    _lexical: LexicalSearch = PrivateAttr()
+
+    def __init__(self, vectors: SourceVectors, lexical: LexicalSearch) -> None:
         super().__init__(stores_text=True)
         self._vectors = vectors
+        self._lexical = lexical
 
     @classmethod
     def class_name(cls) -> str:
@@ -328,7 +400,7 @@ class StoreVectorStore(BasePydanticVectorStore):
     @property
     def lexical_search(self) -> LexicalSearch:
         """The word search that sources use beside it."""
-        return self._vectors.lexical()
+        return self._lexical
 
     def query(self, query: VectorStoreQuery, **_: Any) -> VectorStoreQueryResult:
         """Find the nearest nodes; see ``SourceVectors.search``."""
@@ -350,12 +422,18 @@ class StoreVectorStore(BasePydanticVectorStore):
         raise ConfigurationError(f"{ref_doc_id!r}: documents leave a knowledge store by ingest() alone.")
 
 
-def _holds(ids: Ids, row: int) -> bool:
-    at = int(np.searchsorted(ids, row))
-    return at < len(ids) and int(ids[at]) == row
+# -- filters as SQL on a chunk's metadata, which stand in the database as JSON ----------------------------------------
+
+_ORDERS: Final = {Operator.GT: ">", Operator.GTE: ">=", Operator.LT: "<", Operator.LTE: "<="}
+_KINDS: Final = {bool: "'true', 'false'", float: "'integer', 'real'", str: "'text'"}
+_MANY: Final = 8  # equalities of an "or" group from which on they are looked up by the keys that a chunk has
+_FACTS: Final = (
+    "EXISTS (SELECT 1 FROM json_each(metadata) AS fact WHERE fact.key || char(31) || fact.type || char(31) ||"
+    " CASE fact.type WHEN 'text' THEN fact.atom ELSE '' END IN (SELECT value FROM json_each(?)))"
+)
 
 
-def _where(query: VectorStoreQuery) -> tuple[str, list[object]] | None:
+def _where(query: VectorStoreQuery) -> Sql | None:
     """Return all that narrows a query as one condition in SQL; None where nothing does."""
     parts = [] if query.filters is None else [sql_filter(query.filters)]
     if query.node_ids:  # an index over a vector store passes an empty list always
@@ -363,6 +441,89 @@ def _where(query: VectorStoreQuery) -> tuple[str, list[object]] | None:
     if query.doc_ids is not None:
         listed = json.dumps(list(query.doc_ids))
         parts.append(("json_extract(metadata, '$.document_id') IN (SELECT value FROM json_each(?))", [listed]))
-    if not parts:
-        return None
-    return " AND ".join(sql for sql, _ in parts), [one for _, parameters in parts for one in parameters]
+    return _joined("AND", parts) if parts else None
+
+
+def sql_filter(filters: MetadataFilters) -> Sql:
+    """Return a filter as a condition in SQL, which holds exactly as ``schema.matches`` does.
+
+    A condition on an absent key, or on a value of another kind, never holds.
+
+    Args:
+        filters: At least one filter; groups are "and" or "or".
+
+    Raises:
+        DeniedError: It is empty, which must not mean "everything", or has a group or an operator that is not known.
+    """
+    if not filters.filters or filters.condition not in (FilterCondition.AND, FilterCondition.OR, None):
+        raise DeniedError("a filter of the store has at least one condition, and no groups under 'not'")
+    parts = list(filters.filters)
+    if filters.condition is not FilterCondition.OR:
+        return _joined("AND", [_part(part) for part in parts])
+    # Who is in a thousand groups has a thousand conditions, of which a chunk's metadata hold few keys.
+    facts = [fact for part in parts if (fact := _fact(part))]
+    if len(facts) < _MANY:
+        return _joined("OR", [_part(part) for part in parts])
+    return _joined("OR", [(_FACTS, [json.dumps(facts)]), *(_part(part) for part in parts if not _fact(part))])
+
+
+def _part(part: MetadataFilter | MetadataFilters) -> Sql:
+    if isinstance(part, MetadataFilters):
+        return sql_filter(part)
+    path = _path(part)
+    if part.operator in _ORDERS:
+        # Of booleans and numbers, as Python orders them; of text by code points.
+        kinds = "'text'" if isinstance(part.value, str) else "'integer', 'real', 'true', 'false'"
+        compared = f"json_extract(metadata, ?) {_ORDERS[part.operator]} json_extract(?, '$')"
+        return f"json_type(metadata, ?) IN ({kinds}) AND {compared}", [path, path, json.dumps(part.value)]
+    if part.operator in (Operator.CONTAINS, Operator.ANY):
+        return "0", []  # no value of a store is a list
+    if part.operator not in (Operator.EQ, Operator.IN, Operator.NE, Operator.NIN):
+        raise DeniedError(f"the store has no operator {part.operator.value!r}, which the filter on {part.key!r} needs")
+    equal: list[Sql] = []
+    for kind, types in _KINDS.items():
+        same = [value for value in _values(part) if _kind(value) is kind]
+        sql = f"json_type(metadata, ?) IN ({types}) AND json_extract(metadata, ?) IN (SELECT value FROM json_each(?))"  # noqa: S608 (constants)
+        equal += [(sql, [path, path, json.dumps(same)])] if same else []
+    condition, parameters = _joined("OR", equal or [("0", [])])
+    if part.operator in (Operator.EQ, Operator.IN):
+        return condition, parameters
+    return f"json_type(metadata, ?) IS NOT NULL AND NOT {condition}", [path, *parameters]
+
+
+def _joined(word: str, parts: Sequence[Sql]) -> Sql:
+    """Join conditions as a balanced tree: SQLite refuses one that is 1,000 deep."""
+    if len(parts) == 1:
+        return f"({parts[0][0]})", parts[0][1]
+    half = len(parts) // 2
+    left, right = _joined(word, parts[:half]), _joined(word, parts[half:])
+    return f"({left[0]} {word} {right[0]})", [*left[1], *right[1]]
+
+
+def _fact(part: MetadataFilter | MetadataFilters) -> str:
+    """Return an equality with a text or a boolean as ``_FACTS`` compares it; empty for any other filter."""
+    if not isinstance(part, MetadataFilter) or part.operator is not Operator.EQ:
+        return ""
+    if not isinstance(part.value, bool | str):
+        return ""
+    _path(part)
+    text = isinstance(part.value, str)
+    return f"{part.key}\x1f{'text' if text else str(part.value).lower()}\x1f{part.value if text else ''}"
+
+
+def _path(part: MetadataFilter) -> str:
+    """Return the JSON path of a filter's key; raise ``DeniedError`` for what no key or text of a store holds."""
+    if any(letter in part.key for letter in '"\\\x1f'):  # they have no escape
+        raise DeniedError(f"no metadata key of the store is called {part.key[:60]!r}")
+    for value in (part.key, *_values(part)):
+        if isinstance(value, str) and any("\ud800" <= letter <= "\udfff" for letter in value):
+            raise DeniedError("a filter holds a lone surrogate, which no text of the store does")
+    return f'$."{part.key}"'
+
+
+def _values(part: MetadataFilter) -> Sequence[object]:
+    return part.value if isinstance(part.value, list) else [part.value]
+
+
+def _kind(value: object) -> type:
+    return bool if isinstance(value, bool) else str if isinstance(value, str) else float

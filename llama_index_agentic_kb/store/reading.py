@@ -1,0 +1,401 @@
+"""From a file to text with a title and metadata.
+
+PDF, .docx and HTML are read in a process of its own: a file can make its parser loop without end, recurse until the
+interpreter is gone, or unpack more than there is memory for. There it costs that file alone: the process is ended, and
+the next file gets another. Requests and replies are lines of JSON. Text and Markdown are only decoded, block by block.
+
+LlamaIndex's readers do the reading where they keep the text whole (measured with llama-index-readers-file 0.7): not
+FlatReader (hands bytes to a str field), MarkdownReader (drops blank lines, indentation and everything between < and >)
+or HTMLTagReader (runs neighbouring paragraphs together, keeps scripts), but PDFReader, page by page, and DocxReader.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import os
+import re
+import stat
+import subprocess
+import sys
+import threading
+import time
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import chain
+from pathlib import Path
+from typing import Final, Self, TypedDict
+
+from llama_index_agentic_kb.errors import IngestionError
+from llama_index_agentic_kb.store.database import MetadataValue
+
+READER_VERSION: Final = 2
+"""Grows when files are read differently, so that stored ones are ingested again."""
+MAX_BYTES: Final = 100_000_000
+READ_SECONDS: Final = 60.0
+MAX_FIELDS: Final = 100
+MAX_FIELD_CHARACTERS: Final = 2_000
+"""Front matter beyond is left out: it would be stored with each chunk, and thousands of keys can't be indexed."""
+IRREGULAR: Final = "is no regular file: a pipe, a socket or a device"
+"""Why something with a document's name is not read: it might never give an end."""
+BLOCK: Final = 1 << 18
+"""Characters that are cut at once; chunks don't reach across. What is slow beyond measure there ends soon."""
+
+_MEMORY: Final = 4 << 30
+"""Bytes of address space of the parsers' process; loading them takes a good part of one GB."""
+_PROGRAM: Final = f"from {__name__} import serve; serve()"
+
+
+class UnreadableError(IngestionError):
+    """One file can't be read; the message is the reason alone, without the path. Never leaves the store."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A stretch of a file's text that chunks don't reach across."""
+
+    text: str
+    metadata: Mapping[str, MetadataValue] = field(default_factory=dict)
+    """What holds for it alone, such as ``page_label``."""
+    start: int = 0
+    """Where it begins in the file's (or page's) text."""
+
+
+@dataclass(frozen=True)
+class ParsedFile:
+    """A file's content; the sections can be read once."""
+
+    title: str
+    """From front matter, else the first heading, else HTML's ``<title>``, else the file's stem."""
+    sections: Iterable[Section]
+    metadata: Mapping[str, MetadataValue] = field(default_factory=dict)
+    """Scalars from front matter."""
+
+
+class _Parsed(TypedDict, total=False):
+    """A reply of the parsers' process."""
+
+    title: str
+    sections: list[tuple[str, dict[str, str]]]
+    error: str
+
+
+class FileReader:
+    """Reads files one after the other; close it, or use it as a context manager.
+
+    Args:
+        max_bytes: The largest file that is read, and the largest content of a packed one.
+        seconds: The time that a file's parser is given, the first one's start included.
+    """
+
+    def __init__(self, max_bytes: int = MAX_BYTES, seconds: float = READ_SECONDS) -> None:
+        self.max_bytes = max_bytes
+        self.seconds = seconds
+        self._process: subprocess.Popen[str] | None = None
+
+    def __enter__(self) -> Self:
+        """Return the reader itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End its process."""
+        self.close()
+
+    def read(self, path: Path) -> ParsedFile:
+        """Read a file by its suffix; NUL and lone surrogates are out of its text, which no store takes.
+
+        Raises:
+            UnreadableError: It can't be read. Text is read with the sections, which may raise it too.
+            OSError: The same.
+        """
+        kind = path.suffix.lower()
+        if kind in (".txt", ".md", ".markdown"):
+            pieces = _decoded(path)
+            return _markdown(path, pieces) if kind != ".txt" else ParsedFile(path.stem, _blocks(pieces))
+        parsed = self._ask(path)
+        if "error" in parsed:
+            raise UnreadableError(parsed["error"])
+        sections = (_blocks([_clean(text)], metadata) for text, metadata in parsed["sections"])
+        return ParsedFile(parsed["title"] or path.stem, chain.from_iterable(sections))
+
+    def close(self) -> None:
+        """End the process; the next file starts another."""
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with suppress(OSError):  # what it has not read
+                    pipe.close()
+
+    def _ask(self, path: Path) -> _Parsed:
+        if self._process is not None and self._process.poll() is not None:  # it has ended since the last file
+            self.close()
+        process = self._process = self._process or _start()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        began, line = time.monotonic(), ""
+        ending = threading.Timer(self.seconds, process.kill)
+        ending.start()
+        with suppress(OSError):
+            process.stdin.write(json.dumps([str(path), self.max_bytes]) + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        ending.cancel()
+        ending.join()
+        late = time.monotonic() - began >= self.seconds
+        if late or not line.endswith("\n"):
+            code = None if late else process.wait()
+            self.close()
+            if code is not None:
+                raise UnreadableError(f"can't be read: its parser's process ended with {code}")
+            raise UnreadableError(f"can't be read within {self.seconds:g} s: its parser was ended")
+        reply: _Parsed = json.loads(line)
+        return reply
+
+
+def open_regular(path: Path) -> io.BufferedReader:
+    """Open a file for reading, unless it has become a pipe or a device, which might never give an end.
+
+    Raises:
+        OSError: It can't be opened, or is no regular file.
+    """
+    # Not blocking: to open a pipe nobody writes into would wait without end.
+    flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
+    opened = os.fdopen(os.open(path, flags), "rb")
+    if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
+        opened.close()
+        raise OSError(IRREGULAR)
+    return opened
+
+
+def check_size(size: int, limit: int) -> None:
+    """Raise ``UnreadableError`` for a file of more than so many bytes."""
+    if size > limit:
+        raise UnreadableError(f"is too large: {size:,} bytes, of at most {limit:,} (max_file_bytes=, --max-megabytes)")
+
+
+# -- text and Markdown ------------------------------------------------------------------------------------------------
+
+_BOMS: Final = ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"))
+_FRONT_MATTER: Final = re.compile(r"\A---[ \t]*\n(.*?)^(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
+_FIELD: Final = re.compile(r"([A-Za-z][A-Za-z0-9_-]*)[ \t]*:(?:[ \t]+(.*))?")
+# Lines that a YAML mapping may hold beside fields: empty, comment, continuation of a list or block.
+_OTHER_LINE: Final = re.compile(r"\s*(?:#.*)?|[ \t].*|-(?:[ \t].*)?")
+_INTEGER: Final = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
+_FLOAT: Final = re.compile(r"-?(?:0|[1-9][0-9]{0,17})\.[0-9]{1,17}")
+_HEADING: Final = re.compile(r" {0,3}#{1,6}[ \t]+(.*?)[ \t]*#*[ \t]*")
+_CODE_FENCE: Final = re.compile(r" {0,3}(```|~~~)")
+_LINK: Final = re.compile(r"!?\[([^\[\]]*)\]\([^)]{0,2000}\)")
+
+
+def _decoded(path: Path) -> Iterator[str]:
+    with open_regular(path) as opened:
+        head = opened.peek(8192)[:8192]
+        encoding = next((name for bom, name in _BOMS if head.startswith(bom)), "utf-8")
+        if encoding != "utf-16":
+            _refuse_binary(head)
+        try:
+            with io.TextIOWrapper(opened, encoding) as decoded:
+                while text := decoded.read(BLOCK):
+                    yield _clean(text)
+        except UnicodeDecodeError as error:
+            raise UnreadableError(f"is not {encoding.upper()} text: {error.reason}") from error
+
+
+def _refuse_binary(head: bytes) -> None:
+    if b"\x00" in head:
+        raise UnreadableError("is binary, not text")
+
+
+def _clean(text: str) -> str:
+    text = re.sub(r"\r\n?", "\n", text).replace("\x00", "")
+    return text.encode("utf-8", "replace").decode("utf-8")
+
+
+def _blocks(pieces: Iterable[str], metadata: Mapping[str, MetadataValue] | None = None) -> Iterator[Section]:
+    """Yield a text in sections of at most a block, which end with a paragraph, a line or a word where they can."""
+    held, start = "", 0
+    for piece in pieces:
+        held += piece
+        at = 0
+        while len(held) - at > BLOCK:
+            ends = (held.rfind(mark, at + BLOCK // 2, at + BLOCK) + len(mark) for mark in ("\n\n", "\n", " "))
+            end = next((end for end in ends if end > at + BLOCK // 2), at + BLOCK)
+            yield Section(held[at:end], metadata or {}, start + at)
+            at = end
+        held, start = held[at:], start + at
+    yield Section(held, metadata or {}, start)
+
+
+def _markdown(path: Path, pieces: Iterator[str]) -> ParsedFile:
+    metadata, text = split_front_matter(next(pieces, ""))
+    titles = (str(value) for key, value in metadata.items() if key.casefold() == "title")
+    title = next(titles, "") or first_heading(text) or path.stem
+    return ParsedFile(title, _blocks(chain([without_title(text, title)], pieces)), metadata)
+
+
+def split_front_matter(text: str) -> tuple[dict[str, MetadataValue], str]:
+    """Take the front matter off a Markdown text.
+
+    Front matter is a block of ``key: value`` lines between two lines of ``---`` at the very start. Anything else
+    between such lines is text, and stays. Lists and nested values are left out.
+
+    Args:
+        text: The file's text.
+
+    Returns:
+        The fields with a scalar value (text, whole number, decimal, ``true`` or ``false``), and the text behind them.
+    """
+    match = _FRONT_MATTER.match(text)
+    if match is None:
+        return {}, text
+    fields: dict[str, MetadataValue] = {}
+    for line in match.group(1).split("\n"):
+        found = _FIELD.fullmatch(line.rstrip())
+        if found is not None:
+            value = _scalar((found.group(2) or "").strip())
+            short = max(len(found.group(1)), len(str(value))) <= MAX_FIELD_CHARACTERS
+            if value is not None and short and len(fields) < MAX_FIELDS:
+                fields[found.group(1)] = value
+        elif _OTHER_LINE.fullmatch(line) is None:
+            return {}, text
+    return fields, text[match.end() :].lstrip("\n")
+
+
+def _scalar(value: str) -> MetadataValue | None:
+    if len(value) > 1 and value[0] == value[-1] and value[0] in "\"'":
+        return value[1:-1]
+    value = re.sub(r"(?:^|(?<!\s)\s+)#.*", "", value)
+    if not value or value[0] in "[{|>&*!":
+        return None
+    if value.lower() in ("true", "false"):
+        return value.lower() == "true"
+    if _INTEGER.fullmatch(value):
+        return int(value)
+    return float(value) if _FLOAT.fullmatch(value) else value
+
+
+def first_heading(text: str) -> str:
+    """Return the first ``#`` heading of a Markdown text outside code blocks; empty without one."""
+    in_code = False
+    for line in text.split("\n"):
+        if _CODE_FENCE.match(line):
+            in_code = not in_code
+        elif not in_code and (match := _HEADING.fullmatch(line)):
+            return _LINK.sub(r"\1", match.group(1)).strip(" *`")
+    return ""
+
+
+def without_title(text: str, title: str) -> str:
+    """Drop the heading with which a Markdown text begins, where it only repeats the title and more follows it."""
+    head, _, rest = text.lstrip().partition("\n")
+    repeats = head.startswith("# ") and " ".join(head[2:].split()).casefold() == " ".join(title.split()).casefold()
+    return rest.lstrip("\n") if repeats and rest.strip() else text
+
+
+# -- in the parsers' process ------------------------------------------------------------------------------------------
+
+_NO_TEXT: Final = ("script", "style", "template", "noscript", "svg", "head", "title")
+_BLOCK_TAGS: Final = (
+    *("address", "article", "aside", "blockquote", "dd", "details", "div", "dl", "dt", "fieldset", "figcaption"),
+    *("figure", "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6", "header", "hr", "main", "nav", "ol", "p", "pre"),
+    *("section", "summary", "table", "ul"),
+)
+
+
+def _start() -> subprocess.Popen[str]:
+    return subprocess.Popen(  # noqa: S603 (our own module)
+        # -P: a module in the working directory, or in a folder that is ingested, must not stand in for another.
+        [sys.executable, "-P", "-c", _PROGRAM],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        encoding="ascii",
+    )
+
+
+def serve() -> None:
+    """Read requests and write replies until the requests end."""
+    if sys.platform != "win32":
+        import resource  # noqa: PLC0415 (not on Windows)
+
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
+    logging.getLogger("pypdf").setLevel(logging.CRITICAL)
+    # What parsers print must not get among the replies.
+    with os.fdopen(os.dup(1), "w", encoding="ascii") as replies:
+        os.dup2(2, 1)
+        for line in sys.stdin:
+            path, max_bytes = json.loads(line)
+            replies.write(json.dumps(parse(Path(path), max_bytes)) + "\n")
+            replies.flush()
+
+
+def parse(path: Path, max_bytes: int) -> _Parsed:
+    """Return what a parser reads of a PDF, a .docx or a page; or why it can't."""
+    parsers = {".pdf": _pdf, ".docx": _docx}
+    try:
+        return parsers.get(path.suffix.lower(), _html)(path, max_bytes)
+    except UnreadableError as error:
+        return {"error": str(error)}
+    except Exception as error:  # noqa: BLE001 (file parsers raise anything; the error is reported)
+        return {"error": f"can't be read as {path.suffix.lower()}: {type(error).__name__}: {error}"}
+
+
+def _pdf(path: Path, _: int) -> _Parsed:
+    from llama_index.readers.file import PDFReader  # noqa: PLC0415 (loads pandas)
+    from tenacity import RetryError  # noqa: PLC0415 (comes with LlamaIndex)
+
+    try:
+        pages = PDFReader().load_data(path)
+    except RetryError as error:  # the reader tries three times, whatever the fault, and hides it
+        raise UnreadableError(f"can't be read as .pdf: {error.last_attempt.exception()}") from error
+    return {"title": "", "sections": [(page.text, {"page_label": str(page.metadata["page_label"])}) for page in pages]}
+
+
+def _docx(path: Path, max_bytes: int) -> _Parsed:
+    from llama_index.readers.file import DocxReader  # noqa: PLC0415 (loads pandas)
+
+    with zipfile.ZipFile(path) as archive:
+        size = sum(entry.file_size for entry in archive.infolist())
+    if size > max_bytes:
+        raise UnreadableError(f"is too large: {size:,} bytes when unpacked, of at most {max_bytes:,}")
+    return {"title": "", "sections": [(document.text, {}) for document in DocxReader().load_data(path)]}
+
+
+def _html(path: Path, _: int) -> _Parsed:
+    """Return the first ``<h1>``, else the ``<title>``; and a page's text without scripts and styles.
+
+    Blocks are a blank line apart, list items and rows stand on lines of their own.
+    """
+    from bs4 import BeautifulSoup  # noqa: PLC0415 (comes with LlamaIndex's file readers)
+
+    data = path.read_bytes()
+    _refuse_binary(data[:8192])
+    # html.parser warns about an XML declaration, which means nothing to it.
+    soup = BeautifulSoup(re.sub(rb"\A\s*<\?xml[^>]*\?>", b"", data), "html.parser")
+    heading = soup.find("h1") or soup.find("title")
+    title = " ".join(heading.get_text(" ").split()) if heading is not None else ""
+    for tag in soup(_NO_TEXT):
+        tag.decompose()
+    # White space in the source means one space; only the marks put in below break lines.
+    for string in soup.find_all(string=True):
+        if string.find_parent("pre") is None:
+            string.replace_with(type(string)(re.sub(r"\s+", " ", string)))
+    for tag in soup(_BLOCK_TAGS):
+        tag.insert_before("\n\n")
+        tag.append("\n\n")
+    for tag in soup(("br", "li", "tr")):
+        tag.insert_before("\n")
+    for tag in soup(("td", "th")):
+        tag.append(" ")
+    lines = [line.strip(" ") if line.strip() else "" for line in soup.get_text().split("\n")]
+    return {"title": title, "sections": [(re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip(), {})]}
