@@ -88,7 +88,7 @@ def test_a_directory_can_not_make_the_client_load_a_model(
     _post(server.port, f"/{made['id']}/add", {"ids": ["1"], "embeddings": [[1.0, 0.0]]})
     server.kill()
     with closing(ChromaDirectory(tmp_path / "served")) as directory:
-        assert directory.collection("graph", create=False).query([[1.0, 0.0]], n_results=1)["ids"] == [["1"]]
+        assert directory.collection("graph", create=False).query([1.0, 0.0], n_results=1)["ids"] == [["1"]]
         with pytest.raises(StoreMismatchError, match="sentence_transformer"):
             directory.collection("graph", create=True)
     assert loaded == []

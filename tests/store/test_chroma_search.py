@@ -260,7 +260,7 @@ def test_the_distance_is_read_from_the_collection() -> None:
     finally:
         client.delete_collection("space-by-metadata")
 
-    odd = SimpleNamespace(configuration_json={"hnsw": None, "spann": {"space": "cosine"}}, metadata=None)
+    odd: Any = SimpleNamespace(configuration_json={"hnsw": None, "spann": {"space": "cosine"}}, metadata=None)
     assert chroma_search._space(odd) == "cosine"
     odd.configuration_json = {}
     assert chroma_search._space(odd) == ""
