@@ -3,35 +3,42 @@
 from __future__ import annotations
 
 import contextvars
-from collections.abc import AsyncGenerator, Generator, Sequence
+import json
+from collections.abc import Coroutine, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Final, Self
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse, MessageRole
-from llama_index.core.base.response.schema import PydanticResponse, Response
 from llama_index.core.callbacks import CallbackManager, trace_method
 from llama_index.core.chat_engine.types import AgentChatResponse, BaseChatEngine, StreamingAgentChatResponse
 from llama_index.core.memory import BaseMemory, ChatMemoryBuffer
+from llama_index.core.prompts import ChatPromptTemplate, PromptTemplate
+from llama_index.core.schema import NodeWithScore, QueryBundle
 from llama_index.core.tools import ToolOutput
+from llama_index_instrumentation import get_dispatcher
 
-from llama_index_agentic_kb._aio import Call, arun, run
+from llama_index_agentic_kb._aio import Call, aiterate, arun, emitting, iterate, run
 from llama_index_agentic_kb.account import GuardedCallbacks
-from llama_index_agentic_kb.errors import InvalidRequestError
+from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError
 from llama_index_agentic_kb.guard.permissions import ConversationOwner, current_principal, set_principal
 from llama_index_agentic_kb.query_engine import AgenticQueryEngine
-from llama_index_agentic_kb.schema import Message, RetrievalRequest
+from llama_index_agentic_kb.retriever import AgenticRetriever
+from llama_index_agentic_kb.schema import Message, OutputMode, ReasoningEffort, RetrievalRequest
 
 __all__ = ["AgenticChatEngine"]
 
-MEMORY_TOKENS = 8_000
+dispatcher = get_dispatcher(__name__)
+
+MEMORY_TOKENS: Final = 8_000
 """Tokens of conversation that the engine's own memory keeps."""
 
 
 class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
     """A LlamaIndex chat engine whose every answer is planned, searched, cited and accounted for.
 
-    Works without a language model too; an answer is then the extracted data. A turn is stored in the memory once its
-    answer is complete (for a streamed one: once its stream was read to the end), question and answer together.
+    Works without a language model too: an answer is then the extracts, written to be read. A turn is stored in the
+    memory once its answer is complete (for a streamed one: once its stream was read to the end), question and answer
+    together.
 
     A conversation belongs to its principal, if any (see ``guard.permissions``): answers repeat what its first speaker
     may see, so nobody else may read it, until ``reset``.
@@ -40,6 +47,8 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         query_engine: Answers each message.
         memory: The conversation. None is a buffer of the last 8,000 tokens.
         callback_manager: None is the query engine's.
+        prefix_messages: Stand before every conversation; those of the system instruct the model that answers.
+        skip_condense: Whether each message is searched as it is, unplanned; the conversation still reaches the answer.
     """
 
     def __init__(
@@ -47,70 +56,114 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         query_engine: AgenticQueryEngine,
         memory: BaseMemory | None = None,
         callback_manager: CallbackManager | None = None,
+        *,
+        prefix_messages: Sequence[ChatMessage] = (),
+        skip_condense: bool = False,
     ) -> None:
         self.query_engine = query_engine
         self.memory = memory or ChatMemoryBuffer.from_defaults(token_limit=MEMORY_TOKENS)
         self.callback_manager = callback_manager or query_engine.callback_manager
+        systems = [message for message in prefix_messages if message.role is MessageRole.SYSTEM]
+        self._instructions = "\n".join(message.content or "" for message in systems)
+        self._prefix = [message for message in prefix_messages if message.role is not MessageRole.SYSTEM]
+        self._effort = ReasoningEffort.MINIMAL if skip_condense else None
         self._owner = ConversationOwner()
 
+    @classmethod
+    def from_defaults(
+        cls,
+        retriever: AgenticRetriever,
+        *,
+        memory: BaseMemory | None = None,
+        chat_history: Sequence[ChatMessage] | None = None,
+        system_prompt: str | None = None,
+        prefix_messages: Sequence[ChatMessage] | None = None,
+        context_prompt: str | PromptTemplate | None = None,
+        context_template: str | PromptTemplate | None = None,
+        skip_condense: bool = False,
+        **engine: Any,
+    ) -> Self:
+        """Make one with the arguments of LlamaIndex's chat engines.
+
+        Args:
+            retriever: Searches for each message.
+            memory: See the class.
+            chat_history: The conversation to begin with, where there is no memory.
+            system_prompt: Instructions to the model that answers.
+            prefix_messages: See the class; in place of a system prompt.
+            context_prompt: The system message of the prompt, in place of our own, with ``{context_str}`` in it.
+            context_template: The same; LlamaIndex's engines differ in its name.
+            skip_condense: See the class.
+            engine: Arguments of ``AgenticQueryEngine``. Prompts of LlamaIndex's own condensing and refining are let go.
+
+        Raises:
+            ConfigurationError: There are a system prompt and prefix messages.
+        """
+        if system_prompt is not None and prefix_messages is not None:
+            raise ConfigurationError("system_prompt, prefix_messages: pass one of them")
+        if system_prompt is not None:
+            prefix_messages = [ChatMessage(role=MessageRole.SYSTEM, content=system_prompt)]
+        template = context_prompt or context_template
+        if template is not None:
+            text = template if isinstance(template, str) else template.get_template()
+            roles = {MessageRole.SYSTEM: text, MessageRole.USER: "{query_str}"}
+            messages = [ChatMessage(role=role, content=content) for role, content in roles.items()]
+            engine.setdefault("text_qa_template", ChatPromptTemplate(message_templates=messages))
+        for name in ("condense_prompt", "context_refine_prompt", "context_refine_template"):
+            engine.pop(name, None)
+        if memory is None:
+            memory = ChatMemoryBuffer.from_defaults(list(chat_history or ()), token_limit=MEMORY_TOKENS)
+        query_engine = AgenticQueryEngine(retriever, **engine)
+        return cls(query_engine, memory, prefix_messages=prefix_messages or (), skip_condense=skip_condense)
+
+    @dispatcher.span
     @trace_method("chat")
-    def chat(self, message: str, chat_history: list[ChatMessage] | None = None) -> AgentChatResponse:
+    def chat(self, message: str | QueryBundle, chat_history: list[ChatMessage] | None = None) -> AgentChatResponse:
         """Answer a message.
 
         Args:
             message: The user's message.
             chat_history: Replaces the memory's conversation from now on.
         """
-        response = self.query_engine.respond(run(self._request(message, chat_history)))
-        run(self._remember(message, str(response)))
-        return _chat_response(message, response)
+        return run(self._chat(message, chat_history))
 
+    @dispatcher.span
     @trace_method("chat")
-    async def achat(self, message: str, chat_history: list[ChatMessage] | None = None) -> AgentChatResponse:
+    async def achat(
+        self, message: str | QueryBundle, chat_history: list[ChatMessage] | None = None
+    ) -> AgentChatResponse:
         """Answer a message; see ``chat``."""
-        response = await self.query_engine.arespond(await arun(self._request(message, chat_history)))
-        await arun(self._remember(message, str(response)))
-        return _chat_response(message, response)
+        return await arun(self._chat(message, chat_history))
 
+    @dispatcher.span
     @trace_method("chat")
-    def stream_chat(self, message: str, chat_history: list[ChatMessage] | None = None) -> StreamingAgentChatResponse:
-        """Answer a message as a stream of token deltas; see ``chat``. An error is raised where it is read."""
-        response = self.query_engine.stream(run(self._request(message, chat_history)))
-        context = contextvars.copy_context()
-
-        def deltas() -> Generator[ChatResponse, None, None]:
-            text = ""
-            for token in response.response_gen:
-                text += token
-                yield _delta(text, token)
-            context.run(run, self._remember(message, text))
-
-        return StreamingAgentChatResponse(
-            chat_stream=deltas(), is_writing_to_memory=False, **_sources(message, response)
-        )
-
-    @trace_method("chat")
-    async def astream_chat(
-        self, message: str, chat_history: list[ChatMessage] | None = None
+    def stream_chat(
+        self, message: str | QueryBundle, chat_history: list[ChatMessage] | None = None
     ) -> StreamingAgentChatResponse:
         """Answer a message as a stream of token deltas; see ``chat``. An error is raised where it is read."""
-        response = await self.query_engine.astream(await arun(self._request(message, chat_history)))
+        work, sources = run(self._begin(message, chat_history))
+        deltas = iterate(work, contextvars.copy_context())
+        return StreamingAgentChatResponse(chat_stream=deltas, is_writing_to_memory=False, **sources)
 
-        async def deltas() -> AsyncGenerator[ChatResponse, None]:
-            text = ""
-            async for token in response.response_gen:
-                text += token
-                yield _delta(text, token)
-            await arun(self._remember(message, text))
-
-        return StreamingAgentChatResponse(
-            achat_stream=deltas(), is_writing_to_memory=False, **_sources(message, response)
-        )
+    @dispatcher.span
+    @trace_method("chat")
+    async def astream_chat(
+        self, message: str | QueryBundle, chat_history: list[ChatMessage] | None = None
+    ) -> StreamingAgentChatResponse:
+        """Answer a message as a stream of token deltas; see ``chat``. An error is raised where it is read."""
+        work, sources = await arun(self._begin(message, chat_history))
+        deltas = aiterate(work, contextvars.copy_context())
+        return StreamingAgentChatResponse(achat_stream=deltas, is_writing_to_memory=False, **sources)
 
     def reset(self) -> None:
         """Forget the conversation."""
         self.memory.reset()
         self._owner.release()
+
+    @property
+    def _extracts(self) -> bool:
+        """Whether answers are extracted data."""
+        return getattr(self.query_engine.synthesizer, "mode", "") == OutputMode.EXTRACTIVE_DATA.value
 
     @property
     def chat_history(self) -> list[ChatMessage]:
@@ -122,7 +175,40 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         self._owner.check(current_principal())
         return list(self.memory.get_all())
 
-    async def _request(self, message: str, chat_history: Sequence[ChatMessage] | None) -> RetrievalRequest:
+    # -- one turn --------------------------------------------------------------------------------------------------
+
+    async def _chat(self, message: str | QueryBundle, history: Sequence[ChatMessage] | None) -> AgentChatResponse:
+        request = await self._request(message, history)
+        answered = await self.query_engine.answer(request, instructions=self._instructions)
+        response = answered.llama_response()
+        text = _readable(str(response)) if self._extracts or answered.synthesis.is_extract else str(response)
+        await self._remember(text_of(message), text)
+        return AgentChatResponse(response=text, metadata=response.metadata, **_sources(message, response.source_nodes))
+
+    async def _begin(
+        self, message: str | QueryBundle, history: Sequence[ChatMessage] | None
+    ) -> tuple[Coroutine[Any, Any, None], dict[str, Any]]:
+        """Retrieve; return what emits the answer's deltas and remembers the turn, and the evidence."""
+        request = await self._request(message, history)
+        work, nodes, _ = await self.query_engine.begin(request, instructions=self._instructions)
+        text = ""
+
+        def delta(token: str) -> ChatResponse:
+            nonlocal text
+            token = _readable(token) if self._extracts else token
+            text += token
+            return ChatResponse(message=ChatMessage(role=MessageRole.ASSISTANT, content=text), delta=token)
+
+        async def turn() -> None:
+            await emitting(work(), delta)
+            await self._remember(text_of(message), text)
+
+        return turn(), _sources(message, nodes)
+
+    async def _request(
+        self, message: str | QueryBundle, chat_history: Sequence[ChatMessage] | None
+    ) -> RetrievalRequest:
+        message = text_of(message)
         if not message.strip():
             raise InvalidRequestError("message: the message is empty")
         principal = self.query_engine.retriever.resolve_principal()
@@ -133,7 +219,9 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
             await Call(sync=partial(self.memory.set, history), native=partial(self.memory.aset, history), what="memory")
         read, aread = partial(self.memory.get, input=message), partial(self.memory.aget, input=message)
         earlier = await Call(sync=read, native=aread, what="memory")
-        return conversation_request([*earlier, ChatMessage(role=MessageRole.USER, content=message)])
+        question = ChatMessage(role=MessageRole.USER, content=message)
+        request = conversation_request([*self._prefix, *earlier, question])
+        return request.model_copy(update={"retrieval_reasoning_effort": self._effort})
 
     async def _remember(self, message: str, answer: str) -> None:
         turn = [
@@ -145,25 +233,27 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         )
 
 
-def conversation_request(messages: Sequence[ChatMessage], **fields: Any) -> RetrievalRequest:
+def conversation_request(messages: Sequence[ChatMessage]) -> RetrievalRequest:
     """Return the request for a LlamaIndex conversation; messages without text are left out."""
     texts = [(message.role.value, message.content or "") for message in messages]
     kept = [Message.model_validate({"role": role, "content": text}) for role, text in texts if text.strip()]
-    return RetrievalRequest(messages=kept, **fields)
+    return RetrievalRequest(messages=kept)
 
 
-def _delta(text: str, token: str) -> ChatResponse:
-    return ChatResponse(message=ChatMessage(role=MessageRole.ASSISTANT, content=text), delta=token)
+def text_of(message: str | QueryBundle) -> str:
+    """Return the text of a message."""
+    return message if isinstance(message, str) else message.query_str
 
 
-def _sources(message: str, response: Any) -> dict[str, Any]:
+def _readable(extracts: str) -> str:
+    """Return extracted data as text to read, each extract with its marker."""
+    items = json.loads(extracts)
+    texts = [f"{item['title']} [ref_id:{item['ref_id']}]\n{item['content']}" for item in items]
+    return "\n\n".join(texts) or "Nothing was found."
+
+
+def _sources(message: str | QueryBundle, nodes: Sequence[NodeWithScore]) -> dict[str, Any]:
     """Return the evidence of a chat response, in the form of LlamaIndex's own chat engines."""
-    nodes = list(response.source_nodes)
-    output = ToolOutput(
-        tool_name="knowledge_base", content=str(len(nodes)), raw_input={"message": message}, raw_output=nodes
-    )
-    return {"sources": [output], "source_nodes": nodes}
-
-
-def _chat_response(message: str, response: Response | PydanticResponse) -> AgentChatResponse:
-    return AgentChatResponse(response=str(response), metadata=response.metadata, **_sources(message, response))
+    listed, asked = list(nodes), {"message": text_of(message)}
+    output = ToolOutput(tool_name="knowledge_base", content=str(len(listed)), raw_input=asked, raw_output=listed)
+    return {"sources": [output], "source_nodes": listed}

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from inspect import signature
-from typing import Any, Final, Self
+from typing import Any, Final, Self, TypedDict
 
 from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.callbacks import CallbackManager
 from llama_index.core.chat_engine.types import BaseChatEngine, ChatMode
 from llama_index.core.indices.vector_store import VectorStoreIndex
 from llama_index.core.llms import LLM
 from llama_index.core.llms.utils import LLMType
 from llama_index.core.llms.utils import resolve_llm as core_resolve_llm
 from llama_index.core.memory import BaseMemory
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
 
 from llama_index_agentic_kb.account.pickling import NotPickled
 from llama_index_agentic_kb.chat_engine import AgenticChatEngine
@@ -20,20 +23,36 @@ from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.guard.permissions import Permissions
 from llama_index_agentic_kb.llm import resolve_llm
 from llama_index_agentic_kb.query_engine import AgenticQueryEngine
-from llama_index_agentic_kb.retriever import AgenticRetriever
+from llama_index_agentic_kb.retriever import AgenticRetriever, RetrieverOptions
+from llama_index_agentic_kb.schema import ActivityRecord, Principal, ReasoningEffort
+from llama_index_agentic_kb.search.rerank import Reranker
 from llama_index_agentic_kb.sources import KnowledgeSource
+from llama_index_agentic_kb.sources.filters import FilterLike
 
-__all__ = ["AgenticVectorStoreIndex", "as_chat_engine", "split_kwargs"]
+__all__ = ["AgenticVectorStoreIndex", "RetrieverArguments", "as_chat_engine", "split_kwargs"]
 
-_SHARED: Final = {"self", "sources", "llm", "node_postprocessors"}
-RETRIEVER_ARGUMENTS: Final = frozenset(signature(AgenticRetriever.__init__).parameters) - _SHARED
-"""Keyword arguments that mean the agentic retriever."""
+
+class RetrieverArguments(TypedDict, total=False):
+    """The arguments of ``AgenticRetriever``, beside its sources."""
+
+    llm: LLM | None
+    effort: ReasoningEffort | str
+    similarity_top_k: int | None
+    filters: FilterLike
+    node_postprocessors: Sequence[BaseNodePostprocessor]
+    reranker: Reranker | BaseNodePostprocessor | None
+    memory: BaseMemory | None
+    principal: Principal | None
+    max_runtime_in_seconds: float | None
+    observer: Callable[[ActivityRecord], None] | None
+    callback_manager: CallbackManager | None
+    options: RetrieverOptions | None
+
+
 STORE_ARGUMENTS: Final = frozenset(
     {"alpha", "doc_ids", "hybrid_top_k", "node_ids", "sparse_top_k", "vector_store_kwargs", "vector_store_query_mode"}
 )
 """Keyword arguments that mean LlamaIndex's own vector retriever underneath."""
-_USED: Final = STORE_ARGUMENTS | {"hybrid", "node_postprocessors"}
-"""Keyword arguments that an engine does not take: its retriever has them."""
 
 
 class AgenticVectorStoreIndex(NotPickled, VectorStoreIndex):
@@ -93,15 +112,14 @@ class AgenticVectorStoreIndex(NotPickled, VectorStoreIndex):
         """Return LlamaIndex's own vector retriever."""
         return super().as_retriever(**kwargs)
 
-    def as_retriever(self, *, llm: LLM | None = None, hybrid: bool | None = None, **kwargs: Any) -> AgenticRetriever:
+    def as_retriever(self, *, hybrid: bool | None = None, **kwargs: Any) -> AgenticRetriever:
         """Return an agentic retriever.
 
         Args:
-            llm: Plans; None is ``Settings.llm`` where there is one.
             hybrid: Whether words are searched beside vectors; None is the index's own ``source_hybrid``.
-            kwargs: Arguments of ``AgenticRetriever`` (``similarity_top_k``, ``filters``, ``node_postprocessors``,
-                ``memory``, ``effort``, ...) and of LlamaIndex's vector retriever (``vector_store_query_mode``, ...).
-                Others, which ``as_query_engine`` hands down as LlamaIndex does, are left alone.
+            kwargs: Arguments of ``AgenticRetriever`` (``llm``, ``similarity_top_k``, ``filters``, ``memory``, ...) and
+                of LlamaIndex's vector retriever (``vector_store_query_mode``, ...). Others, which
+                ``as_query_engine`` hands down as LlamaIndex does, are left alone.
         """
         source = KnowledgeSource(
             self.source_name,
@@ -111,9 +129,9 @@ class AgenticVectorStoreIndex(NotPickled, VectorStoreIndex):
             hybrid=self.source_hybrid if hybrid is None else hybrid,
             permissions=self.source_permissions,
         )
-        own, rest = split_kwargs(kwargs)
+        own, _ = split_kwargs(kwargs)
         own.setdefault("callback_manager", self._callback_manager)
-        return AgenticRetriever([source], llm=llm, node_postprocessors=rest.get("node_postprocessors") or (), **own)
+        return AgenticRetriever([source], **own)
 
     def as_query_engine(self, llm: LLMType | None = None, **kwargs: Any) -> BaseQueryEngine:
         """Return an agentic query engine.
@@ -123,7 +141,7 @@ class AgenticVectorStoreIndex(NotPickled, VectorStoreIndex):
             kwargs: Those of ``as_retriever``, of ``AgenticQueryEngine`` and of ``get_response_synthesizer``
                 (``response_mode``, ``streaming``, ``text_qa_template``, ...).
         """
-        return AgenticQueryEngine(self.as_retriever(llm=_resolve(llm), **kwargs), **_engine_kwargs(kwargs))
+        return AgenticQueryEngine(self.as_retriever(llm=_resolve(llm), **kwargs), **split_kwargs(kwargs)[1])
 
     def as_chat_engine(
         self, chat_mode: ChatMode = ChatMode.BEST, llm: LLMType | None = None, **kwargs: Any
@@ -133,11 +151,12 @@ class AgenticVectorStoreIndex(NotPickled, VectorStoreIndex):
         Args:
             chat_mode: ``BEST`` (default) is ``AgenticChatEngine``.
             llm: Plans and answers; None is ``Settings.llm`` where there is one.
-            kwargs: Those of ``as_query_engine``; ``memory`` and, for other modes, those of LlamaIndex's engine.
+            kwargs: Those of ``as_query_engine`` and of LlamaIndex's chat engine of that mode: ``memory``,
+                ``system_prompt``, ...
         """
         memory = kwargs.pop("memory", None)
         retriever = self.as_retriever(llm=_resolve(llm), **kwargs)
-        return as_chat_engine(retriever, ChatMode(chat_mode), memory, **_engine_kwargs(kwargs))
+        return as_chat_engine(retriever, ChatMode(chat_mode), memory, **split_kwargs(kwargs)[1])
 
 
 def as_chat_engine(
@@ -145,13 +164,17 @@ def as_chat_engine(
 ) -> BaseChatEngine:
     """Return a chat engine over an agentic retriever: ours for ``BEST``, else LlamaIndex's own of the mode.
 
-    Both share one memory.
+    Args:
+        retriever: Its postprocessors are the engine's too.
+        chat_mode: The mode.
+        memory: The conversation, which retriever and engine share; None makes one.
+        kwargs: Arguments of ``AgenticQueryEngine`` and of the mode's engine.
 
     Raises:
         ConfigurationError: The mode needs a language model, or was removed from LlamaIndex.
     """
     if chat_mode is ChatMode.BEST:
-        return AgenticChatEngine(AgenticQueryEngine(retriever, **kwargs), memory=memory)
+        return AgenticChatEngine.from_defaults(retriever, memory=memory, **kwargs)
     if retriever.llm is None:
         raise ConfigurationError(
             f"chat_mode {chat_mode.value!r} needs a language model: pass llm= or set Settings.llm; "
@@ -161,7 +184,8 @@ def as_chat_engine(
     from llama_index.core import chat_engine as theirs  # noqa: PLC0415
     from llama_index.core.memory import ChatMemoryBuffer  # noqa: PLC0415
 
-    retriever.memory = memory or retriever.memory or ChatMemoryBuffer.from_defaults(llm=retriever.llm)
+    history = kwargs.pop("chat_history", None)
+    retriever.memory = memory or retriever.memory or ChatMemoryBuffer.from_defaults(history, llm=retriever.llm)
     kwargs = {"llm": retriever.llm, "memory": retriever.memory, **kwargs}
     if chat_mode is ChatMode.CONTEXT:
         return theirs.ContextChatEngine.from_defaults(retriever=retriever, **kwargs)
@@ -178,14 +202,14 @@ def as_chat_engine(
     )
 
 
-def split_kwargs(kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the retriever's keyword arguments and the rest: LlamaIndex hands one dict to both."""
-    own = {key: value for key, value in kwargs.items() if key in RETRIEVER_ARGUMENTS}
-    return own, {key: value for key, value in kwargs.items() if key not in RETRIEVER_ARGUMENTS}
+def split_kwargs(kwargs: dict[str, Any]) -> tuple[RetrieverArguments, dict[str, Any]]:
+    """Return the retriever's keyword arguments and an engine's: LlamaIndex hands one dict to both.
 
-
-def _engine_kwargs(kwargs: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in split_kwargs(kwargs)[1].items() if key not in _USED}
+    The language model serves both; postprocessors, and what means LlamaIndex's own retriever, the retriever alone.
+    """
+    own: Any = {key: value for key, value in kwargs.items() if key in RetrieverArguments.__annotations__}
+    taken = STORE_ARGUMENTS | RetrieverArguments.__annotations__.keys() - {"llm"} | {"hybrid"}
+    return own, {key: value for key, value in kwargs.items() if key not in taken}
 
 
 def _resolve(llm: LLMType | None) -> LLM | None:

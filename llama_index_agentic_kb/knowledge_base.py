@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import aclosing, closing
 from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, Unpack
 
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.callbacks import CallbackManager
@@ -19,16 +19,17 @@ from llama_index.core.llms import LLM
 from llama_index.core.memory import BaseMemory
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.tools import QueryEngineTool, RetrieverTool
+from llama_index_instrumentation import get_dispatcher
 from pydantic import ValidationError
 
 from llama_index_agentic_kb._aio import aiterate, arun, gather, iterate, run
 from llama_index_agentic_kb.account.pickling import NotPickled
-from llama_index_agentic_kb.chat_engine import AgenticChatEngine, conversation_request
+from llama_index_agentic_kb.chat_engine import conversation_request
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError, by_value
 from llama_index_agentic_kb.grounding.settings import Grounding
 from llama_index_agentic_kb.guard.permissions import Permissions
 from llama_index_agentic_kb.guard.resilience import RetryPolicy
-from llama_index_agentic_kb.index import as_chat_engine, split_kwargs
+from llama_index_agentic_kb.index import RetrieverArguments, as_chat_engine, split_kwargs
 from llama_index_agentic_kb.llm import warm_up_llm
 from llama_index_agentic_kb.query_engine import AgenticQueryEngine, default_mode
 from llama_index_agentic_kb.retriever import AgenticRetriever, RetrieverOptions
@@ -56,6 +57,8 @@ if TYPE_CHECKING:  # they load what checks answers, and SQLAlchemy
     from llama_index_agentic_kb.store.sessions import SessionStore
 
 __all__ = ["KnowledgeBase", "Question"]
+
+dispatcher = get_dispatcher(__name__)
 
 Question: TypeAlias = str | Sequence[ChatMessage | Message | Mapping[str, Any]] | RetrievalRequest | Mapping[str, Any]
 """What can be asked: a question, a conversation whose last message is the question, or a request (typed or wire)."""
@@ -127,7 +130,7 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         self.sessions = sessions
         self.description = description
         self.max_output_size_in_tokens = max_output_size_in_tokens
-        self._retriever_arguments: dict[str, Any] = {
+        self._retriever_arguments: RetrieverArguments = {
             "llm": llm,
             "effort": effort,
             "max_runtime_in_seconds": max_runtime_in_seconds,
@@ -215,6 +218,7 @@ class KnowledgeBase(NotPickled, MetadataQueries):
 
     # -- asking ----------------------------------------------------------------------------------------------------
 
+    @dispatcher.span
     def retrieve(self, question: Question, *, on_activity: Observer | None = None, **fields: Any) -> RetrievalResponse:
         """Answer a question, or return its evidence, with references and activity.
 
@@ -233,6 +237,7 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         """
         return run(self._respond(question, fields, on_activity))
 
+    @dispatcher.span
     async def aretrieve(
         self, question: Question, *, on_activity: Observer | None = None, **fields: Any
     ) -> RetrievalResponse:
@@ -244,7 +249,7 @@ class KnowledgeBase(NotPickled, MetadataQueries):
     ) -> RetrievalResponse:
         request = self.request(question, **fields)
         engine = self._engine(request.output_mode or self.output_mode)
-        answered = await engine.answer(request, observer=on_activity)
+        answered = await engine.answer(request, observer=on_activity, announced=True)
         return answered.response(include_activity=request.include_activity)
 
     def request(self, question: Question, **fields: Any) -> RetrievalRequest:
@@ -279,6 +284,7 @@ class KnowledgeBase(NotPickled, MetadataQueries):
 
     # -- answers as resources --------------------------------------------------------------------------------------
 
+    @dispatcher.span
     def answer(
         self, question: Question | AnswerQuery, *, on_activity: Observer | None = None, **fields: Any
     ) -> AnswerResponse:
@@ -307,12 +313,14 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         """
         return run(self._answers().answer(self.query(question, **fields), observer=on_activity))
 
+    @dispatcher.span
     async def aanswer(
         self, question: Question | AnswerQuery, *, on_activity: Observer | None = None, **fields: Any
     ) -> AnswerResponse:
         """Answer a question with an ``Answer``; see ``answer``."""
         return await arun(self._answers().answer(self.query(question, **fields), observer=on_activity))
 
+    @dispatcher.span
     def stream_answer(
         self, question: Question | AnswerQuery, *, on_activity: Observer | None = None, **fields: Any
     ) -> Iterator[AnswerPiece]:
@@ -323,30 +331,16 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         """
         query = self.query(question, **fields)  # refused here and not where it is read
         work = self._answers().answer(query, observer=on_activity, streaming=True)
-        batches = iterate(work, contextvars.copy_context())
+        return _one_by_one(iterate(work, contextvars.copy_context()))
 
-        def pieces() -> Iterator[AnswerPiece]:
-            with closing(batches):
-                for batch in batches:
-                    yield from batch
-
-        return pieces()
-
+    @dispatcher.span
     def astream_answer(
         self, question: Question | AnswerQuery, *, on_activity: Observer | None = None, **fields: Any
     ) -> AsyncIterator[AnswerPiece]:
         """Answer a question piece by piece; see ``stream_answer``."""
         query = self.query(question, **fields)
         work = self._answers().answer(query, observer=on_activity, streaming=True)
-        batches = aiterate(work, contextvars.copy_context())
-
-        async def pieces() -> AsyncIterator[AnswerPiece]:
-            async with aclosing(batches):
-                async for batch in batches:
-                    for piece in batch:
-                        yield piece
-
-        return pieces()
+        return _a_one_by_one(aiterate(work, contextvars.copy_context()))
 
     def query(self, question: Question | AnswerQuery, **fields: Any) -> AnswerQuery:
         """Return the query for a question, with this knowledge base's defaults.
@@ -373,13 +367,15 @@ class KnowledgeBase(NotPickled, MetadataQueries):
 
     # -- as parts of a LlamaIndex app --------------------------------------------------------------------------------
 
-    def as_retriever(self, **kwargs: Any) -> AgenticRetriever:
+    def as_retriever(self, **kwargs: Unpack[RetrieverArguments]) -> AgenticRetriever:
         """Return a LlamaIndex retriever over all sources.
 
         Args:
             kwargs: Arguments of ``AgenticRetriever``, in place of this knowledge base's own.
         """
-        return AgenticRetriever(self._sources, **{**self._retriever_arguments, **kwargs})
+        own = self._retriever_arguments.copy()
+        own.update(kwargs)
+        return AgenticRetriever(self._sources, **own)
 
     def as_query_engine(
         self, response_mode: str | None = None, *, streaming: bool = False, **kwargs: Any
@@ -391,22 +387,18 @@ class KnowledgeBase(NotPickled, MetadataQueries):
             streaming: Whether to stream token deltas.
             kwargs: Arguments of ``AgenticRetriever`` and ``AgenticQueryEngine``.
         """
-        own, rest = self._split(kwargs)
-        if self.max_output_size_in_tokens is not None and "response_synthesizer" not in rest:
-            rest.setdefault("max_output_tokens", self.max_output_size_in_tokens)
-        mode = response_mode or self.output_mode.value
-        rest.setdefault("grounding", self.grounding)
-        return AgenticQueryEngine(self.as_retriever(**own), response_mode=mode, streaming=streaming, **rest)
-
-    @staticmethod
-    def _split(kwargs: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the retriever's arguments and an engine's; the model serves both, postprocessors the retriever."""
         own, rest = split_kwargs(kwargs)
-        if "llm" in rest:
-            own["llm"] = rest["llm"]
-        if "node_postprocessors" in rest:
-            own["node_postprocessors"] = rest.pop("node_postprocessors")
-        return own, rest
+        mode = response_mode or self.output_mode.value
+        return AgenticQueryEngine(
+            self.as_retriever(**own), response_mode=mode, streaming=streaming, **{**self._engine_defaults(rest), **rest}
+        )
+
+    def _engine_defaults(self, given: Mapping[str, Any]) -> dict[str, Any]:
+        """Return this knowledge base's own arguments of engines."""
+        own: dict[str, Any] = {"grounding": self.grounding}
+        if self.max_output_size_in_tokens is not None and "response_synthesizer" not in given:
+            own["max_output_tokens"] = self.max_output_size_in_tokens
+        return own
 
     def as_chat_engine(
         self, chat_mode: ChatMode = ChatMode.BEST, *, memory: BaseMemory | None = None, **kwargs: Any
@@ -416,13 +408,17 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         Args:
             chat_mode: ``BEST`` (default) is ``AgenticChatEngine``.
             memory: The conversation; None makes one.
-            kwargs: Those of ``as_query_engine``, or of LlamaIndex's engine for the other modes.
+            kwargs: Those of ``as_query_engine``, and those of LlamaIndex's chat engine of that mode
+                (``system_prompt``, ``chat_history``, ...).
         """
         chat_mode = ChatMode(chat_mode)
+        own, rest = split_kwargs(kwargs)
         if chat_mode is ChatMode.BEST:
-            return AgenticChatEngine(self.as_query_engine(**kwargs), memory=memory)
-        own, rest = self._split(kwargs)
-        return as_chat_engine(self.as_retriever(memory=memory, **own), chat_mode, memory=memory, **rest)
+            mode = rest.pop("response_mode", None) or self.output_mode.value
+            rest = {**self._engine_defaults(rest), "response_mode": mode, **rest}
+            return as_chat_engine(self.as_retriever(**own), chat_mode, memory, **rest)
+        own["memory"] = memory
+        return as_chat_engine(self.as_retriever(**own), chat_mode, memory, **rest)
 
     def as_tool(self, name: str | None = None, description: str | None = None, **kwargs: Any) -> QueryEngineTool:
         """Return a tool for agents and routers; its answers keep their markers.
@@ -438,7 +434,7 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         )
 
     def as_retriever_tool(
-        self, name: str | None = None, description: str | None = None, **kwargs: Any
+        self, name: str | None = None, description: str | None = None, **kwargs: Unpack[RetrieverArguments]
     ) -> RetrieverTool:
         """Return a tool that returns passages; see ``as_tool``."""
         return RetrieverTool.from_defaults(
@@ -463,6 +459,19 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         """Do what the first question would have to do, off the event loop; see ``warm_up``."""
         await asyncio.to_thread(self.warm_up)
         return self
+
+
+def _one_by_one(batches: Generator[list[AnswerPiece], None, None]) -> Iterator[AnswerPiece]:
+    with closing(batches):
+        for batch in batches:
+            yield from batch
+
+
+async def _a_one_by_one(batches: AsyncGenerator[list[AnswerPiece], None]) -> AsyncIterator[AnswerPiece]:
+    async with aclosing(batches):
+        async for batch in batches:
+            for piece in batch:
+                yield piece
 
 
 def _by_source(

@@ -9,12 +9,12 @@ responses with the whole account.
 from __future__ import annotations
 
 import contextvars
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Final, TypeAlias, Unpack
 
-from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.response.schema import (
     RESPONSE_TYPE,
@@ -25,10 +25,15 @@ from llama_index.core.base.response.schema import (
 )
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.callbacks.schema import CBEventType, EventPayload
+from llama_index.core.instrumentation.events.query import QueryEndEvent, QueryStartEvent
+from llama_index.core.instrumentation.events.retrieval import RetrievalEndEvent, RetrievalStartEvent
+from llama_index.core.instrumentation.events.synthesis import SynthesizeEndEvent, SynthesizeStartEvent
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.prompts.mixin import PromptMixinType
+from llama_index.core.query_engine.retriever_query_engine import RetrieverQueryEngine
 from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import NodeWithScore, QueryBundle
+from llama_index_instrumentation import get_dispatcher
 
 from llama_index_agentic_kb._aio import (
     END,
@@ -45,6 +50,7 @@ from llama_index_agentic_kb._aio import (
 )
 from llama_index_agentic_kb._text import one_line
 from llama_index_agentic_kb.account import GuardedCallbacks
+from llama_index_agentic_kb.account.activity_log import is_heard
 from llama_index_agentic_kb.account.budget import set_budget
 from llama_index_agentic_kb.errors import DeadlineExceededError
 from llama_index_agentic_kb.evidence.postprocessing import postprocess
@@ -71,8 +77,13 @@ from llama_index_agentic_kb.schema import (
     SkippedReason,
 )
 from llama_index_agentic_kb.schema.grounding import ClaimFlag, GroundingLedger, Verdict
-from llama_index_agentic_kb.synthesizers import AgenticSynthesizer, Synthesis, get_response_synthesizer
-from llama_index_agentic_kb.synthesizers.extractive import partial_answer
+from llama_index_agentic_kb.synthesizers import (
+    AgenticSynthesizer,
+    Synthesis,
+    SynthesizerArguments,
+    get_response_synthesizer,
+)
+from llama_index_agentic_kb.synthesizers.extractive import ExtractiveData
 
 __all__ = [
     "AgenticAsyncStreamingResponse",
@@ -83,13 +94,21 @@ __all__ = [
     "default_mode",
 ]
 
+dispatcher = get_dispatcher(__name__)
+
 Observer: TypeAlias = Callable[[ActivityRecord], None] | None
 
+WITHHELD: Final = "No answer is given: what was found does not bear one out. The sources are listed."
+"""The text in place of a withheld answer; ``skipped_reasons`` say why, as data."""
 
-class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
+EXTRACTING_SECONDS: Final = 0.3
+"""Time to make extracted data in place of a late answer: the answer's own time is used up."""
+
+
+class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
     """Answers a question over knowledge sources: plan, parallel retrieval, fusion, synthesis, grounding, account.
 
-    ``query`` and ``aquery`` give LlamaIndex responses whose ``source_nodes[N]`` is ``[ref_id:N]`` and whose
+    ``query`` and ``aquery`` return LlamaIndex responses whose ``source_nodes[N]`` is ``[ref_id:N]`` and whose
     ``metadata["agentic_kb"]`` is the wire form of ``RetrievalResponse``; ``cited_nodes`` are those that the answer
     cites. While a response streams, its account still grows: read it after the last token.
 
@@ -103,7 +122,7 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
         grounding: How answers are held against their evidence: ``Grounding(...)``; None (default) and True are its
             defaults, False does not. Answers of LlamaIndex's own synthesizers are checked only where this is given.
         callback_manager: None is the retriever's.
-        synthesizer_kwargs: Further arguments of ``get_response_synthesizer`` (templates, ``output_cls``, ...).
+        synthesizer: Further arguments of ``get_response_synthesizer`` (templates, ``output_cls``, ...).
     """
 
     def __init__(
@@ -116,27 +135,32 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
         streaming: bool = False,
         grounding: Grounding | bool | None = None,
         callback_manager: CallbackManager | None = None,
-        **synthesizer_kwargs: Any,
+        **synthesizer: Unpack[SynthesizerArguments],
     ) -> None:
         if not isinstance(retriever, AgenticRetriever):
             retriever = AgenticRetriever.from_defaults(retriever, effort="minimal")
-        self.retriever = retriever
-        self.node_postprocessors = list(node_postprocessors)
         manager = callback_manager or retriever.callback_manager
+        own: SynthesizerArguments = {
+            "llm": retriever.llm,
+            "retries": retriever.options.retries,
+            "spotlighting": retriever.options.spotlighting,
+        }
+        own.update(synthesizer)
         self.synthesizer = response_synthesizer or get_response_synthesizer(
-            **{
-                "llm": retriever.llm,
-                "retries": retriever.options.retries,
-                "spotlighting": retriever.options.spotlighting,
-                **synthesizer_kwargs,
-            },
+            **own,
             response_mode=response_mode or default_mode(retriever),
             streaming=streaming,
             callback_manager=manager,
         )
         self.grounding = as_grounding(grounding)
         self._grounding_asked = bool(grounding)
-        super().__init__(callback_manager=manager)
+        super().__init__(retriever, self.synthesizer, list(node_postprocessors), manager)
+
+    @property
+    def retriever(self) -> AgenticRetriever:
+        """What is searched."""
+        assert isinstance(self._retriever, AgenticRetriever)
+        return self._retriever
 
     def _get_prompt_modules(self) -> PromptMixinType:
         return {"retriever": self.retriever, "response_synthesizer": self.synthesizer}
@@ -161,61 +185,65 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
         """Return the nodes that an answer would rest on."""
         return (await arun(self.retrieved(self.retriever.request_for(query_bundle), query_bundle))).nodes
 
-    def synthesize(
-        self,
-        query_bundle: QueryBundle,
-        nodes: list[NodeWithScore],
-        additional_source_nodes: Sequence[NodeWithScore] | None = None,
-    ) -> RESPONSE_TYPE:
-        """Answer from given nodes."""
-        return self.synthesizer.synthesize(query_bundle, nodes, additional_source_nodes)
-
-    async def asynthesize(
-        self,
-        query_bundle: QueryBundle,
-        nodes: list[NodeWithScore],
-        additional_source_nodes: Sequence[NodeWithScore] | None = None,
-    ) -> RESPONSE_TYPE:
-        """Answer from given nodes."""
-        return await self.synthesizer.asynthesize(query_bundle, nodes, additional_source_nodes)
-
     def respond(self, request: RetrievalRequest, bundle: QueryBundle | None = None) -> Response | PydanticResponse:
         """Answer a request with a LlamaIndex response."""
-        return _llama_response(run(self.answer(request, bundle)))
+        return run(self.answer(request, bundle)).llama_response()
 
     async def arespond(
         self, request: RetrievalRequest, bundle: QueryBundle | None = None
     ) -> Response | PydanticResponse:
         """Answer a request with a LlamaIndex response."""
-        return _llama_response(await arun(self.answer(request, bundle)))
+        return (await arun(self.answer(request, bundle))).llama_response()
+
+    def stream(self, request: RetrievalRequest, bundle: QueryBundle | None = None) -> AgenticStreamingResponse:
+        """Retrieve, and return a LlamaIndex response whose tokens come as they are read."""
+        work, nodes, metadata = run(self.begin(request, bundle))
+        return AgenticStreamingResponse(iterate(work(), contextvars.copy_context()), nodes, metadata)
+
+    async def astream(
+        self, request: RetrievalRequest, bundle: QueryBundle | None = None
+    ) -> AgenticAsyncStreamingResponse:
+        """Retrieve, and return a LlamaIndex response whose tokens come as they are read."""
+        work, nodes, metadata = await arun(self.begin(request, bundle))
+        return AgenticAsyncStreamingResponse(aiterate(work(), contextvars.copy_context()), nodes, metadata)
+
+    @property
+    def _streams(self) -> bool:
+        return bool(getattr(self.synthesizer, "_streaming", False))  # core's name; ours has it too
 
     # -- the way of a query ----------------------------------------------------------------------------------------
 
     async def answer(
-        self, request: RetrievalRequest, bundle: QueryBundle | None = None, observer: Observer = None
+        self,
+        request: RetrievalRequest,
+        bundle: QueryBundle | None = None,
+        observer: Observer = None,
+        instructions: str = "",
+        *,
+        announced: bool = False,
     ) -> Answered:
         """Retrieve, synthesize, and check the answer against its evidence.
-
-        An answer that is late is replaced by its part so far (the steps of refine, the partial answers of a tree), or
-        else by the evidence as extracted data. ``missing`` names the answer then.
 
         Args:
             request: What is asked.
             bundle: The caller's query; its vector serves the search of the question itself.
             observer: Called with each activity record when it is opened and when it is closed.
+            instructions: See ``AgenticSynthesizer.synthesis``.
+            announced: See ``asked``.
 
         Raises:
             SynthesisError: The language model failed while answering, and time was not the reason.
             DeadlineExceededError: An object (``output_cls``) was not there in time.
         """
-        retrieval = await self.retrieved(request, bundle, observer)
-        try:
-            synthesis = await synthesized(self.synthesizer, retrieval)
-        except DeadlineExceededError as error:
-            synthesis = await partial_of(self.synthesizer, retrieval, error)
-            if not error.partial:  # extracts say what the evidence says
-                return Answered(retrieval, synthesis)
-        return await self.grounded(retrieval, synthesis, self.checks)
+        with asked(self.callback_manager, request.question, announced=announced) as tell:
+            retrieval = await self.retrieved(request, bundle, observer)
+            synthesis = await self.synthesis(retrieval, instructions=instructions)
+            if synthesis.is_extract:  # it says what the evidence says
+                answered = Answered(retrieval, synthesis)
+            else:
+                answered = await self.grounded(retrieval, synthesis, self.checks)
+            tell(answered.llama_response)
+        return answered
 
     async def retrieved(
         self,
@@ -226,17 +254,21 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
     ) -> Retrieval:
         """Retrieve the evidence that an answer rests on; see ``AgenticRetriever.retrieval``."""
         share = 0.4 if getattr(self.synthesizer, "needs_llm", True) else 0.1
-        retrieval = await self.retriever.retrieval(
-            request, bundle=bundle, answer_share=share, observer=observer, classification=classification
-        )
-        query = bundle or QueryBundle(retrieval.scope.question)
-        left = await postprocess(
-            retrieval.nodes, self.node_postprocessors, query, retrieval.budget.evidence_deadline, retrieval.selected
-        )
-        retrieval.nodes = left.nodes
+        query = bundle or QueryBundle(request.question)
+        dispatcher.event(RetrievalStartEvent(str_or_query_bundle=query))
+        payload = {EventPayload.QUERY_STR.value: query.query_str}
+        with self.callback_manager.event(CBEventType.RETRIEVE, payload=payload) as event:
+            retrieval = await self.retriever.retrieval(
+                request, bundle=bundle, answer_share=share, observer=observer, classification=classification
+            )
+            deadline = retrieval.budget.evidence_deadline
+            left = await postprocess(retrieval.nodes, self._node_postprocessors, query, deadline, retrieval.selected)
+            retrieval.arrange(left.nodes)
+            event.on_end(payload={EventPayload.NODES.value: retrieval.nodes})
+        dispatcher.event(RetrievalEndEvent(str_or_query_bundle=query, nodes=retrieval.nodes))
         retrieval.missing += [] if left.missing is None else [left.missing]
         reasoning = retrieval.log.last(AgenticReasoningActivity)
-        if self.node_postprocessors and reasoning is not None:
+        if self._node_postprocessors and reasoning is not None:
             retrieval.log.amend(
                 reasoning,
                 kept=len(left.nodes),
@@ -249,6 +281,37 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
             retrieval.missing.append(MissingPart(what="evidence", outcome=Outcome.EMPTY, reason=reason))
         return retrieval
 
+    async def synthesis(
+        self,
+        retrieval: Retrieval,
+        *,
+        streaming: bool = False,
+        instructions: str = "",
+        aside: Callable[[Spotlight], str] | None = None,
+    ) -> Synthesis:
+        """Make the answer, with its record.
+
+        An answer that is late is replaced by its part so far (the steps of refine, the partial answers of a tree), or
+        else by the evidence as extracted data. ``missing`` names the answer then.
+
+        Args:
+            retrieval: The evidence.
+            streaming: Whether deltas of the text are emitted.
+            instructions: See ``AgenticSynthesizer.synthesis``.
+            aside: See ``AgenticSynthesizer.synthesis``.
+
+        Raises:
+            SynthesisError: The language model failed while answering, and time was not the reason.
+            DeadlineExceededError: An object (``output_cls``) was not there in time: it has no parts.
+        """
+        asking = synthesized(self.synthesizer, retrieval, streaming=streaming, instructions=instructions, aside=aside)
+        try:
+            return await asking
+        except DeadlineExceededError as error:
+            if getattr(self.synthesizer, "_output_cls", None) is not None:  # core's name; ours has it too
+                raise
+            return await in_its_place(retrieval, error)
+
     @property
     def checks(self) -> Grounding | None:
         """How answers are checked against their evidence; None where they are not.
@@ -257,7 +320,7 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
         have no markers, are where the user asked for it.
         """
         synthesizer = self.synthesizer
-        if getattr(synthesizer, "_output_cls", None) is not None:  # core's name; ours has it too
+        if getattr(synthesizer, "_output_cls", None) is not None:
             return None
         if isinstance(synthesizer, AgenticSynthesizer):
             checked = synthesizer.needs_llm and synthesizer.needs_nodes
@@ -299,64 +362,51 @@ class AgenticQueryEngine(GuardedCallbacks, BaseQueryEngine):
 
     # -- streaming -------------------------------------------------------------------------------------------------
 
-    @property
-    def _streams(self) -> bool:
-        return bool(getattr(self.synthesizer, "_streaming", False))  # core's name; ours has it too
+    async def begin(
+        self, request: RetrievalRequest, bundle: QueryBundle | None = None, instructions: str = ""
+    ) -> tuple[Callable[[], Coroutine[Any, Any, None]], list[NodeWithScore], dict[str, Any]]:
+        """Retrieve; return what emits the answer, and the nodes and metadata of its response, which it completes."""
+        with asked(self.callback_manager, request.question) as tell:
+            retrieval = await self.retrieved(request, bundle)
+            answered = Answered(retrieval, Synthesis(text=""))
+            nodes, metadata = list(retrieval.nodes), answered.metadata()
+            tell(answered.llama_response)
+        return partial(self._streamed, retrieval, nodes, metadata, retrieval.budget.left, instructions), nodes, metadata
 
-    def stream(self, request: RetrievalRequest, bundle: QueryBundle | None = None) -> AgenticStreamingResponse:
-        """Retrieve, and return a LlamaIndex response whose tokens come as they are read."""
-        retrieval = run(self.retrieved(request, bundle))
-        nodes, metadata = list(retrieval.nodes), _metadata(Answered(retrieval, Synthesis(text="")))
-        work, context = self._streamed(retrieval, nodes, metadata), contextvars.copy_context()
-
-        def tokens() -> Generator[str, None, None]:
-            yield from iterate(work, context)
-
-        return AgenticStreamingResponse(tokens(), source_nodes=nodes, metadata=metadata)
-
-    async def astream(
-        self, request: RetrievalRequest, bundle: QueryBundle | None = None
-    ) -> AgenticAsyncStreamingResponse:
-        """Retrieve, and return a LlamaIndex response whose tokens come as they are read."""
-        retrieval = await arun(self.retrieved(request, bundle))
-        nodes, metadata = list(retrieval.nodes), _metadata(Answered(retrieval, Synthesis(text="")))
-        work, context = self._streamed(retrieval, nodes, metadata), contextvars.copy_context()
-
-        async def tokens() -> AsyncGenerator[str, None]:
-            async for token in aiterate(work, context):
-                yield token
-
-        return AgenticAsyncStreamingResponse(tokens(), source_nodes=nodes, metadata=metadata)
-
-    def _streamed(
-        self, retrieval: Retrieval, nodes: list[NodeWithScore], metadata: dict[str, Any]
-    ) -> Coroutine[Any, Any, None]:
-        """Return a coroutine that answers, then completes the nodes and the metadata that the response holds already.
+    async def _streamed(
+        self,
+        retrieval: Retrieval,
+        nodes: list[NodeWithScore],
+        metadata: dict[str, Any],
+        left: float | None,
+        instructions: str,
+    ) -> None:
+        """Answer, then complete the nodes and the metadata that the response holds already.
 
         It starts when somebody reads: the time until then is not taken off the budget.
         """
-        left, checks = retrieval.budget.left, self.checks
-        may_change = checks is not None and checks.may_change
-
-        async def work() -> None:
-            retrieval.budget = replace(retrieval.budget, deadline=deadline_after(left))
-            answered = Answered(retrieval, Synthesis(text=""))
-            try:
-                set_budget(retrieval.budget)
-                synthesis = await _emitted(self.synthesizer, retrieval, checks)
-                answered = Answered(retrieval, synthesis)
-                answered = await self.grounded(retrieval, synthesis, checks)
-                if may_change:
-                    await emit(answered.text)
-            except DeadlineExceededError:
-                reason = "it was not done by its deadline: the text so far is all of it"
-                retrieval.missing.append(_answer_missing(Outcome.TIMEOUT, reason))
-                raise
-            finally:
-                nodes[:] = answered.retrieval.nodes
-                metadata.update(_metadata(answered))
-
-        return work()
+        retrieval.budget = replace(retrieval.budget, deadline=deadline_after(left))
+        set_budget(retrieval.budget)
+        checks, answered = self.checks, Answered(retrieval, Synthesis(text=""))
+        body = synthesized(self.synthesizer, retrieval, streaming=True, instructions=instructions)
+        if checks is not None and checks.may_change:
+            body = emitting(body, lambda _: "")
+        elif checks is not None and checks.markers != Markers.KEEP:
+            markers = MarkerFilter(range(len(retrieval.nodes)), Markers(checks.markers))
+            body = emitting(body, markers.feed, markers.close)
+        try:
+            with self.callback_manager.as_trace("query"):
+                answered.synthesis = await body
+                answered = await self.grounded(retrieval, answered.synthesis, checks)
+            if checks is not None and checks.may_change:
+                await emit(answered.text)
+        except DeadlineExceededError:
+            reason = "it was not done by its deadline: the text so far is all of it"
+            retrieval.missing.append(_answer_missing(Outcome.TIMEOUT, reason))
+            raise
+        finally:
+            nodes[:] = answered.retrieval.nodes
+            metadata.update(answered.metadata())
 
 
 def default_mode(retriever: AgenticRetriever) -> str:
@@ -364,22 +414,35 @@ def default_mode(retriever: AgenticRetriever) -> str:
     return (OutputMode.EXTRACTIVE_DATA if retriever.llm is None else OutputMode.ANSWER_SYNTHESIS).value
 
 
+@contextmanager
+def asked(
+    manager: CallbackManager, question: str, *, announced: bool = False
+) -> Iterator[Callable[[Callable[[], RESPONSE_TYPE]], None]]:
+    """Announce a question to callback handlers, as LlamaIndex's query engines do.
+
+    Args:
+        manager: Has the handlers.
+        question: The question.
+        announced: Whether the dispatcher's listeners are told too: LlamaIndex's own ``query`` tells them.
+
+    Yields:
+        A function that takes what makes the response; where nobody listens, it is not made.
+    """
+    if announced:
+        dispatcher.event(QueryStartEvent(query=question))
+    payload = {EventPayload.QUERY_STR.value: question}
+    with manager.as_trace("query"), manager.event(CBEventType.QUERY, payload=payload) as event:
+
+        def tell(response: Callable[[], RESPONSE_TYPE]) -> None:
+            if manager.handlers:
+                event.on_end(payload={EventPayload.RESPONSE.value: response()})
+            if announced and is_heard():
+                dispatcher.event(QueryEndEvent(query=question, response=response()))
+
+        yield tell
+
+
 # -- synthesis ---------------------------------------------------------------------------------------------------------
-
-
-def _emitted(
-    synthesizer: BaseSynthesizer, retrieval: Retrieval, checks: Grounding | None
-) -> Coroutine[Any, Any, Synthesis]:
-    """Synthesize, and emit the text with its markers as asked for, unless it may yet change."""
-    body = synthesized(synthesizer, retrieval, streaming=True)
-    if checks is None:
-        return body
-    if checks.may_change:
-        return emitting(body, lambda _: "")
-    if checks.markers == Markers.KEEP:
-        return body
-    markers = MarkerFilter(range(len(retrieval.nodes)), Markers(checks.markers))
-    return emitting(body, markers.feed, markers.close)
 
 
 async def synthesized(
@@ -392,17 +455,13 @@ async def synthesized(
 ) -> Synthesis:
     """Make the answer, with its record; what needs no model adds to the agent's record instead.
 
-    Args:
-        synthesizer: Ours or LlamaIndex's; the latter keeps no account, and takes no instructions.
-        retrieval: The evidence.
-        streaming: Whether deltas of the text are emitted.
-        instructions: See ``AgenticSynthesizer.synthesis``.
-        aside: See ``AgenticSynthesizer.synthesis``.
+    LlamaIndex's own synthesizers keep no account, and take no instructions. See ``AgenticQueryEngine.synthesis``.
     """
     if not isinstance(synthesizer, AgenticSynthesizer):
         return await _foreign(synthesizer, retrieval)
+    question = retrieval.scope.question
     body = synthesizer.synthesis(
-        QueryBundle(format_question(retrieval.scope.question, retrieval.scope.history)),
+        QueryBundle(format_question(question, retrieval.scope.history)),
         retrieval.nodes,
         # What needs no model takes milliseconds: it is made also where a source took all the time.
         deadline=retrieval.budget.answer_deadline if synthesizer.needs_llm else None,
@@ -412,9 +471,18 @@ async def synthesized(
         instructions=instructions,
         aside=aside,
     )
+    dispatcher.event(SynthesizeStartEvent(query=question))
     if synthesizer.needs_llm:
-        return await _written(body, synthesizer, retrieval)
-    synthesis = await body
+        synthesis = await _written(body, synthesizer, retrieval)
+    else:
+        synthesis = await body
+        _account_for_extracts(retrieval, synthesis)
+    response = Response(synthesis.text, source_nodes=retrieval.nodes)
+    dispatcher.event(SynthesizeEndEvent(query=question, response=response))
+    return synthesis
+
+
+def _account_for_extracts(retrieval: Retrieval, synthesis: Synthesis) -> None:
     reasoning = retrieval.log.last(AgenticReasoningActivity)
     if reasoning is not None and (synthesis.dropped or synthesis.warnings):
         warnings = [*filter(None, [reasoning.warning]), *synthesis.warnings]
@@ -423,7 +491,6 @@ async def synthesized(
     if synthesis.dropped:
         reason = f"{synthesis.dropped} passages did not fit into the output's budget"
         retrieval.missing.append(MissingPart(what="extracts", outcome=Outcome.SKIPPED, reason=reason))
-    return synthesis
 
 
 async def _written(
@@ -446,7 +513,7 @@ async def _written(
             raise
         log.close(
             record,
-            {EventPayload.RESPONSE: synthesis.text},
+            {EventPayload.RESPONSE: Response(synthesis.text, source_nodes=retrieval.nodes)},
             outcome=Outcome.OK if retrieval.nodes else Outcome.EMPTY,
             input_tokens=synthesis.usage.input_tokens,
             output_tokens=synthesis.usage.output_tokens,
@@ -488,18 +555,25 @@ async def _foreign(synthesizer: BaseSynthesizer, retrieval: Retrieval) -> Synthe
     return Synthesis(text)
 
 
-async def partial_of(synthesizer: BaseSynthesizer, retrieval: Retrieval, error: DeadlineExceededError) -> Synthesis:
-    """Return what there is of a late answer. Raise where an object was asked for: it has no parts."""
-    if getattr(synthesizer, "_output_cls", None) is not None:  # core's name; ours has it too
-        raise error
-    synthesis = await partial_answer(
-        error,
-        retrieval.scope.question,
-        retrieval.nodes,
-        max_output_tokens=retrieval.budget.output_tokens,
-        sources={name: chosen.source for name, chosen in retrieval.selected.items()},
-    )
-    retrieval.missing.append(_answer_missing(Outcome.TIMEOUT, synthesis.warnings[0]))
+async def in_its_place(retrieval: Retrieval, error: DeadlineExceededError) -> Synthesis:
+    """Return what there is of a late answer: its part so far, or else the evidence as extracted data."""
+    if error.partial:
+        synthesis, given = Synthesis(error.partial), "what there was of it is given"
+    else:
+        try:
+            synthesis = await ExtractiveData().synthesis(
+                QueryBundle(retrieval.scope.question),
+                retrieval.nodes,
+                deadline=deadline_after(EXTRACTING_SECONDS),
+                max_output_tokens=retrieval.budget.output_tokens,
+                sources={name: chosen.source for name, chosen in retrieval.selected.items()},
+            )
+            given = "the evidence is given as extracted data"
+        except DeadlineExceededError:  # of very much text
+            synthesis, given = Synthesis(""), "the references name the evidence"
+        synthesis.is_extract = True
+    synthesis.is_partial = True
+    retrieval.missing.append(_answer_missing(Outcome.TIMEOUT, f"it was not done by its deadline: {given}"))
     return synthesis
 
 
@@ -516,7 +590,9 @@ def _renumbered(text: str, retrieval: Retrieval) -> tuple[str, Retrieval]:
     markers = MarkerFilter(range(len(nodes)), Markers.RENUMBER)
     shown = markers.feed(text) + markers.close()
     rest = sorted(set(range(len(nodes))) - set(markers.cited))
-    return shown, replace(retrieval, nodes=[nodes[number] for number in (*markers.cited, *rest)])
+    ordered = replace(retrieval)
+    ordered.arrange([nodes[number] for number in (*markers.cited, *rest)])
+    return shown, ordered
 
 
 def _record_check(retrieval: Retrieval, ledger: GroundingLedger, grounding: Grounding, bill: Usage) -> None:
@@ -542,9 +618,6 @@ def _record_check(retrieval: Retrieval, ledger: GroundingLedger, grounding: Grou
 
 
 # -- results -----------------------------------------------------------------------------------------------------------
-
-WITHHELD = "No answer is given: what was found does not bear one out. The sources are listed."
-"""The text in place of a withheld answer; ``skipped_reasons`` say why, as data."""
 
 
 @dataclass(slots=True)
@@ -584,6 +657,18 @@ class Answered:
             skipped_reasons=self.skipped,
         )
 
+    def metadata(self) -> dict[str, Any]:
+        """Return the metadata of a LlamaIndex response: each node's, as core has it, and the account."""
+        nodes = {node.node.node_id: node.node.metadata for node in self.retrieval.nodes}
+        return {**nodes, PROVENANCE_KEY: self.response().to_dict()}
+
+    def llama_response(self) -> Response | PydanticResponse:
+        """Return a LlamaIndex response: its text, its nodes, and the account in its metadata."""
+        nodes, metadata = self.retrieval.nodes, self.metadata()
+        if self.synthesis.output is not None:
+            return PydanticResponse(self.synthesis.output, source_nodes=nodes, metadata=metadata)
+        return AgenticResponse(self.text, source_nodes=nodes, metadata=metadata)
+
 
 class _Accounted:
     """What our LlamaIndex responses tell beside their text."""
@@ -599,7 +684,12 @@ class _Accounted:
     @property
     def cited_nodes(self) -> list[NodeWithScore]:
         """Those of ``source_nodes`` that the answer cites, in order of first mention; of a stream, once it was read."""
-        return _cited(self.account, self.source_nodes)
+        account = self.account
+        if SkippedReason.LOW_GROUNDED_ANSWER in account.skipped_reasons:
+            return []
+        claimed = [] if account.grounding is None else map(int, account.grounding.cited)
+        numbers = dict.fromkeys([*cited_ids(account.text), *claimed])  # headings and lead-ins are no claims
+        return [self.source_nodes[number] for number in numbers if number < len(self.source_nodes)]
 
     def _repr_html_(self) -> str:
         return self.account._repr_html_()
@@ -615,26 +705,3 @@ class AgenticStreamingResponse(_Accounted, StreamingResponse):
 
 class AgenticAsyncStreamingResponse(_Accounted, AsyncStreamingResponse):
     """A LlamaIndex ``AsyncStreamingResponse`` that carries the whole account."""
-
-
-def _cited(account: RetrievalResponse, nodes: Sequence[NodeWithScore]) -> list[NodeWithScore]:
-    """Return the nodes that an answer that is given cites, its headings and lead-ins too."""
-    if SkippedReason.LOW_GROUNDED_ANSWER in account.skipped_reasons:
-        return []
-    claimed = [] if account.grounding is None else [int(number) for number in account.grounding.cited]
-    numbers = dict.fromkeys([*cited_ids(account.text), *claimed])
-    return [nodes[number] for number in numbers if number < len(nodes)]
-
-
-def _metadata(answered: Answered) -> dict[str, Any]:
-    """Return the metadata of a LlamaIndex response: each node's, as core has it, and the account."""
-    nodes: Mapping[str, Any] = {node.node.node_id: node.node.metadata for node in answered.retrieval.nodes}
-    return {**nodes, PROVENANCE_KEY: answered.response().to_dict()}
-
-
-def _llama_response(answered: Answered) -> Response | PydanticResponse:
-    """Return a LlamaIndex response: its text, its nodes, and the account in its metadata."""
-    nodes, metadata = answered.retrieval.nodes, _metadata(answered)
-    if answered.synthesis.output is not None:
-        return PydanticResponse(answered.synthesis.output, source_nodes=nodes, metadata=metadata)
-    return AgenticResponse(answered.text, source_nodes=nodes, metadata=metadata)

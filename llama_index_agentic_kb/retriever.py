@@ -140,6 +140,7 @@ class Retrieval:
         selected: The sources that were allowed, by name.
         scope: The question and its conversation.
         findings: What sub-queries found on the way.
+        references: Those of the nodes, where an answer is made of them: made once, when the evidence stands.
     """
 
     nodes: list[NodeWithScore]
@@ -150,11 +151,11 @@ class Retrieval:
     selected: Mapping[str, SelectedSource] = field(default_factory=dict)
     scope: Scope = field(default_factory=lambda: Scope(""))
     findings: list[Finding] = field(default_factory=list)
+    references: list[Reference] = field(default_factory=list)
 
-    @property
-    def references(self) -> list[Reference]:
-        """The references of the nodes as they stand."""
-        return references(self.nodes, self.selected)
+    def arrange(self, nodes: list[NodeWithScore]) -> None:
+        """Take the nodes as the evidence, in their order, and make their references."""
+        self.nodes, self.references = nodes, references(nodes, self.selected)
 
 
 class AgenticRetriever(GuardedCallbacks, BaseRetriever):

@@ -143,14 +143,20 @@ class ActivityLog:
             logger.warning("an activity observer failed", exc_info=True)
 
 
-def _dispatch(kind: type[ActivityStartEvent | ActivityEndEvent], record: ActivityRecord) -> None:
-    """Send an event, unless nobody listens: its wire form costs more than all the rest of a record."""
+def is_heard() -> bool:
+    """Return whether anybody listens to the dispatcher's events."""
     listening: Any = dispatcher
     while listening is not None:
         if any(not isinstance(handler, NullEventHandler) for handler in listening.event_handlers):
-            dispatcher.event(kind(activity=record.to_dict()))
-            return
+            return True
         listening = listening.parent if listening.propagate else None
+    return False
+
+
+def _dispatch(kind: type[ActivityStartEvent | ActivityEndEvent], record: ActivityRecord) -> None:
+    """Send an event, unless nobody listens: its wire form costs more than all the rest of a record."""
+    if is_heard():
+        dispatcher.event(kind(activity=record.to_dict()))
 
 
 def describe_error(error: BaseException, target: str | None = None, stage: str | None = None) -> ActivityError:

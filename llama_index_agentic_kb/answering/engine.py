@@ -28,11 +28,11 @@ from llama_index_agentic_kb.answering.results import (
 from llama_index_agentic_kb.answering.sessions import Turns, end_user_part, session_owner
 from llama_index_agentic_kb.answering.skip_reasons import skip_reasons
 from llama_index_agentic_kb.answering.supplied_results import supplied_request, supplied_retriever
-from llama_index_agentic_kb.errors import DeadlineExceededError, InvalidRequestError
+from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.grounding import Markers
 from llama_index_agentic_kb.grounding.settings import DEFAULT_GROUNDING, Grounding
 from llama_index_agentic_kb.planning import ClassificationSpec
-from llama_index_agentic_kb.query_engine import WITHHELD, AgenticQueryEngine, Answered, partial_of, synthesized
+from llama_index_agentic_kb.query_engine import WITHHELD, AgenticQueryEngine, Answered, asked
 from llama_index_agentic_kb.retriever import AgenticRetriever, Retrieval
 from llama_index_agentic_kb.schema import (
     ActivityRecord,
@@ -150,7 +150,19 @@ class AnswerEngine:
         seconds = query.request.max_runtime_in_seconds or self.engine.retriever.max_runtime_in_seconds
         progress.deadline = deadline_after(seconds)
         history = await turns.history(progress.deadline)
-        if await self._allowed(progress, query.question):
+        with asked(self.engine.callback_manager, query.question, announced=True) as tell:
+            await self._answer(progress, history, observer, streaming=streaming)
+            if progress.answered is not None:
+                tell(progress.answered.llama_response)
+        response = await self._keep(progress, turns)
+        if streaming:
+            await emit([response])
+        return response
+
+    async def _answer(
+        self, progress: _Progress, history: Sequence[Message], observer: Observer, *, streaming: bool
+    ) -> None:
+        if await self._allowed(progress, progress.query.question):
             await self._search(progress, history, observer)
             await self._check_plan(progress, has_history=bool(history))
             if streaming:
@@ -159,10 +171,6 @@ class AnswerEngine:
             await self._write(progress, streaming=streaming)
         if streaming and progress.skipped and not progress.streamed:
             await emit([TextPiece(text=progress.text)])
-        response = await self._keep(progress, turns)
-        if streaming:
-            await emit([response])
-        return response
 
     # -- searching -------------------------------------------------------------------------------------------------
 
@@ -188,7 +196,7 @@ class AnswerEngine:
         spec = _classes_of(query, self.policy)
         retrieval = await engine.retrieved(request, observer=observer, classification=spec)
         progress.retrieval = retrieval
-        progress.references = answer_references(retrieval.nodes, retrieval.selected)
+        progress.references = answer_references(retrieval)
         progress.steps = answer_steps(retrieval, query.result_mode)
         progress.missing += unanswered_parts(retrieval)
         reasons, warnings = skip_reasons(query, self.policy, retrieval)
@@ -217,16 +225,14 @@ class AnswerEngine:
             return
         grounding = self._grounding(query)
         held = grounding.may_change or self.policy.answer is not None or query.safety
-        try:
-            synthesis = await self._synthesized(progress, retrieval, streaming=streaming and not held)
-        except DeadlineExceededError as error:
-            synthesis = await partial_of(self.engine.synthesizer, retrieval, error)
-            synthesis.text = synthesis.text.rstrip()
+        synthesis = await self._synthesized(progress, retrieval, streaming=streaming and not held)
+        if synthesis.is_partial:
             progress.state = AnswerState.FAILED  # never by its text alone
-            if not error.partial:  # extracts are no answer
-                progress.answered = Answered(retrieval, synthesis)
-                progress.warnings.append("the answer was not there by its deadline")
-                return
+            synthesis.text = synthesis.text.rstrip()
+        if synthesis.is_extract:  # it is no answer
+            progress.answered = Answered(retrieval, synthesis)
+            progress.warnings.append("the answer was not there by its deadline")
+            return
         progress.answered = await self.engine.grounded(retrieval, synthesis, grounding)
         await self._judge(progress, progress.answered)
         if not progress.skipped and query.related_questions:
@@ -239,8 +245,7 @@ class AnswerEngine:
         self, progress: _Progress, retrieval: Retrieval, *, streaming: bool
     ) -> Coroutine[Any, Any, Synthesis]:
         chunks = progress.query.end_user_chunks
-        body = synthesized(
-            self.engine.synthesizer,
+        body = self.engine.synthesis(
             retrieval,
             streaming=streaming,
             instructions=progress.instructions,

@@ -72,7 +72,8 @@ async def related_questions(
     try:
         limit = min(MAX_TOKENS, model.context_window // 2)
         pack = partial(fit, passages(nodes[:MAX_PASSAGES], None, draw(spotlighting)), limit)
-        shown: list[Passage] = (await Call(sync=pack, deadline=deadline, what="passages for related questions")).kept
+        packed = await Call(sync=pack, deadline=deadline, what="passages for related questions")
+        shown = [passage for group in packed.groups for passage in group]
         turns = [f"user: {one_line(question, 2_000)}", f"assistant: {one_line(answer, 4_000)}"]
         messages = RELATED_TEMPLATE.format_messages(
             llm=model.llm,

@@ -17,7 +17,7 @@ from llama_index.core.schema import Document, NodeWithScore
 
 from llama_index_agentic_kb._text import excerpt, one_line
 from llama_index_agentic_kb.answering.supplied_results import SUPPLIED_SOURCE, SuppliedResults
-from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY, provenance, references
+from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY, provenance
 from llama_index_agentic_kb.grounding import MarkerFilter, Markers
 from llama_index_agentic_kb.grounding.citations import MarkerCuts
 from llama_index_agentic_kb.grounding.claims import Claim, split_claims
@@ -91,9 +91,7 @@ _ANSWERED: Final = (Outcome.OK, Outcome.EMPTY)
 # -- references --------------------------------------------------------------------------------------------------------
 
 
-def answer_references(
-    nodes: Sequence[NodeWithScore], selected: Mapping[str, SelectedSource]
-) -> dict[str, AnswerReference]:
+def answer_references(retrieval: Retrieval) -> dict[str, AnswerReference]:
     """Return the references of the evidence, cited or not, in its order, by the N of ``[ref_id:N]``.
 
     A source that shows no references leaves a gap in these ids. The kind of a reference:
@@ -105,11 +103,9 @@ def answer_references(
 
     A relevance score is a calibrated reranker's, divided by 4; none is made of anything else.
 
-    Args:
-        nodes: The evidence of a retrieval.
-        selected: The sources that were searched, by name.
     """
-    return {shown.id: _reference(nodes[int(shown.id)], shown, selected) for shown in references(nodes, selected)}
+    nodes, selected = retrieval.nodes, retrieval.selected
+    return {shown.id: _reference(nodes[int(shown.id)], shown, selected) for shown in retrieval.references}
 
 
 def _reference(node: NodeWithScore, shown: Reference, selected: Mapping[str, SelectedSource]) -> AnswerReference:
@@ -211,7 +207,7 @@ def answer_steps(retrieval: Retrieval, mode: ResultMode | None = None) -> list[A
     for part in retrieval.missing:
         if part.sub_query_id is not None:
             outcomes.setdefault(part.sub_query_id, [part.outcome])
-    shown = references(retrieval.nodes, retrieval.selected)
+    shown = retrieval.references
     rounds: dict[int, list[SubQuery]] = {}
     for sub_query in plan.sub_queries:
         rounds.setdefault(sub_query.wave, []).append(sub_query)

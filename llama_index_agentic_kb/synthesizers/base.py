@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import contextvars
 import logging
-from collections.abc import AsyncGenerator, Callable, Coroutine, Generator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar, Final
+from typing import Any, ClassVar, Final, TypeAlias
 
 from llama_index.core.base.response.schema import (
     RESPONSE_TYPE,
@@ -27,7 +26,7 @@ from llama_index.core.prompts.mixin import PromptDictType
 from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import NodeWithScore, QueryBundle, QueryType, TextNode
 from llama_index.core.settings import Settings
-from llama_index.core.types import RESPONSE_TEXT_TYPE
+from llama_index.core.types import RESPONSE_TEXT_TYPE, BasePydanticProgram
 from llama_index_instrumentation import get_dispatcher
 from pydantic import BaseModel
 
@@ -36,14 +35,11 @@ from llama_index_agentic_kb.account import GuardedCallbacks
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError
 from llama_index_agentic_kb.guard.resilience import RetryPolicy
 from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight, as_spotlighting, draw
-from llama_index_agentic_kb.llm import LanguageModel, Usage, count_tokens, tokens_of
-from llama_index_agentic_kb.prompts import Passage
+from llama_index_agentic_kb.llm import LanguageModel, count_tokens, tokens_of
 from llama_index_agentic_kb.sources.base import KnowledgeSource
-from llama_index_agentic_kb.synthesizers.draft import Draft, Window
+from llama_index_agentic_kb.synthesizers.draft import Draft, Synthesis
 from llama_index_agentic_kb.synthesizers.passages import passages
 from llama_index_agentic_kb.synthesizers.structured import ObjectAsker
-
-__all__ = ["AgenticSynthesizer", "Synthesis"]
 
 logger = logging.getLogger("llama_index_agentic_kb")
 dispatcher = get_dispatcher(__name__)
@@ -51,35 +47,11 @@ dispatcher = get_dispatcher(__name__)
 RESERVED: Final = 1_024
 """Tokens of the window that are kept for an answer of a model that doesn't say how long its answers get."""
 
+ProgramFactory: TypeAlias = Callable[[BasePromptTemplate], BasePydanticProgram[Any]]
+"""Makes of a prompt a program that returns an object with ``query_satisfied`` and ``answer``."""
 
 LONG: Final = 200_000
 """Characters of all nodes together up to which they are read on the event loop: about 5 ms."""
-
-
-@dataclass(slots=True)
-class Synthesis:
-    """The result of a synthesis.
-
-    Args:
-        text: The answer, with its ``[ref_id:N]`` markers, or the extracted data as JSON.
-        output: The validated object, where one was asked for; ``text`` is its JSON.
-        usage: What all calls billed together.
-        dropped: How many passages fitted neither budget nor model.
-        warnings: What the reader of the answer should know of how it was made.
-        cut: Whether the model stopped before it was done, in any of its calls: the text may end too early.
-        links_removed: Links that led to no reference, and were taken out of the model's replies.
-        answerable: False where the model says that the evidence does not answer the question; the text is then what
-            is missing.
-    """
-
-    text: str
-    output: BaseModel | None = None
-    usage: Usage = field(default_factory=Usage)
-    dropped: int = 0
-    warnings: list[str] = field(default_factory=list)
-    cut: bool = False
-    links_removed: int = 0
-    answerable: bool = True
 
 
 class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
@@ -91,7 +63,7 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
     Args:
         llm: None is ``Settings.llm``, in modes that need one. A ``StructuredLLM`` sets ``output_cls``.
         callback_manager: None is ``Settings.callback_manager``. Handlers that raise are logged, no more.
-        prompt_helper: Its window, output size and chunk size limit are kept to; None asks the LLM's metadata.
+        prompt_helper: Its window, output size, chunk size limit and overlap are kept to; None asks the LLM's metadata.
         chat_prompt_helper: As LlamaIndex takes it; only multimodal synthesis would use it.
         streaming: Whether responses stream. An object, with ``output_cls``, then comes as JSON in one piece.
         output_cls: The pydantic class of the object that is wanted in place of text.
@@ -102,9 +74,15 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
         retries: How failed calls of the language model are tried again; None is ``RetryPolicy()``.
         spotlighting: How prompts mark what was retrieved as data: "delimit" (default), "datamark", "encode", or None
             for not at all; see ``guard.spotlighting``. A query engine's is its retriever's, unless given.
-        links: "references" (default) takes links and images out of answers that don't lead to a reference's own
-            address (see ``guard.links``); "all" leaves them, for readers that render none.
-        templates: By their keys in ``get_prompts()``: ``text_qa_template``, ...; None is the mode's own.
+        structured_answer_filtering: Of refine and compact: each step also says whether its passages answer the
+            question; a step that does not, or whose reply can't be read, is skipped. If none does, the text is that of
+            an empty response.
+        program_factory: Makes the programs of these steps, as in LlamaIndex. What they bill is not seen.
+        use_async: Taken and not needed, as are the next two: calls that can run side by side always do,
+        response_padding_size: the room for an answer so far is known,
+        strict_truncation: and nothing is sent that does not fit.
+        templates: By their keys in ``get_prompts()``: ``text_qa_template``, ...; None is the mode's own. LlamaIndex's
+            ``chat_*_template``, of multimodal synthesis, are let go.
 
     Raises:
         ConfigurationError: An argument doesn't fit the mode, or there is no LLM and the mode needs one.
@@ -116,15 +94,19 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
     """Without nodes there is nothing to say, and no model is asked."""
     makes_objects: ClassVar[bool] = True
     """Whether ``output_cls`` is possible."""
+    filters_steps: ClassVar[bool] = False
+    """Whether ``structured_answer_filtering`` is possible."""
+    nothing: ClassVar[str | None] = None
+    """The text of a synthesis without nodes; None is the empty response."""
     default_templates: ClassVar[Mapping[str, BasePromptTemplate]] = {}
 
     def __init__(
         self,
         llm: LLM | None = None,
-        *,
         callback_manager: CallbackManager | None = None,
         prompt_helper: PromptHelper | None = None,
         chat_prompt_helper: ChatPromptHelper | None = None,
+        *,
         streaming: bool = False,
         output_cls: type[BaseModel] | None = None,
         empty_response: str | None = None,
@@ -133,7 +115,11 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
         max_output_tokens: int | None = None,
         retries: RetryPolicy | None = None,
         spotlighting: str | None = "delimit",
-        links: str = "references",
+        structured_answer_filtering: bool = False,
+        program_factory: ProgramFactory | None = None,
+        use_async: bool = False,  # noqa: ARG002 (LlamaIndex's argument)
+        response_padding_size: int = 1,  # noqa: ARG002 (same)
+        strict_truncation: bool = False,  # noqa: ARG002 (same)
         **templates: BasePromptTemplate | None,
     ) -> None:
         # Not super().__init__: it asks for Settings.llm where none is needed, writes into the caller's LLM, and asks
@@ -142,12 +128,13 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
             raise ConfigurationError("multimodal: not supported; images and audio in nodes are not sent to a model")
         if max_output_tokens is not None and max_output_tokens <= 0:
             raise ConfigurationError(f"max_output_tokens must be above 0, got {max_output_tokens}")
-        if links not in ("references", "all"):
-            raise ConfigurationError(f"links: {links!r} is unknown; known are references, all")
+        if (structured_answer_filtering or program_factory is not None) and not self.filters_steps:
+            raise ConfigurationError(f"structured_answer_filtering: mode {self.mode!r} has no steps to filter")
+        if program_factory is not None and not structured_answer_filtering:
+            raise ConfigurationError("program_factory: not supported without structured_answer_filtering=True")
+        self._filtering, self._program_factory = structured_answer_filtering, program_factory
         self.spotlighting = as_spotlighting(spotlighting)
-        self.links = links
-        self._llm = self._resolve(llm)
-        inner: LLM = self._llm
+        self._llm = inner = self._resolve(llm)
         if isinstance(inner, StructuredLLM):
             output_cls, inner = output_cls or inner.output_cls, inner.llm
         if output_cls is not None and not self.makes_objects:
@@ -160,37 +147,27 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
         self.callback_manager = callback_manager
         self.model = LanguageModel(inner, lambda: self.callback_manager, retries=retries)
         self.max_output_tokens = max_output_tokens
-        self.templates = self._with_defaults(templates)
+        given = {key: value for key, value in templates.items() if not key.startswith("chat_")}
+        if unknown := sorted(set(given) - set(self.default_templates)):
+            known = ", ".join(self.default_templates) or "none"
+            raise ConfigurationError(f"mode {self.mode!r} has no {', '.join(unknown)}; its templates: {known}")
+        self.templates = {key: given.get(key) or template for key, template in self.default_templates.items()}
         self._asker = ObjectAsker()
         sizes: dict[str, Any] = {"context_window": self.model.context_window, "num_output": _num_output(inner)}
-        self._prompt_helper = prompt_helper or Settings._prompt_helper or PromptHelper(**sizes, tokenizer=_tokens)  # noqa: SLF001
-        self._chat_prompt_helper = (
-            chat_prompt_helper or Settings._chat_prompt_helper or ChatPromptHelper(**sizes, tokenizer=_tokens)  # noqa: SLF001
-        )
+        sizes["tokenizer"] = tokens_of  # core's helpers would load a tokenizer when they are made
+        self._prompt_helper = prompt_helper or Settings._prompt_helper or PromptHelper(**sizes)  # noqa: SLF001
+        self._chat_prompt_helper = chat_prompt_helper or Settings._chat_prompt_helper or ChatPromptHelper(**sizes)  # noqa: SLF001
 
     def _resolve(self, llm: LLM | None) -> LLM:
         """Return the LLM as LlamaIndex does; modes that need none never ask for ``Settings.llm``."""
         if not self.needs_llm:
             return MockLLM(is_chat_model=True)
-        if llm is not None:
-            return llm
         try:
-            default: LLM = Settings.llm
+            return llm or Settings.llm
         except (ImportError, ValueError) as error:
             raise ConfigurationError(
                 f"mode {self.mode!r} needs a language model: pass llm=, set Settings.llm or OPENAI_API_KEY"
             ) from error
-        return default
-
-    def _with_defaults(self, templates: Mapping[str, BasePromptTemplate | None]) -> dict[str, BasePromptTemplate]:
-        unknown = sorted(set(templates) - set(self.default_templates))
-        if unknown:
-            known = ", ".join(self.default_templates) or "none"
-            raise ConfigurationError(f"mode {self.mode!r} has no {', '.join(unknown)}; its templates: {known}")
-        return {
-            **self.default_templates,
-            **{key: template for key, template in templates.items() if template is not None},
-        }
 
     @property
     def streaming(self) -> bool:
@@ -229,18 +206,13 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
             DeadlineExceededError: The answer was not there in time.
         """
         dispatcher.event(SynthesizeStartEvent(query=query))
+        sources, metadata = self._sources(nodes, additional_source_nodes)
+        work = self._responding(query, nodes, sources, response_kwargs)
         response: RESPONSE_TYPE
-        if not nodes and self.needs_nodes:
-            empty = self._empty_response_generator()
-            response = StreamingResponse(empty) if self._streaming else Response(self._empty_response)
+        if self._streaming:
+            response = StreamingResponse(iterate(work, contextvars.copy_context()), sources, metadata)
         else:
-            sources = [*nodes, *(additional_source_nodes or [])]
-            work = self._responding(_bundle(query), nodes, sources, response_kwargs)
-            if self._streaming:
-                tokens: Generator[str, None, None] = iterate(work, contextvars.copy_context())
-                response = StreamingResponse(tokens, sources, self._metadata(sources))
-            else:
-                response = run(work)
+            response = run(work)
         dispatcher.event(SynthesizeEndEvent(query=query, response=response))
         return response
 
@@ -254,46 +226,50 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
     ) -> RESPONSE_TYPE:
         """Answer from nodes; see ``synthesize``. A streamed response is an ``AsyncStreamingResponse``."""
         dispatcher.event(SynthesizeStartEvent(query=query))
+        sources, metadata = self._sources(nodes, additional_source_nodes)
+        work = self._responding(query, nodes, sources, response_kwargs)
         response: RESPONSE_TYPE
-        if not nodes and self.needs_nodes:
-            empty = self._empty_response_agenerator()
-            response = AsyncStreamingResponse(empty) if self._streaming else Response(self._empty_response)
+        if self._streaming:
+            response = AsyncStreamingResponse(aiterate(work, contextvars.copy_context()), sources, metadata)
         else:
-            sources = [*nodes, *(additional_source_nodes or [])]
-            work = self._responding(_bundle(query), nodes, sources, response_kwargs)
-            if self._streaming:
-                tokens: AsyncGenerator[str, None] = aiterate(work, contextvars.copy_context())
-                response = AsyncStreamingResponse(tokens, sources, self._metadata(sources))
-            else:
-                response = await arun(work)
+            response = await arun(work)
         dispatcher.event(SynthesizeEndEvent(query=query, response=response))
         return response
 
+    def _sources(
+        self, nodes: list[NodeWithScore], more: Sequence[NodeWithScore] | None
+    ) -> tuple[list[NodeWithScore], dict[str, Any] | None]:
+        """Return the source nodes of a response, and their metadata."""
+        if not nodes and self.needs_nodes:
+            return [], None
+        sources = [*nodes, *(more or [])]
+        return sources, self._get_metadata_for_response([node.node for node in sources])
+
     async def _responding(
         self,
-        query: QueryBundle,
+        query: QueryType,
         nodes: Sequence[NodeWithScore],
         sources: list[NodeWithScore],
         response_kwargs: dict[str, Any],
     ) -> Response | PydanticResponse:
-        manager, asked = self.callback_manager, {EventPayload.QUERY_STR.value: query.query_str}
+        if not nodes and self.needs_nodes:
+            await emit(self._empty_response)
+            return Response(self._empty_response)
+        bundle = QueryBundle(query) if isinstance(query, str) else query
+        manager, asked = self.callback_manager, {EventPayload.QUERY_STR.value: bundle.query_str}
+        response: Response | PydanticResponse
         # Outside of any trace, each call of a language model would begin one of its own and have no parent.
         with manager.as_trace("synthesize"), manager.event(CBEventType.SYNTHESIZE, payload=asked) as event:
-            synthesis = await self.synthesis(query, nodes, **response_kwargs)
-            response = self._response(synthesis, sources)
+            synthesis = await self.synthesis(bundle, nodes, **response_kwargs)
+            metadata = self._get_metadata_for_response([node.node for node in sources])
+            if synthesis.output is None:
+                response = Response(synthesis.text, source_nodes=sources, metadata=metadata)
+            else:
+                response = PydanticResponse(synthesis.output, source_nodes=sources, metadata=metadata)
             event.on_end(payload={EventPayload.RESPONSE.value: response})
         for warning in synthesis.warnings:  # the response has no place for them, and nothing is dropped silently
             logger.warning("%s: %s", self.mode, warning)
         return response
-
-    def _response(self, synthesis: Synthesis, sources: list[NodeWithScore]) -> Response | PydanticResponse:
-        metadata = self._metadata(sources)
-        if synthesis.output is not None:
-            return PydanticResponse(synthesis.output, source_nodes=sources, metadata=metadata)
-        return Response(synthesis.text, source_nodes=sources, metadata=metadata)
-
-    def _metadata(self, sources: Sequence[NodeWithScore]) -> dict[str, Any] | None:
-        return self._get_metadata_for_response([node.node for node in sources])
 
     # -- texts -----------------------------------------------------------------------------------------------------
 
@@ -316,7 +292,8 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
         work = self.synthesis(QueryBundle(query_str), _as_nodes(text_chunks), **response_kwargs)
         if self._streaming:
             return iterate(work, contextvars.copy_context())
-        return _result(run(work))
+        synthesis = run(work)
+        return synthesis.text if synthesis.output is None else synthesis.output
 
     @dispatcher.span
     async def aget_response(
@@ -326,7 +303,8 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
         work = self.synthesis(QueryBundle(query_str), _as_nodes(text_chunks), **response_kwargs)
         if self._streaming:
             return aiterate(work, contextvars.copy_context())
-        return _result(await arun(work))
+        synthesis = await arun(work)
+        return synthesis.text if synthesis.output is None else synthesis.output
 
     # -- the way to an answer --------------------------------------------------------------------------------------
 
@@ -360,86 +338,59 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
             SynthesisError: The language model failed; what it had answered before is in ``partial``.
             DeadlineExceededError: The answer was not there in time; what there was of it is in ``partial``.
         """
-        limit = max_output_tokens or self.max_output_tokens
+        limit, helper = max_output_tokens or self.max_output_tokens, self._prompt_helper
         spotlight = draw(self.spotlighting) if self.needs_llm else PLAIN
-        shown = await _as_passages(nodes, sources, spotlight, deadline)
+        reading = partial(passages, nodes, sources, spotlight)
+        if sum(map(_length, nodes)) > LONG:  # off the event loop: each character is looked at
+            shown = await Call(sync=reading, deadline=deadline, what="reading passages")
+        else:
+            shown = reading()
         draft = Draft(
             model=self.model,
             asker=self._asker,
-            window=self._window(limit),
+            window=helper.context_window,
+            reserved=min(limit or helper.num_output, helper.context_window // 2),
+            largest=helper.chunk_size_limit,
+            overlap=helper.chunk_overlap_ratio,
             query=query.query_str if aside is None else f"{query.query_str}\n\n{aside(spotlight)}",
             instructions=instructions,
             passages=shown,
             spotlight=spotlight,
-            addresses={one.url for one in shown if one.url} if self.links == "references" else None,
             deadline=deadline,
             max_output_tokens=limit,
             variables=response_kwargs,
             streaming=self._streaming if streaming is None else streaming,
             output_cls=self._output_cls,
-            warnings=_hidden_in(shown),
         )
-        if nodes or not self.needs_nodes:
-            text = await self._composed(draft)
-        else:
-            text = self._nothing()
-        if not draft.answerable and not text:
-            text = self._empty_response
+        if hidden := [passage.hidden for passage in shown if passage.hidden]:
+            draft.result.warnings.append(f"{sum(hidden)} hidden characters were left out of {len(hidden)} passages")
+        text = await self._text_of(draft)
         if draft.streaming and (rest := text[len(draft.emitted) :]):
             await emit(rest)
         if self.needs_llm and limit is not None and (written := count_tokens(text)) > limit:
-            draft.warnings.append(f"the answer has {written} tokens, over the budget of {limit}")
+            draft.result.warnings.append(f"the answer has {written} tokens, over the budget of {limit}")
         if self._verbose:
-            logger.info("%s: %d passages, %d calls", self.mode, len(draft.passages), draft.usage.calls)
-        return Synthesis(
-            text,
-            draft.output,
-            draft.usage,
-            draft.dropped,
-            draft.warnings,
-            draft.cut,
-            draft.links_removed,
-            draft.answerable,
-        )
+            logger.info("%s: %d passages, %d calls", self.mode, len(shown), draft.result.usage.calls)
+        draft.result.text = text
+        return draft.result
 
-    async def _composed(self, draft: Draft) -> str:
+    async def _text_of(self, draft: Draft) -> str:
+        if not draft.passages and self.needs_nodes:
+            return self._empty_response if self.nothing is None else self.nothing
         try:
-            return await self._compose(draft)
+            text = await self._compose(draft)
         except DeadlineExceededError as error:
             error.partial = draft.so_far or draft.emitted
             raise
+        return text or ("" if draft.result.answerable else self._empty_response)
 
-    def _compose(self, draft: Draft) -> Coroutine[Any, Any, str]:
+    async def _compose(self, draft: Draft) -> str:
         """Return the answer's text; what was emitted of it by then is its start. For modes to define."""
         raise NotImplementedError
 
-    def _nothing(self) -> str:
-        """Return the text of a synthesis without nodes."""
-        return self._empty_response
 
-    def _window(self, max_output_tokens: int | None) -> Window:
-        helper = self._prompt_helper
-        reserved = min(max_output_tokens or helper.num_output, helper.context_window // 2)
-        return Window(helper.context_window, reserved, helper.chunk_size_limit)
-
-
-async def _as_passages(
-    nodes: Sequence[NodeWithScore],
-    sources: Mapping[str, KnowledgeSource] | None,
-    spotlight: Spotlight,
-    deadline: float | None,
-) -> list[Passage]:
-    """Return nodes as passages; where they are very long, off the event loop: each character is looked at."""
-    work = partial(passages, nodes, sources, spotlight)
-    if sum(len(getattr(one.node, "text", None) or "") for one in nodes) <= LONG:
-        return work()
-    made: list[Passage] = await Call(sync=work, deadline=deadline, what="reading passages")
-    return made
-
-
-def _hidden_in(shown: Sequence[Passage]) -> list[str]:
-    hidden = [one.hidden for one in shown if one.hidden]
-    return [f"{sum(hidden)} hidden characters were left out of {len(hidden)} passages"] if hidden else []
+def _length(node: NodeWithScore) -> int:
+    return len(getattr(node.node, "text", None) or "")
 
 
 def _num_output(llm: LLM) -> int:
@@ -450,21 +401,5 @@ def _num_output(llm: LLM) -> int:
     return known if known > 0 else RESERVED
 
 
-def _tokens(text: str) -> list[Any]:
-    """Tokenize when it is needed: core's helpers load the tokenizer when they are made."""
-    return tokens_of(text)
-
-
-def _bundle(query: QueryType) -> QueryBundle:
-    return QueryBundle(query) if isinstance(query, str) else query
-
-
 def _as_nodes(texts: Sequence[str]) -> list[NodeWithScore]:
-    return [
-        NodeWithScore(node=TextNode(text=text, id_=f"text {position}"), score=None)
-        for position, text in enumerate(texts)
-    ]
-
-
-def _result(synthesis: Synthesis) -> str | BaseModel:
-    return synthesis.text if synthesis.output is None else synthesis.output
+    return [NodeWithScore(node=TextNode(text=text, id_=f"text {number}")) for number, text in enumerate(texts)]

@@ -1,9 +1,9 @@
-"""An answer in the making: what it rests on, what it may spend, and what it has cost so far."""
+"""An answer in the making: what it rests on, what it may spend, and what it has come to so far."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, NamedTuple, TypeVar
 
@@ -11,7 +11,7 @@ from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.prompts import BasePromptTemplate
 from pydantic import BaseModel
 
-from llama_index_agentic_kb._aio import Call, Job, cancel, emit, start, wait
+from llama_index_agentic_kb._aio import Call, cancel, emit, start, wait
 from llama_index_agentic_kb._text import error_message, one_line
 from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError, LLMError, SynthesisError
 from llama_index_agentic_kb.grounding.answers import AnswerFilter, AnswerRules, CheckedText, clean_answer
@@ -19,10 +19,8 @@ from llama_index_agentic_kb.grounding.citations import cited_ids
 from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight
 from llama_index_agentic_kb.llm import CUT_SHORT, LanguageModel, Reply, Usage, count_tokens
 from llama_index_agentic_kb.prompts import UNANSWERABLE, UNCHANGED, Passage, format_passages, with_instructions
-from llama_index_agentic_kb.synthesizers.passages import Packed
+from llama_index_agentic_kb.synthesizers.passages import Packed, Packer
 from llama_index_agentic_kb.synthesizers.structured import ObjectAsker, read_object
-
-__all__ = ["Draft", "TextAnswer", "Window", "ids_of", "side_by_side"]
 
 MESSAGE_TOKENS: Final = 4
 """What a message costs beside its text."""
@@ -39,11 +37,41 @@ M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
 
 
-class TextAnswer(NamedTuple):
-    """The text that a model answered, and whether it answers the question.
+@dataclass(slots=True)
+class Synthesis:
+    """The result of a synthesis.
 
     Args:
-        text: The answer, without the words that are meant for this library.
+        text: The answer, with its ``[ref_id:N]`` markers, or the extracted data as JSON.
+        output: The validated object, where one was asked for; ``text`` is its JSON.
+        usage: What all calls billed together.
+        dropped: How many passages fitted neither budget nor model.
+        warnings: What the reader of the answer should know of how it was made.
+        cut: Whether the model stopped before it was done, in any of its calls: the text may end too early.
+        links_removed: Links that led to no reference, and were taken out of the model's replies.
+        answerable: False where the model says that the evidence does not answer the question; the text is then what
+            is missing.
+        is_partial: Whether the text stands in for an answer that was not done: its start, or extracted data.
+        is_extract: Whether it is extracted data.
+    """
+
+    text: str
+    output: BaseModel | None = None
+    usage: Usage = field(default_factory=Usage)
+    dropped: int = 0
+    warnings: list[str] = field(default_factory=list)
+    cut: bool = False
+    links_removed: int = 0
+    answerable: bool = True
+    is_partial: bool = False
+    is_extract: bool = False
+
+
+class TextAnswer(NamedTuple):
+    """The text that a model answered, without the words that are meant for this library.
+
+    Args:
+        text: The answer.
         answerable: False where the model says that the evidence does not answer the question.
     """
 
@@ -52,15 +80,11 @@ class TextAnswer(NamedTuple):
 
 
 def read_answer(reply: str, earlier: TextAnswer | None = None) -> TextAnswer:
-    """Read a reply for the words that are meant for this library.
+    """Read a reply, or its start, for the words that are meant for this library.
 
-    The earlier answer is returned where the reply leaves it as it is: it is the template's word for that, or it has
-    no answer where the earlier one is there, or it cites nothing where the earlier answer cites (models that ignore
-    the word remark, in any language, that there was nothing to refine).
-
-    Args:
-        reply: The whole reply, or its start.
-        earlier: The answer that the reply refines.
+    The earlier answer, which the reply refines, is returned where the reply leaves it as it is: it is the template's
+    word for that, or it has no answer where the earlier one is there, or it cites nothing where the earlier answer
+    cites (models that ignore the word remark, in any language, that there was nothing to refine).
     """
     opening = _OPENING.match(reply)
     answer = TextAnswer(reply) if opening is None else TextAnswer(reply[opening.end() :], answerable=False)
@@ -106,21 +130,6 @@ class _Gate:
         return answer.text
 
 
-@dataclass(frozen=True, slots=True)
-class Window:
-    """How much goes into one call.
-
-    Args:
-        tokens: Prompt and reply together.
-        reserved: Of these, the reply's.
-        largest: The most evidence that a prompt may hold; None is what fits.
-    """
-
-    tokens: int
-    reserved: int
-    largest: int | None = None
-
-
 @dataclass(slots=True, kw_only=True)
 class Draft:
     """One synthesis under way.
@@ -128,7 +137,10 @@ class Draft:
     Args:
         model: What answers.
         asker: How it is asked for objects.
-        window: How much goes into one call.
+        window: Tokens of prompt and reply together.
+        reserved: Of these, the reply's.
+        largest: The most evidence that a prompt may hold, in tokens; None is what fits.
+        overlap: The share of a passage's part that the next part repeats, where a passage is split.
         query: The question.
         passages: The evidence; their order is that of the nodes.
         deadline: ``time.monotonic()`` by which the answer must be there; None waits.
@@ -139,12 +151,17 @@ class Draft:
         output_cls: The object that is wanted; None wants text.
         asked_cls: The class that prompts must leave room to describe; None is ``output_cls``.
         spotlight: How prompts mark what was retrieved.
-        addresses: The addresses that links may lead to; None lets every link through.
+        result: What it has come to so far.
+        emitted: What was emitted so far: a start of the answer.
+        so_far: The answer as it stands between two calls: what is left of it where time runs out.
     """
 
     model: LanguageModel
     asker: ObjectAsker
-    window: Window
+    window: int
+    reserved: int
+    largest: int | None = None
+    overlap: float = 0.0
     query: str
     passages: list[Passage]
     deadline: float | None = None
@@ -155,25 +172,13 @@ class Draft:
     output_cls: type[BaseModel] | None = None
     asked_cls: type[BaseModel] | None = None
     spotlight: Spotlight = PLAIN
-    addresses: Collection[str] | None = ()
-    output: BaseModel | None = None
-    usage: Usage = field(default_factory=Usage)
-    dropped: int = 0
-    links_removed: int = 0
-    """Links that led to no reference, and were taken out of replies."""
-    warnings: list[str] = field(default_factory=list)
+    result: Synthesis = field(default_factory=lambda: Synthesis(""))
     emitted: str = ""
-    """What was emitted so far: a start of the answer."""
     so_far: str = ""
-    """The answer as it stands between two calls: what is left of it where time runs out."""
-    cut: bool = False
-    """Whether a reply ended before the model was done."""
-    answerable: bool = True
-    """False where the model says that the evidence does not answer the question."""
 
     # -- prompts ---------------------------------------------------------------------------------------------------
 
-    def messages(self, template: BasePromptTemplate, **variables: Any) -> list[ChatMessage]:
+    def messages(self, template: BasePromptTemplate, variables: dict[str, Any]) -> list[ChatMessage]:
         """Fill a template in and add what the LLM itself adds to prompts, as core's ``LLM.predict`` does."""
         llm = self.model.llm
         values = {"query_str": self.query, **self.variables, **variables}
@@ -182,71 +187,71 @@ class Draft:
             messages = llm.output_parser.format_messages(messages)
         return llm._extend_messages(messages)  # noqa: SLF001 (core's own prompt assembly has no public name)
 
-    def room(self, template: BasePromptTemplate, **variables: Any) -> int:
+    def room(self, template: BasePromptTemplate, **variables: str) -> int:
         """Return the tokens of evidence that fit into a template's prompt; may be below 0."""
         nothing = self.spotlight.framed("")
-        messages = self.messages(template, **{"context_str": nothing, "context_msg": nothing, **variables})
+        messages = self.messages(template, {"context_str": nothing, "context_msg": nothing, **variables})
         asked = self.asked_cls or self.output_cls
-        schema = 0 if asked is None else count_tokens(str(asked.model_json_schema()))
-        prompt = schema + sum(count_tokens(message.content or "") + MESSAGE_TOKENS for message in messages)
-        room = self.window.tokens - self.window.reserved - SLACK - prompt
-        return room if self.window.largest is None else min(room, self.window.largest)
+        prompt = 0 if asked is None else count_tokens(str(asked.model_json_schema()))
+        for message in messages:
+            prompt += count_tokens(message.content or "") + MESSAGE_TOKENS
+        room = self.window - self.reserved - SLACK - prompt
+        return room if self.largest is None else min(room, self.largest)
 
     async def pack(
         self,
-        packer: Callable[[Sequence[Passage], int], Packed],
+        packer: Packer,
         template: BasePromptTemplate,
-        passages: Sequence[Passage] | None = None,
-        **variables: Any,
-    ) -> Packed:
-        """Pack passages into prompts of a template and account for what did not fit.
+        candidates: Sequence[Passage] | None = None,
+        *,
+        max_calls: int | None = None,
+        **variables: str,
+    ) -> list[list[Passage]]:
+        """Pack passages into prompts of a template; count what did not fit, and what more calls would have shown.
 
         It is done off the event loop: counting tokens takes its time.
 
         Args:
             packer: One of ``passages``.
             template: The prompt.
-            passages: None is all.
+            candidates: None is all passages.
+            max_calls: How many groups there may be.
             variables: The template's.
 
         Raises:
             SynthesisError: Question and template leave no room for any evidence.
         """
-        candidates = self.passages if passages is None else passages
+        listed = self.passages if candidates is None else candidates
 
         def work() -> Packed:
             room = self.room(template, **variables)
-            packed = packer(candidates, room) if room >= MIN_ROOM else Packed()
+            packed = packer(listed, room, self.overlap) if room >= MIN_ROOM else Packed()
             if packed.groups:
                 return packed
             raise SynthesisError(
                 f"question and template leave no room for evidence in the model's window of "
-                f"{self.window.tokens} tokens, {self.window.reserved} of them kept for the answer"
+                f"{self.window} tokens, {self.reserved} of them kept for the answer"
             )
 
-        packed: Packed = await Call(sync=work, deadline=self.deadline, what="packing passages")
-        self.account(packed, "the model's window")
-        return packed
+        packed = await Call(sync=work, deadline=self.deadline, what="packing passages")
+        self.count(packed, "the model's window")
+        groups = packed.groups[:max_calls]
+        if len(groups) < len(packed.groups):
+            beyond = ids_of(*packed.groups) - ids_of(*groups)
+            self.drop(len(beyond), f"are beyond the limit of {max_calls} calls")
+        return groups
 
-    def account(self, packed: Packed, limit: str) -> None:
+    def count(self, packed: Packed, limit: str) -> None:
         """Count the passages that did not fit into what the limit says, and those that were cut for it."""
         if packed.cut:
-            self.warnings.append(f"{packed.cut} passages were cut to fit into {limit}")
-        if packed.dropped:
-            self.drop(packed.dropped, f"did not fit into {limit}")
-
-    def within_calls(self, packed: Packed, calls: int) -> list[list[Passage]]:
-        """Return the groups that so many calls can take; passages that stand in none of them are counted as dropped."""
-        groups = packed.groups[:calls]
-        beyond = ids_of(packed.kept) - {passage.ref_id for group in groups for passage in group}
-        if beyond:
-            self.drop(len(beyond), f"are beyond the limit of {calls} calls")
-        return groups
+            self.result.warnings.append(f"{packed.cut} passages were cut to fit into {limit}")
+        self.drop(packed.dropped, f"did not fit into {limit}")
 
     def drop(self, count: int, why: str) -> None:
         """Count passages that are left out."""
-        self.dropped += count
-        self.warnings.append(f"{count} passages {why} and were left out")
+        if count:
+            self.result.dropped += count
+            self.result.warnings.append(f"{count} passages {why} and were left out")
 
     # -- answers ---------------------------------------------------------------------------------------------------
 
@@ -258,7 +263,7 @@ class Draft:
         stream: bool = False,
         step: int = 0,
         earlier: TextAnswer | None = None,
-        **variables: Any,
+        **variables: str,
     ) -> TextAnswer:
         """Ask the model once and return its answer, its markers and links checked.
 
@@ -274,8 +279,7 @@ class Draft:
             SynthesisError: The model failed.
             DeadlineExceededError: It did not answer in time.
         """
-        messages = self.messages(template, **variables)
-        parser = self.model.llm.output_parser
+        messages, parser = self.messages(template, variables), self.model.llm.output_parser
         rules = self.rules(valid)
         answer, gate = AnswerFilter(rules), _Gate(earlier)
 
@@ -284,16 +288,12 @@ class Draft:
             self.emitted += clean
             return clean
 
-        try:
-            if stream and parser is None:
-                reply = await self.model.stream(messages, deadline=self.deadline, through=pass_on, **self._limits())
-            else:
-                reply = await self.model.chat(messages, deadline=self.deadline, **self._limits())
-        except DeadlineExceededError:
-            raise
-        except Exception as error:
-            raise self.failure(error, step, earlier.text if earlier is not None else self.emitted) from error
-        self._settle(reply)
+        limits = self._limits()
+        if stream and parser is None:
+            asking = self.model.stream(messages, deadline=self.deadline, through=pass_on, **limits)
+        else:
+            asking = self.model.chat(messages, deadline=self.deadline, **limits)
+        reply = await self._reply(asking, step, earlier)
         checked = clean_answer(self.spotlight.unmarked(reply.text), rules)
         self.count_removed(checked)
         if parser is not None:
@@ -307,43 +307,35 @@ class Draft:
         valid: Collection[int],
         *,
         step: int = 0,
-        so_far: str = "",
-        **variables: Any,
+        earlier: TextAnswer | None = None,
+        **variables: str,
     ) -> M:
         """Ask the model once for an object; see ``ask``."""
-        messages = self.messages(template, **variables)
+        messages = self.messages(template, variables)
+        asking = self.asker.ask(self.model, messages, output_cls, deadline=self.deadline, **self._limits())
+        reply = await self._reply(asking, step, earlier)
         try:
-            asking = self.asker.ask(self.model, messages, output_cls, deadline=self.deadline, **self._limits())
-            reply = await asking
             made, removed = read_object(reply, output_cls, self.rules(valid), self.spotlight)
-        except DeadlineExceededError:
-            raise
-        except Exception as error:
-            raise self.failure(error, step, so_far) from error
-        self._settle(reply)
+        except LLMError as error:
+            raise self.failure(error, step, earlier) from error
         self.count_removed(removed)
         return made
 
-    async def finish(self, template: BasePromptTemplate, valid: Collection[int], **asked: Any) -> str:
-        """Make the last call of an answer: its text is streamed, or its object kept as ``output``.
-
-        Args:
-            template: The prompt.
-            valid: The reference ids that the answer may cite.
-            asked: See ``ask``.
-        """
-        if self.output_cls is None:
-            text, self.answerable = await self.ask(template, valid, stream=self.streaming, **asked)
-            return text
-        self.output = await self.ask_object(self.output_cls, template, valid, **asked)
-        return self.output.model_dump_json()
-
-    async def answer_at_once(
-        self, packer: Callable[[Sequence[Passage], int], Packed], template: BasePromptTemplate
+    async def finish(
+        self, template: BasePromptTemplate, valid: Collection[int], *, step: int = 0, context_str: str = ""
     ) -> str:
+        """Make the last call of an answer: its text is streamed, or its object kept as the result's ``output``."""
+        if self.output_cls is None:
+            answer = await self.ask(template, valid, stream=self.streaming, step=step, context_str=context_str)
+            self.result.answerable = answer.answerable
+            return answer.text
+        self.result.output = await self.ask_object(self.output_cls, template, valid, step=step, context_str=context_str)
+        return self.result.output.model_dump_json()
+
+    async def answer_at_once(self, packer: Packer, template: BasePromptTemplate) -> str:
         """Answer in one call from all passages that a packer keeps."""
-        packed = await self.pack(packer, template)
-        return await self.finish(template, ids_of(packed.kept), context_str=format_passages(packed.kept))
+        (group,) = await self.pack(packer, template)
+        return await self.finish(template, ids_of(group), context_str=format_passages(group))
 
     async def emit(self, text: str) -> None:
         """Emit a piece of the answer, where it is streamed."""
@@ -351,7 +343,21 @@ class Draft:
             self.emitted += text
             await emit(text)
 
-    # -- accounts --------------------------------------------------------------------------------------------------
+    async def _reply(self, asking: Awaitable[Reply], step: int, earlier: TextAnswer | None) -> Reply:
+        """Await a reply and count what it billed, also where it can't be used."""
+        try:
+            reply = await asking
+        except DeadlineExceededError:
+            raise
+        except Exception as error:
+            if isinstance(error, LLMError) and isinstance(error.usage, Usage):
+                self.result.usage.add(error.usage)
+            raise self.failure(error, step, earlier) from error
+        self.result.usage.add(reply.usage)
+        if reply.cut_short:
+            self.result.cut = True
+            self.result.warnings.append(f"{CUT_SHORT}; its reply is cut")
+        return reply
 
     def _limits(self) -> dict[str, int]:
         """Return the call arguments that keep the reply within the budget, for models that know them."""
@@ -359,42 +365,37 @@ class Draft:
             return {}
         return {"max_tokens": self.max_output_tokens}
 
-    def _settle(self, reply: Reply) -> None:
-        self.usage.add(reply.usage)
-        if reply.cut_short:
-            self.cut = True
-            self.warnings.append(f"{CUT_SHORT}; its reply is cut")
-
     def rules(self, valid: Collection[int]) -> AnswerRules:
-        """Return what an answer may hold that cites some of the passages."""
-        return AnswerRules(valid, self.addresses)
+        """Return what an answer may hold that cites some of the passages; its links lead to the references alone."""
+        return AnswerRules(valid, {passage.url for passage in self.passages if passage.url})
 
     def count_removed(self, checked: CheckedText) -> None:
         """Warn of what was taken out of a reply."""
-        self.links_removed += checked.links
-        if checked.markers:
-            self.warnings.append(f"{checked.markers} markers naming no passage were removed from the answer")
-        if checked.links:
-            self.warnings.append(f"{checked.links} links to no reference were removed from the answer")
-        if checked.hidden:
-            self.warnings.append(f"{checked.hidden} hidden characters were removed from the answer")
+        self.result.links_removed += checked.links
+        removed = {
+            "markers naming no passage": checked.markers,
+            "links to no reference": checked.links,
+            "hidden characters": checked.hidden,
+        }
+        for what, number in removed.items():
+            if number:
+                self.result.warnings.append(f"{number} {what} were removed from the answer")
 
-    def failure(self, error: Exception, step: int, so_far: str) -> SynthesisError:
-        """Return the error of a failed call, and count what it billed all the same."""
-        if isinstance(error, LLMError) and isinstance(error.usage, Usage):
-            self.usage.add(error.usage)
+    def failure(self, error: Exception, step: int, earlier: TextAnswer | None) -> SynthesisError:
+        """Return the error of a failed call, with the answer so far."""
         known = isinstance(error, AgenticKBError)
         why = error_message(error) if known else f"{type(error).__name__}: {one_line(error_message(error), 200)}"
+        so_far = self.emitted if earlier is None else earlier.text
         return SynthesisError(f"the language model failed at call {step + 1}: {why}", step=step, partial=so_far)
 
 
-def ids_of(passages: Sequence[Passage]) -> set[int]:
+def ids_of(*groups: Sequence[Passage]) -> set[int]:
     """Return the reference ids of passages."""
-    return {passage.ref_id for passage in passages}
+    return {passage.ref_id for group in groups for passage in group}
 
 
 async def side_by_side(
-    calls: Sequence[Coroutine[Any, Any, T]], each: Callable[[int, T], Coroutine[Any, Any, None]] | None = None
+    calls: Sequence[Coroutine[Any, Any, T]], each: Callable[[int, T], Awaitable[None]] | None = None
 ) -> list[T]:
     """Run calls side by side and return their results in order; the first failure stops the rest and is raised.
 
@@ -407,7 +408,9 @@ async def side_by_side(
     try:
         while len(results) < len(jobs):
             await wait([job for job in jobs if not job.done], first=True)
-            _raise_first([job for job in jobs if job.done])
+            for job in jobs:
+                if job.done:
+                    job.result()
             while len(results) < len(jobs) and jobs[len(results)].done:
                 results.append(jobs[len(results)].result())
                 if each is not None:
@@ -418,8 +421,3 @@ async def side_by_side(
                 await cancel(job)
         raise
     return results
-
-
-def _raise_first(done: Sequence[Job[T]]) -> None:
-    for job in done:
-        job.result()

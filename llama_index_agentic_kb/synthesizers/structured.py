@@ -25,12 +25,14 @@ from llama_index_agentic_kb.llm import (
     structured_output,
 )
 
-__all__ = ["ObjectAsker", "read_object", "strict_schema"]
-
 _KEYWORDS: Final = ("default", "title", "examples")
 """Keywords of a JSON schema that OpenAI's strict mode does not take, or that only cost tokens."""
 
 M = TypeVar("M", bound=BaseModel)
+
+
+class UnreadableReplyError(LLMError):
+    """A reply came, and holds no object of the class that was asked for."""
 
 
 class ObjectAsker:
@@ -49,7 +51,7 @@ class ObjectAsker:
         output_cls: type[BaseModel],
         *,
         deadline: float | None,
-        **kwargs: Any,
+        **limits: int,
     ) -> Reply:
         """Ask for an object; ``read_object`` reads it out of the reply.
 
@@ -58,37 +60,34 @@ class ObjectAsker:
             messages: The prompt.
             output_cls: What is wanted.
             deadline: ``time.monotonic()`` by which the reply must be there; None waits.
-            kwargs: Further arguments of the call.
+            limits: Further arguments of the call.
 
         Raises:
             LLMError: The reply is empty, was refused or was filtered.
         """
+        name = re.sub(r"\W+", "_", output_cls.__name__)[:64]  # generic classes have brackets in theirs
+        strict = strict_schema(output_cls)
+        schema = None if strict is None else structured_output(model.llm, name, strict)
+        possible = {"schema": schema is not None, "tool": is_function_calling(model.llm), "words": True}
         refused: set[str] = set()
-        for form, kind, extra in self._forms(model, output_cls):
+        for form in [form for form, can in possible.items() if can and form not in self._refused]:
             try:
-                if kind == "tool":
-                    reply = await model.call_tool(messages, _tool(output_cls), deadline=deadline, **kwargs)
+                if form == "tool":
+                    described = output_cls.__doc__ or "Give the answer."
+                    tool = FunctionTool.from_defaults(_take, name=name, description=described, fn_schema=output_cls)
+                    reply = await model.call_tool(messages, tool, deadline=deadline, **limits)
+                elif form == "schema":
+                    reply = await model.chat(messages, deadline=deadline, **(schema or {}), **limits)
                 else:
-                    asked = messages if extra else in_words(messages, output_cls)
-                    reply = await model.chat(asked, deadline=deadline, **extra, **kwargs)
+                    reply = await model.chat(in_words(messages, output_cls), deadline=deadline, **limits)
             except Exception as error:
-                if kind == "words" or not refuses_form(error):
+                if form == "words" or not refuses_form(error):
                     raise
                 refused.add(form)
                 continue
             self._refused |= refused
             return reply
         raise AssertionError("asking in words is always possible")
-
-    def _forms(self, model: LanguageModel, output_cls: type[BaseModel]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-        """Return the forms to try as (name, kind, arguments), strictest first."""
-        strict = strict_schema(output_cls)
-        schema = None if strict is None else structured_output(model.llm, _name(output_cls), strict)
-        if schema is not None and "schema" not in self._refused:
-            yield "schema", "schema", schema
-        if is_function_calling(model.llm) and "tool" not in self._refused:
-            yield "tool", "tool", {}
-        yield "words", "words", {}
 
 
 def in_words(messages: Sequence[ChatMessage], output_cls: type[BaseModel]) -> list[ChatMessage]:
@@ -101,18 +100,7 @@ def in_words(messages: Sequence[ChatMessage], output_cls: type[BaseModel]) -> li
     return [*before, ChatMessage(role=MessageRole.USER, content=(last.content or "") + wish)]
 
 
-def _tool(output_cls: type[BaseModel]) -> FunctionTool:
-    return FunctionTool.from_defaults(
-        fn=_take, name=_name(output_cls), description=output_cls.__doc__ or "Give the answer.", fn_schema=output_cls
-    )
-
-
-def _name(output_cls: type[BaseModel]) -> str:
-    """Return a class's name as servers take it: generic classes have brackets in theirs."""
-    return re.sub(r"\W+", "_", output_cls.__name__)[:64]
-
-
-def _take(**_: Any) -> None:
+def _take(**_: object) -> None:
     """Never runs: the call's arguments are what is wanted."""
 
 
@@ -122,14 +110,14 @@ def strict_schema(output_cls: type[BaseModel]) -> dict[str, Any] | None:
     return _strict(schema) if _closed(schema) else None
 
 
-def _closed(schema: Any) -> bool:
+def _closed(schema: object) -> bool:
     """Whether no object of a schema may have keys that it doesn't list."""
     if isinstance(schema, list):
-        return all(_closed(item) for item in schema)
+        return all(map(_closed, schema))
     if not isinstance(schema, dict):
         return True
     free = schema.get("type") == "object" and ("properties" not in schema or schema.get("additionalProperties"))
-    return not free and all(_closed(value) for value in schema.values())
+    return not free and all(map(_closed, schema.values()))
 
 
 def _strict(schema: Any, *, names: bool = False) -> Any:
@@ -144,8 +132,7 @@ def _strict(schema: Any, *, names: bool = False) -> Any:
         if names or key not in _KEYWORDS
     }
     if not names and "properties" in made:
-        made["required"] = list(made["properties"])
-        made["additionalProperties"] = False
+        made |= {"required": list(made["properties"]), "additionalProperties": False}
     return made
 
 
@@ -164,40 +151,33 @@ def read_object(
         The object, and what was removed from its texts.
 
     Raises:
-        LLMError: There is no such object in it.
+        UnreadableReplyError: There is no such object in it.
     """
     spoken = reply.text if reply.tool_arguments is None else json.dumps(reply.tool_arguments, ensure_ascii=False)
     why = "it holds no JSON object"
-    for item in _values(spotlight.unmarked(spoken)):
+    for item in _objects(spotlight.unmarked(spoken)):
         value, removed = clean_values(item, rules)
         try:
             return output_cls.model_validate(value), removed
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             why = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
-    raise LLMError(
-        f"the model's reply is no {output_cls.__name__} ({why}): {one_line(spoken, 80)!r}", usage=reply.usage
-    )
+    message = f"the model's reply is no {output_cls.__name__} ({why}): {one_line(spoken, 80)!r}"
+    raise UnreadableReplyError(message, usage=reply.usage)
 
 
-def _values(text: str) -> Iterator[dict[str, Any]]:
-    """Return the JSON objects in a text, likeliest first: the text itself, then what stands in it, then within that."""
+def _objects(text: str) -> Iterator[dict[str, Any]]:
+    """Yield the JSON objects in a text, likeliest first: the text itself, then what stands in it, then within that."""
     body = strip_code_fence(text)
+    start = max(body.find("{"), 0)
     try:
         value = json.loads(body)
     except ValueError:
-        value = _mended(body)
+        try:
+            value = repair_json(body[start:]) if "{" in body else None
+        except (ValueError, RecursionError):
+            value = None
     objects = [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, dict)]
     yield from objects
     for item in objects:  # {"City": {"name": ...}} is how some models name the class
         yield from (inner for inner in item.values() if isinstance(inner, dict))
-
-
-def _mended(text: str) -> Any:
-    start = text.find("{")
-    if start < 0:
-        return None
-    try:
-        return repair_json(text[start:])
-    except (ValueError, RecursionError):
-        return None

@@ -37,7 +37,9 @@ def retrieved(
             "knowledgeSourceParams": [{"kind": "searchIndex", **one} for one in params],
         }
     )
-    return run(AgenticRetriever(sources, **{"effort": "minimal", **kwargs}).retrieval(request))
+    retrieval = run(AgenticRetriever(sources, **{"effort": "minimal", **kwargs}).retrieval(request))
+    retrieval.arrange(retrieval.nodes)
+    return retrieval
 
 
 def planner(

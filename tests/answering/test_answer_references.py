@@ -42,7 +42,7 @@ def chunk(text: Any = SATURN, document: Any = "saturn.pdf", **metadata: Any) -> 
 def only(node: BaseNode, **kwargs: Any) -> Any:
     """The one reference of one node."""
     retrieval = retrieved([source([node], **kwargs)], QUESTION)
-    (reference,) = answer_references(retrieval.nodes, retrieval.selected).values()
+    (reference,) = answer_references(retrieval).values()
     return reference
 
 
@@ -76,9 +76,7 @@ def test_a_node_without_text_is_its_metadata() -> None:
     node = ImageNode(id_="i", text="", metadata={"height": 110.6, "_own": 1})
     docs = source([], memory={"fault": Verbatim([NodeWithScore(node=node, score=0.5)])})
     retrieval = retrieved([docs], QUESTION)
-    assert answer_references(retrieval.nodes, retrieval.selected) == {
-        "0": StructuredReference(document="i", title="i", data={"height": 110.6})
-    }
+    assert answer_references(retrieval) == {"0": StructuredReference(document="i", title="i", data={"height": 110.6})}
 
 
 def test_a_chunk_tells_its_document() -> None:
@@ -109,11 +107,11 @@ def test_relevance_is_a_calibrated_rerankers_or_none() -> None:
     nodes = [chunk(SATURN), chunk(APOLLO)]
     plain = retrieved([source(nodes)], QUESTION)
     assert all(node.score for node in plain.nodes)
-    told = answer_references(plain.nodes, plain.selected)
+    told = answer_references(plain)
     assert [one.relevance_score for one in told.values() if isinstance(one, ChunkReference)] == [None, None]
     reranker = Reranker(OverlapReranker(), calibration=SHARE, threshold=0.0)
     judged = retrieved([source(nodes)], QUESTION, reranker=reranker)
-    scores = [one.relevance_score for one in answer_references(judged.nodes, judged.selected).values()]  # type: ignore[union-attr]
+    scores = [one.relevance_score for one in answer_references(judged).values()]  # type: ignore[union-attr]
     assert scores == [pytest.approx((node.score or 0) / 4) for node in judged.nodes]
     assert 0 < scores[1] < scores[0] <= 1
 
@@ -132,7 +130,7 @@ def test_what_the_response_hides_is_hidden() -> None:
         {"knowledgeSourceName": "record", "includeReferenceSourceData": False},
     ]
     retrieval = retrieved(sources, "Which rocket?", params)
-    told = answer_references(retrieval.nodes, retrieval.selected)
+    told = answer_references(retrieval)
     assert list(told) == [one.id for one in retrieval.references]
     assert len(told) == 3 < len(retrieval.nodes)
     said = json.dumps([one.to_dict() for one in told.values()])
@@ -152,7 +150,7 @@ def test_whom_a_document_is_shared_with_is_not_told() -> None:
     ]
     docs = source(nodes, permissions=Permissions(groups="acl_group_", public="acl_public"))
     retrieval = retrieved([docs], QUESTION, principal=Principal(user="alice"))
-    told = answer_references(retrieval.nodes, retrieval.selected)
+    told = answer_references(retrieval)
     assert len(told) == 2
     said = json.dumps([one.to_dict() for one in told.values()])
     assert "1967" in said

@@ -78,7 +78,7 @@ def test_observations_are_the_kept_results_of_their_search() -> None:
     by_query = {action.query: action.results for step in steps(retrieval) for action in step.actions}
     names = {
         one.chunks[0].content: one.document
-        for one in answer_references(retrieval.nodes, retrieval.selected).values()
+        for one in answer_references(retrieval).values()
         if isinstance(one, DocumentReference)
     }
     observed = {query: [one.document for one in results or ()] for query, results in by_query.items()}
@@ -103,7 +103,7 @@ def test_passages_of_one_document_are_observed_together() -> None:
     told = {one.chunk: (one.content, one.relevance_score) for one in result.chunks}
     assert told == {
         one.chunk: (one.content, one.relevance_score)
-        for one in answer_references(retrieval.nodes, retrieval.selected).values()
+        for one in answer_references(retrieval).values()
         if isinstance(one, ChunkReference)
     }
     assert all(one.relevance_score for one in result.chunks)

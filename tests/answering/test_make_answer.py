@@ -70,7 +70,7 @@ def told(retrieval: Retrieval, text: str, style: Markers) -> tuple[str, Groundin
 
 def made(retrieval: Retrieval, asked: AnswerQuery = ALL, text: str = TEXT, **kwargs: Any) -> Answer:
     given: dict[str, Any] = {
-        "references": answer_references(retrieval.nodes, retrieval.selected),
+        "references": answer_references(retrieval),
         "steps": answer_steps(retrieval),
         "ledger": checked(retrieval, TEXT),
         "related_questions": ["How heavy was it?", "How heavy was it?"],

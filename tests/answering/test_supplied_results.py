@@ -63,16 +63,17 @@ def retriever(**kwargs: Any) -> tuple[AgenticRetriever, MemoryRetriever]:
 
 def found(asked: AnswerQuery, like: AgenticRetriever) -> Retrieval:
     assert asked.search_results is not None
-    return run(
-        supplied_retriever(asked.search_results, like).retrieval(supplied_request(asked.request, asked.search_results))
-    )
+    request = supplied_request(asked.request, asked.search_results)
+    retrieval = run(supplied_retriever(asked.search_results, like).retrieval(request))
+    retrieval.arrange(retrieval.nodes)
+    return retrieval
 
 
 def test_all_are_given_in_their_order_and_nothing_is_searched() -> None:
     """27 results of all kinds, without words of the query, with equal names and without text: each is a reference."""
     like, searched = retriever(filters=None)
     retrieval = found(query(), like)
-    assert list(answer_references(retrieval.nodes, retrieval.selected).values()) == RESULTS
+    assert list(answer_references(retrieval).values()) == RESULTS
     assert searched.queries == []
     assert [node.node.get_content() for node in retrieval.nodes[:3]] == [
         "Cheese is old.",
@@ -119,7 +120,7 @@ def test_what_a_postprocessor_took_out_is_not_told() -> None:
         supplied_retriever(RESULTS, like), response_mode="extractiveData", node_postprocessors=[Redacting()]
     )
     retrieval = run(engine.answer(supplied_request(query().request, RESULTS))).retrieval
-    first, second, *_ = answer_references(retrieval.nodes, retrieval.selected).values()
+    first, second, *_ = answer_references(retrieval).values()
     assert isinstance(first, ChunkReference)
     assert (first.content, first.chunk, first.document, first.title) == ("XXX is old.", "c1", "d1", "Cheese")
     assert second == RESULTS[1]
@@ -146,5 +147,5 @@ def test_any_results_come_back_as_they_were(results: list[AnswerReference]) -> N
     """Whatever they hold, nodes are made with ids of their own, and references are the results."""
     like, _ = retriever()
     retrieval = found(query(results), like)
-    told = answer_references(retrieval.nodes, retrieval.selected)
+    told = answer_references(retrieval)
     assert [repr(one) for one in told.values()] == [repr(one) for one in results]

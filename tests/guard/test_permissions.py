@@ -146,7 +146,7 @@ def test_two_principals_are_none() -> None:
     with pytest.raises(ConfigurationError, match="expected a Principal, got str"), acting_as("alice"):  # type: ignore[arg-type]
         pass
     with pytest.raises(ConfigurationError, match="principal: expected a Principal"):
-        kb.as_retriever(principal="alice")
+        kb.as_retriever(principal="alice")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("way", ["sync", "async"])

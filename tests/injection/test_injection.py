@@ -11,7 +11,9 @@ from markdown_it import MarkdownIt
 
 from llama_index_agentic_kb import AgenticQueryEngine, AgenticRetriever, KnowledgeBase, KnowledgeSource
 from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY
+from llama_index_agentic_kb.grounding.answers import AnswerRules
 from llama_index_agentic_kb.schema import RetrievalResponse, SubQueryOrigin
+from llama_index_agentic_kb.synthesizers.draft import Draft
 from llama_index_agentic_kb.testing import MemoryRetriever
 from tests.injection.attacks import Goal, Kind, ObedientLLM, Poison, changes, poison, read_orders
 from tests.injection.world import ABOUT, MODES, SECRETS, WAYS, Case, World, all_cases, attack, few_cases, harmless
@@ -60,10 +62,11 @@ def test_an_order_of_the_users_is_obeyed_and_noticed() -> None:
     assert "filter: " in told
 
 
-def test_links_that_are_let_through_are_noticed() -> None:
-    """With links="all" the answer holds the attacker's, and the comparison says so: it is no blind test."""
+def test_links_that_are_let_through_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without the filter the answer holds the attacker's, and the comparison says so: it is no blind test."""
+    monkeypatch.setattr(Draft, "rules", lambda _, valid: AnswerRules(valid, None))
     world = World(poison(Kind.MARKDOWN, Goal.LINK, about=ABOUT))
-    engine = AgenticQueryEngine(world.retriever, links="all")
+    engine = AgenticQueryEngine(world.retriever)
     account = RetrievalResponse.parse((engine.query("Who keeps the tower of Bergen?").metadata or {})[PROVENANCE_KEY])
     assert sum(change.startswith("link: ") for change in changes(account, account)) > 10
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llama_index_agentic_kb.prompts import Passage
-from llama_index_agentic_kb.synthesizers.passages import MAX_PARTS, cost, fit, pack, share, singly
+from llama_index_agentic_kb.synthesizers.passages import MAX_PARTS, Packed, cost, fit, pack, share, singly
 
 TEXTS = st.lists(
     st.lists(st.sampled_from(["A sentence. ", "word ", "日本語。", "x" * 40, "\n", "<evidence>"]), max_size=120).map(
@@ -15,6 +15,10 @@ TEXTS = st.lists(
     ),
     max_size=8,
 )
+
+
+def kept(packed: Packed) -> list[Passage]:
+    return [passage for group in packed.groups for passage in group]
 
 
 def make(texts: list[str]) -> list[Passage]:
@@ -28,7 +32,7 @@ def test_nothing_overflows_and_nothing_is_lost_in_silence(texts: list[str], room
     given_ones = make(texts)
     for packer in (fit, share, singly, pack):
         packed = packer(given_ones, room)
-        ids = [passage.ref_id for passage in packed.kept]
+        ids = [passage.ref_id for passage in kept(packed)]
         assert all(sum(map(cost, group)) <= room for group in packed.groups if len(group) > 1 or packer in (fit, share))
         assert len(set(ids)) + packed.dropped == len(texts)
         assert ids == sorted(ids)
@@ -41,9 +45,9 @@ def test_splitting_loses_nothing(texts: list[str], room: int) -> None:
     """The parts of a passage are the passage, but for spaces between them, and each fits."""
     packed = pack(make(texts), room)
     assert packed.dropped == packed.cut == 0
-    assert all(cost(passage) <= room for passage in packed.kept)
+    assert all(cost(passage) <= room for passage in kept(packed))
     for number, text in enumerate(texts):
-        parts = [passage.content for passage in packed.kept if passage.ref_id == number]
+        parts = [passage.content for passage in kept(packed) if passage.ref_id == number]
         assert "".join("".join(parts).split()) == "".join(text.split())
 
 

@@ -106,7 +106,7 @@ def test_a_late_step_is_late(nodes: Nodes) -> None:
 
 
 def test_a_node_too_big_for_a_window_is_split_and_keeps_its_number(nodes_of: Callable[[list[str]], Nodes]) -> None:
-    """Parts end at sentences, come in order and carry the node's reference id; nothing is lost or dropped."""
+    """Parts end at sentences, come in order, overlap, and carry the node's reference id; nothing is lost or dropped."""
     llm = ScriptedLLM("Answer [ref_id:1].", context_window=1_600, num_output=100)
     made = run(Refine(llm).synthesis(QueryBundle("?"), nodes_of(["Small.", " ".join(SENTENCES), "Last."])))
     sent = prompts(llm)
@@ -115,7 +115,8 @@ def test_a_node_too_big_for_a_window_is_split_and_keeps_its_number(nodes_of: Cal
     assert '<passage ref_id="2"' in sent[-1]
     assert all('<passage ref_id="1"' in prompt for prompt in sent[1:-1])
     found = [sentence for prompt in sent for sentence in SENTENCES if sentence in prompt]
-    assert found == SENTENCES
+    assert len(found) > len(SENTENCES)
+    assert list(dict.fromkeys(found)) == SENTENCES
     assert (made.dropped, made.text) == (0, "Answer [ref_id:1].")
 
 
@@ -128,7 +129,7 @@ def test_a_growing_answer_splits_later_passages_in_order(nodes_of: Callable[[lis
     )
     run(Refine(llm).synthesis(QueryBundle("?"), nodes_of(["Small.", " ".join(SENTENCES[:150])])))
     found = [sentence for prompt in prompts(llm) for sentence in SENTENCES if sentence in prompt]
-    assert found == SENTENCES[:150]
+    assert list(dict.fromkeys(found)) == SENTENCES[:150]
     assert len(llm.calls) > 2
 
 
@@ -185,12 +186,18 @@ def test_steps_are_asked_for_in_the_strictest_form(model: str, form: str, nodes:
     assert made.usage.output_tokens == server.billed.completion_tokens
 
 
-def test_a_step_that_is_no_json_is_an_error(nodes: Nodes) -> None:
-    """What can't be read is not taken for unsatisfied."""
-    llm = ScriptedLLM(['{"query_satisfied": true, "answer": "Paris."}', "I would say Rome."])
-    with pytest.raises(SynthesisError, match="no RefinedAnswer") as caught:
-        Refine(llm, structured_answer_filtering=True).synthesize("?", nodes)
-    assert (caught.value.step, caught.value.partial) == (1, "Paris.")
+@pytest.mark.parametrize("prose", ["I would say Rome.", '{"query_satisfied": tr', '{"answer": "Rome."}'])
+def test_a_step_that_can_not_be_read_is_not_satisfied(prose: str, nodes: Nodes) -> None:
+    """As in LlamaIndex it is skipped, before and after a good step, and the response says so."""
+    good = '{"query_satisfied": true, "answer": "Paris."}'
+    made = run(
+        Refine(ScriptedLLM([prose, good, prose]), structured_answer_filtering=True).synthesis(QueryBundle("?"), nodes)
+    )
+    assert made.text == "Paris."
+    assert [warning.partition(":")[0] for warning in made.warnings] == [
+        "call 1 was not counted as satisfied",
+        "call 3 was not counted as satisfied",
+    ]
 
 
 def test_filtering_and_objects_go_together(nodes: Nodes) -> None:

@@ -13,7 +13,7 @@ from pydantic import BaseModel
 from llama_index_agentic_kb._aio import arun, deadline_after, run
 from llama_index_agentic_kb.errors import DeadlineExceededError, SynthesisError
 from llama_index_agentic_kb.synthesizers import TreeSummarize
-from llama_index_agentic_kb.synthesizers.tree_summarize import MAX_CALLS, join
+from llama_index_agentic_kb.synthesizers.modes import MAX_CALLS, join
 from llama_index_agentic_kb.testing import ScriptedLLM, ScriptedReply
 
 Nodes = list[NodeWithScore]

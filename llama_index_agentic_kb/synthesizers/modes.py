@@ -1,0 +1,195 @@
+"""Modes of one call, or of calls side by side.
+
+``answerSynthesis``, ``simple_summarize``, ``generation``: one call. ``accumulate``, ``compact_accumulate``: an answer
+for each passage, or for each full prompt. ``tree_summarize``: answers of answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import ClassVar, Final
+
+from llama_index.core.prompts import BasePromptTemplate
+
+from llama_index_agentic_kb._aio import Call
+from llama_index_agentic_kb._text import cut_to_fit
+from llama_index_agentic_kb.llm import count_tokens
+from llama_index_agentic_kb.prompts import (
+    ANSWER_TEMPLATE,
+    SIMPLE_TEMPLATE,
+    SUMMARY_TEMPLATE,
+    Passage,
+    format_partial,
+    format_passages,
+)
+from llama_index_agentic_kb.synthesizers.base import AgenticSynthesizer
+from llama_index_agentic_kb.synthesizers.draft import Draft, TextAnswer, ids_of, side_by_side
+from llama_index_agentic_kb.synthesizers.passages import fit, pack, share, singly
+
+SEPARATOR: Final = "\n---------------------\n"
+"""Between accumulated answers, unless ``separator=`` is given; as in LlamaIndex."""
+MAX_ANSWERS: Final = 100
+"""Calls of an accumulating synthesis; passages beyond are counted as dropped."""
+MAX_DEPTH: Final = 6
+"""Levels of a tree, the last one included: the one before it is cut to fit into a single call."""
+MAX_CALLS: Final = 64
+"""Calls of a tree. Packs beyond are counted as dropped; partial answers beyond are cut to fit into one call."""
+
+
+class AnswerSynthesis(AgenticSynthesizer):
+    """Answers in one call and cites with ``[ref_id:N]`` markers.
+
+    Passages are taken in order as long as they fit into the model's window; the one that overflows is cut at a
+    sentence end, and what doesn't fit at all is counted. Template: ``text_qa_template``.
+    """
+
+    mode = "answerSynthesis"
+    default_templates: ClassVar[Mapping[str, BasePromptTemplate]] = {"text_qa_template": ANSWER_TEMPLATE}
+
+    async def _compose(self, draft: Draft) -> str:
+        return await draft.answer_at_once(fit, self.templates["text_qa_template"])
+
+
+class SimpleSummarize(AgenticSynthesizer):
+    """Answers in one call that holds a share of every passage; short passages leave room to the others.
+
+    Template: ``text_qa_template``.
+    """
+
+    mode = "simple_summarize"
+    default_templates: ClassVar[Mapping[str, BasePromptTemplate]] = {"text_qa_template": ANSWER_TEMPLATE}
+
+    async def _compose(self, draft: Draft) -> str:
+        return await draft.answer_at_once(share, self.templates["text_qa_template"])
+
+
+class Generation(AgenticSynthesizer):
+    """Asks the model the question alone, also without nodes; its answer cites nothing. Template: ``simple_template``.
+
+    The nodes stay the response's source nodes, as in LlamaIndex.
+    """
+
+    mode = "generation"
+    needs_nodes = False
+    default_templates: ClassVar[Mapping[str, BasePromptTemplate]] = {"simple_template": SIMPLE_TEMPLATE}
+
+    async def _compose(self, draft: Draft) -> str:
+        draft.passages = []  # it sees none: no link of its answer leads to one
+        return await draft.finish(self.templates["simple_template"], ())
+
+
+class Accumulate(AgenticSynthesizer):
+    """Answers from each passage alone and returns all answers: "Response 1: ...", "Response 2: ...", ...
+
+    When streaming, each answer is emitted whole, in order, as soon as it is complete. Template: ``text_qa_template``; a
+    ``separator`` may be given with each question. With ``output_cls`` each answer is an object's JSON.
+    """
+
+    mode: ClassVar[str] = "accumulate"
+    default_templates: ClassVar[Mapping[str, BasePromptTemplate]] = {"text_qa_template": ANSWER_TEMPLATE}
+    packs: ClassVar[bool] = False
+    """Whether a call takes as many passages as fit."""
+
+    async def _compose(self, draft: Draft) -> str:
+        separator = str(draft.variables.pop("separator", SEPARATOR))
+        packer = pack if self.packs else singly
+        groups = await draft.pack(packer, self.templates["text_qa_template"], max_calls=MAX_ANSWERS)
+
+        async def add(position: int, answer: TextAnswer) -> None:
+            piece = f"{separator if position else ''}Response {position + 1}: {answer.text}"
+            draft.so_far += piece
+            await draft.emit(piece)
+
+        answers = await side_by_side([self._one(draft, group, step) for step, group in enumerate(groups)], add)
+        draft.result.answerable = any(answer.answerable for answer in answers)
+        return draft.so_far
+
+    async def _one(self, draft: Draft, group: list[Passage], step: int) -> TextAnswer:
+        template, text = self.templates["text_qa_template"], format_passages(group)
+        if draft.output_cls is None:
+            return await draft.ask(template, ids_of(group), step=step, context_str=text)
+        made = await draft.ask_object(draft.output_cls, template, ids_of(group), step=step, context_str=text)
+        return TextAnswer(made.model_dump_json())
+
+
+class CompactAccumulate(Accumulate):
+    """Packs passages, whole and in order, into as few calls as fit the window, and returns the answer of each."""
+
+    mode = "compact_accumulate"
+    packs = True
+
+
+class TreeSummarize(AgenticSynthesizer):
+    """Answers from all packs of passages side by side, then from the partial answers, until one is left.
+
+    Partial answers keep their markers. It always ends: each level has fewer calls than the one below, or its texts
+    are cut to fit into the last one; depth and number of calls are bounded. When streaming, the last call's deltas
+    are emitted; with ``output_cls``, the last call returns the object. Template: ``summary_template``.
+    """
+
+    mode = "tree_summarize"
+    default_templates: ClassVar[Mapping[str, BasePromptTemplate]] = {"summary_template": SUMMARY_TEMPLATE}
+
+    async def _compose(self, draft: Draft) -> str:
+        template = self.templates["summary_template"]
+        groups = await draft.pack(pack, template, max_calls=MAX_CALLS - 1)
+        contexts = [(format_passages(group), ids_of(group)) for group in groups]
+        calls, depth = 0, 1
+
+        async def keep(position: int, answer: TextAnswer) -> None:
+            if depth == 1:  # what is left of the answer where time runs out
+                draft.so_far += "\n\n" * (position > 0) + answer.text
+
+        while len(contexts) > 1:
+            asked = [
+                draft.ask(template, ids, step=calls + position, context_str=text)
+                for position, (text, ids) in enumerate(contexts)
+            ]
+            answers = [answer.text for answer in await side_by_side(asked, keep)]
+            draft.so_far = "\n\n".join(answers)
+            calls += len(contexts)
+            depth += 1
+            limit = 1 if depth >= MAX_DEPTH else min(len(contexts) - 1, MAX_CALLS - calls - 1)
+            joining = partial(join, answers, draft.room(template), limit)
+            texts, cut = await Call(sync=joining, deadline=draft.deadline, what="packing answers")
+            if cut:
+                draft.result.warnings.append(f"{cut} partial answers were cut to fit into the model's window")
+            shown = set().union(*(ids for _, ids in contexts))
+            contexts = [(draft.spotlight.framed(text), shown) for text in texts]
+        ((text, ids),) = contexts
+        return await draft.finish(template, ids, step=calls, context_str=text)
+
+
+def join(answers: Sequence[str], room: int, limit: int) -> tuple[list[str], int]:
+    """Pack partial answers into contexts.
+
+    Args:
+        answers: The model's own texts.
+        room: Tokens of one context.
+        limit: How many contexts there may be; where more are needed, all answers are cut to equal shares of one.
+
+    Returns:
+        The contexts, and how many answers were cut.
+    """
+    contexts: list[list[str]] = []
+    used = room
+    for number, answer in enumerate(answers, start=1):
+        block = format_partial(answer, number)
+        needed = count_tokens(block) + 1
+        if contexts and used + needed <= room:
+            contexts[-1].append(block)
+            used += needed
+        else:
+            contexts.append([block])
+            used = needed
+    joined = ["\n".join(context) for context in contexts]
+    if len(joined) <= max(limit, 1) and all(count_tokens(context) <= room for context in joined):
+        return joined, 0
+    blocks, cut, part = [], 0, room // len(answers)
+    for number, answer in enumerate(answers, start=1):
+        kept = cut_to_fit(answer, part - count_tokens(format_partial("", number)) - 1, count_tokens)
+        cut += kept != answer
+        if kept:
+            blocks.append(format_partial(kept, number))
+    return ["\n".join(blocks)], cut
