@@ -49,7 +49,7 @@ from llama_index_agentic_kb.schema.answer_query import AnswerPiece, AnswerQuery,
 from llama_index_agentic_kb.search.rerank import Reranker
 from llama_index_agentic_kb.sources import KnowledgeSource
 from llama_index_agentic_kb.sources.filters import FilterLike
-from llama_index_agentic_kb.sources.metadata_queries import MetadataQueries
+from llama_index_agentic_kb.sources.metadata import MetadataQueries
 
 if TYPE_CHECKING:  # they load what checks answers, and SQLAlchemy
     from llama_index_agentic_kb.answering.engine import AnswerEngine

@@ -64,7 +64,7 @@ from llama_index_agentic_kb.search.rerank import Reranker, as_reranker
 from llama_index_agentic_kb.sources import KnowledgeSource
 from llama_index_agentic_kb.sources.fan_out import FanOut, missing_parts, raise_if_lost
 from llama_index_agentic_kb.sources.filters import FilterLike, to_tree
-from llama_index_agentic_kb.sources.selection import SelectedSource, as_source, by_name, raise_if_denied, select
+from llama_index_agentic_kb.sources.selection import SelectedSource, as_source, by_name, select
 
 __all__ = ["AgenticRetriever", "Retrieval", "RetrieverOptions"]
 
@@ -326,7 +326,6 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         principal = self.resolve_principal(request.principal)
         set_principal(principal)
         selected = select(self.sources, request, self.filters, calibrated=options.calibrated)
-        raise_if_denied(selected)
         if self.memory is not None:
             self._owner.claim(principal)
         memory, forgotten = await self._remember(request.question, budget.retrieval_share(0.25, MEMORY_SECONDS))

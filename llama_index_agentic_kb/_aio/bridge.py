@@ -16,10 +16,8 @@ from collections import deque
 from collections.abc import AsyncGenerator, Coroutine, Generator
 from typing import Any, Generic, Self, TypeVar
 
-from llama_index_agentic_kb._aio.calls import END, Scope, close_unstarted, scope_of_run
+from llama_index_agentic_kb._aio.calls import END, PARTING_TURNS, Scope, close_unstarted
 from llama_index_agentic_kb._aio.threads import WorkerPool
-
-__all__ = ["aiterate", "arun", "iterate", "run"]
 
 T = TypeVar("T")
 
@@ -30,7 +28,8 @@ _HELPERS = WorkerPool("bridge", max_workers=256)
 def run(work: Coroutine[Any, Any, T]) -> T:
     """Perform a coroutine and return its result. Works inside a running event loop too (and blocks it)."""
     with _Bridge(work, contextvars.copy_context()) as bridge:
-        bridge.drive(bridge.root)
+        while not bridge.root.done():
+            bridge.drive()
         return bridge.root.result()
 
 
@@ -38,7 +37,7 @@ async def arun(work: Coroutine[Any, Any, T]) -> T:
     """Perform a coroutine and return its result. Cancelling the caller's task cancels all that it started."""
     scope = Scope(threads=False)
     try:
-        return await scope.create_task(scope_of_run(scope, work, None))
+        return await scope.create_task(scope.perform(work, None))
     finally:
         close_unstarted(work)
         await scope.close()
@@ -57,9 +56,9 @@ def iterate(work: Coroutine[Any, Any, Any], context: contextvars.Context | None 
 
 
 def _iterate(work: Coroutine[Any, Any, Any], context: contextvars.Context | None) -> Generator[Any, None, None]:
-    with _Bridge(work, context or contextvars.copy_context()) as bridge:
+    with _Bridge(work, context or contextvars.copy_context(), emits=True) as bridge:
         while not bridge.root.done():
-            bridge.drive(bridge.root, until_emitted=True)
+            bridge.drive()
             while bridge.emitted:
                 yield bridge.emitted.popleft()
         bridge.root.result()
@@ -75,7 +74,7 @@ def aiterate(work: Coroutine[Any, Any, Any], context: contextvars.Context | None
 async def _aiterate(work: Coroutine[Any, Any, Any], context: contextvars.Context | None) -> AsyncGenerator[Any, None]:
     emitted: asyncio.Queue[Any] = asyncio.Queue()
     scope = Scope(threads=False)
-    root = scope.create_task(scope_of_run(scope, work, emitted.put_nowait), context or contextvars.copy_context())
+    root = scope.create_task(scope.perform(work, emitted.put_nowait), context or contextvars.copy_context())
     root.add_done_callback(lambda _: emitted.put_nowait(END))
     try:
         while (item := await emitted.get()) is not END:
@@ -102,27 +101,34 @@ def _close_loops() -> None:
 
 
 class _Bridge(Generic[T]):
-    """A private event loop that performs one coroutine."""
+    """A private event loop that performs one coroutine.
 
-    def __init__(self, work: Coroutine[Any, Any, T], context: contextvars.Context) -> None:
+    Args:
+        work: The coroutine.
+        context: What it sees.
+        emits: Whether what it emits is kept for a reader.
+    """
+
+    def __init__(self, work: Coroutine[Any, Any, T], context: contextvars.Context, *, emits: bool = False) -> None:
         self._work = work
         self._scope = Scope(threads=True)
         self._loop = asyncio.new_event_loop()
         _open_loops.add(self._loop)
         self.emitted: deque[Any] = deque()
-        self._pending: asyncio.Future[None] | None = None
-        self.root: asyncio.Task[T] = self._loop.create_task(
-            scope_of_run(self._scope, work, self._receive), context=context
-        )
+        performed = self._scope.perform(work, self._receive if emits else None)
+        self.root: asyncio.Task[T] = self._loop.create_task(performed, context=context)
+        self.root.add_done_callback(self._stop)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *error: object) -> None:
         try:
-            if not self.root.done():
-                self.root.cancel()
-            self.drive(self._loop.create_task(self._close()))
+            self.root.cancel()
+            closing = self._loop.create_task(self._close())
+            closing.add_done_callback(self._stop)
+            while not closing.done():
+                self.drive()
         finally:
             close_unstarted(self._work)
             self._loop.close()
@@ -130,41 +136,32 @@ class _Bridge(Generic[T]):
 
     async def _close(self) -> None:
         await self._scope.close()
-        for _ in range(10):
+        for _ in range(PARTING_TURNS):
             if self.root.done():
                 break
             await asyncio.sleep(0)
         if self.root.done() and not self.root.cancelled():
-            self.root.exception()
+            self.root.exception()  # marks it as seen
         await self._loop.shutdown_asyncgens()
+
+    def _stop(self, _: object) -> None:
+        self._loop.stop()
 
     def _receive(self, item: Any) -> None:
         self.emitted.append(item)
-        if self._pending is not None and not self._pending.done():
-            self._pending.set_result(None)
+        self._loop.stop()
 
-    def drive(self, task: asyncio.Task[Any], *, until_emitted: bool = False) -> None:
-        """Run the loop until the task is done, or until something was emitted."""
-        work = self._until(task, until_emitted=until_emitted)
+    def drive(self) -> None:
+        """Run the loop until something was emitted, or a task ended that matters."""
         if asyncio._get_running_loop() is None:  # noqa: SLF001 (get_running_loop would be the cause of every error)
-            self._loop.run_until_complete(work)
-        else:
-            self._drive_on_helper(work)
-
-    async def _until(self, task: asyncio.Task[Any], *, until_emitted: bool) -> None:
-        waiting: list[asyncio.Future[Any]] = [task]
-        if until_emitted:
-            self._pending = self._loop.create_future()
-            waiting.append(self._pending)
-        await asyncio.wait(waiting, return_when=asyncio.FIRST_COMPLETED)
-
-    def _drive_on_helper(self, work: Coroutine[Any, Any, None]) -> None:
+            self._loop.run_forever()
+            return
         done = threading.Event()
         failures: list[BaseException] = []
 
         def drive() -> None:
             try:
-                self._loop.run_until_complete(work)
+                self._loop.run_forever()
             except BaseException as error:  # noqa: BLE001 (raised in the caller's thread)
                 failures.append(error)
             finally:

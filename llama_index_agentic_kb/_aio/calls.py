@@ -1,7 +1,8 @@
 """Leaf calls, jobs that run side by side, streams with deadlines, and items that a coroutine emits.
 
 Whatever a leaf raises is delivered as an ``Exception``: a ``SystemExit`` or a ``CancelledError`` of a source's own ends
-neither a loop nor a thread, and leaves nobody waiting.
+neither a loop nor a thread, and leaves nobody waiting. Nobody waits for a cancellation either, which may itself hang:
+who awaits a leaf awaits a plain future, which its deadline fulfils where the leaf does not.
 """
 
 from __future__ import annotations
@@ -11,62 +12,64 @@ import contextvars
 import inspect
 import threading
 import time
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Coroutine,
-    Generator,
-    Iterable,
-    Iterator,
-    Sequence,
-)
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Generator, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from enum import Enum
 from functools import partial
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
-from llama_index_agentic_kb._aio.threads import SHARED_POOL, Pool, start_in_background
+from llama_index_agentic_kb._aio.threads import SHARED_POOL, WorkerPool, on_background_thread, start_in_background
 from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError
 
-__all__ = [
-    "END",
-    "Call",
-    "Job",
-    "Scope",
-    "Stream",
-    "as_exception",
-    "cancel",
-    "close_unstarted",
-    "deadline_after",
-    "earliest",
-    "emit",
-    "emitting",
-    "gather",
-    "open_stream",
-    "outside_loop",
-    "pause_until",
-    "scope_of_run",
-    "start",
-    "wait",
-]
-
 T = TypeVar("T")
-T_co = TypeVar("T_co", covariant=True)
 
-PARTING_TURNS = 10
+PARTING_TURNS: Final = 10
 """How many turns of the loop cancelled tasks get to end in, before the caller goes on without them."""
 
 
-class _End:
-    """The type of ``END``."""
+class _End(Enum):
+    END = "END"
 
     def __repr__(self) -> str:
         return "END"
 
 
-END: Final = _End()
+END: Final = _End.END
 """What ``Stream.next`` returns when the stream is over."""
+
+Deliver: TypeAlias = Callable[[Any, "Exception | None"], None]
+"""Takes a value, or an error."""
+
+_deadline: contextvars.ContextVar[float | None] = contextvars.ContextVar("agentic_kb_deadline", default=None)
+_emit: contextvars.ContextVar[Callable[[Any], None] | None] = contextvars.ContextVar("agentic_kb_emit", default=None)
+
+
+def deadline_after(seconds: float | None) -> float | None:
+    """Return the ``time.monotonic()`` of ``seconds`` from now; None stays None (no deadline)."""
+    return None if seconds is None else time.monotonic() + seconds
+
+
+def earliest(*deadlines: float | None) -> float | None:
+    """Return the first of several deadlines; None where none is set."""
+    return min([deadline for deadline in deadlines if deadline is not None], default=None)
+
+
+def call_deadline() -> float | None:
+    """Return the deadline (``time.monotonic()``) that bounds what this code calls; None where there is none.
+
+    Inside a leaf it is that of its call, for clients that take a timeout for each request.
+    """
+    return _deadline.get()
+
+
+def set_deadline(deadline: float | None) -> None:
+    """Bound all that is called from here on in this context, and what is started there; one can only be narrowed."""
+    _deadline.set(earliest(deadline, _deadline.get()))
+
+
+_scope: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("agentic_kb_scope", default=None)
 
 
 class Scope:
@@ -78,9 +81,22 @@ class Scope:
 
     def __init__(self, *, threads: bool) -> None:
         self.threads = threads
-        self.caller = threading.current_thread()
+        self._outer = _scope.get()
+        self._on_background = threads and on_background_thread()
+        self._closed = False
         self._tasks: set[asyncio.Task[Any]] = set()
         self._streams: list[Stream[Any]] = []
+
+    @property
+    def holds_background(self) -> bool:
+        """Whether the background loop stands still until this run, or one that this run is a part of, has ended."""
+        return not self._closed and (self._on_background or (self._outer is not None and self._outer.holds_background))
+
+    async def perform(self, work: Awaitable[T], receive: Callable[[Any], None] | None) -> T:
+        """Await work as the scope's outermost coroutine, in a context of its own; ``receive`` takes what it emits."""
+        _scope.set(self)
+        _emit.set(receive)
+        return await work
 
     def create_task(self, work: Coroutine[Any, Any, T], context: contextvars.Context | None = None) -> asyncio.Task[T]:
         """Return a task that ends with the scope."""
@@ -103,6 +119,7 @@ class Scope:
 
         What takes its cancellation in a few turns has ended then. Nothing else is waited for.
         """
+        self._closed = True
         for stream in self._streams:
             stream.close()
         for task in list(self._tasks):
@@ -116,15 +133,9 @@ class Scope:
 _NO_DOOR: Final = Scope(threads=False)
 """For coroutines that are awaited outside of any door: on the caller's loop, with async clients."""
 
-_scope: contextvars.ContextVar[Scope] = contextvars.ContextVar("agentic_kb_scope", default=_NO_DOOR)
-_emit: contextvars.ContextVar[Callable[[Any], None] | None] = contextvars.ContextVar("agentic_kb_emit", default=None)
 
-
-async def scope_of_run(scope: Scope, work: Awaitable[T], receive: Callable[[Any], None] | None) -> T:
-    """Await work as the outermost coroutine of a scope; ``receive`` takes what it emits. For ``bridge``."""
-    _scope.set(scope)
-    _emit.set(receive)
-    return await work
+def _current_scope() -> Scope:
+    return _scope.get() or _NO_DOOR
 
 
 # -- leaf calls -------------------------------------------------------------------------------------------------------
@@ -140,8 +151,8 @@ class Call(Generic[T]):
     Args:
         sync: Takes nothing, returns the result.
         native: Takes nothing, returns an awaitable of the result.
-        deadline: ``time.monotonic()`` at which waiting ends with ``DeadlineExceededError``; None waits without a limit.
-            After it the function is not called at all.
+        deadline: ``time.monotonic()`` at which waiting ends with ``DeadlineExceededError``; None waits as long as the
+            context's deadline lets it. After it the function is not called at all.
         pool: The bulkhead; None is one shared by everything that has none of its own.
         what: Names the call in errors.
     """
@@ -149,7 +160,7 @@ class Call(Generic[T]):
     sync: Callable[[], T] | None = None
     native: Callable[[], Awaitable[T]] | None = None
     deadline: float | None = None
-    pool: Pool | None = None
+    pool: WorkerPool | None = None
     what: str = "call"
 
     def __await__(self) -> Generator[Any, None, T]:
@@ -161,36 +172,33 @@ class Call(Generic[T]):
         Raises:
             DeadlineExceededError: The deadline has passed, or passes before the function returns.
         """
-        if self.deadline is not None and time.monotonic() >= self.deadline:
+        deadline = earliest(self.deadline, _deadline.get())
+        if deadline is not None and time.monotonic() >= deadline:
             raise DeadlineExceededError(f"{self.what} was not begun: its deadline had passed")
-        scope, context = _scope.get(), contextvars.copy_context()
-        if self.native is not None and not scope.threads:
-            work = scope.create_task(_awaited(self.native), context)
-            return await _until(work, self.deadline, self.what)
-        loop = asyncio.get_running_loop()
+        context, loop = contextvars.copy_context(), asyncio.get_running_loop()
+        context.run(_deadline.set, deadline)
         answer: asyncio.Future[T] = loop.create_future()
-        abandon: Callable[[], None] | None = None
-
-        def deliver(value: Any, error: Exception | None) -> None:
-            _call_soon(loop, lambda: _settle(answer, value, error))
-
-        if self.sync is not None:
-            sync, pool = self.sync, self.pool or SHARED_POOL
-            pool.submit(lambda: _run_on_thread(context, sync, deliver, lambda: not answer.done()))
-        elif self.native is not None:
-            abandon = start_in_background(partial(_run_on_background_loop, self.native, deliver), context, scope.caller)
-        else:
-            raise TypeError(f"{self.what}: a call needs a sync or a native function")
+        abandon = self._begin(context, answer, partial(settle, answer), partial(call_soon, loop, settle, answer))
         try:
-            return await _until(answer, self.deadline, self.what)
+            return await _until(answer, deadline, self.what)
         except (asyncio.CancelledError, DeadlineExceededError):
             if abandon is not None:
                 abandon()
             raise
 
-
-Deliver: TypeAlias = Callable[[Any, "Exception | None"], None]
-"""Takes a value, or an error."""
+    def _begin(
+        self, context: contextvars.Context, answer: asyncio.Future[T], deliver: Deliver, from_thread: Deliver
+    ) -> Callable[[], None] | None:
+        """Begin the function where it belongs, and return what cancels it; nothing cancels a thread."""
+        scope = _current_scope()
+        if self.native is not None and not scope.threads:
+            return partial(_cancel_once, scope.create_task(_deliver_awaited(self.native, deliver), context))
+        if self.sync is not None:
+            (self.pool or SHARED_POOL).submit(partial(_run_on_thread, context, self.sync, from_thread, answer))
+            return None
+        if self.native is None:
+            raise TypeError(f"{self.what}: a call needs a sync or a native function")
+        return _in_background(partial(_deliver_awaited, self.native, from_thread), context, scope)
 
 
 def as_exception(error: BaseException) -> Exception:
@@ -203,9 +211,9 @@ def as_exception(error: BaseException) -> Exception:
 
 
 def _run_on_thread(
-    context: contextvars.Context, work: Callable[[], Any], deliver: Deliver, is_awaited: Callable[[], bool]
+    context: contextvars.Context, work: Callable[[], Any], deliver: Deliver, answer: asyncio.Future[Any]
 ) -> None:
-    if not is_awaited():
+    if answer.done():  # nobody waits any more
         return
     try:
         result = context.run(work)
@@ -215,51 +223,71 @@ def _run_on_thread(
         deliver(result, None)
 
 
-async def _run_on_background_loop(native: Callable[[], Awaitable[Any]], deliver: Deliver) -> None:
+async def _deliver_awaited(native: Callable[[], Awaitable[Any]], deliver: Deliver) -> None:
     try:
         result = await native()
     except BaseException as error:  # noqa: BLE001 (delivered to the coroutine that awaits the call)
         deliver(None, as_exception(error))
+        _raise_interrupt(error)
     else:
         deliver(result, None)
 
 
-async def _awaited(native: Callable[[], Awaitable[T]]) -> T:
-    return await native()
+def _raise_interrupt(error: BaseException) -> None:
+    """Pass the user's own Ctrl-C on, which comes to the main thread alone."""
+    if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+        raise error
+
+
+def _in_background(
+    make: Callable[[], Coroutine[Any, Any, None]], context: contextvars.Context, scope: Scope
+) -> Callable[[], None]:
+    if scope.holds_background:
+        raise AgenticKBError(
+            "async code that a sync call runs made a sync call, which needs the loop that it holds: await the async "
+            "method in its place"
+        )
+    return start_in_background(make, context)
 
 
 async def _until(future: asyncio.Future[T], deadline: float | None, what: str) -> T:
-    """Wait for a future until the deadline; never wait for its cancellation, which may itself hang."""
-    if not future.done():
-        await _first(future, deadline)  # asyncio.wait does the same in twice the time
-        if not future.done():
-            _drop(future)
-            raise _still_running(what)
-    if future.cancelled():
-        raise AgenticKBError(f"{what} was cancelled from within")
-    return future.result()
-
-
-async def _first(future: asyncio.Future[Any], deadline: float | None) -> None:
-    """Return when a future is done or the deadline has passed; a caller that is cancelled drops the future."""
-    loop = asyncio.get_running_loop()
-    woken: asyncio.Future[None] = loop.create_future()
-
-    def wake(_: Any = None) -> None:
-        if not woken.done():
-            woken.set_result(None)
-
-    future.add_done_callback(wake)
-    timer = None if deadline is None else loop.call_later(max(0.0, deadline - time.monotonic()), wake)
+    """Await a plain future, which its deadline fails where nothing settles it before."""
+    if deadline is None:
+        return await future
+    left = max(0.0, deadline - time.monotonic())
+    timer = asyncio.get_running_loop().call_later(left, _expire, future, what)
     try:
-        await woken
-    except asyncio.CancelledError:
-        _drop(future)
-        raise
+        return await future
     finally:
-        future.remove_done_callback(wake)
-        if timer is not None:
-            timer.cancel()
+        timer.cancel()
+
+
+def _expire(future: asyncio.Future[Any], what: str) -> None:
+    settle(future, None, DeadlineExceededError(f"{what} was still running at its deadline"))
+
+
+def settle(future: asyncio.Future[Any], value: Any, error: Exception | None) -> None:
+    if future.done():
+        return
+    if error is not None:
+        future.set_exception(error)
+    else:
+        future.set_result(value)
+
+
+def call_soon(loop: asyncio.AbstractEventLoop, action: Callable[..., None], *arguments: Any) -> None:
+    """Hand an action to a loop from a thread; the loop of an abandoned call may be closed by now."""
+    try:
+        loop.call_soon_threadsafe(action, *arguments)
+    except RuntimeError:
+        if not loop.is_closed():
+            raise
+
+
+def _cancel_once(task: asyncio.Future[Any]) -> None:
+    """Cancel a task; a second time would break off its clean-up, and leave its connection open."""
+    if not isinstance(task, asyncio.Task) or not task.cancelling():
+        task.cancel()
 
 
 # -- jobs -------------------------------------------------------------------------------------------------------------
@@ -268,71 +296,51 @@ async def _first(future: asyncio.Future[Any], deadline: float | None) -> None:
 class Job(Generic[T]):
     """Work that was started beside its starter.
 
-    Attributes:
-        started: ``time.monotonic()`` of its start.
-        finished: ``time.monotonic()`` of its end; None while it runs.
-        value: Its result, where it has one.
-        error: Its exception, where it failed or was stopped.
+    Args:
+        task: What performs it, or a future that has its result already.
     """
 
-    __slots__ = ("_task", "error", "finished", "started", "value")
+    __slots__ = ("_stopped", "task")
 
-    def __init__(self, task: asyncio.Task[T] | None = None) -> None:
-        self.started = time.monotonic()
-        self.finished: float | None = None
-        self.value: T | None = None
-        self.error: BaseException | None = None
-        self._task = task
-        if task is not None:
-            task.add_done_callback(self._note)
-
-    def _note(self, task: asyncio.Task[T]) -> None:
-        if self.done:
-            return
-        if task.cancelled():
-            self.finish(error=DeadlineExceededError("stopped before it was done"))
-        elif (error := task.exception()) is not None:
-            self.finish(error=error)
-        else:
-            self.finish(task.result())
+    def __init__(self, task: asyncio.Future[T]) -> None:
+        self.task = task
+        self._stopped = False
 
     @property
     def done(self) -> bool:
         """Whether it has ended, well or badly."""
-        return self.finished is not None
+        return self._stopped or self.task.done()
 
-    def finish(self, value: T | None = None, error: BaseException | None = None) -> None:
-        """Record the end."""
-        self.value, self.error, self.finished = value, error, time.monotonic()
+    @property
+    def error(self) -> BaseException | None:
+        """Its exception, where it failed or was stopped."""
+        if self._stopped or self.task.cancelled():
+            return DeadlineExceededError("stopped before it was done")
+        return self.task.exception() if self.task.done() else None
 
     def cancel(self) -> None:
         """Stop the work: a coroutine is cancelled, a sync call abandoned on its thread."""
         if not self.done:
-            if self._task is not None:
-                _cancel_once(self._task)
-            self.finish(error=DeadlineExceededError("stopped before it was done"))
+            _cancel_once(self.task)
+            self._stopped = True
 
     def result(self) -> T:
         """Return the result, or raise the error.
 
         Raises:
-            DeadlineExceededError: The job is still running.
+            DeadlineExceededError: The job is still running, or was stopped.
         """
-        if self.error is not None:
-            raise self.error
         if not self.done:
             raise DeadlineExceededError("the job was still running at its deadline")
-        return self.value  # type: ignore[return-value]  # a done job without an error holds a T
-
-    @property
-    def task(self) -> asyncio.Task[T] | None:
-        """The task; None for a job that was made finished."""
-        return self._task
+        error = self.error
+        if error is not None:
+            raise error
+        return self.task.result()
 
 
 def start(work: Coroutine[Any, Any, T] | Call[T]) -> Job[T]:
     """Start work beside its starter, in a copy of the context, and return its job at once."""
-    return Job(_scope.get().create_task(work.perform() if isinstance(work, Call) else work))
+    return Job(_current_scope().create_task(work.perform() if isinstance(work, Call) else work))
 
 
 async def wait(jobs: Sequence[Job[Any]], *, deadline: float | None = None, first: bool = False) -> None:
@@ -340,12 +348,12 @@ async def wait(jobs: Sequence[Job[Any]], *, deadline: float | None = None, first
 
     Ask each job then whether it is ``done``. No job's error is raised here. Other coroutines get a turn in any case.
     """
-    tasks = [job.task for job in jobs if not job.done and job.task is not None]
+    tasks = [job.task for job in jobs if not job.done]
     if not tasks or (first and len(tasks) < len(jobs)):
         await asyncio.sleep(0)
         return
-    when = asyncio.FIRST_COMPLETED if first else asyncio.ALL_COMPLETED
-    await asyncio.wait(tasks, timeout=_seconds_left(deadline), return_when=when)
+    left = None if deadline is None else max(0.0, deadline - time.monotonic())
+    await asyncio.wait(tasks, timeout=left, return_when=asyncio.FIRST_COMPLETED if first else asyncio.ALL_COMPLETED)
 
 
 async def cancel(job: Job[Any]) -> None:
@@ -372,21 +380,6 @@ async def gather(works: Iterable[Coroutine[Any, Any, T] | Call[T]], *, deadline:
     return jobs
 
 
-async def pause_until(moment: float) -> None:
-    """Sleep until ``time.monotonic()`` reaches ``moment``. No thread is held."""
-    await asyncio.sleep(max(0.0, moment - time.monotonic()))
-
-
-def deadline_after(seconds: float | None) -> float | None:
-    """Return the ``time.monotonic()`` of ``seconds`` from now; None stays None (no deadline)."""
-    return None if seconds is None else time.monotonic() + seconds
-
-
-def earliest(*deadlines: float | None) -> float | None:
-    """Return the first of several deadlines; None where none is set."""
-    return min((deadline for deadline in deadlines if deadline is not None), default=None)
-
-
 # -- streams ----------------------------------------------------------------------------------------------------------
 
 
@@ -397,11 +390,14 @@ class Stream(Generic[T]):
         self.what = what
         self.closed = threading.Event()
         self.abandon: Callable[[], None] | None = None
-        self._items: asyncio.Queue[tuple[T | _End | None, Exception | None, float]] = asyncio.Queue()
+        self._items: deque[tuple[T | _End | None, Exception | None, float]] = deque()
+        self._waiter: asyncio.Future[None] | None = None
 
-    def put(self, value: T | _End | None, error: Exception | None, came: float | None = None) -> None:
-        """Add an item, or the error that ended the stream."""
-        self._items.put_nowait((value, error, time.monotonic() if came is None else came))
+    def put(self, value: T | _End | None, error: Exception | None, came: float) -> None:
+        """Add an item, or the error that ended the stream, and when it came."""
+        self._items.append((value, error, came))
+        if self._waiter is not None:
+            settle(self._waiter, None, None)
 
     async def next(self, deadline: float | None = None) -> T | _End:
         """Return the next item, or ``END``; asking again after the end returns ``END`` again.
@@ -413,15 +409,16 @@ class Stream(Generic[T]):
         if self.closed.is_set():
             return END
         try:
-            if self._items.empty():
-                value, error, came = await _until(asyncio.ensure_future(self._items.get()), deadline, self.what)
-            else:
-                value, error, came = self._items.get_nowait()
-            if deadline is not None and came > deadline:
-                raise _still_running(self.what)
+            while not self._items:
+                self._waiter = asyncio.get_running_loop().create_future()
+                await _until(self._waiter, deadline, self.what)
         except (asyncio.CancelledError, DeadlineExceededError):
             self.close()
             raise
+        value, error, came = self._items.popleft()
+        if deadline is not None and came > deadline:
+            self.close()
+            raise DeadlineExceededError(f"{self.what} was still running at its deadline")
         if error is not None:
             raise error
         if value is END:
@@ -439,34 +436,29 @@ def open_stream(
     *,
     sync: Callable[[], Iterator[T]] | None = None,
     native: Callable[[], Awaitable[AsyncIterator[T]]] | None = None,
-    pool: Pool | None = None,
+    pool: WorkerPool | None = None,
     what: str = "stream",
 ) -> Stream[T]:
     """Open a stream; see ``Call`` for the arguments. The whole iterator runs in one context."""
-    scope, context, stream = _scope.get(), contextvars.copy_context(), Stream[T](what)
+    scope, context, stream = _current_scope(), contextvars.copy_context(), Stream[T](what)
     scope.add_stream(stream)
+    put = partial(call_soon, asyncio.get_running_loop(), stream.put)
     if native is not None and not scope.threads:
-        task = scope.create_task(_pump_async(native, stream.put), context)
-        stream.abandon = partial(_cancel_once, task)
-        return stream
-    loop = asyncio.get_running_loop()
-
-    def deliver(value: Any, error: Exception | None) -> None:
-        came = time.monotonic()
-        _call_soon(loop, lambda: stream.put(value, error, came))
-
-    if sync is not None:
-        source = sync
-        (pool or SHARED_POOL).submit(lambda: _pump(context, source, stream.closed, deliver))
+        stream.abandon = partial(_cancel_once, scope.create_task(_pump_async(native, stream.put), context))
+    elif sync is not None:
+        (pool or SHARED_POOL).submit(partial(_pump, context, sync, stream.closed, put))
     elif native is not None:
-        stream.abandon = start_in_background(partial(_pump_async, native, deliver), context, scope.caller)
+        stream.abandon = _in_background(partial(_pump_async, native, put), context, scope)
     else:
         raise TypeError(f"{what}: a stream needs a sync or a native function")
     return stream
 
 
 def _pump(
-    context: contextvars.Context, source: Callable[[], Iterator[Any]], closed: threading.Event, deliver: Deliver
+    context: contextvars.Context,
+    source: Callable[[], Iterator[Any]],
+    closed: threading.Event,
+    put: Callable[[Any, Exception | None, float], None],
 ) -> None:
     """Read an iterator to its end on a worker thread; stop and close it when nobody listens any more."""
 
@@ -475,7 +467,7 @@ def _pump(
         for item in iterator:
             if closed.is_set():
                 break
-            deliver(item, None)
+            put(item, None, time.monotonic())
         close = getattr(iterator, "close", None)
         if close is not None:
             close()
@@ -484,21 +476,22 @@ def _pump(
         return
     try:
         context.run(read)
-    except BaseException as error:  # noqa: BLE001 (delivered to the coroutine that awaits the call)
-        deliver(None, as_exception(error))
-    deliver(END, None)
+    except BaseException as error:  # noqa: BLE001 (delivered to whoever reads the stream)
+        put(None, as_exception(error), time.monotonic())
+    put(END, None, time.monotonic())
 
 
-async def _pump_async(native: Callable[[], Awaitable[AsyncIterator[Any]]], deliver: Deliver) -> None:
+async def _pump_async(
+    native: Callable[[], Awaitable[AsyncIterator[Any]]], put: Callable[[Any, Exception | None, float], None]
+) -> None:
     """Read an async iterator to its end, in a task of its own; cancelled when nobody listens any more."""
     try:
         async for item in await native():
-            deliver(item, None)
-    except KeyboardInterrupt:  # on the user's own loop
-        raise
-    except BaseException as error:  # noqa: BLE001 (delivered to the coroutine that awaits the call)
-        deliver(None, as_exception(error))
-    deliver(END, None)
+            put(item, None, time.monotonic())
+    except BaseException as error:  # noqa: BLE001 (delivered to whoever reads the stream)
+        put(None, as_exception(error), time.monotonic())
+        _raise_interrupt(error)
+    put(END, None, time.monotonic())
 
 
 # -- what a coroutine emits -------------------------------------------------------------------------------------------
@@ -548,7 +541,7 @@ def outside_loop() -> Iterator[None]:
     On an async door the user's own loop stays visible. On a worker thread there is nothing to hide.
     """
     loop = asyncio._get_running_loop()  # noqa: SLF001 (None where none runs)
-    if loop is None or not _scope.get().threads:
+    if loop is None or not _current_scope().threads:
         yield
         return
     task = asyncio.current_task()
@@ -567,45 +560,3 @@ def close_unstarted(work: Coroutine[Any, Any, Any]) -> None:
     """Close a coroutine that nobody will await any more, so that it does not warn."""
     if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
         work.close()
-
-
-def _cancel_once(task: asyncio.Task[Any]) -> None:
-    """Cancel a task; a second time would break off its clean-up, and leave its connection open."""
-    if not task.cancelling():
-        task.cancel()
-
-
-def _drop(future: asyncio.Future[Any]) -> None:
-    """Cancel a future that nobody waits for; mark one that failed just now as seen."""
-    if future.done():
-        _ = future.cancelled() or future.exception()
-    elif isinstance(future, asyncio.Task):
-        _cancel_once(future)
-    else:
-        future.cancel()
-
-
-def _still_running(what: str) -> DeadlineExceededError:
-    return DeadlineExceededError(f"{what} was still running at its deadline")
-
-
-def _seconds_left(deadline: float | None) -> float | None:
-    return None if deadline is None else max(0.0, deadline - time.monotonic())
-
-
-def _settle(future: asyncio.Future[Any], value: Any, error: Exception | None) -> None:
-    if future.done():
-        return
-    if error is not None:
-        future.set_exception(error)
-    else:
-        future.set_result(value)
-
-
-def _call_soon(loop: asyncio.AbstractEventLoop, action: Callable[[], None]) -> None:
-    """Hand an action to a loop from a thread; the loop of an abandoned call may be closed by now."""
-    try:
-        loop.call_soon_threadsafe(action)
-    except RuntimeError:
-        if not loop.is_closed():
-            raise

@@ -8,26 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextvars
+import itertools
 import os
 import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Coroutine
-from typing import Any, Protocol
-
-from llama_index_agentic_kb.errors import AgenticKBError
-
-__all__ = ["SHARED_POOL", "Pool", "WorkerPool", "reset_after_fork", "start_in_background"]
+from typing import Protocol
 
 IDLE_SECONDS = 10.0
 """An idle thread ends after this many seconds."""
-
-
-class Pool(Protocol):
-    """Whatever runs work that is submitted to it."""
-
-    def submit(self, work: Callable[[], None]) -> None:
-        """Run ``work`` at once or later; it delivers its own result, and never raises."""
 
 
 class Resettable(Protocol):
@@ -43,6 +33,15 @@ _resettable: weakref.WeakSet[Resettable] = weakref.WeakSet()
 def reset_after_fork(item: Resettable) -> None:
     """Reset an object in each child that is forked while it lives."""
     _resettable.add(item)
+
+
+def _reset_all() -> None:
+    for item in list(_resettable):
+        item.reset()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_reset_all)
 
 
 class WorkerPool:
@@ -66,16 +65,12 @@ class WorkerPool:
 
     def reset(self) -> None:
         """Return to the empty state; in a forked child the parent's threads do not run."""
+        self.threads = 0
+        """How many threads are alive, idle or at work."""
         self._changed = threading.Condition()
         self._work: deque[Callable[[], None]] = deque()
-        self._threads = 0
         self._idle = 0  # threads that wait for work, those that were woken and have not taken theirs yet included
-        self._serial = 0
-
-    @property
-    def threads(self) -> int:
-        """How many threads are alive, idle or at work."""
-        return self._threads
+        self._serial = itertools.count(1)
 
     def submit(self, work: Callable[[], None]) -> None:
         """Run ``work`` on a thread of the pool as soon as one is free.
@@ -88,12 +83,11 @@ class WorkerPool:
             if self._idle >= len(self._work):
                 self._changed.notify()
                 return
-            if self._threads >= self.max_workers:
+            if self.threads >= self.max_workers:
                 return
-            self._threads += 1
-            self._serial += 1
-            serial = self._serial
-        threading.Thread(target=self._serve, name=f"agentic-kb-{self.name}-{serial}", daemon=True).start()
+            self.threads += 1
+            name = f"agentic-kb-{self.name}-{next(self._serial)}"
+        threading.Thread(target=self._serve, name=name, daemon=True).start()
 
     def _serve(self) -> None:
         """Run one piece of work after another until none comes for ``IDLE_SECONDS``."""
@@ -102,14 +96,13 @@ class WorkerPool:
             del work  # an idle thread keeps nothing alive
 
     def _take(self) -> Callable[[], None] | None:
-        """Return the next piece of work, or None when the thread has been idle for too long."""
         with self._changed:
             self._idle += 1
             came = self._changed.wait_for(lambda: bool(self._work), timeout=IDLE_SECONDS)
             self._idle -= 1
             if came:
                 return self._work.popleft()
-            self._threads -= 1
+            self.threads -= 1
             return None
 
 
@@ -147,24 +140,15 @@ class _BackgroundLoop:
 _background = _BackgroundLoop()
 
 
+def on_background_thread() -> bool:
+    """Return whether this code runs on the background loop's own thread, and holds it up."""
+    return threading.current_thread() is _background.thread
+
+
 def start_in_background(
-    make: Callable[[], Coroutine[Any, Any, None]], context: contextvars.Context, caller: threading.Thread
+    make: Callable[[], Coroutine[object, object, None]], context: contextvars.Context
 ) -> Callable[[], None]:
-    """Start a coroutine on the background loop in a context, and return a function that cancels it.
-
-    Args:
-        make: Makes the coroutine.
-        context: What it sees.
-        caller: The thread that waits for it.
-
-    Raises:
-        AgenticKBError: The caller runs on that loop itself, and would wait for itself.
-    """
-    if caller is _background.thread:
-        raise AgenticKBError(
-            "async code that a sync call runs made a sync call, which needs the loop that it holds: await the async "
-            "method in its place"
-        )
+    """Start a coroutine on the background loop in a context, and return a function that cancels it."""
     loop = _background.get()
     tasks: list[asyncio.Task[None]] = []
     cancelled = threading.Event()
@@ -184,12 +168,3 @@ def start_in_background(
 
     loop.call_soon_threadsafe(begin)
     return cancel
-
-
-def _reset_all() -> None:
-    for item in list(_resettable):
-        item.reset()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_reset_all)

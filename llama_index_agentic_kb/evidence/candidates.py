@@ -15,8 +15,8 @@ from llama_index.core.schema import NodeWithScore
 from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY
 from llama_index_agentic_kb.schema import SubQuery
 from llama_index_agentic_kb.search.fusion import Fused, Ranked, interleave, merge_by_score, relative_score_fusion
-from llama_index_agentic_kb.sources.base import NodeKey, NodeList
 from llama_index_agentic_kb.sources.fan_out import SourceSearch
+from llama_index_agentic_kb.sources.search import NodeKey, NodeList
 
 __all__ = ["Candidate", "CandidateList", "Fusion", "collect", "lists_by_search", "lists_by_sub_query"]
 

@@ -33,8 +33,8 @@ from llama_index_agentic_kb.evidence.reranking import Reranking, rerank
 from llama_index_agentic_kb.schema import MissingPart, ResultsProcessing, SourceActivity
 from llama_index_agentic_kb.search.fusion import Fused, interleave, with_coverage
 from llama_index_agentic_kb.search.rerank import Reranker
-from llama_index_agentic_kb.sources.base import NodeKey, node_key
 from llama_index_agentic_kb.sources.fan_out import SourceSearch
+from llama_index_agentic_kb.sources.search import NodeKey, node_key
 from llama_index_agentic_kb.sources.selection import SelectedSource
 
 __all__ = ["EvidenceCounts", "EvidenceOptions", "GatheredEvidence", "as_processing", "gather_evidence"]

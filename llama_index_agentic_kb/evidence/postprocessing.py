@@ -21,7 +21,7 @@ from llama_index_agentic_kb.account.logs import logger
 from llama_index_agentic_kb.errors import DeadlineExceededError
 from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY, provenance
 from llama_index_agentic_kb.schema import MissingPart, Outcome
-from llama_index_agentic_kb.sources.base import node_key
+from llama_index_agentic_kb.sources.search import node_key
 from llama_index_agentic_kb.sources.selection import SelectedSource, passing
 
 __all__ = ["PostprocessedNodes", "postprocess"]

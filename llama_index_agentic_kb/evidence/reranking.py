@@ -13,7 +13,7 @@ from llama_index_agentic_kb._text import error_message, one_line
 from llama_index_agentic_kb.evidence.candidates import Candidate, CandidateList
 from llama_index_agentic_kb.search.fusion import Ranked, interleave
 from llama_index_agentic_kb.search.rerank import Reranked, Reranker
-from llama_index_agentic_kb.sources.base import NodeKey
+from llama_index_agentic_kb.sources.search import NodeKey
 
 __all__ = ["Reranking", "rerank"]
 

@@ -10,11 +10,9 @@ import math
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Any, Final
+from typing import Final
 
 from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError
-
-__all__ = ["breaks_connection", "is_outage", "is_transient", "retry_after", "status_of"]
 
 TRANSIENT_STATUSES: Final = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
 """HTTP statuses worth another attempt: timeouts, conflicts (as OpenAI's client has it), limits, a server in trouble."""
@@ -22,24 +20,24 @@ TRANSIENT_STATUSES: Final = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 5
 PERMANENT_CODES: Final = frozenset({"insufficient_quota", "billing_hard_limit_reached", "content_filter"})
 """Codes of error bodies that no waiting changes, whatever the status."""
 
-OUTAGE_STATUSES: Final = frozenset({408, 425, 429})
-"""HTTP statuses below 500 that speak of the server and not of the request."""
+OUTAGE_STATUSES: Final = frozenset({408, 425, 429, *range(500, 600)})
+"""HTTP statuses that speak of the server and not of the request."""
 
+# Names of exception classes of transports: Python's, requests', urllib3's, httpx's, aiohttp's, OpenAI's, Anthropic's.
 TRANSIENT_KINDS: Final = frozenset(
     {
-        "ConnectionError",  # Python's, requests'
-        "TimeoutError",  # Python's, ours, urllib3's
-        "Timeout",  # requests
-        "NetworkError",  # httpx: connect, read, write, close
-        "TimeoutException",  # httpx
-        "RemoteProtocolError",  # httpx: the server hung up
-        "APIConnectionError",  # OpenAI's, Anthropic's; their timeouts too
-        "ClientConnectionError",  # aiohttp
-        "ServerTimeoutError",
+        "APIConnectionError",
+        "ClientConnectionError",
+        "ConnectionError",
         "IncompleteRead",
+        "NetworkError",
+        "RemoteProtocolError",
+        "ServerTimeoutError",
+        "Timeout",
+        "TimeoutError",
+        "TimeoutException",
     }
 )
-"""Names of exception classes of transports."""
 
 REQUEST_ERRORS: Final = (
     ValueError,
@@ -59,9 +57,9 @@ MAX_CAUSES: Final = 8
 def is_transient(error: BaseException) -> bool:
     """Return whether the same call may well succeed if it is made again.
 
-    Yes for the statuses 408, 409, 425, 429, 500, 502, 503, 504 and 529, for connections that were refused, reset or
-    cut, and for timeouts. No for all other statuses, for a quota that is used up, and for everything that is no
-    failure of a transport. A server's ``x-should-retry`` header has the last word.
+    Yes for ``TRANSIENT_STATUSES``, for connections that were refused, reset or cut, and for timeouts. No for all other
+    statuses, for a quota that is used up, and for everything that is no failure of a transport. A server's
+    ``x-should-retry`` header has the last word.
 
     Args:
         error: What the call raised.
@@ -83,29 +81,23 @@ def breaks_connection(error: BaseException) -> bool:
 def is_outage(error: BaseException) -> bool:
     """Return whether a failure speaks of the thing that was called, and not of what it was asked.
 
-    No for this package's own refusals, for ``REQUEST_ERRORS``, and for HTTP statuses below 500 but for 408, 425 and
-    429.
+    No for this package's own refusals, for ``REQUEST_ERRORS``, and for HTTP statuses that are no ``OUTAGE_STATUSES``.
     """
     if isinstance(error, DeadlineExceededError):
         return True
     status = status_of(error)
     if status is not None:
-        return status >= 500 or status in OUTAGE_STATUSES  # noqa: PLR2004 (server errors)
+        return status in OUTAGE_STATUSES
     if isinstance(error, AgenticKBError):
         return type(error) is AgenticKBError  # what a source raised that is no Exception
     if isinstance(error, OSError):
         return True
-    return not isinstance(error, REQUEST_ERRORS) and not _is_refusal(error)
-
-
-def _is_refusal(error: BaseException) -> bool:
-    """Return whether a Chroma error says that the request was wrong: these have their status as a method."""
-    code = getattr(error, "code", None)
+    code = getattr(error, "code", None)  # Chroma's errors have their status as a method
     try:
         status = code() if callable(code) else None
     except Exception:  # noqa: BLE001 (somebody else's method)
-        return False
-    return isinstance(status, int) and 400 <= status < 500 and status not in OUTAGE_STATUSES  # noqa: PLR2004
+        status = None
+    return not isinstance(error, REQUEST_ERRORS) and (not isinstance(status, int) or status in OUTAGE_STATUSES)
 
 
 def status_of(error: BaseException) -> int | None:
@@ -150,8 +142,8 @@ def _number(text: str | None) -> float | None:
 def _header(error: BaseException, name: str) -> str | None:
     for cause in _chain(error):
         for holder in (getattr(cause, "response", None), cause):
-            headers: Any = getattr(holder, "headers", None)
-            for key, value in headers.items() if hasattr(headers, "items") else ():
+            items = getattr(getattr(holder, "headers", None), "items", None)
+            for key, value in items() if callable(items) else ():
                 if str(key).lower() == name:
                     return str(value)
     return None

@@ -25,24 +25,23 @@ import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from functools import partial
-from typing import Any, Final, Literal, NamedTuple, TypeVar
+from typing import Final, Literal, NamedTuple, TypeVar
 
 from llama_index_agentic_kb._aio import (
     Call,
     Stream,
     WorkerPool,
+    call_deadline,
     deadline_after,
     earliest,
     open_stream,
-    pause_until,
     reset_after_fork,
 )
+from llama_index_agentic_kb._aio.calls import call_soon, settle
 from llama_index_agentic_kb.account.budget import DEFAULT_SHARE, MIN_RETRIES, RetryBudget, current_budget
 from llama_index_agentic_kb.account.logs import logger
 from llama_index_agentic_kb.errors import (
@@ -53,24 +52,6 @@ from llama_index_agentic_kb.errors import (
     DeadlineExceededError,
 )
 from llama_index_agentic_kb.guard.failures import is_outage, is_transient, retry_after
-
-__all__ = [
-    "NO_RETRIES",
-    "STRAGGLER_GRACE",
-    "BreakerPolicy",
-    "Bulkhead",
-    "BulkheadState",
-    "CallProgress",
-    "CircuitBreaker",
-    "CircuitState",
-    "Health",
-    "Permit",
-    "Resilience",
-    "ResilientCalls",
-    "RetryPolicy",
-    "call_deadline",
-    "retried",
-]
 
 T = TypeVar("T")
 
@@ -88,7 +69,7 @@ HANGS_AFTER: Final = 0.5
 Before, they may just be a little late for callers in a hurry."""
 
 STRAGGLER_GRACE: Final = 1.0
-"""Seconds that a slow source is waited for when the others have answered; see ``sources.stragglers``."""
+"""Seconds that a slow source is waited for when the others have answered; see ``sources.fan_out``."""
 
 MIN_COUNTED: Final = 0.1
 """Seconds; a call that was given up after less is no sign of a failure: its caller had hardly any time."""
@@ -97,11 +78,13 @@ MIN_COUNTED: Final = 0.1
 # -- options ----------------------------------------------------------------------------------------------------------
 
 
-def _check_numbers(policy: Any, *names: str) -> None:
+def _check(policy: object, minimum: float, *names: str, above: bool = False) -> None:
+    """Raise where a number is below a minimum, or not above it; None and infinite times are refused by their types."""
     for name in names:
         value = getattr(policy, name)
-        if not (value >= 0 and math.isfinite(value)):
-            raise ConfigurationError(f"{type(policy).__name__}.{name} must be a number of 0 or more: {value}")
+        if not (math.isfinite(value) and (value > minimum if above else value >= minimum)):
+            bound = f"above {minimum:g}" if above else f"{minimum:g} or more"
+            raise ConfigurationError(f"{type(policy).__name__}.{name} must be {bound}, got {value}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,11 +118,10 @@ class RetryPolicy:
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        if self.attempts < 1:
-            raise ConfigurationError(f"RetryPolicy.attempts must be at least 1 (which never retries): {self.attempts}")
-        if self.attempt_seconds is not None and not self.attempt_seconds > 0:
-            raise ConfigurationError(f"RetryPolicy.attempt_seconds must be above 0, or None: {self.attempt_seconds}")
-        _check_numbers(self, "first_wait", "max_wait", "share", "min_retries")
+        _check(self, 1, "attempts")
+        _check(self, 0, "first_wait", "max_wait", "share", "min_retries")
+        if self.attempt_seconds is not None:
+            _check(self, 0, "attempt_seconds", above=True)
 
     def budget(self) -> RetryBudget:
         """Return the retry budget of a new request."""
@@ -170,9 +152,8 @@ class BreakerPolicy:
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        if self.failures < 1:
-            raise ConfigurationError(f"BreakerPolicy.failures must be at least 1: {self.failures}")
-        _check_numbers(self, "cool_down")
+        _check(self, 1, "failures")
+        _check(self, 0, "cool_down")
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,10 +185,9 @@ class Resilience:
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        for name in ("timeout", "max_concurrency"):
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigurationError(f"Resilience.{name} must be above 0, got {value}")
+        _check(self, 0, "max_concurrency", above=True)
+        if self.timeout is not None:
+            _check(self, 0, "timeout", above=True)
         grace = self.straggler_grace
         if grace not in ("auto", None) and (isinstance(grace, str | bool) or not (math.isfinite(grace) and grace >= 0)):
             raise ConfigurationError(f"Resilience.straggler_grace must be 0 or more, None, or 'auto', got {grace!r}")
@@ -224,7 +204,7 @@ class Resilience:
 
 
 async def retried(
-    attempt: Callable[[float | None], Coroutine[Any, Any, T]],
+    attempt: Callable[[float | None], Coroutine[object, object, T]],
     *,
     policy: RetryPolicy,
     deadline: float | None = None,
@@ -238,7 +218,8 @@ async def retried(
     Args:
         attempt: Makes one attempt, given its deadline (``time.monotonic()``; None for no deadline).
         policy: How often, and how long is waited.
-        deadline: ``time.monotonic()`` by which the whole must have ended; a retry that can't is not begun.
+        deadline: ``time.monotonic()`` by which the whole must have ended, if the context has no earlier one; a retry
+            that can't is not begun.
         is_worth: Returns whether a failure is worth another attempt.
 
     Returns:
@@ -247,18 +228,20 @@ async def retried(
     Raises:
         Exception: The last attempt's own failure.
     """
-    budget = current_budget().retries
+    budget, deadline, number = current_budget().retries, earliest(deadline, call_deadline()), 1
     budget.count_call()
-    number = 1
     while True:
+        until = (
+            deadline if policy.attempt_seconds is None else earliest(deadline, deadline_after(policy.attempt_seconds))
+        )
         try:
-            return await attempt(earliest(deadline, deadline_after(policy.attempt_seconds)))
+            return await attempt(until)
         except Exception as error:
             pause = _pause(error, number, policy, deadline) if is_worth(error) else None
             if pause is None or not budget.take():  # asked last, so that no retry is taken in vain
                 raise
         number += 1
-        await pause_until(time.monotonic() + pause)
+        await asyncio.sleep(pause)
 
 
 def _pause(error: BaseException, number: int, policy: RetryPolicy, deadline: float | None) -> float | None:
@@ -273,58 +256,6 @@ def _pause(error: BaseException, number: int, policy: RetryPolicy, deadline: flo
     else:
         pause = asked + random.uniform(0, policy.first_wait)  # noqa: S311 (jitter)
     return pause if deadline is None or time.monotonic() + pause + MIN_ATTEMPT < deadline else None
-
-
-# -- permits and progress ---------------------------------------------------------------------------------------------
-
-
-class Permit:
-    """One attempt's right to run: requested, granted, in use, released. Its bulkhead alone changes it.
-
-    Args:
-        on_end: Called with the permit and the error, if any, when the function has returned, however late.
-    """
-
-    __slots__ = ("abandoned_at", "began", "counted", "ended", "granted", "is_probe", "on_end", "wake", "what")
-
-    def __init__(self, on_end: Callable[[Permit, BaseException | None], None] | None = None) -> None:
-        self.what = ""
-        self.granted = False
-        self.began: float | None = None
-        self.ended: float | None = None
-        self.abandoned_at: float | None = None
-        self.on_end = on_end
-        self.wake: Callable[[], None] | None = None
-        self.is_probe = False  # the circuit breaker's: whether it tries a half-open circuit, ...
-        self.counted = False  # ... and whether its end was counted
-
-    @property
-    def at_work(self) -> bool:
-        """Whether the function has been called and has not returned."""
-        return self.began is not None and self.ended is None
-
-
-class CallProgress:
-    """How far the calls of one search have come: read by who waits for it, and may decide to wait no longer."""
-
-    __slots__ = ("attempts", "calls", "given_up", "permits")
-
-    def __init__(self) -> None:
-        self.calls = 0
-        self.attempts = 0
-        self.given_up: str | None = None
-        """Why it was given up before its deadline."""
-        self.permits: list[Permit] = []
-
-    @property
-    def retries(self) -> int:
-        """Calls that were made again."""
-        return max(0, self.attempts - self.calls)
-
-    @property
-    def at_work_since(self) -> float | None:
-        """``time.monotonic()`` at which the oldest call that is still under way began; None while none is."""
-        return min((p.began for p in self.permits if p.at_work and p.began is not None), default=None)
 
 
 # -- circuit breaker --------------------------------------------------------------------------------------------------
@@ -347,11 +278,9 @@ class CircuitBreaker:
         clock: Returns seconds; a test has its own.
     """
 
-    def __init__(
-        self, name: str, policy: BreakerPolicy | None = None, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.name = name
-        self.policy = policy or BreakerPolicy()
+    def __init__(self, name: str, policy: BreakerPolicy, clock: Callable[[], float] = time.monotonic) -> None:
+        self._name = name
+        self._policy = policy
         self._clock = clock
         self._in_a_row = 0
         self._open_until: float | None = None
@@ -362,7 +291,7 @@ class CircuitBreaker:
     def reset(self) -> None:
         """Begin with a lock that nobody holds; a forked child knows what its parent knew, but runs no probe."""
         self._lock = threading.RLock()
-        self._probe: Permit | None = None
+        self._probing = False
 
     @property
     def state(self) -> CircuitState:
@@ -384,41 +313,50 @@ class CircuitBreaker:
             until = datetime.now(UTC) + timedelta(seconds=max(0.0, self._open_until - self._clock()))
             return f"circuit open until {until:%H:%M:%S} UTC ({self._reason})"
 
-    def admit(self, permit: Permit) -> None:
-        """Admit a call.
+    def admit(self) -> bool:
+        """Admit an attempt, and return whether it is the probe of a half-open circuit.
 
         Raises:
             CircuitOpenError: It is open, or half open with a probe under way.
         """
         with self._lock:
             if self._open_until is None:
-                return
-            if self._clock() < self._open_until or self._probe is not None:
-                raise CircuitOpenError(f"{self.name} was not asked: {self.reason}")
-            permit.is_probe = True
-            self._probe = permit
+                return False
+            if self._clock() < self._open_until or self._probing:
+                raise CircuitOpenError(f"{self._name} was not asked: {self.reason}")
+            self._probing = True
+            return True
 
-    def ended(self, permit: Permit, error: BaseException | None, seconds: float) -> None:
-        """Count how a call of so many seconds ended; an error that is no outage shows that the thing is there."""
-        if error is not None and isinstance(error, DeadlineExceededError) and seconds < MIN_COUNTED:
-            self.dropped(permit)
-            return
-        with self._lock:
-            if permit.counted:
-                return
-            permit.counted = True
-            if error is not None and is_outage(error):
-                self._failed(permit, error)
-            else:
-                self._succeeded(permit)
+    def ended(self, error: BaseException | None, seconds: float | None, *, probe: bool = False) -> None:
+        """Count how an attempt ended; an error that is no outage shows that the thing is there.
 
-    def dropped(self, permit: Permit) -> None:
-        """Note that a call ended without an outcome: its caller was cancelled, or there was no permit for it."""
+        Nothing is counted where it was not begun, its caller left, or it had hardly any time.
+
+        Args:
+            error: What was raised.
+            seconds: How long it took; None where it was not begun.
+            probe: What ``admit`` returned.
+        """
+        hurried = isinstance(error, DeadlineExceededError) and (seconds or 0.0) < MIN_COUNTED
+        dropped = error is not None and (seconds is None or hurried or not isinstance(error, Exception))
         with self._lock:
-            if not permit.counted:
-                permit.counted = True
-                if permit is self._probe:
-                    self._probe = None  # the next call may be one
+            if probe:
+                self._probing = False
+            if dropped:
+                return
+            if error is None or not is_outage(error):
+                self._in_a_row = 0
+                if probe:
+                    self._open_until = None
+                    logger.info("%s answers again: its circuit is closed", self._name)
+                return
+            self._in_a_row += 1
+            if probe or (self._open_until is None and self._in_a_row >= self._policy.failures):
+                because = "the probe failed" if probe else f"{self._in_a_row} failures in a row"
+                self._reason = f"{because}; the last: {type(error).__name__} at {datetime.now(UTC):%H:%M:%S} UTC"
+                self._open_until = self._clock() + self._policy.cool_down
+                self._in_a_row = 0
+                logger.warning("%s: %s", self._name, self.reason)
 
     def came_late(self) -> None:
         """Note that a call that was given up has answered after all: the thing is slow, and not gone."""
@@ -427,38 +365,48 @@ class CircuitBreaker:
             if self._open_until is not None:
                 self._open_until = min(self._open_until, self._clock())
 
-    def _succeeded(self, permit: Permit) -> None:
-        self._in_a_row = 0
-        if permit is self._probe:
-            self._probe = self._open_until = None
-            logger.info("%s answers again: its circuit is closed", self.name)
-
-    def _failed(self, permit: Permit, error: BaseException) -> None:
-        self._in_a_row += 1
-        if permit is self._probe:
-            self._probe = None
-            self._open("the probe failed", error)
-        elif self._open_until is None and self._in_a_row >= self.policy.failures:
-            self._open(f"{self._in_a_row} failures in a row", error)
-
-    def _open(self, because: str, error: BaseException) -> None:
-        self._reason = f"{because}; the last: {type(error).__name__} at {datetime.now(UTC):%H:%M:%S} UTC"
-        self._open_until = self._clock() + self.policy.cool_down
-        self._in_a_row = 0
-        logger.warning("%s: %s", self.name, self.reason)
-
 
 # -- bulkhead ---------------------------------------------------------------------------------------------------------
 
-_deadline: ContextVar[float | None] = ContextVar("agentic_kb_call_deadline", default=None)
 
+class Permit:
+    """One attempt's right to run: requested, granted, in use (as a context manager), released. Its bulkhead changes it.
 
-def call_deadline() -> float | None:
-    """Return the deadline (``time.monotonic()``) of the call that this code runs in; None where there is none.
-
-    For what can end itself in time: a client that takes a timeout for each request.
+    Args:
+        on_end: Called with the permit and the error, if any, when the function has returned, however late.
     """
-    return _deadline.get()
+
+    __slots__ = ("_bulkhead", "abandoned_at", "began", "ended", "on_end", "wake")
+
+    def __init__(self, on_end: Callable[[Permit, BaseException | None], None] | None = None) -> None:
+        self.began: float | None = None
+        self.ended: float | None = None
+        self.abandoned_at: float | None = None
+        self.on_end = on_end
+        self.wake: Callable[[], None] | None = None
+        self._bulkhead: Bulkhead | None = None
+
+    @property
+    def at_work(self) -> bool:
+        """Whether the function has been called and has not returned."""
+        return self.began is not None and self.ended is None
+
+    def requested(self, bulkhead: Bulkhead) -> None:
+        """Note whose permit it is."""
+        self._bulkhead = bulkhead
+
+    def __enter__(self) -> None:
+        """Begin the function."""
+        if self._bulkhead is None or not self._bulkhead.begin(self):
+            raise DeadlineExceededError("given up before it was begun")
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        """End it, whatever becomes of it."""
+        self.ended = time.monotonic()
+        if self._bulkhead is not None:
+            self._bulkhead.leave(self)
+        if self.on_end is not None:
+            self.on_end(self, error)
 
 
 class BulkheadState(NamedTuple):
@@ -479,13 +427,8 @@ class Bulkhead:
     """
 
     def __init__(self, name: str, max_concurrency: int = 8, max_waiting: int = MAX_WAITING) -> None:
-        if max_concurrency < 1 or max_waiting < 0:
-            raise ValueError(
-                f"max_concurrency must be at least 1 and max_waiting at least 0, got {max_concurrency}, {max_waiting}"
-            )
-        self.name = name
         self.max_concurrency = max_concurrency
-        self.max_waiting = max_waiting
+        self._max_waiting = max_waiting
         self._pool = WorkerPool(name, max_workers=max_concurrency)
         self.reset()
         reset_after_fork(self)
@@ -504,19 +447,25 @@ class Bulkhead:
             abandoned = sum(permit.abandoned_at is not None for permit in self._held)
             return BulkheadState(len(self._held) - abandoned, len(self._waiting), abandoned)
 
-    async def call(self, call: Call[T], permit: Permit | None = None) -> T:
+    async def call(self, call: Call[T], permit: Permit | None = None, *, deadline: float | None = None) -> T:
         """Make a call when there is a permit for it; what has none by its deadline is never begun.
+
+        Args:
+            call: Its pool is the bulkhead's.
+            permit: A new one.
+            deadline: ``time.monotonic()``, where the call's own is later.
 
         Raises:
             BulkheadFullError: Too many wait already, or calls that hang hold every permit.
             DeadlineExceededError: There was no permit in time, or the call did not return in time.
         """
         permit = permit or Permit()
-        await self._enter(permit, call.what, call.deadline)
+        deadline = earliest(deadline, call.deadline)
+        await self._enter(permit, call.what, deadline)
         try:
-            sync = None if call.sync is None else partial(self._run, permit, call.sync, call.deadline)
-            native = None if call.native is None else partial(self._arun, permit, call.native, call.deadline)
-            return await Call(sync, native, call.deadline, self._pool, call.what)
+            sync = None if call.sync is None else partial(_run, permit, call.sync)
+            native = None if call.native is None else partial(_arun, permit, call.native)
+            return await Call(sync, native, deadline, self._pool, call.what).perform()
         finally:
             self.leave(permit)
 
@@ -540,154 +489,134 @@ class Bulkhead:
         """
         await self._enter(permit, what, deadline)
         try:
-            return open_stream(
-                sync=partial(self._read, permit, sync),
-                native=None if native is None else partial(self._aread, permit, native),
-                pool=self._pool,
-                what=what,
-            )
+            aread = None if native is None else partial(_aread, permit, native)
+            return open_stream(sync=partial(_read, permit, sync), native=aread, pool=self._pool, what=what)
         except BaseException:
             self.leave(permit)
             raise
 
+    def begin(self, permit: Permit) -> bool:
+        """Note that a permit's function begins, and return whether it may: its caller still waits for it."""
+        with self._lock:
+            if permit in self._held:
+                permit.began = time.monotonic()
+            return permit.began is not None
+
     async def _enter(self, permit: Permit, what: str, deadline: float | None) -> None:
-        permit.what = what
+        permit.requested(self)
         with self._lock:
             if len(self._held) < self.max_concurrency and not self._waiting:
-                permit.granted = True
                 self._held.add(permit)
                 return
-            self._refuse_if_hung(permit)
-            if len(self._waiting) >= self.max_waiting:
+            self._refuse_if_hung(what)
+            if len(self._waiting) >= self._max_waiting:
                 raise BulkheadFullError(
                     f"{what} was not begun: {self.max_concurrency} calls are under way, and {len(self._waiting)} wait "
                     "already"
                 )
             loop = asyncio.get_running_loop()
             granted: asyncio.Future[None] = loop.create_future()
-            permit.wake = partial(_wake, loop, granted)
+            permit.wake = partial(call_soon, loop, settle, granted, None, None)
             self._waiting[permit] = None
         try:
-            await self._wait(permit, granted, deadline)
+            await self._wait(granted, what, earliest(deadline, call_deadline()))
         except BaseException:
             self.leave(permit)
             raise
 
-    async def _wait(self, permit: Permit, granted: asyncio.Future[None], deadline: float | None) -> None:
+    async def _wait(self, granted: asyncio.Future[None], what: str, deadline: float | None) -> None:
         while True:
             left = HANGS_AFTER if deadline is None else min(HANGS_AFTER, deadline - time.monotonic())
             await asyncio.wait([granted], timeout=max(0.0, left))
             if granted.done():
                 return
             if deadline is not None and time.monotonic() >= deadline:
+                others = self.max_concurrency
                 raise DeadlineExceededError(
-                    f"{permit.what} was not begun: its deadline passed while {self.max_concurrency} others were under "
-                    "way"
+                    f"{what} was not begun: its deadline passed while {others} others were under way"
                 )
             with self._lock:
-                self._refuse_if_hung(permit)
+                self._refuse_if_hung(what)
 
-    def _refuse_if_hung(self, permit: Permit) -> None:
+    def _refuse_if_hung(self, what: str) -> None:
         """Refuse to wait where calls that were given up a while ago hold every permit."""
         past = time.monotonic() - HANGS_AFTER
         if len(self._held) >= self.max_concurrency and all(
             held.abandoned_at is not None and held.abandoned_at <= past for held in self._held
         ):
             raise BulkheadFullError(
-                f"{permit.what} was not begun: all its {self.max_concurrency} places are held by calls that were given "
-                "up and still hang"
+                f"{what} was not begun: all its {self.max_concurrency} places are held by calls that were given up and "
+                "still hang"
             )
 
     def leave(self, permit: Permit) -> None:
-        """End the caller's interest in a permit; one whose function still runs stays taken until it returns."""
+        """End the interest in a permit: it passes on to whoever waits first, but not while its function runs."""
+        woken = []
         with self._lock:
             self._waiting.pop(permit, None)
-            if permit not in self._held:
+            if permit not in self._held:  # left already; or held by a forked child's parent
                 return
             if permit.at_work:
                 permit.abandoned_at = permit.abandoned_at or time.monotonic()
                 return
-            woken = self._release(permit)
-        for wake in woken:
-            wake()
-
-    def _release(self, permit: Permit) -> list[Callable[[], None]]:
-        """Pass a permit on to whoever waits first; under the lock."""
-        self._held.discard(permit)
-        woken = []
-        while self._waiting and len(self._held) < self.max_concurrency:
-            following, _ = self._waiting.popitem(last=False)
-            following.granted = True
-            self._held.add(following)
-            if following.wake is not None:
+            self._held.discard(permit)
+            while self._waiting and len(self._held) < self.max_concurrency:
+                following, _ = self._waiting.popitem(last=False)
+                self._held.add(following)
                 woken.append(following.wake)
-        return woken
-
-    def _begin(self, permit: Permit, deadline: float | None) -> None:
-        with self._lock:
-            if permit not in self._held:
-                raise DeadlineExceededError(f"{self.name}: given up before it was begun")
-            permit.began = time.monotonic()
-        _deadline.set(deadline)  # the context is this call's own
-
-    def _end(self, permit: Permit, error: BaseException | None) -> None:
-        with self._lock:
-            permit.ended = time.monotonic()
-            woken = self._release(permit) if permit in self._held else []  # not held in a forked child
         for wake in woken:
-            wake()
-        if permit.on_end is not None:
-            permit.on_end(permit, error)
-
-    @contextmanager
-    def _using(self, permit: Permit, deadline: float | None = None) -> Iterator[None]:
-        """Begin a permit's function and end it, whatever becomes of it."""
-        self._begin(permit, deadline)
-        error: BaseException | None = None
-        try:
-            yield
-        except BaseException as failure:
-            error = failure
-            raise
-        finally:
-            self._end(permit, error)
-
-    def _run(self, permit: Permit, sync: Callable[[], T], deadline: float | None) -> T:
-        with self._using(permit, deadline):
-            return sync()
-
-    async def _arun(self, permit: Permit, native: Callable[[], Awaitable[T]], deadline: float | None) -> T:
-        with self._using(permit, deadline):
-            return await native()
-
-    def _read(self, permit: Permit, source: Callable[[], Iterator[T]]) -> Iterator[T]:
-        with self._using(permit):
-            yield from source()
-
-    async def _aread(self, permit: Permit, source: Callable[[], Awaitable[AsyncIterator[T]]]) -> AsyncIterator[T]:
-        async def items() -> AsyncIterator[T]:
-            with self._using(permit):
-                async for item in await source():
-                    yield item
-
-        return items()
+            if wake is not None:
+                wake()
 
 
-def _wake(loop: asyncio.AbstractEventLoop, granted: asyncio.Future[None]) -> None:
-    """Resume who waits for a permit, from any thread."""
+def _run(permit: Permit, sync: Callable[[], T]) -> T:
+    with permit:
+        return sync()
 
-    def resume() -> None:
-        if not granted.done():
-            granted.set_result(None)
 
-    try:
-        loop.call_soon_threadsafe(resume)
-    except RuntimeError:
-        if not loop.is_closed():
-            raise
+async def _arun(permit: Permit, native: Callable[[], Awaitable[T]]) -> T:
+    with permit:
+        return await native()
+
+
+def _read(permit: Permit, source: Callable[[], Iterator[T]]) -> Iterator[T]:
+    with permit:
+        yield from source()
+
+
+async def _aread(permit: Permit, source: Callable[[], Awaitable[AsyncIterator[T]]]) -> AsyncIterator[T]:
+    async def items() -> AsyncIterator[T]:
+        with permit:
+            async for item in await source():
+                yield item
+
+    return items()
 
 
 # -- all of it --------------------------------------------------------------------------------------------------------
+
+
+class CallProgress:
+    """How far the calls of one search have come: read by who waits for it, and may decide to wait no longer."""
+
+    __slots__ = ("attempts", "calls", "given_up", "permits")
+
+    def __init__(self) -> None:
+        self.calls = 0
+        self.attempts = 0
+        self.given_up: str | None = None
+        """Why it was given up before its deadline."""
+        self.permits: list[Permit] = []
+
+    @property
+    def retries(self) -> int:
+        """Calls that were made again."""
+        return max(0, self.attempts - self.calls)
+
+    @property
+    def at_work_since(self) -> float | None:
+        """``time.monotonic()`` at which the oldest call that is still under way began; None while none is."""
+        return min([p.began for p in self.permits if p.began is not None and p.ended is None], default=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -731,8 +660,7 @@ class ResilientCalls:
     def health(self) -> Health:
         """How it stands."""
         breaker, places = self._breaker, self.bulkhead.max_concurrency
-        circuit = None if breaker is None else breaker.state
-        reason = None if breaker is None else breaker.reason
+        circuit, reason = (None, None) if breaker is None else (breaker.state, breaker.reason)
         return Health(*self.bulkhead.state, places, circuit, reason, self.median_seconds)
 
     @property
@@ -756,40 +684,28 @@ class ResilientCalls:
         return await retried(attempt, policy=self._retries, deadline=call.deadline, is_worth=_is_worth_another)
 
     async def _attempt(self, call: Call[T], progress: CallProgress, deadline: float | None) -> T:
+        """Make one attempt. One that was cancelled is its fault only where it was given up for being slow."""
         progress.attempts += 1
         permit, breaker = Permit(self._returned), self._breaker
+        probe = breaker is not None and breaker.admit()
         progress.permits.append(permit)
-        if breaker is not None:
-            breaker.admit(permit)
+        failure: BaseException | None = None
         try:
-            value = await self.bulkhead.call(
-                call if deadline == call.deadline else replace(call, deadline=deadline), permit
-            )
+            return await self.bulkhead.call(call, permit, deadline=deadline)
         except BaseException as error:
-            if breaker is not None:
-                self._count(breaker, permit, error, progress)
+            given_up = isinstance(error, asyncio.CancelledError) and progress.given_up
+            failure = DeadlineExceededError(given_up) if given_up else error
             raise
-        if breaker is not None:
-            breaker.ended(permit, None, 0.0)
-        return value
-
-    @staticmethod
-    def _count(breaker: CircuitBreaker, permit: Permit, error: BaseException, progress: CallProgress) -> None:
-        """Count a failed attempt. One that was cancelled is its fault only where it was given up for being slow."""
-        if isinstance(error, asyncio.CancelledError) and progress.given_up is not None:
-            error = DeadlineExceededError(progress.given_up)
-        if permit.began is None or not isinstance(error, Exception):
-            breaker.dropped(permit)
-        else:
-            breaker.ended(permit, error, time.monotonic() - permit.began)
+        finally:
+            if breaker is not None:
+                breaker.ended(failure, None if permit.began is None else time.monotonic() - permit.began, probe=probe)
 
     def _returned(self, permit: Permit, error: BaseException | None) -> None:
         """Learn from an answer, also from one that nobody waits for any more."""
-        if error is not None or permit.began is None or permit.ended is None:
-            return
-        self._seconds.append(permit.ended - permit.began)
-        if permit.abandoned_at is not None and self._breaker is not None:
-            self._breaker.came_late()
+        if error is None and permit.began is not None and permit.ended is not None:
+            self._seconds.append(permit.ended - permit.began)
+            if permit.abandoned_at is not None and self._breaker is not None:
+                self._breaker.came_late()
 
 
 def _is_worth_another(error: BaseException) -> bool:

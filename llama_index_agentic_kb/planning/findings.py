@@ -29,7 +29,8 @@ from llama_index_agentic_kb.planning.plan_graph import PlannerSource, Proposal, 
 from llama_index_agentic_kb.planning.planner import ModelCall, PlanningModel, describe_sources, read_proposals
 from llama_index_agentic_kb.prompts import Passage, as_data, format_passages
 from llama_index_agentic_kb.schema import Confidence, Finding
-from llama_index_agentic_kb.sources.base import KnowledgeSource, NodeKey, node_key
+from llama_index_agentic_kb.sources.base import KnowledgeSource
+from llama_index_agentic_kb.sources.search import NodeKey, node_key
 
 MAX_PASSAGES: Final = 30
 """Passages of one prompt, whatever the number of sub-queries."""

@@ -17,7 +17,7 @@ from llama_index_agentic_kb.errors import PlanningError
 from llama_index_agentic_kb.planning.effort import MAX_SOURCES, EffortLimits
 from llama_index_agentic_kb.planning.scope import Scope
 from llama_index_agentic_kb.schema import FilterNode, QueryPlan, SubQuery, SubQueryOrigin
-from llama_index_agentic_kb.sources.planner_filters import FilterField, read_planner_filter
+from llama_index_agentic_kb.sources.filters import FilterField, read_planner_filter
 
 MAX_QUERY: Final = 1_000
 """Characters of one sub-query; longer ones are cut."""

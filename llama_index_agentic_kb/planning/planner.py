@@ -56,7 +56,7 @@ from llama_index_agentic_kb.prompts import (
     as_data,
 )
 from llama_index_agentic_kb.schema import ModelInfo, ModelQueryPlanningActivity, Outcome, QueryPlan, SubQuery
-from llama_index_agentic_kb.sources.planner_filters import describe_fields
+from llama_index_agentic_kb.sources.filters import describe_fields
 
 HISTORY_MESSAGES: Final = 10
 """Messages before the question that the planner reads: what a question leaves out stands in the last few."""

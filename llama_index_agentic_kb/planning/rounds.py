@@ -23,7 +23,7 @@ from llama_index.core.query_engine.sub_question_query_engine import SubQuestionA
 from llama_index.core.question_gen.types import SubQuestion
 from llama_index.core.schema import NodeWithScore
 
-from llama_index_agentic_kb._aio import Call, earliest, start, wait
+from llama_index_agentic_kb._aio import Call, start, wait
 from llama_index_agentic_kb._text import normalize
 from llama_index_agentic_kb.account import ActivityLog, Budget
 from llama_index_agentic_kb.errors import LLMError, PlanningError
@@ -64,9 +64,8 @@ from llama_index_agentic_kb.schema import (
     SubQuery,
     SubQueryOrigin,
 )
-from llama_index_agentic_kb.sources.base import NodeKey, NodeList, node_key
-from llama_index_agentic_kb.sources.fan_out import Batch, FanOut, SourceSearch
-from llama_index_agentic_kb.sources.stragglers import RunningSearch
+from llama_index_agentic_kb.sources.fan_out import FanOut, RunningSearch, SourceSearch
+from llama_index_agentic_kb.sources.search import NodeKey, NodeList, node_key
 
 MAX_SEARCHES: Final = 2 * MAX_BRANCHES
 """Searches of one step in all: its branches as its parents were read first, and once more as they were corrected. A
@@ -148,10 +147,11 @@ async def search_question(task: Task) -> PlanOutcome:
     if is_simple(scope):
         return PlanOutcome(plain, await fan_out.search(plain), decision="not planned: a simple question")
     first = await fan_out.begin(plain)
-    await wait([first.whole])
-    strength = evidence_strength(scope, first.done, task.fusion)
+    await wait([search.job for search in first])
+    found = [search.job.result() for search in first]
+    strength = evidence_strength(scope, found, task.fusion)
     if strength.sufficient:
-        return PlanOutcome(plain, first.done, signals=strength.signals, decision=strength.reason)
+        return PlanOutcome(plain, found, signals=strength.signals, decision=strength.reason)
     outcome = await loop.search(plain, first, why=strength.reason)
     outcome.signals = strength.signals
     return outcome
@@ -272,13 +272,13 @@ class MultiHopSearch:
         self._limits = task.limits
         self._deadline = task.budget.retrieval_deadline
         self._steps = Steps()
-        self._batches: list[Batch] = []  # what was started, in the order in which it was planned
+        self._running: list[RunningSearch] = []  # what was started, in the order in which it was planned
         self._early: list[SourceSearch] = []  # of steps that needed no search
         self._outcome = PlanOutcome(QueryPlan(sub_queries=[]), planned=True)
         self._model_lost = False
         """Whether the model did not answer at all. It is not asked again: each call would cost its whole time."""
 
-    async def search(self, question: QueryPlan, first: Batch | None = None, why: str = "") -> PlanOutcome:
+    async def search(self, question: QueryPlan, first: Sequence[RunningSearch] | None = None, why: str = "") -> PlanOutcome:
         """Plan and search until everything is found, spent or settled.
 
         The question is searched while the model plans; ``first`` is its search, where that was started already.
@@ -300,12 +300,12 @@ class MultiHopSearch:
         self._take_plan(planning.result())
         await self._follow()
         await self._revise()
-        await wait([batch.whole for batch in self._batches])
+        await wait([search.job for search in self._running])
         return self._finished()
 
     # -- searching -------------------------------------------------------------------------------------------------
 
-    async def _search(self, sub_queries: Sequence[SubQuery], batch: Batch | None = None) -> None:
+    async def _search(self, sub_queries: Sequence[SubQuery], running: Sequence[RunningSearch] | None = None) -> None:
         """Start to search, or note what was started already; what is ready together is embedded in one batch."""
         if not sub_queries:
             return
@@ -314,7 +314,7 @@ class MultiHopSearch:
         for one in sub_queries:
             self._steps.note(one, names)
             self._outcome.rounds = max(self._outcome.rounds, one.wave)
-        self._batches.append(batch or await self._task.fan_out.begin(QueryPlan(sub_queries=copies)))
+        self._running += running or await self._task.fan_out.begin(QueryPlan(sub_queries=copies))
 
     async def _search_steps(self, steps: Sequence[SubQuery], number: int) -> None:
         """Search steps with what is known by now."""
@@ -324,28 +324,14 @@ class MultiHopSearch:
         await self._search(started)
 
     async def _wait_for(self, ids: Collection[str]) -> None:
-        """Wait for some searches, as long as searching may take.
-
-        Where each query has found something, the rest is waited for as a slow source is when the others have answered
-        (see ``sources.stragglers``), and goes on beside what follows: a source that hangs costs a round a second, even
-        where it is not given up.
-        """
-        stragglers = self._task.fan_out.stragglers
-        searches: list[RunningSearch] = [one for batch in self._batches for one in batch.of(ids)]
-        while pending := [one for one in searches if not one.job.done]:
-            found = {one.sub_query_id for one in searches if one.found_something}
-            if all(one.sub_query_id in found for one in searches) and stragglers.waited_enough(pending):
-                return
-            if self._deadline is not None and time.monotonic() >= self._deadline:
-                return
-            until = earliest(self._deadline, stragglers.next_look(pending))
-            await wait([one.job for one in pending], deadline=until, first=True)
+        """Wait for some searches as long as they are worth waiting for, see ``FanOut.wait_for``."""
+        await self._task.fan_out.wait_for([search for search in self._running if search.sub_query_id in ids])
 
     @property
     def _done(self) -> list[SourceSearch]:
         """What is there, in the order in which it was planned."""
         order = {name: position for position, name in enumerate(self._steps.searched)}
-        searches = [search for batch in self._batches for search in batch.done]
+        searches = [search.job.result() for search in self._running if search.job.done]
         return sorted(searches, key=lambda search: order[search.sub_query.id])
 
     # -- rounds ----------------------------------------------------------------------------------------------------

@@ -14,8 +14,8 @@ from llama_index_agentic_kb._text import normalize
 from llama_index_agentic_kb.evidence.candidates import Fusion, best_of
 from llama_index_agentic_kb.planning.classification import ClassificationSpec
 from llama_index_agentic_kb.schema import RetrievalRequest
-from llama_index_agentic_kb.sources.base import node_key
 from llama_index_agentic_kb.sources.fan_out import SourceSearch
+from llama_index_agentic_kb.sources.search import node_key
 
 SIMPLE_WORDS: Final = 8
 """Words of the longest question that may be simple."""

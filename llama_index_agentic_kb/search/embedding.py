@@ -92,9 +92,9 @@ class QueryEmbeddings:
         vector = None if self._cache is None or identity is None else self._cache.get(identity, query)
         if vector is None:
             return False
-        job: Job[list[Vector | Exception]] = Job()
-        job.finish([vector])
-        self._jobs[of_model, query] = job, 0
+        found: asyncio.Future[list[Vector | Exception]] = asyncio.get_running_loop().create_future()
+        found.set_result([vector])
+        self._jobs[of_model, query] = Job(found), 0
         self.cache_hits += 1
         return True
 

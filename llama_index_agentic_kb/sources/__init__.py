@@ -1,17 +1,17 @@
 """Knowledge sources: what is searched, and the one place where filters are computed and checked."""
 
-from llama_index_agentic_kb.sources.base import KnowledgeSource, SearchResult
-from llama_index_agentic_kb.sources.facets import Facet, FacetBucket, SourceDocument, ValueGroup
-from llama_index_agentic_kb.sources.fields import Fields
-from llama_index_agentic_kb.sources.planner_filters import FilterField
-
-__all__ = [
-    "Facet",
-    "FacetBucket",
-    "Fields",
-    "FilterField",
-    "KnowledgeSource",
-    "SearchResult",
-    "SourceDocument",
-    "ValueGroup",
-]
+from llama_index_agentic_kb.sources.base import Fields as Fields
+from llama_index_agentic_kb.sources.base import KnowledgeSource as KnowledgeSource
+from llama_index_agentic_kb.sources.filters import FilterField as FilterField
+from llama_index_agentic_kb.sources.metadata import (
+    Facet as Facet,
+)
+from llama_index_agentic_kb.sources.metadata import (
+    FacetBucket as FacetBucket,
+)
+from llama_index_agentic_kb.sources.metadata import (
+    SourceDocument as SourceDocument,
+)
+from llama_index_agentic_kb.sources.metadata import (
+    ValueGroup as ValueGroup,
+)

@@ -6,63 +6,97 @@ returned node is checked against it again (``sources.search``).
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, TypeAlias
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.indices.base import BaseIndex
-from llama_index.core.schema import NodeWithScore, QueryBundle
+from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
 from llama_index.core.vector_stores.types import MetadataFilters
+from pydantic_core import to_jsonable_python
 
 from llama_index_agentic_kb._aio import Call
+from llama_index_agentic_kb._text import without_surrogates
 from llama_index_agentic_kb.account.pickling import NotPickled
 from llama_index_agentic_kb.errors import ConfigurationError, DeniedError
 from llama_index_agentic_kb.guard.permissions import Permissions
 from llama_index_agentic_kb.guard.resilience import NO_RETRIES, CallProgress, Health, Resilience, ResilientCalls
 from llama_index_agentic_kb.schema import FilterNode, Principal, SourceData, all_of
 from llama_index_agentic_kb.search.lexical import LexicalSearch
-from llama_index_agentic_kb.sources.fields import Fields
-from llama_index_agentic_kb.sources.filters import FilterLike, lower, to_tree
-from llama_index_agentic_kb.sources.index import (
-    has_native_async,
-    index_retriever,
-    query_embedding_model,
-    refusal,
-    score_scale,
-    search_kind,
-)
+from llama_index_agentic_kb.sources.filters import FilterField, FilterLike, declared_fields, lower, to_tree
+from llama_index_agentic_kb.sources.index import index_retriever, refusal, traits_of
 from llama_index_agentic_kb.sources.lexical import lexical_for
-from llama_index_agentic_kb.sources.planner_filters import FilterField, declared_fields
-from llama_index_agentic_kb.sources.recursion import bounded, own_recursion
-from llama_index_agentic_kb.sources.search import (
-    NodeKey,
-    NodeList,
-    PreparedSource,
-    SearchResult,
-    distinct_nodes,
-    node_key,
-    search_prepared,
-)
-
-__all__ = [
-    "KnowledgeSource",
-    "MetadataReader",
-    "NodeKey",
-    "NodeList",
-    "PreparedSource",
-    "SearchResult",
-    "distinct_nodes",
-    "node_key",
-]
+from llama_index_agentic_kb.sources.search import PreparedSource, bounded, own_recursion, search_source
 
 RetrieverFactory: TypeAlias = Callable[[MetadataFilters | None], BaseRetriever]
 MetadataReader: TypeAlias = Callable[[], Iterable[tuple[str, Mapping[str, Any]]]]
 """Returns the document's id and the metadata of each chunk of a source, a document's chunks one after the other."""
 
 DEFAULT_RESILIENCE: Final = Resilience()
+
+_INTERNAL: Final = "agentic_kb"
+"""The key of our provenance marks; it and keys that begin with "_" are no fields of a document."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fields:
+    """The metadata keys of a source's documents.
+
+    Args:
+        title: Of the title; the file name stands in for a missing one.
+        content: Of the content to cite; None is the node's text.
+        url: Of the URL.
+        key: Of the document's key; None is the source document's id.
+        terms: Of the document's terms; None shows none.
+    """
+
+    title: str = "title"
+    content: str | None = None
+    url: str = "url"
+    key: str | None = None
+    terms: str | None = None
+
+    def data(self, node: NodeWithScore, permissions: Permissions | None = None) -> SourceData:
+        """Return a node's document under uniform keys, without those that ``permissions`` declares."""
+        inner = node.node
+        metadata = inner.metadata
+        content = metadata.get(self.content) if self.content else None
+        key = metadata.get(self.key) if self.key else None
+        if key is None or key == "":
+            key = inner.ref_doc_id or inner.node_id
+        title = metadata.get(self.title) or metadata.get("file_name") or key
+        url = metadata.get(self.url)
+        terms = metadata.get(self.terms) if self.terms else None
+        shown = metadata if permissions is None else permissions.without(metadata)
+        return SourceData(
+            doc_key=without_surrogates(str(key)),
+            title=without_surrogates(str(title)),
+            content=str(content) if content else inner.get_content(metadata_mode=MetadataMode.NONE),
+            url=str(url) if url else None,
+            terms=", ".join(map(str, terms)) if isinstance(terms, (list, tuple)) else str(terms or "") or None,
+            metadata={
+                name: value if type(value) in (int, bool) else _as_json(value)
+                for name, value in shown.items()
+                if not name.startswith("_") and name != _INTERNAL
+            },
+        )
+
+
+def _as_json(value: object) -> Any:
+    """Return a value of the metadata as JSON has it, without lone surrogates; what JSON does not have as text."""
+    if isinstance(value, str):
+        return without_surrogates(value)
+    try:
+        made = to_jsonable_python(value, fallback=str, inf_nan_mode="null")
+        text = json.dumps(made, ensure_ascii=False)
+    except ValueError:  # it holds itself, or bytes that are no text
+        return without_surrogates(str(value))
+    clean = without_surrogates(text)
+    return made if clean is text else json.loads(clean)
 
 
 class KnowledgeSource(NotPickled):
@@ -116,7 +150,7 @@ class KnowledgeSource(NotPickled):
         permissions: Permissions | None = None,
         filterable: Mapping[str, FilterField] | None = None,
         metadata_reader: MetadataReader | None = None,
-        fields: Fields = Fields(),  # noqa: B008 (frozen)
+        fields: Fields = Fields(),
         weight: float = 1.0,
         similarity_top_k: int | None = None,
         resilience: Resilience = DEFAULT_RESILIENCE,
@@ -133,10 +167,9 @@ class KnowledgeSource(NotPickled):
             raise ConfigurationError(f"source {name!r}: similarity_top_k must be above 0, got {similarity_top_k}")
         if sum(over is not None for over in (index, retriever, retriever_factory)) != 1:
             raise ConfigurationError(f"source {name!r}: give exactly one of index, retriever and retriever_factory")
-        if permissions is not None and not isinstance(permissions, Permissions):
-            raise ConfigurationError(
-                f"source {name!r}: permissions: expected Permissions, got {type(permissions).__name__}"
-            )
+        kind = type(permissions).__name__
+        if not isinstance(permissions, Permissions | None):
+            raise ConfigurationError(f"source {name!r}: permissions: expected Permissions, got {kind}")
         self.name = name
         self.description = description
         self.mandatory = all_of(to_tree(filters), to_tree(further.pop("filters", None)))
@@ -203,7 +236,7 @@ class KnowledgeSource(NotPickled):
         return self._factory is not None
 
     def prepared(self, filters: FilterNode | None, top_k: int) -> PreparedSource:
-        """Return a retriever that applies the effective filter; not for a source with a factory.
+        """Return what searches under an effective filter (``sources.search``); not for a source with a factory.
 
         Args:
             filters: What ``effective_filter`` returned.
@@ -212,123 +245,60 @@ class KnowledgeSource(NotPickled):
         Raises:
             DeniedError: The filter can't be applied to this source.
         """
+        reason = None if filters is None else "a plain retriever can't take filters; use retriever_factory"
         if self.index is not None:
             reason = refusal(self.index, filters)
-            if reason is not None:
-                raise self._denied(reason)
-            top_k = self.similarity_top_k or top_k
-            made = index_retriever(self.index, filters, top_k, self._retriever_kwargs)
+        if reason is not None:
+            raise DeniedError(f"source {self.name!r} was not searched: its filter can't be applied ({reason})")
+        if self.index is not None:
+            made = index_retriever(self.index, filters, self.similarity_top_k or top_k, self._retriever_kwargs)
             return self._prepared(own_recursion(made, self.name), filters)
-        if filters is not None:
-            raise self._denied("a plain retriever can't take filters; use retriever_factory")
         assert self._retriever is not None
         return self._prepared(bounded(self._retriever, self.name), filters)
 
     async def prepare(
-        self,
-        filters: FilterNode | None,
-        top_k: int,
-        *,
-        deadline: float | None = None,
-        progress: CallProgress | None = None,
+        self, filters: FilterNode | None, top_k: int, progress: CallProgress | None = None
     ) -> PreparedSource:
-        """Return a retriever that applies the effective filter; see ``prepared``.
+        """Return what searches under an effective filter, made by the factory where there is one; see ``prepared``.
 
         Args:
             filters: What ``effective_filter`` returned.
             top_k: Documents of a search, unless the source has a number of its own.
-            deadline: ``time.monotonic()`` at which a factory is given up.
             progress: Notes a factory's calls.
 
         Raises:
             DeniedError: The filter can't be applied to this source.
             DeadlineExceededError: The factory did not return in time.
-            SourceUnavailableError: The factory was not called: see ``search``.
+            SourceUnavailableError: The factory was not called: it failed too often lately, or too many wait for it.
         """
         if self._factory is None:
             return self.prepared(filters, top_k)
         make = partial(self._factory, None if filters is None else lower(filters))
-        call = Call(sync=make, deadline=deadline, what=f"retriever factory of source {self.name!r}")
+        call = Call(sync=make, what=f"retriever factory of source {self.name!r}")
         return self._prepared(bounded(await self._calls.call(call, progress), self.name), filters)
 
     def _prepared(self, retriever: BaseRetriever, filters: FilterNode | None) -> PreparedSource:
-        kind = search_kind(retriever)
-        return PreparedSource(
-            self.name,
-            retriever,
-            filters,
-            self._calls,
-            self._lexical_calls,
-            embed_model=query_embedding_model(retriever),
-            scale=score_scale(retriever),
-            kind=kind,
-            # A retriever that turns out to search in a way of its own is left to it.
-            lexical=self._lexical if self.index is None or kind == "dense" else None,
-            is_private=self.permissions is not None,
-            native_async=has_native_async(retriever) if self._native_async is None else self._native_async,
-        )
-
-    async def search(
-        self,
-        prepared: PreparedSource,
-        bundle: QueryBundle,
-        *,
-        top_k: int,
-        deadline: float | None,
-        complete: Callable[[], Awaitable[QueryBundle]] | None = None,
-        progress: CallProgress | None = None,
-    ) -> SearchResult:
-        """Search with a fresh bundle and check what comes back.
-
-        Args:
-            prepared: What ``prepare`` returned.
-            bundle: The query; its vector is used where the retriever wants one.
-            top_k: Documents to keep of each list, unless the source has a number of its own.
-            deadline: ``time.monotonic()`` at which it is given up.
-            complete: Returns the bundle with its vector, for the retriever alone: a lexical search does not wait for
-                it.
-            progress: Notes all calls.
-
-        Raises:
-            RetrievalError: The source returned something that is no list of nodes.
-            DeadlineExceededError: It did not answer in time.
-            SourceUnavailableError: It was not asked: it failed too often lately, or too many calls wait for it.
-        """
-
-        async def as_given() -> QueryBundle:
-            return bundle
-
-        return await search_prepared(
-            prepared,
-            bundle.query_str,
-            complete or as_given,
-            limit=self.similarity_top_k or top_k,
-            deadline=deadline,
-            progress=progress or CallProgress(),
-        )
+        traits = traits_of(retriever, self._native_async)
+        # A retriever that turns out to search in a way of its own is left to it.
+        lexical = self._lexical if self.index is None or traits.kind == "dense" else None
+        calls, private = (self._calls, self._lexical_calls), self.permissions is not None
+        return PreparedSource(self.name, retriever, traits, filters, *calls, lexical, is_private=private)
 
     async def warm_up(self) -> None:
         """Load what the first search would have to load: embedding model and store. What fails is left to it."""
         if self.index is None or refusal(self.index, self.mandatory) is not None:
             return
         prepared, bundle = self.prepared(self.mandatory, 1), QueryBundle("warm up")
+        model = prepared.traits.embed_model
 
         async def embedded() -> QueryBundle:
-            if prepared.embed_model is not None:
-                warm = partial(prepared.embed_model.get_query_embedding, bundle.query_str)
+            if model is not None:
+                warm = partial(model.get_query_embedding, bundle.query_str)
                 bundle.embedding = await self._calls.bulkhead.call(Call(sync=warm, what="embedding model"))
             return bundle
 
-        await self.search(prepared, bundle, top_k=1, deadline=None, complete=embedded)
-
-    def _denied(self, reason: str) -> DeniedError:
-        return DeniedError(f"source {self.name!r} was not searched: its filter can't be applied ({reason})")
-
-    # -- fields ----------------------------------------------------------------------------------------------------
+        await search_source(prepared, bundle.query_str, embedded, limit=1, progress=CallProgress())
 
     def source_data(self, node: NodeWithScore) -> SourceData:
         """Return a node's document under uniform keys, without whom it is shared with."""
-        data = self.fields.data(node)
-        if self.permissions is not None:
-            data.metadata = self.permissions.without(data.metadata)
-        return data
+        return self.fields.data(node, self.permissions)

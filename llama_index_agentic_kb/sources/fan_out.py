@@ -1,27 +1,41 @@
-"""Searches every (sub-query x source) of a plan side by side; one that fails or hangs costs only itself."""
+"""Searches every (sub-query x source) of a plan side by side; one that fails or hangs costs only itself.
+
+A source that hangs would cost each request its whole timeout, although the answer may be there in milliseconds. So
+there is one rule for stragglers (``FanOut._waited_until``). Once some other source has found something, a search that
+is at work gets, counted from the last answer or from its own beginning,
+
+    the greatest of  its source's ``straggler_grace`` (1 s; 3 s until the source has answered for the first time),
+                     twice the time that the slowest of the others took,
+                     twice the time that its source usually takes
+
+and is then given up: a timeout, reported with its reason. What counts is work: while a search waits for a query's
+vector or for a permit of a bulkhead, its source is not to blame. A source with ``failOnError``, and one whose grace is
+None, has its whole time; and where there is only one source, nothing is gained by not waiting.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
+from typing import Final, NamedTuple
 
 from llama_index.core.callbacks.schema import CBEventType, EventPayload
 from llama_index.core.query_engine.sub_question_query_engine import SubQuestionAnswerPair
 from llama_index.core.question_gen.types import SubQuestion
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
-from llama_index_agentic_kb._aio import Job, deadline_after, earliest, start
+from llama_index_agentic_kb._aio import Job, call_deadline, deadline_after, earliest, set_deadline, start, wait
 from llama_index_agentic_kb._text import error_message
 from llama_index_agentic_kb.account import ActivityLog
 from llama_index_agentic_kb.account.activity_log import describe_error
 from llama_index_agentic_kb.account.budget import current_budget
 from llama_index_agentic_kb.account.logs import logger
 from llama_index_agentic_kb.errors import DeadlineExceededError, DeniedError, FailedSearch, RetrievalError
-from llama_index_agentic_kb.guard.resilience import CallProgress
+from llama_index_agentic_kb.guard.resilience import STRAGGLER_GRACE, CallProgress
 from llama_index_agentic_kb.schema import (
     MissingPart,
     Outcome,
@@ -34,11 +48,15 @@ from llama_index_agentic_kb.schema import (
 )
 from llama_index_agentic_kb.search.embedding import QueryEmbeddings
 from llama_index_agentic_kb.search.embedding_cache import SHARED_CACHE, EmbeddingCache
-from llama_index_agentic_kb.sources.base import KnowledgeSource, NodeList, PreparedSource, SearchResult, distinct_nodes
+from llama_index_agentic_kb.sources.base import KnowledgeSource
+from llama_index_agentic_kb.sources.search import NodeList, PreparedSource, distinct_nodes, search_source
 from llama_index_agentic_kb.sources.selection import SelectedSource
-from llama_index_agentic_kb.sources.stragglers import RunningSearch, Stragglers
 
-__all__ = ["Batch", "FanOut", "SourceSearch", "missing_parts", "raise_if_lost"]
+USUAL_FACTOR: Final = 2.0
+"""So many times what is usual is still no sign of a hang."""
+
+FIRST_FACTOR: Final = 3.0
+"""What was never called before may have to load."""
 
 
 @dataclass(slots=True)
@@ -69,26 +87,43 @@ class SourceSearch:
         return distinct_nodes(self.lists)
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Searches that were started together.
+@dataclass(eq=False, slots=True)
+class RunningSearch:
+    """A search that was started.
 
     Args:
-        searches: Each of them, in the plan's order.
-        whole: Ends when all have ended, with their outcomes.
+        sub_query_id: What is searched.
+        chosen: Where.
+        progress: How far it has come.
+        job: Ends with its ``SourceSearch``.
     """
 
-    searches: Sequence[RunningSearch]
-    whole: Job[list[SourceSearch]]
-
-    def of(self, ids: Collection[str]) -> list[RunningSearch]:
-        """Return the searches of some sub-queries."""
-        return [search for search in self.searches if search.sub_query_id in ids]
+    sub_query_id: str
+    chosen: SelectedSource
+    progress: CallProgress
+    job: Job[SourceSearch]
 
     @property
-    def done(self) -> list[SourceSearch]:
-        """The searches that are done by now, in the plan's order."""
-        return [search.job.result() for search in self.searches if search.job.done]
+    def found_something(self) -> bool:
+        """Whether it is done and has evidence."""
+        done = self.job.done and self.job.error is None
+        return done and any(ranked.nodes for ranked in self.job.result().lists)
+
+    @property
+    def grace(self) -> float:
+        """The least seconds that it is waited for."""
+        source = self.chosen.source
+        usual, grace = source.usual_seconds, source.resilience.grace
+        if grace is None:
+            grace = STRAGGLER_GRACE  # of those who go on beside it
+        return FIRST_FACTOR * grace if usual is None else max(grace, USUAL_FACTOR * usual)
+
+
+class _Answer(NamedTuple):
+    source: str
+    came: float
+    seconds: float
+    found_something: bool
 
 
 class FanOut:
@@ -116,7 +151,6 @@ class FanOut:
         max_searches: int | None = None,
     ) -> None:
         self.selected = selected
-        self.stragglers = Stragglers()
         self._log = log
         self._deadline = current_budget().retrieval_deadline
         self._top_k = top_k
@@ -124,6 +158,7 @@ class FanOut:
         self._bundle = bundle
         self._embeddings = QueryEmbeddings(log.manager, deadline=self._deadline, cache=embedding_cache)
         self._prepared: dict[tuple[str, str], PreparedSource | Exception] = {}
+        self._answers: list[_Answer] = []
         self._max_searches = max_searches
         self._planned = 0
 
@@ -133,44 +168,35 @@ class FanOut:
         Returns:
             One outcome a search, in the plan's order. None is missing: each says how it ended.
         """
-        searches = await self._searches(plan)
-        if len(searches) == 1:
-            return [await self._search(*searches[0], CallProgress())]
-        running = self._start(searches)
-        await self.stragglers.watch(running)
+        running = await self.begin(plan)
+        await wait([search.job for search in running])
         return [search.job.result() for search in running]
 
-    async def begin(self, plan: QueryPlan) -> Batch:
-        """Begin to search every sub-query at each of its sources, and return the running searches."""
-        running = self._start(await self._searches(plan))
-        return Batch(running, start(self._finish(running)))
+    async def begin(self, plan: QueryPlan) -> list[RunningSearch]:
+        """Begin to search every sub-query at each of its sources, and return the running searches, in its order.
 
-    def _start(self, searches: Sequence[tuple[SubQuery, SelectedSource]]) -> list[RunningSearch]:
-        running = []
-        for sub_query, chosen in searches:
-            progress = CallProgress()
-            job = start(self._search(sub_query, chosen, progress))
-            running.append(RunningSearch(sub_query.id, chosen.source, chosen.params.fail_on_error, progress, job))
-        return running
-
-    async def _finish(self, running: Sequence[RunningSearch]) -> list[SourceSearch]:
-        await self.stragglers.watch(running)
-        return [search.job.result() for search in running]
-
-    async def _searches(self, plan: QueryPlan) -> list[tuple[SubQuery, SelectedSource]]:
-        """Return the searches of a plan, without those that are too many, and begin to embed their queries."""
+        Those that are too many are left out. Each is given up where it is waited for in vain.
+        """
         every = [(sub_query, self.selected[name]) for sub_query in plan.sub_queries for name in sub_query.sources]
         if self._max_searches is not None:
             left = max(0, self._max_searches - self._planned)
             self._planned += len(every)
             every = every[:left]
-        models = []
+        models, running = [], []
         for sub_query, chosen in every:
             prepared = self._prepare(sub_query, chosen)
-            if isinstance(prepared, PreparedSource) and prepared.embed_model and not self._brings_vector(sub_query):
-                models.append((prepared.embed_model, sub_query.query))
+            model = prepared.traits.embed_model if isinstance(prepared, PreparedSource) else None
+            if model is not None and not self._brings_vector(sub_query):
+                models.append((model, sub_query.query))
         self._embeddings.begin(models)
-        return every
+        for sub_query, chosen in every:
+            progress = CallProgress()
+            job = start(self._search(sub_query, chosen, progress))
+            search = RunningSearch(sub_query.id, chosen, progress, job)
+            running.append(search)
+            if len(self.selected) > 1 and chosen.source.resilience.grace is not None and not chosen.must_answer:
+                self._look_after(search.grace, search)
+        return running
 
     @property
     def left_out(self) -> list[MissingPart]:
@@ -181,44 +207,103 @@ class FanOut:
         reason = f"{many} searches beyond the first {self._max_searches} were not made (EffortLimits.searches)"
         return [MissingPart(what="searches", outcome=Outcome.SKIPPED, reason=reason)]
 
+    # -- stragglers ------------------------------------------------------------------------------------------------
+
+    async def wait_for(self, searches: Sequence[RunningSearch]) -> None:
+        """Wait for searches, as long as searching may take.
+
+        Where each of their sub-queries has found something, the rest is waited for as a slow source is when the others
+        have answered, and goes on beside what follows: a source that hangs costs a round a second, even where it is not
+        given up.
+        """
+        while pending := [search for search in searches if not search.job.done]:
+            now = time.monotonic()
+            found = {search.sub_query_id for search in searches if search.found_something}
+            untils = [self._waited_until(search) or now + search.grace for search in pending]
+            settled = all(search.sub_query_id in found for search in searches) and all(until <= now for until in untils)
+            if settled or (self._deadline is not None and now >= self._deadline):
+                return
+            look = min([until for until in untils if until > now], default=now + STRAGGLER_GRACE)
+            await wait([search.job for search in pending], deadline=earliest(self._deadline, look), first=True)
+
+    def _look_after(self, seconds: float, search: RunningSearch) -> None:
+        """Look again whether a search is to be given up; no answer brings that forward."""
+        timer = asyncio.get_running_loop().call_later(seconds, self._look, search)
+        search.job.task.add_done_callback(lambda _: timer.cancel())
+
+    def _look(self, search: RunningSearch) -> None:
+        if search.job.done:
+            return
+        now, until = time.monotonic(), self._waited_until(search)
+        if until is None or until > now:
+            self._look_after(search.grace if until is None else until - now, search)
+            return
+        search.progress.given_up = (
+            f"source {search.chosen.source.name!r} was still running {search.grace:.1f} s after the others had "
+            "answered (Resilience.straggler_grace; None waits for its whole timeout)"
+        )
+        search.job.task.cancel()
+
+    def _waited_until(self, search: RunningSearch) -> float | None:
+        """Return ``time.monotonic()`` until which a search is waited for; None where nothing speaks against it yet."""
+        since = search.progress.at_work_since
+        others = [answer for answer in self._answers if answer.source != search.chosen.source.name]
+        if since is None or not any(answer.found_something for answer in others):
+            return None
+        slowest = max(answer.seconds for answer in others)
+        return max(since, *(answer.came for answer in others)) + max(search.grace, USUAL_FACTOR * slowest)
+
     # -- one search ------------------------------------------------------------------------------------------------
 
     async def _search(self, sub_query: SubQuery, chosen: SelectedSource, progress: CallProgress) -> SourceSearch:
         """Search one source. Never raises: what happened stands in the outcome and in its record."""
         source, started = chosen.source, time.monotonic()
-        record = self._open(sub_query, chosen)
-        search = SourceSearch(sub_query, source, record, must_answer=chosen.params.fail_on_error)
-        deadline = earliest(self._deadline, deadline_after(source.resilience.timeout or self._search_seconds))
+        search = SourceSearch(sub_query, source, self._open(sub_query, chosen), must_answer=chosen.must_answer)
+        set_deadline(earliest(self._deadline, deadline_after(source.resilience.timeout or self._search_seconds)))
         try:
-            result = await self._found(search, chosen, deadline, progress)
-            nodes = result.nodes  # reads the nodes, which are anybody's
+            lists = await self._lists(search, chosen, progress)
+            nodes = distinct_nodes(lists)  # reads the nodes, which are anybody's
         except asyncio.CancelledError:
             if progress.given_up is None:
-                self._log.cancel(record)
+                self._log.cancel(search.record)
                 raise
             return self._failed(search, DeadlineExceededError(progress.given_up), progress)
         except Exception as error:  # noqa: BLE001 (one search's failure is its own; it is kept and reported)
             return self._failed(search, error, progress)
-        search.lists = result.lists
-        self.stragglers.answered(source.name, time.monotonic() - started, found_something=bool(nodes))
+        search.lists, ended = lists, time.monotonic()
+        self._answers.append(_Answer(source.name, ended, ended - started, bool(nodes)))
         self._log.close(
-            record,
+            search.record,
             {EventPayload.NODES: nodes},
             outcome=Outcome.OK if nodes else Outcome.EMPTY,
             count=len(nodes),
-            candidates=result.total("candidates"),
-            dropped_by_filter=result.total("dropped_by_filter"),
-            dropped_as_unusable=result.total("dropped_as_unusable") or None,
-            lanes=[_reported(ranked, source.name) for ranked in result.lists],
+            candidates=sum(ranked.candidates for ranked in lists),
+            dropped_by_filter=sum(ranked.dropped_by_filter for ranked in lists),
+            dropped_as_unusable=sum(ranked.dropped_as_unusable for ranked in lists) or None,
+            lanes=[_lane(ranked, source.name) for ranked in lists],
             retries=progress.retries or None,
         )
         return search
 
+    async def _lists(
+        self, search: SourceSearch, chosen: SelectedSource, progress: CallProgress
+    ) -> tuple[NodeList, ...]:
+        source, sub_query = chosen.source, search.sub_query
+        prepared = self._prepare(sub_query, chosen)
+        if prepared is None:
+            filters = chosen.filters_for(sub_query.filters.get(source.name))
+            prepared = await source.prepare(filters, self._top_k, progress)
+        if isinstance(prepared, Exception):
+            raise prepared
+        bundle, limit = partial(self._bundle_for, search, prepared), source.similarity_top_k or self._top_k
+        return await search_source(prepared, sub_query.query, bundle, limit=limit, progress=progress)
+
     def _failed(self, search: SourceSearch, error: Exception, progress: CallProgress) -> SourceSearch:
         name, search.error = search.source.name, error
+        ended = Outcome.TIMEOUT if isinstance(error, DeadlineExceededError) else Outcome.ERROR
         self._log.close(
             search.record,
-            outcome=_outcome_of(error),
+            outcome=Outcome.DENIED if isinstance(error, DeniedError) else ended,
             count=0,
             error=describe_error(error, name, search.stage),
             retries=progress.retries or None,
@@ -226,24 +311,6 @@ class FanOut:
         message = error_message(error)
         logger.warning("source %r did not answer %s (%s): %s", name, search.sub_query.id, search.stage, message)
         return search
-
-    async def _found(
-        self, search: SourceSearch, chosen: SelectedSource, deadline: float | None, progress: CallProgress
-    ) -> SearchResult:
-        prepared = self._prepare(search.sub_query, chosen)
-        if prepared is None:
-            filters = chosen.filters_for(search.sub_query.filters.get(chosen.source.name))
-            prepared = await chosen.source.prepare(filters, self._top_k, deadline=deadline, progress=progress)
-        if isinstance(prepared, Exception):
-            raise prepared
-        return await chosen.source.search(
-            prepared,
-            QueryBundle(search.sub_query.query),
-            top_k=self._top_k,
-            deadline=deadline,
-            complete=partial(self._bundle_for, search, prepared, deadline),
-            progress=progress,
-        )
 
     def _prepare(self, sub_query: SubQuery, chosen: SelectedSource) -> PreparedSource | Exception | None:
         """Return the source with the sub-query's effective filter, one for all; None where a factory makes it."""
@@ -260,9 +327,9 @@ class FanOut:
                 self._prepared[key] = error
         return self._prepared[key]
 
-    async def _bundle_for(self, search: SourceSearch, prepared: PreparedSource, deadline: float | None) -> QueryBundle:
+    async def _bundle_for(self, search: SourceSearch, prepared: PreparedSource) -> QueryBundle:
         """Return a bundle of its own for each search: retrievers write into theirs."""
-        search.stage, query = "embedding", search.sub_query.query
+        search.stage, query, model = "embedding", search.sub_query.query, prepared.traits.embed_model
         made = QueryBundle(query_str=query)
         if self._bundle is not None and self._brings_vector(search.sub_query):
             brought = self._bundle
@@ -270,8 +337,8 @@ class FanOut:
             strings = brought.custom_embedding_strs
             made.custom_embedding_strs = None if strings is None else list(strings)
             made.image_path = brought.image_path
-        elif prepared.embed_model is not None:
-            made.embedding = await self._embeddings.get(prepared.embed_model, query, deadline=deadline)
+        elif model is not None:
+            made.embedding = await self._embeddings.get(model, query, deadline=call_deadline())
         search.stage = "search"
         return made
 
@@ -284,36 +351,24 @@ class FanOut:
         return says_how and bundle.query_str.strip() == sub_query.query
 
     def _open(self, sub_query: SubQuery, chosen: SelectedSource) -> SourceActivity:
-        source = chosen.source
-        payload = None
+        name, payload = chosen.source.name, None
         if self._log.manager.handlers:
-            question = SubQuestion(sub_question=sub_query.query, tool_name=source.name)
+            question = SubQuestion(sub_question=sub_query.query, tool_name=name)
             payload = {EventPayload.SUB_QUESTION: SubQuestionAnswerPair(sub_q=question)}
         return self._log.open(
             SourceActivity,
             CBEventType.SUB_QUESTION,
             payload,
-            type=source.kind,
-            knowledge_source_name=source.name,
+            type=chosen.source.kind,
+            knowledge_source_name=name,
             sub_query_id=sub_query.id,
             query_time=datetime.now(UTC),
-            arguments=SearchArguments(
-                search=sub_query.query, filter=chosen.filters_for(sub_query.filters.get(source.name))
-            ),
+            arguments=SearchArguments(search=sub_query.query, filter=chosen.filters_for(sub_query.filters.get(name))),
             warning=chosen.warning,
         )
 
 
-# -- what failed searches mean for their request ----------------------------------------------------------------------
-
-
-def _outcome_of(error: Exception) -> Outcome:
-    if isinstance(error, DeniedError):
-        return Outcome.DENIED
-    return Outcome.TIMEOUT if isinstance(error, DeadlineExceededError) else Outcome.ERROR
-
-
-def _reported(ranked: NodeList, source: str) -> SearchLane:
+def _lane(ranked: NodeList, source: str) -> SearchLane:
     """Return a ranked list as the account has it."""
     return SearchLane(
         kind=ranked.kind,
@@ -323,6 +378,9 @@ def _reported(ranked: NodeList, source: str) -> SearchLane:
         error=None if ranked.error is None else describe_error(ranked.error, source, "search"),
         note=ranked.note,
     )
+
+
+# -- what failed searches mean for their request ----------------------------------------------------------------------
 
 
 def raise_if_lost(searches: Sequence[SourceSearch]) -> None:
@@ -336,15 +394,14 @@ def raise_if_lost(searches: Sequence[SourceSearch]) -> None:
     strict = [(search, error) for search, error in failed if search.must_answer]
     if not strict and len(failed) < len(searches):
         return
-    guilty = strict or failed
-    causes = {f"{search.source.name}: {search.sub_query.query}": error for search, error in guilty}
-    reasons = {search.source.name: error_message(error) for search, error in reversed(guilty)}
+    causes: dict[str, Exception] = {}
+    reasons: dict[str, str] = {}
     failures = []
-    for search, error in guilty:
-        described = describe_error(error)
-        failures.append(
-            FailedSearch(search.source.name, search.stage, described.code, described.message, search.sub_query.query)
-        )
+    for search, error in strict or failed:
+        name, query, described = search.source.name, search.sub_query.query, describe_error(error)
+        causes[f"{name}: {query}"] = error
+        reasons.setdefault(name, error_message(error))
+        failures.append(FailedSearch(name, search.stage, described.code, described.message, query))
     kind = DeniedError if all(isinstance(error, DeniedError) for error in causes.values()) else RetrievalError
     what = "a source with failOnError failed" if strict else "every selected source failed"
     raise kind(f"{what}: " + "; ".join(f"{name}: {reason}" for name, reason in reasons.items()), causes, failures)

@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import Any, Final, Protocol, Self, TypeVar
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping
+from typing import Any, Final, NamedTuple, Protocol, TypeVar
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -29,8 +29,8 @@ from llama_index.core.vector_stores.types import (
     VectorStoreQueryResult,
 )
 
+from llama_index_agentic_kb._aio import call_deadline
 from llama_index_agentic_kb.errors import DeniedError
-from llama_index_agentic_kb.guard.resilience import call_deadline
 from llama_index_agentic_kb.schema import (
     Condition,
     FilterGroup,
@@ -42,21 +42,7 @@ from llama_index_agentic_kb.schema import (
 )
 from llama_index_agentic_kb.sources.filters import flat, is_chroma, lower, store_refusal
 
-__all__ = [
-    "FilteredIndexRetriever",
-    "FilteredSearch",
-    "NotedNodes",
-    "has_native_async",
-    "index_retriever",
-    "narrowed_by_ids",
-    "note_of",
-    "query_embedding_model",
-    "refusal",
-    "score_scale",
-    "search_kind",
-    "until",
-    "with_request_timeouts",
-]
+# ruff: noqa: SLF001 (core has no public names for the parts of its retrievers)
 
 _KINDS: Final = {
     VectorStoreQueryMode.SPARSE: "lexical",
@@ -64,11 +50,10 @@ _KINDS: Final = {
     VectorStoreQueryMode.HYBRID: "hybrid",
     VectorStoreQueryMode.SEMANTIC_HYBRID: "hybrid",
 }
-_SIMPLE: Final = (FilterOperator.EQ, FilterOperator.IN)
 
 
 def index_retriever(
-    index: BaseIndex[Any], filters: FilterNode | None, top_k: int | None, further: Mapping[str, Any] | None = None
+    index: BaseIndex[Any], filters: FilterNode | None, top_k: int | None, further: Mapping[str, Any]
 ) -> BaseRetriever:
     """Return an index's own retriever for one effective filter; one that searches better under it, where its store can.
 
@@ -78,10 +63,10 @@ def index_retriever(
     Raises:
         DeniedError: It should search some documents only, by their ids, and its store would search all.
     """
-    if (further or {}).get("doc_ids") is not None and is_chroma(getattr(index, "vector_store", None)):
+    if further.get("doc_ids") is not None and is_chroma(getattr(index, "vector_store", None)):
         raise DeniedError("Chroma ignores doc_ids, and would search everything: narrow it by filters=")
     make = getattr(index, "as_plain_retriever", index.as_retriever)
-    kwargs: dict[str, Any] = dict(further or {})
+    kwargs: dict[str, Any] = dict(further)
     if top_k is not None:
         kwargs["similarity_top_k"] = top_k
     if filters is not None and isinstance(index, VectorStoreIndex) and type(index.vector_store) is SimpleVectorStore:
@@ -90,8 +75,11 @@ def index_retriever(
         kwargs["filters"] = lower(filters)
     retriever: BaseRetriever = make(**kwargs)
     if isinstance(retriever, VectorIndexRetriever):  # made for us: a store of its own takes nothing from anybody
-        retriever._vector_store = with_request_timeouts(retriever._vector_store)  # noqa: SLF001 (no public name)
-    return with_filtered_search(retriever, filters)
+        retriever._vector_store = with_request_timeouts(retriever._vector_store)
+        if filters is not None and type(retriever) is VectorIndexRetriever and _is_plainly_dense(retriever):
+            search = _search_of(retriever._vector_store)
+            return retriever if search is None else FilteredIndexRetriever(retriever, filters, search)
+    return retriever
 
 
 def _for_simple_store(store: SimpleVectorStore, filters: FilterNode) -> dict[str, Any]:
@@ -101,16 +89,14 @@ def _for_simple_store(store: SimpleVectorStore, filters: FilterNode) -> dict[str
     value can't be ordered. All this is left to the check of each returned node; for enough to be left, all are asked.
     """
     tree = flat(filters)
-    if _is_simple(tree) or (isinstance(tree, FilterGroup) and all(map(_is_simple, tree.filters))):
+    parts = tree.filters if isinstance(tree, FilterGroup) else [tree]
+    equals = (FilterOperator.EQ, FilterOperator.IN)
+    simple = [part for part in parts if isinstance(part, Condition) and part.operator in equals]
+    if len(simple) == len(parts):
         return {"filters": lower(tree)}
-    parts = tree.filters if isinstance(tree, FilterGroup) and tree.logic is FilterLogic.AND else []
-    pushed = all_of(*filter(_is_simple, parts))
+    pushed = all_of(*simple) if isinstance(tree, FilterGroup) and tree.logic is FilterLogic.AND else None
     everything = {"similarity_top_k": max(1, len(store.data.embedding_dict))}
     return everything if pushed is None else {**everything, "filters": lower(pushed)}
-
-
-def _is_simple(tree: FilterNode) -> bool:
-    return isinstance(tree, Condition) and tree.operator in _SIMPLE
 
 
 def refusal(index: BaseIndex[Any], filters: FilterNode | None) -> str | None:
@@ -122,41 +108,35 @@ def refusal(index: BaseIndex[Any], filters: FilterNode | None) -> str | None:
     return None if type(index.vector_store) is SimpleVectorStore else store_refusal(index.vector_store, filters)
 
 
-def query_embedding_model(retriever: BaseRetriever) -> BaseEmbedding | None:
-    """Return the model with which a retriever embeds a query that has no vector; None if it needs no vector."""
-    if not isinstance(retriever, VectorIndexRetriever):
-        return None
-    return retriever._embed_model if retriever._needs_embedding() else None  # noqa: SLF001 (no public name)
+class Traits(NamedTuple):
+    """What can be known of a retriever.
 
-
-def narrowed_by_ids(retriever: BaseRetriever) -> Callable[[BaseNode], bool] | None:
-    """Return the check of the documents' ids that an index's retriever is limited to: many stores ignore them.
-
-    Returns:
-        None where it is not limited.
+    Args:
+        kind: How it searches: "dense", "lexical" or "hybrid" in a store, else "retriever".
+        embed_model: Embeds a query that has no vector; None if it needs no vector.
+        scale: What retrievers share whose scores can be compared: embedding model and kind of store; None for none.
+            Stores make different scores of one distance, and modes other than plain similarity rank by more than it.
+        documents: The documents' ids that it is limited to; None where it is not limited.
+        native_async: Whether ``aretrieve`` really awaits; see ``has_native_async``.
     """
-    documents = retriever._doc_ids if isinstance(retriever, VectorIndexRetriever) else None  # noqa: SLF001 (no public name)
-    return None if documents is None else lambda node: node.ref_doc_id in documents
+
+    kind: str
+    embed_model: BaseEmbedding | None
+    scale: Hashable | None
+    documents: Collection[str] | None
+    native_async: bool
 
 
-def score_scale(retriever: BaseRetriever) -> Hashable | None:
-    """Return what retrievers share whose scores can be compared: embedding model and kind of store; None for none.
-
-    Stores make different scores of one distance, and modes other than plain similarity rank by more than the score.
-    """
-    model = query_embedding_model(retriever)
-    if model is None or not isinstance(retriever, VectorIndexRetriever):
-        return None
-    mode = retriever._vector_store_query_mode  # noqa: SLF001 (no public name)
-    kind = retriever._vector_store.class_name()  # noqa: SLF001
-    return (id(model), kind) if mode is VectorStoreQueryMode.DEFAULT else None
-
-
-def search_kind(retriever: BaseRetriever) -> str:
-    """Name the way in which a retriever searches: "dense", "lexical" or "hybrid" in a store, else "retriever"."""
+def traits_of(retriever: BaseRetriever, native_async: bool | None) -> Traits:
+    """Return what can be known of a retriever, as far as can be seen from outside."""
+    native_async = has_native_async(retriever) if native_async is None else native_async
     if not isinstance(retriever, VectorIndexRetriever):
-        return "retriever"
-    return _KINDS.get(retriever._vector_store_query_mode, "dense")  # noqa: SLF001 (no public name)
+        return Traits("retriever", None, None, None, native_async)
+    mode, store = retriever._vector_store_query_mode, retriever._vector_store
+    model = retriever._embed_model if retriever._needs_embedding() else None
+    compares = model is not None and mode is VectorStoreQueryMode.DEFAULT
+    scale = (id(model), store.class_name()) if compares else None
+    return Traits(_KINDS.get(mode, "dense"), model, scale, retriever._doc_ids, native_async)
 
 
 def has_native_async(retriever: BaseRetriever) -> bool:
@@ -166,11 +146,10 @@ def has_native_async(retriever: BaseRetriever) -> bool:
     without ``aquery`` (Chroma's is sync underneath: 16 gathered queries blocked the loop for 164 ms, measured).
     """
     if isinstance(retriever, VectorIndexRetriever):
-        store = retriever._vector_store  # noqa: SLF001 (no public name)
-        return type(store).aquery is not BasePydanticVectorStore.aquery
+        return type(retriever._vector_store).aquery is not BasePydanticVectorStore.aquery
     if isinstance(retriever, QueryFusionRetriever):  # as native as what it fuses
-        return all(has_native_async(inner) for inner in retriever._retrievers)  # noqa: SLF001
-    return type(retriever)._aretrieve is not BaseRetriever._aretrieve  # noqa: SLF001 (asks who overrides it)
+        return all(has_native_async(inner) for inner in retriever._retrievers)
+    return type(retriever)._aretrieve is not BaseRetriever._aretrieve
 
 
 # -- filtered search of a store ---------------------------------------------------------------------------------------
@@ -208,11 +187,6 @@ class NotedNodes(list[NodeWithScore]):
         self.note = note
 
 
-def note_of(found: Any) -> str | None:
-    """Return the note of what a retriever returned, if it has one."""
-    return found.note if isinstance(found, NotedNodes) else None
-
-
 class FilteredIndexRetriever(VectorIndexRetriever):
     """A ``VectorIndexRetriever`` whose store is searched by its ``FilteredSearch``.
 
@@ -224,73 +198,50 @@ class FilteredIndexRetriever(VectorIndexRetriever):
 
     def __init__(self, plain: VectorIndexRetriever, filters: FilterNode, search: FilteredSearch) -> None:
         super().__init__(
-            plain._index,  # noqa: SLF001 (core has no public names for a retriever's parts)
+            plain._index,
             similarity_top_k=plain.similarity_top_k,
-            filters=plain._filters,  # noqa: SLF001
+            filters=plain._filters,
             callback_manager=plain.callback_manager,
             object_map=plain.object_map,
-            embed_model=plain._embed_model,  # noqa: SLF001
-            verbose=plain._verbose,  # noqa: SLF001
+            embed_model=plain._embed_model,
+            verbose=plain._verbose,
         )
         self._matches = matcher(filters)
         self._search = search
-        self._deadline: float | None = None
-
-    def until(self, deadline: float | None) -> Self:
-        """Return a twin that begins nothing new after a deadline."""
-        twin = copy.copy(self)
-        twin._deadline = deadline  # noqa: SLF001 (its own class)
-        return twin
 
     def _get_nodes_with_embeddings(self, query_bundle_with_embeddings: QueryBundle) -> list[NodeWithScore]:
         if not query_bundle_with_embeddings.embedding:
             return super()._get_nodes_with_embeddings(query_bundle_with_embeddings)
         # Core's own way from the store's answer to nodes, with another way to the answer.
-        searched = _StoreTwin(self._vector_store, self._search, self._passes, self._deadline)
+        searched = _StoreTwin(self._vector_store, self._search, lambda node: self._matches(node.metadata))
         twin = copy.copy(self)
-        twin._vector_store = searched  # type: ignore[assignment]  # noqa: SLF001 (answers the one call made)
-        nodes = VectorIndexRetriever._get_nodes_with_embeddings(twin, query_bundle_with_embeddings)  # noqa: SLF001
+        twin._vector_store = searched  # type: ignore[assignment]  # answers the one call made
+        nodes = VectorIndexRetriever._get_nodes_with_embeddings(twin, query_bundle_with_embeddings)
         return NotedNodes(nodes, searched.note)
 
     async def _aget_nodes_with_embeddings(self, query_bundle_with_embeddings: QueryBundle) -> list[NodeWithScore]:
         """Search on a thread: Chroma's client is sync."""
         return await asyncio.to_thread(self._get_nodes_with_embeddings, query_bundle_with_embeddings)
 
-    def _passes(self, node: BaseNode) -> bool:
-        return self._matches(node.metadata)
-
 
 class _StoreTwin:
-    """A vector store during one search."""
+    """A vector store during one search, which begins nothing new after its call's deadline."""
 
     def __init__(
-        self, store: Any, search: FilteredSearch, passes: Callable[[BaseNode], bool], deadline: float | None
+        self, store: BasePydanticVectorStore, search: FilteredSearch, passes: Callable[[BaseNode], bool]
     ) -> None:
         self.is_embedding_query = store.is_embedding_query
         self.note = ""
         self._search = search
         self._passes = passes
-        self._deadline = deadline
 
     def query(self, query: VectorStoreQuery) -> VectorStoreQueryResult:
-        result, self.note = self._search(query, self._passes, deadline=self._deadline)
+        result, self.note = self._search(query, self._passes, deadline=call_deadline())
         return result
 
 
-def with_filtered_search(retriever: BaseRetriever, filters: FilterNode | None) -> BaseRetriever:
-    """Return a retriever that uses its store's filtered search, where there is one and the search is a plain dense one.
-
-    Args:
-        retriever: An index's own.
-        filters: The filter that was lowered for it; None where it has none.
-    """
-    if filters is None or type(retriever) is not VectorIndexRetriever:
-        return retriever
-    further = retriever._kwargs  # noqa: SLF001 (core has no public names for a retriever's parts)
-    if further or retriever._vector_store_query_mode is not VectorStoreQueryMode.DEFAULT:  # noqa: SLF001
-        return retriever
-    search = _search_of(retriever._vector_store)  # noqa: SLF001
-    return retriever if search is None else FilteredIndexRetriever(retriever, filters, search)
+def _is_plainly_dense(retriever: VectorIndexRetriever) -> bool:
+    return not retriever._kwargs and retriever._vector_store_query_mode is VectorStoreQueryMode.DEFAULT
 
 
 def _search_of(store: Any) -> FilteredSearch | None:
@@ -305,11 +256,6 @@ def _search_of(store: Any) -> FilteredSearch | None:
     return search if search.usable else None
 
 
-def until(retriever: BaseRetriever, deadline: float | None) -> BaseRetriever:
-    """Return a retriever that looks at a deadline; one that can't as it is."""
-    return retriever.until(deadline) if isinstance(retriever, FilteredIndexRetriever) else retriever
-
-
 # -- timeouts of requests to a Chroma server --------------------------------------------------------------------------
 
 WITHOUT_DEADLINE: Final = 60.0
@@ -322,23 +268,18 @@ Store = TypeVar("Store")
 
 
 def with_request_timeouts(store: Store) -> Store:
-    """Return a twin of a vector store over Chroma's HTTP client; any other store, and one with a timeout, as it is.
-
-    Args:
-        store: Any vector store.
-    """
-    collection = getattr(store, "_collection", None)
+    """Return a twin of a vector store over Chroma's HTTP client; any other store, and one with a timeout, as it is."""
+    collection: Any = getattr(store, "_collection", None)
     server = getattr(collection, "_client", None)
-    session = getattr(server, "_session", None)
-    timeout = getattr(session, "timeout", None)
+    timeout = getattr(getattr(server, "_session", None), "timeout", None)
     if timeout is None or getattr(timeout, "read", 0) is not None or not hasattr(store, "model_copy"):
         return store
-    timed_server = copy.copy(server)
-    timed_server._session = _TimedSession(session)  # type: ignore[union-attr]  # noqa: SLF001 (of Chroma's client; a copy)
+    timed_server: Any = copy.copy(server)
+    timed_server._session = _TimedSession(timed_server._session)
     timed_collection = copy.copy(collection)
-    timed_collection._client = timed_server  # type: ignore[union-attr]  # noqa: SLF001 (a copy)
+    timed_collection._client = timed_server
     twin: Any = store.model_copy()
-    twin._collection = timed_collection  # noqa: SLF001 (a copy)
+    twin._collection = timed_collection
     return twin  # type: ignore[no-any-return]
 
 
@@ -356,10 +297,7 @@ class _TimedSession:
         return getattr(self._session, name)
 
     def request(self, *args: Any, **kwargs: Any) -> Any:
-        """Send a request; see ``httpx.Client.request``."""
-        return self._session.request(*args, **{"timeout": _seconds_left(), **kwargs})
-
-
-def _seconds_left() -> float:
-    deadline = call_deadline()
-    return WITHOUT_DEADLINE if deadline is None else max(0.0, deadline - time.monotonic()) + MARGIN
+        """Send a request with the time that its call has left; see ``httpx.Client.request``."""
+        deadline = call_deadline()
+        left = WITHOUT_DEADLINE if deadline is None else max(0.0, deadline - time.monotonic()) + MARGIN
+        return self._session.request(*args, **{"timeout": left, **kwargs})

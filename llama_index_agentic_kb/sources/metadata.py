@@ -1,45 +1,38 @@
-"""The metadata of what a source holds, read as a stream under the source's mandatory filter.
+"""What can be asked of a source's metadata without a question: facets, counts, groups and lists of documents.
 
-What is counted in it are *units*: a document (its chunks' metadata, together) or a chunk. A unit counts once for each
-value that it has; the items of a list are values each. What is no text, number or truth is no value.
+The metadata are read as a stream under the source's effective filter. What is counted in it are *units*: a document
+(its chunks' metadata, together) or a chunk. A unit counts once for each value that it has; the items of a list are
+values each. What is no text, number or truth is no value.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
 import time
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Callable, Coroutine, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
-from itertools import groupby
+from dataclasses import dataclass, field
+from datetime import date, datetime
+from functools import partial, wraps
+from itertools import groupby, pairwise
 from operator import attrgetter
-from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Concatenate, Final, Literal, NamedTuple, ParamSpec, Protocol, TypeAlias, TypeVar, cast, get_args
 
 from llama_index.core.indices.vector_store import VectorStoreIndex
 from llama_index.core.schema import BaseNode
 from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.core.vector_stores.types import BasePydanticVectorStore, MetadataFilters
 
-from llama_index_agentic_kb._aio import Call, WorkerPool
+from llama_index_agentic_kb._aio import Call, WorkerPool, arun, deadline_after, run
 from llama_index_agentic_kb._text import error_message
 from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError, InvalidRequestError, RetrievalError
-from llama_index_agentic_kb.guard.permissions import Permissions
 from llama_index_agentic_kb.schema import FilterGroup, FilterLogic, FilterNode, Principal, all_of, matcher
 from llama_index_agentic_kb.sources.base import KnowledgeSource, MetadataReader
-from llama_index_agentic_kb.sources.filters import conditions, flat, lower
+from llama_index_agentic_kb.sources.filters import FilterLike, conditions, flat, lower, to_tree
 from llama_index_agentic_kb.sources.index import refusal
-
-__all__ = [
-    "Metadata",
-    "MetadataRow",
-    "Per",
-    "Value",
-    "distinct",
-    "is_value",
-    "over_metadata",
-    "rank",
-    "unit_values",
-    "units",
-]
 
 T = TypeVar("T")
 
@@ -47,6 +40,9 @@ Metadata: TypeAlias = Mapping[str, Any]
 Value: TypeAlias = bool | int | float | str
 Per: TypeAlias = Literal["document", "chunk"]
 """What is counted."""
+OrderBy: TypeAlias = Sequence[str | tuple[str, str]]
+"""Fields, the first first: "year", "year desc", or ("year", "desc"). Documents without the field come last."""
+SortKey: TypeAlias = Callable[["SourceDocument"], Any]
 
 _EVERY: Final = 256
 """Rows after which the time is looked at."""
@@ -54,18 +50,17 @@ _PUSHED: Final = 100
 """Values of a filter that any store takes in one request."""
 _POOL: Final = WorkerPool("metadata", max_workers=4)
 """Readings at once; they never take a search's thread."""
+_PERIODS: Final = ("year", "month", "day")
 
 
 class MetadataRow(NamedTuple):
-    """The metadata of one chunk.
-
-    Args:
-        document: The id of its document. Rows of one document follow each other.
-        metadata: Its metadata.
-    """
+    """The metadata of one chunk, and the id of its document. Rows of one document follow each other."""
 
     document: str
     metadata: Metadata
+
+
+# -- reading ----------------------------------------------------------------------------------------------------------
 
 
 async def over_metadata(
@@ -80,7 +75,7 @@ async def over_metadata(
 
     Args:
         source: What is read: through its ``metadata_reader``, else the documents of its index.
-        work: Takes the rows.
+        work: Takes the rows, without the keys that say who may see a document: they are not for its readers to count.
         filters: The caller's filter, beside the source's mandatory one. Each row is checked, whatever the store did.
         principal: Who asks; only what that one may see is read.
         deadline: ``time.monotonic()`` after which reading stops.
@@ -94,18 +89,19 @@ async def over_metadata(
     effective = source.effective_filter(all_of(source.permitted(principal), filters))
     read, permissions = source.metadata_reader or _index_reader(source, effective), source.permissions
 
-    def run() -> T:
+    def read_all() -> T:
         try:
             with closing(_passing(read(), effective, deadline)) as rows:
-                return work(rows if permissions is None else _without_permissions(rows, permissions))
+                if permissions is None:
+                    return work(rows)
+                return work(MetadataRow(row.document, permissions.without(row.metadata)) for row in rows)
         except AgenticKBError:
             raise
         except Exception as error:
             message = error_message(error)
             raise RetrievalError(f"the metadata of source {source.name!r} could not be read: {message}") from error
 
-    result: T = await Call(sync=run, deadline=deadline, pool=_POOL, what=f"metadata of source {source.name!r}")
-    return result
+    return await Call(sync=read_all, deadline=deadline, pool=_POOL, what=f"metadata of source {source.name!r}")
 
 
 def _passing(
@@ -124,23 +120,20 @@ def _passing(
             close()
 
 
-def _without_permissions(rows: Iterable[MetadataRow], permissions: Permissions) -> Iterator[MetadataRow]:
-    """Leave out whom a document is shared with: that is not for its readers to count."""
-    return (MetadataRow(row.document, permissions.without(row.metadata)) for row in rows)
-
-
 def _index_reader(source: KnowledgeSource, filters: FilterNode | None) -> MetadataReader:
     index = source.index
-    if not isinstance(index, VectorStoreIndex):
-        raise _unlistable(source)
-    store = index.vector_store
-    if isinstance(store, SimpleVectorStore):  # its docstore may be shared, and keeps what was deleted from the index
-        return lambda: _rows(index.docstore.get_nodes(list(store.data.embedding_dict)))
-    if not store.stores_text or index._store_nodes_override:  # noqa: SLF001 (no public name)
-        return lambda: _rows(index.docstore.get_nodes(list(index.index_struct.nodes_dict.values())))
-    if type(store).get_nodes is BasePydanticVectorStore.get_nodes:
-        raise _unlistable(source)
-    return lambda: _rows(store.get_nodes(node_ids=None, filters=_pushed(index, filters)))
+    if isinstance(index, VectorStoreIndex):
+        store = index.vector_store
+        if isinstance(store, SimpleVectorStore):  # the docstore may be shared, and keeps what was deleted here
+            return lambda: _rows(index.docstore.get_nodes(list(store.data.embedding_dict)))
+        if not store.stores_text or index._store_nodes_override:  # noqa: SLF001 (no public name)
+            return lambda: _rows(index.docstore.get_nodes(list(index.index_struct.nodes_dict.values())))
+        if type(store).get_nodes is not BasePydanticVectorStore.get_nodes:
+            return lambda: _rows(store.get_nodes(node_ids=None, filters=_pushed(index, filters)))
+    raise InvalidRequestError(
+        f"source {source.name!r} can't list what it holds: that takes a store made by `agentic-kb ingest`, a "
+        "VectorStoreIndex that keeps its nodes, or KnowledgeSource(metadata_reader=...)"
+    )
 
 
 def _pushed(index: VectorStoreIndex, filters: FilterNode | None) -> MetadataFilters | None:
@@ -155,44 +148,516 @@ def _pushed(index: VectorStoreIndex, filters: FilterNode | None) -> MetadataFilt
 
 
 def _rows(nodes: Iterable[BaseNode]) -> list[tuple[str, Metadata]]:
-    rows = [(node.ref_doc_id or node.node_id, node.metadata) for node in nodes]
-    return sorted(rows, key=lambda row: row[0])
+    return sorted(((node.ref_doc_id or node.node_id, node.metadata) for node in nodes), key=lambda row: row[0])
 
 
-def _unlistable(source: KnowledgeSource) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"source {source.name!r} can't list what it holds: that takes a store made by `agentic-kb ingest`, a "
-        "VectorStoreIndex that keeps its nodes, or KnowledgeSource(metadata_reader=...)"
-    )
+# -- units and values -------------------------------------------------------------------------------------------------
 
 
-# -- units and values ----------------------------------------------------------------------------------------------
-
-
-def units(rows: Iterable[MetadataRow], per: Per) -> Iterator[list[MetadataRow]]:
+def _units(rows: Iterable[MetadataRow], per: Per) -> Iterator[list[MetadataRow]]:
     """Return the rows of each document together, or each row alone."""
     if per == "chunk":
         return ([row] for row in rows)
     return (list(together) for _, together in groupby(rows, key=attrgetter("document")))
 
 
-def unit_values(unit: Iterable[MetadataRow], name: str) -> Iterator[Value]:
+def _values(unit: Iterable[MetadataRow], name: str) -> Iterator[Value]:
     """Return all values that a unit has of a field; one may come several times."""
     for row in unit:
         value = row.metadata.get(name)
-        yield from filter(is_value, value if isinstance(value, (list, tuple, set, frozenset)) else (value,))
+        yield from filter(_is_value, value if isinstance(value, (list, tuple, set, frozenset)) else (value,))
 
 
-def is_value(value: Any) -> bool:
-    """Return whether it can be counted and sorted."""
+def _keys(unit: Iterable[MetadataRow], name: str) -> set[tuple[bool, Value]]:
+    """Return what tells a unit's values apart: to Python, ``True`` is 1."""
+    return {(isinstance(value, bool), value) for value in _values(unit, name)}
+
+
+def _is_value(value: Any) -> bool:
     return isinstance(value, (str, int)) or (isinstance(value, float) and math.isfinite(value))
 
 
-def distinct(value: Value) -> tuple[bool, Value]:
-    """Return what tells values apart: to Python, ``True`` is 1."""
-    return isinstance(value, bool), value
-
-
-def rank(value: Value) -> tuple[int, Any]:
+def _rank(value: Value) -> tuple[int, Any]:
     """Return what values of all kinds are sorted by: truths, numbers, text."""
     return 2 if isinstance(value, str) else 0 if isinstance(value, bool) else 1, value
+
+
+# -- facets -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Facet:
+    """What to count of a field: its values, or how many fall into ranges.
+
+    Args:
+        field: The metadata key.
+        limit: Values to give, the most frequent first; None is the call's. Ranges are all given.
+        ranges: Boundaries, ascending, all numbers or all text (ISO dates): ``[10, 20]`` counts below 10, from 10 to
+            below 20, and from 20.
+        interval: The width of equal ranges of numbers, counted from 0; or "year", "month" or "day" for ISO dates.
+            Ranges without a unit are left out.
+
+    Raises:
+        InvalidRequestError: Ranges and interval are both given, or one can't be used.
+    """
+
+    field: str
+    limit: int | None = None
+    ranges: Sequence[float | str] | None = None
+    interval: float | str | None = None
+
+    def __post_init__(self) -> None:
+        """Check the form."""
+        problem, width = None, self.interval
+        if self.limit is not None and self.limit < 1:
+            problem = f"limit must be above 0, got {self.limit}"
+        elif self.ranges is not None and width is not None:
+            problem = "give ranges or an interval, not both"
+        elif self.ranges is not None and not _ascending(self.ranges):
+            problem = f"ranges must be ascending boundaries, all numbers or all text, got {list(self.ranges)!r}"
+        elif width is not None and width not in _PERIODS and not (_is_number(width) and width > 0):  # type: ignore[operator]
+            problem = f"interval must be a number above 0, or one of {', '.join(_PERIODS)}, got {width!r}"
+        if problem:
+            raise InvalidRequestError(f"facet {self.field!r}: {problem}")
+
+
+def _is_number(value: Any) -> bool:
+    return _is_value(value) and not isinstance(value, (bool, str))
+
+
+def _ascending(boundaries: Sequence[Any]) -> bool:
+    if isinstance(boundaries, str) or not boundaries:
+        return False
+    alike = all(isinstance(one, str) for one in boundaries) or all(map(_is_number, boundaries))
+    return alike and all(one < other for one, other in pairwise(boundaries))
+
+
+@dataclass(frozen=True, slots=True)
+class FacetBucket:
+    """How many units have a value, or fall into a range.
+
+    Args:
+        count: The units; at least 1, but for given ranges.
+        value: The value; None for a range.
+        start: The range's start, itself inside; None where it is open.
+        end: The range's end, itself outside; None where it is open.
+    """
+
+    count: int
+    value: Value | None = None
+    start: float | str | None = None
+    end: float | str | None = None
+
+
+class _Places(Protocol):
+    """Where values fall, and what the buckets look like."""
+
+    def place(self, value: Value) -> Hashable | None:
+        """Return the bucket's key; None for a value that has no place."""
+
+    def buckets(self, counts: Counter[Any]) -> list[FacetBucket]:
+        """Return the buckets in order."""
+
+
+def _most_frequent(counts: Counter[Any], limit: int) -> list[FacetBucket]:
+    """Return the values by count; among equals the smaller value comes first."""
+    best = heapq.nsmallest(limit, counts.items(), key=lambda item: (-item[1], _rank(item[0][1])))
+    return [FacetBucket(count, value=value) for (_, value), count in best]
+
+
+@dataclass(frozen=True, slots=True)
+class _AllValues:
+    limit: int
+
+    def place(self, value: Value) -> Hashable:
+        return isinstance(value, bool), value
+
+    def buckets(self, counts: Counter[Any]) -> list[FacetBucket]:
+        return _most_frequent(counts, self.limit)
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranges:
+    boundaries: Sequence[Any]
+
+    def place(self, value: Value) -> int | None:
+        fits = not isinstance(value, bool) and isinstance(value, str) == isinstance(self.boundaries[0], str)
+        return bisect_right(self.boundaries, value) if fits else None
+
+    def buckets(self, counts: Counter[Any]) -> list[FacetBucket]:
+        edges = pairwise([None, *self.boundaries, None])
+        return [FacetBucket(counts[n], start=start, end=end) for n, (start, end) in enumerate(edges)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Intervals:
+    width: float
+
+    def place(self, value: Value) -> int | None:
+        if isinstance(value, (bool, str)):
+            return None
+        try:
+            return math.floor(round(value / self.width, 9))  # without the noise of binary fractions: 0.3 is 3 times 0.1
+        except OverflowError:
+            return None
+
+    def buckets(self, counts: Counter[Any]) -> list[FacetBucket]:
+        return [FacetBucket(counts[n], start=self._edge(n), end=self._edge(n + 1)) for n in sorted(counts)]
+
+    def _edge(self, number: int) -> float:
+        edge = number * self.width
+        return edge if isinstance(edge, int) else float(f"{edge:.12g}")
+
+
+@dataclass(frozen=True, slots=True)
+class _Periods:
+    unit: str
+
+    def place(self, value: Value) -> date | None:
+        try:
+            day = datetime.fromisoformat(value).date() if isinstance(value, str) else None
+        except ValueError:
+            return None
+        if day is None or self.unit == "day":
+            return day
+        return day.replace(day=1) if self.unit == "month" else day.replace(month=1, day=1)
+
+    def buckets(self, counts: Counter[Any]) -> list[FacetBucket]:
+        return [FacetBucket(counts[day], start=day.isoformat(), end=self._next(day)) for day in sorted(counts)]
+
+    def _next(self, day: date) -> str | None:
+        """Return the next period's first day; none comes after the year 9999."""
+        try:
+            if self.unit == "day":
+                return date.fromordinal(day.toordinal() + 1).isoformat()
+            month = day.month % 12 + 1 if self.unit == "month" else 1
+            return day.replace(year=day.year + (month == 1), month=month).isoformat()
+        except ValueError:
+            return None
+
+
+def _places(facet: Facet, limit: int) -> _Places:
+    if facet.ranges is not None:
+        return _Ranges(tuple(facet.ranges))
+    if isinstance(facet.interval, str):
+        return _Periods(facet.interval)
+    return _AllValues(facet.limit or limit) if facet.interval is None else _Intervals(facet.interval)
+
+
+def facet_buckets(
+    rows: Iterable[MetadataRow], *, facets: Sequence[Facet], limit: int, per: Per
+) -> dict[str, list[FacetBucket]]:
+    """Count several facets in one pass.
+
+    Args:
+        rows: The metadata.
+        facets: What to count.
+        limit: Values of each, unless a facet says its own number.
+        per: What is counted.
+
+    Returns:
+        The buckets of each facet, by its field: values by count, the smaller first among equals; ranges ascending.
+    """
+    counted: list[tuple[str, _Places, Counter[Any]]] = [(one.field, _places(one, limit), Counter()) for one in facets]
+    for unit in _units(rows, per):
+        for name, places, counts in counted:
+            counts.update({key for value in _values(unit, name) if (key := places.place(value)) is not None})
+    return {name: places.buckets(counts) for name, places, counts in counted}
+
+
+# -- documents, listed in an order or grouped by a field's values -----------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SourceDocument:
+    """A document of a source, as far as a filter lets it be seen.
+
+    Args:
+        document_id: Its id: ``ref_doc_id`` of its nodes.
+        chunks: Its chunks that pass the filter.
+        metadata: The fields in which these agree, without those whose names begin with "_".
+    """
+
+    document_id: str
+    chunks: int
+    metadata: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ValueGroup:
+    """The units that have one value of a field.
+
+    Args:
+        value: The value.
+        count: How many there are.
+        documents: The first of their documents, in the order asked for.
+    """
+
+    value: Value
+    count: int
+    documents: list[SourceDocument] = field(default_factory=list)
+
+
+def list_documents(rows: Iterable[MetadataRow], *, order: SortKey, limit: int, offset: int) -> list[SourceDocument]:
+    """Return a page of the documents, in order."""
+    return heapq.nsmallest(offset + limit, map(_document, _units(rows, "document")), key=order)[offset:]
+
+
+def value_groups(
+    rows: Iterable[MetadataRow], *, field: str, limit: int, per: Per, hits: int, order: SortKey
+) -> list[ValueGroup]:
+    """Group by the values of a field: the most frequent ones, each with the first of its documents.
+
+    Args:
+        rows: The metadata.
+        field: The metadata key.
+        limit: Values to give.
+        per: What is counted.
+        hits: Documents of each value; 0 only counts.
+        order: The documents' order.
+    """
+    counts: Counter[Any] = Counter()
+    best: dict[Any, list[SourceDocument]] = {}
+    for unit in _units(rows, "document"):
+        for part in _units(unit, per):
+            counts.update(_keys(part, field))
+        for key in _keys(unit, field) if hits else ():
+            kept = best.setdefault(key, [])
+            kept.append(_document(unit))
+            if len(kept) > 4 * hits + 64:  # memory is bounded by what is returned
+                kept[:] = heapq.nsmallest(hits, kept, key=order)
+    return [
+        ValueGroup(
+            value, bucket.count, heapq.nsmallest(hits, best.get((isinstance(value, bool), value), []), key=order)
+        )
+        for bucket in _most_frequent(counts, limit)
+        if (value := bucket.value) is not None
+    ]
+
+
+def _document(unit: Sequence[MetadataRow]) -> SourceDocument:
+    agreed = {key: value for key, value in unit[0].metadata.items() if not key.startswith("_")}
+    for row in unit[1:]:
+        agreed = {key: value for key, value in agreed.items() if key in row.metadata and row.metadata[key] == value}
+    return SourceDocument(unit[0].document, len(unit), agreed)
+
+
+class _Descending:
+    """A value that sorts the other way round."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Descending) and bool(self.value == other.value)
+
+    def __lt__(self, other: _Descending) -> bool:
+        return bool(other.value < self.value)
+
+    __hash__ = None  # type: ignore[assignment]  # it is compared only
+
+
+def sort_key(order_by: OrderBy) -> SortKey:
+    """Return what documents are sorted by: the fields, then the id.
+
+    Raises:
+        InvalidRequestError: One is no field and direction.
+    """
+    order = [_order(one) for one in ([order_by] if isinstance(order_by, str) else order_by)]
+
+    def key(document: SourceDocument) -> tuple[Any, ...]:
+        places: list[Any] = []
+        for name, descending in order:
+            value: Any = document.metadata.get(name)
+            if _is_value(value):
+                places.append((0, _Descending(_rank(value)) if descending else _rank(value)))
+            else:
+                places.append((1,))
+        return (*places, document.document_id)
+
+    return key
+
+
+def _order(one: Any) -> tuple[str, bool]:
+    """Read "year", "year desc" or ("year", "desc")."""
+    if isinstance(one, str):
+        head, _, last = one.rpartition(" ")
+        one = (head, last) if head and last in ("asc", "desc") else (one, "asc")
+    if len(one) != 2 or not one[0] or one[1] not in ("asc", "desc"):  # noqa: PLR2004 (field and direction)
+        raise InvalidRequestError(f"order_by: expected 'field', 'field desc' or ('field', 'desc'), got {one!r}")
+    return str(one[0]), one[1] == "desc"
+
+
+# -- the queries ------------------------------------------------------------------------------------------------------
+
+P = ParamSpec("P")
+S = TypeVar("S")
+
+
+def _bridged(method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]]) -> Callable[Concatenate[S, P], T]:
+    """Return the sync form of an async method."""
+
+    @wraps(method)
+    def sync(self: S, *args: P.args, **kwargs: P.kwargs) -> T:
+        return run(method(self, *args, **kwargs))
+
+    sync.__name__ = method.__name__.removeprefix("a")
+    sync.__qualname__ = f"MetadataQueries.{sync.__name__}"
+    return cast("Callable[Concatenate[S, P], T]", sync)
+
+
+class MetadataQueries:
+    """Facets, counts, groups and lists over the metadata of index sources; a part of ``KnowledgeBase``.
+
+    Every method reads all rows that pass the source's mandatory filter, the knowledge base's own and the caller's:
+    what they hide is neither listed nor counted. Time is linear in the number of chunks; memory is bounded by what is
+    returned and by the number of different values.
+
+    Every method raises:
+        DeniedError: The principal may not see the source, or there is none where one is needed.
+        InvalidRequestError: There is no such source, it can't list what it holds, or an argument can't be used.
+        RetrievalError: Reading failed.
+        DeadlineExceededError: It took longer than the knowledge base's ``max_runtime_in_seconds``.
+    """
+
+    @property
+    def sources(self) -> Mapping[str, KnowledgeSource]:
+        """The sources by name."""
+        raise NotImplementedError
+
+    def _standing(self) -> tuple[FilterNode | None, float | None]:
+        """Return the filter that stands beside every caller's, and the seconds that a query may take."""
+        raise NotImplementedError
+
+    def _resolve_principal(self, given: Principal | None) -> Principal | None:
+        """Return who asks, where a principal is given, bound, or of the context."""
+        raise NotImplementedError
+
+    async def afacets(
+        self,
+        source: str,
+        fields: str | Facet | Sequence[str | Facet],
+        *,
+        filters: FilterLike = None,
+        limit: int = 10,
+        per: Per = "document",
+        principal: Principal | None = None,
+    ) -> dict[str, list[FacetBucket]]:
+        """Count the values of fields, or how many fall into ranges; see the class for what is raised.
+
+            kb.facets("films", ["genre", Facet("year", interval=10)], filters="country eq 'IT'")
+
+        Args:
+            source: The source's name.
+            fields: Metadata keys, or a ``Facet`` for ranges; each once.
+            filters: What is counted; a filter, or OData text.
+            limit: Values of each field. Default 10.
+            per: Whether documents or chunks are counted. Default "document".
+            principal: Who asks; see ``KnowledgeBase.retrieve``.
+
+        Returns:
+            The buckets of each field: values by count, the smaller first among equals; ranges ascending.
+        """
+        _check(limit=limit, per=per)
+        given: list[Any] = [fields] if isinstance(fields, (str, Facet)) else list(fields)
+        facets: list[Any] = [Facet(one) if isinstance(one, str) else one for one in given]
+        if not facets or not all(isinstance(one, Facet) and one.field for one in facets):
+            raise InvalidRequestError(f"fields: expected metadata keys or Facet, got {fields!r}")
+        if len({one.field for one in facets}) < len(facets):
+            raise InvalidRequestError("fields: a field is given twice; ask for its other facet in a second call")
+        work = partial(facet_buckets, facets=facets, limit=limit, per=per)
+        return await self._over(source, work, filters, principal)
+
+    facets = _bridged(afacets)
+
+    async def acount(
+        self, source: str, *, filters: FilterLike = None, per: Per = "document", principal: Principal | None = None
+    ) -> int:
+        """Count the documents or chunks that pass a filter; see ``facets`` for the arguments."""
+        _check(per=per)
+        return await self._over(source, lambda rows: sum(1 for _ in _units(rows, per)), filters, principal)
+
+    count = _bridged(acount)
+
+    async def agroup_by(
+        self,
+        source: str,
+        field: str,
+        *,
+        filters: FilterLike = None,
+        limit: int = 10,
+        per: Per = "document",
+        hits: int = 3,
+        order_by: OrderBy = (),
+        principal: Principal | None = None,
+    ) -> list[ValueGroup]:
+        """Group documents by the values of a field: the most frequent values, each with its first documents.
+
+        Args:
+            source: The source's name.
+            field: The metadata key; a document stands in the group of each item of a list.
+            filters: What is grouped; a filter, or OData text.
+            limit: Values to give, the most frequent first. Default 10.
+            per: Whether documents or chunks are counted. Default "document".
+            hits: Documents to give of each value. Default 3; 0 only counts.
+            order_by: The documents' order; see ``documents``.
+            principal: Who asks; see ``KnowledgeBase.retrieve``.
+        """
+        _check(limit=limit, per=per, hits=hits)
+        order = sort_key(order_by)
+        work = partial(value_groups, field=field, limit=limit, per=per, hits=hits, order=order)
+        return await self._over(source, work, filters, principal)
+
+    group_by = _bridged(agroup_by)
+
+    async def adocuments(
+        self,
+        source: str,
+        *,
+        filters: FilterLike = None,
+        order_by: OrderBy = (),
+        limit: int = 100,
+        offset: int = 0,
+        principal: Principal | None = None,
+    ) -> list[SourceDocument]:
+        """List documents, a page at a time.
+
+        Args:
+            source: The source's name.
+            filters: Which documents; a filter, or OData text.
+            order_by: Fields, the first first: "year", "year desc", or ("year", "desc"). Truths come before numbers,
+                numbers before text, documents without the field last. Ties, and no order, are by id.
+            limit: Documents to give. Default 100.
+            offset: Documents to leave out before.
+            principal: Who asks; see ``KnowledgeBase.retrieve``.
+        """
+        _check(limit=limit, offset=offset)
+        work = partial(list_documents, order=sort_key(order_by), limit=limit, offset=offset)
+        return await self._over(source, work, filters, principal)
+
+    documents = _bridged(adocuments)
+
+    async def _over(
+        self,
+        source: str,
+        work: Callable[[Iterator[MetadataRow]], T],
+        filters: FilterLike,
+        principal: Principal | None,
+    ) -> T:
+        if source not in self.sources:
+            raise InvalidRequestError(f"no source is named {source!r}; there are: {', '.join(self.sources)}")
+        standing, seconds = self._standing()
+        caller, asking = all_of(standing, to_tree(filters)), self._resolve_principal(principal)
+        deadline = deadline_after(seconds)
+        return await arun(over_metadata(self.sources[source], work, caller, principal=asking, deadline=deadline))
+
+
+def _check(*, limit: int = 1, offset: int = 0, hits: int = 0, per: str = "document") -> None:
+    numbers: tuple[tuple[str, object, int], ...] = (("limit", limit, 1), ("offset", offset, 0), ("hits", hits, 0))
+    for name, value, minimum in numbers:
+        if isinstance(value, bool) or not isinstance(value, int) or value < minimum:
+            raise InvalidRequestError(f"{name} must be a whole number of at least {minimum}, got {value!r}")
+    if per not in get_args(Per):
+        raise InvalidRequestError(f"per must be one of {', '.join(get_args(Per))}, got {per!r}")

@@ -1,40 +1,43 @@
 """One search of one source: its ways (dense, lexical) side by side, each timed, each with an end of its own.
 
 Where one way fails or is late and the other finds something, its list holds the error and the search succeeds. What
-comes back is cleaned (``sources.cleaning``), its index nodes are followed (``sources.recursion``), and each node is
-checked against the effective filter again.
+comes back is cleaned, for retrievers are other people's code and return anything; its index nodes are followed, a few
+levels deep; and each node is checked against the effective filter again.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
+import math
 import time
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, TypeAlias
+from itertools import islice
+from types import NoneType
+from typing import Any, Final, TypeAlias, TypeVar
 
+from llama_index.core.base.base_query_engine import BaseQueryEngine
 from llama_index.core.base.base_retriever import BaseRetriever
-from llama_index.core.base.embeddings.base import BaseEmbedding
-from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore, QueryBundle
+from llama_index.core.schema import BaseNode, IndexNode, MetadataMode, NodeWithScore, QueryBundle, TextNode
 
-from llama_index_agentic_kb._aio import Call, Job, start, wait
+from llama_index_agentic_kb._aio import Call, start, wait
+from llama_index_agentic_kb._text import error_message, without_surrogates
 from llama_index_agentic_kb.account.callbacks import guard_component
-from llama_index_agentic_kb.errors import DeadlineExceededError
+from llama_index_agentic_kb.errors import DeadlineExceededError, RetrievalError
 from llama_index_agentic_kb.guard.resilience import CallProgress, ResilientCalls
 from llama_index_agentic_kb.schema import FilterNode, matcher
 from llama_index_agentic_kb.search.lexical import LexicalSearch, NotIndexedError
-from llama_index_agentic_kb.sources.cleaning import clean_nodes
-from llama_index_agentic_kb.sources.index import narrowed_by_ids, note_of, until
-from llama_index_agentic_kb.sources.recursion import resolve_index_nodes
+from llama_index_agentic_kb.sources.index import NotedNodes, Traits
 
-__all__ = ["NodeKey", "NodeList", "PreparedSource", "SearchResult", "distinct_nodes", "node_key", "search_prepared"]
-
-MAX_INLINE: Final = 200
-"""Nodes that are looked through on the event loop at a time: about 2 ms."""
+T = TypeVar("T")
 
 NodeKey: TypeAlias = tuple[str, str]
 """A node's id and text."""
+
+MAX_INLINE: Final = 200
+"""Nodes that are looked through on the event loop at a time: about 2 ms."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,20 +77,9 @@ class NodeList:
         return self._keys
 
 
-@dataclass(frozen=True, slots=True)
-class SearchResult:
-    """What one search found: its ranked lists, not fused yet."""
-
-    lists: tuple[NodeList, ...]
-
-    @property
-    def nodes(self) -> list[NodeWithScore]:
-        """The nodes of all lists, each once, in the lists' order."""
-        return distinct_nodes(self.lists)
-
-    def total(self, count: str) -> int:
-        """Return the sum of a count over all lists: "candidates", "dropped_by_filter", "dropped_as_unusable"."""
-        return sum(getattr(ranked, count) for ranked in self.lists)
+def node_key(node: BaseNode) -> NodeKey:
+    """Return what tells nodes apart: the same text under two ids stays two, and one id with two texts as well."""
+    return node.node_id, node.get_content(metadata_mode=MetadataMode.NONE)
 
 
 def distinct_nodes(lists: Sequence[NodeList]) -> list[NodeWithScore]:
@@ -99,11 +91,6 @@ def distinct_nodes(lists: Sequence[NodeList]) -> list[NodeWithScore]:
     return list(nodes.values())
 
 
-def node_key(node: BaseNode) -> NodeKey:
-    """Return what tells nodes apart: the same text under two ids stays two, and one id with two texts as well."""
-    return node.node_id, node.get_content(metadata_mode=MetadataMode.NONE)
-
-
 @dataclass(frozen=True, slots=True)
 class PreparedSource:
     """A source's retriever for one effective filter, and what its searches need.
@@ -111,58 +98,40 @@ class PreparedSource:
     Args:
         name: The source's.
         retriever: Applies the filter.
+        traits: What is known of the retriever.
         filters: The effective filter: each node is checked against it again.
         calls: Makes the retriever's calls.
         lexical_calls: Makes those of the lexical index. The ways have bulkheads of their own: a lexical index that is
             being built never keeps a dense search waiting.
-        embed_model: Embeds the query; None where the retriever needs no vector.
-        scale: Searches of one scale have scores that can be compared.
-        kind: Of its list; see ``NodeList``.
         lexical: Is asked beside the retriever.
         is_private: Whether there are documents that the caller may not see: no count and no note may show them.
-        native_async: Whether the retriever's ``aretrieve`` really awaits.
     """
 
     name: str
     retriever: BaseRetriever
+    traits: Traits
     filters: FilterNode | None
     calls: ResilientCalls
     lexical_calls: ResilientCalls
-    embed_model: BaseEmbedding | None
-    scale: Hashable | None
-    kind: str
     lexical: LexicalSearch | None
     is_private: bool
-    native_async: bool
 
 
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """What all ways of one search share."""
-
-    source: PreparedSource
-    limit: int
-    deadline: float | None
-    progress: CallProgress
-
-
-async def search_prepared(
+async def search_source(
     source: PreparedSource,
     query: str,
     bundle: Callable[[], Awaitable[QueryBundle]],
     *,
     limit: int,
-    deadline: float | None,
     progress: CallProgress,
-) -> SearchResult:
-    """Search a prepared source in all its ways.
+) -> tuple[NodeList, ...]:
+    """Search a prepared source in all its ways; the context's deadline ends each.
 
     Args:
         source: The retriever, its filter, and what is asked beside it.
         query: The text. The lexical way begins with it at once.
         bundle: Returns the query with its vector; the dense way waits for it.
         limit: Documents of each list.
-        deadline: ``time.monotonic()`` at which each way is given up.
         progress: Notes all calls.
 
     Raises:
@@ -170,14 +139,13 @@ async def search_prepared(
         DeadlineExceededError: It did not answer in time.
         SourceUnavailableError: It was not asked: it failed too often lately, or too many wait for it.
     """
-    request = _Request(source, limit, deadline, progress)
     if source.lexical is None:
-        return SearchResult((await _retriever_list(request, bundle),))
-    lexical = start(_lexical_list(request, source.lexical, query))
-    dense = NodeList(source.kind, [], source.scale)
+        return (await _dense_list(source, bundle, limit, progress),)
+    lexical = start(_lexical_list(source, source.lexical, query, limit, progress))
+    dense = NodeList(source.traits.kind, [], source.traits.scale)
     try:
         try:
-            dense = await _retriever_list(request, bundle)
+            dense = await _dense_list(source, bundle, limit, progress)
         except Exception as error:  # noqa: BLE001 (kept in its list, or raised below)
             dense = replace(dense, error=error)
         await wait([lexical])  # it has the deadline itself
@@ -189,76 +157,60 @@ async def search_prepared(
             dense = replace(dense, error=DeadlineExceededError(progress.given_up))
         if task := asyncio.current_task():
             task.uncancel()
-    return _side_by_side(dense, lexical)
-
-
-def _side_by_side(dense: NodeList, lexical: Job[NodeList]) -> SearchResult:
-    """Return both lists; the dense way's error is raised where the lexical one found nothing either."""
-    error = lexical.error
-    words = lexical.value or NodeList("lexical", [], error=error if isinstance(error, Exception) else None)
+    why = lexical.error
+    words = NodeList("lexical", [], error=why if isinstance(why, Exception) else None)
+    if why is None:
+        words = lexical.result()
     if dense.error is not None and not words.nodes:
         raise dense.error
-    if isinstance(error, NotIndexedError):
-        return SearchResult((replace(dense, note="; ".join(filter(None, (dense.note, str(error))))),))
-    return SearchResult((dense, words))
+    if isinstance(why, NotIndexedError):
+        return (replace(dense, note="; ".join(filter(None, (dense.note, str(why))))),)
+    return dense, words
 
 
-async def _retriever_list(request: _Request, bundle: Callable[[], Awaitable[QueryBundle]]) -> NodeList:
-    source, query = request.source, await bundle()
-    started = time.monotonic()
-    retriever = until(guard_component(source.retriever), request.deadline)
-    native = partial(retriever.aretrieve, query)
-    call: Call[Any] = Call(
-        sync=partial(retriever.retrieve, query),
-        native=native if source.native_async else None,
-        deadline=request.deadline,
-        what=f"source {source.name!r}",
-    )
+async def _dense_list(
+    source: PreparedSource, bundle: Callable[[], Awaitable[QueryBundle]], limit: int, progress: CallProgress
+) -> NodeList:
+    query = await bundle()
+    started, retriever, what = time.monotonic(), guard_component(source.retriever), f"source {source.name!r}"
+    native, found = partial(retriever.aretrieve, query), None
     try:
-        found = await source.calls.call(call, request.progress)
+        call = Call(partial(retriever.retrieve, query), native if source.traits.native_async else None, what=what)
+        found = await source.calls.call(call, progress)
     except NotImplementedError:
-        if not source.native_async:
+        if not source.traits.native_async:
             raise
-        found = await source.calls.call(replace(call, sync=None), request.progress)  # async only, from a sync door
-    made = NodeList(source.kind, [], source.scale, note=note_of(found))
-    return await _checked(made, found, request, query, started)
+        found = await source.calls.call(Call(native=native, what=what), progress)  # async only, from a sync door
+    note = found.note if isinstance(found, NotedNodes) else None
+    made = NodeList(source.traits.kind, [], source.traits.scale, note=note)
+    return await _checked(made, found, source, query, limit, started)
 
 
-async def _lexical_list(request: _Request, lexical: LexicalSearch, query: str) -> NodeList:
-    source, started = request.source, time.monotonic()
-    call: Call[Any] = Call(
-        sync=partial(lexical.search, query, request.limit, source.filters),
-        deadline=request.deadline,
-        what=f"lexical search of source {source.name!r}",
-    )
-    found = await source.lexical_calls.call(call, request.progress)
-    return await _checked(NodeList("lexical", []), found, request, QueryBundle(query), started)
+async def _lexical_list(
+    source: PreparedSource, lexical: LexicalSearch, query: str, limit: int, progress: CallProgress
+) -> NodeList:
+    started, work = time.monotonic(), partial(lexical.search, query, limit, source.filters)
+    call = Call(sync=work, what=f"lexical search of source {source.name!r}")
+    found = await source.lexical_calls.call(call, progress)
+    return await _checked(NodeList("lexical", []), found, source, QueryBundle(query), limit, started)
 
 
-async def _checked(made: NodeList, found: Any, request: _Request, query: QueryBundle, started: float) -> NodeList:
+async def _checked(
+    made: NodeList, found: object, source: PreparedSource, query: QueryBundle, limit: int, started: float
+) -> NodeList:
     """Fill a list with what was found and passes the filter."""
-    source = request.source
-
-    async def work_over(nodes: Any, work: Callable[[], Any]) -> Any:
-        """Look through nodes; through very many of them off the event loop, which it would hold up."""
-        if not isinstance(nodes, Sequence) or len(nodes) <= MAX_INLINE:
-            return work()
-        call = Call(sync=work, deadline=request.deadline, what=f"checking source {source.name!r}")
-        return await source.calls.bulkhead.call(call)
-
-    cleaned = await work_over(found, partial(clean_nodes, found, source.name))
-    every = await resolve_index_nodes(
-        source.retriever, cleaned, query, deadline=request.deadline, perform=source.calls.bulkhead.call
-    )
-    if every is not cleaned:
-        every = await work_over(every, partial(clean_nodes, every, source.name))
-    kept = await work_over(every, partial(_passing, every, source))
+    cleaned = await _off_loop(source, found, partial(clean_nodes, found, source.name))
+    every: list[NodeWithScore] = cleaned
+    if getattr(source.retriever, _OURS, False) and any(isinstance(node.node, IndexNode) for node in cleaned):
+        followed = await _Follower(source, query).resolve(cleaned, source.retriever.object_map, depth=0)
+        every = await _off_loop(source, followed, partial(clean_nodes, _once_each(followed), source.name))
+    kept = await _off_loop(source, every, partial(_passing, every, source))
     elapsed = round(1000 * (time.monotonic() - started))
     if source.is_private:  # all counts are of what passed, and notes, which may show how much there is, are left out
-        return replace(made, nodes=kept[: request.limit], candidates=len(kept), elapsed_ms=elapsed, note=None)
+        return replace(made, nodes=kept[:limit], candidates=len(kept), elapsed_ms=elapsed, note=None)
     return replace(
         made,
-        nodes=kept[: request.limit],
+        nodes=kept[:limit],
         candidates=cleaned.returned + max(0, len(every) - len(cleaned)),
         dropped_by_filter=len(every) - len(kept),
         dropped_as_unusable=cleaned.unusable,
@@ -267,11 +219,312 @@ async def _checked(made: NodeList, found: Any, request: _Request, query: QueryBu
     )
 
 
+async def _off_loop(source: PreparedSource, nodes: object, work: Callable[[], T]) -> T:
+    """Look through nodes; through very many of them off the event loop, which it would hold up."""
+    if not isinstance(nodes, Sequence) or len(nodes) <= MAX_INLINE:
+        return work()
+    return await source.calls.bulkhead.call(Call(sync=work, what=f"checking source {source.name!r}"))
+
+
 def _passing(nodes: list[NodeWithScore], source: PreparedSource) -> list[NodeWithScore]:
-    is_named = narrowed_by_ids(source.retriever)
-    if is_named is not None:
-        nodes = [node for node in nodes if is_named(node.node)]
+    documents = source.traits.documents
+    if documents is not None:  # many stores ignore them
+        nodes = [node for node in nodes if node.node.ref_doc_id in documents]
     if source.filters is None:
         return nodes
     passes = matcher(source.filters)
     return [node for node in nodes if passes(node.node.metadata)]
+
+
+def _once_each(nodes: list[NodeWithScore]) -> list[NodeWithScore]:
+    return list({node.node.node_id: node for node in reversed(nodes)}.values())[::-1]
+
+
+# -- what of an answer can be used ------------------------------------------------------------------------------------
+
+MAX_CHARACTERS: Final = 1_000_000
+"""Characters of a node that are read; more would hold up everything that looks at text."""
+
+MAX_NODES: Final = 10_000
+"""Nodes of one answer that are looked at; hardly any request wants more than some dozens."""
+
+MAX_FIELDS: Final = 1_000
+"""Fields of a node's metadata."""
+
+MAX_ID: Final = 10_000
+"""Characters of a node's id."""
+
+MAX_ITEMS: Final = 100_000
+"""Values within one field of the metadata, lists and mappings in it counted."""
+
+MAX_LEVELS: Final = 20
+"""Levels of lists and mappings within one field of the metadata."""
+
+MAX_BITS: Final = 10_000
+"""Of a whole number: Python refuses to write those of more than 4,300 digits."""
+
+_KINDS: Final[dict[str, type]] = {
+    "relationships": dict,
+    "excluded_embed_metadata_keys": list,
+    "excluded_llm_metadata_keys": list,
+    "text_template": str,
+    "metadata_template": str,
+    "metadata_separator": str,
+}
+"""What LlamaIndex's own methods take a node's fields for; code that goes around pydantic sets anything."""
+
+_ATOMS: Final = frozenset({bool, float, NoneType})
+
+
+class CleanNodes(list[NodeWithScore]):
+    """The nodes of an answer that can be used: our own wrappers; scores that are no finite numbers are None."""
+
+    unusable = 0
+    """How many were left out because they can't be used."""
+    returned = 0
+    """How many the source returned."""
+    why: str | None = None
+    """The reason for the first that was left out, or that a node was cut; None where all was well."""
+
+
+def clean_nodes(found: object, source: str) -> CleanNodes:
+    """Look through what a source returned; its own nodes are never changed.
+
+    A node that can't be used is left out, and counted with the reason; one that can be mended is replaced by a copy.
+
+    Args:
+        found: Whatever it was; what was looked through before is given as it is.
+        source: The source's name, for errors.
+
+    Raises:
+        RetrievalError: It is no list, or nothing in it can be used.
+    """
+    if isinstance(found, CleanNodes):
+        return found
+    if isinstance(found, (str, bytes)) or not isinstance(found, Sequence):
+        raise RetrievalError(f"source {source!r} returned no list of NodeWithScore: {type(found).__name__}")
+    made = CleanNodes()
+    made.returned = len(found)
+    try:
+        for item in islice(found, MAX_NODES):
+            try:
+                node, flaw = _usable(item)
+                made.append(node)
+                made.why = made.why or flaw
+            except Exception as error:  # noqa: BLE001 (nodes are anybody's classes)
+                made.unusable += 1
+                made.why = made.why or f"a node can't be used: {error_message(error, 300)}"
+    except Exception as error:  # noqa: BLE001 (so are lists)
+        made.why = f"its list ended with {error_message(error, 300)}"
+    if made.why is not None and not made:
+        raise RetrievalError(f"source {source!r} returned no list of NodeWithScore: {made.why}")
+    if made.returned > MAX_NODES:
+        made.why = made.why or f"only the first {MAX_NODES:,} of {made.returned:,} nodes were looked at"
+    return made
+
+
+def _usable(item: Any) -> tuple[NodeWithScore, str | None]:
+    """Return a node in which ids, text, metadata and score are what everything after this takes them for."""
+    node: Any = getattr(item, "node", None)
+    if not isinstance(item, NodeWithScore) or not isinstance(node, BaseNode):
+        raise TypeError(f"expected a NodeWithScore, got {type(item).__name__}")
+    node_id: Any = node.node_id
+    text: Any = node.get_content(metadata_mode=MetadataMode.NONE)
+    if not isinstance(node_id, str) or not node_id:
+        raise TypeError(f"its id is no text: {node_id!r}")
+    if len(node_id) > MAX_ID:
+        raise TypeError(f"its id has {len(node_id):,} characters; at most {MAX_ID:,}")
+    if not isinstance(text, str):
+        raise TypeError(f"its content is no text but {type(text).__name__}")
+    flaw = f"a node of {len(text):,} characters was cut to {MAX_CHARACTERS:,}" if len(text) > MAX_CHARACTERS else None
+    whole, whole_id, metadata = without_surrogates(text[:MAX_CHARACTERS]), without_surrogates(node_id), node.metadata
+    fields = type(node).model_fields
+    update: dict[str, Any] = {
+        name: fields[name].get_default(call_default_factory=True)
+        for name, kind in _KINDS.items()
+        if name in fields and not isinstance(getattr(node, name, None), kind)
+    }
+    clean = _clean_metadata(metadata)
+    if clean is not metadata:
+        update["metadata"] = clean
+    if whole_id is not node_id:
+        update["id_"] = whole_id
+    if update or whole is not text:
+        node = node.model_copy(update=update)
+    if whole is not text:
+        node.set_content(whole)
+    return NodeWithScore.model_construct(node=node, score=_finite(item.score)), flaw
+
+
+def _clean_metadata(metadata: Any) -> dict[str, Any]:
+    """Return metadata with text for keys; the same object where there is nothing to mend."""
+    if metadata is None:
+        return {}
+    if not isinstance(metadata, Mapping):
+        raise TypeError(f"its metadata are no mapping but {type(metadata).__name__}")
+    if len(metadata) > MAX_FIELDS:
+        raise TypeError(f"its metadata have {len(metadata):,} fields; at most {MAX_FIELDS:,}")
+    made = {
+        without_surrogates(str(key)): value if type(value) in _ATOMS else _clean_value(value)
+        for key, value in metadata.items()
+    }
+    if isinstance(metadata, dict) and all(made.get(key, made) is value for key, value in metadata.items()):
+        return metadata
+    return made
+
+
+def _clean_value(value: Any) -> Any:
+    """Return a value that can be written; None, which passes no filter, where it can't."""
+    if isinstance(value, str):
+        return without_surrogates(value[:MAX_CHARACTERS])
+    if value is None or isinstance(value, (bool, float)):
+        return value
+    if not _can_be_written(value):
+        return None
+    if isinstance(value, list) and any(isinstance(item, str) and _clean_value(item) is not item for item in value):
+        return [_clean_value(item) if isinstance(item, str) else item for item in value]
+    return value
+
+
+def _can_be_written(value: Any) -> bool:
+    """Return whether a value is small and flat enough, and each thing in it has a text."""
+    left, level = MAX_ITEMS, [value]
+    for _ in range(MAX_LEVELS):
+        left -= len(level)
+        inner: list[Any] = []
+        for item in level:
+            if isinstance(item, (Mapping, list, tuple, set, frozenset)):
+                if len(item) + len(inner) > left:
+                    return False
+                inner += [*item.keys(), *item.values()] if isinstance(item, Mapping) else item
+            elif not _has_words(item):
+                return False
+        if not inner:
+            return left >= 0
+        level = inner
+    return False
+
+
+def _has_words(value: Any) -> bool:
+    if value is None or isinstance(value, (str, bytes, bool, float)):
+        return True
+    if isinstance(value, int):
+        return value.bit_length() <= MAX_BITS
+    try:
+        return isinstance(str(value), str)
+    except Exception:  # noqa: BLE001 (metadata hold anybody's objects)
+        return False
+
+
+def _finite(score: Any) -> float | None:
+    """Return a score as a finite number; None where it is not one."""
+    if score is None or isinstance(score, bool):
+        return None
+    try:
+        number = float(score)
+    except Exception:  # noqa: BLE001 (scores are anybody's objects)
+        return None
+    return number if math.isfinite(number) else None
+
+
+# -- index nodes ------------------------------------------------------------------------------------------------------
+
+# LlamaIndex's own recursion has no bound: a node that points at its own retriever ends in a RecursionError, five
+# levels of ten took 48 s (measured). It also follows ``obj`` as the store's metadata has it, so that whoever can write
+# metadata can forge a node; here only live retrievers and query engines, and the index's own objects, are followed.
+
+MAX_DEPTH: Final = 3
+"""Levels of index nodes that are followed."""
+
+MAX_FOLLOWED: Final = 32
+"""Index nodes of one search that are followed; further ones stay as they are."""
+
+_OURS: Final = "_agentic_kb_recursion"
+
+_THEIRS: Final = "_agentic_kb_made_by_user"
+"""Nodes of a user's own retriever: those behind index nodes are followed too, as LlamaIndex does."""
+
+
+def own_recursion(retriever: BaseRetriever, source: str) -> BaseRetriever:
+    """Take recursion over from a retriever that was made for us: index nodes stay as found.
+
+    What it found is looked through at this very place: core's own look at it, which comes next, would raise for one
+    node that is not one, and lose the others.
+
+    Args:
+        retriever: Is changed.
+        source: The source's name, for errors.
+    """
+
+    def as_found(query_bundle: QueryBundle, nodes: list[NodeWithScore]) -> list[NodeWithScore]:  # noqa: ARG001
+        return nodes if isinstance(nodes, NotedNodes) else clean_nodes(nodes, source)
+
+    async def aas_found(query_bundle: QueryBundle, nodes: list[NodeWithScore]) -> list[NodeWithScore]:
+        return as_found(query_bundle, nodes)
+
+    retriever._handle_recursive_retrieval = as_found  # type: ignore[method-assign]  # noqa: SLF001
+    retriever._ahandle_recursive_retrieval = aas_found  # type: ignore[method-assign]  # noqa: SLF001
+    setattr(retriever, _OURS, True)
+    return retriever
+
+
+def bounded(retriever: BaseRetriever, source: str) -> BaseRetriever:
+    """Return a twin of a user's retriever whose index nodes are followed here; the same where it has its own recursion.
+
+    The twin shares all that the retriever has, and is made anew for each search: what its user sets later holds.
+    """
+    kind = type(retriever)
+    own = (kind._handle_recursive_retrieval, kind._ahandle_recursive_retrieval)  # noqa: SLF001 (core has no other way)
+    if own != (BaseRetriever._handle_recursive_retrieval, BaseRetriever._ahandle_recursive_retrieval):  # noqa: SLF001
+        return retriever
+    twin = own_recursion(copy.copy(retriever), source)
+    setattr(twin, _THEIRS, True)
+    return twin
+
+
+class _Follower:
+    """Replaces the index nodes of one search by what they stand for; what is one too many stays an index node."""
+
+    def __init__(self, source: PreparedSource, query: QueryBundle) -> None:
+        nodes_too = getattr(source.retriever, _THEIRS, False)
+        self._followed = (BaseRetriever, BaseQueryEngine, *((BaseNode,) if nodes_too else ()))
+        self._calls = source.calls
+        self._query = query
+        self._left = MAX_FOLLOWED
+        self._seen: set[int] = set()
+
+    async def resolve(
+        self, nodes: Sequence[NodeWithScore], objects: Mapping[str, Any], depth: int
+    ) -> list[NodeWithScore]:
+        """Return the nodes with what they stand for; an index node's own object is trusted where it is live."""
+        resolved: list[NodeWithScore] = []
+        for node in nodes:
+            target: Any = None
+            if isinstance(node.node, IndexNode) and depth < MAX_DEPTH and self._left > 0:
+                target = objects.get(node.node.index_id)
+                if target is None and isinstance(node.node.obj, self._followed):
+                    target = node.node.obj
+            if target is None or id(target) in self._seen:
+                resolved.append(node)
+            else:
+                self._left -= 1
+                resolved += await self._follow(node, target, depth)
+        return resolved
+
+    async def _follow(self, node: NodeWithScore, target: Any, depth: int) -> list[NodeWithScore]:
+        if isinstance(target, NodeWithScore):
+            return [target]
+        if isinstance(target, BaseNode):
+            return [NodeWithScore(node=target, score=node.score)]
+        self._seen.add(id(target))
+        if isinstance(target, BaseQueryEngine):
+            response: Any = await self._call(partial(target.query, self._query), "query engine")
+            text = TextNode(text=str(response), metadata=response.metadata or {})
+            return [NodeWithScore(node=text, score=node.score)]
+        if isinstance(target, BaseRetriever):
+            found = await self._call(partial(target._retrieve, self._query), "retriever")  # noqa: SLF001 (no recursion)
+            return await self.resolve(list(found), target.object_map, depth + 1)
+        return [node]
+
+    async def _call(self, work: Callable[[], T], what: str) -> T:
+        return await self._calls.bulkhead.call(Call(sync=work, what=f"{what} behind an index node"))

@@ -12,18 +12,8 @@ from llama_index.core.schema import BaseNode
 
 from llama_index_agentic_kb.errors import ConfigurationError, DeniedError, InvalidRequestError
 from llama_index_agentic_kb.guard.permissions import current_principal
-from llama_index_agentic_kb.schema import (
-    FilterNode,
-    Principal,
-    RetrievalRequest,
-    SourceParams,
-    all_of,
-    matcher,
-    parse_odata,
-)
+from llama_index_agentic_kb.schema import FilterNode, RetrievalRequest, SourceParams, all_of, matcher, parse_odata
 from llama_index_agentic_kb.sources.base import KnowledgeSource
-
-__all__ = ["SelectedSource", "as_source", "by_name", "passing", "raise_if_denied", "select"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +35,11 @@ class SelectedSource:
     def always(self) -> bool:
         """Whether each sub-query goes to it, whatever the planner chose."""
         return self.params.always_query_source
+
+    @property
+    def must_answer(self) -> bool:
+        """Whether its failure is the request's."""
+        return self.params.fail_on_error
 
     def filters_for(self, planner: FilterNode | None) -> FilterNode | None:
         """Return the effective filter of a sub-query: mandatory AND caller AND planner."""
@@ -80,47 +75,54 @@ def select(
     Raises:
         InvalidRequestError: A parameter names no source, or the wrong kind, or has a ``filterAddOn`` that is no OData
             filter, or no source is left.
+        DeniedError: The principal may search none of them. It holds the reason of each.
     """
     for params in request.knowledge_source_params:
         _check(params, sources)
-    selected = {}
+    principal, selected = current_principal(), {}
     for name, source in sources.items():
         params = request.params_for(name)
-        permitted, denied = _permitted(source, current_principal())
-        caller = all_of(permitted, filters, params.filters, _filter_add_on(params))
+        permitted, denied = None, None
+        try:
+            permitted = source.permitted(principal)
+        except DeniedError as error:
+            denied = str(error)
+        add_on = None if params.filter_add_on is None else _filter_add_on(name, params.filter_add_on)
+        caller = all_of(permitted, filters, params.filters, add_on)
         if not params.never_query_source:
             effective = source.effective_filter(caller)
             selected[name] = SelectedSource(source, params, effective, calibrated, caller, denied)
     if not selected:
         raise InvalidRequestError("knowledgeSourceParams: neverQuerySource leaves no source to search")
-    return selected
-
-
-def _permitted(source: KnowledgeSource, principal: Principal | None) -> tuple[FilterNode | None, str | None]:
-    """Return what a principal may see of a source, or why it may see nothing."""
-    try:
-        return source.permitted(principal), None
-    except DeniedError as error:
-        return None, str(error)
-
-
-def raise_if_denied(selected: Mapping[str, SelectedSource]) -> None:
-    """Raise where the principal may search none of the sources, before a model is asked or a memory read.
-
-    Raises:
-        DeniedError: It holds the reason of each.
-    """
     reasons = {name: chosen.denied for name, chosen in selected.items() if chosen.denied is not None}
     if len(reasons) == len(selected):
         why = "; ".join(f"{name}: {reason}" for name, reason in reasons.items())
         causes = {name: DeniedError(reason) for name, reason in reasons.items()}
         raise DeniedError(f"no source may be searched: {why}", causes)
+    return selected
+
+
+def _filter_add_on(name: str, text: str) -> FilterNode:
+    try:
+        return parse_odata(text)
+    except InvalidRequestError as error:
+        raise InvalidRequestError(f"knowledgeSourceParams[{name}].filterAddOn: {error}") from error
+
+
+def _check(params: SourceParams, sources: Mapping[str, KnowledgeSource]) -> None:
+    name = params.knowledge_source_name
+    if name not in sources:
+        known = ", ".join(sources)
+        raise InvalidRequestError(f"knowledgeSourceParams: no source is named {name!r}; there are: {known}")
+    kind = sources[name].kind
+    if params.kind is not None and params.kind != kind:
+        raise InvalidRequestError(f"knowledgeSourceParams: {name!r} is of kind {kind!r}, not {params.kind!r}")
 
 
 def passing(selected: Mapping[str, SelectedSource], found_by: Mapping[str, str]) -> Callable[[BaseNode], bool]:
     """Return the check of nodes as no search found them, which postprocessors bring or change: may they be shown?
 
-    One that a search found has to pass its source's effective filter still. Others tell no source. Where principals
+    One that a search found has to pass its source's effective filter still. Others name no source. Where principals
     matter (a source has permissions), such a one, and whatever has a field of these permissions, has to pass the
     effective filter of a source that has some; else that of any source, and a source without a filter lets everything
     through.
@@ -129,44 +131,24 @@ def passing(selected: Mapping[str, SelectedSource], found_by: Mapping[str, str])
         selected: The sources that the request may search.
         found_by: The source of each node that a search found, by the node's id.
     """
-    declared = {name: one for name, chosen in selected.items() if (one := chosen.source.permissions) is not None}
-    checks = {name: _check_of(chosen.filters) for name, chosen in selected.items() if chosen.denied is None}
+    declared = {name: kept for name, chosen in selected.items() if (kept := chosen.source.permissions) is not None}
+    checks: dict[str, Callable[[Mapping[str, Any]], bool]] = {
+        name: (lambda _: True) if chosen.filters is None else matcher(chosen.filters)
+        for name, chosen in selected.items()
+        if chosen.denied is None
+    }
     others = [check for name, check in checks.items() if not declared or name in declared]
 
     def may_be_shown(node: BaseNode) -> bool:
         source = found_by.get(node.node_id, "")
         own = checks.get(source)
-        theirs = source not in declared and any(one.declares(key) for one in declared.values() for key in node.metadata)
+        theirs = source not in declared and any(
+            kept.declares(key) for kept in declared.values() for key in node.metadata
+        )
         asked = others if own is None or theirs else [own]
         return not selected or any(check(node.metadata) for check in asked)
 
     return may_be_shown
-
-
-def _check_of(filters: FilterNode | None) -> Callable[[Mapping[str, Any]], bool]:
-    return (lambda _: True) if filters is None else matcher(filters)
-
-
-def _filter_add_on(params: SourceParams) -> FilterNode | None:
-    if params.filter_add_on is None:
-        return None
-    try:
-        return parse_odata(params.filter_add_on)
-    except InvalidRequestError as error:
-        where = f"knowledgeSourceParams[{params.knowledge_source_name}].filterAddOn"
-        raise InvalidRequestError(f"{where}: {error}") from error
-
-
-def _check(params: SourceParams, sources: Mapping[str, KnowledgeSource]) -> None:
-    name = params.knowledge_source_name
-    if name not in sources:
-        raise InvalidRequestError(
-            f"knowledgeSourceParams: no source is named {name!r}; there are: {', '.join(sources)}"
-        )
-    if params.kind is not None and params.kind != sources[name].kind:
-        raise InvalidRequestError(
-            f"knowledgeSourceParams: {name!r} is of kind {sources[name].kind!r}, not {params.kind!r}"
-        )
 
 
 def by_name(sources: Sequence[KnowledgeSource]) -> dict[str, KnowledgeSource]:
@@ -177,26 +159,26 @@ def by_name(sources: Sequence[KnowledgeSource]) -> dict[str, KnowledgeSource]:
     """
     if not sources:
         raise ConfigurationError("sources: give at least one KnowledgeSource")
+    named: dict[str, KnowledgeSource] = {}
     for source in sources:
         if not isinstance(source, KnowledgeSource):
             raise ConfigurationError(
                 f"sources: expected KnowledgeSource, got {type(source).__name__}; "
                 "from_defaults takes indexes and retrievers"
             )
-    names = [source.name for source in sources]
-    twice = sorted({name for name in names if names.count(name) > 1})
-    if twice:
-        raise ConfigurationError(f"sources: {', '.join(twice)} is given twice; names must differ")
-    return {source.name: source for source in sources}
+        if source.name in named:
+            raise ConfigurationError(f"sources: {source.name} is given twice; names must differ")
+        named[source.name] = source
+    return named
 
 
-def as_source(one: Any, position: int) -> KnowledgeSource:
+def as_source(given: object, position: int) -> KnowledgeSource:
     """Make a source named ``source_<position>`` of an index or a retriever; a source is itself."""
     name = f"source_{position}"
-    if isinstance(one, KnowledgeSource):
-        return one
-    if isinstance(one, BaseIndex):
-        return KnowledgeSource(name, index=one)
-    if isinstance(one, BaseRetriever):
-        return KnowledgeSource(name, retriever=one)
-    raise ConfigurationError(f"sources: can't search a {type(one).__name__}; give a source, an index or a retriever")
+    if isinstance(given, KnowledgeSource):
+        return given
+    if isinstance(given, BaseIndex):
+        return KnowledgeSource(name, index=given)
+    if isinstance(given, BaseRetriever):
+        return KnowledgeSource(name, retriever=given)
+    raise ConfigurationError(f"sources: can't search a {type(given).__name__}; give a source, an index or a retriever")

@@ -23,7 +23,6 @@ from llama_index_agentic_kb._aio import (
     gather,
     iterate,
     open_stream,
-    pause_until,
     start,
     wait,
 )
@@ -201,27 +200,6 @@ def test_wait_until_a_deadline(driver: Driver, leaves: Leaves) -> None:
         return job.result()
 
     assert driver.run(flow()) == "late"
-
-
-def test_a_pause_lets_others_go_on(driver: Driver, leaves: Leaves) -> None:
-    """A paused flow holds nobody up, comes back no sooner than it asked, and at once for a time that has passed."""
-    told: list[str] = []
-
-    async def paused() -> float:
-        began = time.monotonic()
-        await pause_until(began - 1)
-        await pause_until(began + 0.2)
-        told.append("paused")
-        return time.monotonic() - began
-
-    async def flow() -> float:
-        job: Job[float] = start(paused())
-        await leaves.call(lambda: told.append("went on"))
-        await wait([job])
-        return job.result()
-
-    assert driver.run(flow()) >= 0.2
-    assert told == ["went on", "paused"]
 
 
 def test_gather_leaves_out_what_is_late(driver: Driver, leaves: Leaves) -> None:

@@ -10,8 +10,8 @@ from llama_index.core.schema import NodeWithScore, TextNode
 
 from llama_index_agentic_kb import KnowledgeSource
 from llama_index_agentic_kb.schema import SourceActivity, SubQuery
-from llama_index_agentic_kb.sources.base import NodeList
 from llama_index_agentic_kb.sources.fan_out import SourceSearch
+from llama_index_agentic_kb.sources.search import NodeList
 from llama_index_agentic_kb.testing import MemoryRetriever
 
 Found = Sequence["tuple[str, float | None] | NodeWithScore"]

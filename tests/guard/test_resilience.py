@@ -19,7 +19,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llama_index_agentic_kb._aio import Call, Job, arun, cancel, deadline_after, gather, run, start, wait
+from llama_index_agentic_kb._aio import Call, Job, arun, call_deadline, cancel, deadline_after, gather, run, start, wait
 from llama_index_agentic_kb.account.budget import Budget, RetryBudget, set_budget
 from llama_index_agentic_kb.errors import (
     AgenticKBError,
@@ -39,11 +39,9 @@ from llama_index_agentic_kb.guard.resilience import (
     Bulkhead,
     CallProgress,
     CircuitBreaker,
-    Permit,
     Resilience,
     ResilientCalls,
     RetryPolicy,
-    call_deadline,
     retried,
 )
 
@@ -292,11 +290,8 @@ def breaker(clock: Clock | None = None, **fields: Any) -> CircuitBreaker:
     return CircuitBreaker("source 'x'", BreakerPolicy(**fields), clock or Clock())
 
 
-def ended(one: CircuitBreaker, error: BaseException | None, seconds: float = 1.0) -> Permit:
-    permit = Permit()
-    one.admit(permit)
-    one.ended(permit, error, seconds)
-    return permit
+def ended(one: CircuitBreaker, error: BaseException | None, seconds: float | None = 1.0) -> None:
+    one.ended(error, seconds, probe=one.admit())
 
 
 def opened(clock: Clock) -> CircuitBreaker:
@@ -317,7 +312,7 @@ def test_failures_in_a_row_open_it() -> None:
     ended(one, ConnectionError("http://admin:hunter22@db: who directed Titanic?"))
     reason = r"circuit open until [\d:]{8} UTC \(3 failures in a row; the last: ConnectionError at [\d:]{8} UTC\)$"
     with pytest.raises(CircuitOpenError, match=f"was not asked: {reason}"):
-        one.admit(Permit())
+        one.admit()
 
 
 def test_after_its_time_one_probe_decides() -> None:
@@ -331,29 +326,27 @@ def test_after_its_time_one_probe_decides() -> None:
 
     def ask(_: int) -> None:
         barrier.wait(10)
-        probe = Permit()
         try:
-            one.admit(probe)
+            probes.append(one.admit())
         except CircuitOpenError:
             return
-        probes.append(probe)
 
     with ThreadPoolExecutor(16) as pool:
         list(pool.map(ask, range(16)))
-    assert len(probes) == 1
-    one.dropped(probes[0])
+    assert probes == [True]
+    one.ended(asyncio.CancelledError(), 1.0, probe=True)
     assert one.state == "halfOpen"
     ended(one, None)
     assert (one.state, one.reason) == ("closed", None)
 
 
 def test_a_call_with_hardly_any_time_says_nothing() -> None:
-    """A caller's own hurry does not cut others off; a deadline that was long enough does. An end counts once."""
+    """Nor does one that was not begun; a deadline that was long enough does."""
     one = breaker(failures=2)
     ended(one, DeadlineExceededError("late"), 0.05)
-    permit = ended(one, DeadlineExceededError("late"), 0.2)
-    for _ in range(5):
-        one.ended(permit, ConnectionError(), 1.0)
+    ended(one, DeadlineExceededError("late"), 0.2)
+    for error in (BulkheadFullError("full"), DeadlineExceededError("late"), asyncio.CancelledError()):
+        ended(one, error, None)
     assert one.state == "closed"
     ended(one, DeadlineExceededError("late"), 0.2)
     assert one.state == "open"

@@ -16,7 +16,7 @@ from llama_index_agentic_kb import AgenticQueryEngine, AgenticRetriever, Knowled
 from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY
 from llama_index_agentic_kb.guard.spotlighting import Spotlighting
 from llama_index_agentic_kb.schema import RetrievalRequest, RetrievalResponse
-from llama_index_agentic_kb.sources.planner_filters import FilterField
+from llama_index_agentic_kb.sources.filters import FilterField
 from llama_index_agentic_kb.testing import HashEmbedding
 from tests.injection.attacks import Goal, Kind, ObedientLLM, Poison, changes, poison
 

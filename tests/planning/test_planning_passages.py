@@ -9,8 +9,8 @@ from llama_index_agentic_kb import KnowledgeSource, interleave
 from llama_index_agentic_kb.evidence.candidates import best_of
 from llama_index_agentic_kb.planning.findings import MAX_PASSAGES, PassageSet
 from llama_index_agentic_kb.schema import SourceActivity, SubQuery
-from llama_index_agentic_kb.sources.base import NodeList
 from llama_index_agentic_kb.sources.fan_out import SourceSearch
+from llama_index_agentic_kb.sources.search import NodeList
 from llama_index_agentic_kb.testing import MemoryRetriever
 
 SOURCE = KnowledgeSource("docs", retriever=MemoryRetriever([]))

@@ -384,7 +384,7 @@ def test_a_source_that_hangs_does_not_hold_up_steps_that_do_not_use_it() -> None
 
 def test_a_parents_slow_source_does_not_hold_its_children_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step goes on with what its parent's other source found; what comes later is evidence all the same."""
-    monkeypatch.setattr("llama_index_agentic_kb.sources.stragglers.STRAGGLER_GRACE", 0.05)
+    monkeypatch.setattr("llama_index_agentic_kb.sources.fan_out.STRAGGLER_GRACE", 0.05)
     late = TextNode(id_="late", text="Titanic was directed, and James Cameron was born, says a slow source.")
     slow = MemoryRetriever([late], latency=1.5)
     searched = world()

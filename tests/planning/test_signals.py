@@ -6,8 +6,8 @@ from llama_index.core.schema import NodeWithScore, TextNode
 from llama_index_agentic_kb import KnowledgeSource, interleave
 from llama_index_agentic_kb.planning.scope import Scope, evidence_strength, is_simple
 from llama_index_agentic_kb.schema import SourceActivity, SubQuery
-from llama_index_agentic_kb.sources.base import NodeList
 from llama_index_agentic_kb.sources.fan_out import SourceSearch
+from llama_index_agentic_kb.sources.search import NodeList
 from llama_index_agentic_kb.testing import MemoryRetriever
 
 SOURCE = KnowledgeSource("docs", retriever=MemoryRetriever([]))

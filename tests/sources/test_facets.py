@@ -8,16 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llama_index_agentic_kb.errors import InvalidRequestError
-from llama_index_agentic_kb.sources.facets import (
+from llama_index_agentic_kb.sources.metadata import (
     Facet,
     FacetBucket,
+    MetadataRow,
+    Per,
     SourceDocument,
     facet_buckets,
     list_documents,
     sort_key,
     value_groups,
 )
-from llama_index_agentic_kb.sources.metadata import MetadataRow, Per
 
 ROWS = [
     MetadataRow("d1", {"genre": "drama", "year": 1969, "tags": ["war", "sea"], "page": 1}),

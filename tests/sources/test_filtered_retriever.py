@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from contextvars import copy_context
 from typing import Any
 
 import pytest
@@ -9,25 +10,22 @@ from llama_index.core import StorageContext, VectorStoreIndex
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.indices.vector_store.retrievers import VectorIndexRetriever
-from llama_index.core.schema import BaseNode, TextNode
+from llama_index.core.schema import BaseNode, NodeWithScore, TextNode
 from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryResult
 from llama_index.vector_stores.chroma import ChromaVectorStore
 
 from llama_index_agentic_kb import AgenticRetriever, KnowledgeSource
+from llama_index_agentic_kb._aio import set_deadline
 from llama_index_agentic_kb.errors import DeadlineExceededError
 from llama_index_agentic_kb.schema import Condition, FilterOperator, Outcome, SourceActivity
 from llama_index_agentic_kb.sources.index import (
     FilteredIndexRetriever,
     NotedNodes,
-    has_native_async,
-    index_retriever,
-    query_embedding_model,
-    score_scale,
-    search_kind,
-    until,
+    traits_of,
 )
-from llama_index_agentic_kb.sources.recursion import own_recursion
+from llama_index_agentic_kb.sources.index import index_retriever as made_by
+from llama_index_agentic_kb.sources.search import own_recursion
 from llama_index_agentic_kb.testing import HashEmbedding
 
 MakeIndex = Callable[[Sequence[BaseNode], BaseEmbedding], VectorStoreIndex]
@@ -47,6 +45,19 @@ def _nodes(count: int = 20) -> list[TextNode]:
     ]
 
 
+def index_retriever(
+    index: VectorStoreIndex, filters: Condition | None, top_k: int, further: dict[str, Any] | None = None
+) -> BaseRetriever:
+    return made_by(index, filters, top_k, further or {})
+
+
+def _until(retriever: BaseRetriever, deadline: float) -> list[NodeWithScore]:
+    """Search in a context with a deadline."""
+    context = copy_context()
+    context.run(set_deadline, deadline)
+    return context.run(retriever.retrieve, "valve")
+
+
 def _retriever(index: VectorStoreIndex, filters: Condition, top_k: int) -> BaseRetriever:
     """Give an index's retriever as a source takes it: core's recursion, which copies lists, is switched off."""
     return own_recursion(index_retriever(index, filters, top_k), "docs")
@@ -63,9 +74,8 @@ def test_it_stands_in_for_the_plain_retriever(chroma_index: MakeIndex) -> None:
     plain, filtered = index.as_retriever(similarity_top_k=4), _retriever(index, EVEN, 4)
     assert isinstance(filtered, FilteredIndexRetriever)
     assert type(index_retriever(index, None, 4)) is VectorIndexRetriever
-    assert query_embedding_model(filtered) is query_embedding_model(plain)
-    assert score_scale(filtered) == score_scale(plain)
-    assert (search_kind(filtered), has_native_async(filtered)) == ("dense", False)
+    assert traits_of(filtered, None) == traits_of(plain, None)
+    assert (traits_of(plain, None).kind, traits_of(plain, None).native_async) == ("dense", False)
     every = [n for n in index.as_retriever(similarity_top_k=20).retrieve("pump number 4") if _is_even(n.node)]
     found = filtered.retrieve("pump number 4")
     assert [n.score for n in found] == pytest.approx([n.score for n in every[:4]], rel=1e-4)
@@ -135,7 +145,7 @@ def test_a_store_may_offer_a_search_of_its_own() -> None:
     store = Offering()
     context = StorageContext.from_defaults(vector_store=store)
     index = VectorStoreIndex(_nodes(), storage_context=context, embed_model=HashEmbedding())
-    found = until(_retriever(index, EVEN, 3), 7.0).retrieve("valve")
+    found = _until(_retriever(index, EVEN, 3), 7.0)
     assert [node.node.node_id for node in found] == ["n0", "n2", "n4"]
     assert _note(found) == "until 7.0"
     store.offers = False
@@ -143,11 +153,9 @@ def test_a_store_may_offer_a_search_of_its_own() -> None:
 
 
 def test_the_deadline_reaches_the_search(chroma_index: MakeIndex) -> None:
-    """A twin stops at its deadline, the retriever itself has none; others have no such thing."""
+    """A search begins nothing after its call's deadline; outside of a call there is none."""
     index = chroma_index(_nodes(), HashEmbedding())
     retriever = index_retriever(index, EVEN, 3)
     with pytest.raises(DeadlineExceededError, match="filtered search"):
-        until(retriever, time.monotonic() - 1).retrieve("valve")
+        _until(retriever, time.monotonic() - 1)
     assert len(retriever.retrieve("valve")) == 3
-    plain = index.as_retriever()
-    assert until(plain, 1.0) is plain

@@ -17,11 +17,10 @@ from llama_index_agentic_kb import KnowledgeSource, Resilience
 from llama_index_agentic_kb._aio import arun, run
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError
 from llama_index_agentic_kb.schema import Condition, FilterNode
-from llama_index_agentic_kb.sources import SearchResult
 from llama_index_agentic_kb.sources import lexical as lexical_sources
 from llama_index_agentic_kb.sources.search import NodeList
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever
-from tests.sources.conftest import MakeIndex
+from tests.sources.conftest import Found, MakeIndex, search, searching
 
 ACME = Condition(key="tenant", value="acme")
 TEXTS = ["The Saturn V rocket was 110.6 m tall.", "Snow falls in Oslo.", "Bread is made of flour."]
@@ -67,23 +66,11 @@ def index_of(given: Sequence[BaseNode] | None = None, **kwargs: Any) -> VectorSt
     return VectorStoreIndex(list(nodes() if given is None else given), embed_model=HashEmbedding(), **kwargs)
 
 
-async def searching(
-    source: KnowledgeSource, query: str, filters: FilterNode | None = None, *, top_k: int = 10, seconds: float = 20
-) -> SearchResult:
-    prepared = await source.prepare(source.effective_filter(filters), top_k)
-    deadline = time.monotonic() + seconds
-    return await source.search(prepared, QueryBundle(query), top_k=top_k, deadline=deadline)
-
-
-def search(source: KnowledgeSource, query: str, filters: FilterNode | None = None, **kwargs: Any) -> SearchResult:
-    return run(searching(source, query, filters, **kwargs))
-
-
-def kinds(result: SearchResult) -> list[str]:
+def kinds(result: Found) -> list[str]:
     return [ranked.kind for ranked in result.lists]
 
 
-def words_of(result: SearchResult) -> NodeList:
+def words_of(result: Found) -> NodeList:
     (ranked,) = [ranked for ranked in result.lists if ranked.kind == "lexical"]
     return ranked
 

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -21,9 +20,8 @@ from llama_index_agentic_kb.errors import (
     InvalidRequestError,
 )
 from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, FilterOperator, any_of
-from llama_index_agentic_kb.sources import SearchResult
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever
-from tests.sources.conftest import MakeIndex
+from tests.sources.conftest import Found, MakeIndex, search, searching
 
 ACME = Condition(key="tenant", value="acme")
 
@@ -45,21 +43,7 @@ def simple_index(given: Sequence[Any] | None = None) -> VectorStoreIndex:
     return VectorStoreIndex(list(given or nodes()), embed_model=HashEmbedding())
 
 
-async def searching(
-    source: KnowledgeSource, query: str, filters: FilterNode | None, top_k: int, seconds: float
-) -> SearchResult:
-    prepared = await source.prepare(source.effective_filter(filters), top_k)
-    deadline = time.monotonic() + seconds
-    return await source.search(prepared, QueryBundle(query), top_k=top_k, deadline=deadline)
-
-
-def search(
-    source: KnowledgeSource, query: str = "rain report", filters: FilterNode | None = None, top_k: int = 10
-) -> SearchResult:
-    return run(searching(source, query, filters, top_k, seconds=20))
-
-
-def ids(result: SearchResult) -> list[str]:
+def ids(result: Found) -> list[str]:
     return [node.node_id for node in result.nodes]
 
 
@@ -92,7 +76,7 @@ async def test_every_kind_of_retriever_works_sync_and_async(mode: Literal["sync"
     source = KnowledgeSource("memory", retriever=MemoryRetriever(nodes(), mode=mode))
     found = ids(search(source))
     assert len(found) == 2
-    assert ids(await arun(searching(source, "rain report", None, 10, seconds=20))) == found
+    assert ids(await arun(searching(source, "rain report"))) == found
 
 
 def test_a_factory_is_given_the_effective_filter() -> None:
@@ -286,7 +270,7 @@ def test_the_health_of_a_source_is_public() -> None:
         assert (source.health.places, source.health.circuit, source.health.median_seconds) == (3, "closed", None)
         assert source.lexical_health is None
         with pytest.raises(DeadlineExceededError):
-            run(searching(source, "rain", None, 3, seconds=0.2))
+            run(searching(source, "rain", top_k=3, seconds=0.2))
         assert (source.health.at_work, source.health.waiting, source.health.abandoned) == (0, 0, 1)
     words = KnowledgeSource("words", index=simple_index(), resilience=Resilience(breaker=None))
     run(words.warm_up())

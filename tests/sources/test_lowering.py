@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from llama_index.core import VectorStoreIndex
-from llama_index.core.schema import QueryBundle, TextNode
+from llama_index.core.schema import TextNode
 from llama_index.core.vector_stores import FilterCondition, FilterOperator, MetadataFilter, MetadataFilters
 
 from llama_index_agentic_kb import KnowledgeSource
@@ -15,10 +15,9 @@ from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.errors import DeniedError, InvalidRequestError
 from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, matches
 from llama_index_agentic_kb.schema import FilterOperator as Operator
-from llama_index_agentic_kb.sources import SearchResult
 from llama_index_agentic_kb.sources.filters import FilterLike, flat, lower, to_tree
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever
-from tests.sources.conftest import MakeIndex
+from tests.sources.conftest import Found, MakeIndex, search
 
 TEXTS, NUMBERS, FLAGS = ["a", "b", "it's", "ü"], [0, 1, 2], [True, False]
 TAGS: list[list[str]] = [["a"], ["a", "b"], []]
@@ -82,12 +81,8 @@ def rows(metadata: list[dict[str, Any]] = ROWS) -> list[TextNode]:
     return [TextNode(id_=str(n), text="row", metadata=row) for n, row in enumerate(metadata)]
 
 
-def found(source: KnowledgeSource, tree: FilterNode) -> SearchResult:
-    async def flow() -> SearchResult:
-        prepared = await source.prepare(source.effective_filter(tree), 100)
-        return await source.search(prepared, QueryBundle("row"), top_k=100, deadline=None)
-
-    return run(flow())
+def found(source: KnowledgeSource, tree: FilterNode) -> Found:
+    return search(source, "row", tree, top_k=100)
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,7 @@ from llama_index_agentic_kb.schema import (
     parse_odata,
 )
 from llama_index_agentic_kb.sources import FilterField
-from llama_index_agentic_kb.sources.planner_filters import MAX_FILTER, describe_fields, read_planner_filter
+from llama_index_agentic_kb.sources.filters import MAX_FILTER, describe_fields, read_planner_filter
 from llama_index_agentic_kb.testing import MemoryRetriever
 
 KEYS = st.sampled_from(["tenant", "year", "tags"])

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,13 +10,12 @@ from llama_index.core.query_engine import CustomQueryEngine
 from llama_index.core.schema import IndexNode, NodeWithScore, QueryBundle, TextNode
 
 from llama_index_agentic_kb import KnowledgeSource
-from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.errors import DeadlineExceededError
 from llama_index_agentic_kb.schema import Condition
-from llama_index_agentic_kb.sources import SearchResult
-from llama_index_agentic_kb.sources.recursion import MAX_DEPTH, MAX_FOLLOWED
+from llama_index_agentic_kb.sources.search import MAX_DEPTH, MAX_FOLLOWED
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever
-from tests.sources.conftest import MakeIndex
+from tests.sources.conftest import Found, MakeIndex
+from tests.sources.conftest import search as search_source
 
 
 class Tree(BaseRetriever):
@@ -47,18 +45,12 @@ def index_of(*objects: IndexNode, texts: Sequence[str] = ()) -> VectorStoreIndex
     return VectorStoreIndex([TextNode(text=t) for t in texts], objects=list(objects), embed_model=HashEmbedding())
 
 
-def search(index: VectorStoreIndex, *, seconds: float = 20, filters: Condition | None = None) -> SearchResult:
+def search(index: VectorStoreIndex, *, seconds: float = 20, filters: Condition | None = None) -> Found:
     source = KnowledgeSource("docs", index=index, filters=filters)
-
-    async def flow() -> SearchResult:
-        prepared = await source.prepare(source.effective_filter(), 50)
-        deadline = time.monotonic() + seconds
-        return await source.search(prepared, QueryBundle("rain"), top_k=1_000, deadline=deadline)
-
-    return run(flow())
+    return search_source(source, "rain", top_k=50, seconds=seconds)
 
 
-def texts(result: SearchResult) -> list[str]:
+def texts(result: Found) -> list[str]:
     return [node.text for node in result.nodes]
 
 
@@ -145,10 +137,6 @@ def test_a_users_own_retriever_is_bounded_too(given: str) -> None:
     loop.children = [loop]
     endless = source_of(loop)
 
-    async def flow(one: KnowledgeSource) -> SearchResult:
-        prepared = await one.prepare(None, 5)
-        return await one.search(prepared, QueryBundle("rain"), top_k=5, deadline=None)
-
-    assert texts(run(flow(source))) == ["leaf"]
-    assert len(run(flow(endless)).nodes) == 1
+    assert texts(search_source(source, "rain", top_k=5)) == ["leaf"]
+    assert len(search_source(endless, "rain", top_k=5).nodes) == 1
     assert "_handle_recursive_retrieval" not in vars(leafy)
