@@ -66,7 +66,7 @@ def _sharing_is_told(patch: pytest.MonkeyPatch) -> None:
 
 
 def _hidden_documents_are_counted(patch: pytest.MonkeyPatch) -> None:
-    prepared = base.PreparedSource
+    prepared = search.PreparedSource
     patch.setattr(base, "PreparedSource", lambda *given, **fields: prepared(*given, **fields | {"is_private": False}))
 
 

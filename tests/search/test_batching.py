@@ -182,7 +182,7 @@ async def request(model: BaseEmbedding, queries: list[str], *handlers: Any, dead
     embeddings = QueryEmbeddings(CallbackManager(list(handlers)), deadline=deadline, cache=None)
     embeddings.begin([(model, query) for query in queries])
     jobs = await gather([embeddings.get(model, query) for query in queries])
-    return [job.error or job.value for job in jobs]
+    return [job.error or job.result() for job in jobs]
 
 
 def vector(model: HashEmbedding, text: str) -> list[float]:

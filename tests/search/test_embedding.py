@@ -185,7 +185,7 @@ async def test_a_failure_is_that_models_alone() -> None:
         pairs: list[tuple[BaseEmbedding, str]] = [(broken, "a"), (sound, "a"), (broken, "a")]
         shared.begin(pairs)
         jobs = await gather([shared.get(model, query) for model, query in pairs])
-        return [job.error or job.value for job in jobs]
+        return [job.error or job.result() for job in jobs]
 
     for one, two, three in (await asyncio.to_thread(run, both()), await arun(both())):
         assert isinstance(one, ConnectionError)
@@ -201,7 +201,7 @@ async def test_callers_wait_no_longer_than_they_may() -> None:
         shared = embeddings()
         hurried = shared.get(model, "a", deadline=time.monotonic() + 0.05)
         jobs = await gather([hurried, shared.get(model, "a", deadline=time.monotonic() + 20)])
-        return [job.error or job.value for job in jobs]
+        return [job.error or job.result() for job in jobs]
 
     for hurried, patient in (await asyncio.to_thread(run, both()), await arun(both())):
         assert isinstance(hurried, DeadlineExceededError)
