@@ -10,8 +10,6 @@ from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestErro
 from llama_index_agentic_kb.schema.filters import Condition, FilterNode
 from llama_index_agentic_kb.schema.request import RetrievalRequest
 
-__all__ = ["DEFAULT_INPUT_LIMITS", "InputLimits"]
-
 MAX_NAME: Final = 1_000
 """Characters of a source's name."""
 
@@ -55,34 +53,34 @@ class InputLimits:
         Raises:
             InvalidRequestError: It does; the message names the field, its size and the limit.
         """
-        for field_name, size, limit, maximum in self._sizes(request):
+        for field_name, size, limit in self._sizes(request):
+            maximum = limit if isinstance(limit, int) else getattr(self, limit)
             if size > maximum:
-                named = f" (InputLimits.{limit})" if limit else ""
+                named = "" if isinstance(limit, int) else f" (InputLimits.{limit})"
                 raise InvalidRequestError(f"{field_name}: {size:,} are too many; at most {maximum:,}{named}")
 
-    def _sizes(self, request: RetrievalRequest) -> Iterator[tuple[str, int, str, int]]:
+    def _sizes(self, request: RetrievalRequest) -> Iterator[tuple[str, int, str | int]]:
         """Yield fields with sizes and limits; counts first, so that no long list is read whole for nothing."""
         messages, intents = request.messages or [], request.intents or []
-        entries = "entries", self.entries
-        yield "messages: messages", len(messages), *entries
-        yield "intents: intents", len(intents), *entries
-        yield "messages: pieces of content", sum(len(message.content) for message in messages), *entries
-        lengths = (len(getattr(part, "text", "")) for message in messages for part in message.content)
-        yield "messages: characters", sum(lengths), "conversation_characters", self.conversation_characters
-        question = "question_characters", self.question_characters
-        yield "messages: characters of the question", len(request.question) if messages else 0, *question
+        yield "messages: messages", len(messages), "entries"
+        yield "intents: intents", len(intents), "entries"
+        yield "messages: pieces of content", sum([len(message.content) for message in messages]), "entries"
+        lengths = [len(getattr(part, "text", "")) for message in messages for part in message.content]
+        yield "messages: characters", sum(lengths), "conversation_characters"
+        asked = len(request.question) if messages else 0
+        yield "messages: characters of the question", asked, "question_characters"
         for number, intent in enumerate(intents):
-            yield f"intents[{number}].search: characters", len(intent.search), *question
-        yield "knowledgeSourceParams: entries", len(request.knowledge_source_params), *entries
+            yield f"intents[{number}].search: characters", len(intent.search), "question_characters"
+        yield "knowledgeSourceParams: entries", len(request.knowledge_source_params), "entries"
         for number, params in enumerate(request.knowledge_source_params):
             name = params.knowledge_source_name
-            yield f"knowledgeSourceParams[{number}].knowledgeSourceName: characters", len(name), "", MAX_NAME
+            yield f"knowledgeSourceParams[{number}].knowledgeSourceName: characters", len(name), MAX_NAME
             where = f"knowledgeSourceParams[{name}]"
-            yield f"{where}.filterAddOn: characters", len(params.filter_add_on or ""), *question
+            yield f"{where}.filterAddOn: characters", len(params.filter_add_on or ""), "question_characters"
             if params.filters is not None:
                 yield from self._sizes_of(params.filters, f"{where}.filters")
 
-    def _sizes_of(self, tree: FilterNode, where: str) -> Iterator[tuple[str, int, str, int]]:
+    def _sizes_of(self, tree: FilterNode, where: str) -> Iterator[tuple[str, int, str | int]]:
         """Yield the sizes of a filter, level by level: one that is too deep is not walked to its end."""
         level: list[FilterNode] = [tree]
         levels = values = characters = 0
@@ -92,10 +90,10 @@ class InputLimits:
             values += sum(len(node.values) for node in conditions)
             characters += sum(len(node.key) + sum(len(str(value)) for value in node.values) for node in conditions)
             level = [child for node in level if not isinstance(node, Condition) for child in node.filters]
-        yield f"{where}: levels", levels, "", MAX_FILTER_LEVELS
-        yield f"{where}: values", values, "filter_values", self.filter_values
+        yield f"{where}: levels", levels, MAX_FILTER_LEVELS
+        yield f"{where}: values", values, "filter_values"
         maximum = MAX_CHARACTERS_PER_VALUE * self.filter_values
-        yield f"{where}: characters", characters, "filter_values", maximum
+        yield f"{where}: characters", characters, maximum
 
 
 DEFAULT_INPUT_LIMITS: Final = InputLimits()

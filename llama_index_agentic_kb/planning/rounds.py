@@ -278,7 +278,9 @@ class MultiHopSearch:
         self._model_lost = False
         """Whether the model did not answer at all. It is not asked again: each call would cost its whole time."""
 
-    async def search(self, question: QueryPlan, first: Sequence[RunningSearch] | None = None, why: str = "") -> PlanOutcome:
+    async def search(
+        self, question: QueryPlan, first: Sequence[RunningSearch] | None = None, why: str = ""
+    ) -> PlanOutcome:
         """Plan and search until everything is found, spent or settled.
 
         The question is searched while the model plans; ``first`` is its search, where that was started already.
