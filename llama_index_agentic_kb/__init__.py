@@ -86,7 +86,7 @@ if TYPE_CHECKING:
     from llama_index_agentic_kb.schema.answer import Answer as Answer
     from llama_index_agentic_kb.schema.answer_query import AnswerQuery as AnswerQuery
     from llama_index_agentic_kb.schema.answer_query import AnswerResponse as AnswerResponse
-    from llama_index_agentic_kb.search.embedding_cache import EmbeddingCache as EmbeddingCache
+    from llama_index_agentic_kb.search.embedding import EmbeddingCache as EmbeddingCache
     from llama_index_agentic_kb.search.fusion import distribution_based_score_fusion as distribution_based_score_fusion
     from llama_index_agentic_kb.search.fusion import interleave as interleave
     from llama_index_agentic_kb.search.fusion import reciprocal_rank_fusion as reciprocal_rank_fusion
@@ -185,7 +185,7 @@ _HOMES = {
         "SourceParams",
         "parse_odata",
     ),
-    "search.embedding_cache": ("EmbeddingCache",),
+    "search.embedding": ("EmbeddingCache",),
     "search.fusion": (
         "distribution_based_score_fusion",
         "interleave",

@@ -58,7 +58,7 @@ from llama_index_agentic_kb.schema import (
     ResultsProcessing,
     RetrievalRequest,
 )
-from llama_index_agentic_kb.search.embedding_cache import SHARED_CACHE, EmbeddingCache
+from llama_index_agentic_kb.search.embedding import SHARED_CACHE, EmbeddingCache
 from llama_index_agentic_kb.search.fusion import interleave
 from llama_index_agentic_kb.search.rerank import Reranker, as_reranker
 from llama_index_agentic_kb.sources import KnowledgeSource

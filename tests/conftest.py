@@ -93,7 +93,7 @@ def settings_as_they_were() -> Iterator[None]:
 @pytest.fixture(autouse=True)
 def empty_embedding_cache() -> None:
     """No test finds the vectors of another one's queries."""
-    if (module := sys.modules.get("llama_index_agentic_kb.search.embedding_cache")) is not None:
+    if (module := sys.modules.get("llama_index_agentic_kb.search.embedding")) is not None:
         module.SHARED_CACHE.clear()  # loaded by a test, not here: some tests are about what is imported
 
 

@@ -26,7 +26,7 @@ from llama_index_agentic_kb.evaluation.meter import Cost
 from llama_index_agentic_kb.replay import Recording
 from llama_index_agentic_kb.retriever import AgenticRetriever, RetrieverOptions
 from llama_index_agentic_kb.schema import Message, RetrievalRequest, SourceActivity
-from llama_index_agentic_kb.search.embedding_cache import EmbeddingCache
+from llama_index_agentic_kb.search.embedding import EmbeddingCache
 from llama_index_agentic_kb.search.fusion import Ranked, interleave, reciprocal_rank_fusion
 
 __all__ = ["PLANNING", "SYSTEMS", "Found", "System", "check_systems", "make_systems"]

@@ -20,24 +20,15 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 
 from llama_index_agentic_kb.errors import RetrievalError
-from llama_index_agentic_kb.schema import (
-    Condition,
-    FilterGroup,
-    FilterLogic,
-    FilterNode,
-    FilterOperator,
-    matcher,
-    matches,
-)
+from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, FilterOperator, matcher
 from llama_index_agentic_kb.search.tokenizing import ANALYSIS, LANGUAGES, Analyzer
 
 if TYPE_CHECKING:
+    import tantivy
     from llama_index.core.schema import BaseNode, NodeWithScore
-
-__all__ = ["LexicalDocument", "LexicalHit", "LexicalIndex", "LexicalSearch", "NotIndexedError", "lexical_document"]
 
 _FORMAT: Final = f"1 analysis={ANALYSIS}"
 """Version of the terms and fields; an index of another version is made again."""
@@ -52,6 +43,11 @@ _MAX_TERM: Final = 400
 _KEY_PART: Final = 100
 """Characters of the key in front of a hash."""
 _EQUALITIES: Final = frozenset({FilterOperator.EQ, FilterOperator.IN, FilterOperator.ANY})
+
+Superset: TypeAlias = "tuple[str, ...] | tantivy.Query | None"
+"""What every match of a filter has: one of some terms, or a query; None where that is unknown."""
+Hit: TypeAlias = "tuple[float, tantivy.DocAddress]"
+"""A document's score and its place in the index."""
 
 
 class LexicalSearch(Protocol):
@@ -125,12 +121,19 @@ class LexicalIndex:
         self._format = f"{_FORMAT} language={language}"
         self._lock = threading.Lock()
         self._name = "the lexical index" + ("" if directory is None else f" in {str(directory)!r}")
-        self._on_disk = directory is not None
         with self._errors("opened"):
-            tantivy = _tantivy()
+            import tantivy  # noqa: PLC0415 (only lexical search needs it)
+
             if directory is not None:
                 directory.mkdir(parents=True, exist_ok=True)
-            self._schema = _schema()
+            builder = tantivy.SchemaBuilder()
+            builder.add_text_field("id", stored=True, tokenizer_name="raw", index_option="basic")
+            builder.add_text_field("mark", tokenizer_name="raw", index_option="basic")
+            builder.add_text_field("language", tokenizer_name="raw", index_option="basic")
+            builder.add_text_field("terms", tokenizer_name="terms", index_option="freq")
+            builder.add_text_field("facts", tokenizer_name="raw", index_option="basic")
+            builder.add_bytes_field("metadata", stored=True)
+            self._schema = builder.build()
             self._index = tantivy.Index(self._schema, path=None if directory is None else str(directory))
             whitespace = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.whitespace()).build()
             self._index.register_tokenizer("terms", whitespace)
@@ -148,7 +151,9 @@ class LexicalIndex:
     def node_ids(self) -> set[str]:
         """Return the ids of all documents."""
         with self._errors("read"):
-            found = self._view.searcher.terms_with_prefix("id", "", _tantivy().Query.all_query())
+            import tantivy  # noqa: PLC0415
+
+            found = self._view.searcher.terms_with_prefix("id", "", tantivy.Query.all_query())
         return {node_id for node_id, _ in found}
 
     def update(
@@ -175,41 +180,41 @@ class LexicalIndex:
                 raise
             finally:
                 writer.wait_merging_threads()  # releases the directory's lock
-            with self._errors("read"):
-                self._view = self._look()
+            self.refresh()
 
     def _write(
-        self, writer: Any, put: Iterable[LexicalDocument], delete: Iterable[str], mark: str, *, clear: bool
+        self,
+        writer: tantivy.IndexWriter,
+        put: Iterable[LexicalDocument],
+        delete: Iterable[str],
+        mark: str,
+        *,
+        clear: bool,
     ) -> None:
+        import tantivy  # noqa: PLC0415
+
         if clear:
             writer.delete_all_documents()
         for node_id in delete:
             writer.delete_documents_by_term("id", node_id)
         fresh = clear or not len(self)
-        for document in put:  # an error of the caller's iterable is no error of the index
+        for node_id, text, metadata in put:  # an error of the caller's iterable is no error of the index
             with self._errors("written"):
                 if not fresh:
-                    writer.delete_documents_by_term("id", document.node_id)
-                writer.add_document(self._document(document))
+                    writer.delete_documents_by_term("id", node_id)
+                language, terms = self._analyzer.document(text)
+                kept = _comparable(metadata)
+                made = tantivy.Document(id=node_id, language=language, terms=terms)
+                for term in _metadata_terms(kept):
+                    made.add_text("facts", term)
+                made.add_bytes("metadata", json.dumps(kept).encode())
+                writer.add_document(made)
         with self._errors("written"):
             writer.delete_documents_by_term("mark", self._format)
-            note = _tantivy().Document()
-            note.add_text("mark", self._format)
+            note = tantivy.Document(mark=self._format)
             note.add_bytes("metadata", mark.encode())
             writer.add_document(note)
             writer.commit()
-
-    def _document(self, document: LexicalDocument) -> Any:
-        language, terms = self._analyzer.document(document.text)
-        metadata = _comparable(document.metadata)
-        made = _tantivy().Document()
-        made.add_text("id", document.node_id)
-        made.add_text("language", language)
-        made.add_text("terms", terms)
-        for term in _metadata_terms(metadata):
-            made.add_text("facts", term)
-        made.add_bytes("metadata", json.dumps(metadata).encode())
-        return made
 
     def refresh(self) -> None:
         """See what others have written into the directory since.
@@ -217,12 +222,12 @@ class LexicalIndex:
         Raises:
             RetrievalError: The index is damaged.
         """
-        if self._on_disk:
-            with self._errors("read"):
-                self._view = self._look()
+        with self._errors("read"):
+            self._view = self._look()
 
     def _look(self) -> _View:
-        tantivy = _tantivy()
+        import tantivy  # noqa: PLC0415
+
         self._index.reload()
         searcher = self._index.searcher()
         marks = searcher.search(tantivy.Query.term_query(self._schema, "mark", self._format, "basic"), limit=1).hits
@@ -265,19 +270,12 @@ class LexicalIndex:
 
 
 class _View:
-    """An index as of one commit; never changes, so that any number of threads may search it.
+    """An index as of one commit; never changes, so that any number of threads may search it."""
 
-    Args:
-        schema: Tantivy's.
-        searcher: Tantivy's.
-        languages: Those of the documents.
-        mark: What the commit noted; None before the first.
-    """
-
-    def __init__(self, schema: Any, searcher: Any, languages: tuple[str, ...], mark: str | None) -> None:
-        self.searcher = searcher
-        self.languages = languages
-        self.mark = mark
+    def __init__(
+        self, schema: tantivy.Schema, searcher: tantivy.Searcher, languages: tuple[str, ...], mark: str | None
+    ) -> None:
+        self.searcher, self.languages, self.mark = searcher, languages, mark
         self._schema = schema
         self._values: dict[str, list[tuple[str, Any]] | None] = {}
 
@@ -286,30 +284,29 @@ class _View:
         return int(self.searcher.num_docs) - (self.mark is not None)
 
     def search(self, words: Sequence[tuple[str, ...]], top_k: int, filters: FilterNode | None) -> list[LexicalHit]:
-        """Return the best documents, those of equal scores by id.
-
-        Args:
-            words: The terms of each word, at least one word.
-            top_k: How many documents at most. At least 1.
-            filters: Each document's metadata must match it; None lets all through.
-        """
-        from tantivy import Occur, Query  # noqa: PLC0415 (only lexical search needs it)
+        """Return the best documents, those of equal scores by id; ``words`` holds the terms of each word."""
+        from tantivy import Occur, Query  # noqa: PLC0415
 
         query = _any_of([self._word(forms) for forms in words])
         superset = None if filters is None else self._superset(filters)
         if superset is not None:
-            passing = Query.const_score_query(self._one_of(superset), 0.0)
+            passing = Query.const_score_query(self._as_query(superset), 0.0)
             query = Query.boolean_query([(Occur.Must, query), (Occur.Must, passing)])
+        passes = None if filters is None else matcher(filters)
         limit, documents = top_k, self.searcher.num_docs
         while True:
             hits = self._hits(query, limit)
-            found = self._passing(hits, filters)
+            found = []
+            for score, address in hits:
+                document = self.searcher.doc(address)
+                if passes is None or passes(json.loads(bytes(document.get_first("metadata")))):
+                    found.append(LexicalHit(document.get_first("id"), score))
             if len(found) >= top_k or len(hits) < limit or limit >= documents:
                 return sorted(found, key=lambda hit: (-hit.score, hit.node_id))[:top_k]
             # As many more as the share that passed makes likely to be enough, and at least four times as many.
             limit = min(documents, max(4 * limit, 2 * limit * top_k // max(1, len(found))))
 
-    def _word(self, forms: Sequence[str]) -> Any:
+    def _word(self, forms: Sequence[str]) -> tantivy.Query:
         """Return the query for a word by its stems in several languages.
 
         The best counts, not their sum, and each is as rare as all of them together, as with synonyms: else a word
@@ -317,47 +314,32 @@ class _View:
         """
         from tantivy import Query  # noqa: PLC0415
 
+        queries = {form: Query.term_query(self._schema, "terms", form, "freq") for form in forms}
         if len(forms) == 1:
-            return Query.term_query(self._schema, "terms", forms[0], "freq")
+            return queries[forms[0]]
         held = {form: count for form in forms if (count := self.searcher.doc_freq("terms", form))}
         rarity = self._rarity(sum(held.values()))
-        return Query.disjunction_max_query(
-            [
-                Query.boost_query(
-                    Query.term_query(self._schema, "terms", form, "freq"), rarity / self._rarity(held[form])
-                )
-                for form in held
-            ]
-        )
+        boosted = [Query.boost_query(queries[form], rarity / self._rarity(held[form])) for form in held]
+        return Query.disjunction_max_query(boosted)
 
     def _rarity(self, held: int) -> float:
         """Return BM25's inverse document frequency, as tantivy has it."""
         documents = max(held, self.searcher.num_docs)
         return math.log1p((documents - held + 0.5) / (held + 0.5))
 
-    def _hits(self, query: Any, count: int) -> list[tuple[float, Any]]:
+    def _hits(self, query: tantivy.Query, count: int) -> list[Hit]:
         """Return the best hits, and those that tie with the last of them."""
         limit = count + 1
         while True:
-            hits: list[tuple[float, Any]] = self.searcher.search(query, limit=limit, count=False).hits
+            hits: list[Hit] = self.searcher.search(query, limit=limit, count=False).hits
             if len(hits) < limit or hits[-1][0] < hits[count - 1][0] or limit > count + _MAX_TIES:
                 last = hits[count - 1][0] if len(hits) >= count else 0.0
                 return [hit for hit in hits if hit[0] >= last]
             limit = count + 2 * (limit - count) + 8
 
-    def _passing(self, hits: Iterable[tuple[float, Any]], filters: FilterNode | None) -> list[LexicalHit]:
-        documents = ((score, self.searcher.doc(address)) for score, address in hits)
-        passes = None if filters is None else matcher(filters)
-        return [
-            LexicalHit(document.get_first("id"), score)
-            for score, document in documents
-            if passes is None or passes(json.loads(bytes(document.get_first("metadata"))))
-        ]
-
     # -- filters as metadata terms -----------------------------------------------------------------------------------
 
-    def _superset(self, tree: FilterNode, *, negate: bool = False) -> Any:
-        """Return what every match of a filter has: one of some terms, or a query; None where it is unknown."""
+    def _superset(self, tree: FilterNode, *, negate: bool = False) -> Superset:
         from tantivy import Occur, Query  # noqa: PLC0415
 
         if isinstance(tree, Condition):
@@ -370,15 +352,15 @@ class _View:
         parts = [self._superset(child, negate=negate) for child in tree.filters]
         known = [part for part in parts if part is not None]
         if is_and:
-            return Query.boolean_query([(Occur.Must, self._one_of(part)) for part in known]) if known else None
+            return Query.boolean_query([(Occur.Must, self._as_query(part)) for part in known]) if known else None
         if len(known) < len(parts):
             return None
         # One set of terms is quick to ask for; a thousand of one term each (a principal's groups) are not.
         terms = tuple(term for part in known if isinstance(part, tuple) for term in part)
         queries = [part for part in known if not isinstance(part, tuple)]
-        return _any_of([self._one_of(terms), *queries]) if queries else terms
+        return _any_of([self._as_query(terms), *queries]) if queries else terms
 
-    def _one_of(self, part: Any) -> Any:
+    def _as_query(self, part: tuple[str, ...] | tantivy.Query) -> tantivy.Query:
         from tantivy import Query  # noqa: PLC0415
 
         if not isinstance(part, tuple):
@@ -386,25 +368,22 @@ class _View:
         return Query.term_set_query(self._schema, "facts", part) if part else _any_of([])
 
     def _condition_terms(self, condition: Condition, *, negate: bool) -> tuple[str, ...] | None:
+        """Return the terms of the values that a condition lets through; None where the key's are too many to look."""
         key = condition.key
         if condition.operator in _EQUALITIES and not negate:
             return tuple(_metadata_term(key, value) for value in condition.values)
-        known = self.values(key)
-        if known is None:
-            return None
-        tree: FilterNode = FilterGroup(logic=FilterLogic.NOT, filters=[condition]) if negate else condition
-        # The value may stand alone or be an item of a list.
-        return tuple(term for term, value in known if matches(tree, {key: value}) or matches(tree, {key: [value]}))
-
-    def values(self, key: str) -> list[tuple[str, Any]] | None:
-        """Return the terms and values of a metadata key; None where they are too many, or some are hashes."""
         if key not in self._values:
             quoted = json.dumps(key)
             found = self.searcher.terms_with_prefix("facts", f"{quoted}:", None, _MAX_VALUES + 1)
             hashed = self.searcher.terms_with_prefix("facts", f"{quoted[:_KEY_PART]}#", None, 1)
             values = [(term, json.loads(term[len(quoted) + 1 :])) for term, _ in found]
             self._values[key] = None if hashed or len(found) > _MAX_VALUES else values
-        return self._values[key]
+        known = self._values[key]
+        if known is None:
+            return None
+        passes = matcher(FilterGroup(logic=FilterLogic.NOT, filters=[condition]) if negate else condition)
+        # The value may stand alone or be an item of a list.
+        return tuple(term for term, value in known if passes({key: value}) or passes({key: [value]}))
 
 
 def _metadata_terms(metadata: Mapping[str, Any]) -> Iterator[str]:
@@ -416,7 +395,7 @@ def _metadata_terms(metadata: Mapping[str, Any]) -> Iterator[str]:
             yield _metadata_term(key, value)
 
 
-def _metadata_term(key: str, value: Any) -> str:
+def _metadata_term(key: str, value: object) -> str:
     """Return the term of a value; equal values have one. It holds no space outside of the value's quotes."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
@@ -428,36 +407,19 @@ def _metadata_term(key: str, value: Any) -> str:
     return f"{quoted[:_KEY_PART]}#{digest}"
 
 
-def _comparable(metadata: Mapping[str, Any]) -> dict[str, Any]:
+def _comparable(metadata: Mapping[str, object]) -> dict[str, object]:
     """Return metadata as JSON that ``matches`` treats as it treats the original: what it can't compare is {}."""
+
+    def plain(value: object) -> object:
+        return value if value is None or isinstance(value, str | int | float) else {}
+
     return {
-        key: [_plain(item) for item in value] if isinstance(value, list | tuple | set | frozenset) else _plain(value)
+        key: [plain(item) for item in value] if isinstance(value, list | tuple | set | frozenset) else plain(value)
         for key, value in metadata.items()
     }
 
 
-def _plain(value: Any) -> Any:
-    return value if value is None or isinstance(value, str | int | float) else {}
-
-
-def _any_of(queries: Sequence[Any]) -> Any:
+def _any_of(queries: Sequence[tantivy.Query]) -> tantivy.Query:
     from tantivy import Occur, Query  # noqa: PLC0415
 
     return Query.boolean_query([(Occur.Should, query) for query in queries])
-
-
-def _schema() -> Any:
-    builder = _tantivy().SchemaBuilder()
-    builder.add_text_field("id", stored=True, tokenizer_name="raw", index_option="basic")
-    builder.add_text_field("mark", tokenizer_name="raw", index_option="basic")
-    builder.add_text_field("language", tokenizer_name="raw", index_option="basic")
-    builder.add_text_field("terms", tokenizer_name="terms", index_option="freq")
-    builder.add_text_field("facts", tokenizer_name="raw", index_option="basic")
-    builder.add_bytes_field("metadata", stored=True)
-    return builder.build()
-
-
-def _tantivy() -> Any:
-    import tantivy  # noqa: PLC0415 (only lexical search needs it)
-
-    return tantivy

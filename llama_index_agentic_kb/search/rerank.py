@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import BaseNode, NodeWithScore, QueryBundle
@@ -28,25 +28,10 @@ from llama_index.core.schema import BaseNode, NodeWithScore, QueryBundle
 from llama_index_agentic_kb._aio import Call, WorkerPool, deadline_after, earliest
 from llama_index_agentic_kb.errors import ConfigurationError, RetrievalError
 
-__all__ = [
-    "CALIBRATIONS",
-    "DEFAULT_THRESHOLD",
-    "MAX_SCORE",
-    "Calibration",
-    "Reranked",
-    "Reranker",
-    "as_reranker",
-    "calibration_for",
-]
-
 MAX_SCORE: Final = 4.0
 """The top of the scale."""
-
 DEFAULT_THRESHOLD: Final = 2.5
 """Below this a calibrated score means that the passage is left out; Azure's default."""
-
-
-# -- calibrations -----------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,29 +100,23 @@ class Calibration:
 
 
 _UNDECIDED: Final = -math.log(DEFAULT_THRESHOLD / (MAX_SCORE - DEFAULT_THRESHOLD))
-_OWN_BOUNDARY: Final = "a convention: probability 0.5, where the model is undecided, is the default threshold, 2.5"
+_CONVENTION: Final = "a convention: where the model is undecided is the default threshold, 2.5"
+_HALVES: Final = ((0.0, 0.0), (0.5, 2.5), (1.0, 4.0))
 
 CALIBRATIONS: Final[Mapping[str, Calibration]] = MappingProxyType(
     {
-        "logit": Calibration.logistic(
-            _UNDECIDED, name="logit", origin=f"logit 0 is 2.5, -5 about 0, 5 about 4: {_OWN_BOUNDARY}"
-        ),
-        "probability": Calibration.piecewise(
-            [(0.0, 0.0), (0.5, 2.5), (1.0, 4.0)],
-            name="probability",
-            origin=f"0, 0.5, 1 are 0, 2.5, 4: {_OWN_BOUNDARY}",
-        ),
+        "logit": Calibration.logistic(_UNDECIDED, name="logit", origin=f"{_CONVENTION}; -5 is about 0, 5 about 4"),
+        "probability": Calibration.piecewise(_HALVES, name="probability", origin=_CONVENTION),
         "cohere": Calibration.piecewise(
-            [(0.0, 0.0), (0.5, 2.5), (1.0, 4.0)],
+            _HALVES,
             name="cohere",
-            origin="a convention: Cohere's relevance is from 0 to 1 and not linear; its middle is the default "
-            "threshold. Cohere advises to find one's own threshold on 30 to 50 typical queries",
+            origin="a convention: Cohere's relevance is not linear, and its middle is taken for the default threshold. "
+            "Cohere advises to find one's own threshold on 30 to 50 typical queries",
         ),
         "llm-1-10": Calibration.piecewise(
             [(1.0, 0.0), (10.0, 4.0)],
             name="llm-1-10",
-            origin="a convention: the ends of the scale from 1 to 10 that LlamaIndex's prompt asks for are 0 and "
-            "4, straight between; the default threshold is 6.6 of 10",
+            origin="a convention: the ends of the scale that LlamaIndex's prompt asks for are 0 and 4",
         ),
     }
 )
@@ -149,18 +128,18 @@ CALIBRATIONS: Final[Mapping[str, Calibration]] = MappingProxyType(
     llm-1-10      LlamaIndex's LLMRerank with its default prompt, 1 to 10
 """
 
-_MS_MARCO: Final = ("MiniLM-L-2-v2", "MiniLM-L-4-v2", "MiniLM-L-6-v2", "MiniLM-L-12-v2", "TinyBERT-L-2-v2")
-_BGE: Final = ("base", "large", "v2-m3")
+_MS_MARCO: Final = ("MiniLM-L{}2-v2", "MiniLM-L{}4-v2", "MiniLM-L{}6-v2", "MiniLM-L{}12-v2", "TinyBERT-L{}2-v2")
+_BGE: Final = [f"BAAI/bge-reranker-{name}" for name in ("base", "large", "v2-m3")]
 _KNOWN: Final[Mapping[tuple[str, str | None], str]] = {
     # sentence-transformers has these models' logits as they are (Identity in their configuration) ...
-    **{("SentenceTransformerRerank", f"cross-encoder/ms-marco-{name}"): "logit" for name in _MS_MARCO},
     **{
-        ("SentenceTransformerRerank", f"cross-encoder/ms-marco-{name.replace('-L-', '-L')}"): "logit"
+        ("SentenceTransformerRerank", f"cross-encoder/ms-marco-{name.format(dash)}"): "logit"
         for name in _MS_MARCO
+        for dash in ("-", "")
     },
     # ... and puts a sigmoid behind those with one label that say nothing. FlagEmbedding does not.
-    **{("SentenceTransformerRerank", f"BAAI/bge-reranker-{name}"): "probability" for name in _BGE},
-    **{("FlagEmbeddingReranker", f"BAAI/bge-reranker-{name}"): "logit" for name in _BGE},
+    **{("SentenceTransformerRerank", name): "probability" for name in _BGE},
+    **{("FlagEmbeddingReranker", name): "logit" for name in _BGE},
     ("CohereRerank", None): "cohere",
     ("LLMRerank", None): "llm-1-10",
 }
@@ -170,9 +149,6 @@ def calibration_for(class_name: str, model: str | None) -> Calibration | None:
     """Return the calibration that is known for a postprocessor's class and model, by exact names; None for none."""
     name = _KNOWN.get((class_name, model)) or _KNOWN.get((class_name, None))
     return None if name is None else CALIBRATIONS[name]
-
-
-# -- rerankers --------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,8 +212,7 @@ class Reranker:
         self.postprocessor = postprocessor
         self.name = type(postprocessor).__name__
         self.calibration = _calibration(calibration, postprocessor)
-        self.top_n = top_n
-        self.timeout = timeout
+        self.top_n, self.timeout = top_n, timeout
         if threshold is not None and self.calibration is None:
             raise ConfigurationError(
                 f"reranker: threshold is on the scale of 0 to 4, but {self.name} is not calibrated; give a calibration"
@@ -281,24 +256,30 @@ class Reranker:
         own_top_n = getattr(postprocessor, "top_n", None)
         if isinstance(own_top_n, int) and own_top_n < len(copies):
             postprocessor = postprocessor.model_copy(update={"top_n": len(copies)})
+        # Core's default async method is the sync one on a thread that no bulkhead counts.
+        is_async = type(postprocessor)._apostprocess_nodes is not BaseNodePostprocessor._apostprocess_nodes  # noqa: SLF001
         native = partial(postprocessor.apostprocess_nodes, list(copies), query_bundle=bundle)
         returned = await Call(
             sync=partial(postprocessor.postprocess_nodes, list(copies), query_bundle=bundle),
-            native=native if _is_async(postprocessor) else None,
+            native=native if is_async else None,
             deadline=earliest(deadline, deadline_after(self.timeout)),
             pool=self._pool,
             what=f"reranker {self.name}",
         )
         return self._read(returned, copies)[: self.top_n]
 
-    def _read(self, returned: Any, copies: Sequence[NodeWithScore]) -> list[Reranked]:
+    def _read(self, returned: object, copies: Sequence[NodeWithScore]) -> list[Reranked]:
         if not isinstance(returned, Sequence) or not all(isinstance(node, NodeWithScore) for node in returned):
             raise RetrievalError(f"reranker {self.name} returned no list of NodeWithScore: {type(returned).__name__}")
+        by_id = {copy.node.node_id: position for position, copy in reversed(list(enumerate(copies)))}
+        by_object = {id(copy.node): position for position, copy in enumerate(copies)}
         read: dict[int, Reranked] = {}
         for node in returned:
-            position = _position(node.node, copies)
+            position = by_object.get(id(node.node), by_id.get(node.node.node_id))
             if position is not None:
-                judged = self._judge(position, node.score)
+                raw = None if node.score is None or not math.isfinite(node.score) else float(node.score)
+                score = None if raw is None or self.calibration is None else self.calibration(raw)
+                judged = Reranked(position, raw, score)
                 read[position] = max(read.get(position, judged), judged, key=_by_raw)
         if not read:
             raise RetrievalError(f"reranker {self.name} returned none of its {len(copies)} candidates")
@@ -308,17 +289,9 @@ class Reranker:
             raise RetrievalError(f"reranker {self.name} returned no scores")
         return sorted(read.values(), key=_by_raw, reverse=True)
 
-    def _judge(self, position: int, score: float | None) -> Reranked:
-        raw = None if score is None or not math.isfinite(score) else float(score)
-        return Reranked(position, raw, None if raw is None or self.calibration is None else self.calibration(raw))
-
 
 def as_reranker(reranker: Reranker | BaseNodePostprocessor | None) -> Reranker | None:
-    """Return a reranker as it is, a postprocessor in a reranker with defaults, None as None.
-
-    Raises:
-        ConfigurationError: It is something else.
-    """
+    """Return a reranker as it is, a postprocessor in a reranker with defaults, None as None."""
     return reranker if reranker is None or isinstance(reranker, Reranker) else Reranker(reranker)
 
 
@@ -329,22 +302,6 @@ def _by_raw(judged: Reranked) -> float:
 def _copy(node: BaseNode) -> BaseNode:
     """Return a copy into which a postprocessor may write; a deep one would copy what stands behind index nodes."""
     return node.model_copy(update={"metadata": dict(node.metadata), "relationships": dict(node.relationships)})
-
-
-def _position(node: BaseNode, copies: Sequence[NodeWithScore]) -> int | None:
-    """Find a node that came back: it is one of the copies, or it has the id of one."""
-    by_id = None
-    for position, copy in enumerate(copies):
-        if copy.node is node:
-            return position
-        if by_id is None and copy.node.node_id == node.node_id:
-            by_id = position
-    return by_id
-
-
-def _is_async(postprocessor: BaseNodePostprocessor) -> bool:
-    """Whether its async method is its own; core's default is the sync one on a thread that no bulkhead counts."""
-    return type(postprocessor)._apostprocess_nodes is not BaseNodePostprocessor._apostprocess_nodes  # noqa: SLF001
 
 
 def _calibration(calibration: object, postprocessor: BaseNodePostprocessor) -> Calibration | None:

@@ -20,50 +20,30 @@ import itertools
 import re
 import unicodedata
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
 from llama_index_agentic_kb.errors import ConfigurationError
 
-__all__ = [
-    "ANALYSIS",
-    "DEFAULT_LANGUAGE",
-    "FUNCTION_WORDS",
-    "LANGUAGES",
-    "Analyzer",
-    "detect_language",
-    "split_words",
-    "stem_words",
-]
-
 ANALYSIS: Final = "1"
 """The version of the way from text to terms: an index of another version has other terms, and is made again."""
-
 MAX_QUERY_WORDS: Final = 256
 """Distinct words of a query that are searched; further ones say little, and cost as much."""
-
 MAX_WORD_LENGTH: Final = 255
 """Characters of a word that count; longer ones are no words."""
-
 DEFAULT_LANGUAGE: Final = "english"
 """What a text is taken for that shows nothing else: names, numbers, lists, single words."""
-
 _SAMPLE: Final = 150
 """How many words of a text are looked at for its language."""
-
 _MIN_FOREIGN: Final = 2
 """Function words that the default language lacks and another one has, for a text to be taken for that one."""
 
-
-def _read_function_words() -> dict[str, frozenset[str]]:
-    lines = Path(__file__).with_name("function_words.txt").read_text("utf-8").splitlines()
-    languages = (line.split(": ", 1) for line in lines if not line.startswith("#"))
-    return {language: frozenset(words.split()) for language, words in languages}
-
-
-FUNCTION_WORDS: Final = MappingProxyType(_read_function_words())
+_LINES: Final = Path(__file__).with_name("function_words.txt").read_text("utf-8").splitlines()
+FUNCTION_WORDS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
+    {line.partition(": ")[0]: frozenset(line.partition(": ")[2].split()) for line in _LINES if not line.startswith("#")}
+)
 """The function words of each language that is detected by them."""
 
 _SCRIPTS: Final = {"CYRILLIC": "russian", "GREEK": "greek", "ARABIC": "arabic", "TAMIL": "tamil"}
@@ -116,15 +96,10 @@ class Analyzer:
         return language, stem_words(words, language)
 
     def query(self, text: str, languages: Iterable[str]) -> list[tuple[str, ...]]:
-        """Return the terms of each distinct word of a query.
+        """Return the different terms of each distinct word of a query, in the languages that are searched.
 
-        Args:
-            text: Any text.
-            languages: Those of the documents that are searched.
-
-        Returns:
-            For each distinct word its different terms, one or more. The function words of the query's language are
-            left out if other words remain; no more than the first 256 words are kept.
+        The function words of the query's language are left out if other words remain; no more than the first 256
+        words are kept.
         """
         words = list(dict.fromkeys(split_words(text)))
         ignored = FUNCTION_WORDS.get(self.language or detect_language(words), frozenset[str]())
@@ -210,19 +185,20 @@ def _stemmer(language: str) -> Any:
 
 
 def detect_language(words: Sequence[str]) -> str:
-    """Return the language of a text.
+    """Return the language of a text, by its words, casefolded.
 
-    Args:
-        words: Its words, casefolded.
-
-    Returns:
-        One of ``LANGUAGES``: that of the script that most words are in; among those of the Latin script the one whose
-        function words are most, ``DEFAULT_LANGUAGE`` unless another is plainly ahead.
+    It is that of the script that most words are in; among those of the Latin script the one whose function words are
+    most, ``DEFAULT_LANGUAGE`` unless another is plainly ahead.
     """
     sample = set(words[:_SAMPLE])
-    language = _script_language(sample)
-    if language is not None:
-        return language
+    scripts: Counter[str] = Counter()
+    for word in sample:
+        script = "" if word.isascii() else unicodedata.name(word[0], "").partition(" ")[0]
+        if script in _SCRIPTS:
+            scripts[_SCRIPTS[script]] += 1
+    best = max(sorted(scripts), key=scripts.__getitem__, default=DEFAULT_LANGUAGE)
+    if 2 * scripts[best] > len(sample):
+        return best
     if len(_FOREIGN & sample) < _MIN_FOREIGN:  # most texts: no need to count
         return DEFAULT_LANGUAGE
     counts: Counter[str] = Counter()
@@ -235,11 +211,3 @@ def detect_language(words: Sequence[str]) -> str:
     best = max(sorted(counts), key=lambda name: (counts[name], shares[name]))
     foreign = sum(best in _LANGUAGES_OF[word] and word in _FOREIGN for word in known)
     return best if counts[best] > counts[DEFAULT_LANGUAGE] and foreign >= _MIN_FOREIGN else DEFAULT_LANGUAGE
-
-
-def _script_language(sample: set[str]) -> str | None:
-    """Return the language of the script that more than half of the words are in."""
-    scripts = (unicodedata.name(word[0], "").partition(" ")[0] for word in sample if not word.isascii())
-    counts = Counter(_SCRIPTS[script] for script in scripts if script in _SCRIPTS)
-    best = max(sorted(counts), key=counts.__getitem__, default=None)
-    return best if best is not None and 2 * counts[best] > len(sample) else None

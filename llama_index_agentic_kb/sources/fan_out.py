@@ -46,8 +46,7 @@ from llama_index_agentic_kb.schema import (
     SubQuery,
     SubQueryOrigin,
 )
-from llama_index_agentic_kb.search.embedding import QueryEmbeddings
-from llama_index_agentic_kb.search.embedding_cache import SHARED_CACHE, EmbeddingCache
+from llama_index_agentic_kb.search.embedding import SHARED_CACHE, EmbeddingCache, QueryEmbeddings
 from llama_index_agentic_kb.sources.base import KnowledgeSource
 from llama_index_agentic_kb.sources.search import NodeList, PreparedSource, distinct_nodes, search_source
 from llama_index_agentic_kb.sources.selection import SelectedSource

@@ -21,8 +21,7 @@ from llama_index.core.callbacks import CallbackManager
 
 from llama_index_agentic_kb import default_embed_model
 from llama_index_agentic_kb._aio import arun, run
-from llama_index_agentic_kb.search.embedding import QueryEmbeddings
-from llama_index_agentic_kb.search.embedding_cache import EmbeddingCache
+from llama_index_agentic_kb.search.embedding import EmbeddingCache, QueryEmbeddings
 from tests.benchmarks.corpus import QUESTION
 from tests.benchmarks.measure import Contestant, Race
 from tests.benchmarks.report import Row

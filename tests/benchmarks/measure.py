@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any, Final
 
-from llama_index_agentic_kb.search.embedding_cache import SHARED_CACHE
+from llama_index_agentic_kb.search.embedding import SHARED_CACHE
 from tests.benchmarks.report import Row
 
 __all__ = ["LOOP_GAP", "WALL", "Contestant", "Race", "arace", "longest_gap", "race"]

@@ -18,8 +18,7 @@ from pydantic import PrivateAttr
 
 from llama_index_agentic_kb._aio import arun, gather, run
 from llama_index_agentic_kb.errors import DeadlineExceededError
-from llama_index_agentic_kb.search.embedding import QueryEmbeddings, embed_queries
-from llama_index_agentic_kb.search.embedding_cache import SHARED_CACHE, EmbeddingCache
+from llama_index_agentic_kb.search.embedding import SHARED_CACHE, EmbeddingCache, QueryEmbeddings, embed_queries
 from llama_index_agentic_kb.testing import HashEmbedding
 
 QUERIES = ["How tall is Saturn V?", "rockets", "Ariane 5, its height and its weight, in short words: how big?", "é"]

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.schema import Principal
-from llama_index_agentic_kb.search.embedding_cache import ENTRY_BYTES, EmbeddingCache
+from llama_index_agentic_kb.search.embedding import ENTRY_BYTES, EmbeddingCache
 
 BYTES_OF_TWO = ENTRY_BYTES + 2 * 8
 """What a vector of two numbers takes."""

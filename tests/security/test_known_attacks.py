@@ -29,7 +29,7 @@ from llama_index.vector_stores.chroma import ChromaVectorStore
 from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, Permissions, Principal
 from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError, InvalidRequestError
 from llama_index_agentic_kb.schema import Condition, RetrievalRequest, SourceParams, parse_odata, to_odata
-from llama_index_agentic_kb.search.embedding_cache import EmbeddingCache
+from llama_index_agentic_kb.search.embedding import EmbeddingCache
 from llama_index_agentic_kb.sources.search import MAX_FOLLOWED
 from llama_index_agentic_kb.store.chroma_search import ChromaFilteredSearch
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever, ScriptedLLM, ScriptedReply
