@@ -105,112 +105,41 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
-    "account": (
-        "ActivityCallbackHandler",
-        "ActivityEndEvent",
-        "ActivityStartEvent",
-    ),
-    "answering.policy": ("AnswerPolicy",),
-    "answering.sessions": ("SessionMemory", "session_owner"),
-    "chat_engine": ("AgenticChatEngine",),
-    "errors": (
-        "AgenticKBError",
-        "BulkheadFullError",
-        "CircuitOpenError",
-        "ConfigurationError",
-        "DeadlineExceededError",
-        "DeniedError",
-        "InvalidRequestError",
-        "LLMError",
-        "NotFoundError",
-        "RetrievalError",
-        "SessionStoreError",
-        "SourceUnavailableError",
-        "StoreDamagedError",
-        "StoreMismatchError",
-        "SynthesisError",
-    ),
-    "grounding": (
-        "CrossEncoderScorer",
-        "Grounding",
-        "LLMJudge",
-        "LexicalScorer",
-        "acheck_grounding",
-        "arank",
-        "check_grounding",
-        "rank",
-    ),
-    "guard.limits": ("InputLimits",),
-    "guard.permissions": (
-        "Permissions",
-        "acting_as",
-    ),
-    "guard.resilience": (
-        "NO_RETRIES",
-        "BreakerPolicy",
-        "Resilience",
-        "RetryPolicy",
-    ),
-    "index": ("AgenticVectorStoreIndex",),
-    "knowledge_base": ("KnowledgeBase",),
-    "llm.openai_compatible": ("OpenAICompatible",),
-    "planning": (
-        "DEFAULT_LIMITS",
-        "EffortLimits",
-    ),
-    "query_engine": (
-        "AgenticAsyncStreamingResponse",
-        "AgenticQueryEngine",
-        "AgenticResponse",
-        "AgenticStreamingResponse",
-    ),
-    "retriever": (
-        "AgenticRetriever",
-        "RetrieverOptions",
-    ),
-    "schema.answer": ("Answer",),
-    "schema.answer_query": ("AnswerQuery", "AnswerResponse"),
-    "schema": (
-        "Finding",
-        "GroundingLedger",
-        "OutputMode",
-        "Principal",
-        "QueryPlan",
-        "ReasoningEffort",
-        "ResultsProcessing",
-        "RetrievalRequest",
-        "RetrievalResponse",
-        "SkippedReason",
-        "SourceParams",
-        "parse_odata",
-    ),
-    "search.embedding": ("EmbeddingCache",),
-    "search.fusion": (
-        "distribution_based_score_fusion",
-        "interleave",
-        "reciprocal_rank_fusion",
-        "relative_score_fusion",
-    ),
-    "search.rerank": (
-        "Calibration",
-        "Reranker",
-    ),
-    "sources": (
-        "Facet",
-        "Fields",
-        "FilterField",
-        "KnowledgeSource",
-    ),
-    "store": (
-        "KnowledgeStore",
-        "default_embed_model",
-        "ingest",
-    ),
-    "store.sessions": ("SessionStore",),
-    "synthesizers": ("get_response_synthesizer",),
-}
-_HOME_OF = {name: home for home, names in _HOMES.items() for name in names}
+# Each module's public names, as above.
+_HOMES = """
+account: ActivityCallbackHandler ActivityEndEvent ActivityStartEvent
+answering.policy: AnswerPolicy
+answering.sessions: SessionMemory session_owner
+chat_engine: AgenticChatEngine
+errors: AgenticKBError BulkheadFullError CircuitOpenError ConfigurationError DeadlineExceededError DeniedError
+    InvalidRequestError LLMError NotFoundError RetrievalError SessionStoreError SourceUnavailableError
+    StoreDamagedError StoreMismatchError SynthesisError
+grounding: CrossEncoderScorer Grounding LLMJudge LexicalScorer acheck_grounding arank check_grounding rank
+guard.limits: InputLimits
+guard.permissions: Permissions acting_as
+guard.resilience: NO_RETRIES BreakerPolicy Resilience RetryPolicy
+index: AgenticVectorStoreIndex
+knowledge_base: KnowledgeBase
+llm.openai_compatible: OpenAICompatible
+planning: DEFAULT_LIMITS EffortLimits
+query_engine: AgenticAsyncStreamingResponse AgenticQueryEngine AgenticResponse AgenticStreamingResponse
+retriever: AgenticRetriever RetrieverOptions
+schema.answer: Answer
+schema.answer_query: AnswerQuery AnswerResponse
+schema: Finding GroundingLedger OutputMode Principal QueryPlan ReasoningEffort ResultsProcessing RetrievalRequest
+    RetrievalResponse SkippedReason SourceParams parse_odata
+search.embedding: EmbeddingCache
+search.fusion: distribution_based_score_fusion interleave reciprocal_rank_fusion relative_score_fusion
+search.rerank: Calibration Reranker
+sources: Facet Fields FilterField KnowledgeSource
+store: KnowledgeStore default_embed_model ingest
+store.sessions: SessionStore
+synthesizers: get_response_synthesizer
+"""
+_HOME_OF = {}
+for _line in _HOMES.replace("\n    ", " ").split("\n"):
+    _home, _, _names = _line.partition(":")
+    _HOME_OF.update(dict.fromkeys(_names.split(), _home))
 
 __all__ = ["__version__", *sorted(_HOME_OF)]  # noqa: PLE0604 (a list of names, computed once)
 

@@ -9,29 +9,12 @@ from collections.abc import Callable
 from itertools import pairwise
 from typing import Any, Final
 
-__all__ = [
-    "cut_to_fit",
-    "error_message",
-    "excerpt",
-    "normalize",
-    "one_line",
-    "printable",
-    "redacted",
-    "redacted_excerpt",
-    "sentence_spans",
-    "without_surrogates",
-]
-
-WINDOW = 2_000
+WINDOW: Final = 2_000
 """How many characters before a cut are searched for a sentence end; the segmenter is slow on long text."""
-
-
 MAX_ERROR: Final = 10_000
 """Characters of an error that are reported at most: a server may answer with a page."""
-
 READ_ON: Final = 1_000
 """Characters behind a cut that are looked at for the rest of a secret."""
-
 _WORD: Final = re.compile(r"\S{1,16}")  # scripts without spaces are cut too
 _MARKS: Final = ".,;:!?\"'()[]"
 
@@ -84,92 +67,67 @@ _CALL = r"(?:(?<=\()['\"][^'\"]{1,500})?"  # SecretStr("...")
 _OPEN = r"(?:\\{0,3}['\"])?"  # of a value whose end was cut off
 _QUOTED = r"(b?(?P<q>\\{0,3}['\"]))(?:(?!(?P=q)).){1,500}(?P=q)"
 
-_NAMES: Final = ("key", "token", "secret", "pass", "pwd", "auth", "credential", "signature")
-_SECRETS: Final = tuple(
-    (re.compile(pattern, re.IGNORECASE | re.DOTALL), replacement, hints)
-    for pattern, replacement, hints in (
-        (
-            r"(-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----).*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)",
-            r"\1***",
-            ("private key-----",),
-        ),
-        # user and password of a URL, but no port; a password may hold "/" and "@"
-        (r"(://)[^\s/?#@:'\"<>]{0,128}+(?::(?!\d{1,5}[/?#])[^\s'\"<>]{1,256})?@", r"\1***@", ("@",)),
-        (
-            r"([?&](?:key|sig|signature|code|auth|token|password)=)[^\s&#'\"<>]+",
-            r"\1***",
-            (
-                "?",
-                "&",
-            ),
-        ),
-        # 'api_key': 'abc', "x-chroma-token": "abc", token="abc", (b'authorization', b'abc')
-        (rf"({_NAMED}\\{{0,3}}['\"]?\s{{0,3}}(?:=>|[:=])\s{{0,3}}){_QUOTED}", r"\1\2***\g<q>", (*_NAMES,)),
-        (rf"(\(b?['\"][\w-]{{0,40}}?{_NAMED}['\"],\s{{0,3}}){_QUOTED}", r"\1\2***\g<q>", (*_NAMES,)),
-        (
-            r"(authorization\\{0,3}['\"]?\s{0,3}[:=]\s{0,3}(?:b?\\{0,3}['\"])?"
-            r"(?:bearer|basic|token|api-?key|digest|negotiate|key)\s{1,3})" + _VALUE + "+",
-            r"\1***",
-            ("authorization",),
-        ),
-        (
-            rf"(?<![a-z])(bearer|basic|api-?key)\s{{1,3}}{_LIKELY}{_VALUE}*",
-            r"\1 ***",
-            ("bearer", "basic", "apikey", "api-key"),
-        ),
-        (
-            r"(cookie\\{0,3}['\"]?\s{0,3}:\s{0,3}(?:\\{0,3}['\"])?)[^\s=;'\"]{1,100}=[^\n'\"\\]{1,2000}",
-            r"\1***",
-            ("cookie",),
-        ),
-        # api_key=abc, x-chroma-token: abc, password=abc; but no "password: required"
-        (rf"({_FIELD}\\{{0,3}}['\"]?\s{{0,3}}(?:=>|[:=]|%3d)\s{{0,3}}{_OPEN}){_VALUE}+{_CALL}", r"\1***", (*_NAMES,)),
-        (
-            rf"((?:(?:token|secret|passw(?:or)?d|pwd)=|{_WORD_FOR_IT}(?:=|:(?=\S{{4}}))){_OPEN}){_VALUE}+",
-            r"\1***",
-            (*_NAMES,),
-        ),
-        (rf"({_WORD_FOR_IT}\s{{0,3}}[:=]\s{{1,3}}){_LIKELY}{_VALUE}*", r"\1***", (*_NAMES,)),
-        # keys that are known by their shape
-        (
-            r"(?<![a-z0-9])(sk|pk|rk)[-_](?:[\w*-]{16}|(?=[\w*-]{0,40}(?:\d|(?-i:[A-Z])))[\w*-]{8})[\w*-]*",
-            r"\1-***",
-            (
-                "sk-",
-                "sk_",
-                "pk-",
-                "pk_",
-                "rk-",
-                "rk_",
-            ),
-        ),
-        (
-            r"(?<![a-z0-9])(gh[pousr]_|github_pat_|glpat-|hf_|gsk_|pcsk_|npm_|xox[abeoprs]-)[\w-]{10,}",
-            r"\1***",
-            (
-                "gh",
-                "glpat-",
-                "hf_",
-                "gsk_",
-                "pcsk_",
-                "npm_",
-                "xox",
-            ),
-        ),
-        (
-            r"(?<![a-z0-9])(?-i:(AIza|ya29\.|SG\.)[\w.-]{10,}|(AKIA|ASIA)[A-Z0-9]{12,})",
-            r"\1\2***",
-            (
-                "aiza",
-                "ya29.",
-                "sg.",
-                "akia",
-                "asia",
-            ),
-        ),
-        (r"(?<![a-z0-9])(?-i:eyJ)[\w-]{6,}(?:\.[\w-]*){0,4}", "eyJ***", ("eyj",)),
-    )
+_NAMES: Final = "key token secret pass pwd auth credential signature"
+_SECRETS: Final = (
+    # what is found, what takes its place, and words of which one stands in every text that holds such a thing
+    (
+        r"(-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----).*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)",
+        r"\1***",
+        "key-----",
+    ),
+    # user and password of a URL, but no port; a password may hold "/" and "@"
+    (r"(://)[^\s/?#@:'\"<>]{0,128}+(?::(?!\d{1,5}[/?#])[^\s'\"<>]{1,256})?@", r"\1***@", "@"),
+    (r"([?&](?:key|sig|signature|code|auth|token|password)=)[^\s&#'\"<>]+", r"\1***", "? &"),
+    # 'api_key': 'abc', "x-chroma-token": "abc", token="abc", (b'authorization', b'abc')
+    (rf"({_NAMED}\\{{0,3}}['\"]?\s{{0,3}}(?:=>|[:=])\s{{0,3}}){_QUOTED}", r"\1\2***\g<q>", _NAMES),
+    (rf"(\(b?['\"][\w-]{{0,40}}?{_NAMED}['\"],\s{{0,3}}){_QUOTED}", r"\1\2***\g<q>", _NAMES),
+    (
+        r"(authorization\\{0,3}['\"]?\s{0,3}[:=]\s{0,3}(?:b?\\{0,3}['\"])?"
+        r"(?:bearer|basic|token|api-?key|digest|negotiate|key)\s{1,3})" + _VALUE + "+",
+        r"\1***",
+        "authorization",
+    ),
+    (
+        rf"(?<![a-z])(bearer|basic|api-?key)\s{{1,3}}{_LIKELY}{_VALUE}*",
+        r"\1 ***",
+        "bearer basic apikey api-key",
+    ),
+    (
+        r"(cookie\\{0,3}['\"]?\s{0,3}:\s{0,3}(?:\\{0,3}['\"])?)[^\s=;'\"]{1,100}=[^\n'\"\\]{1,2000}",
+        r"\1***",
+        "cookie",
+    ),
+    # api_key=abc, x-chroma-token: abc, password=abc; but no "password: required"
+    (rf"({_FIELD}\\{{0,3}}['\"]?\s{{0,3}}(?:=>|[:=]|%3d)\s{{0,3}}{_OPEN}){_VALUE}+{_CALL}", r"\1***", _NAMES),
+    (
+        rf"((?:(?:token|secret|passw(?:or)?d|pwd)=|{_WORD_FOR_IT}(?:=|:(?=\S{{4}}))){_OPEN}){_VALUE}+",
+        r"\1***",
+        _NAMES,
+    ),
+    (rf"({_WORD_FOR_IT}\s{{0,3}}[:=]\s{{1,3}}){_LIKELY}{_VALUE}*", r"\1***", _NAMES),
+    # keys that are known by their shape
+    (
+        r"(?<![a-z0-9])(sk|pk|rk)[-_](?:[\w*-]{16}|(?=[\w*-]{0,40}(?:\d|(?-i:[A-Z])))[\w*-]{8})[\w*-]*",
+        r"\1-***",
+        "sk- sk_ pk- pk_ rk- rk_",
+    ),
+    (
+        r"(?<![a-z0-9])(gh[pousr]_|github_pat_|glpat-|hf_|gsk_|pcsk_|npm_|xox[abeoprs]-)[\w-]{10,}",
+        r"\1***",
+        "gh glpat- hf_ gsk_ pcsk_ npm_ xox",
+    ),
+    (
+        r"(?<![a-z0-9])(?-i:(AIza|ya29\.|SG\.)[\w.-]{10,}|(AKIA|ASIA)[A-Z0-9]{12,})",
+        r"\1\2***",
+        "aiza ya29. sg. akia asia",
+    ),
+    (r"(?<![a-z0-9])(?-i:eyJ)[\w-]{6,}(?:\.[\w-]*){0,4}", "eyJ***", "eyj"),
 )
+
+
+@functools.cache
+def _pattern(text: str) -> re.Pattern[str]:
+    return re.compile(text, re.IGNORECASE | re.DOTALL)
 
 
 def redacted(text: str) -> str:
@@ -183,8 +141,8 @@ def redacted(text: str) -> str:
     """
     hay = text.lower()  # most texts hold none: looking for a word costs a hundredth of looking for a pattern
     for pattern, replacement, hints in _SECRETS:
-        if any(hint in hay for hint in hints):
-            text = pattern.sub(replacement, text)
+        if any(hint in hay for hint in hints.split()):
+            text = _pattern(pattern).sub(replacement, text)
     return text
 
 
@@ -217,20 +175,15 @@ def sentence_spans(text: str) -> list[tuple[int, int]]:
     Segmented by pySBD (Sadvilkar and Neumann 2020), the rule-based segmenter of the Golden Rule Set. What it leaves
     out (it drops a lone ``??`` at the start of a line) belongs to the sentence after it.
     """
-    ends: list[int] = []
+    ends = [0]
     for sentence in _segmenter().segment(text):
-        end = _end_of(sentence, text, ends[-1] if ends else 0)
-        if end is None:  # it changed the text: what is left is one sentence
+        start = text.find(sentence, ends[-1])
+        if start < 0:  # it changed the text: what is left is one sentence
             break
-        ends.append(end)
-    if not ends or text[ends[-1] :].strip():
+        ends.append(start + len(sentence))
+    if len(ends) == 1 or text[ends[-1] :].strip():
         ends.append(len(text))
-    return list(pairwise([0, *ends]))
-
-
-def _end_of(part: str, text: str, position: int) -> int | None:
-    start = text.find(part, position)
-    return None if start < 0 else start + len(part)
+    return list(pairwise(ends))
 
 
 @functools.cache
@@ -252,37 +205,27 @@ def cut_to_fit(text: str, limit: int, count: Callable[[str], int]) -> str:
         The text itself if it fits. Else whole sentences, or, where not even the first fits, whole words and an
         ellipsis. Empty where not even one character fits.
     """
+
+    def fits(part: str) -> bool:
+        # Counting is the cost: a text far too long is not counted whole (no token is longer than 32 characters).
+        return count(part[: limit * 32 + 32]) <= limit and (len(part) <= limit * 32 + 32 or count(part) <= limit)
+
     if limit < 1:
         return ""
-    if _fits(text, limit, count):
+    if fits(text):
         return text
-    hard = _longest(text, limit, count)
+    low, hard = 0, min(len(text), limit * 32)
+    while low < hard:  # the most characters that fit, by bisection
+        middle = (low + hard + 1) // 2
+        low, hard = (middle, hard) if count(text[:middle]) <= limit else (low, middle - 1)
     start = max(0, hard - WINDOW)
-    ends = [start + end for _, end in sentence_spans(text[start : hard + 200])]
-    whole = [end for end in ends if end <= hard]
+    whole = [start + end for _, end in sentence_spans(text[start : hard + 200]) if start + end <= hard]
     if whole and text[: whole[-1]].strip():
         return text[: whole[-1]].rstrip()
     words = text[:hard].rsplit(None, 1)[0] if " " in text[:hard].strip() else text[:hard]
-    while words and not _fits(words + "…", limit, count):
+    while words and not fits(words + "…"):
         words = words[:-1]
     return words + "…" if words else ""
-
-
-def _fits(text: str, limit: int, count: Callable[[str], int]) -> bool:
-    """Counting is the cost: a text far too long is not counted whole (no token is longer than 32 characters)."""
-    return count(text[: limit * 32 + 32]) <= limit and (len(text) <= limit * 32 + 32 or count(text) <= limit)
-
-
-def _longest(text: str, limit: int, count: Callable[[str], int]) -> int:
-    """Return the most characters of the start of a text that count at most ``limit``, by bisection."""
-    low, high = 0, min(len(text), limit * 32)
-    while low < high:
-        middle = (low + high + 1) // 2
-        if count(text[:middle]) <= limit:
-            low = middle
-        else:
-            high = middle - 1
-    return low
 
 
 def excerpt(text: str, around: str, words: int) -> str:
@@ -300,26 +243,17 @@ def excerpt(text: str, around: str, words: int) -> str:
     spans = [match.span() for match in _WORD.finditer(text)]
     if len(spans) <= words:
         return text
-    wanted = {word for word in _plain_words(around) if len(word) > 2}  # noqa: PLR2004 (of, in, is)
-    found = [_plain(text[start:end]) for start, end in spans] if wanted else []
+    wanted = {word for part in normalize(around).split() if len(word := part.strip(_MARKS)) > 2}  # noqa: PLR2004 (of)
+    found = [_plain(text[start:end]) for start, end in spans]
     starts = [*range(0, len(spans) - words, max(1, words // 8)), len(spans) - words]
-    first = starts[_middle_of_best([len(wanted.intersection(found[at : at + words])) for at in starts])]
+    counts = [len(wanted.intersection(found[at : at + words])) for at in starts]
+    best = counts.index(max(counts))
+    if counts[best]:  # the middle of the first run of the greatest counts; else the start
+        run = next((at for at in range(best, len(counts)) if counts[at] < counts[best]), len(counts)) - best
+        best += run // 2
+    first = starts[best]
     start, end = spans[first][0], spans[first + words - 1][1]
     return ("… " if first else "") + text[start:end] + (" …" if end < len(text.rstrip()) else "")
-
-
-def _middle_of_best(counts: list[int]) -> int:
-    """Return the middle of the first run of the greatest counts; the start where there are none."""
-    best = max(counts)
-    first = counts.index(best)
-    if best == 0:
-        return 0
-    run = next((at for at in range(first, len(counts)) if counts[at] < best), len(counts)) - first
-    return first + run // 2
-
-
-def _plain_words(text: str) -> set[str]:
-    return {word.strip(_MARKS) for word in normalize(text).split()}
 
 
 def _plain(word: str) -> str:

@@ -1,24 +1,4 @@
-"""Every error this library raises, as one tree.
-
-    AgenticKBError
-    ├── ConfigurationError (ValueError)      how an object was built
-    │   ├── StoreMismatchError               a store opened with another embedding model
-    │   └── StoreDamagedError                a store that a crash or something else has damaged
-    ├── InvalidRequestError (ValueError)     what a caller asked for
-    ├── RetrievalError                       no selected source could answer
-    │   └── DeniedError                      a mandatory filter could not be applied
-    ├── SourceUnavailableError               a source was not asked, for its own good and the caller's
-    │   ├── CircuitOpenError                 it failed too often lately
-    │   └── BulkheadFullError                too many calls wait for it, or hang in it
-    ├── NotFoundError (LookupError)          nothing of this name that the caller may see
-    ├── AlreadyExistsError                   the name is taken
-    ├── SessionStoreError                    the sessions' database can't be reached, or failed
-    ├── InvalidAnswerError (ValueError)      an answer breaks the rules of the contract it was to be written in
-    ├── PlanningError                        a plan could not be made (never leaves the retriever)
-    ├── SynthesisError                       the language model failed while answering
-    ├── LLMError                             a language model's reply can't be used
-    ├── DeadlineExceededError (TimeoutError) a step was still running at its deadline
-    └── IngestionError                       documents could not be read or stored
+"""Every error this library raises, as one tree under ``AgenticKBError``.
 
 Each class has a stable ``code``, for logs and wire contracts, and a ``status_code`` where Azure AI Search's contract
 has one for what happened: 400, 403, or 502. Messages name the field or part at fault and the remedy; they hold no
@@ -30,30 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from types import MappingProxyType
-from typing import Any, TypeVar
-
-__all__ = [
-    "AgenticKBError",
-    "AlreadyExistsError",
-    "BulkheadFullError",
-    "CircuitOpenError",
-    "ConfigurationError",
-    "DeadlineExceededError",
-    "DeniedError",
-    "IngestionError",
-    "InvalidAnswerError",
-    "InvalidRequestError",
-    "LLMError",
-    "NotFoundError",
-    "PlanningError",
-    "RetrievalError",
-    "SessionStoreError",
-    "SourceUnavailableError",
-    "StoreDamagedError",
-    "StoreMismatchError",
-    "SynthesisError",
-]
+from typing import TypeVar
 
 E = TypeVar("E", bound=Enum)
 
@@ -129,8 +86,7 @@ class RetrievalError(AgenticKBError):
     ) -> None:
         """Keep the causes beside the message."""
         super().__init__(message)
-        self.causes: Mapping[str, BaseException] = MappingProxyType(dict(causes or {}))
-        self.failures: tuple[FailedSearch, ...] = tuple(failures)
+        self.causes, self.failures = dict(causes or {}), tuple(failures)
 
 
 class DeniedError(RetrievalError):
@@ -205,8 +161,7 @@ class SynthesisError(AgenticKBError):
     def __init__(self, message: str, *, step: int = 0, partial: str = "") -> None:
         """Keep the failed step and the text before it."""
         super().__init__(message)
-        self.step = step
-        self.partial = partial
+        self.step, self.partial = step, partial
 
 
 class LLMError(AgenticKBError):
@@ -220,11 +175,10 @@ class LLMError(AgenticKBError):
 
     code = "llmFailed"
 
-    def __init__(self, message: str, *, empty: bool = False, usage: Any = None) -> None:
+    def __init__(self, message: str, *, empty: bool = False, usage: object = None) -> None:
         """Keep the kind and the bill."""
         super().__init__(message)
-        self.empty = empty
-        self.usage = usage
+        self.empty, self.usage = empty, usage
 
 
 class DeadlineExceededError(AgenticKBError, TimeoutError):
