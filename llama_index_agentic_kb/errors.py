@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from llama_index_agentic_kb.llm.replies import Usage
 
 E = TypeVar("E", bound=Enum)
 
@@ -175,7 +178,7 @@ class LLMError(AgenticKBError):
 
     code = "llmFailed"
 
-    def __init__(self, message: str, *, empty: bool = False, usage: object = None) -> None:
+    def __init__(self, message: str, *, empty: bool = False, usage: Usage | None = None) -> None:
         """Keep the kind and the bill."""
         super().__init__(message)
         self.empty, self.usage = empty, usage

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import unicodedata
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -266,22 +265,23 @@ class RetrievalRequest(Model):
             raise ValueError("messages and intents exclude each other: send one of them")
         if not self.question:
             raise ValueError("messages: a request needs a user message with text, or intents")
-        names = Counter([params.knowledge_source_name for params in self.knowledge_source_params])
-        twice = sorted(name for name, count in names.items() if count > 1)
-        if twice:
-            raise ValueError(f"knowledgeSourceParams: {', '.join(twice[:20])} is named twice")
+        seen = set()
         for params in self.knowledge_source_params:
+            name = params.knowledge_source_name
+            if name in seen:
+                raise ValueError(f"knowledgeSourceParams: {name} is named twice")
             if reason := params.contradiction(self.results_processing):
-                raise ValueError(f"{reason} ({params.knowledge_source_name})")
+                raise ValueError(f"{reason} ({name})")
+            seen.add(name)
         return self
 
     @property
     def question(self) -> str:
         """The text of the last user message; with intents, theirs joined by line breaks."""
         if self.intents:
-            return "\n".join(intent.search for intent in self.intents)
-        messages = self.messages or []
-        return messages[len(self.history)].text.strip() if len(self.history) < len(messages) else ""
+            return "\n".join([intent.search for intent in self.intents])
+        rest = (self.messages or [])[len(self.history) :]
+        return rest[0].text.strip() if rest else ""
 
     @property
     def history(self) -> list[Message]:

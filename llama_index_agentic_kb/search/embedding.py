@@ -526,7 +526,8 @@ class _BatchedEmbedding(BaseEmbedding):
     def _get_query_embedding(self, query: str) -> Vector:
         raise NotImplementedError
 
-    _get_text_embedding = _get_query_embedding
+    def _get_text_embedding(self, text: str) -> Vector:
+        raise NotImplementedError
 
 
 class _Batchers:

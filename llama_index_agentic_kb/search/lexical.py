@@ -233,7 +233,7 @@ class LexicalIndex:
         marks = searcher.search(tantivy.Query.term_query(self._schema, "mark", self._format, "basic"), limit=1).hits
         if not marks and searcher.num_docs:
             raise ValueError("another release made it, or it is of another language")
-        mark = bytes(searcher.doc(marks[0][1]).get_first("metadata")).decode() if marks else None
+        mark = _stored(searcher.doc(marks[0][1])).decode() if marks else None
         languages = tuple(name for name in LANGUAGES if searcher.doc_freq("language", name))
         return _View(self._schema, searcher, languages, mark)
 
@@ -299,8 +299,8 @@ class _View:
             found = []
             for score, address in hits:
                 document = self.searcher.doc(address)
-                if passes is None or passes(json.loads(bytes(document.get_first("metadata")))):
-                    found.append(LexicalHit(document.get_first("id"), score))
+                if passes is None or passes(json.loads(_stored(document))):
+                    found.append(LexicalHit(str(document.get_first("id")), score))
             if len(found) >= top_k or len(hits) < limit or limit >= documents:
                 return sorted(found, key=lambda hit: (-hit.score, hit.node_id))[:top_k]
             # As many more as the share that passed makes likely to be enough, and at least four times as many.
@@ -417,6 +417,11 @@ def _comparable(metadata: Mapping[str, object]) -> dict[str, object]:
         key: [plain(item) for item in value] if isinstance(value, list | tuple | set | frozenset) else plain(value)
         for key, value in metadata.items()
     }
+
+
+def _stored(document: tantivy.Document) -> bytes:
+    kept: Any = document.get_first("metadata")
+    return bytes(kept)
 
 
 def _any_of(queries: Sequence[tantivy.Query]) -> tantivy.Query:
