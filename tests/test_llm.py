@@ -166,6 +166,7 @@ def test_a_reply_that_cannot_be_used(perform: Perform, way: str, answer: Any, me
     with LoopbackOpenAI(answer) as server:
         with pytest.raises(LLMError, match=message) as caught:
             perform(ask(language_model(server.llm(max_retries=0)), way))
+        assert caught.value.usage is not None
         assert caught.value.usage.input_tokens == server.billed.prompt_tokens
     assert caught.value.code == "llmFailed"
 

@@ -135,7 +135,7 @@ FilterGroup.model_rebuild()
 
 def all_of(*filters: FilterNode | None) -> FilterNode | None:
     """Return the tree that holds where all of these hold; None without any."""
-    trees = list(filter(None, filters))
+    trees: list[FilterNode] = [tree for tree in filters if tree is not None]
     if len(trees) <= 1:
         return trees[0] if trees else None
     return FilterGroup(logic=FilterLogic.AND, filters=trees)
