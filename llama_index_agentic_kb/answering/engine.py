@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Final
 
 from llama_index_agentic_kb._aio import deadline_after, earliest, emit, emitting
 from llama_index_agentic_kb._text import error_message
-from llama_index_agentic_kb.answering.policy import AnswerPolicy, check, rate
+from llama_index_agentic_kb.answering.policy import AnswerPolicy, check, rate, skip_reasons
 from llama_index_agentic_kb.answering.related import related_questions
 from llama_index_agentic_kb.answering.results import (
     Pieces,
@@ -25,12 +25,11 @@ from llama_index_agentic_kb.answering.results import (
     make_answer,
     unanswered_parts,
 )
-from llama_index_agentic_kb.answering.sessions import Turns, end_user_part, session_owner
-from llama_index_agentic_kb.answering.skip_reasons import skip_reasons
+from llama_index_agentic_kb.answering.sessions import end_user_part, keep_turn, read_turns, session_owner
 from llama_index_agentic_kb.answering.supplied_results import supplied_request, supplied_retriever
 from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.grounding import Markers
-from llama_index_agentic_kb.grounding.settings import DEFAULT_GROUNDING, Grounding
+from llama_index_agentic_kb.grounding.settings import DEFAULT_GROUNDING
 from llama_index_agentic_kb.planning import ClassificationSpec
 from llama_index_agentic_kb.query_engine import WITHHELD, AgenticQueryEngine, Answered, asked
 from llama_index_agentic_kb.retriever import AgenticRetriever, Retrieval
@@ -50,7 +49,6 @@ from llama_index_agentic_kb.schema.answer import AnswerReference, AnswerState, A
 from llama_index_agentic_kb.schema.answer_query import (
     AnswerQuery,
     AnswerResponse,
-    DataStoreQuery,
     ReferencesPiece,
     StepsPiece,
     TextPiece,
@@ -59,8 +57,6 @@ from llama_index_agentic_kb.schema.request import SourceParams
 from llama_index_agentic_kb.schema.response import SkippedReason
 from llama_index_agentic_kb.store.sessions import SessionStore
 from llama_index_agentic_kb.synthesizers import Synthesis
-
-__all__ = ["AnswerEngine"]
 
 MIN_SECONDS: Final = 0.01
 """Time that is left at least: a request without any is reported as late, and not as one that can't be read."""
@@ -77,34 +73,6 @@ _LANGUAGE_TAG: Final = re.compile(r"[A-Za-z]{2,8}(?:-[A-Za-z0-9]{1,8}){0,5}")
 _AGAINST_POLICY: Final = {SkippedReason.CUSTOMER_POLICY_VIOLATION, SkippedReason.POTENTIAL_POLICY_VIOLATION}
 
 Observer = Callable[[ActivityRecord], None] | None
-
-
-@dataclass(slots=True)
-class _Progress:
-    """What one query has come to so far."""
-
-    query: AnswerQuery
-    created_at: datetime
-    text: str = WITHHELD
-    state: AnswerState = AnswerState.SUCCEEDED
-    instructions: str = ""
-    deadline: float | None = None
-    streamed: bool = False
-    """Whether text was streamed."""
-    retrieval: Retrieval | None = None
-    answered: Answered | None = None
-    references: dict[str, AnswerReference] = field(default_factory=dict)
-    steps: list[AnswerStep] = field(default_factory=list)
-    skipped: list[SkippedReason] = field(default_factory=list)
-    related: list[str] = field(default_factory=list)
-    ratings: list[SafetyRating] = field(default_factory=list)
-    missing: list[MissingPart] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-
-    def skip(self, *reasons: SkippedReason) -> None:
-        """Withhold the answer."""
-        self.skipped += reasons
-        self.text = WITHHELD
 
 
 class AnswerEngine:
@@ -143,195 +111,201 @@ class AnswerEngine:
             SynthesisError: The language model failed while answering.
             NotFoundError: The session is not there, or is another's.
         """
-        progress = _Progress(query, datetime.now(UTC))
-        progress.instructions = _instructions(query)  # before anything is searched: it may be refused
-        owner = session_owner(self.engine.retriever.resolve_principal(query.request.principal))
-        turns = Turns(self.sessions, query, owner)
-        seconds = query.request.max_runtime_in_seconds or self.engine.retriever.max_runtime_in_seconds
-        progress.deadline = deadline_after(seconds)
-        history = await turns.history(progress.deadline)
+        instructions = _instructions(query)  # before anything is searched: it may be refused
+        retriever = self.engine.retriever
+        owner = session_owner(retriever.resolve_principal(query.request.principal))
+        deadline = deadline_after(query.request.max_runtime_in_seconds or retriever.max_runtime_in_seconds)
+        history = await read_turns(self.sessions, query, owner, deadline)
+        answering = _Answering(self.engine, self.policy, query, instructions, deadline, streaming=streaming)
         with asked(self.engine.callback_manager, query.question, announced=True) as tell:
-            await self._answer(progress, history, observer, streaming=streaming)
-            if progress.answered is not None:
-                tell(progress.answered.llama_response)
-        response = await self._keep(progress, turns)
+            await answering.go(history, observer)
+            if answering.answered is not None:
+                tell(answering.answered.llama_response)
+        response = answering.response()
+        if answering.state is not AnswerState.FAILED:
+            try:
+                response.answer, response.session = await keep_turn(self.sessions, query, owner, response.answer)
+            except Exception as error:  # noqa: BLE001 (the answer is there: it is not lost to its keeping)
+                reason = f"the turn was not stored: {error_message(error)}"
+                response.warnings.append(reason)
+                response.missing.append(MissingPart(what="session", outcome=Outcome.ERROR, reason=reason))
         if streaming:
             await emit([response])
         return response
 
-    async def _answer(
-        self, progress: _Progress, history: Sequence[Message], observer: Observer, *, streaming: bool
-    ) -> None:
-        if await self._allowed(progress, progress.query.question):
-            await self._search(progress, history, observer)
-            await self._check_plan(progress, has_history=bool(history))
-            if streaming:
-                references = list(progress.references.values())
-                await emit([StepsPiece(steps=progress.steps), ReferencesPiece(references=references)])
-            await self._write(progress, streaming=streaming)
-        if streaming and progress.skipped and not progress.streamed:
-            await emit([TextPiece(text=progress.text)])
+
+@dataclass(slots=True)
+class _Answering:
+    """One query under way, and what it has come to so far."""
+
+    engine: AgenticQueryEngine
+    policy: AnswerPolicy
+    query: AnswerQuery
+    instructions: str
+    deadline: float | None
+    streaming: bool
+    created_at: datetime = field(default_factory=lambda: datetime.now(UTC))
+    text: str = WITHHELD
+    state: AnswerState = AnswerState.SUCCEEDED
+    streamed: bool = False
+    """Whether text was streamed."""
+    retrieval: Retrieval | None = None
+    answered: Answered | None = None
+    references: dict[str, AnswerReference] = field(default_factory=dict)
+    steps: list[AnswerStep] = field(default_factory=list)
+    skipped: list[SkippedReason] = field(default_factory=list)
+    related: list[str] = field(default_factory=list)
+    ratings: list[SafetyRating] = field(default_factory=list)
+    missing: list[MissingPart] = field(default_factory=list)
+    warnings: list[str] = field(default_factory=list)
+
+    def skip(self, *reasons: SkippedReason, warning: str = "") -> None:
+        """Withhold the answer."""
+        self.skipped += reasons
+        self.text = WITHHELD
+        self.warnings += [warning] if warning else []
+
+    async def go(self, history: Sequence[Message], observer: Observer) -> None:
+        """Search and write, as far as nothing objects."""
+        if await self._allowed(self.query.question):
+            retrieval = await self._search(history, observer)
+            if history and not self.skipped and self.policy.question is not None:
+                # The plan may repeat an earlier question ("Answer my last one.").
+                planned = {one.query for one in retrieval.plan.sub_queries if one.origin is not SubQueryOrigin.QUESTION}
+                for question in sorted(planned):
+                    if not await self._allowed(question):
+                        break
+            if self.streaming:
+                references = list(self.references.values())
+                await emit([StepsPiece(steps=self.steps), ReferencesPiece(references=references)])
+            if not self.skipped:
+                await self._write(retrieval)
+        if self.streaming and self.skipped and not self.streamed:
+            await emit([TextPiece(text=self.text)])
 
     # -- searching -------------------------------------------------------------------------------------------------
 
-    async def _allowed(self, progress: _Progress, question: str) -> bool:
+    async def _allowed(self, question: str) -> bool:
         """Ask the policy about a question; where it objects, the answer is withheld."""
-        objection = await check(self.policy.question, question, "question check", self._hook_deadline(progress))
+        objection = await check(self.policy.question, question, "question check", self._hook_deadline())
         if objection is not None:
-            progress.skip(SkippedReason.CUSTOMER_POLICY_VIOLATION)
-            progress.warnings.append(f"the question is not answered: {objection}")
+            self.skip(SkippedReason.CUSTOMER_POLICY_VIOLATION, warning=f"the question is not answered: {objection}")
         return objection is None
 
-    async def _search(self, progress: _Progress, history: Sequence[Message], observer: Observer) -> None:
-        query, engine = progress.query, self.engine
+    async def _search(self, history: Sequence[Message], observer: Observer) -> Retrieval:
+        query, engine = self.query, self.engine
         request = _request_of(query, history, engine.retriever)
-        progress.warnings += _unsupported(query)
+        self.warnings += _unsupported(query)
         if query.search_results is not None:
             supplied = supplied_retriever(query.search_results, engine.retriever)
             engine = AgenticQueryEngine(supplied, engine.synthesizer, callback_manager=engine.callback_manager)
             request = supplied_request(request, query.search_results)
-        if progress.deadline is not None:  # what came before is taken off
-            left = max(progress.deadline - time.monotonic(), MIN_SECONDS)
+        if self.deadline is not None:  # what came before is taken off
+            left = max(self.deadline - time.monotonic(), MIN_SECONDS)
             request = request.model_copy(update={"max_runtime_in_seconds": left})
         spec = _classes_of(query, self.policy)
         retrieval = await engine.retrieved(request, observer=observer, classification=spec)
-        progress.retrieval = retrieval
-        progress.references = answer_references(retrieval)
-        progress.steps = answer_steps(retrieval, query.result_mode)
-        progress.missing += unanswered_parts(retrieval)
+        self.retrieval = retrieval
+        self.references = answer_references(retrieval)
+        self.steps = answer_steps(retrieval, query.result_mode)
+        self.missing += unanswered_parts(retrieval)
         reasons, warnings = skip_reasons(query, self.policy, retrieval)
-        progress.warnings += [*_unclassified(spec, retrieval.plan), *warnings]
-        progress.skip(*reasons)
-
-    async def _check_plan(self, progress: _Progress, *, has_history: bool) -> None:
-        """Ask the policy about the plan, too, where it may repeat an earlier question ("Answer my last one.")."""
-        retrieval = progress.retrieval
-        if self.policy.question is None or retrieval is None or not has_history or progress.skipped:
-            return
-        planned = {
-            sub_query.query
-            for sub_query in retrieval.plan.sub_queries
-            if sub_query.origin is not SubQueryOrigin.QUESTION
-        }
-        for question in sorted(planned):
-            if not await self._allowed(progress, question):
-                return
+        self.warnings += [*_unclassified(spec, retrieval.plan), *warnings]
+        self.skip(*reasons)
+        return retrieval
 
     # -- writing ---------------------------------------------------------------------------------------------------
 
-    async def _write(self, progress: _Progress, *, streaming: bool) -> None:
-        retrieval, query = progress.retrieval, progress.query
-        if retrieval is None or progress.skipped:
-            return
-        grounding = self._grounding(query)
+    async def _write(self, retrieval: Retrieval) -> None:
+        query, own = self.query, self.engine.grounding or DEFAULT_GROUNDING
+        # Markers are data here, in citations, and not in the text.
+        grounding = replace(own, markers=Markers.STRIP, filtering=query.filtering_level or own.filtering)
         held = grounding.may_change or self.policy.answer is not None or query.safety
-        synthesis = await self._synthesized(progress, retrieval, streaming=streaming and not held)
-        if synthesis.is_partial:
-            progress.state = AnswerState.FAILED  # never by its text alone
-            synthesis.text = synthesis.text.rstrip()
-        if synthesis.is_extract:  # it is no answer
-            progress.answered = Answered(retrieval, synthesis)
-            progress.warnings.append("the answer was not there by its deadline")
-            return
-        progress.answered = await self.engine.grounded(retrieval, synthesis, grounding)
-        await self._judge(progress, progress.answered)
-        if not progress.skipped and query.related_questions:
-            await self._relate(progress, retrieval)
-        if streaming and held and not progress.skipped:
-            progress.streamed = True
-            await emit([TextPiece(text=progress.text)])
-
-    def _synthesized(
-        self, progress: _Progress, retrieval: Retrieval, *, streaming: bool
-    ) -> Coroutine[Any, Any, Synthesis]:
-        chunks = progress.query.end_user_chunks
-        body = self.engine.synthesis(
+        chunks = query.end_user_chunks
+        writing = self.engine.synthesis(
             retrieval,
-            streaming=streaming,
-            instructions=progress.instructions,
+            streaming=self.streaming and not held,
+            instructions=self.instructions,
             aside=(lambda spotlight: end_user_part(chunks, spotlight)) if chunks else None,
         )
-        if not streaming:
-            return body
-        pieces = Pieces(list(progress.references), cite=progress.query.include_citations)
-        progress.streamed = True
-        return emitting(body, pieces.feed, pieces.close)
+        if self.streaming and not held:
+            pieces = Pieces(list(self.references), cite=query.include_citations)
+            self.streamed = True
+            writing = emitting(writing, pieces.feed, pieces.close)
+        synthesis = await writing
+        if synthesis.is_partial:
+            self.state = AnswerState.FAILED  # never by its text alone
+            synthesis.text = synthesis.text.rstrip()
+        if synthesis.is_extract:  # it is no answer
+            self.answered = Answered(retrieval, synthesis)
+            self.warnings.append("the answer was not there by its deadline")
+            return
+        self.answered = await self.engine.grounded(retrieval, synthesis, grounding)
+        await self._judge(self.answered)
+        if not self.skipped and query.related_questions:
+            await self._relate(retrieval)
+        if self.streaming and held and not self.skipped:
+            self.streamed = True
+            await emit([TextPiece(text=self.text)])
 
-    def _grounding(self, query: AnswerQuery) -> Grounding:
-        """Return how the answer is checked: markers are data here, in citations, and not in the text."""
-        own = self.engine.grounding or DEFAULT_GROUNDING
-        return replace(own, markers=Markers.STRIP, filtering=query.filtering_level or own.filtering)
-
-    async def _judge(self, progress: _Progress, answered: Answered) -> None:
+    async def _judge(self, answered: Answered) -> None:
         """Take an answer, or withhold one that is grounded too badly or is against a policy."""
-        progress.text = answered.text
-        progress.skipped += answered.skipped
+        self.text = answered.text
+        self.skipped += answered.skipped
         text = answered.synthesis.text if answered.grounded is None else answered.grounded.text
-        progress.warnings += [] if answered.grounded is None else answered.grounded.ledger.warnings
-        deadline = self._hook_deadline(progress)
-        objection = await check(self.policy.answer, text, "answer check", deadline)
+        self.warnings += [] if answered.grounded is None else answered.grounded.ledger.warnings
+        objection = await check(self.policy.answer, text, "answer check", self._hook_deadline())
         if objection is not None:
-            progress.skip(SkippedReason.CUSTOMER_POLICY_VIOLATION)
-            progress.warnings.append(f"the answer is withheld: {objection}")
-        safety = await rate(self.policy.safety, progress.query, text, deadline)
-        progress.ratings = safety.ratings
-        progress.warnings += [safety.warning] if safety.warning else []
-        if safety.blocks:
-            progress.skip(SkippedReason.POTENTIAL_POLICY_VIOLATION)
+            self.skip(SkippedReason.CUSTOMER_POLICY_VIOLATION, warning=f"the answer is withheld: {objection}")
+        if self.query.safety and self.policy.safety is None:
+            self.warnings.append("safety: no hook is set (AnswerPolicy.safety), so that nothing was rated")
+        self.ratings, failure = await rate(self.policy.safety, self.query, text, self._hook_deadline())
+        if failure is not None or any(rating.blocked for rating in self.ratings):
+            self.skip(SkippedReason.POTENTIAL_POLICY_VIOLATION, warning=failure or "")
 
-    async def _relate(self, progress: _Progress, retrieval: Retrieval) -> None:
+    async def _relate(self, retrieval: Retrieval) -> None:
         model = getattr(self.engine.synthesizer, "model", None)
         if model is None:
             return
-        progress.related, warnings = await related_questions(
+        self.related, warnings = await related_questions(
             model,
-            progress.query.question,
-            [node for number, node in enumerate(retrieval.nodes) if str(number) in progress.references],
-            answer=progress.text,
+            self.query.question,
+            [node for number, node in enumerate(retrieval.nodes) if str(number) in self.references],
+            answer=self.text,
             spotlighting=self.engine.retriever.options.spotlighting,
             deadline=earliest(retrieval.budget.check_deadline, deadline_after(RELATED_SECONDS)),
         )
-        progress.warnings += warnings
+        self.warnings += warnings
 
-    def _hook_deadline(self, progress: _Progress) -> float | None:
-        return earliest(progress.deadline, deadline_after(self.policy.seconds))
+    def _hook_deadline(self) -> float | None:
+        return earliest(self.deadline, deadline_after(self.policy.seconds))
 
-    # -- the end ---------------------------------------------------------------------------------------------------
-
-    async def _keep(self, progress: _Progress, turns: Turns) -> AnswerResponse:
-        """Make the response, and keep its answer as a turn where there is a session."""
-        retrieval, answered = progress.retrieval, progress.answered
+    def response(self) -> AnswerResponse:
+        """Return what the query has come to."""
+        retrieval, answered = self.retrieval, self.answered
         grounded = None if answered is None else answered.grounded
         answer = make_answer(
-            progress.query,
-            progress.text,
-            references=progress.references,
-            steps=progress.steps,
+            self.query,
+            self.text,
+            references=self.references,
+            steps=self.steps,
             ledger=None if grounded is None else grounded.ledger,
-            related_questions=progress.related,
+            related_questions=self.related,
             classifications=None if retrieval is None else retrieval.plan.classifications,
-            skipped_reasons=progress.skipped,
-            safety_ratings=progress.ratings,
-            created_at=progress.created_at,
+            skipped_reasons=self.skipped,
+            safety_ratings=self.ratings,
+            created_at=self.created_at,
             completed_at=datetime.now(UTC),
-            state=progress.state,
+            state=self.state,
         )
-        response = AnswerResponse(answer=answer, missing=progress.missing, warnings=progress.warnings)
+        response = AnswerResponse(answer=answer, missing=self.missing, warnings=self.warnings)
         if retrieval is not None:
             # An answer that is against a policy is nowhere in the account either.
-            shown = None if _AGAINST_POLICY.intersection(progress.skipped) else answered
+            shown = None if _AGAINST_POLICY.intersection(self.skipped) else answered
             account = shown or Answered(retrieval, Synthesis(text=""))
-            account.skipped = progress.skipped
-            response.account = account.response(include_activity=progress.query.request.include_activity)
+            account.skipped = self.skipped
+            response.account = account.response(include_activity=self.query.request.include_activity)
             response.missing += retrieval.missing
-        if progress.state is AnswerState.FAILED:
-            return response
-        try:
-            response.answer, response.session = await turns.keep(answer)
-        except Exception as error:  # noqa: BLE001 (the answer is there: it is not lost to its keeping)
-            reason = f"the turn was not stored: {error_message(error)}"
-            response.warnings.append(reason)
-            response.missing.append(MissingPart(what="session", outcome=Outcome.ERROR, reason=reason))
         return response
 
 
@@ -363,11 +337,14 @@ def _request_of(query: AnswerQuery, history: Sequence[Message], retriever: Agent
 
 
 def _source_params(query: AnswerQuery, retriever: AgenticRetriever) -> list[SourceParams]:
-    stores = _by_source(query.data_stores, retriever)
+    stores = {store.data_store.rstrip("/").rpartition("/")[2]: store for store in query.data_stores}
+    if unknown := sorted(set(stores) - set(retriever.sources)):
+        known = ", ".join(retriever.sources)
+        raise InvalidRequestError(f"dataStoreSpecs: {', '.join(unknown)}: there is no such source; there are {known}")
     params = []
     for name in retriever.sources:
         requested, store = query.request.params_for(name), stores.get(name)
-        if query.data_stores and store is None:
+        if stores and store is None:
             params.append(requested.model_copy(update={"never_query_source": True, "always_query_source": False}))
             continue
         own = None if store is None else store.filters
@@ -376,15 +353,6 @@ def _source_params(query: AnswerQuery, retriever: AgenticRetriever) -> list[Sour
             changes["max_output_documents"] = store.max_results
         params.append(requested.model_copy(update=changes))
     return params
-
-
-def _by_source(stores: Sequence[DataStoreQuery], retriever: AgenticRetriever) -> Mapping[str, DataStoreQuery]:
-    named = {store.data_store.rstrip("/").rpartition("/")[2]: store for store in stores}
-    unknown = sorted(set(named) - set(retriever.sources))
-    if unknown:
-        known = ", ".join(retriever.sources)
-        raise InvalidRequestError(f"dataStoreSpecs: {', '.join(unknown)}: there is no such source; there are {known}")
-    return named
 
 
 def _unsupported(query: AnswerQuery) -> list[str]:

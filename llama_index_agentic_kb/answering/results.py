@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
@@ -26,11 +26,9 @@ from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import (
     ActivityRecord,
     AgenticReasoningActivity,
-    Finding,
     MissingPart,
     ModelQueryPlanningActivity,
     Outcome,
-    QueryPlan,
     Reference,
     SourceActivity,
     SourceData,
@@ -61,8 +59,6 @@ from llama_index_agentic_kb.schema.grounding import GroundingLedger
 from llama_index_agentic_kb.schema.response import SkippedReason
 from llama_index_agentic_kb.sources.selection import SelectedSource
 
-__all__ = ["SUB_QUESTION", "Pieces", "answer_references", "answer_steps", "make_answer", "unanswered_parts"]
-
 PAGE_KEYS: Final = ("page_label", "page_identifier", "pageIdentifier", "page_number", "page")
 """Metadata keys of a passage's page, the first that is there; LlamaIndex's PDF readers write ``page_label``."""
 RECORD_KEYS: Final = ("struct_data", "structData")
@@ -85,7 +81,7 @@ MAX_SNIPPET: Final = 240
 SUB_QUESTION: Final = "sub-question"
 """``MissingPart.what`` of a part of the question that nothing was found for."""
 
-_ANSWERED: Final = (Outcome.OK, Outcome.EMPTY)
+_ANSWERED: Final = frozenset((Outcome.OK, Outcome.EMPTY))
 
 
 # -- references --------------------------------------------------------------------------------------------------------
@@ -110,41 +106,28 @@ def answer_references(retrieval: Retrieval) -> dict[str, AnswerReference]:
 
 def _reference(node: NodeWithScore, shown: Reference, selected: Mapping[str, SelectedSource]) -> AnswerReference:
     source, inner = selected[shown.knowledge_source_name].source, node.node
-    relevance = _unit_relevance(shown)
+    relevance, data = _unit_relevance(shown), shown.source_data
     supplied = source.result_of(inner) if isinstance(source, SuppliedResults) else None
     if supplied is not None:
         scored = relevance is not None and isinstance(supplied, ChunkReference)
         return supplied.model_copy(update={"relevance_score": relevance}) if scored else supplied
     named: dict[str, Any] = {"document": shown.doc_key, "uri": shown.url or "", "title": shown.title}
     # What kind it is does not depend on how much of it is shown.
-    record = _record(shown.source_data or source.source_data(node))
-    data = shown.source_data
+    record = _record(data or source.source_data(node))
     if record is not None:
         return StructuredReference(**named, data={} if data is None else _small_fields(record))
-    content, page, metadata = (
-        ("", "", {}) if data is None else (data.content, _page(data), _small_fields(data.metadata))
-    )
+    content, metadata = ("", {}) if data is None else (data.content, _small_fields(data.metadata))
+    pages = [] if data is None else [data.metadata.get(key) for key in PAGE_KEYS]
+    page = next((str(value) for value in pages if isinstance(value, (str, int)) and str(value)), "")
+    body: dict[str, Any] = {"content": content, "page_identifier": page, "relevance_score": relevance}
     if isinstance(inner, Document) or shown.doc_key == inner.node_id:
-        chunk = ChunkContent(content=content, page_identifier=page, relevance_score=relevance)
-        return DocumentReference(**named, chunks=[] if data is None else [chunk], metadata=metadata)
-    return ChunkReference(
-        **named,
-        chunk=inner.node_id,
-        content=content,
-        page_identifier=page,
-        relevance_score=relevance,
-        metadata=metadata,
-    )
+        return DocumentReference(**named, chunks=[] if data is None else [ChunkContent(**body)], metadata=metadata)
+    return ChunkReference(**named, **body, chunk=inner.node_id, metadata=metadata)
 
 
 def _unit_relevance(shown: Reference) -> float | None:
     """Return a calibrated reranker's score on the scale of 0 to 1; None without such a reranker."""
     return None if shown.reranker_score is None else min(1.0, max(0.0, shown.reranker_score / CALIBRATED))
-
-
-def _page(data: SourceData) -> str:
-    found = (data.metadata.get(key) for key in PAGE_KEYS)
-    return next((str(value) for value in found if isinstance(value, (str, int)) and str(value)), "")
 
 
 def _record(data: SourceData) -> Mapping[str, Any] | None:
@@ -165,15 +148,12 @@ def _record(data: SourceData) -> Mapping[str, Any] | None:
     return value if isinstance(value, dict) and value and _is_flat(value) else None
 
 
-def _is_flat(value: Any) -> bool:
+def _is_flat(value: object, level: int = 0) -> bool:
     """Return whether data is nested no deeper than everything that reads it can follow."""
-    level: list[Any] = [value]
-    for _ in range(MAX_LEVELS):
-        nested = [part for part in level if isinstance(part, (dict, list))]
-        level = [inner for part in nested for inner in (part.values() if isinstance(part, dict) else part)]
-        if not level:
-            return True
-    return False
+    if not isinstance(value, (dict, list)):
+        return True
+    parts = value.values() if isinstance(value, dict) else value
+    return level < MAX_LEVELS and all(_is_flat(part, level + 1) for part in parts)
 
 
 def _small_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -202,30 +182,27 @@ def answer_steps(retrieval: Retrieval, mode: ResultMode | None = None) -> list[A
         retrieval: The plan, the evidence and the account; what its sources do not show as references is not observed.
         mode: ``chunks`` reports what was found as passages; else as documents with snippets.
     """
-    plan, records = retrieval.plan, retrieval.log.records
-    outcomes = _outcomes(records)
+    outcomes = _outcomes(retrieval.log.records)
     for part in retrieval.missing:
         if part.sub_query_id is not None:
             outcomes.setdefault(part.sub_query_id, [part.outcome])
-    shown = retrieval.references
     rounds: dict[int, list[SubQuery]] = {}
-    for sub_query in plan.sub_queries:
+    for sub_query in retrieval.plan.sub_queries:
         rounds.setdefault(sub_query.wave, []).append(sub_query)
-    hidden = {node.node.node_id for node in retrieval.nodes} - {reference.node_id for reference in shown}
-    thoughts = _thoughts(plan, records, sorted(rounds), hidden)
+    thoughts = _thoughts(retrieval, sorted(rounds))
     steps = []
-    for number, asked in sorted(rounds.items()):
+    for number, planned in sorted(rounds.items()):
         actions = []
-        for sub_query in asked:
-            answered = any(outcome in _ANSWERED for outcome in outcomes.get(sub_query.id, ()))
-            results = _observations(sub_query, retrieval.nodes, shown, mode) if answered else None
+        for sub_query in planned:
+            answered = not _ANSWERED.isdisjoint(outcomes.get(sub_query.id, ()))
+            results = _observations(sub_query, retrieval, mode) if answered else None
             actions.append(AnswerStepAction(query=sub_query.query, results=results))
-        ended = [outcome for one in asked for outcome in outcomes.get(one.id, [Outcome.SKIPPED])]
+        ended = [outcome for one in planned for outcome in outcomes.get(one.id, [Outcome.SKIPPED])]
         lost = all(action.results is None for action in actions)
         steps.append(
             AnswerStep(
                 state=StepState.FAILED if lost else StepState.SUCCEEDED,
-                description=_description(asked, ended),
+                description=_description(planned, ended),
                 thought=thoughts[number],
                 actions=actions,
             )
@@ -244,13 +221,13 @@ def _outcomes(records: Iterable[ActivityRecord]) -> dict[str, list[Outcome]]:
     return outcomes
 
 
-def _description(asked: Sequence[SubQuery], ended: Sequence[Outcome]) -> str:
-    origins = {sub_query.origin for sub_query in asked}
-    if all(sub_query.sources == [SUPPLIED_SOURCE] for sub_query in asked):
+def _description(planned: Sequence[SubQuery], ended: Sequence[Outcome]) -> str:
+    origins = {sub_query.origin for sub_query in planned}
+    if all(sub_query.sources == [SUPPLIED_SOURCE] for sub_query in planned):
         done = "Read the results that were given."
     elif SubQueryOrigin.REVISION in origins:
         done = "Search for what is missing."
-    elif asked[0].wave > 1:
+    elif planned[0].wave > 1:
         done = "Search with what was found."
     elif SubQueryOrigin.PLANNER in origins:
         done = "Rephrase the query and search."
@@ -259,49 +236,42 @@ def _description(asked: Sequence[SubQuery], ended: Sequence[Outcome]) -> str:
     lost = sum(outcome not in _ANSWERED for outcome in ended)
     if not lost:
         return done
-    return (
-        f"{done} {lost} of {len(ended)} searches gave no answer."
-        if len(ended) > 1
-        else f"{done} The search gave no answer."
-    )
+    return f"{done} {f'{lost} of {len(ended)} searches' if len(ended) > 1 else 'The search'} gave no answer."
 
 
-def _thoughts(
-    plan: QueryPlan, records: Sequence[ActivityRecord], rounds: Sequence[int], hidden: Collection[str]
-) -> dict[int, str]:
-    """Return the thought of each round; what was read in a passage that is not shown is left out."""
-    reasoning = next((record for record in reversed(records) if isinstance(record, AgenticReasoningActivity)), None)
+def _thoughts(retrieval: Retrieval, rounds: Sequence[int]) -> dict[int, str]:
+    """Return the thought of each round; what was read in a passage that is not shown is left out.
+
+    A finding belongs to the round that first builds on it; else to the one that found it; else to the last.
+    """
+    reasoning, plan = retrieval.log.last(AgenticReasoningActivity), retrieval.plan
     if reasoning is None or not rounds:
         return dict.fromkeys(rounds, "")
     lines: dict[int, list[str]] = {number: [] for number in rounds}
     # Where signals decided about planning, the decision begins with that; the rest is why it went on, or stopped.
     decision = reasoning.decision or ""
     why, _, stop = decision.partition("; ") if reasoning.signals is not None else ("", "", decision)
-    lines[rounds[0]] += [why] if why else []
+    lines[rounds[0]].append(why)
     by_id = {sub_query.id: sub_query for sub_query in plan.sub_queries}
+    hidden = {node.node.node_id for node in retrieval.nodes} - {one.node_id for one in retrieval.references}
     for finding in reasoning.findings or ():
-        if finding.node_id not in hidden:
-            own = by_id.get(finding.sub_query_id)
-            subject = finding.sub_query_id if own is None else own.finds or own.query
-            lines[_round_of(finding, own, plan, rounds)].append(f"{one_line(subject)}: {one_line(finding.value)}")
-    lines[rounds[-1]] += [stop] if stop else []
-    return {number: one_line("; ".join(parts), MAX_THOUGHT) for number, parts in lines.items()}
+        if finding.node_id in hidden:
+            continue
+        own = by_id.get(finding.sub_query_id)
+        names = {finding.sub_query_id, own.part_of if own is not None else None}
+        builds_on = [sub_query.wave for sub_query in plan.sub_queries if names & set(sub_query.depends_on)]
+        number = min(builds_on) if builds_on else rounds[-1] if own is None else own.wave
+        subject = finding.sub_query_id if own is None else own.finds or own.query
+        lines[number].append(f"{one_line(subject)}: {one_line(finding.value)}")
+    lines[rounds[-1]].append(stop)
+    return {number: one_line("; ".join(filter(None, parts)), MAX_THOUGHT) for number, parts in lines.items()}
 
 
-def _round_of(finding: Finding, own: SubQuery | None, plan: QueryPlan, rounds: Sequence[int]) -> int:
-    """Return the round that first builds on a finding; else the one that found it; else the last."""
-    names = {finding.sub_query_id} | ({own.part_of} if own is not None and own.part_of else set())
-    builds_on = [sub_query.wave for sub_query in plan.sub_queries if names & set(sub_query.depends_on)]
-    return min(builds_on) if builds_on else rounds[-1] if own is None else own.wave
-
-
-def _observations(
-    sub_query: SubQuery, nodes: Sequence[NodeWithScore], shown: Sequence[Reference], mode: ResultMode | None
-) -> list[SearchObservation]:
+def _observations(sub_query: SubQuery, retrieval: Retrieval, mode: ResultMode | None) -> list[SearchObservation]:
     """Return the documents of the evidence that a sub-query found, each once, with its passages, in their order."""
     found: dict[tuple[str, str], SearchObservation] = {}
-    for reference in shown:
-        searches = (provenance(nodes[int(reference.id)]) or {}).get("searches", ())
+    for reference in retrieval.references:
+        searches = (provenance(retrieval.nodes[int(reference.id)]) or {}).get("searches", ())
         if all(search.get("sub_query") != sub_query.id for search in searches):
             continue
         observation = found.setdefault(
@@ -310,14 +280,22 @@ def _observations(
         )
         content = "" if reference.source_data is None else reference.source_data.content
         if mode is ResultMode.CHUNKS:
-            relevance = _unit_relevance(reference)
-            observation.chunks.append(
-                ChunkReference(chunk=reference.node_id, content=content, relevance_score=relevance)
-            )
+            chunk = ChunkReference(chunk=reference.node_id, content=content, relevance_score=_unit_relevance(reference))
+            observation.chunks.append(chunk)
         elif content.strip():
             words = excerpt(strip_invisible(content), sub_query.query, SNIPPET_WORDS)
             observation.snippets.append(Snippet(snippet=one_line(words, MAX_SNIPPET)))
     return list(found.values())
+
+
+_WHY: Final = {
+    Outcome.TIMEOUT: "its searches gave no answer in time",
+    Outcome.ERROR: "its searches failed",
+    Outcome.DENIED: "it could not be searched",
+    Outcome.SKIPPED: "it was not searched",
+    Outcome.EMPTY: "nothing was found for it",
+    Outcome.OK: "no passage that was found answers it",
+}
 
 
 def unanswered_parts(retrieval: Retrieval) -> list[MissingPart]:
@@ -342,24 +320,16 @@ def unanswered_parts(retrieval: Retrieval) -> list[MissingPart]:
     missing = []
     for name, branches in parts.items():
         ended = [outcome for branch in branches for outcome in outcomes.get(branch.id, [])]
+        outcome = Outcome.OK
         if Outcome.OK not in ended:
-            failed = [outcome for outcome in ended if outcome.failed]
             nothing = Outcome.EMPTY if Outcome.EMPTY in ended else Outcome.SKIPPED
-            missing.append(_part(branches[0], failed[0] if failed else nothing, "nothing was found for it"))
-        elif read and name in waited_for and not {name, *(branch.id for branch in branches)} & answered:
-            missing.append(_part(branches[0], Outcome.EMPTY, "no passage that was found answers it"))
+            outcome = next((one for one in ended if one.failed), nothing)
+        elif not read or name not in waited_for or {name, *(branch.id for branch in branches)} & answered:
+            continue
+        reason = f"{one_line(branches[0].query)}: {_WHY[outcome]}"
+        ended_as = Outcome.EMPTY if outcome is Outcome.OK else outcome
+        missing.append(MissingPart(what=SUB_QUESTION, outcome=ended_as, reason=reason, sub_query_id=branches[0].id))
     return missing
-
-
-def _part(sub_query: SubQuery, outcome: Outcome, why: str) -> MissingPart:
-    reasons = {
-        Outcome.TIMEOUT: "its searches gave no answer in time",
-        Outcome.ERROR: "its searches failed",
-        Outcome.DENIED: "it could not be searched",
-        Outcome.SKIPPED: "it was not searched",
-    }
-    reason = f"{one_line(sub_query.query)}: {reasons.get(outcome, why)}"
-    return MissingPart(what=SUB_QUESTION, outcome=outcome, reason=reason, sub_query_id=sub_query.id)
 
 
 # -- the resource ------------------------------------------------------------------------------------------------------

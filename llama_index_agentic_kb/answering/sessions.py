@@ -37,8 +37,6 @@ from llama_index_agentic_kb.schema.grounding import GroundingLedger
 if TYPE_CHECKING:  # it loads SQLAlchemy
     from llama_index_agentic_kb.store.sessions import SessionStore
 
-__all__ = ["SessionMemory", "Turns", "end_user_part", "session_owner"]
-
 MAX_TURNS: Final = 20
 """Turns of a session that a question is read with; the planner and the writer take fewer."""
 
@@ -89,74 +87,56 @@ def session_owner(principal: Principal | None) -> str:
     return f"groups:{tenant}/{groups}"
 
 
-class Turns:
-    """The session of one query.
+async def read_turns(
+    store: SessionStore | None, query: AnswerQuery, owner: str, deadline: float | None = None
+) -> list[Message]:
+    """Return the messages so far of the session that a query names; none of a new one ("-").
 
     Args:
         store: Where sessions are kept; None keeps none.
-        query: It names a session, a new one ("-"), or none.
+        query: The query.
         owner: Whose session it is.
+        deadline: ``time.monotonic()`` at which reading it is given up; None is the store's own time.
 
     Raises:
         InvalidRequestError: A session is named, and there is no store.
+        NotFoundError: The owner has no such session.
     """
-
-    def __init__(self, store: SessionStore | None, query: AnswerQuery, owner: str) -> None:
-        if query.session is not None and store is None:
+    session = query.session
+    if store is None:
+        if session is not None:
             raise InvalidRequestError("session: sessions are not kept here; pass sessions=SessionStore(...)")
-        self._store = store
-        self._query = query
-        self._owner = owner
+        return []
+    if session is None or query.makes_session:
+        return []
+    read = partial(store.session_messages, owner, session, last=MAX_TURNS, deadline=deadline)
+    native = partial(store.asession_messages, owner, session, last=MAX_TURNS, deadline=deadline)
+    return await Call(sync=read, native=native, deadline=deadline, what="session")
 
-    async def history(self, deadline: float | None = None) -> list[Message]:
-        """Return the messages of the session so far.
 
-        Args:
-            deadline: ``time.monotonic()`` at which reading it is given up; None is the store's own time.
+async def keep_turn(
+    store: SessionStore | None, query: AnswerQuery, owner: str, answer: Answer
+) -> tuple[Answer, Session | None]:
+    """Store a turn; return the answer with its name, and the session without its turns.
 
-        Raises:
-            NotFoundError: The owner has no such session.
-        """
-        store, session = self._store, self._query.session
-        if store is None or session is None or self._query.makes_session:
-            return []
-        how: dict[str, Any] = {"last": MAX_TURNS, "deadline": deadline}
-        messages: list[Message] = await Call(
-            sync=partial(store.session_messages, self._owner, session, **how),
-            native=partial(store.asession_messages, self._owner, session, **how),
-            deadline=deadline,
-            what="session",
-        )
-        return messages
+    It has the store's own time: a turn is not lost because its answer took all of the request's.
 
-    async def keep(self, answer: Answer) -> tuple[Answer, Session | None]:
-        """Store the turn; return the answer with its name, and the session without its turns.
-
-        It has the store's own time: a turn is not lost because its answer took all of the request's.
-
-        Raises:
-            SessionStoreError: It could not be stored.
-        """
-        store, query = self._store, self._query
-        if store is None or query.session is None:
-            return answer, None
-        turn_fields = (self._owner, query.session, query.question, answer)
-        about: dict[str, Any] = {
-            "query_id": query.query_id,
-            "user_pseudo_id": query.user_pseudo_id,
-            "query_config": query.user_labels,
-        }
-        turn = await Call(
-            sync=partial(store.add_turn, *turn_fields, **about),
-            native=partial(store.aadd_turn, *turn_fields, **about),
-            what="turn",
-        )
-        session = await Call(
-            sync=partial(store.get, self._owner, turn.session_id),
-            native=partial(store.aget, self._owner, turn.session_id),
-            what="session",
-        )
-        return answer.model_copy(update={"id": turn.answer_id}), session.model_copy(update={"turns": []})
+    Raises:
+        SessionStoreError: It could not be stored.
+    """
+    if store is None or query.session is None:
+        return answer, None
+    fields = (owner, query.session, query.question, answer)
+    about: dict[str, Any] = {
+        "query_id": query.query_id,
+        "user_pseudo_id": query.user_pseudo_id,
+        "query_config": query.user_labels,
+    }
+    add, aadd = partial(store.add_turn, *fields, **about), partial(store.aadd_turn, *fields, **about)
+    turn = await Call(sync=add, native=aadd, what="turn")
+    get, aget = partial(store.get, owner, turn.session_id), partial(store.aget, owner, turn.session_id)
+    session = await Call(sync=get, native=aget, what="session")
+    return answer.model_copy(update={"id": turn.answer_id}), session.model_copy(update={"turns": []})
 
 
 # -- memory ------------------------------------------------------------------------------------------------------------

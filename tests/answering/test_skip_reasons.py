@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 from llama_index.core.schema import NodeWithScore, TextNode
 
-from llama_index_agentic_kb.answering.skip_reasons import judge_relevance
+from llama_index_agentic_kb.answering.policy import judge_relevance
 from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY
 from llama_index_agentic_kb.schema.response import SkippedReason
 
