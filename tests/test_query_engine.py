@@ -9,14 +9,13 @@ from typing import Any
 
 import pytest
 from llama_index.core import Document, VectorStoreIndex
-from llama_index.core.base.response.schema import AsyncStreamingResponse, PydanticResponse, StreamingResponse
+from llama_index.core.base.response.schema import AsyncStreamingResponse, StreamingResponse
 from llama_index.core.callbacks import CallbackManager, TokenCountingHandler
 from llama_index.core.postprocessor import SimilarityPostprocessor
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.response_synthesizers import ResponseMode
 from llama_index.core.response_synthesizers import get_response_synthesizer as core_synthesizer
 from llama_index.core.schema import NodeWithScore, QueryBundle
-from pydantic import BaseModel
 
 from llama_index_agentic_kb import (
     AgenticQueryEngine,
@@ -120,14 +119,6 @@ def test_tokens_are_what_the_server_billed(server: LoopbackOpenAI, *, streaming:
     assert server.billed.calls == 2
 
 
-def test_extracts_without_a_model() -> None:
-    """Without a language model the response is extracted data."""
-    response = AgenticQueryEngine(AgenticRetriever(sources())).query(QUESTION)
-    extracts = account(response).extracts
-    assert [extract.ref_id for extract in extracts] == list(range(len(extracts)))
-    assert {extract.title for extract in extracts} >= {"The Saturn V rocket", "Apollo 11"}
-
-
 @pytest.mark.parametrize("mode", [ResponseMode.COMPACT, ResponseMode.TREE_SUMMARIZE, "refine", "answerSynthesis"])
 def test_takes_every_kind_of_mode(server: LoopbackOpenAI, mode: str) -> None:
     """LlamaIndex's enum values and our names choose the mode, which the account names."""
@@ -143,22 +134,6 @@ def test_takes_a_synthesizer_of_llama_index(server: LoopbackOpenAI) -> None:
     synthesizer = core_synthesizer(llm=server.llm(), response_mode=ResponseMode.COMPACT)
     engine = AgenticQueryEngine(AgenticRetriever(sources()), synthesizer)
     assert str(engine.query(QUESTION)) == ANSWER
-
-
-def test_structured_output() -> None:
-    """With ``output_cls`` the response is an object of it."""
-
-    class Height(BaseModel):
-        metres: float
-
-    def structured(request: ChatRequest) -> str:
-        return '{"metres": 110.6}' if "<evidence>" in request.text else '{"sub_queries": []}'
-
-    with LoopbackOpenAI(structured) as server:
-        engine = AgenticQueryEngine(AgenticRetriever(sources(), llm=server.llm()), output_cls=Height)
-        response = engine.query(QUESTION)
-    assert isinstance(response, PydanticResponse)
-    assert response.response == Height(metres=110.6)
 
 
 def test_node_postprocessors_apply(server: LoopbackOpenAI) -> None:
@@ -218,19 +193,6 @@ def test_no_evidence_is_told_in_data(server: LoopbackOpenAI) -> None:
     assert [(part.what, part.outcome) for part in account(response).missing] == [("evidence", "empty")]
     assert account(response).status_code == 200
     assert server.billed.calls == 1
-
-
-def test_a_stream_that_breaks_is_raised_where_it_is_read() -> None:
-    """A stream that ends before the model did raises after its last delta."""
-
-    def broken(request: ChatRequest) -> str | Fault:
-        return Fault.stream_cut(ANSWER) if request.stream else '{"sub_queries": []}'
-
-    with LoopbackOpenAI(broken) as server:
-        response = AgenticQueryEngine(AgenticRetriever(sources(), llm=server.llm()), streaming=True).query(QUESTION)
-        assert isinstance(response, StreamingResponse)
-        with pytest.raises(SynthesisError):
-            list(response.response_gen)
 
 
 def test_prompts_are_reachable(server: LoopbackOpenAI) -> None:

@@ -129,16 +129,6 @@ def test_the_settings_model_is_used(nodes: Nodes) -> None:
     assert "Why not?" in str(Generation().synthesize("Why not?", nodes))
 
 
-def test_a_model_that_completes_is_given_a_prompt(nodes: Nodes) -> None:
-    """A model that doesn't chat gets the template as one text, and its call is counted once."""
-    debug = LlamaDebugHandler(print_trace_on_end=False)
-    synthesizer = AnswerSynthesis(
-        MockLLM(), text_qa_template=PromptTemplate("Q: {query_str}"), callback_manager=CallbackManager([debug])
-    )
-    assert str(synthesizer.synthesize("Why?", nodes)) == "Q: Why?"
-    assert len(debug.get_event_pairs(CBEventType.LLM)) == 1
-
-
 async def test_the_given_model_is_never_changed(way: Any, nodes: Nodes) -> None:
     """LlamaIndex writes its callback manager into the model; this doesn't, and both are told."""
     mine, yours = LlamaDebugHandler(print_trace_on_end=False), LlamaDebugHandler(print_trace_on_end=False)
@@ -174,21 +164,6 @@ async def test_synthesize_is_the_parent_of_its_calls(way: Any, nodes: Nodes) -> 
     calls = debug.get_event_pairs(CBEventType.LLM)
     assert len(calls) == 3
     assert {parents[pair[0].id_] for pair in calls} == {start.id_}
-
-
-async def test_a_failing_handler_breaks_nothing(way: Any, nodes: Nodes, caplog: pytest.LogCaptureFixture) -> None:
-    """What a handler raises is logged, and goes no further."""
-
-    class Broken(LlamaDebugHandler):
-        def on_event_start(self, *args: Any, **kwargs: Any) -> str:
-            raise RuntimeError("handler")
-
-    manager = CallbackManager([Broken(print_trace_on_end=False)])
-    told = await way.ask(
-        AnswerSynthesis(ScriptedLLM("x"), callback_manager=manager, streaming=way.streaming), "?", nodes
-    )
-    assert told.text == "x"
-    assert "a callback handler failed: Broken" in caplog.text
 
 
 @pytest.mark.parametrize("mode", ["refine", "compact", "tree_summarize", "answerSynthesis"])
@@ -265,6 +240,7 @@ def test_an_unread_stream_asks_nothing(nodes: Nodes) -> None:
     [
         ({"multimodal": True}, "multimodal: not supported"),
         ({"max_output_tokens": 0}, "max_output_tokens must be above 0"),
+        ({"program_factory": lambda prompt: prompt}, "program_factory: not supported without"),
         (
             {"summary_template": PromptTemplate("x")},
             "mode 'refine' has no summary_template; its templates: text_qa_template, refine_template",

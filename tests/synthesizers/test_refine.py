@@ -11,8 +11,8 @@ from llama_index.core.response_synthesizers.refine import StructuredRefineRespon
 from llama_index.core.schema import NodeWithScore, QueryBundle
 from pydantic import BaseModel
 
-from llama_index_agentic_kb._aio import deadline_after, run
-from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError, LLMError, SynthesisError
+from llama_index_agentic_kb._aio import run
+from llama_index_agentic_kb.errors import LLMError, SynthesisError
 from llama_index_agentic_kb.llm import count_tokens
 from llama_index_agentic_kb.synthesizers import Compact, Refine
 from llama_index_agentic_kb.testing import LoopbackOpenAI, ScriptedLLM, ScriptedReply
@@ -90,21 +90,6 @@ def test_a_failure_at_a_step_keeps_what_was_answered(streaming: bool, nodes: Nod
     assert isinstance(caught.value.__cause__, LLMError)
 
 
-async def test_a_refused_step_is_an_error(nodes: Nodes, server_of: Servers) -> None:
-    """Refused is not unchanged."""
-    with pytest.raises(SynthesisError, match="refused") as caught:
-        await Refine(server_of(["One.", Fault.refusal()]).llm()).asynthesize("?", nodes)
-    assert (caught.value.step, caught.value.partial) == (1, "One.")
-    assert isinstance(caught.value.__cause__, LLMError)
-
-
-def test_a_late_step_is_late(nodes: Nodes) -> None:
-    """The deadline holds over all calls."""
-    llm = ScriptedLLM(lambda _: ScriptedReply("x", latency=0.1))
-    with pytest.raises(DeadlineExceededError):
-        run(Refine(llm).synthesis(QueryBundle("?"), nodes, deadline=deadline_after(0.15)))
-
-
 def test_a_node_too_big_for_a_window_is_split_and_keeps_its_number(nodes_of: Callable[[list[str]], Nodes]) -> None:
     """Parts end at sentences, come in order, overlap, and carry the node's reference id; nothing is lost or dropped."""
     llm = ScriptedLLM("Answer [ref_id:1].", context_window=1_600, num_output=100)
@@ -175,17 +160,6 @@ async def test_no_satisfied_step_is_an_empty_response(way: Any, nodes: Nodes) ->
     assert (await way.ask(synthesizer, "?", nodes)).text == "Nothing."
 
 
-@pytest.mark.parametrize(("model", "form"), [("gpt-4o-mini", "response_format"), ("gpt-4", "tools")])
-def test_steps_are_asked_for_in_the_strictest_form(model: str, form: str, nodes: Nodes, server_of: Servers) -> None:
-    """A JSON schema where the model has it, else a tool call; every call is on the bill."""
-    server = server_of('{"query_satisfied": true, "answer": "Paris."}')
-    made = run(Refine(server.llm(model), structured_answer_filtering=True).synthesis(QueryBundle("?"), nodes))
-    assert made.text == "Paris."
-    assert all(form in chat.body for chat in server.chats)
-    assert made.usage.input_tokens == server.billed.prompt_tokens
-    assert made.usage.output_tokens == server.billed.completion_tokens
-
-
 @pytest.mark.parametrize("prose", ["I would say Rome.", '{"query_satisfied": tr', '{"answer": "Rome."}'])
 def test_a_step_that_can_not_be_read_is_not_satisfied(prose: str, nodes: Nodes) -> None:
     """As in LlamaIndex it is skipped, before and after a good step, and the response says so."""
@@ -243,12 +217,6 @@ def test_a_failing_program_is_a_failed_step(nodes: Nodes) -> None:
 
     with pytest.raises(SynthesisError, match="call 1: ConnectionError: gone"):
         Refine(ScriptedLLM(), structured_answer_filtering=True, program_factory=factory).synthesize("?", nodes)
-
-
-def test_programs_need_filtering() -> None:
-    """As in LlamaIndex."""
-    with pytest.raises(ConfigurationError, match="program_factory"):
-        Refine(ScriptedLLM(), program_factory=lambda prompt: prompt)
 
 
 # -- objects, templates, LlamaIndex's own ways -----------------------------------------------------------------------
@@ -322,15 +290,3 @@ def test_a_prompt_helpers_sizes_are_kept_to(nodes: Nodes) -> None:
     helper = PromptHelper(context_window=4_000, num_output=100, chunk_size_limit=70)
     run(Compact(llm, prompt_helper=helper).synthesis(QueryBundle("?"), nodes))
     assert [ids_in(prompt) for prompt in prompts(llm)] == [[0, 1], [2]]
-
-
-def test_a_huge_node_ends_soon(nodes_of: NodesOf) -> None:
-    """A megabyte costs at most a hundred calls, and the loss is said."""
-    llm = ScriptedLLM("x", context_window=2_000, num_output=100)
-    made = run(Compact(llm).synthesis(QueryBundle("?"), nodes_of(["The end is near. " * 60_000, "Last. " * 2_000])))
-    assert len(llm.calls) == 100
-    assert made.dropped == 1
-    assert made.warnings == [
-        "1 passages were cut to fit into the model's window",
-        "1 passages are beyond the limit of 100 calls and were left out",
-    ]

@@ -10,8 +10,8 @@ from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.schema import NodeWithScore, QueryBundle
 from pydantic import BaseModel
 
-from llama_index_agentic_kb._aio import arun, deadline_after, run
-from llama_index_agentic_kb.errors import DeadlineExceededError, SynthesisError
+from llama_index_agentic_kb._aio import arun, run
+from llama_index_agentic_kb.errors import SynthesisError
 from llama_index_agentic_kb.synthesizers import TreeSummarize
 from llama_index_agentic_kb.synthesizers.modes import MAX_CALLS, join
 from llama_index_agentic_kb.testing import ScriptedLLM, ScriptedReply
@@ -110,15 +110,6 @@ async def test_one_failing_call_fails_it_all(streaming: bool, nodes_of: NodesOf)
     assert caught.value.step == 1
     with pytest.raises(SynthesisError):
         await arun(synthesizer.synthesis(QueryBundle("?"), nodes_of(FACTS)))
-
-
-def test_a_late_call_is_late(nodes_of: NodesOf) -> None:
-    """The deadline holds for calls side by side."""
-    llm = small(lambda _: ScriptedReply("x", latency=4.0))
-    started = time.monotonic()
-    with pytest.raises(DeadlineExceededError):
-        run(TreeSummarize(llm).synthesis(QueryBundle("?"), nodes_of(FACTS), deadline=deadline_after(0.2)))
-    assert time.monotonic() - started < 3.0
 
 
 def test_the_last_call_gives_the_object(nodes_of: NodesOf) -> None:
