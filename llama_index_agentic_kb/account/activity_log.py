@@ -21,8 +21,6 @@ from llama_index_agentic_kb.account.logs import logger
 from llama_index_agentic_kb.errors import AgenticKBError
 from llama_index_agentic_kb.schema import ActivityError, ActivityRecord, Outcome
 
-__all__ = ["ActivityLog"]
-
 dispatcher = get_dispatcher(__name__)
 
 R = TypeVar("R", bound=ActivityRecord)
@@ -75,14 +73,7 @@ class ActivityLog:
         self.close(record)
 
     def open(self, kind: type[R], event: CBEventType, payload: dict[Any, Any] | None = None, **fields: Any) -> R:
-        """Begin a stage.
-
-        Args:
-            kind: The record's class.
-            event: The callback event that stands for the stage.
-            payload: The event's payload; the record is added to it.
-            fields: The record's fields, as far as known.
-        """
+        """Begin a stage; see ``record``."""
         record = kind(id=len(self.records), started_at=datetime.now(UTC), **fields)
         self.records.append(record)
         event_id = str(uuid.uuid4()) if self.manager.handlers else ""
@@ -94,12 +85,9 @@ class ActivityLog:
         return record
 
     def close(self, record: ActivityRecord, payload: dict[Any, Any] | None = None, **fields: Any) -> None:
-        """End a stage and tell everybody. Closing twice changes nothing.
+        """End a stage with what its body has found out, and report it. Closing twice changes nothing.
 
-        Args:
-            record: What ``open`` gave.
-            payload: The end event's payload; the record is added to it.
-            fields: Fields to set on the record.
+        The end event has ``payload``, with the record added to it; ``fields`` are set on the record.
         """
         if record.id not in self._open:
             return

@@ -14,8 +14,6 @@ from typing import Final
 from llama_index_agentic_kb._aio import deadline_after, earliest
 from llama_index_agentic_kb.errors import ConfigurationError
 
-__all__ = ["DEFAULT_SHARE", "MIN_RETRIES", "Budget", "RetryBudget", "current_budget", "set_budget"]
-
 DEFAULT_SHARE: Final = 0.2
 """Retries per call: Envoy's ``retry_budget.budget_percent`` of 20 %."""
 

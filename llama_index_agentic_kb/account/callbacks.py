@@ -25,17 +25,6 @@ from llama_index_agentic_kb.account.pickling import NotPickled
 from llama_index_agentic_kb.errors import AgenticKBError
 from llama_index_agentic_kb.schema import ActivityRecord
 
-__all__ = [
-    "ACTIVITY_KEY",
-    "ActivityCallbackHandler",
-    "ActivityEndEvent",
-    "ActivityStartEvent",
-    "GuardedCallbacks",
-    "guard_component",
-    "guarded",
-    "with_handlers",
-]
-
 ACTIVITY_KEY: Final = "agentic_kb.activity"
 """Where a callback event's payload holds its ``ActivityRecord``."""
 
@@ -90,24 +79,15 @@ class ActivityCallbackHandler(BaseCallbackHandler):
         self._limit = limit
 
     def on_event_start(
-        self,
-        event_type: CBEventType,  # noqa: ARG002 (LlamaIndex's signature)
-        payload: dict[str, Any] | None = None,  # noqa: ARG002
-        event_id: str = "",
-        parent_id: str = "",  # noqa: ARG002
-        **_: Any,
+        self, event_type: CBEventType, payload: dict[str, Any] | None = None, event_id: str = "", *_: Any, **__: Any
     ) -> str:
         """Ignore the start of an event."""
+        del event_type, payload
         return event_id
 
-    def on_event_end(
-        self,
-        event_type: CBEventType,  # noqa: ARG002 (LlamaIndex's signature)
-        payload: dict[str, Any] | None = None,
-        event_id: str = "",  # noqa: ARG002
-        **_: Any,
-    ) -> None:
+    def on_event_end(self, event_type: CBEventType, payload: dict[str, Any] | None = None, *_: Any, **__: Any) -> None:
         """Take the record of an ended stage."""
+        del event_type
         record = (payload or {}).get(ACTIVITY_KEY)
         if not isinstance(record, ActivityRecord):
             return

@@ -9,8 +9,6 @@ from typing import Any, Final
 
 from llama_index_agentic_kb._text import redacted
 
-__all__ = ["activity_logger", "logger", "redacted_leaves"]
-
 
 class _Redacting(logging.Filter):
     """Takes secrets out of a record before any handler sees it: of its message, its traceback and its stack.
@@ -26,15 +24,11 @@ class _Redacting(logging.Filter):
         if clean != message:
             record.msg, record.args = clean, None
         if record.exc_info and record.exc_info[1] is not None:
-            record.exc_text = redacted(_traceback_of(record.exc_info[1]))
+            written = io.StringIO()
+            traceback.print_exception(record.exc_info[1], file=written)
+            record.exc_text = redacted(written.getvalue().rstrip("\n"))
             record.exc_info = None
         return True
-
-
-def _traceback_of(error: BaseException) -> str:
-    written = io.StringIO()
-    traceback.print_exception(error, file=written)
-    return written.getvalue().rstrip("\n")
 
 
 def redacted_leaves(value: Any) -> Any:

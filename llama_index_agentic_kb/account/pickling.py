@@ -6,8 +6,6 @@ from typing import ClassVar, Final, NoReturn, Self
 
 from llama_index_agentic_kb.errors import AgenticKBError
 
-__all__ = ["NotPickled", "PicklingRefusedError"]
-
 ANEW: Final = (
     "Make it anew where it is needed, from the settings that made it here (a process pool has its initializer for "
     "that); KnowledgeBase.from_store opens a store in each process."

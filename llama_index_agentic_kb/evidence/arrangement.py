@@ -15,8 +15,6 @@ from llama_index.core.schema import BaseNode, ImageNode, IndexNode, NodeRelation
 
 from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY, provenance
 
-__all__ = ["Arrangement", "arrange", "follows", "join", "pieces_per_document"]
-
 MAX_CHARACTERS: Final = 6_000
 """Characters of a joined node: about 1,500 tokens, under a third of the default budget of extracted data."""
 
@@ -36,15 +34,11 @@ _Part: TypeAlias = tuple[int, NodeWithScore]
 
 @dataclass(slots=True)
 class Arrangement:
-    """The evidence.
-
-    Args:
-        nodes: Best first.
-        used: How many of the ranked nodes are in it; more than ``nodes`` where neighbours were joined.
-    """
+    """The evidence, best first."""
 
     nodes: list[NodeWithScore] = field(default_factory=list)
     used: int = 0
+    """How many of the ranked nodes are in it; more than ``nodes`` where neighbours were joined."""
 
 
 @dataclass(slots=True, eq=False)
@@ -53,14 +47,6 @@ class _Piece:
 
     document: tuple[str, str]
     parts: list[_Part]
-
-    @property
-    def first(self) -> BaseNode:
-        return self.parts[0][1].node
-
-    @property
-    def last(self) -> BaseNode:
-        return self.parts[-1][1].node
 
     @property
     def length(self) -> int:
@@ -88,44 +74,43 @@ def arrange(
         max_per_document: Pieces of one document before others get a place; None sets no number.
     """
     pieces: list[_Piece] = []
-    waiting: list[_Part] = []
+    waiting: list[tuple[tuple[str, str], _Part]] = []
     for part in enumerate(nodes):
         if joining and _joins(pieces, part):
             continue
-        if _has_enough(pieces, part[1], max_per_document):
-            waiting.append(part)
+        node, mark = part[1].node, provenance(part[1]) or {}
+        # a node that names no document is one of its own
+        document = mark.get("source", ""), node.ref_doc_id or f"node {node.node_id}"
+        same = [piece for piece in pieces if piece.document == document]
+        if max_per_document is not None and len(same) >= max_per_document and not mark.get("best_for"):
+            waiting.append((document, part))
         elif len(pieces) < limit:
-            pieces.append(_Piece(_document(part[1]), [part]))
+            pieces.append(_Piece(document, [part]))
         else:
             break
-    for part in waiting:
+    for document, part in waiting:
         if len(pieces) >= limit:
             break
         if not (joining and _joins(pieces, part)):
-            pieces.append(_Piece(_document(part[1]), [part]))
+            pieces.append(_Piece(document, [part]))
     return Arrangement([join(piece.parts) for piece in pieces], sum(len(piece.parts) for piece in pieces))
-
-
-def _has_enough(pieces: Sequence[_Piece], node: NodeWithScore, limit: int | None) -> bool:
-    if limit is None or (provenance(node) or {}).get("best_for"):
-        return False
-    document = _document(node)
-    return sum(piece.document == document for piece in pieces) >= limit
-
-
-def _document(node: NodeWithScore) -> tuple[str, str]:
-    """Return what identifies a node's document; a node that names no document is one of its own."""
-    return (provenance(node) or {}).get("source", ""), node.node.ref_doc_id or f"node {node.node.node_id}"
 
 
 def _joins(pieces: list[_Piece], part: _Part) -> bool:
     """Put a node into the pieces that it is adjacent to, if it fits; two that it bridges become one."""
     node = part[1].node
-    if not _joinable(node) or (length := len(node.get_content())) > MAX_CHARACTERS:
+    after = before = None
+    around = []  # better first
+    for piece in pieces:
+        if after is None and follows(piece.parts[-1][1].node, node):
+            after = piece
+        elif before is None and follows(node, piece.parts[0][1].node):
+            before = piece
+        else:
+            continue
+        around.append(piece)
+    if not around or (length := len(node.get_content())) > MAX_CHARACTERS:
         return False
-    after = next((piece for piece in pieces if follows(piece.last, node)), None)
-    before = next((piece for piece in pieces if piece is not after and follows(node, piece.first)), None)
-    around = [piece for piece in pieces if piece in (after, before)]  # better first
     if after and before and after.length + length + before.length <= MAX_CHARACTERS:
         better, worse = around
         better.parts = [*after.parts, part, *before.parts]
@@ -151,7 +136,7 @@ def follows(first: BaseNode, second: BaseNode) -> bool:
     """
     if not (_joinable(first) and _joinable(second)) or first.node_id == second.node_id:
         return False
-    return _adjacent(first, second) and _alike(first.metadata, second.metadata)
+    return _adjacent(first, second) and _alike(first, second)
 
 
 def _adjacent(first: BaseNode, second: BaseNode) -> bool:
@@ -175,13 +160,13 @@ def _joinable(node: BaseNode) -> bool:
     return isinstance(node, TextNode) and not isinstance(node, IndexNode | ImageNode)
 
 
-def _alike(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    sources = [(metadata.get(PROVENANCE_KEY) or {}).get("source") for metadata in (one, other)]
-    plain = [
-        {key: value for key, value in metadata.items() if key not in (PROVENANCE_KEY, CHUNK_INDEX)}
-        for metadata in (one, other)
-    ]
-    return sources[0] == sources[1] and plain[0] == plain[1]
+def _alike(one: BaseNode, other: BaseNode) -> bool:
+    """Return whether two nodes are of one source and have the same metadata."""
+    first, second = dict(one.metadata), dict(other.metadata)
+    marks = [metadata.pop(PROVENANCE_KEY, None) or {} for metadata in (first, second)]
+    first.pop(CHUNK_INDEX, None)
+    second.pop(CHUNK_INDEX, None)
+    return marks[0].get("source") == marks[1].get("source") and first == second
 
 
 def _span(node: BaseNode) -> tuple[int, int] | None:
@@ -194,13 +179,10 @@ def _span(node: BaseNode) -> tuple[int, int] | None:
 
 
 def join(parts: Sequence[_Part]) -> NodeWithScore:
-    """Return one node made of neighbours.
+    """Return one node made of neighbours, in the document's order; the lowest place is the best part.
 
     It has the id, the metadata and the source of the best part, the best score of all, the text of all with what
     overlaps once, and its parts in its provenance. It has no embedding: none was made of that text.
-
-    Args:
-        parts: In the document's order; the lowest place is the best part.
     """
     best = min(parts, key=lambda part: part[0])[1]
     if len(parts) == 1:
@@ -208,15 +190,21 @@ def join(parts: Sequence[_Part]) -> NodeWithScore:
     nodes = [node for _, node in parts]
     chunks = [node.node for node in nodes]
     text, spans = _joined_text(chunks)
-    start, end = _whole_span(chunks)
+    places = [span for chunk in chunks if (span := _span(chunk)) is not None]
+    is_known = len(places) == len(chunks) and all(one[0] < two[0] for one, two in pairwise(places))
+    links = dict(best.node.relationships)  # those that lead out of both ends
+    for key, end in ((NodeRelationship.PREVIOUS, chunks[0]), (NodeRelationship.NEXT, chunks[-1])):
+        links.pop(key, None)
+        if key in end.relationships:
+            links[key] = end.relationships[key]
     copy = best.node.model_copy(
         update={
             "text": text,
             "embedding": None,
             "metadata": {**best.node.metadata, PROVENANCE_KEY: _joined_provenance(best, nodes, spans)},
-            "relationships": _joined_links(best.node, chunks[0], chunks[-1]),
-            "start_char_idx": start,
-            "end_char_idx": end,
+            "relationships": links,
+            "start_char_idx": places[0][0] if is_known else None,
+            "end_char_idx": places[-1][1] if is_known else None,
         }
     )
     return NodeWithScore(node=copy, score=max((node.score for node in nodes if node.score is not None), default=None))
@@ -227,7 +215,8 @@ def _joined_text(nodes: Sequence[BaseNode]) -> tuple[str, list[tuple[int, int]]]
     text = _text(nodes[0])
     spans = [(0, len(text))]
     for before, node in pairwise(nodes):
-        own, gap = _text(node), _gap(before, node)
+        own, one, two = _text(node), _span(before), _span(node)
+        gap = None if one is None or two is None else two[0] - one[1]  # below 0 where they overlap
         shared = _overlap(_text(before), own, gap)
         if not shared:
             text += {0: "", 1: " "}.get(gap, "\n") if gap is not None else "\n"
@@ -245,12 +234,6 @@ def _overlap(one: str, two: str, gap: int | None) -> int:
         return -gap
     longest = min(len(one), len(two) - 1)
     return next((size for size in range(longest, MIN_OVERLAP - 1, -1) if one.endswith(two[:size])), 0)
-
-
-def _gap(first: BaseNode, second: BaseNode) -> int | None:
-    """Return the characters between two chunks by their positions, below 0 where they overlap; None if not known."""
-    one, two = _span(first), _span(second)
-    return None if one is None or two is None else two[0] - one[1]
 
 
 def _joined_provenance(
@@ -271,20 +254,6 @@ def _joined_provenance(
         for node, (start, end) in zip(nodes, spans, strict=True)
     ]
     return made
-
-
-def _joined_links(best: BaseNode, first: BaseNode, last: BaseNode) -> dict[NodeRelationship, Any]:
-    ends = {NodeRelationship.PREVIOUS: first, NodeRelationship.NEXT: last}
-    links: dict[NodeRelationship, Any] = {key: value for key, value in best.relationships.items() if key not in ends}
-    return links | {key: node.relationships[key] for key, node in ends.items() if key in node.relationships}
-
-
-def _whole_span(nodes: Sequence[BaseNode]) -> tuple[int | None, int | None]:
-    """Return the characters from the first part's start to the last one's end, where positions go on part by part."""
-    spans = [span for node in nodes if (span := _span(node)) is not None]
-    if len(spans) < len(nodes) or any(one[0] >= two[0] for one, two in pairwise(spans)):
-        return None, None
-    return spans[0][0], spans[-1][1]
 
 
 def _text(node: BaseNode) -> str:

@@ -18,8 +18,6 @@ from llama_index_agentic_kb.search.fusion import Fused, Ranked, interleave, merg
 from llama_index_agentic_kb.sources.fan_out import SourceSearch
 from llama_index_agentic_kb.sources.search import NodeKey, NodeList
 
-__all__ = ["Candidate", "CandidateList", "Fusion", "collect", "lists_by_search", "lists_by_sub_query"]
-
 LEXICAL: Final = "lexical"
 
 Fusion: TypeAlias = Callable[[Sequence[Ranked[NodeKey]]], list[Fused[NodeKey]]]
@@ -28,32 +26,27 @@ Fusion: TypeAlias = Callable[[Sequence[Ranked[NodeKey]]], list[Fused[NodeKey]]]
 CORPUS_FUSION: Final[Fusion] = relative_score_fusion
 """Fuses the ways of searching one corpus (dense and lexical); see ``search.fusion`` for the measurement."""
 
-_Weighted: TypeAlias = tuple[NodeList, float]
-
 
 @dataclass(slots=True)
 class Candidate:
-    """Everything that is known of one node.
-
-    Args:
-        node: As a source gave it.
-        search: The search that found it first.
-        score: The best score that a source gave it; None where none compares with others.
-        searches: Every search that found it.
-        best_for: Sub-queries whose best evidence it is.
-        reranked: What stands for its score where it was reranked: the score of 0 to 4, else the reranker's own.
-        reranker_score: The score of 0 to 4, where the reranker is calibrated.
-        unjudged: Whether others were judged by a reranker that failed over this one.
-    """
+    """Everything that is known of one node."""
 
     node: NodeWithScore
+    """As a source gave it."""
     search: SourceSearch
+    """The search that found it first."""
     score: float | None = None
+    """The best score that a source gave it; None where none compares with others."""
     searches: list[dict[str, Any]] = field(default_factory=list)
+    """Every search that found it."""
     best_for: list[str] = field(default_factory=list)
+    """Sub-queries whose best evidence it is."""
     reranked: float | None = None
+    """What stands for its score where it was reranked: the score of 0 to 4, else the reranker's own."""
     reranker_score: float | None = None
+    """The score of 0 to 4, where the reranker is calibrated."""
     unjudged: bool = False
+    """Whether others were judged by a reranker that failed over this one."""
 
     def evidence(self) -> NodeWithScore:
         """Return a copy with its provenance; the score is the reranker's where there is one, else the source's."""
@@ -82,21 +75,15 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class CandidateList:
-    """Candidates of one sub-query, or of one of its searches, best first.
-
-    Args:
-        sub_query: What they were found for.
-        searches: The searches that found them.
-        ranked: Their keys.
-        processed: Whether they are reranked; False where their source's results are left as they are.
-        judged: Whether a reranker has put them in order.
-    """
+    """Candidates of one sub-query, or of one of its searches, best first, by their keys."""
 
     sub_query: SubQuery
     searches: tuple[SourceSearch, ...]
     ranked: Ranked[NodeKey]
     processed: bool = True
+    """Whether they are reranked; False where their source's results are left as they are."""
     judged: bool = False
+    """Whether a reranker has put them in order."""
 
 
 def collect(searches: Sequence[SourceSearch]) -> dict[NodeKey, Candidate]:
@@ -129,6 +116,12 @@ def collect(searches: Sequence[SourceSearch]) -> dict[NodeKey, Candidate]:
     return found
 
 
+def best_of(searches: Sequence[SourceSearch], fusion: Fusion) -> list[Candidate]:
+    """Return what one sub-query found at all its sources, best first; ``fusion`` fuses lists of different corpora."""
+    candidates = collect(searches)
+    return [candidates[key] for one in lists_by_sub_query(searches, fusion) for key in one.ranked.keys]
+
+
 def lists_by_sub_query(searches: Sequence[SourceSearch], fusion: Fusion) -> list[CandidateList]:
     """Return one list a sub-query, in the plan's order.
 
@@ -137,87 +130,78 @@ def lists_by_sub_query(searches: Sequence[SourceSearch], fusion: Fusion) -> list
     weight: a BM25 score counts words by how rare they are in its own index, so those of two indexes don't compare.
     Then the group's dense and lexical lists, which rank one corpus for one query, are fused by ``CORPUS_FUSION``.
     Groups hold different documents, scored differently, and are fused by ``fusion``.
-
-    Args:
-        searches: In the plan's order.
-        fusion: How groups are fused.
     """
-    by_sub_query: dict[str, list[SourceSearch]] = {}
+    by_sub_query: dict[str, dict[Hashable, list[SourceSearch]]] = {}
     for search in searches:
-        by_sub_query.setdefault(search.sub_query.id, []).append(search)
-    return [
-        CandidateList(group[0].sub_query, tuple(group), _fuse_sub_query(group, fusion))
-        for group in by_sub_query.values()
-    ]
-
-
-def best_of(searches: Sequence[SourceSearch], fusion: Fusion) -> list[Candidate]:
-    """Return what one sub-query found at all its sources, best first; ``fusion`` fuses lists of different corpora."""
-    candidates = collect(searches)
-    return [candidates[key] for one in lists_by_sub_query(searches, fusion) for key in one.ranked.keys]
+        group: Hashable = ("search", search.record.id)
+        for ranked in search.lists:
+            if _scores(ranked) is not None and ranked.scale is not None:
+                group = ("scale", ranked.scale)
+                break
+        by_sub_query.setdefault(search.sub_query.id, {}).setdefault(group, []).append(search)
+    made = []
+    for groups in by_sub_query.values():
+        lists, members = [], list[SourceSearch]()
+        for group_searches in groups.values():
+            lists.append(_corpus_list(group_searches))
+            members += group_searches
+        fused = Ranked(lists[0].keys, scores=lists[0].scores) if len(lists) == 1 else _as_ranked(fusion(lists))
+        made.append(CandidateList(members[0].sub_query, tuple(members), fused))
+    return made
 
 
 def lists_by_search(searches: Sequence[SourceSearch], processed: Callable[[str], bool]) -> list[CandidateList]:
-    """Return one list a search, for results that are to be left as they are.
+    """Return one list a search, for results that are to be left as they are, in the order in which they take turns.
 
-    Args:
-        searches: In the order in which they take turns.
-        processed: Returns by a source's name whether its results are processed all the same.
+    ``processed`` returns by a source's name whether its results are processed all the same.
     """
     return [
-        CandidateList(search.sub_query, (search,), Ranked(_fuse_group([search]).keys), processed(search.source.name))
+        CandidateList(search.sub_query, (search,), Ranked(_corpus_list([search]).keys), processed(search.source.name))
         for search in searches
     ]
 
 
-def _fuse_sub_query(searches: Sequence[SourceSearch], fusion: Fusion) -> Ranked[NodeKey]:
-    groups: dict[Hashable, list[SourceSearch]] = {}
-    for search in searches:
-        scale = next((one.scale for one in search.lists if _comparable(one)), None)
-        groups.setdefault(("search", search.record.id) if scale is None else ("scale", scale), []).append(search)
-    lists = [_fuse_group(group) for group in groups.values()]
-    return Ranked(lists[0].keys, scores=lists[0].scores) if len(lists) == 1 else _as_list(fusion(lists))
-
-
-def _fuse_group(searches: Sequence[SourceSearch]) -> Ranked[NodeKey]:
+def _corpus_list(searches: Sequence[SourceSearch]) -> Ranked[NodeKey]:
     """Fuse the ways of searching one corpus; the result weighs as much as its heaviest source that found anything."""
-    kinds: dict[Hashable, list[_Weighted]] = {}
+    kinds: dict[Hashable, list[tuple[NodeList, float]]] = {}
+    weight = None
     for search in searches:
-        for position, ranked in enumerate(search.lists):
-            kind = ranked.kind if ranked.kind == LEXICAL or _comparable(ranked) else (search.record.id, position)
-            kinds.setdefault(kind, []).append((ranked, search.source.weight))
-    lists = [_one_kind(group) for group in kinds.values()]
-    weight = max((search.source.weight for search in searches if search.nodes), default=1.0)
-    fused = lists[0] if len(lists) == 1 else _as_list(CORPUS_FUSION(lists))
-    return Ranked(fused.keys, weight, fused.scores)
+        for position, found in enumerate(search.lists):
+            shared = found.kind == LEXICAL or (found.scale is not None and _scores(found) is not None)
+            kinds.setdefault(found.kind if shared else (search.record.id, position), []).append(
+                (found, search.source.weight)
+            )
+            if found.nodes:
+                weight = max(search.source.weight, weight or 0.0)
+    lists = []
+    for group in kinds.values():
+        found = group[0][0]
+        lists.append(Ranked(found.keys, found.weight, _scores(found)) if len(group) == 1 else _one_kind(group))
+    fused = lists[0] if len(lists) == 1 else _as_ranked(CORPUS_FUSION(lists))
+    return Ranked(fused.keys, 1.0 if weight is None else weight, fused.scores)
 
 
-def _one_kind(group: Sequence[_Weighted]) -> Ranked[NodeKey]:
-    """Join lists of one kind: by score where their scores compare, else by turns."""
-    weight = max(ranked.weight for ranked, _ in group)
-    if len(group) == 1:
-        return _ranked(group[0][0], weight)
-    if not all(_comparable(ranked) for ranked, _ in group):
-        turns = interleave([_ranked(ranked, of_source) for ranked, of_source in group])
-        return Ranked([fused.key for fused in turns], weight)
-    scored = [
-        [(key, node.score or 0.0) for key, node in zip(ranked.keys, ranked.nodes, strict=True)] for ranked, _ in group
-    ]
-    best: dict[NodeKey, float] = {}
-    for key, score in (pair for pairs in scored for pair in pairs):
-        best[key] = max(score, best.get(key, score))
+def _one_kind(group: Sequence[tuple[NodeList, float]]) -> Ranked[NodeKey]:
+    """Join lists of one kind from several sources: by score where their scores compare, else by turns."""
+    weight = max(found.weight for found, _ in group)
+    scored, best = [], dict[NodeKey, float]()
+    for found, _ in group:
+        scores = _scores(found)
+        if found.scale is None or scores is None:
+            turns = interleave([Ranked(one.keys, of_source, _scores(one)) for one, of_source in group])
+            return Ranked([fused.key for fused in turns], weight)
+        scored.append([*zip(found.keys, scores, strict=True)])
+        for key, score in scored[-1]:
+            best[key] = max(score, best.get(key, score))
     keys = merge_by_score(scored, [of_source for _, of_source in group])
     return Ranked(keys, weight, [best[key] for key in keys])
 
 
-def _ranked(found: NodeList, weight: float) -> Ranked[NodeKey]:
+def _scores(found: NodeList) -> list[float] | None:
+    """Return the scores of a list; None where a node has none."""
     scores = [node.score for node in found.nodes if node.score is not None]
-    return Ranked(found.keys, weight, scores if len(scores) == len(found.nodes) else None)
+    return scores if len(scores) == len(found.nodes) else None
 
 
-def _as_list(fused: Sequence[Fused[NodeKey]]) -> Ranked[NodeKey]:
+def _as_ranked(fused: Sequence[Fused[NodeKey]]) -> Ranked[NodeKey]:
     return Ranked([item.key for item in fused], scores=[item.score for item in fused])
-
-
-def _comparable(ranked: NodeList) -> bool:
-    return ranked.scale is not None and all(node.score is not None for node in ranked.nodes)

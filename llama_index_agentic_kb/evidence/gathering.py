@@ -8,17 +8,17 @@ Every candidate is counted, whatever becomes of it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from functools import partial
-from typing import Any, Final, Literal, TypeVar
+from typing import Final, Literal, TypeVar
 
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
-from llama_index_agentic_kb._aio import Call
+from llama_index_agentic_kb._aio import Call, gather
+from llama_index_agentic_kb._text import error_message, one_line
 from llama_index_agentic_kb.errors import ConfigurationError, by_value
-from llama_index_agentic_kb.evidence.arrangement import Arrangement, arrange, pieces_per_document
+from llama_index_agentic_kb.evidence.arrangement import arrange, pieces_per_document
 from llama_index_agentic_kb.evidence.candidates import (
     Candidate,
     CandidateList,
@@ -29,15 +29,12 @@ from llama_index_agentic_kb.evidence.candidates import (
 )
 from llama_index_agentic_kb.evidence.postprocessing import postprocess
 from llama_index_agentic_kb.evidence.provenance import provenance
-from llama_index_agentic_kb.evidence.reranking import Reranking, rerank
 from llama_index_agentic_kb.schema import MissingPart, ResultsProcessing, SourceActivity
-from llama_index_agentic_kb.search.fusion import Fused, interleave, with_coverage
-from llama_index_agentic_kb.search.rerank import Reranker
-from llama_index_agentic_kb.sources.fan_out import SourceSearch
+from llama_index_agentic_kb.search.fusion import Fused, Ranked, interleave, with_coverage
+from llama_index_agentic_kb.search.rerank import Reranked, Reranker
 from llama_index_agentic_kb.sources.search import NodeKey, node_key
+from llama_index_agentic_kb.sources.fan_out import SourceSearch
 from llama_index_agentic_kb.sources.selection import SelectedSource
-
-__all__ = ["EvidenceCounts", "EvidenceOptions", "GatheredEvidence", "as_processing", "gather_evidence"]
 
 T = TypeVar("T")
 
@@ -98,53 +95,44 @@ class EvidenceCounts:
 
     ``candidates + added_by_postprocessors == merged + joined + kept + dropped_by_threshold +
     dropped_by_postprocessors + dropped_by_cap + dropped_by_budget``.
-
-    Args:
-        candidates: What the searches found, a node once for each list that holds it.
-        merged: Candidates that were found more than once, counted once less than found.
-        joined: Candidates that became part of a neighbour's reference.
-        kept: References.
-        dropped_by_threshold: Below the reranker's threshold.
-        dropped_by_postprocessors: Dropped by postprocessors, or left out by the reranker.
-        dropped_by_cap: Beyond their source's ``maxOutputDocuments``.
-        dropped_by_budget: Beyond what was asked for, or what is ranked.
-        added_by_postprocessors: Nodes that postprocessors added.
-        reranked: (sub-query, candidate) pairs that the reranker read.
     """
 
     candidates: int = 0
+    """What the searches found, a node once for each list that holds it."""
     merged: int = 0
+    """Candidates that were found more than once, counted once less than found."""
     joined: int = 0
+    """Candidates that became part of a neighbour's reference."""
     kept: int = 0
+    """References."""
     dropped_by_threshold: int = 0
     dropped_by_postprocessors: int = 0
+    """Dropped by postprocessors, or left out by the reranker."""
     dropped_by_cap: int = 0
+    """Beyond their source's ``maxOutputDocuments``."""
     dropped_by_budget: int = 0
+    """Beyond what was asked for, or what is ranked."""
     added_by_postprocessors: int = 0
     reranked: int = 0
+    """(sub-query, candidate) pairs that the reranker read."""
 
-    def as_fields(self) -> dict[str, Any]:
+    def as_fields(self) -> dict[str, int]:
         """Return them as fields of an activity record."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class GatheredEvidence:
-    """The evidence and its account.
-
-    Args:
-        nodes: Best first.
-        counts: What became of every candidate.
-        warning: What went wrong without ending the request: a reranker that failed.
-        cut_searches: The records of searches that a threshold cut, each with the fields that it changes.
-        missing: Why evidence was withheld; None where none was.
-    """
+    """The evidence, best first, and its account."""
 
     nodes: list[NodeWithScore]
     counts: EvidenceCounts = field(default_factory=EvidenceCounts)
     warning: str | None = None
+    """What went wrong without ending the request: a reranker that failed."""
     cut_searches: list[tuple[SourceActivity, dict[str, int]]] = field(default_factory=list)
+    """The records of searches that a threshold cut, each with the fields that it changes."""
     missing: MissingPart | None = None
+    """Why evidence was withheld; None where none was."""
 
 
 async def gather_evidence(
@@ -175,26 +163,44 @@ async def gather_evidence(
             keeps a document from the answer.
         rerank_deadline: ``time.monotonic()`` at which the reranker is given up; None is ``deadline``.
     """
-    found = sum(len(one.nodes) for search in searches for one in search.lists)
-    untouched = {
-        search.source.name for search in searches if _processing(search, selected, options) is ResultsProcessing.NONE
-    }
-    candidates, lists = await _off_loop(lambda: (collect(searches), _lists(searches, options, untouched)), found)
-    reranking = await rerank(
-        lists,
-        candidates,
-        options.reranker,
-        partial(_threshold, options, selected),
-        limit=ranked,
-        deadline=deadline if rerank_deadline is None else rerank_deadline,
-    )
+    params = {name: chosen.params for name, chosen in selected.items()}
+    found, untouched = 0, set[str]()
+    for search in searches:
+        name = search.source.name
+        found += sum(len(one.nodes) for one in search.lists)
+        asked = params[name].results_processing if name in params else None
+        if (asked or options.results_processing) is ResultsProcessing.NONE:
+            untouched.add(name)
+    reranker = options.reranker
+
+    def lists() -> tuple[dict[NodeKey, Candidate], Reranking]:
+        if untouched:
+            return collect(searches), Reranking(lists_by_search(searches, lambda name: name not in untouched))
+        return collect(searches), Reranking(lists_by_sub_query(searches, options.fusion))
+
+    def threshold(source: str) -> float | None:
+        if reranker is None or not options.calibrated:
+            return None
+        asked = params[source].reranker_threshold if source in params else None
+        return reranker.threshold if asked is None else asked
+
+    candidates, reranking = await _off_loop(lists, found)
+    if reranker is not None:
+        ends = deadline if rerank_deadline is None else rerank_deadline
+        reranking = await rerank(reranking.lists, candidates, reranker, threshold, limit=ranked, deadline=ends)
     order = await _off_loop(
         lambda: _order(reranking, candidates, options, limit, in_turns=bool(untouched)), len(candidates)
     )
     seen = [candidates[item.key].evidence() for item in order[:ranked]]
     left = await postprocess(seen, options.postprocessors, bundle, deadline, selected)
     capped = _cap_per_source(left.nodes, selected)
-    arranged = _arrange(capped, limit, options, as_they_are=bool(untouched))
+    most = pieces_per_document(limit) if options.max_per_document == "auto" else options.max_per_document
+    arranged = arrange(
+        capped,
+        limit,
+        joining=options.join_neighbours and not untouched,
+        max_per_document=None if untouched else most,
+    )
     below, left_out = len(reranking.below), len(reranking.left_out)
     counts = EvidenceCounts(
         candidates=found,
@@ -212,34 +218,9 @@ async def gather_evidence(
     return GatheredEvidence(arranged.nodes, counts, reranking.warning, cut, left.missing)
 
 
-def _processing(
-    search: SourceSearch, selected: Mapping[str, SelectedSource], options: EvidenceOptions
-) -> ResultsProcessing:
-    """Return what becomes of a search's results: its source's parameter goes before the request's."""
-    chosen = selected.get(search.source.name)
-    asked = None if chosen is None else chosen.params.results_processing
-    return asked or options.results_processing
-
-
 async def _off_loop(work: Callable[[], T], over: int) -> T:
     """Do work over so many candidates; over very many of them on a thread, since it would hold the event loop up."""
     return work() if over <= MANY else await Call(sync=work, what="fusing evidence")
-
-
-def _threshold(options: EvidenceOptions, selected: Mapping[str, SelectedSource], source: str) -> float | None:
-    """Return a source's threshold: the request's, else the reranker's own; None where that is not calibrated."""
-    if not options.calibrated or options.reranker is None:
-        return None
-    asked = selected[source].params.reranker_threshold if source in selected else None
-    return options.reranker.threshold if asked is None else asked
-
-
-def _lists(
-    searches: Sequence[SourceSearch], options: EvidenceOptions, untouched: Collection[str]
-) -> list[CandidateList]:
-    if not untouched:
-        return lists_by_sub_query(searches, options.fusion)
-    return lists_by_search(searches, lambda name: name not in untouched)
 
 
 def _order(
@@ -277,18 +258,6 @@ def _cap_per_source(nodes: Sequence[NodeWithScore], selected: Mapping[str, Selec
     return kept
 
 
-def _arrange(nodes: Sequence[NodeWithScore], limit: int, options: EvidenceOptions, *, as_they_are: bool) -> Arrangement:
-    if as_they_are:
-        return arrange(nodes, limit, joining=False)
-    most = options.max_per_document
-    return arrange(
-        nodes,
-        limit,
-        joining=options.join_neighbours,
-        max_per_document=pieces_per_document(limit) if most == "auto" else most,
-    )
-
-
 def _cut_searches(
     searches: Sequence[SourceSearch], reranking: Reranking
 ) -> list[tuple[SourceActivity, dict[str, int]]]:
@@ -301,3 +270,114 @@ def _cut_searches(
             dropped = sum(key in reranking.below for key in keys)
             changed.append((search.record, {"dropped_by_threshold": dropped, "count": len(keys) - dropped}))
     return changed
+
+
+# -- reranking -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class Reranking:
+    """What became of the lists."""
+
+    lists: list[CandidateList]
+    """Those that the reranker judged are in its order and without what it dropped; the others are unchanged."""
+    below: set[NodeKey] = field(default_factory=set)
+    """Candidates that are in no list any more because of a threshold."""
+    left_out: set[NodeKey] = field(default_factory=set)
+    """Candidates that are in no list any more because the reranker did not return them."""
+    read: int = 0
+    """How many (sub-query, candidate) pairs the reranker read."""
+    warning: str | None = None
+
+
+async def rerank(
+    lists: Sequence[CandidateList],
+    candidates: Mapping[NodeKey, Candidate],
+    reranker: Reranker,
+    threshold: Callable[[str], float | None],
+    *,
+    limit: int,
+    deadline: float | None,
+) -> Reranking:
+    """Rerank the lists that are to be processed: one call a sub-query, over its candidates of all sources.
+
+    A candidate that several sub-queries found keeps its best score. It is dropped where its score for every sub-query
+    that found it is below its source's threshold. Where the reranker fails or is late, that sub-query's fused order
+    stays, nothing of it is dropped, and there is a warning; nothing is raised.
+
+    Args:
+        lists: Of sub-queries, or of searches, which take turns.
+        candidates: Get their scores.
+        reranker: Asked.
+        threshold: Returns a source's threshold by its name.
+        limit: Candidates of each sub-query that are read; those beyond are dropped.
+        deadline: ``time.monotonic()`` at which the reranker is given up.
+    """
+    groups: dict[str, list[CandidateList]] = {}
+    for one in lists:
+        if one.processed and one.ranked.keys:
+            groups.setdefault(one.sub_query.id, []).append(one)
+    read: dict[str, list[NodeKey]] = {}
+    calls = []
+    for name, group in groups.items():
+        turns = [fused.key for fused in interleave([one.ranked for one in group])]  # of one list: its own order
+        read[name] = turns[:limit]
+        nodes = [NodeWithScore(node=candidates[key].node.node, score=candidates[key].score) for key in read[name]]
+        calls.append(reranker.rank(group[0].sub_query.query, nodes, deadline=deadline))
+    verdicts: dict[str, dict[NodeKey, Reranked]] = {}
+    failed: dict[str, list[str]] = {}
+    for name, job in zip(groups, await gather(calls, deadline=deadline), strict=True):
+        try:
+            verdicts[name] = {read[name][verdict.position]: verdict for verdict in job.result()}
+        except Exception as error:  # noqa: BLE001 (a reranker only improves what is there; its failure is reported)
+            failed.setdefault(one_line(error_message(error)), []).append(name)
+    made = Reranking([], read=sum(map(len, read.values())))
+    for one in lists:
+        said = verdicts.get(one.sub_query.id) if one.processed else None
+        made.lists.append(one if said is None else _judged(one, said, candidates, threshold))
+        if said is not None:
+            asked = {*read.get(one.sub_query.id, ())}
+            made.below |= {key for key in one.ranked.keys if key in said}
+            made.left_out |= {key for key in one.ranked.keys if key in asked and key not in said}
+    alive = {key for one in made.lists for key in one.ranked.keys}
+    made.below -= alive  # the others were beyond what is read
+    made.left_out -= alive | made.below
+    _score(made, candidates, verdicts)
+    reasons = [
+        f"reranking failed for {', '.join(names)}, whose fused order stays: {why}" for why, names in failed.items()
+    ]
+    made.warning = "; ".join(reasons) or None
+    return made
+
+
+def _judged(
+    one: CandidateList,
+    verdicts: Mapping[NodeKey, Reranked],
+    candidates: Mapping[NodeKey, Candidate],
+    threshold: Callable[[str], float | None],
+) -> CandidateList:
+    """Return a list in the reranker's order, without what is below its threshold."""
+    own, kept, scores = set(one.ranked.keys), [], []
+    for key, verdict in verdicts.items():
+        least = threshold(candidates[key].search.source.name)
+        if key not in own or (least is not None and verdict.score is not None and verdict.score < least):
+            continue
+        kept.append(key)
+        if verdict.score is not None:
+            scores.append(verdict.score)
+    ranked = Ranked(kept, one.ranked.weight, scores if len(scores) == len(kept) else None)
+    return replace(one, ranked=ranked, judged=True)
+
+
+def _score(
+    made: Reranking, candidates: Mapping[NodeKey, Candidate], verdicts: Mapping[str, Mapping[NodeKey, Reranked]]
+) -> None:
+    """Keep each candidate's best score, and mark those that the reranker failed over."""
+    for said in verdicts.values():
+        for key, verdict in said.items():
+            known, score = candidates[key], verdict.raw if verdict.score is None else verdict.score
+            if score is not None and (known.reranked is None or score > known.reranked):
+                known.reranked, known.reranker_score = score, verdict.score
+    if any(one.reranked is not None for one in candidates.values()):
+        for key in {key for one in made.lists if one.processed for key in one.ranked.keys}:
+            candidates[key].unjudged = candidates[key].reranked is None

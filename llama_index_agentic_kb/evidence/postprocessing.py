@@ -24,27 +24,19 @@ from llama_index_agentic_kb.schema import MissingPart, Outcome
 from llama_index_agentic_kb.sources.search import node_key
 from llama_index_agentic_kb.sources.selection import SelectedSource, passing
 
-__all__ = ["PostprocessedNodes", "postprocess"]
-
 _POOL: Final = WorkerPool("postprocessors")
 """A pool of their own: those that hang take no thread from anything else."""
 
 
 @dataclass(frozen=True, slots=True)
 class PostprocessedNodes:
-    """What postprocessors left.
-
-    Args:
-        nodes: The nodes.
-        dropped: How many they dropped.
-        added: How many they added.
-        missing: Why nodes were withheld; None where none were.
-    """
+    """What postprocessors left."""
 
     nodes: list[NodeWithScore]
     dropped: int = 0
     added: int = 0
     missing: MissingPart | None = None
+    """Why nodes were withheld; None where none were."""
 
 
 async def postprocess(
@@ -54,15 +46,13 @@ async def postprocess(
     deadline: float | None,
     selected: Mapping[str, SelectedSource],
 ) -> PostprocessedNodes:
-    """Apply postprocessors in order.
+    """Apply postprocessors in order: each gets the nodes that the one before it left.
 
-    Args:
-        nodes: What the first one gets; each next one gets what the one before it left.
-        postprocessors: The postprocessors.
-        bundle: The question.
-        deadline: ``time.monotonic()`` at which the one under way is given up, and its nodes withheld.
-        selected: The sources that the request may search. Nodes that a postprocessor adds have to pass their filters.
+    The one under way at the deadline is given up, and its nodes are withheld. Nodes that a postprocessor makes or adds
+    have to pass the filters of the ``selected`` sources.
     """
+    if not postprocessors:
+        return PostprocessedNodes(nodes)
     dropped = added = 0
     check = _Check(nodes, selected)
     for postprocessor in postprocessors:

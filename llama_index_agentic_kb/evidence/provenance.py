@@ -8,10 +8,7 @@ from typing import Any, Final
 from llama_index.core.schema import NodeWithScore
 
 from llama_index_agentic_kb.schema import Reference
-from llama_index_agentic_kb.sources.base import KnowledgeSource
 from llama_index_agentic_kb.sources.selection import SelectedSource
-
-__all__ = ["PROVENANCE_KEY", "provenance", "references"]
 
 PROVENANCE_KEY: Final = "agentic_kb"
 """Metadata key of a node's provenance, a dictionary.
@@ -43,26 +40,22 @@ def references(nodes: Sequence[NodeWithScore], selected: Mapping[str, SelectedSo
         chosen = selected.get(mark["source"]) if mark else None
         if mark is None or chosen is None or not chosen.params.include_references:
             continue
-        made.append(_reference(position, node, mark, chosen.source, chosen.params.include_reference_source_data))
+        data = chosen.source.source_data(node)
+        data.metadata.pop(PROVENANCE_KEY, None)
+        made.append(
+            Reference(
+                type=chosen.source.kind,
+                id=str(position),
+                activity_source=mark["activity"],
+                knowledge_source_name=chosen.source.name,
+                doc_key=data.doc_key,
+                title=data.title,
+                url=data.url,
+                citation_url=data.url,
+                node_id=node.node.node_id,
+                score=mark.get("source_score", node.score),
+                reranker_score=mark.get("reranker_score"),
+                source_data=None if chosen.params.include_reference_source_data is False else data,
+            )
+        )
     return made
-
-
-def _reference(
-    position: int, node: NodeWithScore, mark: dict[str, Any], source: KnowledgeSource, with_data: bool | None
-) -> Reference:
-    data = source.source_data(node)
-    data.metadata.pop(PROVENANCE_KEY, None)
-    return Reference(
-        type=source.kind,
-        id=str(position),
-        activity_source=mark["activity"],
-        knowledge_source_name=source.name,
-        doc_key=data.doc_key,
-        title=data.title,
-        url=data.url,
-        citation_url=data.url,
-        node_id=node.node.node_id,
-        score=mark.get("source_score", node.score),
-        reranker_score=mark.get("reranker_score"),
-        source_data=data if with_data is not False else None,
-    )

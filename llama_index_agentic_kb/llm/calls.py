@@ -10,24 +10,20 @@ from __future__ import annotations
 
 import copy
 import socket
-import threading
 import time
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
-from functools import cache
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
 
-from llama_index_agentic_kb._aio import Call, reset_after_fork
+from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb.errors import DeadlineExceededError
 from llama_index_agentic_kb.guard.resilience import Bulkhead, Permit
 from llama_index_agentic_kb.llm.capabilities import has_native_async, is_openai
 
 if TYPE_CHECKING:
     import httpx
-
-__all__ = ["MODEL_PLACES", "ModelCalls", "calls_of", "once", "retries_itself", "speaks_openai"]
 
 MODEL_PLACES: Final = 128
 """Calls of one model object that may be under way at once, abandoned ones included; further ones wait."""
@@ -55,18 +51,11 @@ class ModelCalls:
         self._clients: dict[str, tuple[Any, Any]] = {}
 
     async def call(self, model: Any, method: str, *args: Any, deadline: float | None, **kwargs: Any) -> Any:
-        """Call a method.
-
-        Args:
-            model: The copy.
-            method: The sync method's name; the async one's has an "a" before it.
-            args: Positional arguments.
-            deadline: ``time.monotonic()`` at which it is given up; None waits.
-            kwargs: Further arguments.
+        """Call a method of the copy by its sync name; the async one has an "a" before it.
 
         Raises:
             Exception: It failed; where that is another error than its client's own, the client's is the cause.
-            DeadlineExceededError: It did not return in time.
+            DeadlineExceededError: It did not return by ``deadline``.
         """
         held, permit = _HeldSocket(deadline), Permit()
         work = self._works(held, model, method, args, kwargs)
@@ -152,34 +141,22 @@ class ModelCalls:
         setattr(model, name, made[1])
 
 
-class _Registry:
-    """The ``ModelCalls`` of each model that lives."""
-
-    def __init__(self) -> None:
-        self.calls: dict[int, ModelCalls] = {}
-        self.reset()
-        reset_after_fork(self)
-
-    def reset(self) -> None:
-        self.lock = threading.Lock()
-
-
-_REGISTRY: Final = _Registry()
+_CALLS: Final[dict[int, ModelCalls]] = {}
+"""The ``ModelCalls`` of each model that lives, by its id. Single operations on a dictionary need no lock."""
 
 
 def calls_of(model: Any, what: str, as_failure: Callable[[Exception], Exception]) -> ModelCalls:
     """Return the one ``ModelCalls`` of a model; it lives as long as the model's object. See there for the arguments."""
-    with _REGISTRY.lock:
-        known = _REGISTRY.calls.get(id(model))
-        if known is None:
-            known = _REGISTRY.calls[id(model)] = ModelCalls(model, what, as_failure)
-            weakref.finalize(model, _REGISTRY.calls.pop, id(model), None)
-        return known
+    known = _CALLS.get(id(model))
+    if known is None:
+        known = _CALLS.setdefault(id(model), ModelCalls(model, what, as_failure))
+        weakref.finalize(model, _CALLS.pop, id(model), None)
+    return known
 
 
 def speaks_openai(model: Any) -> bool:
     """Whether a model is LlamaIndex's ``OpenAI`` or ``OpenAIEmbedding``, or of a subclass: both have its client."""
-    return is_openai(model) or any(kind.__name__ == "OpenAIEmbedding" for kind in type(model).__mro__)
+    return is_openai(model) or "OpenAIEmbedding" in [kind.__name__ for kind in type(model).__mro__]
 
 
 def retries_itself(model: Any) -> bool:
@@ -217,30 +194,31 @@ class _HeldSocket:
         self._socket: Any = None
         self._hung_up = False
 
-    @property
-    def left(self) -> float | None:
-        """Seconds until the call shall end, at least 0.001; None is no limit."""
-        return None if self._ends is None else max(0.001, self._ends - time.monotonic())
+    def cut(self, timeouts: dict[str, float | None]) -> dict[str, float | None]:
+        """Return the timeouts of a request's phases, none longer than the call has left."""
+        if self._ends is None:
+            return timeouts
+        left = max(0.001, self._ends - time.monotonic())
+        own = {phase: timeouts.get(phase) for phase in ("connect", "read", "write", "pool")}
+        return {phase: left if seconds is None else min(left, seconds) for phase, seconds in own.items()}
 
-    @property
-    def is_over(self) -> bool:
-        """Whether nobody waits for the call any more."""
-        return self._hung_up or (self._ends is not None and time.monotonic() >= self._ends)
-
-    def hold(self, response: httpx.Response | None) -> None:
-        """Keep the socket that a response is read from; None: it was read."""
-        stream = None if response is None else response.extensions.get("network_stream")
+    def hold(self, response: httpx.Response) -> None:
+        """Keep the socket that a response is read from; it is closed where nobody waits for the call any more."""
+        stream = response.extensions.get("network_stream")
         self._socket = None if stream is None else stream.get_extra_info("socket")
+        if self._hung_up:
+            self._shut_down()
 
     def hang_up(self, permit: Permit) -> None:
         """End a call that is still at work, though nobody waits for it: what reads its socket returns at once."""
-        if not permit.at_work:
-            return
-        self._hung_up = True
-        held = self._socket
-        if isinstance(held, socket.socket):
+        if permit.at_work:
+            self._hung_up = True
+            self._shut_down()
+
+    def _shut_down(self) -> None:
+        if isinstance(self._socket, socket.socket):
             with suppress(OSError):  # closed already
-                held.shutdown(socket.SHUT_RDWR)
+                self._socket.shutdown(socket.SHUT_RDWR)
 
 
 _held_socket: ContextVar[_HeldSocket | None] = ContextVar("agentic_kb_held_socket", default=None)
@@ -248,12 +226,27 @@ _held_socket: ContextVar[_HeldSocket | None] = ContextVar("agentic_kb_held_socke
 
 
 def _ending_client(client: Any) -> Any:
-    """Return a sync client that tries once, and ends with the deadline of the call that it serves."""
-    import httpx  # noqa: PLC0415 (the client is loaded, so this is too)
+    """Return a sync client that tries once, and ends with the deadline of the call that it serves.
+
+    It sends through the user's own client: its proxies, certificates, authentication and pool.
+    """
+    import httpx  # noqa: PLC0415 (the client is loaded, so this is too; it is not imported with this module)
 
     inner = client._client  # noqa: SLF001 (OpenAI's client has no public name for it)
+
+    class EndingTransport(httpx.BaseTransport):
+        def handle_request(self, request: httpx.Request) -> httpx.Response:
+            held = _held_socket.get()
+            if held is not None:
+                timeouts = held.cut(request.extensions.get("timeout", {}))
+                request.extensions = {**request.extensions, "timeout": timeouts}
+            response: httpx.Response = inner.send(request, stream=True)
+            if held is not None:
+                held.hold(response)
+            return response
+
     ending = httpx.Client(
-        transport=_transport_class()(inner),
+        transport=EndingTransport(),
         headers=inner.headers,
         cookies=inner.cookies,
         params=inner.params,
@@ -261,48 +254,3 @@ def _ending_client(client: Any) -> Any:
         trust_env=False,
     )
     return client.with_options(max_retries=0, http_client=ending)
-
-
-@cache
-def _transport_class() -> Any:
-    """Return the transport's class; made late, for httpx is not imported with this module."""
-    import httpx  # noqa: PLC0415
-
-    class EndingStream(httpx.SyncByteStream):
-        """A response's bytes, until its call is over."""
-
-        def __init__(self, response: httpx.Response, held: _HeldSocket) -> None:
-            self._response = response
-            self._held = held
-
-        def __iter__(self) -> Iterator[bytes]:
-            for chunk in self._response.iter_raw():
-                if self._held.is_over:
-                    raise httpx.ReadTimeout("the call's deadline has passed", request=self._response.request)
-                yield chunk
-
-        def close(self) -> None:
-            self._held.hold(None)
-            self._response.close()
-
-    class EndingTransport(httpx.BaseTransport):
-        """Sends through the user's own client: its proxies, certificates, authentication and pool."""
-
-        def __init__(self, client: httpx.Client) -> None:
-            self._client = client
-
-        def handle_request(self, request: httpx.Request) -> httpx.Response:
-            held = _held_socket.get() or _HeldSocket(None)
-            if (left := held.left) is not None:
-                own: dict[str, float | None] = request.extensions.get("timeout", {})
-                phases = ((phase, own.get(phase)) for phase in ("connect", "read", "write", "pool"))
-                cut = {phase: left if seconds is None else min(left, seconds) for phase, seconds in phases}
-                request.extensions = {**request.extensions, "timeout": cut}
-            response = self._client.send(request, stream=True)
-            held.hold(response)
-            stream = EndingStream(response, held)
-            return httpx.Response(
-                response.status_code, headers=response.headers, stream=stream, extensions=response.extensions
-            )
-
-    return EndingTransport

@@ -13,21 +13,6 @@ from llama_index.core.llms import LLM, CustomLLM, MockLLM
 from llama_index.core.settings import Settings
 from llama_index.core.utils import get_tokenizer
 
-__all__ = [
-    "chats",
-    "count_tokens",
-    "has_native_async",
-    "is_function_calling",
-    "is_openai",
-    "model_name",
-    "prompt_of",
-    "resolve_llm",
-    "stream_kwargs",
-    "structured_output",
-    "tokens_of",
-    "warm_up_llm",
-]
-
 MAX_PIECE: Final = 100_000
 """Characters that are tokenized at a time."""
 
@@ -124,11 +109,6 @@ def is_openai(llm: LLM) -> bool:
     """Whether it is llama_index's OpenAI, without importing it: if it was never imported, it is not."""
     module = sys.modules.get("llama_index.llms.openai.base")
     return module is not None and isinstance(llm, module.OpenAI)
-
-
-def stream_kwargs(llm: LLM) -> dict[str, Any]:
-    """Return the arguments that ask for the bill at the end of a stream."""
-    return {"stream_options": {"include_usage": True}} if is_openai(llm) else {}
 
 
 def has_native_async(llm: LLM, method: str = "achat") -> bool:

@@ -18,21 +18,8 @@ from llama_index_agentic_kb.errors import LLMError
 from llama_index_agentic_kb.guard.failures import is_transient
 from llama_index_agentic_kb.guard.resilience import NO_RETRIES, RetryPolicy, retried
 from llama_index_agentic_kb.llm.calls import calls_of, once, retries_itself
-from llama_index_agentic_kb.llm.capabilities import chats, is_openai, model_name, prompt_of, stream_kwargs
-from llama_index_agentic_kb.llm.replies import (
-    Reply,
-    Usage,
-    as_llm_error,
-    check,
-    finish_reason_of,
-    has_choices,
-    latest,
-    refusal_of,
-    text_of,
-    usage_of,
-)
-
-__all__ = ["FALLBACK_CONTEXT_WINDOW", "LanguageModel", "billed"]
+from llama_index_agentic_kb.llm.capabilities import chats, is_openai, model_name, prompt_of
+from llama_index_agentic_kb.llm.replies import Choice, Reply, Usage, as_llm_error, usage_of
 
 FALLBACK_CONTEXT_WINDOW: Final = 8_192
 """Tokens assumed for a model whose ``metadata`` does not know its own window."""
@@ -109,9 +96,8 @@ class LanguageModel(NotPickled):
 
         async def attempt(until: float | None) -> Reply:
             llm, method, prompt, arguments = self._arguments("chat", messages, kwargs)
-            response = await self._calls.call(llm, method, prompt, deadline=until, **arguments)
-            reply = Reply(text_of(response), usage_of(response), finish_reason_of(response.raw))
-            check(reply, refusal_of(response.raw))
+            reply = Reply.of(await self._calls.call(llm, method, prompt, deadline=until, **arguments))
+            reply.check()
             return reply
 
         return await self._retried(attempt, deadline)
@@ -131,11 +117,11 @@ class LanguageModel(NotPickled):
             llm: Any = self.ready()
             response: ChatResponse = await self._calls.call(llm, "chat_with_tools", deadline=until, **arguments)
             calls = llm.get_tool_calls_from_response(response, error_on_no_tool_call=False)
-            reply = Reply(response.message.content or "", usage_of(response), finish_reason_of(response.raw))
-            if not calls:
-                check(reply, refusal_of(response.raw))
-                return reply
-            reply.tool_arguments = dict(calls[0].tool_kwargs)
+            reply = Reply.of(response)
+            if calls:
+                reply.tool_arguments = dict(calls[0].tool_kwargs)
+            else:
+                reply.check()
             return reply
 
         return await self._retried(attempt, deadline)
@@ -150,17 +136,9 @@ class LanguageModel(NotPickled):
         through: Callable[[str], str] = str,
         **kwargs: Any,
     ) -> Reply:
-        """Ask for a streamed reply: each piece of text is emitted as it comes, the whole is the result.
+        """Ask for a streamed reply: each piece of text is emitted as it comes, the whole is the result; see ``read``.
 
-        Args:
-            messages: The prompt.
-            deadline: ``time.monotonic()`` by which the stream must have ended; None waits.
-            through: Each piece goes through it before it is emitted; the result is the model's own text.
-            kwargs: Further arguments of the model's ``stream_chat``.
-
-        Raises:
-            LLMError: The reply is empty, was refused or filtered, or the stream ended before the model did.
-            DeadlineExceededError: It did not end in time.
+        Each piece goes ``through`` a function before it is emitted; the result is the model's own text.
         """
 
         async def pass_on(delta: str, _: str) -> None:
@@ -208,15 +186,19 @@ class LanguageModel(NotPickled):
         max_chars: int | None,
         kwargs: dict[str, Any],
     ) -> None:
-        kwargs = {**stream_kwargs(self.llm), **kwargs}
+        speaks_openai = is_openai(self.llm)
+        if speaks_openai:  # the bill comes at the end of a stream where it is asked for
+            kwargs = {"stream_options": {"include_usage": True}, **kwargs}
         llm, method, prompt, arguments = self._arguments("stream_chat", messages, kwargs)
-        refusal, wrong = "", NOTHING_CAME
+        reply.refusal, wrong = "", NOTHING_CAME
         async with self._calls.stream(llm, method, prompt, deadline=deadline, **arguments) as next_chunk:
             while (chunk := await next_chunk()) is not END:
-                reply.usage = latest(reply.usage, usage_of(chunk))
-                reply.finish_reason = finish_reason_of(chunk.raw) or reply.finish_reason
-                refusal += refusal_of(chunk.raw)
-                wrong = "" if chunk.raw is None or has_choices(chunk.raw) else wrong and NO_CHOICES
+                usage, choice = usage_of(chunk), Choice.of(chunk.raw)
+                if usage.input_tokens is not None:  # once, in the last chunks, or as a running total
+                    reply.usage = usage
+                reply.finish_reason = choice.finish_reason or reply.finish_reason
+                reply.refusal += choice.refusal
+                wrong = "" if chunk.raw is None or choice.is_there else wrong and NO_CHOICES
                 delta = chunk.delta or ""
                 reply.text += delta
                 await each(delta, reply.text)
@@ -224,10 +206,10 @@ class LanguageModel(NotPickled):
                     reply.finish_reason = "length"
                     break
         reply.usage.calls = 1
-        if wrong and is_openai(self.llm):
+        if wrong and speaks_openai:
             raise LLMError(wrong, usage=reply.usage)
-        check(reply, refusal)
-        if reply.finish_reason is None and is_openai(self.llm):
+        reply.check()
+        if reply.finish_reason is None and speaks_openai:
             raise LLMError("the model's stream ended before the model did", usage=reply.usage)
 
     # -- what both share -------------------------------------------------------------------------------------------
@@ -238,15 +220,16 @@ class LanguageModel(NotPickled):
         deadline: float | None,
         is_worth: Callable[[BaseException], bool] = is_transient,
     ) -> Reply:
-        bill = _BILL.get()
+        bill, usage = _BILL.get(), Usage()
         try:
             reply = await retried(attempt, policy=self._retries, deadline=deadline, is_worth=is_worth)
+            usage = reply.usage
         except LLMError as error:
-            if bill is not None and isinstance(error.usage, Usage):
-                bill.add(error.usage)
+            usage = error.usage or usage
             raise
-        if bill is not None:
-            bill.add(reply.usage)
+        finally:
+            if bill is not None:
+                bill.add(usage)
         return reply
 
     def _arguments(

@@ -18,8 +18,6 @@ from pydantic import SerializationInfo, SerializerFunctionWrapHandler, model_ser
 
 from llama_index_agentic_kb._text import redacted
 
-__all__ = ["OpenAICompatible"]
-
 NO_KEY = "no-key"
 """Sent to servers other than OpenAI's where no key is set: the client insists on one, they often don't."""
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass, field
-from types import TracebackType
 from typing import Any, Final
 
 import json_repair
@@ -15,23 +14,6 @@ from llama_index.core.callbacks.token_counting import get_tokens_from_response
 from llama_index_agentic_kb._text import error_message, one_line, redacted_excerpt
 from llama_index_agentic_kb.errors import AgenticKBError, LLMError
 from llama_index_agentic_kb.guard.failures import breaks_connection, status_of
-
-__all__ = [
-    "CUT_SHORT",
-    "Reply",
-    "Usage",
-    "as_llm_error",
-    "check",
-    "finish_reason_of",
-    "has_choices",
-    "latest",
-    "refusal_of",
-    "refuses_form",
-    "repair_json",
-    "strip_code_fence",
-    "text_of",
-    "usage_of",
-]
 
 FORM_REFUSED: Final = (400, 404, 415, 422, 501)
 """HTTP statuses with which servers refuse a request form that they don't know."""
@@ -60,8 +42,10 @@ class Usage:
 
     def add(self, other: Usage) -> None:
         """Add another bill to this one."""
-        self.input_tokens = _sum(self.input_tokens, other.input_tokens)
-        self.output_tokens = _sum(self.output_tokens, other.output_tokens)
+        if other.input_tokens is not None:
+            self.input_tokens = (self.input_tokens or 0) + other.input_tokens
+        if other.output_tokens is not None:
+            self.output_tokens = (self.output_tokens or 0) + other.output_tokens
         self.calls += other.calls
 
 
@@ -73,11 +57,52 @@ class Reply:
     usage: Usage = field(default_factory=Usage)
     finish_reason: str | None = None
     tool_arguments: dict[str, Any] | None = None
+    refusal: str = ""
+
+    @classmethod
+    def of(cls, response: ChatResponse | CompletionResponse) -> Reply:
+        """Read a whole response."""
+        choice = Choice.of(response.raw)
+        return cls(text_of(response), usage_of(response), choice.finish_reason, refusal=choice.refusal)
 
     @property
     def cut_short(self) -> bool:
         """Whether the model ran out of tokens."""
         return self.finish_reason in ("length", "max_tokens")
+
+    def check(self) -> None:
+        """Raise ``LLMError`` where it is empty, refused or filtered."""
+        if self.refusal:
+            raise LLMError(f"the model refused: {self.refusal}", usage=self.usage)
+        if self.finish_reason == "content_filter":
+            raise LLMError("the model's reply was stopped by a content filter", usage=self.usage)
+        if not self.text.strip():
+            why = f": {CUT_SHORT}" if self.cut_short else ""
+            raise LLMError(f"the model's reply is empty{why}", empty=True, usage=self.usage)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What the first choice of a raw response, or of a stream's chunk, says beside its text."""
+
+    is_there: bool = False
+    finish_reason: str | None = None
+    refusal: str = ""
+    """A stream has it in pieces."""
+
+    @classmethod
+    def of(cls, raw: Any) -> Choice:
+        """Read a raw response, an object or a dictionary."""
+        choices = _get(raw, "choices")
+        if not choices:
+            return cls()
+        reason = _get(choices[0], "finish_reason")
+        said = _get(choices[0], "message") or _get(choices[0], "delta")
+        return cls(True, reason if isinstance(reason, str) else None, _get(said, "refusal") or "")  # noqa: FBT003
+
+
+def _get(thing: Any, name: str) -> Any:
+    return thing.get(name) if isinstance(thing, dict) else getattr(thing, name, None)
 
 
 def text_of(response: ChatResponse | CompletionResponse) -> str:
@@ -93,53 +118,6 @@ def usage_of(response: ChatResponse | CompletionResponse) -> Usage:
         read, written = 0, 0
     counted = bool(read or written)
     return Usage(read if counted else None, written if counted else None, calls=1)
-
-
-def latest(seen: Usage, new: Usage) -> Usage:
-    """Return the bill of a stream so far: it comes once, in the last chunks, or as a running total."""
-    return Usage(
-        new.input_tokens if new.input_tokens is not None else seen.input_tokens,
-        new.output_tokens if new.output_tokens is not None else seen.output_tokens,
-        calls=1,
-    )
-
-
-def has_choices(raw: Any) -> bool:
-    """Return whether a raw response holds any choice."""
-    return bool(_get(raw, "choices"))
-
-
-def finish_reason_of(raw: Any) -> str | None:
-    """Return why a model stopped, where its raw response says so."""
-    choices = _get(raw, "choices")
-    reason = _get(choices[0], "finish_reason") if choices else None
-    return reason if isinstance(reason, str) else None
-
-
-def refusal_of(raw: Any) -> str:
-    """Return the words of a refusal; a stream has them in pieces."""
-    choices = _get(raw, "choices")
-    said = (_get(choices[0], "message") or _get(choices[0], "delta")) if choices else None
-    return _get(said, "refusal") or ""
-
-
-def check(reply: Reply, refusal: str) -> None:
-    """Raise ``LLMError`` where a reply is empty, refused or filtered."""
-    if refusal:
-        raise LLMError(f"the model refused: {refusal}", usage=reply.usage)
-    if reply.finish_reason == "content_filter":
-        raise LLMError("the model's reply was stopped by a content filter", usage=reply.usage)
-    if not reply.text.strip():
-        why = f": {CUT_SHORT}" if reply.cut_short else ""
-        raise LLMError(f"the model's reply is empty{why}", empty=True, usage=reply.usage)
-
-
-def _sum(first: int | None, second: int | None) -> int | None:
-    return second if first is None else first if second is None else first + second
-
-
-def _get(thing: Any, name: str) -> Any:
-    return thing.get(name) if isinstance(thing, dict) else getattr(thing, name, None)
 
 
 def refuses_form(error: BaseException) -> bool:
@@ -176,50 +154,38 @@ def as_llm_error(error: Exception) -> LLMError:
 
 
 def _reason(error: Exception) -> str:
-    status = status_of(error)
+    status, body = status_of(error), getattr(error, "body", None)
     if status is not None:
-        return f"the model's server answered with status {status}: {_words(_message_of(error))}"
+        said = _message_in(body) if isinstance(body, dict) else str(error)
+        return f"the model's server answered with status {status}: {_words(said)}"
     if isinstance(error, AgenticKBError):
         return error_message(error)
-    return _garbage(error) or _broken(error) or _named(error)
+    if (sent := _sent_instead(error, body)) is not None:
+        return f"the model's server sent {sent}"
+    if breaks_connection(error):  # OpenAI's client says only "Connection error."
+        return f"the connection to the model's server failed: {_named(error.__cause__ or error)}"
+    return _named(error)
 
 
-def _garbage(error: Exception) -> str | None:
+def _sent_instead(error: Exception, body: object) -> str | None:
     """Return what came where a client could make nothing of it."""
     if isinstance(error, json.JSONDecodeError):
-        return f"the model's server sent JSON that is broken off or malformed: {_words(str(error))}"
+        return f"JSON that is broken off or malformed: {_words(str(error))}"
     page = getattr(error, "obj", None)
     if isinstance(error, AttributeError) and isinstance(page, str):
         kind = "a web page" if page.lstrip().startswith("<") else "plain text"
-        return f"the model's server sent {kind} in place of JSON: {_words(page)!r}"
-    body = getattr(error, "body", None)
-    if isinstance(body, dict):  # OpenAI's client found it in a stream
-        return f"the model's server sent an error in place of a reply: {_words(_message_in(body))}"
-    reply = _reply_in(error.__traceback__) if isinstance(error, (IndexError, TypeError, AttributeError)) else None
-    if reply is None:
-        return None
-    error_body = getattr(reply, "error", None)
-    if error_body:
-        return f"the model's server sent an error in place of a reply: {_words(_message_in(error_body))}"
-    return "the model's server sent a reply without choices"
+        return f"{kind} in place of JSON: {_words(page)!r}"
+    if not isinstance(body, dict):  # one that is was found in a stream by OpenAI's client
+        reply = _reply_in(error) if isinstance(error, (IndexError, TypeError, AttributeError)) else None
+        body = getattr(reply, "error", None)
+        if not body:
+            return None if reply is None else "a reply without choices"
+    return f"an error in place of a reply: {_words(_message_in(body))}"
 
 
-def _broken(error: Exception) -> str | None:
-    """Return which connection broke; OpenAI's client says only "Connection error."."""
-    if not breaks_connection(error):
-        return None
-    cause = error.__cause__ or error
-    return f"the connection to the model's server failed: {_named(cause)}"
-
-
-def _named(error: BaseException) -> str:
-    words = one_line(redacted_excerpt(str(error), READ), SHOWN)
-    return f"{type(error).__name__}: {words}" if words else type(error).__name__
-
-
-def _reply_in(traceback: TracebackType | None) -> Any:
-    """Return the parsed reply that a client failed on: what the innermost ``response`` is."""
-    reply = None
+def _reply_in(error: Exception) -> Any:
+    """Return the parsed reply without choices that a client failed on: what the innermost ``response`` is."""
+    reply, traceback = None, error.__traceback__
     while traceback is not None:
         response = traceback.tb_frame.f_locals.get("response")
         if hasattr(response, "choices"):
@@ -228,10 +194,9 @@ def _reply_in(traceback: TracebackType | None) -> Any:
     return reply if reply is not None and not reply.choices else None
 
 
-def _message_of(error: Exception) -> str:
-    """Return what a server said beside its status: the message of its error body, where it has one."""
-    body = getattr(error, "body", None)
-    return _message_in(body) if isinstance(body, dict) else str(error)
+def _named(error: BaseException) -> str:
+    words = one_line(redacted_excerpt(str(error), READ), SHOWN)
+    return f"{type(error).__name__}: {words}" if words else type(error).__name__
 
 
 def _message_in(body: Any) -> str:

@@ -157,7 +157,7 @@ def test_one_model_has_one_bulkhead() -> None:
     known = id(llm)
     del llm, first, second
     gc.collect()
-    assert known not in calls._REGISTRY.calls
+    assert known not in calls._CALLS
 
 
 # -- deadlines -------------------------------------------------------------------------------------------------------
