@@ -18,8 +18,8 @@ from llama_index.llms.openai import OpenAI
 
 from llama_index_agentic_kb import OpenAICompatible
 from llama_index_agentic_kb._aio import Call, aiterate, arun, deadline_after, iterate, run
-from llama_index_agentic_kb.errors import DeadlineExceededError, LLMError
-from llama_index_agentic_kb.guard.resilience import NO_RETRIES, RetryPolicy
+from llama_index_agentic_kb.errors import LLMError
+from llama_index_agentic_kb.guard.resilience import RetryPolicy
 from llama_index_agentic_kb.llm import (
     LanguageModel,
     Reply,
@@ -149,62 +149,6 @@ async def _and_rest(flow: Coroutine[Any, Any, Reply]) -> Reply:
 
 # -- replies that are none -------------------------------------------------------------------------------------------
 
-UNUSABLE = {
-    "null": (Fault.null_content(), "empty"),
-    "blank": ("  \n ", "empty"),
-    "refusal": (Fault.refusal("No."), "refused: No."),
-    "filtered": (Fault.content_filter(), "content filter"),
-    "half filtered": (Fault.content_filter("Neil"), "content filter"),
-    "cut at once": (Fault.length(""), "empty: the model stopped before it was done"),
-}
-
-
-@pytest.mark.parametrize("way", ["chat", "stream"])
-@pytest.mark.parametrize(("answer", "message"), UNUSABLE.values(), ids=UNUSABLE.keys())
-def test_a_reply_that_cannot_be_used(perform: Perform, way: str, answer: Any, message: str) -> None:
-    """What is empty, refused or filtered is an LLMError that says so, with what it billed all the same."""
-    with LoopbackOpenAI(answer) as server:
-        with pytest.raises(LLMError, match=message) as caught:
-            perform(ask(language_model(server.llm(max_retries=0)), way))
-        assert caught.value.usage is not None
-        assert caught.value.usage.input_tokens == server.billed.prompt_tokens
-    assert caught.value.code == "llmFailed"
-
-
-WRONG = {
-    "401": (Fault.status(401), "server answered with status 401", "server answered with status 401"),
-    "500": (Fault.status(500), "server answered with status 500", "server answered with status 500"),
-    "reset": (Fault.reset(), "connection to the model's server failed", "connection to the model's server failed"),
-    "cut": (Fault.cut(), "connection to the model's server failed", "connection to the model's server failed"),
-    "bad json": (Fault.bad_json(), "JSON that is broken off", "JSON that is broken off"),
-    "html": (Fault.html(), "sent a web page in place of JSON", "a web page, or nothing, in place of a stream"),
-    "error body": (Fault.error_body(), "an error in place of a reply: Scripted", "error in place of a reply: Scripted"),
-    "no choices": (Fault.no_choices(), "sent a reply without choices", "sent a reply without choices"),
-    "stream cut": (Fault.stream_cut("Neil Armstrong"), "RemoteProtocolError", "ended before the model did"),
-    "stream reset": (Fault.stream_reset(), "connection to the model's server failed: ReadError", "failed: ReadError"),
-}
-
-
-@pytest.mark.parametrize("way", ["chat", "stream"])
-@pytest.mark.parametrize(("fault", "whole", "streamed"), WRONG.values(), ids=WRONG.keys())
-def test_a_server_that_fails(perform: Perform, way: str, fault: Fault, whole: str, streamed: str) -> None:
-    """Whatever comes in place of a reply is an LLMError that tells what came, without the key."""
-    secret = "sk-very-secret"
-    with LoopbackOpenAI(fault) as server:
-        model = language_model(server.llm(api_key=secret), retries=NO_RETRIES)
-        with pytest.raises(LLMError, match=whole if way == "chat" else streamed) as caught:
-            perform(ask(model, way))
-    assert secret not in str(caught.value)
-
-
-@pytest.mark.parametrize("way", ["chat", "stream"])
-def test_a_deadline_that_has_passed_sends_nothing(perform: Perform, way: str) -> None:
-    """A call that is late before it begins is not billed."""
-    with LoopbackOpenAI(SAID) as server:
-        with pytest.raises(DeadlineExceededError):
-            perform(ask(language_model(server.llm()), way, seconds=-1))
-        assert server.requests == []
-
 
 @pytest.mark.parametrize("way", ["chat", "stream"])
 def test_a_models_exception_goes_through(perform: Perform, way: str) -> None:
@@ -333,19 +277,6 @@ def test_which_model_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def compatible(server: LoopbackOpenAI, **kwargs: Any) -> OpenAICompatible:
     return OpenAICompatible(**{"model": "my-model", "api_base": server.base_url, "api_key": "sk-secret", **kwargs})
-
-
-async def test_a_compatible_server_answers_in_all_ways() -> None:
-    """A model of an unknown name chats, completes and streams, sync and async."""
-    with LoopbackOpenAI(SAID) as server:
-        llm = compatible(server)
-        assert llm.chat(ASK).message.content == SAID
-        assert llm.complete("Who?").text == SAID
-        assert [*llm.stream_chat(ASK)][-1].message.content == SAID
-        assert (await llm.achat(ASK)).message.content == SAID
-        assert (await llm.acomplete("Who?")).text == SAID
-        assert [r async for r in await llm.astream_chat(ASK)][-1].message.content == SAID
-        assert {chat.model for chat in server.chats} == {"my-model"}
 
 
 def test_a_compatible_models_metadata() -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import NodeWithScore, QueryBundle
@@ -116,7 +116,7 @@ class EvidenceCounts:
     reranked: int = 0
     """(sub-query, candidate) pairs that the reranker read."""
 
-    def as_fields(self) -> dict[str, int]:
+    def as_fields(self) -> dict[str, Any]:
         """Return them as fields of an activity record."""
         return asdict(self)
 

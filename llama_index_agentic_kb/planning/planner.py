@@ -338,7 +338,7 @@ def plan_schema(sources: Sequence[PlannerSource], spec: ClassificationSpec | Non
     return strict_object(plan)
 
 
-def read_proposals(reply: str | Mapping[object, object]) -> list[Proposal]:
+def read_proposals(reply: str | Mapping[str, Any]) -> list[Proposal]:
     """Return the proposals of a reply: JSON with or without preamble and fences, broken JSON, or a numbered list.
 
     Raises:

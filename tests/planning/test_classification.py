@@ -307,14 +307,6 @@ def test_a_question_that_is_classified_is_planned(effort: str) -> None:
     assert "classifications" in first.to_dict()
 
 
-def test_simple_questions_are_not_planned_for_nothing() -> None:
-    """A specification that asks for nothing, or none, leaves auto effort as it is."""
-    for spec in (None, ClassificationSpec()):
-        llm = ScriptedLLM(reply())
-        assert told(retrieve(llm, "auto", spec=spec).plan) is None
-        assert llm.calls == []
-
-
 def test_without_a_planning_call_nothing_is_classified() -> None:
     """Minimal effort, intents and a retriever without a model say so; they never report a question as harmless."""
     llm = ScriptedLLM(reply())

@@ -502,10 +502,3 @@ def could_be(step: SubQuery, made: Retrieval) -> set[str]:
     chosen = product(values, repeat=len(step.depends_on))
     queries = [fill(step.template or step.query, dict(zip(step.depends_on, one, strict=True))) for one in chosen]
     return {" ".join(query.casefold().split()) for query in (step.query, *queries)}
-
-
-def test_both_drivers_find_the_same() -> None:
-    """Sync and async are one body."""
-    both = [world().search(QUESTION, native=native) for native in (False, True)]
-    assert queries_of(both[0]) == queries_of(both[1])
-    assert [node.node_id for node in both[0].nodes] == [node.node_id for node in both[1].nodes]
