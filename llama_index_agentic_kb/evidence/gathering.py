@@ -32,8 +32,8 @@ from llama_index_agentic_kb.evidence.provenance import provenance
 from llama_index_agentic_kb.schema import MissingPart, ResultsProcessing, SourceActivity
 from llama_index_agentic_kb.search.fusion import Fused, Ranked, interleave, with_coverage
 from llama_index_agentic_kb.search.rerank import Reranked, Reranker
-from llama_index_agentic_kb.sources.search import NodeKey, node_key
 from llama_index_agentic_kb.sources.fan_out import SourceSearch
+from llama_index_agentic_kb.sources.search import NodeKey, node_key
 from llama_index_agentic_kb.sources.selection import SelectedSource
 
 T = TypeVar("T")
