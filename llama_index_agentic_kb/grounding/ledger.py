@@ -182,15 +182,17 @@ def _ledger(
     remaining = iter(scores)
     grounded: list[GroundedClaim] = []
     conflicts: list[Conflict] = []
+    left_out = 0
     for number, claim in enumerate(claims):
         score = next(remaining, None) if claim.check_required else None
         entry = _entry(claim, score, sources, threshold)
         grounded.append(entry)
-        if score is not None and score.rivals and entry.verdict is Verdict.SUPPORTED and entry.supports:
-            found = _conflicts(number, score, entry.supports[0], sources)
-            conflicts += found
-            entry.flags += [ClaimFlag.CONFLICTING_SOURCES] if found else []
-    left_out = [score.left_out for score in scores].count(True)
+        if score is not None:
+            left_out += score.left_out
+            if score.rivals and entry.verdict is Verdict.SUPPORTED and entry.supports:
+                found = _conflicts(number, score, entry.supports[0], sources)
+                conflicts += found
+                entry.flags += [ClaimFlag.CONFLICTING_SOURCES] if found else []
     if left_out:
         warnings = [*warnings, f"{left_out} of {len(scores)} claims were not judged: the scorer left them out"]
     return GroundingLedger(
@@ -209,35 +211,36 @@ def _entry(
     cited = list(map(str, claim.cited))
     flags: list[ClaimFlag] = []
     wrong: list[str] = []
-    evidence: list[Evidence] = []
+    supports: list[Support] = []
     if score is None or score.score is None:
         if claim.check_required and (score is None or score.left_out):
             flags.append(ClaimFlag.NOT_SCORED)
+        score = ClaimScore(None, Verdict.NOT_CHECKABLE)
     else:
-        evidence = _shown(score, threshold)
-        bearing = {
-            sources[one.premise].reference_id
-            for one in evidence
-            if one.score >= threshold and score.verdict is not Verdict.CONTRADICTED
-        }
-        borne = bearing.union(sources[one.premise].reference_id for one in score.parts)
-        wrong = [reference for reference in cited if bearing and reference not in borne]
+        bearing, borne, shown = set[str](), set[str](), set[int]()
+        for one in _shown(score, threshold):
+            supports += _supports(claim, one, sources[one.premise])
+            shown.add(one.premise)
+            if one.score >= threshold and score.verdict is not Verdict.CONTRADICTED:
+                bearing.add(sources[one.premise].reference_id)
+        for one in score.parts:
+            supports += _supports(claim, one, sources[one.premise]) if one.premise not in shown else []
+            borne.add(sources[one.premise].reference_id)
+        wrong = [reference for reference in cited if reference not in bearing | borne] if bearing else []
         flags += [ClaimFlag.MISATTRIBUTED] if wrong else []
         flags += [ClaimFlag.UNCITED] if bearing and not cited else []
         flags += [ClaimFlag.CITED_WITHOUT_SUPPORT] if cited and not bearing else []
-        known = {one.premise for one in evidence}
-        evidence += [one for one in score.parts if one.premise not in known]
     return GroundedClaim(
         text=claim.text,
         span=claim.span,
         check_required=claim.check_required,
-        verdict=Verdict.NOT_CHECKABLE if score is None else score.verdict,
-        score=None if score is None else score.score,
-        supports=[support for one in evidence for support in _supports(claim, one, sources[one.premise])],
+        verdict=score.verdict,
+        score=score.score,
+        supports=supports,
         cited=cited,
         flags=flags,
         misattributed=wrong,
-        lacking=None if score is None else score.lacking,
+        lacking=score.lacking,
     )
 
 
@@ -254,15 +257,18 @@ def _shown(score: ClaimScore, threshold: float) -> list[Evidence]:
 
 def _supports(claim: Claim, evidence: Evidence, source: GroundingSource) -> list[Support]:
     """Return the stretches of a source that bear a claim, those first that have most of its words."""
+    said = set(_WORD.findall(claim.plain.casefold()))
     merged: list[Span] = []
     for span in sorted(evidence.spans, key=operator.attrgetter("start")):
         if merged and not source.text[merged[-1].end : span.start].strip():  # nothing but space between them
             merged[-1] = Span(start=merged[-1].start, end=max(merged[-1].end, span.end))
         else:
             merged.append(span)
-    said = set(_WORD.findall(claim.plain.casefold()))
-    merged.sort(key=lambda span: -len(said.intersection(_WORD.findall(span.of(source.text).casefold()))))
-    return [_support(span, source, evidence.score) for span in merged]
+    found: list[tuple[int, Support]] = []
+    for span in merged:
+        support = _support(span, source, evidence.score)
+        found.append((-len(said.intersection(_WORD.findall(support.quote.casefold()))), support))
+    return list(map(operator.itemgetter(1), sorted(found, key=operator.itemgetter(0))))
 
 
 def _support(span: Span, source: GroundingSource, score: float) -> Support:

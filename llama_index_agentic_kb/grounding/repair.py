@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -94,13 +94,11 @@ async def repair(
     *,
     model: LanguageModel | None = None,
     scorer: ScorerLike = None,
-    verdicts: Collection[Verdict] = _FAULTY,
-    template: BasePromptTemplate | None = None,
     spotlighting: Spotlighting | None = "delimit",
     threshold: float = CITATION_THRESHOLD,
     deadline: float | None = None,
 ) -> Repaired:
-    """Repair an answer: claims of some verdicts are dropped, or, with a model, rewritten once against the evidence.
+    """Repair an answer: unsupported and contradicted claims are dropped, or, with a model, rewritten once.
 
     A rewritten claim is checked again; what is still not supported is dropped after all. So is a claim whose rewriting
     fails or is late; the ledger's warnings tell of it.
@@ -111,8 +109,6 @@ async def repair(
         sources: Its references.
         model: Rewrites; None drops.
         scorer: Checks again; what ``as_scorer`` takes; None is "auto".
-        verdicts: Which claims are repaired; default unsupported and contradicted ones.
-        template: The prompt; None is ``REWRITE_TEMPLATE``.
         spotlighting: How passages are marked as data; default "delimit".
         threshold: Score from which a claim is supported.
         deadline: ``time.monotonic()`` by which it must be done; None waits.
@@ -124,14 +120,14 @@ async def repair(
         InvalidRequestError: The ledger is of another answer.
     """
     ledger.check_spans(answer)
-    faulty = [claim for claim in ledger.claims if claim.verdict in verdicts]
+    faulty = [claim for claim in ledger.claims if claim.verdict in _FAULTY]
     if not faulty:
         return Repaired(answer, ledger)
     rewritten = dict.fromkeys((claim.span.start for claim in faulty), "")
     warnings: list[str] = []
     if model is not None and sources:
-        asked = template or REWRITE_TEMPLATE, draw(spotlighting), deadline
-        work = [_rewritten(claim, sources, model, *asked) for claim in faulty]
+        spotlight = draw(spotlighting)
+        work = [_rewritten(claim, sources, model, spotlight, deadline) for claim in faulty]
         jobs: list[Job[str]] = await gather(work, deadline=deadline)
         for claim, job in zip(faulty, jobs, strict=True):
             if not job.done or job.error is not None:
@@ -140,7 +136,20 @@ async def repair(
                 warnings.append(f"{what}: {one_line(claim.text, 80)}")
             elif await _is_borne_out(job.result(), sources, scorer, threshold, deadline):
                 rewritten[claim.span.start] = job.result()
-    changes = [_change(claim, rewritten[claim.span.start]) for claim in faulty]
+    changes = []
+    for claim in faulty:
+        after = rewritten[claim.span.start]
+        kept = bool(after) and after != claim.text
+        changes.append(
+            AnswerChange(
+                kind=ChangeKind.REWRITTEN if kept else ChangeKind.DROPPED,
+                before=claim.text,
+                after=after if kept else "",
+                span=claim.span,
+                verdict=claim.verdict,
+                reason=claim.verdict.value + ("" if claim.score is None else f", score {claim.score:.2f}"),
+            )
+        )
     text = _applied(answer, changes)
     again = await ground(text, sources, scorer, threshold=threshold, deadline=deadline)
     again.changes = [*ledger.changes, *changes]
@@ -152,7 +161,6 @@ async def _rewritten(
     claim: GroundedClaim,
     sources: Sequence[GroundingSource],
     model: LanguageModel,
-    template: BasePromptTemplate,
     spotlight: Spotlight,
     deadline: float | None,
 ) -> str:
@@ -161,7 +169,7 @@ async def _rewritten(
     [nearest] = nearest_premises([claim.text], premises, _MOST_PASSAGES)
     # The model is given numbers of its own: a reference's id may be any text.
     passages = [Passage(one, sources[one].title, sources[one].text, spotlight=spotlight) for one in nearest]
-    messages = template.format_messages(
+    messages = REWRITE_TEMPLATE.format_messages(
         llm=model.llm, context_str=format_passages(passages), claim=as_data(one_line(claim.text, _LONGEST))
     )
     reply = await model.chat(messages, deadline=deadline)
@@ -175,29 +183,13 @@ async def _rewritten(
 
 
 async def _is_borne_out(
-    text: str,
-    sources: Sequence[GroundingSource],
-    scorer: ScorerLike,
-    threshold: float,
-    deadline: float | None,
+    text: str, sources: Sequence[GroundingSource], scorer: ScorerLike, threshold: float, deadline: float | None
 ) -> bool:
     """Return whether a claim in its new form is one claim, and is supported."""
     if len(split_claims(text)) != 1:
         return False
     ledger = await ground(text, sources, scorer, threshold=threshold, deadline=deadline)
     return all(claim.verdict is Verdict.SUPPORTED for claim in ledger.claims)
-
-
-def _change(claim: GroundedClaim, after: str) -> AnswerChange:
-    kept = bool(after) and after != claim.text
-    return AnswerChange(
-        kind=ChangeKind.REWRITTEN if kept else ChangeKind.DROPPED,
-        before=claim.text,
-        after=after if kept else "",
-        span=claim.span,
-        verdict=claim.verdict,
-        reason=f"{claim.verdict.value}, score {claim.score:.2f}" if claim.score is not None else claim.verdict.value,
-    )
 
 
 def _applied(answer: str, changes: Sequence[AnswerChange]) -> str:

@@ -1,9 +1,8 @@
-"""Repair: unsupported claims are dropped or rewritten once, and each change is told."""
+"""Repair: unsupported claims are dropped or rewritten once, and each change is shown."""
 
 from __future__ import annotations
 
 import time
-from typing import Any
 
 import pytest
 from llama_index.core.callbacks import CallbackManager
@@ -13,7 +12,6 @@ from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.grounding.ledger import GroundingSource, ground
 from llama_index_agentic_kb.grounding.repair import Repaired, is_low_grounded, repair
 from llama_index_agentic_kb.llm import LanguageModel
-from llama_index_agentic_kb.schema.answer_query import FilteringLevel
 from llama_index_agentic_kb.schema.grounding import ChangeKind, GroundingLedger, Verdict
 from llama_index_agentic_kb.testing import ScriptedLLM, ScriptedReply
 
@@ -23,14 +21,17 @@ SOURCES = [
 ]
 RIGHT = "Voyager 1 was launched in 1977 [ref_id:4]."
 WRONG = "Voyager 1 was launched in 1969 [ref_id:7]."
+DATED = "Voyager 1 was launched on 5 September 1977 [ref_id:4]."
 
 
-def model(*replies: Any) -> LanguageModel:
+def model(*replies: str | Exception | ScriptedReply) -> LanguageModel:
     return LanguageModel(ScriptedLLM(list(replies)), CallbackManager)
 
 
-def repaired(answer: str, writer: LanguageModel | None = None, **fields: Any) -> Repaired:
-    return run(repair(answer, run(ground(answer, SOURCES)), SOURCES, model=writer, **fields))
+def repaired(answer: str, writer: LanguageModel | None = None) -> Repaired:
+    found = run(repair(answer, run(ground(answer, SOURCES)), SOURCES, model=writer))
+    found.ledger.check_spans(found.answer)
+    return found
 
 
 def test_drops() -> None:
@@ -40,12 +41,9 @@ def test_drops() -> None:
     assert found.answer == f"{RIGHT} It carries a golden record [ref_id:4]."
     [change] = found.ledger.changes
     assert (change.kind, change.before, change.after) == (ChangeKind.DROPPED, WRONG, "")
-    assert change.span.of(answer) == WRONG
-    assert change.verdict is Verdict.CONTRADICTED
+    assert (change.span.of(answer), change.verdict) == (WRONG, Verdict.CONTRADICTED)
     assert "contradicted" in change.reason
-    assert found.ledger.grounding_score is not None
-    assert found.ledger.grounding_score > 0.6
-    found.ledger.check_spans(found.answer)
+    assert (found.ledger.grounding_score or 0) > 0.6
 
 
 def test_drops_whole_items() -> None:
@@ -54,22 +52,21 @@ def test_drops_whole_items() -> None:
     assert repaired(answer).answer == f"Launches:\n- {RIGHT}\n- Venera 7 landed on Venus in 1970 [ref_id:7]."
 
 
-def test_rewrites() -> None:
-    """With a model a wrong claim is rewritten, with the references' own ids, and checked again."""
-    found = repaired(f"{RIGHT} {WRONG}", model("Voyager 1 was launched on 5 September 1977 [ref_id:0]."))
-    assert found.answer == f"{RIGHT} Voyager 1 was launched on 5 September 1977 [ref_id:4]."
-    [change] = found.ledger.changes
-    assert (change.kind, change.after) == (
-        ChangeKind.REWRITTEN,
-        "Voyager 1 was launched on 5 September 1977 [ref_id:4].",
-    )
-    assert [claim.verdict for claim in found.ledger.claims] == [Verdict.SUPPORTED] * 2
-
-
-def test_rewritten_items_keep_their_marker() -> None:
-    """The sign of a list item stays."""
-    found = repaired(f"* {WRONG}", model("Voyager 1 was launched in 1977 [ref_id:0]."))
-    assert found.answer == "* Voyager 1 was launched in 1977 [ref_id:4]."
+@pytest.mark.parametrize(
+    ("answer", "reply", "after"),
+    [
+        (f"{RIGHT} {WRONG}", "Voyager 1 was launched on 5 September 1977 [ref_id:0].", f"{RIGHT} {DATED}"),
+        (f"* {WRONG}", "Voyager 1 was launched on 5 September 1977 [ref_id:0].", f"* {DATED}"),
+        (WRONG, "Voyager 1 was launched in 1977 [ref_id:0][ref_id:9].", RIGHT),
+    ],
+    ids=["sentence", "item", "forged marker"],
+)
+def test_rewrites(answer: str, reply: str, after: str) -> None:
+    """With a model a wrong claim is rewritten, with the references' own ids alone, and checked again."""
+    found = repaired(answer, model(reply))
+    assert found.answer == after
+    assert [change.kind for change in found.ledger.changes] == [ChangeKind.REWRITTEN]
+    assert {claim.verdict for claim in found.ledger.claims} == {Verdict.SUPPORTED}
 
 
 @pytest.mark.parametrize(
@@ -84,7 +81,7 @@ def test_rewritten_items_keep_their_marker() -> None:
     ],
     ids=["nothing left", "wrong again", "several", "no claim", "failed", "unchanged"],
 )
-def test_what_is_still_wrong_is_dropped(reply: Any) -> None:
+def test_what_is_still_wrong_is_dropped(reply: str | Exception) -> None:
     """A rewriting that fails, or that the evidence doesn't bear out either, is no rewriting."""
     found = repaired(f"{RIGHT} {WRONG}", model(reply))
     assert found.answer == RIGHT
@@ -93,40 +90,28 @@ def test_what_is_still_wrong_is_dropped(reply: Any) -> None:
     assert all("could not be rewritten" in warning and "1969" in warning for warning in found.ledger.warnings)
 
 
-def test_forged_markers_are_removed() -> None:
-    """Ids that the model was not given don't come into the answer."""
-    found = repaired(WRONG, model("Voyager 1 was launched in 1977 [ref_id:0][ref_id:9]."))
-    assert found.answer == "Voyager 1 was launched in 1977 [ref_id:4]."
-
-
 async def test_slow_model_costs_the_claim_only() -> None:
     """A model that hangs costs the claim, not the answer, and not more time than there is."""
-    answer = f"{RIGHT} {WRONG}"
-    ledger = await arun(ground(answer, SOURCES))
+    ledger = await arun(ground(f"{RIGHT} {WRONG}", SOURCES))
     begun = time.monotonic()
-    writer = model(ScriptedReply("x", latency=20))
-    found = await arun(repair(answer, ledger, SOURCES, model=writer, deadline=time.monotonic() + 0.3))
+    work = repair(
+        f"{RIGHT} {WRONG}",
+        ledger,
+        SOURCES,
+        model=model(ScriptedReply("x", latency=20)),
+        deadline=time.monotonic() + 0.3,
+    )
+    found = await arun(work)
     assert time.monotonic() - begun < 10
     assert found.answer == RIGHT
     assert any("could not be rewritten" in warning for warning in found.ledger.warnings)
-    found.ledger.check_spans(found.answer)
 
 
 def test_nothing_to_repair() -> None:
-    """A grounded answer stays as it is, and no model is asked."""
+    """A grounded answer stays as it is, and no model is asked; another answer's ledger is refused."""
     answer = f"Here you are:\n\n{RIGHT}\n"
     found = repaired(answer, model())
     assert (found.answer, found.ledger.changes) == (answer, [])
-
-
-def test_partial_claims_on_request() -> None:
-    """Which verdicts are repaired is the caller's choice."""
-    answer = f"{RIGHT} {WRONG}"
-    assert repaired(answer, verdicts=[Verdict.UNSUPPORTED]).answer == answer
-
-
-def test_refuses_another_answers_ledger() -> None:
-    """A ledger of another answer would drop the wrong words."""
     with pytest.raises(InvalidRequestError):
         run(repair("Something else entirely, at length.", run(ground(WRONG, SOURCES)), SOURCES))
 
@@ -136,7 +121,5 @@ def test_refuses_another_answers_ledger() -> None:
 )
 def test_filtering_levels(score: float | None, low: bool, high: bool) -> None:
     """Low withholds below 0.4, high below 0.7; without a score nothing is withheld."""
-    claims = run(ground(RIGHT, SOURCES)).claims
-    ledger = GroundingLedger(claims=claims, grounding_score=score)
-    assert is_low_grounded(ledger, "low") is low
-    assert is_low_grounded(ledger, FilteringLevel.HIGH) is high
+    ledger = GroundingLedger(claims=run(ground(RIGHT, SOURCES)).claims, grounding_score=score)
+    assert (is_low_grounded(ledger, "low"), is_low_grounded(ledger, "high")) == (low, high)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import time
+from pathlib import Path
+from typing import NamedTuple
 
 import pysbd
 import pytest
@@ -10,9 +13,29 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llama_index_agentic_kb.grounding.claims import Claim, plain_claim, split_claims
-from tests.grounding.labelled import Labelled, labelled
 
 SPECIAL = st.text(alphabet='ab AZ.!?…。！？\n-*|#:`"“”„()「」[]ref_id:0123456789', max_size=60)  # noqa: RUF001 (wide)
+
+
+class Labelled(NamedTuple):
+    """A text and the spans of its claims."""
+
+    name: str
+    text: str
+    spans: list[tuple[int, int]]
+
+
+def labelled(file: str) -> list[Labelled]:
+    """Read texts, each under a line ``=== language name``, in which each claim stands between ⟦ and ⟧."""
+    read = (Path(__file__).parent / "data" / file).read_text(encoding="utf-8")
+    parts = re.split(r"^=== (.*)$", read, flags=re.MULTILINE)[1:]
+    found = []
+    for name, body in zip(parts[::2], parts[1::2], strict=True):
+        marked = body.strip("\n")
+        signs = [match.start() - number for number, match in enumerate(re.finditer("[⟦⟧]", marked))]
+        text = re.sub("[⟦⟧]", "", marked)
+        found.append(Labelled(name, text, list(zip(signs[::2], signs[1::2], strict=True))))
+    return found
 
 
 def spans(text: str) -> list[tuple[int, int]]:
@@ -26,11 +49,22 @@ def test_labelled(one: Labelled) -> None:
     assert spans(one.text) == one.spans
 
 
-def test_labelled_is_large() -> None:
-    """The labelled set has at least 150 claims, in four languages."""
+def test_the_labels_are_enough_to_tell() -> None:
+    """At least 150 claims in four languages, far fewer of which a general segmenter finds."""
     every = labelled("claims_labelled.txt")
     assert sum(len(one.spans) for one in every) >= 150
-    assert {one.language for one in every} == {"en", "de", "zh", "ja"}
+    assert {one.name.split()[0] for one in every} == {"en", "de", "zh", "ja"}
+    assert sum(len(pysbd_spans(one) & set(one.spans)) for one in every) < 0.8 * sum(len(one.spans) for one in every)
+
+
+def pysbd_spans(one: Labelled) -> set[tuple[int, int]]:
+    found, position = set(), 0
+    for sentence in pysbd.Segmenter(language=one.name.split()[0], clean=False).segment(one.text):
+        start = one.text.find(sentence, position)
+        if start >= 0:
+            position = start + len(sentence)
+            found.add((start + len(sentence) - len(sentence.lstrip()), start + len(sentence.rstrip())))
+    return found
 
 
 def test_blind() -> None:
@@ -39,30 +73,7 @@ def test_blind() -> None:
     for one in labelled("claims_blind.txt"):
         found |= {(one.name, *span) for span in spans(one.text)}
         wanted |= {(one.name, *span) for span in one.spans}
-    assert len(found & wanted) >= 0.9 * len(wanted)
-    assert len(found & wanted) >= 0.9 * len(found)
-
-
-def test_better_than_pysbd_alone() -> None:
-    """A general segmenter finds far fewer of the labelled claims: why there is one for answers."""
-    found = wanted = 0
-    for one in labelled("claims_labelled.txt"):
-        segmented = pysbd_spans(one)
-        found += len(segmented & set(one.spans))
-        wanted += len(one.spans)
-    assert found < 0.8 * wanted
-
-
-def pysbd_spans(one: Labelled) -> set[tuple[int, int]]:
-    found, position = set(), 0
-    for sentence in pysbd.Segmenter(language=one.language, clean=False).segment(one.text):
-        start = one.text.find(sentence, position)
-        if start >= 0:
-            position = start + len(sentence)
-            bare = sentence.strip()
-            begin = start + len(sentence) - len(sentence.lstrip())
-            found.add((begin, begin + len(bare)))
-    return found
+    assert len(found & wanted) >= 0.9 * max(len(wanted), len(found))
 
 
 @pytest.mark.parametrize(
@@ -70,7 +81,6 @@ def pysbd_spans(one: Labelled) -> set[tuple[int, int]]:
     [
         ("Is it red?", False),
         ("火星是红色的吗？", False),  # noqa: RUF001 (full width)
-        ("Mars is red.", True),
         ("- Sputnik 1 (1957)", True),
         ("If you have a fever above 39 C, take ten tablets.", True),
         ("I can confirm that the dose is 500 mg.", True),
@@ -87,14 +97,11 @@ def test_needs_a_check(text: str, check: bool) -> None:
     ("answer", "said"),
     [
         ("Not covered by the warranty:\n- Water damage", "Not covered by the warranty: Water damage"),
-        (
-            "## Not covered\n\n- Water damage to the screen of the phone",
-            "Not covered: Water damage to the screen of the phone",
-        ),
+        ("## Not covered\n\n- Damage to the big screen of it", "Not covered: Damage to the big screen of it"),
         ("Facts:\n- Apollo 11 landed on the Moon in 1969.", "Apollo 11 landed on the Moon in 1969."),
         ("Fees:\n- Gold\n\nIt is cold there.", "It is cold there."),
     ],
-)
+)  # fmt: skip
 def test_headings_belong_to_the_items_below(answer: str, said: str) -> None:
     """A fragment, or whatever stands under a negation, is held against the evidence with what is above it."""
     assert split_claims(answer)[-1].said == said
@@ -102,22 +109,11 @@ def test_headings_belong_to_the_items_below(answer: str, said: str) -> None:
 
 def test_carries_markers_and_context() -> None:
     """A claim knows what it cites, what it says without signs, and under which lead-in or head it stands."""
-    table = "| Name | Year |\n|---|---|\n| Ingenuity | 2021 |"
-    answer = f"The rovers:\n- **Spirit** landed in 2004 [ref_id:3][ref_id:1]\n\n{table}"
-    item, row = split_claims(answer)
-    assert item == Claim(
-        "- **Spirit** landed in 2004 [ref_id:3][ref_id:1]",
-        item.span,
-        "Spirit landed in 2004",
-        (3, 1),
-        context="The rovers:",
-    )
+    listed = "- **Spirit** landed in 2004 [ref_id:3][ref_id:1]"
+    item, row = split_claims(f"The rovers:\n{listed}\n\n| Name | Year |\n|---|---|\n| Ingenuity | 2021 |")
+    assert item == Claim(listed, item.span, "Spirit landed in 2004", (3, 1), context="The rovers:")
     assert (row.plain, row.context) == ("Ingenuity, 2021", "Name, Year")
-
-
-def test_plain_claim_keeps_names_with_underscores() -> None:
-    """Signs of emphasis go; those inside of a name stay."""
-    assert plain_claim("* the *field* `max_output_size` is __new__") == "the field max_output_size is new"
+    assert plain_claim("* the *field* `max_output_size` is __new__ 🚀") == "the field max_output_size is new"
 
 
 @given(SPECIAL)

@@ -76,6 +76,9 @@ def test_labels_that_say_nothing_are_refused() -> None:
     with pytest.raises(ConfigurationError, match="calls label 0"):
         CrossEncoderScorer(Overlap(THREE), entailment=0)
     assert CrossEncoderScorer(Overlap({0: "LABEL_0", 1: "LABEL_1"}), entailment=1).entailment == 1
+    for given in ({"model": object()}, {"contradiction": 0}):
+        with pytest.raises(ConfigurationError):
+            CrossEncoderScorer(**{"model": Overlap(), **given})
 
 
 def test_minicheck_takes_one_text() -> None:
@@ -104,30 +107,19 @@ def test_only_the_nearest_passages_are_asked_one_call_at_a_time() -> None:
     """Each claim is held against the passages with most of its words; a tokenizer fails with two threads."""
     model = Overlap(wait=0.02)
     many = [*PREMISES, *(Premise(f"Filler number {number} about pumps.") for number in range(30))]
-    scorer = CrossEncoderScorer(model, passages=2)
+    scorer = CrossEncoderScorer(model)
     jobs = run(gather([scorer.score(CLAIMS[:1], many) for _ in range(3)]))
     assert all(job.error is None for job in jobs)
-    assert len(model.asked) <= 6
-
-
-def test_deadline() -> None:
-    """A slow model is given up in time."""
-    with pytest.raises(DeadlineExceededError):
-        run(CrossEncoderScorer(Overlap(wait=3)).score(CLAIMS, PREMISES, deadline=time.monotonic() + 0.1))
+    assert len(model.asked) <= 24
 
 
 @pytest.mark.parametrize("answer", [[0.5], [float("nan")] * 4, np.zeros((4, 0)), [], [0.5, 0.5, 0.5, 7.0]])
 def test_unusable_answers(answer: Any) -> None:
-    """Another number of scores than was asked for, or what is no probability, is an error."""
+    """Another number of scores than was asked for, or what is no probability, is an error; so is lateness."""
     with pytest.raises(RetrievalError, match="expected"):
         run(CrossEncoderScorer(Overlap(answer=answer)).score(CLAIMS, PREMISES))
-
-
-@pytest.mark.parametrize("given", [{"model": object()}, {"passages": 0}, {"batch_size": 0}, {"contradiction": 0}])
-def test_wrong_configuration(given: dict[str, Any]) -> None:
-    """Arguments that can't work are named."""
-    with pytest.raises(ConfigurationError):
-        CrossEncoderScorer(**{"model": Overlap(), **given})
+    with pytest.raises(DeadlineExceededError):
+        run(CrossEncoderScorer(Overlap(wait=3)).score(CLAIMS, PREMISES, deadline=time.monotonic() + 0.1))
 
 
 @pytest.mark.slow

@@ -47,20 +47,16 @@ def test_leads_to_the_words() -> None:
 
 
 def test_score_is_the_mean_of_what_needs_a_check() -> None:
-    """Courtesy has no score and no supports; the grounding score is the mean of the others."""
+    """Courtesy has no score and no supports; the grounding score is the mean of the others, None without any."""
     found = ledger("Here is what I found. Voyager 1 was launched in 1977. Voyager 1 was launched in 1969.")
     courtesy, right, wrong = found.claims
     assert (courtesy.verdict, courtesy.score, courtesy.supports) == (Verdict.NOT_CHECKABLE, None, [])
     assert wrong.verdict in (Verdict.CONTRADICTED, Verdict.UNSUPPORTED)
-    assert right.score is not None
-    assert wrong.score is not None
-    assert found.grounding_score == (right.score + wrong.score) / 2
-
-
-def test_without_anything_to_check_there_is_no_score() -> None:
-    """No claim that needs a check: no score, which is not 0."""
+    assert found.grounding_score == ((right.score or 0) + (wrong.score or 0)) / 2
     assert ledger("Here is what I found.").grounding_score is None
     assert ledger("").claims == []
+    [claim] = ledger("Mars is red [ref_id:3].", []).claims
+    assert (claim.verdict, claim.score) == (Verdict.UNSUPPORTED, 0.0)
 
 
 def test_marker_on_the_wrong_reference() -> None:
@@ -162,47 +158,25 @@ def test_conflicting_sources_are_data() -> None:
     assert (other.value, other.support.reference_id, other.date) == ("21 July 1969", "2", "1999-05-05")
     assert other.support.quote == SOURCES[2].text
     assert ClaimFlag.CONFLICTING_SOURCES in found.claims[0].flags
-
-
-def test_agreeing_sources_do_not_conflict() -> None:
-    """Sources that say the same, or nothing of it, are no conflict."""
-    assert ledger("Voyager 1 was launched in 1977 [ref_id:1].", SOURCES).conflicts == []
-
-
-class Failing:
-    """A scorer that fails."""
-
-    name = "failing"
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-
-    async def score(
-        self, claims: Sequence[Claim], premises: Sequence[Premise], *, deadline: float | None = None
-    ) -> list[ClaimScore]:
-        raise self.error
+    assert ledger("Voyager 1 was launched in 1977 [ref_id:1].", SOURCES).conflicts == []  # they agree
 
 
 async def test_a_failed_check_does_not_cost_the_answer() -> None:
     """Where the scorer fails or is late, the claims are there without scores, and it is said."""
-    for error in (LLMError("the model refused"), DeadlineExceededError("late")):
-        found = await arun(ground("Mars is red [ref_id:0]. Here you are.", SOURCES, Failing(error)))
-        assert found.claims[0].flags == [ClaimFlag.NOT_SCORED]
-        assert found.grounding_score is None
+
+    class Failing(Dates):
+        async def score(
+            self, claims: Sequence[Claim], premises: Sequence[Premise], *, deadline: float | None = None
+        ) -> list[ClaimScore]:
+            raise errors.pop()
+
+    errors: list[Exception] = [LLMError("the model refused"), DeadlineExceededError("late")]
+    for error in errors[::-1]:
+        found = await arun(ground("Mars is red [ref_id:0]. Here you are.", SOURCES, Failing()))
+        assert (found.claims[0].flags, found.grounding_score) == ([ClaimFlag.NOT_SCORED], None)
         assert str(error) in found.warnings[0]
-
-
-def test_a_deadline_that_has_passed() -> None:
-    """A check that can't begin is a ledger without scores."""
-    found = run(ground("Mars is red.", SOURCES, deadline=time.monotonic() - 1))
-    assert found.claims[0].flags == [ClaimFlag.NOT_SCORED]
-    assert found.warnings
-
-
-def test_without_sources_nothing_is_supported() -> None:
-    """No reference: unsupported, and not unknown."""
-    [claim] = ledger("Mars is red [ref_id:3].", []).claims
-    assert (claim.verdict, claim.score) == (Verdict.UNSUPPORTED, 0.0)
+    found = await arun(ground("Mars is red.", SOURCES, deadline=time.monotonic() - 1))
+    assert (found.claims[0].flags, len(found.warnings)) == ([ClaimFlag.NOT_SCORED], 1)
 
 
 @given(st.text(alphabet="Apollo 11 landed in1969.!?[ref_id:0]\n-|“”", max_size=80))

@@ -66,8 +66,9 @@ def test_what_a_passage_says_is_never_contradicted_by_it() -> None:
 
 @pytest.mark.parametrize("language", LATIN)
 def test_negation_in_other_languages(language: str) -> None:
-    """A sentence without the passage's negation is not supported; the sentence itself is."""
+    """A sentence without the passage's negation is not supported; the sentence itself is, by its own passage alone."""
     passage, claim = LATIN[language]
+    assert verdict(claim, VISION) is not Verdict.SUPPORTED
     assert verdict(claim, Premise(passage)) is not Verdict.SUPPORTED
     assert verdict(passage.split(".")[0] + ".", Premise(passage)) is Verdict.SUPPORTED
 
@@ -81,14 +82,6 @@ def test_unread_languages_are_not_checkable(language: str) -> None:
     assert verdict(reworded, premise) is Verdict.NOT_CHECKABLE
     if wrong:
         assert verdict(wrong, premise) is Verdict.UNSUPPORTED
-
-
-def test_another_language_than_the_evidence() -> None:
-    """A German claim over English passages is not checkable."""
-    assert verdict("Der Film wurde von einem jungen Regisseur gedreht.", VISION) in (
-        Verdict.NOT_CHECKABLE,
-        Verdict.UNSUPPORTED,
-    )
 
 
 @pytest.mark.parametrize(
@@ -132,12 +125,12 @@ def test_two_passages_bear_a_claim_together() -> None:
 
 
 def test_scorers_by_name() -> None:
-    """One word chooses the judge; what it is not is said."""
+    """One word chooses the judge; what it is not is said, and nothing is looked for on a network."""
+    own = LexicalScorer()
+    assert as_scorer(own) is own
     assert isinstance(as_scorer("auto"), SmallScorer)
     assert type(as_scorer("lexical")) is LexicalScorer
     assert isinstance(as_scorer(ScriptedLLM([])), LLMJudge)
-    own = LexicalScorer()
-    assert as_scorer(own) is own
 
     class Pairs:
         def predict(self, pairs: list[tuple[str, str]]) -> list[float]:
@@ -146,6 +139,8 @@ def test_scorers_by_name() -> None:
     assert isinstance(as_scorer(Pairs()), CrossEncoderScorer)
     with pytest.raises(ConfigurationError, match="expected a scorer"):
         as_scorer(3)  # type: ignore[arg-type]
+    with pytest.raises(ConfigurationError, match="'lexcial' is unknown; known are auto, lexical, small"):
+        as_scorer("lexcial")
 
 
 def test_auto_takes_what_was_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -258,9 +253,3 @@ def test_halves_of_surrogate_pairs_are_read() -> None:
     broken, whole = SmallScorer().judge(["The dam is \ud800 high.", "The dam is 221.4 m high."], [Premise(DAM)])
     assert whole.verdict is Verdict.SUPPORTED
     assert broken.verdict is not Verdict.SUPPORTED
-
-
-def test_a_misspelt_scorer_is_refused() -> None:
-    """The error names what is known; nothing is looked for on a network."""
-    with pytest.raises(ConfigurationError, match="'lexcial' is unknown; known are auto, lexical, small"):
-        as_scorer("lexcial")

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from llama_index_agentic_kb.errors import DeadlineExceededError, InvalidRequestError, RetrievalError
-from llama_index_agentic_kb.grounding.ranking import arank, rank
-from llama_index_agentic_kb.schema.grounding import MAX_RECORDS, RankRecord
+from llama_index_agentic_kb.grounding.ranking import MAX_RECORDS, RankRecord, arank, rank
 from llama_index_agentic_kb.search.rerank import Calibration, Reranker
 from llama_index_agentic_kb.testing import HashEmbedding
 from tests.rerankers import OverlapReranker
@@ -19,6 +18,7 @@ RECORDS = [
     RankRecord(id="moon", title="Saturn V", content="The tall rocket flew to the Moon."),
     RankRecord(id="rocket", content="A rocket."),
 ]
+GERMAN = ["Die Rakete ist nicht sehr groß und auch alt.", "Der Hund ist in dem Haus und schläft."]
 
 
 @pytest.mark.parametrize(
@@ -40,25 +40,15 @@ async def test_best_first(ranker: Any) -> None:
     assert await arank("the tall rocket", RECORDS, ranker=ranker) == found
 
 
-def test_top_n_and_order_of_equals() -> None:
-    """No more than asked for; equal ones stay in the given order."""
+def test_forms_order_and_languages() -> None:
+    """Texts, models and mappings are taken; titles count; equal ones stay in order; each is stemmed in its language."""
     assert [one.id for one in rank("rocket", RECORDS, top_n=1)] == ["rocket"]
-    assert [one.id for one in rank("nothing of this", RECORDS)] == ["cat", "moon", "rocket"]
-    assert {one.score for one in rank("nothing of this", RECORDS)} == {0.0}
-
-
-def test_forms_of_records() -> None:
-    """Texts, models and mappings are taken; the title counts."""
-    found = rank("saturn", ["plain text", {"id": "m", "title": "Saturn V"}, RECORDS[0]])
-    assert (found[0].id, found[0].title) == ("m", "Saturn V")
+    assert [(one.id, one.score) for one in rank("nothing of this", RECORDS)] == [("cat", 0), ("moon", 0), ("rocket", 0)]
+    assert rank("saturn", ["plain text", {"id": "m", "title": "Saturn V"}, RECORDS[0]])[0].id == "m"
     assert rank("saturn", []) == []
-
-
-def test_other_languages() -> None:
-    """Records are stemmed each in its own language."""
-    found = rank("Raketen", ["Die Rakete ist nicht sehr groß und auch alt.", "Der Hund ist in dem Haus und schläft."])
-    assert found[0].content.startswith("Die Rakete")
-    assert found[0].score > 0
+    assert rank("Raketen", GERMAN)[0].score > rank("Raketen", GERMAN)[1].score == 0
+    shares = [one.score for one in rank("rocket", RECORDS, ranker=OverlapReranker(fault="none"))]
+    assert shares == pytest.approx([1, 2 / 3, 1 / 3])  # a reranker that gives an order alone
 
 
 @pytest.mark.parametrize(
@@ -77,22 +67,12 @@ def test_limits(query: str, records: list[Any], top_n: int | None, message: str)
         rank(query, records, top_n=top_n)
 
 
-@pytest.mark.parametrize("fault", [ValueError("down"), "empty"])
-def test_failing_ranker(fault: Any) -> None:
-    """A reranker that fails, or gives nothing back, is told."""
-    with pytest.raises((ValueError, RetrievalError)):
-        rank("rocket", RECORDS, ranker=OverlapReranker(fault=fault))
-
-
-def test_slow_ranker() -> None:
-    """A reranker that hangs is given up in time."""
+def test_failing_rankers() -> None:
+    """A reranker that fails, or gives nothing back, is an error; one that hangs is given up in time."""
+    for fault in (ValueError("down"), "empty"):
+        with pytest.raises((ValueError, RetrievalError)):
+            rank("rocket", RECORDS, ranker=OverlapReranker(fault=fault))
     begun = time.monotonic()
     with pytest.raises(DeadlineExceededError):
         rank("rocket", RECORDS, ranker=OverlapReranker(latency=20), timeout=0.1)
     assert time.monotonic() - begun < 10
-
-
-def test_order_alone_is_a_score() -> None:
-    """A reranker without scores gives shares of its order."""
-    found = rank("rocket", RECORDS, ranker=OverlapReranker(fault="none"))
-    assert [one.score for one in found] == pytest.approx([1, 2 / 3, 1 / 3])

@@ -22,7 +22,7 @@ from llama_index_agentic_kb.grounding.scorers.base import (
 from llama_index_agentic_kb.grounding.scorers.cross_encoder import CrossEncoderScorer, PairModel
 from llama_index_agentic_kb.grounding.scorers.judge import LLMJudge
 from llama_index_agentic_kb.grounding.scorers.lexical import LexicalScorer, SmallScorer
-from llama_index_agentic_kb.schema.answer import CITATION_THRESHOLD
+from llama_index_agentic_kb.schema.grounding import CITATION_THRESHOLD
 
 __all__ = [
     "BETTER",

@@ -24,6 +24,10 @@ from llama_index_agentic_kb.grounding.scorers.base import ClaimScore, Evidence, 
 from llama_index_agentic_kb.grounding.scorers.lexical import bearing_spans, nearest_premises, softmax
 from llama_index_agentic_kb.schema.grounding import ConflictKind
 
+_PASSAGES: Final = 8
+"""Passages that a claim is held against: those with most of its words."""
+_BATCH: Final = 16
+"""Pairs that are computed at once."""
 _MAX_TOKENS: Final = 512
 """Tokens of a pair where the model does not say; most take 512."""
 _NO_LIMIT: Final = 100_000
@@ -56,8 +60,6 @@ class CrossEncoderScorer:
         model: A loaded model, or the name or folder of one: nothing is downloaded, pickles and code are refused.
         entailment: The label whose probability is the score. None (default) reads it from ``config.id2label``.
         contradiction: The label that says otherwise; None reads it likewise.
-        passages: Passages that each claim is held against: those with most of its words. Default 8.
-        batch_size: Pairs that are computed at once; default 16.
 
     Raises:
         ConfigurationError: The model's labels do not say what they mean, or it cannot be loaded.
@@ -69,20 +71,14 @@ class CrossEncoderScorer:
         *,
         entailment: int | None = None,
         contradiction: int | None = None,
-        passages: int = 8,
-        batch_size: int = 16,
     ) -> None:
         loaded: Any = _load(model) if isinstance(model, str) else model
         if not callable(getattr(loaded, "predict", None)):
             raise ConfigurationError(f"model: expected a CrossEncoder, got {type(loaded).__name__}")
-        if passages < 1 or batch_size < 1:
-            raise ConfigurationError("passages, batch_size: must be at least 1")
         config = getattr(loaded, "config", None)
         name = getattr(config, "_name_or_path", None) or type(loaded).__name__
         self.model = loaded
         self.name = f"cross-encoder {str(name).rsplit('/', 1)[-1]}"
-        self.passages = passages
-        self.batch_size = batch_size
         labels: Mapping[Any, Any] = getattr(config, "id2label", None) or {}
         self.entailment, self.contradiction = _labels(labels, self.name, entailment, contradiction)
         # A tokenizer fails when two threads use it, and the model takes all cores anyway.
@@ -118,12 +114,12 @@ class CrossEncoderScorer:
         """Return the scores of claims, computed in this thread; see ``score``."""
         waiting = (
             (claim, number, window)
-            for claim, numbers in enumerate(nearest_premises(claims, premises, self.passages))
+            for claim, numbers in enumerate(nearest_premises(claims, premises, _PASSAGES))
             for number in numbers
             for window in self._windows(premises[number], claims[claim])
         )
         best: list[dict[int, tuple[float, float]]] = [{} for _ in claims]
-        while batch := list(islice(waiting, self.batch_size)):
+        while batch := list(islice(waiting, _BATCH)):
             if deadline is not None and time.monotonic() >= deadline:
                 raise DeadlineExceededError(f"{self.name}: late")
             rows = self._predicted([(window, claims[claim]) for claim, _, window in batch])

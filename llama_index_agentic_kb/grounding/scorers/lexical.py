@@ -35,8 +35,7 @@ from llama_index_agentic_kb.grounding.features import (
 )
 from llama_index_agentic_kb.grounding.scorers.base import ClaimScore, Evidence, Premise, Rival, verdict_of
 from llama_index_agentic_kb.grounding.scorers.small import Row, calibration, small_model
-from llama_index_agentic_kb.schema.answer import CITATION_THRESHOLD
-from llama_index_agentic_kb.schema.grounding import ConflictKind, Span, Verdict
+from llama_index_agentic_kb.schema.grounding import CITATION_THRESHOLD, ConflictKind, Span, Verdict
 from llama_index_agentic_kb.search.tokenizing import DEFAULT_LANGUAGE, detect_language, split_words
 
 _PAIRS: Final = 96
