@@ -7,16 +7,9 @@ import time
 import pytest
 
 from llama_index_agentic_kb.errors import InvalidRequestError
-from llama_index_agentic_kb.grounding.check import (
-    MAX_ANSWER_TOKENS,
-    MAX_FACT_CHARACTERS,
-    MAX_FACTS,
-    Fact,
-    acheck_grounding,
-    check_grounding,
-)
+from llama_index_agentic_kb.grounding.check import acheck_grounding, check_grounding
 from llama_index_agentic_kb.grounding.scorers import LLMJudge
-from llama_index_agentic_kb.schema.grounding import Verdict
+from llama_index_agentic_kb.schema.grounding import MAX_ANSWER_TOKENS, MAX_FACT_CHARACTERS, MAX_FACTS, Fact, Verdict
 from llama_index_agentic_kb.testing import ScriptedLLM, ScriptedReply
 
 FACTS = [

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from llama_index_agentic_kb.errors import DeadlineExceededError, InvalidRequestError, RetrievalError
-from llama_index_agentic_kb.grounding.ranking import MAX_RECORDS, RankRecord, arank, rank
+from llama_index_agentic_kb.grounding.ranking import arank, rank
+from llama_index_agentic_kb.schema.grounding import MAX_RECORDS, RankRecord
 from llama_index_agentic_kb.search.rerank import Calibration, Reranker
 from llama_index_agentic_kb.testing import HashEmbedding
 from tests.rerankers import OverlapReranker
