@@ -5,12 +5,17 @@ from collections.abc import Iterator
 
 import pytest
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
+from llama_index.core.chat_engine.types import ChatMode
 from llama_index.core.memory import ChatMemoryBuffer
+from llama_index.core.postprocessor.types import BaseNodePostprocessor
+from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from llama_index_agentic_kb import (
     AgenticChatEngine,
     AgenticQueryEngine,
     AgenticRetriever,
+    ConfigurationError,
+    KnowledgeBase,
     KnowledgeSource,
     SynthesisError,
 )
@@ -31,6 +36,15 @@ def reply(request: ChatRequest) -> str | Reply:
 def server() -> Iterator[LoopbackOpenAI]:
     with LoopbackOpenAI(reply) as running:
         yield running
+
+
+class SimilarityCut(BaseNodePostprocessor):
+    """Keeps the best."""
+
+    def _postprocess_nodes(
+        self, nodes: list[NodeWithScore], query_bundle: QueryBundle | None = None
+    ) -> list[NodeWithScore]:
+        return nodes[:1]
 
 
 def engine(server: LoopbackOpenAI | None, memory: ChatMemoryBuffer | None = None) -> AgenticChatEngine:
@@ -82,13 +96,6 @@ def test_streams_and_remembers_at_the_end(server: LoopbackOpenAI) -> None:
     assert [message.content for message in chat.chat_history] == ["How tall was the Saturn V rocket?", ANSWER]
 
 
-def test_works_without_a_model() -> None:
-    """Without a language model a turn gives extracts, streamed or not."""
-    chat = engine(None)
-    assert "110.6 m" in str(chat.chat("How tall was the Saturn V rocket?"))
-    assert "110.6 m" in "".join(chat.stream_chat("How tall was the Saturn V rocket?").response_gen)
-
-
 def test_a_failed_turn_is_not_remembered() -> None:
     """A turn whose answer failed is raised and leaves the memory as it was."""
     with LoopbackOpenAI(lambda request: Fault.status(500)) as server:
@@ -108,3 +115,49 @@ def test_reset_and_shared_memory(server: LoopbackOpenAI) -> None:
     assert len(memory.get_all()) == 2
     chat.reset()
     assert memory.get_all() == []
+
+
+def test_it_takes_what_llama_index_s_chat_engines_take(server: LoopbackOpenAI) -> None:
+    """System prompt, prefix messages, history, template, postprocessors and skipped condensing do what they say."""
+    kb = KnowledgeBase([KnowledgeSource("docs", retriever=MemoryRetriever(TEXTS))], llm=server.llm())
+    history = [ChatMessage(role=MessageRole.USER, content="Which rocket?"), ChatMessage(role="assistant", content="V.")]
+    chat = kb.as_chat_engine(system_prompt="Speak like a pirate.", chat_history=history, skip_condense=True)
+    assert str(chat.chat(QueryBundle("How tall was the Saturn V rocket?"))) == ANSWER
+    (written,) = [request.text for request in server.chats]  # nothing was planned
+    assert "Speak like a pirate." in written
+    assert "Which rocket?" in written
+    assert [message.content for message in chat.chat_history[:2]] == ["Which rocket?", "V."]
+    prefix = [ChatMessage(role="system", content="Be brief."), ChatMessage(role="user", content="I like rockets.")]
+    template = "Context for you: {context_str}\nThat was it."
+    chat = kb.as_chat_engine(prefix_messages=prefix, context_prompt=template, node_postprocessors=[SimilarityCut()])
+    assert len(chat.chat("How tall was the Saturn V rocket?").source_nodes) == 1
+    last = server.chats[-1].text
+    assert "Be brief." in last
+    assert "I like rockets." in last
+    assert "Context for you: [data " in last
+    with pytest.raises(ConfigurationError, match="system_prompt, prefix_messages: pass one of them"):
+        kb.as_chat_engine(system_prompt="a", prefix_messages=prefix)
+
+
+@pytest.mark.parametrize("mode", ["condense_question", "condense_plus_context", "context"])
+async def test_llama_index_s_modes_stream(server: LoopbackOpenAI, mode: str) -> None:
+    """Token by token, sync and async, over our retriever and our query engine."""
+    kb = KnowledgeBase([KnowledgeSource("docs", retriever=MemoryRetriever(TEXTS))], llm=server.llm())
+    chat = kb.as_chat_engine(ChatMode(mode))
+    deltas = list(chat.stream_chat("How tall was the Saturn V rocket?").response_gen)
+    assert "".join(deltas) == ANSWER
+    assert len(deltas) > 2
+    streamed = await chat.astream_chat("And Apollo 11?")
+    assert ANSWER in "".join([delta async for delta in streamed.async_response_gen()])
+
+
+async def test_without_a_model_a_chat_is_readable() -> None:
+    """Titles, texts and markers in place of a JSON array, whole and streamed; what was remembered is the same."""
+    chat = engine(None)
+    text = str(chat.chat("How tall was the Saturn V rocket?"))
+    assert "The Saturn V rocket was 110.6 m tall." in text
+    assert text.count("[ref_id:") == 2
+    assert not text.startswith("[")
+    assert "".join(chat.stream_chat("How tall was the Saturn V rocket?").response_gen) == text
+    assert {message.content for message in chat.chat_history if message.role is MessageRole.ASSISTANT} == {text}
+    assert str(await chat.achat("zzz")) == "Nothing was found."

@@ -148,14 +148,30 @@ class GuardedCallbackManager(CallbackManager):
     Args:
         handlers: They are wrapped, not changed. Those wrapped already are taken as they are. A manager stands for
             the handlers that it has at any time.
+        traces: Whose trace its events belong to; None is its own.
     """
 
-    def __init__(self, handlers: Sequence[BaseCallbackHandler] | CallbackManager) -> None:
+    def __init__(
+        self, handlers: Sequence[BaseCallbackHandler] | CallbackManager, traces: GuardedCallbackManager | None = None
+    ) -> None:
         # Not super().__init__: it would add the global handler a second time.
         self._source = handlers if isinstance(handlers, CallbackManager) else None
         self._own = [] if isinstance(handlers, CallbackManager) else [_guard(handler) for handler in handlers]
         self._wrapped: dict[int, _GuardedHandler] = {}
-        self._trace_map: dict[str, list[str]] = defaultdict(list)
+        self._traces = traces
+        self._own_trace_map: dict[str, list[str]] = defaultdict(list)
+
+    @property
+    def _trace_map(self) -> dict[str, list[str]]:
+        """The events of the trace under way, by parent; core's name."""
+        return self._own_trace_map if self._traces is None else self._traces._trace_map  # noqa: SLF001 (of its own class)
+
+    @_trace_map.setter
+    def _trace_map(self, trace_map: dict[str, list[str]]) -> None:
+        if self._traces is None:
+            self._own_trace_map = trace_map
+        else:
+            self._traces._trace_map = trace_map  # noqa: SLF001 (same)
 
     @property
     def handlers(self) -> list[BaseCallbackHandler]:
@@ -245,7 +261,8 @@ def with_handlers(component: C, manager: CallbackManager) -> C:
     if not handlers or (isinstance(own, GuardedCallbackManager) and len(own.handlers) == len(handlers)):
         return component
     twin = copy.copy(component)
-    twin.callback_manager = GuardedCallbackManager(list(handlers.values()))  # type: ignore[attr-defined]
+    traces = manager if isinstance(manager, GuardedCallbackManager) else None
+    twin.callback_manager = GuardedCallbackManager(list(handlers.values()), traces)  # type: ignore[attr-defined]
     return twin
 
 

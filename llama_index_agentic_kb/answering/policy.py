@@ -19,9 +19,9 @@ from llama_index_agentic_kb._text import error_message, one_line
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.evidence.provenance import provenance
 from llama_index_agentic_kb.retriever import Retrieval
-from llama_index_agentic_kb.schema import QueryPlan
+from llama_index_agentic_kb.schema import QueryPlan, SkippedReason
 from llama_index_agentic_kb.schema.activity import QueryClass
-from llama_index_agentic_kb.schema.answer import HarmLevel, SafetyRating, SkippedReason
+from llama_index_agentic_kb.schema.answer import HarmLevel, SafetyRating
 from llama_index_agentic_kb.schema.answer_query import AnswerQuery, HarmBlockThreshold
 
 Objection: TypeAlias = str | bool | None

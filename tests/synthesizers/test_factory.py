@@ -6,6 +6,8 @@ import sys
 from enum import Enum
 
 import pytest
+from llama_index.core.callbacks import CallbackManager
+from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.response_synthesizers import ResponseMode
 from llama_index.core.response_synthesizers import get_response_synthesizer as cores
@@ -88,3 +90,22 @@ def test_the_room_is_light() -> None:
     assert all(getattr(room, name) for name in dir(room))
     with pytest.raises(AttributeError, match="no attribute 'haiku'"):
         _ = room.haiku
+
+
+@pytest.mark.parametrize("name", sorted({where.partition(".")[2] for where in MODES.values()}))
+def test_classes_take_llama_index_s_arguments(name: str) -> None:
+    """Those of its constructors, the first four by position; what is not needed is let go."""
+    manager, helper = CallbackManager([]), PromptHelper(context_window=4_000)
+    made = getattr(room, name)(
+        ScriptedLLM(),
+        manager,
+        helper,
+        None,
+        streaming=True,
+        use_async=True,
+        response_padding_size=5,
+        strict_truncation=True,
+        chat_content_qa_template=PromptTemplate("x"),
+    )
+    assert made.streaming
+    assert made._prompt_helper is helper
