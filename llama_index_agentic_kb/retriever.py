@@ -24,7 +24,6 @@ from llama_index_agentic_kb.account.budget import set_budget
 from llama_index_agentic_kb.errors import (
     ConfigurationError,
     DeadlineExceededError,
-    DeniedError,
     InvalidRequestError,
 )
 from llama_index_agentic_kb.evidence.candidates import Fusion
@@ -65,8 +64,6 @@ from llama_index_agentic_kb.sources import KnowledgeSource
 from llama_index_agentic_kb.sources.fan_out import FanOut, missing_parts, raise_if_lost
 from llama_index_agentic_kb.sources.filters import FilterLike, to_tree
 from llama_index_agentic_kb.sources.selection import SelectedSource, as_source, by_name, select
-
-__all__ = ["AgenticRetriever", "Retrieval", "RetrieverOptions"]
 
 MEMORY_SECONDS: Final = 5.0
 """Time to read a shared memory at most; a quarter of the time for searching where that is less."""
@@ -113,19 +110,6 @@ class RetrieverOptions:
     require_principal: bool = False
     input_limits: InputLimits = DEFAULT_INPUT_LIMITS
 
-    def evidence(
-        self, reranker: Reranker | BaseNodePostprocessor | None, postprocessors: Sequence[BaseNodePostprocessor]
-    ) -> EvidenceOptions:
-        """Return how evidence is made of what was found."""
-        return EvidenceOptions(
-            fusion=self.fusion,
-            postprocessors=tuple(postprocessors),
-            reranker=as_reranker(reranker),
-            join_neighbours=self.join_neighbours,
-            max_per_document=self.max_per_document,
-            results_processing=as_processing(self.results_processing),
-        )
-
 
 @dataclass(slots=True)
 class Retrieval:
@@ -153,9 +137,18 @@ class Retrieval:
     findings: list[Finding] = field(default_factory=list)
     references: list[Reference] = field(default_factory=list)
 
-    def arrange(self, nodes: list[NodeWithScore]) -> None:
-        """Take the nodes as the evidence, in their order, and make their references."""
-        self.nodes, self.references = nodes, references(nodes, self.selected)
+    def arrange(self, nodes: Sequence[NodeWithScore]) -> None:
+        """Take the nodes as the evidence, in their order and as a reader may see them, and make their references."""
+        self.nodes = self.concealed(nodes)
+        self.references = references(self.nodes, self.selected)
+
+    def concealed(self, nodes: Sequence[NodeWithScore]) -> list[NodeWithScore]:
+        """Return nodes without what says whom else they are shared with."""
+        made = list(nodes)
+        for permissions in [chosen.source.permissions for chosen in self.selected.values()]:
+            if permissions is not None:
+                made = [NodeWithScore(node=permissions.conceal(item.node), score=item.score) for item in made]
+        return made
 
 
 class AgenticRetriever(GuardedCallbacks, BaseRetriever):
@@ -204,17 +197,26 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
     ) -> None:
         self.sources = by_name(sources)
         self.effort = as_effort(effort)
-        self.similarity_top_k = _positive("similarity_top_k", similarity_top_k, int)
+        _check_positive("similarity_top_k", similarity_top_k, int)
+        _check_positive("max_runtime_in_seconds", max_runtime_in_seconds, (int, float))
+        self.similarity_top_k = similarity_top_k
         self.filters = to_tree(filters)
         self.memory = memory
         if principal is not None and not isinstance(principal, Principal):
             raise ConfigurationError(f"principal: expected a Principal, got {type(principal).__name__}")
         self.principal = principal
-        self.max_runtime_in_seconds = _positive("max_runtime_in_seconds", max_runtime_in_seconds)
+        self.max_runtime_in_seconds = max_runtime_in_seconds
         self.observer = observer
         self.options = options or RetrieverOptions()
         self.limits = as_limits(self.options.limits)
-        self.evidence = self.options.evidence(reranker, node_postprocessors)
+        self.evidence = EvidenceOptions(
+            fusion=self.options.fusion,
+            postprocessors=tuple(node_postprocessors),
+            reranker=as_reranker(reranker),
+            join_neighbours=self.options.join_neighbours,
+            max_per_document=self.options.max_per_document,
+            results_processing=as_processing(self.options.results_processing),
+        )
         spotlighting = as_spotlighting(self.options.spotlighting)
         self._owner = ConversationOwner()
         super().__init__(callback_manager=callback_manager)
@@ -244,10 +246,12 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
     # -- LlamaIndex ------------------------------------------------------------------------------------------------
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return run(self.retrieval(self.request_for(query_bundle), bundle=query_bundle)).nodes
+        retrieval = run(self.retrieval(self.request_for(query_bundle), bundle=query_bundle))
+        return retrieval.concealed(retrieval.nodes)
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        return (await arun(self.retrieval(self.request_for(query_bundle), bundle=query_bundle))).nodes
+        retrieval = await arun(self.retrieval(self.request_for(query_bundle), bundle=query_bundle))
+        return retrieval.concealed(retrieval.nodes)
 
     def _handle_recursive_retrieval(self, query_bundle: QueryBundle, nodes: list[NodeWithScore]) -> list[NodeWithScore]:
         """Return the nodes: index nodes were followed at their sources, a bounded number of times."""
@@ -283,10 +287,8 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         Raises:
             DeniedError: Two of them differ, or there is none and one is required.
         """
-        principal = merge_principals(self.principal, given, current_principal())
-        if principal is None and self.options.require_principal:
-            raise DeniedError("no principal was given: pass principal= or use acting_as(...)")
-        return principal
+        required = self.options.require_principal
+        return merge_principals(self.principal, given, current_principal(), required=required)
 
     # -- the way of a query ----------------------------------------------------------------------------------------
 
@@ -317,9 +319,16 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         """
         self.options.input_limits.check(request)
         effort = request.retrieval_reasoning_effort or self.effort
-        budget = self._budget(request, self.limits[effort], answer_share)
+        limits, log = self.limits[effort], ActivityLog(self.callback_manager, observer or self.observer)
+        budget = Budget.start(
+            request.max_runtime_in_seconds or self.max_runtime_in_seconds,
+            answer_share=answer_share,
+            output_tokens=request.max_output_size_in_tokens,
+            output_documents=request.max_output_documents,
+            retrieval_seconds=limits.seconds,
+            retries=self.options.retries.budget(),
+        )
         set_budget(budget)
-        log = ActivityLog(self.callback_manager, observer or self.observer)
         options = self.evidence
         if request.results_processing is not None:
             options = replace(options, results_processing=request.results_processing)
@@ -329,46 +338,9 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         if self.memory is not None:
             self._owner.claim(principal)
         memory, forgotten = await self._remember(request.question, budget.retrieval_share(0.25, MEMORY_SECONDS))
-        task = Task(
-            scope=Scope.of(request, memory, classification),
-            effort=effort,
-            limits=self.limits[effort],
-            model=self._model,
-            fusion=options.fusion,
-            fan_out=self._fan_out(request, selected, log, bundle, principal),
-            budget=budget,
-            log=log,
-        )
-        outcome = await search_question(task)
-        raise_if_lost(outcome.searches)
-        missing = [*forgotten, *missing_parts(outcome.searches), *task.fan_out.left_out]
-        retrieval = Retrieval([], outcome.plan, log, budget, missing, selected, task.scope, outcome.findings)
-        await self._gather(retrieval, outcome, task, options, bundle or QueryBundle(request.question))
-        return retrieval
-
-    def _budget(self, request: RetrievalRequest, limits: EffortLimits, answer_share: float) -> Budget:
-        return Budget.start(
-            request.max_runtime_in_seconds or self.max_runtime_in_seconds,
-            answer_share=answer_share,
-            output_tokens=request.max_output_size_in_tokens,
-            output_documents=request.max_output_documents,
-            retrieval_seconds=limits.seconds,
-            retries=self.options.retries.budget(),
-        )
-
-    def _fan_out(
-        self,
-        request: RetrievalRequest,
-        selected: Mapping[str, SelectedSource],
-        log: ActivityLog,
-        bundle: QueryBundle | None,
-        principal: Principal | None,
-    ) -> FanOut:
-        """Return what searches the selected sources, as deep as the request may need."""
-        limits = self.limits[request.retrieval_reasoning_effort or self.effort]
         asked = [request.max_output_documents, *(p.max_output_documents for p in request.knowledge_source_params)]
         cache = self.options.embedding_cache
-        return FanOut(
+        fan_out = FanOut(
             selected,
             log,
             top_k=max(limits.documents_per_search, self.similarity_top_k or 0, *(number or 0 for number in asked)),
@@ -377,6 +349,23 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             bundle=bundle,
             embedding_cache=None if cache is None else cache.of(principal),
         )
+        scope = Scope.of(request, memory, classification)
+        task = Task(
+            scope=scope,
+            effort=effort,
+            limits=limits,
+            model=self._model,
+            fusion=options.fusion,
+            fan_out=fan_out,
+            budget=budget,
+            log=log,
+        )
+        outcome = await search_question(task)
+        raise_if_lost(outcome.searches)
+        missing = [*forgotten, *missing_parts(outcome.searches), *fan_out.left_out]
+        retrieval = Retrieval([], outcome.plan, log, budget, missing, selected, scope, outcome.findings)
+        await self._gather(retrieval, outcome, task, options, bundle or QueryBundle(request.question))
+        return retrieval
 
     async def _remember(self, question: str, deadline: float | None) -> tuple[list[Any], list[MissingPart]]:
         """Read the shared memory as LlamaIndex's chat engines do: some memories look up what the question is about.
@@ -435,7 +424,6 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             )
 
 
-def _positive(field_name: str, value: Any, kinds: Any = (int, float)) -> Any:
-    if value is not None and (isinstance(value, bool) or not isinstance(value, kinds) or value <= 0):
+def _check_positive(field_name: str, value: object, kinds: type | tuple[type, ...]) -> None:
+    if value is not None and (isinstance(value, bool) or not isinstance(value, kinds) or value <= 0):  # type: ignore[operator]
         raise ConfigurationError(f"{field_name} must be a number above 0, got {value!r}")
-    return value

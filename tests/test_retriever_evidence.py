@@ -48,7 +48,9 @@ def calibrated(**options: Any) -> Reranker:
 
 
 def retrieval(over: AgenticRetriever, **request: Any) -> Retrieval:
-    return run(over.retrieval(RetrievalRequest.parse({"intents": [{"search": QUESTION}], **request})))
+    made = run(over.retrieval(RetrievalRequest.parse({"intents": [{"search": QUESTION}], **request})))
+    made.arrange(made.nodes)
+    return made
 
 
 def reasoning(made: Retrieval) -> AgenticReasoningActivity:

@@ -5,7 +5,8 @@ Out of both comes a mandatory filter: it is joined by "and" to whatever callers 
 the store, taken by the lexical index, facets and lists alike, and every node that comes back is checked against it.
 
 Stores differ in what they do with lists (Chroma refuses them), so a document's users and groups are boolean keys, one
-a name: ``{"acl_group_managers": True}``. ``Permissions.stamp`` makes them when documents are stored.
+a name: ``{"acl_group_managers": True}``. ``Permissions.stamp`` makes them when documents are stored. Readers never see
+them: whom else a document is shared with is not for them (``Permissions.conceal``), nor may they filter on it.
 """
 
 from __future__ import annotations
@@ -16,30 +17,21 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from threading import Lock
-from typing import Any, Final, TypeVar
+from typing import Any, Final, TypeAlias, TypeVar
 
 from llama_index_agentic_kb.errors import ConfigurationError, DeniedError
 from llama_index_agentic_kb.schema.filters import Condition, FilterNode, all_of, any_of
 from llama_index_agentic_kb.schema.request import Principal
 
-__all__ = [
-    "ConversationOwner",
-    "Permissions",
-    "Principal",
-    "acting_as",
-    "current_principal",
-    "merge_principals",
-    "set_principal",
-]
-
 Document = TypeVar("Document", bound=Any)
 """A LlamaIndex document or node: this module needs no LlamaIndex."""
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_PREFIXES: Final = frozenset({"users", "groups"})
 _RESERVED: Final = frozenset({"_node_content", "_node_type", "agentic_kb", "doc_id", "document_id", "ref_doc_id"})
 """Keys that LlamaIndex's stores, and our evidence, write themselves."""
 _OTHER: Final = re.compile(rb"[^A-Za-z0-9]")
+_EXCLUDED: Final = ("excluded_embed_metadata_keys", "excluded_llm_metadata_keys")
+_NOBODY: Final = "no principal was given: pass principal= or use acting_as(...)"
 
 _current: ContextVar[Principal | None] = ContextVar("agentic_kb_principal", default=None)
 
@@ -84,7 +76,16 @@ class Permissions:
                 )
             if name in _RESERVED:
                 raise ConfigurationError(f"Permissions.{role}: {name!r} is a key that stores write themselves")
-        _check_apart(declared)
+        plain = [name for role, name in declared.items() if role not in ("users", "groups")]
+        if len(set(plain)) < len(plain):
+            raise ConfigurationError("Permissions: tenant, owner and public must be different keys")
+        for role in sorted({"users", "groups"} & declared.keys()):
+            for other, name in declared.items():
+                if other != role and name.startswith(declared[role]):
+                    raise ConfigurationError(
+                        f"Permissions.{other}: {name!r} begins with the prefix of {role}, {declared[role]!r}: "
+                        "one key could mean both"
+                    )
 
     def filter_for(self, principal: Principal | None) -> FilterNode:
         """Return the filter that a principal's searches must keep to.
@@ -93,26 +94,21 @@ class Permissions:
             DeniedError: There is no principal, or it lacks what the fields ask for.
         """
         if principal is None:
-            raise DeniedError("no principal was given: pass principal= or use acting_as(...)")
+            raise DeniedError(_NOBODY)
         if self.tenant is not None and principal.tenant is None:
             raise DeniedError("the principal has no tenant, and the documents' permissions are by tenant")
         of_tenant = None if self.tenant is None else Condition(key=self.tenant, value=principal.tenant or "")
-        if not self._says_who:
-            assert of_tenant is not None  # at least one field is declared
-            return of_tenant
         grants = list(self._grants(principal))
+        if of_tenant is not None and self.owner is self.users is self.groups is self.public is None:
+            return of_tenant
         if not grants:
             raise DeniedError("the principal has none of what the documents' permissions are by: user, groups")
         whole = all_of(of_tenant, grants[0] if len(grants) == 1 else any_of(*grants))
         assert whole is not None
         return whole
 
-    @property
-    def _says_who(self) -> bool:
-        return any(one is not None for one in (self.owner, self.users, self.groups, self.public))
-
     def _grants(self, principal: Principal) -> Iterator[Condition]:
-        """Return every condition of which one has to hold."""
+        """Yield every condition of which one has to hold."""
         if self.public is not None:
             yield Condition(key=self.public, value=True)
         if self.owner is not None and principal.user is not None:
@@ -159,16 +155,10 @@ class Permissions:
             Principal(user=user)  # checks the name
         Principal(tenant=tenant, user="anybody", groups=members)
         stamped = self.without(metadata)
-        if self.tenant is not None:
-            stamped[self.tenant] = tenant
-        if self.owner is not None and owner is not None:
-            stamped[self.owner] = owner
-        if self.users is not None:
-            stamped.update((_key(self.users, user), True) for user in shared)
-        if self.groups is not None:
-            stamped.update((_key(self.groups, group), True) for group in members)
-        if self.public is not None:
-            stamped[self.public] = public
+        plain = ((self.tenant, tenant), (self.owner, owner), (self.public, public))
+        stamped.update((key, value) for key, value in plain if key is not None and value is not None)
+        for prefix, names in ((self.users, shared), (self.groups, members)):
+            stamped.update((_key(prefix or "", name), True) for name in names)
         return stamped
 
     def protect(self, document: Document, **access: Any) -> Document:
@@ -180,9 +170,29 @@ class Permissions:
         """
         stamped = self.stamp(document.metadata, **access)
         hidden = [key for key in stamped if self.declares(key)]
-        names = ("excluded_embed_metadata_keys", "excluded_llm_metadata_keys")
-        left_out = {name: list(dict.fromkeys([*getattr(document, name), *hidden])) for name in names}
+        left_out = {name: list(dict.fromkeys([*getattr(document, name), *hidden])) for name in _EXCLUDED}
         copy: Document = document.model_copy(update={"metadata": stamped, **left_out})
+        return copy
+
+    def conceal(self, node: Document) -> Document:
+        """Return a node without what says who may see it, for its reader: itself where there is nothing of the kind.
+
+        Args:
+            node: A LlamaIndex node; not changed.
+        """
+        change: dict[str, Any] = {name: [k for k in getattr(node, name) if not self.declares(k)] for name in _EXCLUDED}
+        change["metadata"] = self.without(node.metadata)
+        change["relationships"] = {
+            kind: [self._unshared(one) for one in related] if isinstance(related, list) else self._unshared(related)
+            for kind, related in node.relationships.items()
+        }
+        if all(getattr(node, name) == value for name, value in change.items()):
+            return node
+        copy: Document = node.model_copy(update=change)
+        return copy
+
+    def _unshared(self, related: Document) -> Document:
+        copy: Document = related.model_copy(update={"metadata": self.without(related.metadata)})
         return copy
 
     def without(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
@@ -191,23 +201,12 @@ class Permissions:
 
     def declares(self, key: str) -> bool:
         """Return whether a metadata key is one of those that say who may see a document."""
-        if key in (self.tenant, self.owner, self.public):
-            return True
-        return any(prefix is not None and key.startswith(prefix) for prefix in (self.users, self.groups))
+        return key == self.tenant or self.hides(key)
 
-
-def _check_apart(declared: Mapping[str, str]) -> None:
-    """Refuse names of which two could be one key of a document."""
-    plain = [name for role, name in declared.items() if role not in _PREFIXES]
-    if len(set(plain)) < len(plain):
-        raise ConfigurationError("Permissions: tenant, owner and public must be different keys")
-    for role in _PREFIXES & declared.keys():
-        for other, name in declared.items():
-            if other != role and name.startswith(declared[role]):
-                raise ConfigurationError(
-                    f"Permissions.{other}: {name!r} begins with the prefix of {role}, {declared[role]!r}: "
-                    "one key could mean both"
-                )
+    def hides(self, key: str) -> bool:
+        """Return whether a metadata key says who else may see a document: no reader may filter on it."""
+        shared = (self.users is not None and key.startswith(self.users)) or key in (self.owner, self.public)
+        return shared or (self.groups is not None and key.startswith(self.groups))
 
 
 def _key(prefix: str, name: str) -> str:
@@ -249,11 +248,16 @@ def current_principal() -> Principal | None:
     return _current.get()
 
 
-def merge_principals(*given: Principal | None) -> Principal | None:
+def merge_principals(*given: Principal | None, required: bool = False) -> Principal | None:
     """Return the one principal of a request: bound to the retriever, given with the request, or of the context.
 
+    Args:
+        given: Each of them.
+        required: Whether there must be one.
+
     Raises:
-        DeniedError: Two of them differ. None goes before the others: whoever could choose would choose the wider one.
+        DeniedError: Two of them differ, or there is none and one is required. None goes before the others: whoever
+            could choose would choose the wider one.
     """
     distinct = {one for one in given if one is not None}
     if len(distinct) > 1:
@@ -261,6 +265,8 @@ def merge_principals(*given: Principal | None) -> Principal | None:
             "two principals were given for one request (bound to the retriever, passed with the request, or by "
             "acting_as): they must be the same"
         )
+    if required and not distinct:
+        raise DeniedError(_NOBODY)
     return next(iter(distinct), None)
 
 
@@ -272,6 +278,9 @@ def set_principal(principal: Principal | None) -> None:
     _current.set(principal)
 
 
+_Person: TypeAlias = tuple[object, ...]
+
+
 class ConversationOwner:
     """The owner of a conversation: its answers were made of what one principal may see. Thread-safe.
 
@@ -281,7 +290,7 @@ class ConversationOwner:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._owner: tuple[Any, ...] | None = None
+        self._owner: _Person | None = None
 
     def claim(self, principal: Principal | None) -> None:
         """Own the conversation, or go on in one's own.
@@ -309,7 +318,7 @@ class ConversationOwner:
             self._owner = None
 
 
-def _who(principal: Principal | None) -> tuple[Any, ...]:
+def _who(principal: Principal | None) -> _Person:
     if principal is None:
         return ("nobody",)
     if principal.user is not None:

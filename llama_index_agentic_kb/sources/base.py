@@ -22,12 +22,12 @@ from pydantic_core import to_jsonable_python
 from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb._text import without_surrogates
 from llama_index_agentic_kb.account.pickling import NotPickled
-from llama_index_agentic_kb.errors import ConfigurationError, DeniedError
+from llama_index_agentic_kb.errors import ConfigurationError, DeniedError, InvalidRequestError
 from llama_index_agentic_kb.guard.permissions import Permissions
 from llama_index_agentic_kb.guard.resilience import NO_RETRIES, CallProgress, Health, Resilience, ResilientCalls
 from llama_index_agentic_kb.schema import FilterNode, Principal, SourceData, all_of
 from llama_index_agentic_kb.search.lexical import LexicalSearch
-from llama_index_agentic_kb.sources.filters import FilterField, FilterLike, declared_fields, lower, to_tree
+from llama_index_agentic_kb.sources.filters import FilterField, FilterLike, conditions, declared_fields, lower, to_tree
 from llama_index_agentic_kb.sources.index import index_retriever, refusal, traits_of
 from llama_index_agentic_kb.sources.lexical import lexical_for
 from llama_index_agentic_kb.sources.search import PreparedSource, bounded, own_recursion, search_source
@@ -175,6 +175,9 @@ class KnowledgeSource(NotPickled):
         self.mandatory = all_of(to_tree(filters), to_tree(further.pop("filters", None)))
         self.permissions = permissions
         self.filterable = declared_fields(name, filterable)
+        hidden = [key for key in self.filterable if permissions is not None and permissions.hides(key)]
+        if hidden:
+            raise ConfigurationError(f"source {name!r}: filterable: {hidden[0]!r} says whom documents are shared with")
         self.metadata_reader = metadata_reader
         self.fields = fields
         self.weight = weight
@@ -210,6 +213,19 @@ class KnowledgeSource(NotPickled):
             DeniedError: It has, and there is no principal, or one that lacks what they ask for.
         """
         return None if self.permissions is None else self.permissions.filter_for(principal)
+
+    def refuse_hidden(self, filters: FilterNode | None) -> None:
+        """Raise where a caller's filter names what says whom else documents are shared with.
+
+        Raises:
+            InvalidRequestError: It does: by counting what passes, a caller could find out.
+        """
+        for condition in () if filters is None or self.permissions is None else conditions(filters):
+            if self.permissions.hides(condition.key):
+                raise InvalidRequestError(
+                    f"source {self.name!r}: {condition.key!r} says whom documents are shared with, and can't be "
+                    "filtered on"
+                )
 
     # -- health ----------------------------------------------------------------------------------------------------
 

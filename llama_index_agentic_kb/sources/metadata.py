@@ -649,7 +649,9 @@ class MetadataQueries:
         if source not in self.sources:
             raise InvalidRequestError(f"no source is named {source!r}; there are: {', '.join(self.sources)}")
         standing, seconds = self._standing()
-        caller, asking = all_of(standing, to_tree(filters)), self._resolve_principal(principal)
+        given = to_tree(filters)
+        self.sources[source].refuse_hidden(given)
+        caller, asking = all_of(standing, given), self._resolve_principal(principal)
         deadline = deadline_after(seconds)
         return await arun(over_metadata(self.sources[source], work, caller, principal=asking, deadline=deadline))
 

@@ -74,7 +74,7 @@ def select(
 
     Raises:
         InvalidRequestError: A parameter names no source, or the wrong kind, or has a ``filterAddOn`` that is no OData
-            filter, or no source is left.
+            filter, or a filter that says whom documents are shared with, or no source is left.
         DeniedError: The principal may search none of them. It holds the reason of each.
     """
     for params in request.knowledge_source_params:
@@ -88,6 +88,7 @@ def select(
         except DeniedError as error:
             denied = str(error)
         add_on = None if params.filter_add_on is None else _filter_add_on(name, params.filter_add_on)
+        source.refuse_hidden(all_of(params.filters, add_on))
         caller = all_of(permitted, filters, params.filters, add_on)
         if not params.never_query_source:
             effective = source.effective_filter(caller)

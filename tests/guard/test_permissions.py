@@ -1,6 +1,6 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import chromadb
@@ -8,8 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from llama_index.core import StorageContext, VectorStoreIndex
+from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.chat_engine import ContextChatEngine
 from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
+from llama_index.core.query_engine import RetrieverQueryEngine
 from llama_index.core.schema import (
     MetadataMode,
     NodeRelationship,
@@ -18,6 +21,7 @@ from llama_index.core.schema import (
     RelatedNodeInfo,
     TextNode,
 )
+from llama_index.core.tools import QueryEngineTool
 from llama_index.vector_stores.chroma import ChromaVectorStore
 
 from llama_index_agentic_kb import (
@@ -25,6 +29,8 @@ from llama_index_agentic_kb import (
     AgenticRetriever,
     ConfigurationError,
     DeniedError,
+    FilterField,
+    InvalidRequestError,
     KnowledgeBase,
     KnowledgeSource,
     Permissions,
@@ -104,18 +110,72 @@ def test_each_sees_their_own(index_source: KnowledgeSource) -> None:
 
 
 def test_nothing_widens_it(index_source: KnowledgeSource) -> None:
-    """Callers' filters narrow what a principal sees, also those that name the permissions' own keys."""
+    """Callers' filters narrow what a principal sees, also those that name the tenant's key."""
     kb = KnowledgeBase([index_source], effort="minimal")
     for filters in (
         "tenant eq 'beta' or tenant eq 'acme'",
         "tenant ne 'nobody'",
-        "acl_public eq true or acl_public eq false",
-        "acl_group_managers eq true or tenant ne 'x'",
         "not (tenant eq 'acme' and tenant eq 'beta')",
     ):
         params = [{"knowledgeSourceName": "docs", "filterAddOn": filters}]
         assert texts(kb.retrieve("rain", principal=ALICE, knowledge_source_params=params)) <= SEEN[ALICE]
         assert kb.count("docs", filters=filters, principal=ALICE) <= LISTED[ALICE]
+
+
+HIDDEN = ["owner eq 'bob'", "owner gt 'm'", "acl_public eq true", "not (acl_group_managers eq true or title eq 'x')"]
+
+
+@pytest.mark.parametrize("filters", HIDDEN)
+def test_whom_a_document_is_shared_with_can_not_be_found_out(index_source: KnowledgeSource, filters: str) -> None:
+    """No caller may filter on it, in a search, a count or a list; a planner's fields may not declare it."""
+    kb = KnowledgeBase([index_source], effort="minimal")
+    params = [{"knowledgeSourceName": "docs", "filterAddOn": filters}]
+    asks: list[Callable[[], object]] = [
+        lambda: kb.retrieve("rain", principal=ALICE, knowledge_source_params=params),
+        lambda: kb.count("docs", filters=filters, principal=ALICE),
+        lambda: kb.documents("docs", filters=filters, principal=ALICE),
+        lambda: kb.facets("docs", "title", filters=filters, principal=ALICE),
+    ]
+    for ask in asks:
+        with pytest.raises(InvalidRequestError, match="says whom documents are shared with"):
+            ask()
+    with pytest.raises(ConfigurationError, match="says whom documents are shared with"):
+        memory_source(permissions=FIELDS, filterable={"acl_group_hr": FilterField("boolean")})
+
+
+def shared(node: TextNode) -> TextNode:
+    """A chunk of a document: its relationships hold the document's metadata too."""
+    made = FIELDS.protect(node, tenant="acme", owner="alice", users=["ceo"], groups=["hr", "managers"], public=True)
+    source = RelatedNodeInfo(node_id="doc", metadata=dict(made.metadata))
+    return made.model_copy(update={"relationships": {NodeRelationship.SOURCE: source}})
+
+
+async def test_readers_never_see_whom_else_a_document_is_shared_with() -> None:
+    """Not in nodes, prompts, responses or metadata, whoever asks: our engines, LlamaIndex's own, tools."""
+    index = VectorStoreIndex([shared(TextNode(text="rain", metadata={"title": "t"}))], embed_model=HashEmbedding())
+    kb = KnowledgeBase([KnowledgeSource("docs", index=index, permissions=FIELDS)], effort="minimal")
+    prompts: list[str] = []
+
+    def say(messages: list[ChatMessage]) -> str:
+        prompts.append(str([message.content for message in messages]))
+        return "Rain [ref_id:0]."
+
+    llm, retriever = ScriptedLLM(say), kb.as_retriever(principal=ALICE)
+    own = RetrieverQueryEngine.from_args(retriever, llm=llm, response_mode="refine")
+    chat = ContextChatEngine.from_defaults(retriever, llm=llm)
+    engine = AgenticQueryEngine(retriever, llm=llm)
+    tool = QueryEngineTool.from_defaults(own)
+    shown: list[object] = [
+        [node.model_dump() for node in retriever.retrieve("rain")],
+        [node.model_dump() for node in await retriever.aretrieve("rain")],
+        [node.get_content(MetadataMode.ALL) for node in retriever.retrieve("rain")],
+        kb.retrieve("rain", principal=ALICE).to_json(),  # its account has the filter: of what ALICE herself is
+    ]
+    for response in (own.query("rain"), engine.query("rain"), chat.chat("rain"), tool("rain").raw_output):
+        shown += [[node.model_dump() for node in response.source_nodes], str(getattr(response, "metadata", ""))]
+    found = str([*shown, *prompts])
+    assert "rain" in found
+    assert not [key for key in ("acl_group_", "ceo", "managers", "'owner'") if key in found]
 
 
 # -- how it arrives -------------------------------------------------------------------------------------------------
