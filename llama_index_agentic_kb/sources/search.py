@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import copy
 import math
+import sys
 import time
 from collections.abc import Awaitable, Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -181,9 +182,7 @@ async def _dense_list(
         if not source.traits.native_async:
             raise
         found = await source.calls.call(Call(native=native, what=what), progress)  # async only, from a sync door
-    note = found.note if isinstance(found, NotedNodes) else None
-    made = NodeList(source.traits.kind, [], source.traits.scale, note=note)
-    return await _checked(made, found, source, query, limit, started)
+    return await _checked(source.traits.kind, found, source, query, limit, started)
 
 
 async def _lexical_list(
@@ -192,13 +191,13 @@ async def _lexical_list(
     started, work = time.monotonic(), partial(lexical.search, query, limit, source.filters)
     call = Call(sync=work, what=f"lexical search of source {source.name!r}")
     found = await source.lexical_calls.call(call, progress)
-    return await _checked(NodeList("lexical", []), found, source, QueryBundle(query), limit, started)
+    return await _checked("lexical", found, source, QueryBundle(query), limit, started)
 
 
 async def _checked(
-    made: NodeList, found: object, source: PreparedSource, query: QueryBundle, limit: int, started: float
+    kind: str, found: object, source: PreparedSource, query: QueryBundle, limit: int, started: float
 ) -> NodeList:
-    """Fill a list with what was found and passes the filter."""
+    """Return the list of what was found and passes the filter."""
     cleaned = await _off_loop(source, found, partial(clean_nodes, found, source.name))
     every: list[NodeWithScore] = cleaned
     if getattr(source.retriever, _OURS, False) and any(isinstance(node.node, IndexNode) for node in cleaned):
@@ -206,16 +205,19 @@ async def _checked(
         every = await _off_loop(source, followed, partial(clean_nodes, _once_each(followed), source.name))
     kept = await _off_loop(source, every, partial(_passing, every, source))
     elapsed = round(1000 * (time.monotonic() - started))
+    scale = None if kind == "lexical" else source.traits.scale
     if source.is_private:  # all counts are of what passed, and notes, which may show how much there is, are left out
-        return replace(made, nodes=kept[:limit], candidates=len(kept), elapsed_ms=elapsed, note=None)
-    return replace(
-        made,
-        nodes=kept[:limit],
+        return NodeList(kind, kept[:limit], scale, candidates=len(kept), elapsed_ms=elapsed)
+    note = found.note if isinstance(found, NotedNodes) else None
+    return NodeList(
+        kind,
+        kept[:limit],
+        scale,
         candidates=cleaned.returned + max(0, len(every) - len(cleaned)),
         dropped_by_filter=len(every) - len(kept),
         dropped_as_unusable=cleaned.unusable,
         elapsed_ms=elapsed,
-        note="; ".join(filter(None, (made.note, cleaned.why))) or None,
+        note="; ".join([text for text in (note, cleaned.why) if text]) or None,
     )
 
 
@@ -342,7 +344,7 @@ def _usable(item: Any) -> tuple[NodeWithScore, str | None]:
     update: dict[str, Any] = {
         name: fields[name].get_default(call_default_factory=True)
         for name, kind in _KINDS.items()
-        if name in fields and not isinstance(getattr(node, name, None), kind)
+        if not isinstance(node.__dict__.get(name), kind) and name in fields
     }
     clean = _clean_metadata(metadata)
     if clean is not metadata:
@@ -364,13 +366,26 @@ def _clean_metadata(metadata: Any) -> dict[str, Any]:
         raise TypeError(f"its metadata are no mapping but {type(metadata).__name__}")
     if len(metadata) > MAX_FIELDS:
         raise TypeError(f"its metadata have {len(metadata):,} fields; at most {MAX_FIELDS:,}")
-    made = {
-        without_surrogates(str(key)): value if type(value) in _ATOMS else _clean_value(value)
-        for key, value in metadata.items()
-    }
+    if type(metadata) is dict and _is_plain(metadata):
+        return metadata
+    made = {without_surrogates(str(key)): _clean_value(value) for key, value in metadata.items()}
     if isinstance(metadata, dict) and all(made.get(key, made) is value for key, value in metadata.items()):
         return metadata
     return made
+
+
+def _is_plain(metadata: dict[Any, Any]) -> bool:
+    """Return whether metadata are what most are: short plain text, small numbers and truths."""
+    for key, value in metadata.items():
+        kind = type(value)
+        if type(key) is not str or not key.isascii():
+            return False
+        if kind is str:
+            if not value.isascii() or len(value) > MAX_CHARACTERS:
+                return False
+        elif kind not in _ATOMS and not (kind is int and abs(value) < sys.maxsize):
+            return False
+    return True
 
 
 def _clean_value(value: Any) -> Any:

@@ -183,7 +183,7 @@ class World:
     def sources(self) -> list[KnowledgeSource]:
         """Give the sources.
 
-        An index, with fields that planners may filter on, the permissions' own among them; the same under a mandatory
+        An index, with fields that planners may filter on, the tenant's among them; the same under a mandatory
         filter; one that takes filters and does nothing about them; a knowledge base in the knowledge base; and one
         that is everybody's.
         """
@@ -191,7 +191,6 @@ class World:
             "tenant": FilterField("string"),
             "topic": FilterField("string"),
             "size": FilterField("integer"),
-            "acl_public": FilterField("boolean"),
         }
         hybrid = False if self.kind == "dense" else None
         own: dict[str, Any] = {"permissions": FIELDS, "filterable": filterable}
