@@ -220,7 +220,9 @@ class KnowledgeSource(NotPickled):
         Raises:
             InvalidRequestError: It does: by counting what passes, a caller could find out.
         """
-        for condition in () if filters is None or self.permissions is None else conditions(filters):
+        if filters is None or self.permissions is None:
+            return
+        for condition in conditions(filters):
             if self.permissions.hides(condition.key):
                 raise InvalidRequestError(
                     f"source {self.name!r}: {condition.key!r} says whom documents are shared with, and can't be "
