@@ -120,28 +120,41 @@ def ingest_command(
     wait: WaitOption = 0.0,
     max_megabytes: Annotated[float, typer.Option(help="Larger files are skipped, and listed.", min=0)] = 100.0,
     follow_symlinks: Annotated[bool, typer.Option(help="Read what lies outside the folders, too.")] = False,
+    tenant: Annotated[str | None, typer.Option(help="Whose the documents are; see permissions=.")] = None,
+    group: Annotated[list[str] | None, typer.Option(help="A group that may see them; several times for more.")] = None,
+    public: Annotated[bool, typer.Option(help="Everybody of the tenant may see them.")] = False,
+    trust_urls: Annotated[bool, typer.Option(help="A file's own `url:` is its link.")] = False,
 ) -> None:
     """Read documents into a store: txt, md, html, pdf, docx. What has not changed is not embedded again.
 
     An index over vectors that is missing or damaged is built again first.
     """
     from llama_index_agentic_kb.store import KnowledgeStore  # noqa: PLC0415 (loads chromadb)
+    from llama_index_agentic_kb.store.files import NO_SUCH_PATH  # noqa: PLC0415 (with the store)
 
+    missing = [path for path in paths if not path.exists()]
+    if missing and not store.exists():  # else what is gone is removed from the store
+        raise ConfigurationError(f"{', '.join(map(str, missing))}: {NO_SUCH_PATH}")
+    said = {"tenant": tenant, "groups": group, "public": public}
+    stamp = {name: value for name, value in said.items() if value}
     with KnowledgeStore.open(store, create=True, repair="auto") as opened:
-        _report(
-            _ingest(
-                paths,
-                opened,
-                source=source,
-                description=description,
-                wait=wait,
-                **({} if chunk_size is None else {"chunk_size": chunk_size}),
-                max_file_bytes=int(max_megabytes * 1_000_000),
-                follow_symlinks=follow_symlinks,
-            )
+        report = _ingest(
+            paths,
+            opened,
+            source=source,
+            description=description,
+            wait=wait,
+            **({} if chunk_size is None else {"chunk_size": chunk_size}),
+            max_file_bytes=int(max_megabytes * 1_000_000),
+            follow_symlinks=follow_symlinks,
+            stamp=stamp or None,
+            trust_urls=trust_urls,
         )
+        _report(report)
         for made in opened.sources():
             console.print(Text(_counted(made)))
+    if any(reason == NO_SUCH_PATH for _, reason in report.failed):
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -297,7 +310,7 @@ def demo(
     where = store or _demo_store()
     with KnowledgeStore.open(where, create=True, repair="auto") as opened:
         for name, description in DEMO_SOURCES.items():
-            _ingest([CORPUS / name], opened, source=name, description=description)
+            _ingest([CORPUS / name], opened, source=name, description=description, trust_urls=True)
     base = _open(where, _language_model(model, context_window))
     _ask_aloud(base, question)
     if base.llm is None:

@@ -179,12 +179,16 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         Raises:
             StoreMismatchError: The store was made with another embedding model.
             StoreDamagedError: It is damaged; the message names the remedy.
-            ConfigurationError: There is no store, it holds no source, or ``permissions`` name others than there are.
+            ConfigurationError: There is no store, it holds no source, ``permissions`` name others than there are, or
+                fields that the documents may have set themselves.
         """
         from llama_index_agentic_kb.store import KnowledgeStore  # noqa: PLC0415 (loads chromadb)
 
         store = KnowledgeStore.open(path, embed_model=embed_model, repair=repair)
         allowed = _by_source(permissions, [info.name for info in store.sources()])
+        for name, declared in allowed.items():
+            if declared is not None:
+                store.check_permissions(name, declared)
         return cls(
             [
                 KnowledgeSource(

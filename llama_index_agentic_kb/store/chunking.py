@@ -21,6 +21,7 @@ from llama_index_agentic_kb.store.reading import READER_VERSION, ParsedFile
 if TYPE_CHECKING:
     from llama_index.core.base.embeddings.base import BaseEmbedding
 
+    from llama_index_agentic_kb.store.access import Access
     from llama_index_agentic_kb.store.files import FoundFile
 
 _MIN_CHUNK_SIZE: Final = 80
@@ -61,17 +62,23 @@ class Chunker:
         )
         self.settings = f"reader={READER_VERSION} size={chunk_size} overlap={chunk_overlap}"
 
-    def chunks(self, source: str, file: FoundFile, parsed: ParsedFile) -> Iterator[Chunk]:
+    def chunks(self, source: str, file: FoundFile, parsed: ParsedFile, access: Access) -> Iterator[Chunk]:
         """Yield the chunks of a file, in reading order; none when there is no text.
 
         Text, metadata and place decide a chunk's id, so that the same file always has the same chunks.
+
+        Args:
+            source: The source that the file goes to.
+            file: Where it was found.
+            parsed: What was read from it.
+            access: What the file may not say of itself, and what is said of it instead.
         """
         title = self._short_title(parsed.title)
-        url = next((str(value) for key, value in parsed.metadata.items() if key.casefold() == "url"), "")
         document_id = f"{source}/{file.relative}"
+        stamped = access.stamp(file.path, parsed.metadata)
         index = 0
         for section in parsed.sections:
-            fields = {**parsed.metadata, **section.metadata}
+            own = access.without({**parsed.metadata, **section.metadata})
             # With the title as metadata, the splitter leaves room for it.
             document = Document(text=section.text, metadata={"title": title})
             for node in self._splitter.get_nodes_from_documents([document]):
@@ -79,9 +86,9 @@ class Chunker:
                 if not text.strip():
                     continue
                 metadata: dict[str, MetadataValue] = {
-                    **{key: value for key, value in fields.items() if key.casefold() not in _RESERVED_KEYS},
+                    **{key: value for key, value in own.items() if key.casefold() not in _RESERVED_KEYS},
+                    **stamped,
                     "title": title,
-                    "url": url or file.path.as_uri(),
                     "source": source,
                     "document_id": document_id,
                     "file_path": file.relative,

@@ -345,6 +345,10 @@ class DocumentDatabase:
         )
         return {row[1]: StoredDocument(*row) for row in rows}
 
+    def settings(self, source: str) -> list[str]:
+        """Return how the documents of a source were read and cut: each way once."""
+        return [row[0] for row in self.rows("SELECT DISTINCT settings FROM documents WHERE source = ?", (source,))]
+
     def chunks(self, source: str) -> list[Chunk]:
         """Return the chunks of a source, in reading order."""
         return [_chunk(*row) for row in self.rows(f"{_CHUNK} WHERE source = ? ORDER BY path, chunk_index", (source,))]

@@ -17,6 +17,7 @@ SUFFIXES: Final = frozenset({".txt", ".md", ".markdown", ".html", ".htm", ".pdf"
 MAX_DEPTH: Final = 64
 """Folders below this depth are not gone into."""
 _LEAVES: Final = "is a symlink that leaves the folder, or leads nowhere (see follow_symlinks=, --follow-symlinks)"
+NO_SUCH_PATH: Final = "no such file or folder"
 _DEFAULT_SOURCE: Final = "documents"
 """The source of files that are named one by one."""
 
@@ -55,7 +56,6 @@ class Selection:
         paths: Files and folders.
         source: The source of all of them; None names each folder's source after the folder, and the source of
             single files ``documents``.
-        recursive: Whether to go into subfolders.
         follow_symlinks: Whether to follow all symlinks, wherever they lead.
         sources_at: Returns the sources that hold documents from an absolute path, for paths that are gone from disk.
 
@@ -68,13 +68,11 @@ class Selection:
         paths: Sequence[str | Path],
         *,
         source: str | None,
-        recursive: bool,
         follow_symlinks: bool,
         sources_at: Callable[[str], Iterable[str]],
     ) -> None:
         self.failed: list[tuple[str, str]] = []
         self.skipped = 0
-        self._recursive = recursive
         self._follow = follow_symlinks
         self._sources: dict[str, SourceFiles] = {}
         for listed in paths:
@@ -89,7 +87,7 @@ class Selection:
                 for name in names:
                     self._group(name)
                 if not names:
-                    self._fail(path, "no such file or folder")
+                    self._fail(path, NO_SUCH_PATH)
             elif path.suffix.lower() not in SUFFIXES:
                 self._fail(path, f"is not of a kind that is read ({', '.join(sorted(SUFFIXES))})")
             else:  # named by the caller: it may lie behind a symlink
@@ -138,7 +136,7 @@ class Selection:
 
         seen: set[tuple[int, int]] = set()
         for folder, folders, names in os.walk(root, onerror=unlisted, followlinks=True):
-            shown = [Path(folder, name) for name in sorted(folders) if not name.startswith(".") and self._recursive]
+            shown = [Path(folder, name) for name in sorted(folders) if not name.startswith(".")]
             depth = len(Path(folder).relative_to(root).parts)
             if depth >= MAX_DEPTH:
                 for path in shown:

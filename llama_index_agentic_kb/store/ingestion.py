@@ -19,6 +19,7 @@ import numpy as np
 
 from llama_index_agentic_kb._text import error_message
 from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError, IngestionError
+from llama_index_agentic_kb.store.access import Access, Stamp
 from llama_index_agentic_kb.store.database import Chunk, Floats, StoredDocument
 from llama_index_agentic_kb.store.files import FoundFile, Selection, SourceFiles, printable
 from llama_index_agentic_kb.store.reading import (
@@ -31,6 +32,7 @@ from llama_index_agentic_kb.store.reading import (
 )
 
 if TYPE_CHECKING:
+    from llama_index_agentic_kb.guard.permissions import Permissions
     from llama_index_agentic_kb.store.chunking import Chunker
     from llama_index_agentic_kb.store.store import KnowledgeStore
 
@@ -79,11 +81,13 @@ def ingest(
     chunk_size: int = DEFAULT_CHUNK_SIZE,
     chunk_overlap: int = DEFAULT_CHUNK_OVERLAP,
     progress: ProgressCallback | None = None,
-    recursive: bool = True,
     wait: float = 0.0,
     max_file_bytes: int = MAX_BYTES,
     read_seconds: float = READ_SECONDS,
     follow_symlinks: bool = False,
+    permissions: Permissions | None = None,
+    stamp: Stamp = None,
+    trust_urls: bool = False,
 ) -> IngestReport:
     """Bring a store up to date with files and folders.
 
@@ -98,18 +102,23 @@ def ingest(
         chunk_size: Tokens of a chunk with its title line.
         chunk_overlap: Tokens that neighbouring chunks share.
         progress: Called after each file.
-        recursive: Whether to go into subfolders.
         wait: Seconds to wait for another process that is writing into the store.
         max_file_bytes: The largest file that is read, and the largest content of a packed one. Default 100 MB.
-        read_seconds: The time that a file's parser is given. Default 60.
+        read_seconds: The time that a file's parser is given; cutting may take as long for each started 10 MB.
+            Default 60.
         follow_symlinks: Whether to read what lies outside the folders, behind symlinks in them. By default it is
             listed in the report's ``failed``.
+        permissions: The metadata fields that say who may see a document, where they are not ``tenant``, ``owner``,
+            ``acl_user_...``, ``acl_group_...`` and ``acl_public``. What a file says of them itself is left out.
+        stamp: Who may see the files (``{"tenant": "acme", "groups": ["hr"]}``; see ``Permissions.stamp``), or a
+            function from a file's path to that. None stamps nothing: with permissions, nobody sees them.
+        trust_urls: Whether the ``url:`` of a file's front matter is its link, which answers may lead to.
 
     Returns:
         What was done.
 
     Raises:
-        ConfigurationError: No paths, or sizes that don't fit the embedding model.
+        ConfigurationError: No paths, sizes that don't fit the embedding model, or a stamp that can't be.
         IngestionError: Another process is writing into the store, or embedding or storing failed; what was stored
             before stays, and the next call goes on from there.
     """
@@ -124,14 +133,13 @@ def ingest(
         selection = Selection(
             listed,
             source=source,
-            recursive=recursive,
             follow_symlinks=follow_symlinks,
             sources_at=store.documents.sources_at,
         )
-        run = _Ingestion(store, chunker, reader, progress, selection)
+        run = _Ingestion(store, chunker, reader, progress, selection, Access(permissions, stamp, trust_urls))
         for name, group in selection.sources():
             store.documents.put_source(name, description)
-            run.bring(name, group, recursive=recursive)
+            run.bring(name, group)
             store.lexical(name).update()
             store.update_graph(name)
     return IngestReport(
@@ -155,6 +163,7 @@ class _Ingestion:
     reader: FileReader
     progress: ProgressCallback | None
     selection: Selection
+    access: Access
     added: list[str] = field(default_factory=list)
     updated: list[str] = field(default_factory=list)
     unchanged: list[str] = field(default_factory=list)
@@ -166,7 +175,7 @@ class _Ingestion:
     pending: list[tuple[FoundFile, StoredDocument, list[Chunk]]] = field(default_factory=list)
     """Small documents that are embedded together."""
 
-    def bring(self, source: str, group: SourceFiles, *, recursive: bool) -> None:
+    def bring(self, source: str, group: SourceFiles) -> None:
         """Bring a source in step with its files."""
         self.known = self.store.documents.documents(source)
         for file in group.files.values():
@@ -176,7 +185,7 @@ class _Ingestion:
         self._flush(source)
         # Last, so that a file that was renamed finds its vectors under the old name.
         for path, known in self.known.items():
-            if path not in group.files and _is_gone(known, group, recursive=recursive):
+            if path not in group.files and _is_gone(known, group):
                 self._remove(path)
 
     def _take(self, source: str, file: FoundFile, roots: set[str]) -> None:
@@ -187,7 +196,8 @@ class _Ingestion:
                 self.unchanged.append(document.document_id)
                 self._file_done(file)
                 return
-            chunks = _reading(self.chunker.chunks(source, file, self.reader.read(file.path)))
+            parsed = self.reader.read(file.path)
+            chunks = _within(self._allowed(file), self.chunker.chunks(source, file, parsed, self.access))
             first = list(islice(chunks, _BATCH_CHUNKS))
             if len(first) == _BATCH_CHUNKS:  # stored while it is read: it may be larger than memory
                 self._flush(source)
@@ -218,7 +228,12 @@ class _Ingestion:
         with open_regular(file.path) as opened:
             check_size(os.fstat(opened.fileno()).st_size, self.reader.max_bytes)
             digest = hashlib.file_digest(opened, "sha256").hexdigest()
-        return StoredDocument(source, file.relative, str(file.path), file.root, digest, self.chunker.settings)
+        settings = f"{self.chunker.settings} {self.access.settings(file.path)}"
+        return StoredDocument(source, file.relative, str(file.path), file.root, digest, settings)
+
+    def _allowed(self, file: FoundFile) -> float:
+        """Return the seconds that a file may be cut for."""
+        return self.reader.seconds * (1 + file.path.stat().st_size // 10_000_000)
 
     def _flush(self, source: str) -> None:
         """Embed the files that wait, and store each in a transaction of its own."""
@@ -259,14 +274,22 @@ class _Ingestion:
             self.progress(self.done, total, printable(file.path))
 
 
-def _reading(chunks: Iterator[Chunk]) -> Iterator[Chunk]:
-    """Yield chunks; whatever is raised where their file is read or cut is that file's failure."""
-    try:
-        yield from chunks
-    except (OSError, UnreadableError):
-        raise
-    except Exception as error:
-        raise UnreadableError(f"can't be read: {type(error).__name__}: {error_message(error)}") from error
+def _within(seconds: float, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
+    """Yield chunks; whatever is raised where their file is read or cut, or takes too long there, is its failure."""
+    left = seconds
+    while left > 0:
+        began = time.monotonic()
+        try:
+            chunk = next(chunks, None)
+        except (OSError, UnreadableError):
+            raise
+        except Exception as error:
+            raise UnreadableError(f"can't be read: {type(error).__name__}: {error_message(error)}") from error
+        if chunk is None:
+            return
+        left -= time.monotonic() - began
+        yield chunk
+    raise UnreadableError(f"can't be read and cut within {seconds:g} s")
 
 
 def _embed(store: KnowledgeStore, chunks: Sequence[Chunk]) -> list[Floats]:
@@ -299,10 +322,10 @@ def _embed(store: KnowledgeStore, chunks: Sequence[Chunk]) -> list[Floats]:
     return vectors
 
 
-def _is_gone(known: StoredDocument, group: SourceFiles, *, recursive: bool) -> bool:
+def _is_gone(known: StoredDocument, group: SourceFiles) -> bool:
     """Return whether a document's file is gone, or its folder was searched and doesn't show it any more."""
     if any(Path(known.origin).is_relative_to(folder) for folder in group.unlisted):
         return False
     if not os.path.lexists(known.origin):
         return True
-    return known.root in group.roots and (recursive or "/" not in known.path)
+    return known.root in group.roots

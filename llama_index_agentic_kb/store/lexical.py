@@ -8,8 +8,11 @@ Hits are read from the documents: a node that is gone is never found.
 from __future__ import annotations
 
 import hashlib
+import json
+import mmap
 import shutil
 import threading
+import zlib
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -72,23 +75,40 @@ class StoredLexicalSearch:
         nodes = {chunk.node_id: chunk_to_node(chunk) for chunk in chunks}
         return [NodeWithScore(node=nodes[hit.node_id], score=hit.score) for hit in hits if hit.node_id in nodes]
 
-    def update(self) -> str:
+    def update(self, damage: str = "") -> None:
         """Bring the index in step with the documents, for the one who has the store's right to write.
 
-        Returns:
-            What was wrong with the index, which was built again then; empty where nothing was.
+        Args:
+            damage: What is known to be wrong with it; it is built again then.
 
         Raises:
             IngestionError: It can't be written.
         """
         with self._lock:
             try:
-                return self._mend()
+                self._mend(damage)
             except (RetrievalError, OSError) as error:
                 raise IngestionError(
                     f"The lexical index of the source {self._source!r} can't be written: {error}. The documents are "
                     "stored; make room or grant the right to write, and the next search builds the index."
                 ) from error
+
+    def fault(self) -> str:
+        """Read the index's files; return what is wrong with them, empty where nothing is."""
+        if not (self._directory / "meta.json").exists():
+            return f"{str(self._directory)!r} is missing"
+        for path in self._directory.iterdir():
+            # Each file of tantivy ends with its checksum as JSON, the length of that, and a mark.
+            try:
+                if path.suffix not in (".json", ".lock"):
+                    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+                        end = len(data) - 8
+                        start = end - int.from_bytes(data[end : end + 4], "little")
+                        if json.loads(data[start:end])["crc"] != zlib.crc32(memoryview(data)[:start]):
+                            return f"{str(path)!r} is damaged"
+            except (OSError, ValueError, KeyError) as error:
+                return f"{str(path)!r} can't be read: {error}"
+        return ""
 
     def remove(self) -> None:
         """Delete the index, for the one who has the store's right to write."""
@@ -138,8 +158,8 @@ class StoredLexicalSearch:
             self._index.refresh()
         return self._index
 
-    def _mend(self, damage: str = "") -> str:
-        """Bring the index in step, or build it again where it is damaged; return what was wrong with it."""
+    def _mend(self, damage: str) -> None:
+        """Bring the index in step, or build it again where it is damaged."""
         if not damage:
             try:
                 self._write(self._opened())
@@ -149,7 +169,6 @@ class StoredLexicalSearch:
             shutil.rmtree(self._directory, ignore_errors=True)
             self._index = LexicalIndex(self._directory)
             self._write(self._index)
-        return damage
 
     def _write(self, index: LexicalIndex) -> None:
         version = self._version()

@@ -32,13 +32,14 @@ from typing import Final, Self, TypedDict
 from llama_index_agentic_kb.errors import IngestionError
 from llama_index_agentic_kb.store.database import MetadataValue
 
-READER_VERSION: Final = 2
+READER_VERSION: Final = 3
 """Grows when files are read differently, so that stored ones are ingested again."""
 MAX_BYTES: Final = 100_000_000
 READ_SECONDS: Final = 60.0
 MAX_FIELDS: Final = 100
 MAX_FIELD_CHARACTERS: Final = 2_000
-"""Front matter beyond is left out: it would be stored with each chunk, and thousands of keys can't be indexed."""
+MAX_FRONT_MATTER: Final = 8_000
+"""Front matter beyond (all keys and values together) is left out: it would be stored with each chunk."""
 IRREGULAR: Final = "is no regular file: a pipe, a socket or a device"
 """Why something with a document's name is not read: it might never give an end."""
 BLOCK: Final = 1 << 18
@@ -256,13 +257,15 @@ def split_front_matter(text: str) -> tuple[dict[str, MetadataValue], str]:
     if match is None:
         return {}, text
     fields: dict[str, MetadataValue] = {}
+    left = MAX_FRONT_MATTER
     for line in match.group(1).split("\n"):
         found = _FIELD.fullmatch(line.rstrip())
         if found is not None:
             value = _scalar((found.group(2) or "").strip())
-            short = max(len(found.group(1)), len(str(value))) <= MAX_FIELD_CHARACTERS
-            if value is not None and short and len(fields) < MAX_FIELDS:
+            size = len(found.group(1)) + len(str(value))
+            if value is not None and size <= min(left, MAX_FIELD_CHARACTERS) and len(fields) < MAX_FIELDS:
                 fields[found.group(1)] = value
+                left -= size
         elif _OTHER_LINE.fullmatch(line) is None:
             return {}, text
     return fields, text[match.end() :].lstrip("\n")

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias
 from filelock import FileLock, Timeout
 
 from llama_index_agentic_kb.errors import ConfigurationError, IngestionError, StoreDamagedError, StoreMismatchError
+from llama_index_agentic_kb.store.access import unprotected
 from llama_index_agentic_kb.store.chroma import Graphs
 from llama_index_agentic_kb.store.database import DocumentDatabase, MetadataValue, SourceInfo
 from llama_index_agentic_kb.store.embedding_model import (
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from llama_index.core.base.embeddings.base import BaseEmbedding
     from llama_index.core.schema import TextNode
 
+    from llama_index_agentic_kb.guard.permissions import Permissions
     from llama_index_agentic_kb.store.lexical import StoredLexicalSearch
     from llama_index_agentic_kb.store.vectors import SourceVectors
 
@@ -249,6 +251,22 @@ class KnowledgeStore:
         self._check_source(source)
         return ((f"{source}/{path}", metadata) for path, metadata in self.documents.metadata(source))
 
+    def check_permissions(self, source: str, permissions: Permissions) -> None:
+        """Check that documents have not said themselves who may see them.
+
+        Args:
+            source: The source's name.
+            permissions: The fields that say so.
+
+        Raises:
+            ConfigurationError: Files of the source may have set one of the fields; the message names the remedy.
+        """
+        if names := unprotected(permissions, self.documents.settings(source)):
+            raise ConfigurationError(
+                f"permissions: files of the source {source!r} may have set {', '.join(names)} themselves. Ingest them "
+                "again with ingest(..., permissions=, stamp=), or --tenant and --group."
+            )
+
     def remove_source(self, source: str) -> None:
         """Remove a source with its documents and vectors.
 
@@ -323,16 +341,16 @@ class KnowledgeStore:
 
         found = []
         for info in self.sources():
-            tell = partial(_tell, progress, info)
+            tell, lexical = partial(_tell, progress, info), self.lexical(info.name)
             state = self.documents.source_state(info.name)
-            fault = "" if state is None else self._graphs.fault(state, whole=True)
-            if (fault or rebuild_all) and info.chunks > vectors.EXACT_ROWS:
+            graph = "" if state is None else self._graphs.fault(state, whole=True)
+            if (graph or rebuild_all) and info.chunks > vectors.EXACT_ROWS:
                 self._graphs.build(info.name, tell, anew=True)
             else:
                 self.update_graph(info.name)
-            if rebuild_all:
-                self.lexical(info.name).remove()
-            found += [fault, self.lexical(info.name).update()]
+            words = lexical.fault()
+            lexical.update(words or ("it is to be built again" if rebuild_all else ""))
+            found += [graph, words]
             tell(info.chunks)
         return "; ".join(filter(None, found))
 

@@ -62,7 +62,6 @@ def test_folder_becomes_a_source(folder: Path, store: KnowledgeStore) -> None:
     assert report.seconds > 0
     assert nodes[0].metadata == {
         "title": "short",
-        "url": (folder / "deep/er/short.txt").as_uri(),
         "source": "probes",
         "document_id": "probes/deep/er/short.txt",
         "file_path": "deep/er/short.txt",
@@ -190,15 +189,6 @@ def test_gone_files_are_removed(folder: Path, store: KnowledgeStore, tmp_path: P
     assert ingest(tmp_path / "never", store).failed == ((str(tmp_path / "never"), "no such file or folder"),)
 
 
-def test_not_recursive_leaves_deeper_documents_alone(folder: Path, store: KnowledgeStore) -> None:
-    """Without recursion only the top level is searched, and only there documents are found missing."""
-    ingest(folder, store)
-    (folder / "long.md").unlink()
-    report = ingest(folder, store, recursive=False)
-    assert (report.deleted, report.unchanged) == (("probes/long.md",), ())
-    assert [info.documents for info in store.sources()] == [1]
-
-
 def test_single_files_and_named_sources(folder: Path, store: KnowledgeStore) -> None:
     """Single files go to `documents`; a given name takes everything; several paths make several sources."""
     ingest([folder, folder / "long.md"], store)
@@ -229,7 +219,7 @@ def test_two_folders_in_one_source(tmp_path: Path, store: KnowledgeStore) -> Non
     (tmp_path / "a").rename(tmp_path / "moved")
     report = ingest(tmp_path / "moved", store, source="x")
     assert (report.updated, report.deleted, report.chunks_embedded) == (("x/a.txt", "x/same.txt"), (), 0)
-    assert _in_step(store, "x")[0].metadata["url"] == (tmp_path / "moved" / "a.txt").as_uri()
+    assert store.documents.documents("x")["a.txt"].root == str(tmp_path / "moved")
 
 
 def test_all_kinds_of_files(
@@ -326,7 +316,7 @@ def test_documents_can_not_claim_anothers_identity(tmp_path: Path, store: Knowle
     ingest([tmp_path / "forged.md", tmp_path / "plain.md"], store)
     forged_node, plain = _in_step(store, "documents")
     assert plain.metadata.keys() == {
-        *("title", "url", "source", "document_id", "file_path", "file_name", "chunk_index", "ok"),
+        *("title", "source", "document_id", "file_path", "file_name", "chunk_index", "ok"),
     }
     assert (plain.metadata["source"], plain.metadata["document_id"]) == ("documents", "documents/plain.md")
     assert "_node_type" not in forged_node.metadata

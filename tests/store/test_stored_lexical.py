@@ -16,7 +16,7 @@ from llama_index_agentic_kb.errors import ConfigurationError, IngestionError, Re
 from llama_index_agentic_kb.schema import Condition
 from llama_index_agentic_kb.sources.lexical import lexical_for
 from llama_index_agentic_kb.sources.search import node_key
-from llama_index_agentic_kb.store import KnowledgeStore, ingest
+from llama_index_agentic_kb.store import KnowledgeStore, ingest, repair_store
 from llama_index_agentic_kb.testing import HashEmbedding
 
 TEXTS = {
@@ -25,7 +25,7 @@ TEXTS = {
     "oslo.md": "# Oslo\n\nSnow falls in winter.",
 }
 Open = Callable[[], KnowledgeStore]
-END = 150
+END = 100
 """Bytes at the end of an index's file by which it is opened; what is damaged before them is met when it is read."""
 
 
@@ -166,6 +166,22 @@ def test_a_damaged_one_is_made_again(kept: KnowledgeStore, open_store: Open, dam
             path.write_bytes(ruined)
     assert titles(open_store().lexical("docs").search("Oslo", 5)) == ["Oslo"]
     assert titles(open_store().lexical("docs").search("saturn", 5)) == ["Saturn V"]
+
+
+@pytest.mark.parametrize("kind", ["idx", "store", "term", "pos", "fieldnorm", "fast", "gone"])
+def test_repair_finds_any_damage(kept: KnowledgeStore, kind: str) -> None:
+    """One byte of any file, or all of them: the store is not called whole, and is afterwards."""
+    kept.close()
+    if kind == "gone":
+        shutil.rmtree(directory_of(kept))
+    else:
+        path = next(path for path in directory_of(kept).glob(f"*.{kind}") if path.stat().st_size > END)
+        content = bytearray(path.read_bytes())
+        content[3] ^= 0xFF
+        path.write_bytes(content)
+    report = repair_store(kept.path)
+    assert (report.rebuilt, "lexical" in report.fault) == (True, True)
+    assert repair_store(kept.path).fault == ""
 
 
 def test_ingestion_mends_a_damaged_one(kept: KnowledgeStore, open_store: Open, folder: Path) -> None:
