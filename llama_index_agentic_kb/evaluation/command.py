@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
@@ -15,12 +15,10 @@ from rich.console import Console, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError
-from llama_index_agentic_kb.evaluation.corpus import CorpusIndex
 from llama_index_agentic_kb.evaluation.dataset import Dataset, read_dataset
 from llama_index_agentic_kb.evaluation.plans import PlannedLLM, Steps, gold_steps, recorded_plans
-from llama_index_agentic_kb.evaluation.report import render_difference, render_run
-from llama_index_agentic_kb.evaluation.runner import EvaluationRun, evaluate
-from llama_index_agentic_kb.evaluation.systems import PLANNING, check_systems, make_systems
+from llama_index_agentic_kb.evaluation.runner import EvaluationRun, evaluate, render_difference, render_run
+from llama_index_agentic_kb.evaluation.systems import PLANNING, CorpusIndex, check_systems, make_systems
 from llama_index_agentic_kb.replay import RecordedLLM, Recording
 
 if TYPE_CHECKING:
@@ -54,24 +52,7 @@ def bench(
     out: Path | None = None,
     record: Path | None = None,
 ) -> None:
-    """Run systems over an evaluation set, print the report, and keep it as JSON where asked.
-
-    Args:
-        folder: A BEIR-form folder.
-        systems: Names out of ``SYSTEMS``.
-        plans: "oracle" (gold fields), "recorded:FILE" (plans with their answers), "recorded:FOLDER" (what ``record``
-            kept, replayed), "llm", or "none".
-        llm: The model of "llm".
-        cache: Where vectors are kept.
-        console: Where the report goes.
-        cutoffs: The k of each metric; the largest is the length of each ranking.
-        limit: The number of questions drawn at random; None takes all.
-        seed: Of the draw.
-        source_field: Metadata key by which the corpus falls into several sources.
-        split: Which of ``qrels/`` is read, where there is no ``qrels.tsv``.
-        concurrency: Questions asked side by side.
-        out: Where the run goes as JSON.
-        record: Folder for the model's replies to every question of our systems, to be replayed.
+    """Run systems over an evaluation set, print the report, and keep it as JSON where asked (``cli`` has the options).
 
     Raises:
         InvalidRequestError: The folder, or a file of plans, can't be read.
@@ -83,19 +64,16 @@ def bench(
     planner, plans, dataset = _planner(plans, llm, dataset, [name for name in systems if name in PLANNING])
     check_systems(systems, planner)
     if out is not None:
-        _make_folder(out.parent)
+        try:  # before the work whose result could not be kept
+            out.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigurationError(f"--out: {out.parent} can't be made: {error}") from error
     embed_model = default_embed_model()
-    with _progress(console) as bar:
-        task = bar.add_task("embedding", total=None)
-
-        def show(name: str, done: int, total: int) -> None:
-            bar.update(task, description=name, completed=done, total=total)
-
-        with closing(
-            CorpusIndex(
-                dataset, embed_model, cache, source_field=source_field, progress=lambda *n: show("embedding", *n)
-            )
-        ) as corpus:
+    with _progress(console) as show:
+        corpus = CorpusIndex(
+            dataset, embed_model, cache, source_field=source_field, progress=lambda *n: show("embedding", *n)
+        )
+        with closing(corpus):
             made = make_systems(systems, corpus, planner, documents=max(cutoffs), record=record)
             run = evaluate(dataset, made, plans=plans, cutoffs=cutoffs, concurrency=concurrency, progress=show)
     run.settings |= {
@@ -125,14 +103,6 @@ def _show(console: Console, tables: RenderableType) -> None:
     wide.print(tables)
 
 
-def _make_folder(path: Path) -> None:
-    """Make the folder of what is kept, before the work whose result could not be kept."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigurationError(f"--out: {path} can't be made: {error}") from error
-
-
 def _load(path: Path) -> EvaluationRun:
     try:
         return EvaluationRun.from_dict(json.loads(path.read_text(encoding="utf-8")))
@@ -148,7 +118,7 @@ def _planner(plans: str, llm: LLM | None, dataset: Dataset, planning: Sequence[s
             raise ConfigurationError("--plans llm needs OPENAI_API_KEY, or OPENAI_BASE_URL for a server of your own")
         return llm, f"language model {llm.metadata.model_name}", dataset
     if plans == "oracle":
-        return _given("ORACLE plans (gold fields)", gold_steps, dataset)
+        return _planned("ORACLE plans (gold fields)", gold_steps, dataset)
     if not plans.startswith(RECORDED):
         raise ConfigurationError(f"--plans: {plans!r} is unknown; known are oracle, recorded:FILE, llm and none")
     path = Path(plans.removeprefix(RECORDED))
@@ -156,10 +126,10 @@ def _planner(plans: str, llm: LLM | None, dataset: Dataset, planning: Sequence[s
         return _replayed(path, dataset, planning)
     recorded = recorded_plans(path)
     only = dataset.only(recorded, f"{path.name} holds no plan for them")
-    return _given(f"recorded plans ({path.name})", lambda query: recorded.get(query.id, []), only)
+    return _planned(f"recorded plans ({path.name})", lambda query: recorded.get(query.id, []), only)
 
 
-def _given(name: str, steps: Steps, dataset: Dataset) -> Planning:
+def _planned(name: str, steps: Steps, dataset: Dataset) -> Planning:
     without = sum(not steps(query) for query in dataset.queries)
     if without:
         warning = f"{without} questions have no steps in the {name}; they are searched as asked"
@@ -172,19 +142,17 @@ def _replayed(folder: Path, dataset: Dataset, planning: Sequence[str]) -> Planni
     if not planning:
         raise ConfigurationError(f"--plans: nothing of {folder} is replayed, for no system of --systems plans")
     models: dict[str, LLM] = {}
-    known: set[str] = set()
+    known = {query.id for query in dataset.queries}
     for effort in planning:
-        files = sorted((folder / effort).glob("*.json"))
-        if not files:
+        recordings = {unquote(file.stem): _recording(file) for file in sorted((folder / effort).glob("*.json"))}
+        if not recordings:
             raise InvalidRequestError(
                 f"{folder}: no question of effort {effort!r} was recorded here; run with --record"
             )
-        recordings = [_recording(file) for file in files]
-        replies = [reply for recording in recordings for reply in recording.replies]
-        whole = Recording(question="", model=recordings[0].model, effort=effort, replies=replies)
-        models[effort] = RecordedLLM(recording=whole)
-        ids = {unquote(file.stem) for file in files}
-        known = known & ids if known else ids
+        replies = [reply for recording in recordings.values() for reply in recording.replies]
+        model = next(iter(recordings.values())).model
+        models[effort] = RecordedLLM(recording=Recording(question="", model=model, effort=effort, replies=replies))
+        known &= recordings.keys()
     name = f"replies of {models[planning[0]].metadata.model_name}, {folder.name}"
     return models, name, dataset.only(known, f"{folder.name} holds no recording of them")
 
@@ -196,8 +164,12 @@ def _recording(file: Path) -> Recording:
         raise InvalidRequestError(f"{file} holds no recording ({error!r}); record it again") from error
 
 
-def _progress(console: Console) -> Progress:
+@contextmanager
+def _progress(console: Console) -> Iterator[Callable[[str, int, int], None]]:
+    """Yield what shows how far the work is: (its name, done, all)."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     shown = Console(stderr=True)
     hidden = not shown.is_terminal or not console.is_terminal
-    return Progress(*columns, console=shown, transient=True, disable=hidden)
+    with Progress(*columns, console=shown, transient=True, disable=hidden) as bar:
+        task = bar.add_task("embedding", total=None)
+        yield lambda name, done, total: bar.update(task, description=name, completed=done, total=total)

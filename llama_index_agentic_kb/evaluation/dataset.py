@@ -11,25 +11,18 @@ from __future__ import annotations
 import json
 import math
 import random
-from collections import Counter
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
+
+from llama_index.core.schema import TextNode
 
 from llama_index_agentic_kb.errors import InvalidRequestError
 
-__all__ = ["Dataset", "EvaluationDocument", "EvaluationQuery", "json_lines", "read_dataset"]
+__all__ = ["Dataset", "EvaluationQuery", "json_lines", "read_dataset"]
 
-
-@dataclass(frozen=True, slots=True)
-class EvaluationDocument:
-    """One document of the corpus."""
-
-    id: str
-    text: str
-    title: str = ""
-    metadata: dict[str, Any] = field(default_factory=dict)
+Row: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +41,7 @@ class EvaluationQuery:
     text: str
     kinds: tuple[str, ...] = ()
     history: tuple[tuple[str, str], ...] = ()
-    fields: dict[str, Any] = field(default_factory=dict)
+    fields: Mapping[str, object] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,16 +50,16 @@ class Dataset:
 
     Args:
         name: The folder's.
-        documents: The corpus.
+        documents: The corpus: a node a document, with its id.
         queries: Those that have judgments.
         relevant: Grades above 0 by document id, by query id.
         warnings: What was left out, and why.
     """
 
     name: str
-    documents: list[EvaluationDocument]
-    queries: list[EvaluationQuery]
-    relevant: dict[str, dict[str, float]]
+    documents: Sequence[TextNode]
+    queries: Sequence[EvaluationQuery]
+    relevant: Mapping[str, Mapping[str, float]]
     warnings: tuple[str, ...] = ()
 
     def only(self, ids: Collection[str], why: str) -> Dataset:
@@ -96,25 +89,25 @@ def read_dataset(folder: str | Path, *, split: str = "test", limit: int | None =
         InvalidRequestError: A file is missing or malformed; the message names file, line and remedy.
     """
     path = Path(folder)
-    documents = [_document(row, where) for row, where in _rows(path / "corpus.jsonl")]
+    documents = [_document(row) for row, _ in _rows(path / "corpus.jsonl")]
     queries = [_query(row, where) for row, where in _rows(path / "queries.jsonl")]
-    relevant = _judgments(_qrels_file(path, split))
+    relevant = _judgments(path, split)
     judged = [query for query in queries if relevant.get(query.id)]
-    unknown = sum(len(grades.keys() - {document.id for document in documents}) for grades in relevant.values())
+    if not judged:
+        raise InvalidRequestError(f"{path}: no query of queries.jsonl has a judgment above 0 in the qrels")
+    known = {document.node_id for document in documents}
     warnings = []
-    if unknown:
+    if unknown := sum(len(grades.keys() - known) for grades in relevant.values()):
         warnings.append(f"{unknown} judgments name documents that are not in corpus.jsonl; they can't be found")
     if len(judged) < len(queries):
         warnings.append(f"{len(queries) - len(judged)} queries have no judgment above 0; they were left out")
-    if not judged:
-        raise InvalidRequestError(f"{path}: no query of queries.jsonl has a judgment above 0 in the qrels")
     if limit is not None and limit < len(judged):
         drawn = random.Random(seed).sample(range(len(judged)), limit)  # noqa: S311 (a sample, no secret)
         judged = [judged[at] for at in sorted(drawn)]
     return Dataset(path.resolve().name, documents, judged, relevant, tuple(warnings))
 
 
-def json_lines(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
+def json_lines(path: Path) -> Iterator[tuple[Row, str]]:
     """Yield the JSON object of each line of a file, and where it stands.
 
     Raises:
@@ -130,44 +123,47 @@ def json_lines(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
             raise InvalidRequestError(f"{where}: no JSON ({error}); each line is one JSON object") from error
         if not isinstance(row, dict) or row.get("_id") is None or not str(row["_id"]).strip():
             raise InvalidRequestError(f"{where}: each line is a JSON object with an _id")
-        yield row, where
+        yield {**row, "_id": str(row["_id"])}, where
 
 
-def _rows(path: Path) -> Iterator[tuple[dict[str, Any], str]]:
+def _rows(path: Path) -> Iterator[tuple[Row, str]]:
     """Yield the lines of a file of objects with a text and ids that differ."""
     if not path.is_file():
         raise InvalidRequestError(f"{path} is missing: a BEIR-form folder has corpus.jsonl, queries.jsonl, qrels.tsv")
-    seen = Counter[str]()
+    seen: set[str] = set()
     for row, where in json_lines(path):
         if not isinstance(row.get("text"), str):
             raise InvalidRequestError(f"{where}: text is missing, or not a string")
-        seen[str(row["_id"])] += 1
-        if seen[str(row["_id"])] > 1:
+        if row["_id"] in seen:
             raise InvalidRequestError(f"{path}: the _id {row['_id']!r} is there twice; ids must differ")
+        seen.add(row["_id"])
         yield row, where
 
 
-def _document(row: dict[str, Any], _where: str) -> EvaluationDocument:
-    metadata = row.get("metadata")
-    kept = dict(metadata) if isinstance(metadata, dict) else {}
-    return EvaluationDocument(str(row["_id"]), row["text"], str(row.get("title") or ""), kept)
+def _document(row: Row) -> TextNode:
+    """Return a document as a node; only its title is embedded beside its text."""
+    known = row["metadata"] if isinstance(row.get("metadata"), dict) else {}
+    metadata = {key: value for key, value in known.items() if isinstance(value, (str, int, float, bool))}
+    title = str(row.get("title") or "")
+    hidden = [key for key in metadata if key != "title" or not title]
+    if title:
+        metadata["title"] = title
+    return TextNode(
+        id_=row["_id"],
+        text=row["text"],
+        metadata=metadata,
+        excluded_embed_metadata_keys=hidden,
+        excluded_llm_metadata_keys=hidden,
+    )
 
 
-def _query(row: dict[str, Any], where: str) -> EvaluationQuery:
-    kind = row.get("type") or []
-    turns = row.get("history") or []
+def _query(row: Row, where: str) -> EvaluationQuery:
+    kind, turns = row.get("type") or [], row.get("history") or []
     if not isinstance(turns, list) or not all(isinstance(turn, dict) for turn in turns):
         raise InvalidRequestError(f"{where}: history is a list of {{role, content}} objects")
     history = tuple((str(turn.get("role", "user")), str(turn.get("content", ""))) for turn in turns)
     kinds = tuple(map(str, kind)) if isinstance(kind, list) else (str(kind),)
-    return EvaluationQuery(str(row["_id"]), row["text"], kinds, history, row)
-
-
-def _qrels_file(path: Path, split: str) -> Path:
-    for candidate in (path / "qrels.tsv", path / "qrels" / f"{split}.tsv"):
-        if candidate.is_file():
-            return candidate
-    raise InvalidRequestError(f"{path}: neither qrels.tsv nor qrels/{split}.tsv is there")
+    return EvaluationQuery(row["_id"], row["text"], kinds, history, row)
 
 
 def _text_of(path: Path) -> str:
@@ -177,8 +173,12 @@ def _text_of(path: Path) -> str:
         raise InvalidRequestError(f"{path} can't be read as UTF-8 text: {error}") from error
 
 
-def _judgments(path: Path) -> dict[str, dict[str, float]]:
+def _judgments(folder: Path, split: str) -> dict[str, dict[str, float]]:
     """Return the grades above 0."""
+    files = (folder / "qrels.tsv", folder / "qrels" / f"{split}.tsv")
+    path = next((file for file in files if file.is_file()), None)
+    if path is None:
+        raise InvalidRequestError(f"{folder}: neither qrels.tsv nor qrels/{split}.tsv is there")
     relevant: dict[str, dict[str, float]] = {}
     for number, line in enumerate(_text_of(path).splitlines(), start=1):
         columns = line.split("\t") if "\t" in line else line.split()

@@ -77,17 +77,15 @@ def recorded_plans(path: str | Path) -> dict[str, list[PlannedStep]]:
             raise InvalidRequestError(
                 f"{where}: no recorded plan ({error!r}); expected _id, plan (of id and text) and answers"
             ) from error
-        plans[str(row["_id"])] = [_step(step, answers.get(str(step["id"]))) for step in steps]
+        plans[row["_id"]] = [_step(step, answers.get(str(step["id"]))) for step in steps]
     return plans
 
 
-def _step(step: Mapping[str, Any], answer: Any) -> PlannedStep:
-    values = answer if isinstance(answer, list) else [answer]
-    text = str(step.get("text", ""))
-    parents = [str(parent) for parent in step.get("depends_on") or _REFERENCE.findall(text)]
-    return PlannedStep(
-        str(step.get("id", "")), text, tuple(parents), tuple(str(value) for value in values if value not in (None, ""))
-    )
+def _step(step: Mapping[str, Any], answer: object) -> PlannedStep:
+    text, values = str(step.get("text", "")), answer if isinstance(answer, list) else [answer]
+    parents = step.get("depends_on") or _REFERENCE.findall(text)
+    answers = tuple(str(value) for value in values if value not in (None, ""))
+    return PlannedStep(str(step.get("id", "")), text, tuple(map(str, parents)), answers)
 
 
 class PlannedLLM(ReplyingLLM):
@@ -138,11 +136,17 @@ class PlannedLLM(ReplyingLLM):
 
     def _steps_for(self, prompt: str) -> list[PlannedStep]:
         """Return the steps of the question that a prompt is about."""
+        shown = normalize(prompt)
+
+        def turns_shown(query: EvaluationQuery) -> int:
+            """Count earlier turns in the prompt: they separate questions of the same words ("Why?")."""
+            return sum(1 if normalize(as_data(text))[:100] in shown else -1 for _, text in query.history)
+
         for start in reversed([match.end() for match in _QUESTION.finditer(prompt)]):
             ends = [end for mark in _ENDS if (end := prompt.find(mark, start)) >= 0]
             same = self._queries.get(normalize(prompt[start : min(ends, default=len(prompt))]))
             if same:
-                return self._steps(max(same, key=lambda query: _turns_shown(query, prompt)))
+                return self._steps(max(same, key=turns_shown))
         raise LLMError("the prompt holds no question of the evaluation set")
 
     def _steps_within(self, prompt: str) -> list[PlannedStep]:
@@ -152,32 +156,26 @@ class PlannedLLM(ReplyingLLM):
         return self._steps(max(found, key=lambda query: len(query.text))) if found else []
 
 
-def _turns_shown(query: EvaluationQuery, prompt: str) -> int:
-    """Count a question's earlier turns in a prompt: they separate questions of the same words ("Why?")."""
-    shown = normalize(prompt)
-    return sum(1 if normalize(as_data(text))[:100] in shown else -1 for _, text in query.history)
-
-
 def _plan(steps: Sequence[PlannedStep]) -> str:
-    return json.dumps(
+    planned = [
         {
-            "sub_queries": [
-                {
-                    "id": f"q{step.id}",
-                    "query": _REFERENCE.sub(r"#q\1", step.text),
-                    "sources": [],
-                    "depends_on": [f"q{parent}" for parent in step.depends_on],
-                }
-                for step in steps
-            ]
+            "id": f"q{step.id}",
+            "query": _REFERENCE.sub(r"#q\1", step.text),
+            "sources": [],
+            "depends_on": [f"q{parent}" for parent in step.depends_on],
         }
-    )
+        for step in steps
+    ]
+    return json.dumps({"sub_queries": planned})
 
 
 def _findings(steps: Sequence[PlannedStep], prompt: str) -> str:
     """Answer the steps that a prompt asks for; they are found by their text, for the planner's ids are its own."""
     asked = _STEPS.findall(prompt)
-    passages = _titled_passages(prompt)
+    passages = {
+        int(match[1]): normalize("\n".join([*_TITLE.findall(match[0])[:1], match[2]]))
+        for match in PASSAGE.finditer(prompt)
+    }
     lines = []
     for name, query in _STEP.findall(asked[-1]) if asked else []:
         step = _step_of(name, query, steps)
@@ -189,38 +187,28 @@ def _findings(steps: Sequence[PlannedStep], prompt: str) -> str:
     return "\n".join(lines)
 
 
-def _titled_passages(prompt: str) -> list[tuple[int, str]]:
-    """Return the number, and the title and text, of each passage."""
-    return [
-        (int(match.group(1)), normalize("\n".join([*_TITLE.findall(match.group(0))[:1], match.group(2)])))
-        for match in PASSAGE.finditer(prompt)
-    ]
-
-
-def _ref_of(value: str, query: str, passages: Sequence[tuple[int, str]]) -> int:
+def _ref_of(value: str, query: str, passages: Mapping[int, str]) -> int:
     """Return the passage that holds a value, out of several the one with most of the query's words; 0 for none."""
     pattern = re.compile(rf"(?<![a-z0-9]){re.escape(normalize(value))}(?![a-z0-9])")
     words = set(normalize(query).split())
-    holding = [(number, text) for number, text in passages if pattern.search(text)]
-    return max(holding, key=lambda held: len(words & set(held[1].split())), default=(0, ""))[0]
+    holding = [number for number, text in passages.items() if pattern.search(text)]
+    return max(holding, key=lambda number: len(words & set(passages[number].split())), default=0)
 
 
 def _step_of(name: str, query: str, steps: Sequence[PlannedStep]) -> PlannedStep | None:
-    """Find the step that a query was made of.
+    """Find the step that a query was made of, its references filled with something.
 
-    "When did #1 die?" and "When did #2 die?" have one form: the answers that stand in the query tell, then the id.
+    "When did #1 die?" and "When did #2 die?" have one form: the answers that stand in the query decide, then the id.
     """
     asked = normalize(query)
     answers = {step.id: step.answers for step in steps}
 
+    def is_of(step: PlannedStep) -> bool:
+        parts = [re.escape(normalize(part)).join(("\\s*", "\\s*")) for part in _REFERENCE.split(step.text)[::2]]
+        return re.fullmatch(".+?".join(parts), asked) is not None
+
     def fit(step: PlannedStep) -> tuple[int, bool]:
-        given = [answers.get(parent, ()) for parent in step.depends_on]
-        return sum(any(normalize(value) in asked for value in values) for values in given), name == f"q{step.id}"
+        known = [answers.get(parent, ()) for parent in step.depends_on]
+        return sum(any(normalize(value) in asked for value in values) for values in known), name == f"q{step.id}"
 
-    return max((step for step in steps if _is_of(asked, step)), key=fit, default=None)
-
-
-def _is_of(asked: str, step: PlannedStep) -> bool:
-    """Whether a query is a step's, its references filled with something."""
-    pattern = ".+?".join(re.escape(normalize(part)).join(("\\s*", "\\s*")) for part in _REFERENCE.split(step.text)[::2])
-    return re.fullmatch(pattern, asked) is not None
+    return max(filter(is_of, steps), key=fit, default=None)

@@ -1,4 +1,4 @@
-"""Runs systems side by side over an evaluation set, and sums a run up.
+"""Runs systems side by side over an evaluation set, sums a run up, and shows it, or what changed between two.
 
 The metrics are trec_eval's and BEIR's. They stand here because each is one line; a library of them brings a compiled
 extension, and has no All@k.
@@ -9,18 +9,23 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
-from statistics import fmean
-from typing import Any, Final, Self
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from statistics import fmean, median
+from typing import Any, Final, Self, TypeAlias, TypedDict
 
 import numpy as np
+from rich.console import Group
+from rich.table import Table
+from rich.text import Text
 
+from llama_index_agentic_kb._text import one_line, printable
+from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.evaluation.dataset import Dataset, EvaluationQuery
-from llama_index_agentic_kb.evaluation.meter import Cost
-from llama_index_agentic_kb.evaluation.systems import Found, System
+from llama_index_agentic_kb.evaluation.systems import Ask, Cost, QueryResult
 
-__all__ = ["ALL", "BASELINE", "METRICS", "PLAIN", "EvaluationRun", "QueryResult", "SystemRun", "evaluate", "mean"]
+__all__ = ["METRICS", "EvaluationRun", "evaluate", "mean", "render_difference", "render_run"]
 
 BASELINE: Final = "hybrid"
 """The system that others are compared with: the single query, dense and BM25 fused."""
@@ -31,15 +36,27 @@ PLAIN: Final = "minimal"
 ALL: Final = "all"
 """The questions of every kind together."""
 
-COSTS: Final = tuple(cost.name for cost in fields(Cost))
-
 SAMPLES: Final = 2_000
 """Resamples of a bootstrap interval."""
 
 DRAWS_AT_ONCE: Final = 2_000_000
 """So many values are drawn together: all resamples at once would take gigabytes for 100,000 questions."""
 
-Relevant = Mapping[str, float]
+COSTS: Final = {
+    "llm_calls": "LLM calls",
+    "input_tokens": "tokens in",
+    "output_tokens": "tokens out",
+    "embedding_calls": "embedding calls",
+    "embedded_texts": "texts",
+    "searches": "searches",
+}
+
+CHANGES_SHOWN: Final = 20
+"""Questions whose changes are shown."""
+
+Relevant: TypeAlias = Mapping[str, float]
+Estimate: TypeAlias = dict[str, float]
+Evidence: TypeAlias = tuple[list[str], list[str]]
 
 
 def _ndcg(ranking: Sequence[str], relevant: Relevant, k: int) -> float:
@@ -58,7 +75,7 @@ METRICS: Final[Mapping[str, Callable[[Sequence[str], Relevant, int], float]]] = 
 """What is measured, at each k: recall, whether every relevant document was found, gain, the first one's place."""
 
 
-def mean(values: Sequence[float] | np.ndarray, seed: int = 0) -> dict[str, float]:
+def mean(values: Sequence[float] | np.ndarray, seed: int = 0) -> Estimate:
     """Return the mean with its 95 % bootstrap percentile interval (Efron and Tibshirani 1993, chapter 13).
 
     Args:
@@ -79,45 +96,24 @@ def mean(values: Sequence[float] | np.ndarray, seed: int = 0) -> dict[str, float
     return {"mean": float(array.mean()), "low": float(low), "high": float(high), "p": p}
 
 
-@dataclass(slots=True)
-class QueryResult:
-    """One question at one system.
+class KindSummary(TypedDict):
+    """The questions of one kind: estimates by metric, and of the paired differences from the baseline."""
 
-    Args:
-        query_id: The question.
-        kinds: What kinds of question it is of.
-        documents: What was found, best first.
-        metrics: By name and k: ``R@5``.
-        milliseconds: How long it took, with others at its side.
-        cost: What it cost.
-        plan: The queries that were searched.
-        activity: The account, as data; our systems alone have one.
-        warnings: What our systems warned of.
-        error: Why it found nothing, where it failed.
-    """
-
-    query_id: str
-    kinds: list[str]
-    documents: list[str]
-    metrics: dict[str, float]
-    milliseconds: float
-    cost: Cost = field(default_factory=Cost)
-    plan: list[str] = field(default_factory=list)
-    activity: list[dict[str, Any]] = field(default_factory=list)
-    warnings: list[str] = field(default_factory=list)
-    error: str | None = None
+    questions: int
+    metrics: dict[str, Estimate]
+    differences: dict[str, Estimate]
 
 
-@dataclass(slots=True)
-class SystemRun:
-    """All questions at one system, in the set's order."""
+class Summary(TypedDict):
+    """One system's run in numbers; costs and times are of a question."""
 
     system: str
-    results: list[QueryResult] = field(default_factory=list)
-
-    def values(self, metric: str, kind: str = ALL) -> list[float]:
-        """Return a metric's per-query values, of one kind of question or of all."""
-        return [result.metrics[metric] for result in self.results if kind in {ALL, *result.kinds}]
+    kinds: dict[str, KindSummary]
+    cost: dict[str, float]
+    milliseconds: dict[str, float]
+    plan_value: dict[str, float] | None
+    failed: int
+    warned: int
 
 
 @dataclass(slots=True)
@@ -128,7 +124,7 @@ class EvaluationRun:
         dataset: The set's name.
         plans: Where plans came from.
         cutoffs: The k of each metric.
-        systems: One run a system.
+        systems: Results by system, in the set's order.
         relevant: Grades by document id, by query id.
         notes: What should be known of the run.
         settings: What it was made with: seed, embedding model, concurrency, versions.
@@ -137,85 +133,89 @@ class EvaluationRun:
     dataset: str
     plans: str
     cutoffs: list[int]
-    systems: list[SystemRun] = field(default_factory=list)
-    relevant: dict[str, dict[str, float]] = field(default_factory=dict)
+    systems: dict[str, list[QueryResult]] = field(default_factory=dict)
+    relevant: dict[str, Relevant] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     settings: dict[str, Any] = field(default_factory=dict)
 
     @property
     def kinds(self) -> list[str]:
         """All questions, then the kinds of questions in order of appearance, where not all are of the same."""
-        results = self.systems[0].results if self.systems else []
+        results = next(iter(self.systems.values()), [])
         kinds = list(dict.fromkeys(kind for result in results for kind in result.kinds))
         return [ALL, *(kinds if any(set(result.kinds) != set(kinds) for result in results) else [])]
 
-    def run_of(self, system: str) -> SystemRun | None:
-        """Return a system's run, or None."""
-        return next((run for run in self.systems if run.system == system), None)
+    def values(self, system: str, metric: str, kind: str = ALL) -> list[float]:
+        """Return a metric's values, one a question, of one kind of question or of all."""
+        return [result.metrics[metric] for result in self.systems[system] if kind in {ALL, *result.kinds}]
 
-    def summary(self) -> list[dict[str, Any]]:
+    def summary(self) -> list[Summary]:
         """Return each system's run in numbers: metrics and differences from the baseline by kind, costs, plan value."""
-        return [self._summary(one) for one in self.systems]
+        return [self._summary(system, results) for system, results in self.systems.items()]
 
-    def _summary(self, one: SystemRun) -> dict[str, Any]:
-        baseline = self.run_of(BASELINE)
-        names = [f"{metric}@{k}" for k in self.cutoffs for metric in METRICS]
-        kinds = {}
+    def _summary(self, system: str, results: Sequence[QueryResult]) -> Summary:
+        kinds: dict[str, KindSummary] = {}
         for kind in self.kinds:
-            values = {name: one.values(name, kind) for name in names}
-            kinds[kind] = {
-                "questions": len(values[names[0]]),
-                "metrics": {name: mean(mine) for name, mine in values.items()},
-                "differences": {}
-                if baseline is None or baseline is one
-                else {name: mean(np.subtract(mine, baseline.values(name, kind))) for name, mine in values.items()},
-            }
-        times = [result.milliseconds for result in one.results]
+            names = [f"{metric}@{k}" for k in self.cutoffs for metric in METRICS]
+            values = {name: self.values(system, name, kind) for name in names}
+            differences = {}
+            if system != BASELINE and BASELINE in self.systems:
+                plain = {name: self.values(BASELINE, name, kind) for name in names}
+                differences = {name: mean(np.subtract(values[name], plain[name])) for name in names}
+            estimates = {name: mean(values[name]) for name in names}
+            kinds[kind] = {"questions": len(values[names[0]]), "metrics": estimates, "differences": differences}
+        times = [result.milliseconds for result in results]
         return {
-            "system": one.system,
+            "system": system,
             "kinds": kinds,
-            "cost": {name: fmean(getattr(result.cost, name) for result in one.results) for name in COSTS},
+            "cost": {name: fmean(getattr(result.cost, name) for result in results) for name in COSTS},
             "milliseconds": {f"p{q}": float(np.percentile(times, q)) for q in (50, 99)},
-            "plan_value": self._plan_value(one),
-            "failed": sum(result.error is not None for result in one.results),
-            "warned": sum(bool(result.warnings) for result in one.results),
+            "plan_value": self._plan_value(system, results),
+            "failed": sum(result.error is not None for result in results),
+            "warned": sum(bool(result.warnings) for result in results),
         }
 
-    def _plan_value(self, system: SystemRun) -> dict[str, float] | None:
+    def _plan_value(self, system: str, results: Sequence[QueryResult]) -> dict[str, float] | None:
         """Return what was found that the plain query missed, and the other way, as shares of all relevant documents."""
-        plain = self.run_of(PLAIN)
-        if plain is None or plain is system:
+        if system == PLAIN or PLAIN not in self.systems:
             return None
-        k, gained, lost, total = max(self.cutoffs), 0, 0, 0
-        for ours, theirs in zip(system.results, plain.results, strict=True):
-            relevant = self.relevant[ours.query_id].keys()
-            found, before = relevant & set(ours.documents[:k]), relevant & set(theirs.documents[:k])
-            gained, lost, total = gained + len(found - before), lost + len(before - found), total + len(relevant)
-        return {"gained": gained / total, "lost": lost / total}
+        pairs = zip(self.systems[PLAIN], results, strict=True)
+        k = max(self.cutoffs)
+        changes = [_evidence(before, after, self.relevant[after.query_id], k) for before, after in pairs]
+        total = sum(len(self.relevant[result.query_id]) for result in results)
+        gained, lost = (sum(len(change[side]) for change in changes) / total for side in (0, 1))
+        return {"gained": gained, "lost": lost}
 
     def to_dict(self) -> dict[str, Any]:
         """Return it as JSON data."""
-        return asdict(self)
+        systems = [{"system": name, "results": results} for name, results in asdict(self)["systems"].items()]
+        return asdict(self) | {"systems": systems}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Read what ``to_dict`` returned."""
-        systems = [
-            SystemRun(run["system"], [QueryResult(**{**one, "cost": Cost(**one["cost"])}) for one in run["results"]])
+        systems = {
+            run["system"]: [QueryResult(**{**one, "cost": Cost(**one["cost"])}) for one in run["results"]]
             for run in data["systems"]
-        ]
+        }
         known = ("dataset", "plans", "cutoffs", "relevant", "notes", "settings")
         return cls(**{name: data[name] for name in known}, systems=systems)
 
 
+def _evidence(old: QueryResult, new: QueryResult, relevant: Relevant, k: int) -> Evidence:
+    """Return the relevant documents that the second result gained, and those that it lost."""
+    had, has = set(old.documents[:k]) & relevant.keys(), set(new.documents[:k]) & relevant.keys()
+    return sorted(has - had), sorted(had - has)
+
+
 def evaluate(
     dataset: Dataset,
-    systems: Sequence[System],
+    systems: Mapping[str, Ask],
     *,
     plans: str = "none",
     cutoffs: Sequence[int] = (5, 10),
     concurrency: int = 4,
-    progress: Callable[[str, int, int], None] | None = None,
+    progress: Callable[[str, int, int], None] = lambda *_: None,
 ) -> EvaluationRun:
     """Ask every system every question.
 
@@ -224,7 +224,7 @@ def evaluate(
 
     Args:
         dataset: The set.
-        systems: What is compared.
+        systems: What is compared, by name.
         plans: Where their plans come from, for the report.
         cutoffs: The k of each metric.
         concurrency: Questions asked side by side; 1 where times are to be those of a single user.
@@ -234,7 +234,7 @@ def evaluate(
     run = EvaluationRun(dataset.name, plans, list(cutoffs), relevant=relevant, notes=list(dataset.warnings))
     run.settings = {"concurrency": concurrency}
 
-    async def run_system(system: System) -> SystemRun:
+    async def run_system(name: str, system: Ask) -> list[QueryResult]:
         gate, done = asyncio.Semaphore(concurrency), 0
 
         async def ask(query: EvaluationQuery) -> QueryResult:
@@ -242,35 +242,158 @@ def evaluate(
             async with gate:
                 result = await _ask(system, query, relevant[query.id], cutoffs)
             done += 1
-            if progress is not None:
-                progress(system.name, done, len(dataset.queries))
+            progress(name, done, len(dataset.queries))
             return result
 
-        return SystemRun(system.name, list(await asyncio.gather(*map(ask, dataset.queries))))
+        return list(await asyncio.gather(*map(ask, dataset.queries)))
 
     async def run_all() -> None:
-        for system in systems:
-            run.systems.append(await run_system(system))
+        for name, system in systems.items():
+            run.systems[name] = await run_system(name, system)
 
     asyncio.run(run_all())
     return run
 
 
-async def _ask(system: System, query: EvaluationQuery, relevant: Relevant, cutoffs: Sequence[int]) -> QueryResult:
-    start, error = time.perf_counter(), None
+async def _ask(system: Ask, query: EvaluationQuery, relevant: Relevant, cutoffs: Sequence[int]) -> QueryResult:
+    start = time.perf_counter()
     try:
-        found = await system.ask(query)
+        result = await system(query)
     except Exception as failure:  # noqa: BLE001 (one question's failure is a result too)
-        found, error = Found([]), f"{type(failure).__name__}: {failure}"
-    return QueryResult(
-        query_id=query.id,
-        kinds=list(query.kinds),
-        documents=found.documents,
-        metrics={f"{n}@{k}": measure(found.documents, relevant, k) for n, measure in METRICS.items() for k in cutoffs},
-        milliseconds=(time.perf_counter() - start) * 1000,
-        cost=found.cost,
-        plan=found.plan,
-        activity=found.activity,
-        warnings=found.warnings,
-        error=error,
+        result = QueryResult([], error=f"{type(failure).__name__}: {failure}")
+    result.milliseconds = (time.perf_counter() - start) * 1000
+    result.query_id, result.kinds = query.id, list(query.kinds)
+    result.metrics = {
+        f"{n}@{k}": measure(result.documents, relevant, k) for n, measure in METRICS.items() for k in cutoffs
+    }
+    return result
+
+
+# -- a run as tables ---------------------------------------------------------------------------------------------------
+
+
+def render_run(run: EvaluationRun, summaries: Sequence[Summary]) -> Group:
+    """Return a run and its ``summary()`` as tables: quality with intervals, costs, kinds of questions."""
+    names, top = [f"{metric}@{k}" for k in run.cutoffs for metric in METRICS], max(run.cutoffs)
+    title = f"{run.dataset}: {len(run.relevant)} questions; plans: {run.plans}; mean [95 % bootstrap interval]"
+    quality = _table(title, "system", names)
+    title = (
+        f"Cost of a question ({run.settings.get('concurrency', '?')} side by side), and what it found that {PLAIN} "
+        f"missed, and missed that {PLAIN} found (top {top}); plans: {run.plans}"
     )
+    costs = _table(title, "system", [*COSTS.values(), "p50 ms", "p99 ms", "plan value"])
+    for one in summaries:
+        found = [one["kinds"][ALL]["metrics"][name] for name in names]
+        cells = [tuple(100 * estimate[part] for part in ("mean", "low", "high")) for estimate in found]
+        quality.add_row(one["system"], *(f"{middle:.1f} [{low:.1f}, {high:.1f}]" for middle, low, high in cells))
+        value, times = one["plan_value"], one["milliseconds"]
+        worth = "-" if value is None else f"+{100 * value['gained']:.1f} % -{100 * value['lost']:.1f} %"
+        spent = [f"{one['cost'][name]:.1f}" for name in COSTS]
+        costs.add_row(one["system"], *spent, f"{times['p50']:.0f}", f"{times['p99']:.0f}", worth)
+    title = (
+        f"All@{top} by kind of question (difference from {BASELINE}; * the paired bootstrap interval leaves out 0); "
+        f"plans: {run.plans}"
+    )
+    kinds = _table(title, "kind", [one["system"] for one in summaries])  # kinds go down, for there may be many
+    for kind in run.kinds:
+        cells_of = [_kind_cell(one["kinds"][kind], f"All@{top}") for one in summaries]
+        kinds.add_row(f"{printable(kind)} ({summaries[0]['kinds'][kind]['questions']})", *cells_of)
+    notes = [Text(printable(note), "yellow") for note in run.notes]
+    troubles = [line for name, results in run.systems.items() for line in _troubles(name, results)]
+    return Group(*notes, quality, costs, kinds, *troubles)
+
+
+def _kind_cell(kind: KindSummary, metric: str) -> str:
+    shown = f"{100 * kind['metrics'][metric]['mean']:.1f}"
+    difference = kind["differences"].get(metric)
+    if difference is None:
+        return shown
+    star = "*" if difference["low"] > 0 or difference["high"] < 0 else ""
+    return f"{shown} ({100 * difference['mean']:+.1f}{star})"
+
+
+def _troubles(system: str, results: Sequence[QueryResult]) -> Iterator[Text]:
+    errors = [result.error for result in results if result.error is not None]
+    warnings = [result.warnings[0] for result in results if result.warnings]
+    for what, texts, style in (("failed", errors, "red"), ("warned", warnings, "yellow")):
+        if texts:
+            yield Text(f"{system}: {len(texts)} questions {what}, the first: {_line(texts[0])}", style)
+
+
+def _line(text: str) -> str:
+    return one_line(printable(text), 300)
+
+
+def _table(title: str, first: str, headings: Sequence[str]) -> Table:
+    table = Table(title=Text(printable(title)), title_justify="left")
+    table.add_column(first, overflow="fold")
+    for heading in headings:
+        table.add_column(heading, justify="right", overflow="fold")
+    return table
+
+
+# -- two runs ----------------------------------------------------------------------------------------------------------
+
+
+def render_difference(first: EvaluationRun, second: EvaluationRun) -> Group:
+    """Return what changed between two runs as a table, and the questions whose evidence changed.
+
+    Raises:
+        InvalidRequestError: The runs are of different sets, or have no system in common.
+    """
+    if first.dataset != second.dataset:
+        raise InvalidRequestError(f"the runs are of {first.dataset!r} and {second.dataset!r}: they can't be compared")
+    systems = [system for system in first.systems if system in second.systems]
+    if not systems:
+        raise InvalidRequestError("the runs have no system in common: they can't be compared")
+    headings = ["questions", "evidence gained", "evidence lost", "plans changed"]
+    headings += ["LLM calls", "tokens", "searches", "p50 ms"]
+    table = _table(f"From the first run to the second ({first.dataset})", "system", headings)
+    lines: list[Text] = []
+    k = min(max(first.cutoffs), max(second.cutoffs))
+    for system in systems:
+        known = {result.query_id: result for result in first.systems[system]}
+        both = [(known[new.query_id], new) for new in second.systems[system] if new.query_id in known]
+        changes = [(old, new, _evidence(old, new, second.relevant[new.query_id], k)) for old, new in both]
+        gained, lost = (sum(len(evidence[side]) for _, _, evidence in changes) for side in (0, 1))
+        planned = sum(old.plan != new.plan for old, new in both)
+        table.add_row(system, *map(str, (len(both), gained, lost, planned)), *_costs_changed(both))
+        lines += _changes(system, [change for change in changes if any(change[2])])
+    notes = [Text(printable(note), "yellow") for note in _unlike(first, second)]
+    return Group(*notes, table, *lines)
+
+
+def _costs_changed(both: Sequence[tuple[QueryResult, QueryResult]]) -> list[str]:
+    """Return a question's cost in the second run less the first's: means, and medians of times."""
+
+    def spent(result: QueryResult) -> tuple[int, int, int]:
+        return result.cost.llm_calls, result.cost.input_tokens + result.cost.output_tokens, result.cost.searches
+
+    pairs = [(spent(old), spent(new)) for old, new in both]
+    means = [fmean([new[at] - old[at] for old, new in pairs] or [0.0]) for at in range(3)]
+    before, after = (median([pair[at].milliseconds for pair in both] or [0.0]) for at in (0, 1))
+    return [*(f"{value:+.1f}" for value in means), f"{after - before:+.0f}"]
+
+
+def _changes(system: str, changed: Sequence[tuple[QueryResult, QueryResult, Evidence]]) -> Iterator[Text]:
+    for old, new, (gained, lost) in islice(changed, CHANGES_SHOWN):
+        documents = f"gained {_line(' '.join(gained) or '-')}, lost {_line(' '.join(lost) or '-')}"
+        yield Text(f"{system} {_line(new.query_id)}: {documents}")
+        if old.plan != new.plan:
+            yield Text(f"  planned {_line(' | '.join(new.plan))}; before {_line(' | '.join(old.plan))}", "dim")
+    if len(changed) > CHANGES_SHOWN:
+        yield Text(f"{system}: {len(changed) - CHANGES_SHOWN} further questions changed")
+
+
+def _unlike(first: EvaluationRun, second: EvaluationRun) -> Iterator[str]:
+    """Yield what keeps the runs from being alike: other plans or settings, systems and questions of one alone."""
+    if first.plans != second.plans:
+        yield f"plans differ: {first.plans}; then {second.plans}"
+    for name in sorted(first.settings.keys() | second.settings.keys()):
+        before, after = first.settings.get(name), second.settings.get(name)
+        if before != after:
+            yield f"{name} differs: {before}; then {after}"
+    if alone := first.systems.keys() ^ second.systems.keys():
+        yield f"only one of the runs has {', '.join(sorted(alone))}; left out"
+    if alone := first.relevant.keys() ^ second.relevant.keys():
+        yield f"{len(alone)} questions are in one of the runs only; left out"

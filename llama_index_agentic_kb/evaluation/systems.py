@@ -1,54 +1,99 @@
-"""The systems that are compared, each over the same index: a question in, document ids out."""
+"""A corpus that is searchable in every way, the systems over it that are compared, and what each question costs."""
 
 from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+import hashlib
+import json
+import shutil
+import threading
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 from urllib.parse import quote
 
+from llama_index.core import VectorStoreIndex
 from llama_index.core.base.base_retriever import BaseRetriever
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.callbacks import CallbackManager
+from llama_index.core.callbacks.base_handler import BaseCallbackHandler
+from llama_index.core.callbacks.schema import CBEventType, EventPayload
 from llama_index.core.llms import LLM, MockLLM
 from llama_index.core.retrievers import QueryFusionRetriever
 from llama_index.core.retrievers.fusion_retriever import FUSION_MODES
-from llama_index.core.schema import NodeWithScore
+from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle, TextNode
 
 from llama_index_agentic_kb._aio import arun
 from llama_index_agentic_kb.account.callbacks import with_handlers
 from llama_index_agentic_kb.errors import ConfigurationError
-from llama_index_agentic_kb.evaluation.corpus import CorpusIndex
-from llama_index_agentic_kb.evaluation.dataset import EvaluationQuery
-from llama_index_agentic_kb.evaluation.meter import Cost
-from llama_index_agentic_kb.replay import Recording
+from llama_index_agentic_kb.evaluation.dataset import Dataset, EvaluationQuery
+from llama_index_agentic_kb.llm import count_tokens
+from llama_index_agentic_kb.llm.replies import text_of, usage_of
+from llama_index_agentic_kb.replay import RecordedReply, Recording
 from llama_index_agentic_kb.retriever import AgenticRetriever, RetrieverOptions
-from llama_index_agentic_kb.schema import Message, RetrievalRequest, SourceActivity
+from llama_index_agentic_kb.schema import FilterNode, Message, RetrievalRequest, SourceActivity
 from llama_index_agentic_kb.search.embedding import EmbeddingCache
 from llama_index_agentic_kb.search.fusion import Ranked, interleave, reciprocal_rank_fusion
+from llama_index_agentic_kb.search.lexical import LexicalIndex, lexical_document
+from llama_index_agentic_kb.sources import KnowledgeSource
 
-__all__ = ["PLANNING", "SYSTEMS", "Found", "System", "check_systems", "make_systems"]
+__all__ = ["PLANNING", "SYSTEMS", "Ask", "CorpusIndex", "Cost", "Meter", "QueryResult", "check_systems", "make_systems"]
+
+BATCH: Final = 256
+COMPLETE: Final = "complete"
+"""The file that marks a cache whose every document is stored."""
 
 DEPTH: Final = 100
 """Documents of each ranked list of the baselines."""
 
-EFFORTS: Final = ("minimal", "low", "medium", "auto")
-PLANNING: Final = EFFORTS[1:]
+PLANNING: Final = ("low", "medium", "auto")
 """Systems that ask a language model for plans."""
+
+SYSTEMS: Final = ("dense", "bm25", "hybrid", "query_fusion", "minimal", *PLANNING)
+"""What can be compared, by name; the efforts are our own."""
 
 
 @dataclass(slots=True)
-class Found:
-    """What one question found.
+class Cost:
+    """What one question cost.
 
     Args:
-        documents: Ids, best first, each once.
+        llm_calls: Calls of language models.
+        input_tokens: Tokens read, as billed; without a bill, as LlamaIndex's tokenizer counts.
+        output_tokens: Tokens written, likewise.
+        embedding_calls: Calls of embedding models.
+        embedded_texts: Texts that they embedded; those found in a cache are not counted.
+        searches: Searches of sources.
+    """
+
+    llm_calls: int = 0
+    input_tokens: int = 0
+    output_tokens: int = 0
+    embedding_calls: int = 0
+    embedded_texts: int = 0
+    searches: int = 0
+
+
+@dataclass(slots=True)
+class QueryResult:
+    """One question at one system; the runner adds what a system can't know of it.
+
+    Args:
+        documents: Ids of what was found, best first, each once.
         cost: What it cost.
         plan: The queries that were searched.
         activity: The account, as data; our systems alone have one.
         warnings: What our systems warned of: a plan that failed, a search that was lost.
+        error: Why it found nothing, where it failed.
+        query_id: The question.
+        kinds: What kinds of question it is of.
+        metrics: By name and k: ``R@5``.
+        milliseconds: How long it took, with others at its side.
     """
 
     documents: list[str]
@@ -56,27 +101,195 @@ class Found:
     plan: list[str] = field(default_factory=list)
     activity: list[dict[str, Any]] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
+    error: str | None = None
+    query_id: str = ""
+    kinds: list[str] = field(default_factory=list)
+    metrics: dict[str, float] = field(default_factory=dict)
+    milliseconds: float = 0.0
 
 
-Ask = Callable[[EvaluationQuery], Awaitable[Found]]
+Ask: TypeAlias = Callable[[EvaluationQuery], Awaitable[QueryResult]]
+"""A system: a question in, document ids out."""
+
+_Reading: TypeAlias = tuple[Cost, list[RecordedReply]]
 
 
-@dataclass(frozen=True, slots=True)
-class System:
-    """Something that finds documents: its name in reports, and how it is asked."""
+class Meter(BaseCallbackHandler):
+    """Counts each question's calls, and keeps the replies of language models, by LlamaIndex's callback events.
 
-    name: str
-    ask: Ask
+    It belongs to the models (and to plain retrievers) that a question uses; questions may be asked side by side, for
+    each has a context of its own. What happens outside a question's context is not counted.
+    """
+
+    def __init__(self) -> None:
+        super().__init__([], [])
+        self._question: ContextVar[_Reading | None] = ContextVar("question", default=None)
+        self._open: dict[str, tuple[_Reading, Mapping[str, Any]]] = {}
+        self._lock = threading.Lock()
+
+    @contextmanager
+    def question(self) -> Iterator[_Reading]:
+        """Count what happens in this context, and in those made from it: the cost, and the models' replies in order."""
+        reading: _Reading = Cost(), []
+        token = self._question.set(reading)
+        try:
+            yield reading
+        finally:
+            self._question.reset(token)
+
+    def start_trace(self, trace_id: str | None = None) -> None:
+        """Ignore traces."""
+
+    def end_trace(self, trace_id: str | None = None, trace_map: dict[str, list[str]] | None = None) -> None:
+        """Ignore traces."""
+
+    def on_event_start(
+        self,
+        event_type: CBEventType,
+        payload: dict[str, Any] | None = None,
+        event_id: str = "",
+        parent_id: str = "",  # noqa: ARG002
+        **_: object,
+    ) -> str:
+        """Note whose event it is: a stream may end in another context."""
+        reading = self._question.get()
+        if reading is not None:
+            with self._lock:
+                reading[0].llm_calls += event_type is CBEventType.LLM
+                self._open[event_id] = reading, payload or {}
+        return event_id
+
+    def on_event_end(
+        self, event_type: CBEventType, payload: dict[str, Any] | None = None, event_id: str = "", **_: object
+    ) -> None:
+        """Count an event."""
+        ended = payload or {}
+        with self._lock:
+            reading, asked = self._open.pop(event_id, (None, {}))
+            if reading is None:
+                return
+            if event_type is CBEventType.LLM:
+                _count_reply(*reading, asked, ended)
+            elif event_type is CBEventType.RETRIEVE:
+                reading[0].searches += 1
+            elif event_type is CBEventType.EMBEDDING:
+                reading[0].embedding_calls += 1
+                reading[0].embedded_texts += len(ended.get(EventPayload.CHUNKS) or ())
 
 
-@dataclass(frozen=True, slots=True)
-class _Setting:
-    """What every system is made of."""
+def _count_reply(cost: Cost, replies: list[RecordedReply], asked: Mapping[str, Any], ended: Mapping[str, Any]) -> None:
+    """Count a language model's tokens, and keep its reply; a call that failed has none."""
+    response = ended.get(EventPayload.RESPONSE) or ended.get(EventPayload.COMPLETION)
+    if response is None:
+        return
+    messages: list[ChatMessage] = list(asked.get(EventPayload.MESSAGES) or ())
+    texts = [message.content or "" for message in messages] or [str(asked.get(EventPayload.PROMPT) or "")]
+    content, usage = text_of(response), usage_of(response)
+    cost.input_tokens += usage.input_tokens or count_tokens("\n".join(texts))
+    cost.output_tokens += usage.output_tokens or count_tokens(content)
+    if content and texts[-1]:
+        replies.append(RecordedReply.of(texts[-1], content))
 
-    corpus: CorpusIndex
-    documents: int
-    llm: LLM | None
-    record: Path | None
+
+# -- the corpus --------------------------------------------------------------------------------------------------------
+
+
+class LexicalRetriever(BaseRetriever):
+    """BM25 alone: a LlamaIndex retriever, and the lexical side of a source."""
+
+    def __init__(self, nodes: Sequence[TextNode], manager: CallbackManager) -> None:
+        super().__init__(callback_manager=manager)
+        self._nodes = {node.node_id: node for node in nodes}
+        self._index = LexicalIndex()
+        self._index.update(put=[lexical_document(node) for node in nodes])
+
+    def search(self, query: str, top_k: int, filters: FilterNode | None) -> list[NodeWithScore]:
+        """Search under a filter."""
+        hits = self._index.search(query, top_k, filters)
+        return [NodeWithScore(node=self._nodes[hit.node_id], score=hit.score) for hit in hits]
+
+    def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+        return self.search(query_bundle.query_str, DEPTH, None)
+
+
+class CorpusIndex:
+    """All documents of a set, searchable in every way: one Chroma collection and one BM25 index a source.
+
+    Args:
+        dataset: The set.
+        embed_model: Embeds documents and queries.
+        cache: Where vectors are kept from one run to the next, by model and content.
+        source_field: Metadata key by which the corpus falls into several sources; None makes one.
+        progress: Called with (embedded, all) while documents are embedded.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        embed_model: BaseEmbedding,
+        cache: str | Path,
+        *,
+        source_field: str | None = None,
+        progress: Callable[[int, int], None] = lambda *_: None,
+    ) -> None:
+        from llama_index_agentic_kb.store.chroma import ChromaDirectory  # noqa: PLC0415 (loads chromadb)
+
+        self.meter = Meter()
+        self.manager = CallbackManager([self.meter])
+        self.embed_model = with_handlers(embed_model, self.manager)  # a copy: an index sets its model's manager
+        groups: dict[str, list[TextNode]] = {}
+        for node in dataset.documents:
+            name = str(node.metadata.get(source_field, "documents")) if source_field else "documents"
+            groups.setdefault(name, []).append(node)
+        folder = Path(cache) / f"{dataset.name}-{self._digest(groups)}"
+        complete = (folder / COMPLETE).exists()
+        if not complete:  # a run that was stopped midway left some
+            shutil.rmtree(folder, ignore_errors=True)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._database = ChromaDirectory(folder / "chroma")
+        self.indexes: dict[str, VectorStoreIndex] = {}
+        self.lexical: dict[str, LexicalRetriever] = {}
+        for name, nodes in groups.items():
+            store = self._database.vector_store(name)
+            for start in range(0, 0 if complete else len(nodes), BATCH):
+                batch = nodes[start : start + BATCH]
+                texts = [node.get_content(MetadataMode.EMBED) for node in batch]
+                vectors = self.embed_model.get_text_embedding_batch(texts)
+                store.add([node.model_copy(update={"embedding": v}) for node, v in zip(batch, vectors, strict=True)])
+                progress(start + len(batch), len(nodes))
+            self.indexes[name] = VectorStoreIndex.from_vector_store(
+                store, embed_model=self.embed_model, callback_manager=self.manager
+            )
+            self.lexical[name] = LexicalRetriever(nodes, self.manager)
+        (folder / COMPLETE).touch()
+
+    def _digest(self, groups: Mapping[str, Sequence[TextNode]]) -> str:
+        from llama_index_agentic_kb.store.embedding_model import embed_model_fingerprint  # noqa: PLC0415 (loads torch)
+
+        digest = hashlib.sha256(str(embed_model_fingerprint(self.embed_model)).encode())
+        for name, nodes in groups.items():
+            for node in nodes:
+                held = [name, node.node_id, node.get_content(MetadataMode.EMBED), node.metadata]
+                digest.update(json.dumps(held, sort_keys=True).encode())
+        return digest.hexdigest()[:16]
+
+    def similar(self, top_k: int) -> list[BaseRetriever]:
+        """Return a dense retriever a source."""
+        return [index.as_retriever(similarity_top_k=top_k) for index in self.indexes.values()]
+
+    def sources(self) -> list[KnowledgeSource]:
+        """Return the corpus as knowledge sources of the default kind: dense and BM25 side by side."""
+        return [
+            KnowledgeSource(name, f"documents of {name}", index=index, hybrid=self.lexical[name])
+            for name, index in self.indexes.items()
+        ]
+
+    def close(self) -> None:
+        """Close the store."""
+        self._database.close()
+
+
+# -- the systems -------------------------------------------------------------------------------------------------------
 
 
 def make_systems(
@@ -86,7 +299,7 @@ def make_systems(
     *,
     documents: int,
     record: Path | None = None,
-) -> list[System]:
+) -> dict[str, Ask]:
     """Make systems by name.
 
     Args:
@@ -100,9 +313,15 @@ def make_systems(
         ConfigurationError: A name is unknown, or a system needs a language model.
     """
     check_systems(names, llm)
-    return [
-        System(name, SYSTEMS[name](name, _Setting(corpus, documents, _model_of(name, llm), record))) for name in names
-    ]
+
+    def make(name: str) -> Ask:
+        if name == "query_fusion":
+            return _query_fusion(corpus, _model_of(name, llm), documents)
+        if name in {"dense", "bm25", "hybrid"}:
+            return _single_query(name, corpus, documents)
+        return _ours(name, corpus, None if name == "minimal" else _model_of(name, llm), documents, record)
+
+    return {name: make(name) for name in names}
 
 
 def check_systems(names: Sequence[str], llm: LLM | Mapping[str, LLM] | None) -> None:
@@ -123,63 +342,20 @@ def _model_of(name: str, llm: LLM | Mapping[str, LLM] | None) -> LLM | None:
     return llm.get(name) if isinstance(llm, Mapping) else llm
 
 
-def _ids(nodes: Sequence[NodeWithScore]) -> list[str]:
-    return list(dict.fromkeys(node.node.ref_doc_id or node.node.node_id for node in nodes))
+def _single_query(name: str, corpus: CorpusIndex, documents: int) -> Ask:
+    """Dense search, BM25, or both by reciprocal rank fusion (k = 60), each list 100 deep."""
+    dense = [] if name == "bm25" else corpus.similar(DEPTH)
+    lexical = [] if name == "dense" else list(corpus.lexical.values())
 
-
-# -- the systems that ours are compared with -----------------------------------------------------------------------
-
-
-def _similar(corpus: CorpusIndex, top_k: int = DEPTH) -> list[BaseRetriever]:
-    return [index.as_retriever(similarity_top_k=top_k) for index in corpus.indexes.values()]
-
-
-def _dense(_: str, setting: _Setting) -> Ask:
-    return partial(_ask_plain, setting, _similar(setting.corpus))
-
-
-def _bm25(_: str, setting: _Setting) -> Ask:
-    return partial(_ask_plain, setting, list(setting.corpus.lexical.values()))
-
-
-async def _ask_plain(setting: _Setting, retrievers: Sequence[BaseRetriever], query: EvaluationQuery) -> Found:
-    with setting.corpus.meter.question() as reading:
-        found = _by_score(await _lists(retrievers, query.text))
-    return Found(found[: setting.documents], reading.cost, [query.text])
-
-
-def _hybrid(_: str, setting: _Setting) -> Ask:
-    """Reciprocal rank fusion (k = 60) of the dense and the BM25 list, each 100 deep."""
-    dense, lexical = _similar(setting.corpus), list(setting.corpus.lexical.values())
-
-    async def ask(query: EvaluationQuery) -> Found:
-        with setting.corpus.meter.question() as reading:
-            similar = _by_score(await _lists(dense, query.text))
-            worded = await _lists(lexical, query.text)
-        in_turns = [fused.key for fused in interleave([Ranked(_ids(nodes)) for nodes in worded])]
-        fused = reciprocal_rank_fusion([Ranked(similar[:DEPTH]), Ranked(in_turns[:DEPTH])])
-        return Found([item.key for item in fused][: setting.documents], reading.cost, [query.text])
-
-    return ask
-
-
-def _query_fusion(_: str, setting: _Setting) -> Ask:
-    """LlamaIndex's QueryFusionRetriever over the dense retrievers; with a model it generates 3 further queries."""
-    llm = copy.copy(setting.llm or MockLLM())  # it sets its model's callback manager; with one query it asks none
-    fusion = QueryFusionRetriever(
-        _similar(setting.corpus, setting.documents),
-        llm=llm,
-        mode=FUSION_MODES.RECIPROCAL_RANK,
-        similarity_top_k=setting.documents,
-        num_queries=1 if setting.llm is None else 4,
-        use_async=False,
-    )
-    llm.callback_manager = setting.corpus.manager
-
-    async def ask(query: EvaluationQuery) -> Found:
-        with setting.corpus.meter.question() as reading:
-            nodes = await asyncio.to_thread(fusion.retrieve, query.text)
-        return Found(_ids(nodes)[: setting.documents], reading.cost)
+    async def ask(query: EvaluationQuery) -> QueryResult:
+        with corpus.meter.question() as (cost, _):
+            similar, worded = await _lists(dense, query.text), await _lists(lexical, query.text)
+        nodes = [node for found in (similar if dense else worded) for node in found]
+        ids = _ids(sorted(nodes, key=lambda node: -(node.score or 0.0)))
+        if dense and lexical:
+            in_turns = [fused.key for fused in interleave([Ranked(_ids(nodes)) for nodes in worded])]
+            ids = [fused.key for fused in reciprocal_rank_fusion([Ranked(ids[:DEPTH]), Ranked(in_turns[:DEPTH])])]
+        return QueryResult(ids[:documents], cost, [query.text])
 
     return ask
 
@@ -188,53 +364,59 @@ async def _lists(retrievers: Sequence[BaseRetriever], text: str) -> list[list[No
     return list(await asyncio.gather(*(asyncio.to_thread(retriever.retrieve, text) for retriever in retrievers)))
 
 
-def _by_score(lists: Sequence[Sequence[NodeWithScore]]) -> list[str]:
-    nodes = [node for found in lists for node in found]
-    return _ids(sorted(nodes, key=lambda node: -(node.score or 0.0)))
+def _ids(nodes: Sequence[NodeWithScore]) -> list[str]:
+    return list(dict.fromkeys(node.node.ref_doc_id or node.node.node_id for node in nodes))
 
 
-# -- ours ----------------------------------------------------------------------------------------------------------
-
-
-def _ours(effort: str, setting: _Setting) -> Ask:
-    """``AgenticRetriever`` with its defaults; its cache of vectors is its own, so that no system warms another's."""
-    llm = None if effort == "minimal" or setting.llm is None else with_handlers(setting.llm, setting.corpus.manager)
-    retriever = AgenticRetriever(
-        setting.corpus.sources(),
-        llm=llm,
-        effort=effort,
-        similarity_top_k=setting.documents,
-        options=RetrieverOptions(embedding_cache=EmbeddingCache()),
+def _query_fusion(corpus: CorpusIndex, llm: LLM | None, documents: int) -> Ask:
+    """LlamaIndex's QueryFusionRetriever over the dense retrievers; with a model it generates 3 further queries."""
+    model = copy.copy(llm or MockLLM())  # it sets its model's callback manager; with one query it asks none
+    fusion = QueryFusionRetriever(
+        corpus.similar(documents),
+        llm=model,
+        mode=FUSION_MODES.RECIPROCAL_RANK,
+        similarity_top_k=documents,
+        num_queries=1 if llm is None else 4,
+        use_async=False,
     )
+    model.callback_manager = corpus.manager
 
-    async def ask(query: EvaluationQuery) -> Found:
-        turns = [*query.history, ("user", query.text)]
-        messages = [Message.model_validate({"role": role, "content": text}) for role, text in turns]
-        with setting.corpus.meter.question() as reading:
-            retrieval = await arun(retriever.retrieval(RetrievalRequest(messages=messages)))
-        if setting.record is not None:
-            model = "none" if llm is None else str(llm.metadata.model_name)
-            kept = Recording(question=query.text, model=model, effort=effort, replies=reading.replies)
-            kept.save(setting.record / effort / f"{quote(query.id, '')}.json")
-        searches = [record for record in retrieval.log.records if isinstance(record, SourceActivity)]
-        # Counted as the baselines': dense and BM25 of one source are two.
-        reading.cost.searches = sum(max(1, len(record.lanes or ())) for record in searches)
-        return Found(
-            _ids(retrieval.nodes),
-            reading.cost,
-            [sub_query.query for sub_query in retrieval.plan.sub_queries],
-            [record.to_dict() for record in retrieval.log.records],
-            [*retrieval.plan.warnings, *(f"{part.what}: {part.reason}" for part in retrieval.missing)],
-        )
+    async def ask(query: EvaluationQuery) -> QueryResult:
+        with corpus.meter.question() as (cost, _):
+            nodes = await asyncio.to_thread(fusion.retrieve, query.text)
+        return QueryResult(_ids(nodes)[:documents], cost)
 
     return ask
 
 
-SYSTEMS: Final[Mapping[str, Callable[[str, _Setting], Ask]]] = {
-    "dense": _dense,
-    "bm25": _bm25,
-    "hybrid": _hybrid,
-    "query_fusion": _query_fusion,
-    **dict.fromkeys(EFFORTS, _ours),
-}
-"""What can be compared, by name; the efforts are our own."""
+def _ours(effort: str, corpus: CorpusIndex, llm: LLM | None, documents: int, record: Path | None) -> Ask:
+    """``AgenticRetriever`` with its defaults; its cache of vectors is its own, so that no system warms another's."""
+    retriever = AgenticRetriever(
+        corpus.sources(),
+        llm=None if llm is None else with_handlers(llm, corpus.manager),
+        effort=effort,
+        similarity_top_k=documents,
+        options=RetrieverOptions(embedding_cache=EmbeddingCache()),
+    )
+
+    async def ask(query: EvaluationQuery) -> QueryResult:
+        turns = [*query.history, ("user", query.text)]
+        messages = [Message.model_validate({"role": role, "content": text}) for role, text in turns]
+        with corpus.meter.question() as (cost, replies):
+            retrieval = await arun(retriever.retrieval(RetrievalRequest(messages=messages)))
+        if record is not None:
+            model = "none" if llm is None else str(llm.metadata.model_name)
+            kept = Recording(question=query.text, model=model, effort=effort, replies=replies)
+            kept.save(record / effort / f"{quote(query.id, '')}.json")
+        records = retrieval.log.records
+        # Counted as the baselines': dense and BM25 of one source are two.
+        cost.searches = sum(max(1, len(one.lanes or ())) for one in records if isinstance(one, SourceActivity))
+        return QueryResult(
+            _ids(retrieval.nodes),
+            cost,
+            [sub_query.query for sub_query in retrieval.plan.sub_queries],
+            [one.to_dict() for one in records],
+            [*retrieval.plan.warnings, *(f"{part.what}: {part.reason}" for part in retrieval.missing)],
+        )
+
+    return ask

@@ -2,10 +2,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 from llama_index_agentic_kb.cli import app
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError
@@ -18,23 +17,29 @@ def hashed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("llama_index_agentic_kb.store.default_embed_model", HashEmbedding)
 
 
-def bench(*arguments: str | Path) -> Any:
+def bench(*arguments: str | Path) -> Result:
     return CliRunner().invoke(app, ["bench", *map(str, arguments)])
 
 
-def test_a_folder_in_a_report_out(folder: Path, tmp_path: Path) -> None:
-    """Tables are printed, and the run is kept; vectors are made once."""
-    out, cache = tmp_path / "run.json", tmp_path / "cache"
-    arguments = (folder, "--cache", cache, "--systems", "bm25, medium", "--k", "1,2", "--source-field", "source")
-    done = bench(*arguments, "--out", out)
+def test_a_run_is_reported_recorded_replayed_and_compared(folder: Path, tmp_path: Path) -> None:
+    """What --record keeps is a source of plans; the second run finds the same, and --diff says so."""
+    arguments: list[str | Path] = [folder, "--cache", tmp_path / "c", "--systems", "bm25, low,medium", "--k", "1,10"]
+    arguments += ["--source-field", "source"]
+    first, second, kept = tmp_path / "a.json", tmp_path / "b.json", tmp_path / "kept"
+    done = bench(*arguments, "--record", kept, "--out", first)
     assert done.exit_code == 0, done.output
     assert "ORACLE" in done.output
     assert "…" not in done.output
-    kept = json.loads(out.read_text(encoding="utf-8"))
-    assert [system["system"] for system in kept["systems"]] == ["bm25", "medium"]
-    compared = bench("--diff", out, out)
-    assert compared.exit_code == 0, compared.output
-    assert "medium" in compared.output
+    done = bench(*arguments, "--plans", f"recorded:{kept}", "--out", second)
+    assert done.exit_code == 0, done.output
+    assert "(recorded)" in done.output
+    changed = bench("--diff", first, second)
+    assert changed.exit_code == 0, changed.output
+    assert ": gained" not in changed.output
+    assert "plans differ" in changed.output
+    run = json.loads(second.read_text(encoding="utf-8"))
+    assert [system["system"] for system in run["systems"]] == ["bm25", "low", "medium"]
+    assert run["summary"][2]["kinds"]["all"]["metrics"]["R@10"]["mean"] == 1
 
 
 def test_recorded_plans_are_replayed(folder: Path, tmp_path: Path) -> None:
@@ -48,53 +53,32 @@ def test_recorded_plans_are_replayed(folder: Path, tmp_path: Path) -> None:
     assert "1 queries were left out: plans.jsonl holds no plan for them" in " ".join(done.output.split())
 
 
-def test_a_run_is_recorded_and_replayed(folder: Path, tmp_path: Path) -> None:
-    """What --record keeps is a source of plans; the second run tells that it finds the same."""
-    arguments = (folder, "--cache", tmp_path / "c", "--systems", "bm25,low,medium")
-    first, second, kept = tmp_path / "a.json", tmp_path / "b.json", tmp_path / "kept"
-    assert bench(*arguments, "--record", kept, "--out", first).exit_code == 0
-    done = bench(*arguments, "--plans", f"recorded:{kept}", "--out", second)
-    assert done.exit_code == 0, done.output
-    assert "(recorded)" in done.output
-    changed = bench("--diff", first, second)
-    assert ": gained" not in changed.output
-    assert "plans differ" in changed.output
-    summary = json.loads(second.read_text(encoding="utf-8"))["summary"]
-    assert summary[2]["kinds"]["all"]["metrics"]["R@10"]["mean"] == 1
-
-
-def test_a_folder_without_recordings_is_refused(folder: Path, tmp_path: Path) -> None:
-    """The remedy is named; so is a replay that nothing would use."""
-    arguments = (folder, "--cache", tmp_path / "c", "--plans", f"recorded:{tmp_path}")
-    assert "run with --record" in str(bench(*arguments, "--systems", "low").exception)
-    assert "no system of --systems plans" in str(bench(*arguments, "--systems", "bm25").exception)
-
-
-def test_what_is_wrong_is_told_before_anything_is_embedded(folder: Path, tmp_path: Path) -> None:
-    """A run that could not be kept, and a system that nobody knows, leave no cache behind."""
-    (tmp_path / "file").write_text("", encoding="utf-8")
-    arguments = (folder, "--cache", tmp_path / "c")
-    assert "can't be made" in str(bench(*arguments, "--out", tmp_path / "file" / "run.json").exception)
-    assert "sparse is unknown" in str(bench(*arguments, "--systems", "sparse").exception)
-    assert not (tmp_path / "c").exists()
-
-
 @pytest.mark.parametrize(
-    ("arguments", "kind", "told"),
+    ("arguments", "kind", "message"),
     [
         ([], ConfigurationError, "give a folder"),
-        (["--k", "0"], ConfigurationError, "--k: expected numbers above 0"),
-        (["--plans", "tarot"], ConfigurationError, "--plans: 'tarot' is unknown"),
-        (["--plans", "llm"], ConfigurationError, "--plans llm needs OPENAI_API_KEY"),
-        (["--systems", "sparse"], ConfigurationError, "systems: sparse is unknown"),
+        (["FOLDER", "--k", "0"], ConfigurationError, "--k: expected numbers above 0"),
+        (["FOLDER", "--plans", "tarot"], ConfigurationError, "--plans: 'tarot' is unknown"),
+        (["FOLDER", "--plans", "llm"], ConfigurationError, "--plans llm needs OPENAI_API_KEY"),
+        (["FOLDER", "--plans", "recorded:.", "--systems", "low"], InvalidRequestError, "run with --record"),
+        (["FOLDER", "--plans", "recorded:.", "--systems", "bm25"], ConfigurationError, "no system of --systems plans"),
+        (["FOLDER", "--systems", "sparse"], ConfigurationError, "systems: sparse is unknown"),
+        (["FOLDER", "--out", "file/run.json"], ConfigurationError, "can't be made"),
         (["--diff", "nowhere.json", "nowhere.json"], InvalidRequestError, "holds no run"),
     ],
 )
-def test_what_can_not_be_done_is_told(
-    folder: Path, tmp_path: Path, arguments: list[str], kind: type[Exception], told: str
+def test_errors_name_option_and_remedy(
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str],
+    kind: type[Exception],
+    message: str,
 ) -> None:
-    """Errors name the option and the remedy."""
-    given: list[str | Path] = [folder, "--cache", tmp_path / "c"] if arguments and "--diff" not in arguments else []
-    done = bench(*given, *arguments)
+    """What can't be done is refused before anything is embedded."""
+    monkeypatch.chdir(tmp_path)
+    Path("file").touch()
+    done = bench(*(folder if argument == "FOLDER" else argument for argument in arguments), "--cache", "cache")
     assert isinstance(done.exception, kind)
-    assert told in str(done.exception)
+    assert message in str(done.exception)
+    assert not Path("cache").exists()

@@ -1,12 +1,11 @@
 from __future__ import annotations
 
-import json
 from contextlib import closing
 from pathlib import Path
 
 from llama_index_agentic_kb.evaluation import CorpusIndex, read_dataset
 from llama_index_agentic_kb.testing import HashEmbedding
-from tests.evaluation.tiny_set import write_set
+from tests.evaluation.tiny_set import lines, write_set
 
 
 def embedded(folder: Path, cache: Path) -> int:
@@ -30,13 +29,9 @@ def test_vectors_are_made_once(folder: Path, tmp_path: Path) -> None:
     assert embedded(folder, cache) == 8
 
 
-def test_a_field_tells_the_sources(folder: Path, tmp_path: Path) -> None:
+def test_a_field_separates_the_sources(folder: Path, tmp_path: Path) -> None:
     """Each value of it is a knowledge source; documents without it are one more."""
-    rows = [
-        {"_id": "a", "text": "x", "metadata": {"lang": "de/AT"}},
-        {"_id": "b", "text": "y"},
-        {"_id": "c", "text": "z", "metadata": {"lang": "en"}},
-    ]
-    folder = write_set(folder, corpus="\n".join(map(json.dumps, rows)), qrels="b1\ta\t1\n")
+    rows = [{"_id": "a", "text": "x", "metadata": {"lang": "de/AT"}}, {"_id": "b", "text": "y"}]
+    write_set(folder, corpus=lines(*rows, {"_id": "c", "text": "z", "metadata": {"lang": "en"}}), qrels="b1\ta\t1\n")
     with closing(CorpusIndex(read_dataset(folder), HashEmbedding(), tmp_path / "c", source_field="lang")) as made:
         assert [source.name for source in made.sources()] == ["de/AT", "documents", "en"]
