@@ -4,63 +4,30 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from typing import Any, Final
 
-from tests.benchmarks.report import Row, print_rows, write_rows
+from tests.benchmarks.measure import Row, print_rows, write_rows
 
+FAST: Final = {"llm_seconds": 0.03, "search_seconds": 0.005}
 
-def _import(*, quick: bool) -> list[Row]:
-    from tests.benchmarks.import_time import import_time  # noqa: PLC0415 (each is imported when it runs)
-
-    return import_time(1 if quick else 11)
-
-
-def _critical_path(*, quick: bool) -> list[Row]:
-    from tests.benchmarks.critical_path import critical_path  # noqa: PLC0415
-
-    return critical_path(1, llm_seconds=0.03, search_seconds=0.005) if quick else critical_path(7)
-
-
-def _chroma(*, quick: bool) -> list[Row]:
-    from tests.benchmarks.chroma import chroma  # noqa: PLC0415 (loads torch and chromadb)
-
-    return chroma(1, passages_each=10) if quick else chroma(15)
-
-
-def _throughput(*, quick: bool) -> list[Row]:
-    from tests.benchmarks.throughput import throughput  # noqa: PLC0415
-
-    return throughput(1, rounds=1, concurrent=10) if quick else throughput(5)
-
-
-def _embedding(*, quick: bool) -> list[Row]:
-    from tests.benchmarks.embedding import embedding  # noqa: PLC0415 (loads torch)
-
-    return embedding(1, each=2) if quick else embedding(7)
-
-
-def _planned_path(*, quick: bool) -> list[Row]:
-    from tests.benchmarks.planned_path import planned_path  # noqa: PLC0415
-
-    return planned_path(1, stream_seconds=0.06, llm_seconds=0.03, search_seconds=0.005) if quick else planned_path(9)
-
-
-def _load(*, quick: bool) -> list[Row]:
-    from tests.benchmarks.load import Size, load  # noqa: PLC0415 (loads chromadb)
-
-    return load(Size(chunks=200, questions=20, threads=10, stopped=2) if quick else Size())
-
-
-BENCHMARKS: dict[str, Callable[..., list[Row]]] = {
-    "import": _import,
-    "critical_path": _critical_path,
-    "planned_path": _planned_path,
-    "chroma": _chroma,
-    "throughput": _throughput,
-    "embedding": _embedding,
-    "load": _load,
+BENCHMARKS: Final[dict[str, tuple[str, dict[str, Any], dict[str, Any]]]] = {
+    "import": ("import_time", {"runs": 11}, {"runs": 1}),
+    "critical_path": ("critical_path", {"runs": 7}, {"runs": 1, **FAST}),
+    "planned_path": ("planned_path", {"runs": 9}, {"runs": 1, "stream_seconds": 0.06, **FAST}),
+    "chroma": ("chroma", {"runs": 15}, {"runs": 1, "passages_each": 10}),
+    "throughput": ("throughput", {"runs": 5}, {"runs": 1, "rounds": 1, "concurrent": 10}),
+    "load": ("load", {}, {"chunks": 200, "questions": 20, "threads": 10, "stopped": 2}),
 }
+"""By name: the module, whose function has its name, and the arguments in full and quick."""
+
+
+def run(name: str, *, quick: bool) -> list[Row]:
+    """Run a benchmark; what it needs (torch, chromadb) is loaded now."""
+    module, in_full, quickly = BENCHMARKS[name]
+    rows: list[Row] = getattr(import_module(f"tests.benchmarks.{module}"), module)(**(quickly if quick else in_full))
+    return rows
 
 
 def main() -> None:
@@ -73,7 +40,7 @@ def main() -> None:
     # Threads of torch that spin while they wait take the cores from whatever else runs, and from one another: up to
     # ten times slower on a busy machine, for whichever contestant has fewer of them. Read when torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
-    rows = [row for name in arguments.only or BENCHMARKS for row in BENCHMARKS[name](quick=arguments.quick)]
+    rows = [row for name in arguments.only or BENCHMARKS for row in run(name, quick=arguments.quick)]
     write_rows(rows, arguments.out)
     print_rows(rows)
 

@@ -1,7 +1,7 @@
 """Retrieval over real Chroma with real MiniLM: 4 persistent collections x (4 sub-queries + the question).
 
-Both retrievers are given the same sub-queries by a model in the process that takes no time: ``AgenticRetriever`` as a
-plan, ``QueryFusionRetriever`` as lines. What is left is embedding, searching and fusing.
+Both retrievers get the same sub-queries from a model in the process that takes no time: ``AgenticRetriever`` as a plan,
+``QueryFusionRetriever`` as lines. What is left is embedding, searching and fusing.
 """
 
 from __future__ import annotations
@@ -17,16 +17,14 @@ from typing import Any, Final
 from llama_index.core import StorageContext, VectorStoreIndex
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.base.llms.types import ChatMessage
-from llama_index.core.retrievers import BaseRetriever, QueryFusionRetriever
-from llama_index.core.retrievers.fusion_retriever import FUSION_MODES
+from llama_index.core.retrievers import BaseRetriever
 
-from llama_index_agentic_kb import AgenticRetriever, KnowledgeSource, default_embed_model
+from llama_index_agentic_kb import AgenticRetriever, default_embed_model
 from llama_index_agentic_kb.store.chroma import ChromaDirectory
 from llama_index_agentic_kb.testing import ScriptedLLM
-from tests.benchmarks.corpus import QUESTION, SOURCES, SUB_QUERIES, passages
-from tests.benchmarks.measure import LOOP_GAP, WALL, Contestant, Race, arace, race
+from tests.benchmarks.corpus import QUESTION, SOURCES, SUB_QUERIES, fused, knowledge_sources, passages
+from tests.benchmarks.measure import LOOP_GAP, WALL, Row, arace, race
 from tests.benchmarks.model_server import reply_to
-from tests.benchmarks.report import Row
 
 __all__ = ["chroma"]
 
@@ -55,7 +53,7 @@ class EmbeddingMeter:
         return self._encode(inputs, **kwargs)
 
     def __call__(self) -> dict[str, int]:
-        """Give what was encoded so far."""
+        """Return what was encoded so far."""
         with self._lock:
             return {"embedding batches": self._batches, "texts embedded": self._texts}
 
@@ -65,13 +63,17 @@ def chroma(runs: int, passages_each: int = 250) -> list[Row]:
     model = default_embed_model()
     with _indexes(model, passages_each) as indexes:
         meter = EmbeddingMeter(model)
-        ours, peer = _ours(indexes), _peer(indexes)
-        sync = {OURS: ours, PEER: peer, f"{PEER}(use_async=False)": _peer(indexes, use_async=False)}
-        asked = [Contestant(name, partial(one.retrieve, QUESTION)) for name, one in sync.items()]
-        rows = _rows("chroma/sync", race(asked, meter, runs), {WALL: "ms"})
-        awaited = [Contestant(name, partial(sync[name].aretrieve, QUESTION)) for name in (OURS, PEER)]
-        timed = {WALL: "ms", LOOP_GAP: "ms"}
-        return rows + _rows("chroma/async", asyncio.run(arace(awaited, meter, runs)), timed)
+        sources = knowledge_sources(indexes, similarity_top_k=PER_SEARCH)
+        retrievers = {
+            OURS: AgenticRetriever(sources, llm=_llm(), similarity_top_k=PER_RETRIEVAL),
+            PEER: _peer(indexes),
+            f"{PEER}(use_async=False)": _peer(indexes, use_async=False),
+        }
+        asked = {name: partial(retriever.retrieve, QUESTION) for name, retriever in retrievers.items()}
+        rows = race(asked, runs, meter).rows("chroma/sync", OURS, {WALL: "ms", **COUNTS})
+        awaited = {name: partial(retrievers[name].aretrieve, QUESTION) for name in (OURS, PEER)}
+        result = asyncio.run(arace(awaited, runs, meter))
+        return rows + result.rows("chroma/async", OURS, {WALL: "ms", LOOP_GAP: "ms", **COUNTS})
 
 
 @contextmanager
@@ -88,23 +90,9 @@ def _indexes(model: BaseEmbedding, passages_each: int) -> Iterator[dict[str, Vec
         yield indexes
 
 
-def _ours(indexes: dict[str, VectorStoreIndex]) -> BaseRetriever:
-    sources = [
-        KnowledgeSource(name, SOURCES[name], index=index, similarity_top_k=PER_SEARCH)
-        for name, index in indexes.items()
-    ]
-    return AgenticRetriever(sources, llm=_llm(), similarity_top_k=PER_RETRIEVAL)
-
-
 def _peer(indexes: dict[str, VectorStoreIndex], *, use_async: bool = True) -> BaseRetriever:
-    return QueryFusionRetriever(
-        [index.as_retriever(similarity_top_k=PER_SEARCH) for index in indexes.values()],
-        llm=_llm(),
-        mode=FUSION_MODES.RECIPROCAL_RANK,
-        similarity_top_k=PER_RETRIEVAL,
-        num_queries=len(SUB_QUERIES) + 1,
-        use_async=use_async,
-    )
+    retrievers = [index.as_retriever(similarity_top_k=PER_SEARCH) for index in indexes.values()]
+    return fused(retrievers, _llm(), top_k=PER_RETRIEVAL, queries=len(SUB_QUERIES) + 1, use_async=use_async)
 
 
 def _llm() -> ScriptedLLM:
@@ -112,8 +100,3 @@ def _llm() -> ScriptedLLM:
         return reply_to("\n".join(message.content or "" for message in messages))
 
     return ScriptedLLM(reply)
-
-
-def _rows(case: str, result: Race, timed: dict[str, str]) -> list[Row]:
-    peers = [name for name in [*result.samples, *result.failures] if name != OURS]
-    return result.rows(case, OURS, peers, {**timed, **COUNTS})

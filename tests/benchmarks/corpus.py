@@ -1,16 +1,22 @@
-"""What is searched and asked: passages of the package's own corpus in four sources, one question, its sub-queries."""
+"""What is searched and asked: passages of the package's own corpus in four sources, a question, its sub-queries."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.resources import files
 from itertools import islice
-from typing import Final
+from typing import Any, Final
 
+from llama_index.core import VectorStoreIndex
+from llama_index.core.llms import LLM
+from llama_index.core.retrievers import BaseRetriever, QueryFusionRetriever
+from llama_index.core.retrievers.fusion_retriever import FUSION_MODES
 from llama_index.core.schema import TextNode
 
-__all__ = ["QUESTION", "SOURCES", "SUB_QUERIES", "passages"]
+from llama_index_agentic_kb import KnowledgeSource
+
+__all__ = ["QUESTION", "SOURCES", "SUB_QUERIES", "fused", "knowledge_sources", "passages"]
 
 SOURCES: Final = {
     "early_missions": "Space missions, from Apollo to Galileo.",
@@ -32,7 +38,7 @@ MISSIONS_BEFORE: Final = "hayabusa2.md"
 
 
 def passages(source: str, count: int) -> list[TextNode]:
-    """Give the first passages of a source: sentences, then pairs of neighbours, then triples."""
+    """Return the first passages of a source: sentences, then pairs of neighbours, then triples."""
     texts = islice(_windows(_articles(source)), count)
     return [
         TextNode(id_=f"{source}-{at}", text=text, metadata={"title": title}) for at, (title, text) in enumerate(texts)
@@ -57,3 +63,18 @@ def _windows(articles: list[tuple[str, list[str]]]) -> Iterator[tuple[str, str]]
         for title, sentences in articles:
             for start in range(len(sentences) - size + 1):
                 yield title, " ".join(sentences[start : start + size])
+
+
+def knowledge_sources(indexes: Mapping[str, VectorStoreIndex], **options: Any) -> list[KnowledgeSource]:
+    """Return ours over indexes of the four sources."""
+    return [KnowledgeSource(name, SOURCES[name], index=index, **options) for name, index in indexes.items()]
+
+
+def fused(
+    retrievers: Sequence[BaseRetriever], llm: LLM, *, top_k: int, queries: int, use_async: bool = True
+) -> QueryFusionRetriever:
+    """Return LlamaIndex's fusion of retrievers, the peer of ours, by reciprocal rank."""
+    mode = FUSION_MODES.RECIPROCAL_RANK
+    return QueryFusionRetriever(
+        list(retrievers), llm=llm, mode=mode, similarity_top_k=top_k, num_queries=queries, use_async=use_async
+    )

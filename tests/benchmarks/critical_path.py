@@ -2,7 +2,7 @@
 
 The model is the real OpenAI client against a server in another process; the sources are vector indexes whose store
 takes its time, with or without a native ``aquery`` (without one, core's default runs the sync query on the loop, as
-it does with Chroma). Each search gives 2 passages, each retrieval 8. SubQuestionQueryEngine asks each of the 4
+it does with Chroma). Each search finds 2 passages, each retrieval 8. SubQuestionQueryEngine asks each of the 4
 sub-queries of each of the 4 sources, as one sub-question has one tool. Async clients may not keep connections
 (``LoopbackOpenAI``'s default), which spares LlamaIndex's sync calls the failures they have with servers that do.
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, Final
@@ -28,18 +28,16 @@ from llama_index.core.llms import LLM
 from llama_index.core.query_engine import CitationQueryEngine, RetrieverQueryEngine, SubQuestionQueryEngine
 from llama_index.core.question_gen import LLMQuestionGenerator
 from llama_index.core.retrievers import BaseRetriever, QueryFusionRetriever
-from llama_index.core.retrievers.fusion_retriever import FUSION_MODES
 from llama_index.core.tools import QueryEngineTool
 from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryResult
 from numpy.typing import NDArray
 
-from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource
+from llama_index_agentic_kb import KnowledgeBase
 from llama_index_agentic_kb.testing import HashEmbedding
-from tests.benchmarks.corpus import QUESTION, SOURCES, SUB_QUERIES, passages
-from tests.benchmarks.measure import LOOP_GAP, WALL, Contestant, Race, arace, race
+from tests.benchmarks.corpus import QUESTION, SOURCES, SUB_QUERIES, fused, knowledge_sources, passages
+from tests.benchmarks.measure import LOOP_GAP, WALL, Race, Row, arace, race
 from tests.benchmarks.model_server import ModelServer
-from tests.benchmarks.report import Row
 
 __all__ = ["critical_path"]
 
@@ -83,7 +81,7 @@ class SlowAsyncStore(SlowStore):
 
 @dataclass
 class Bench:
-    """What all contestants of a case share."""
+    """What all contestants of a case share; each has a model client of its own."""
 
     server: ModelServer
     indexes: Mapping[str, VectorStoreIndex]
@@ -108,26 +106,26 @@ class Bench:
     def retrievers(self) -> list[BaseRetriever]:
         return [index.as_retriever(similarity_top_k=PER_SEARCH) for index in self.indexes.values()]
 
-    # -- contestants, each with a model client of its own --------------------------------------------------------
+    def engines(self, *, use_async: bool = True) -> dict[str, BaseQueryEngine]:
+        """Return the peers; without ``use_async``, those that have a sync way of their own."""
+        llm, suffix = self.server.llm, "" if use_async else "(use_async=False)"
+        made: dict[str, BaseQueryEngine] = {
+            f"QueryFusionRetriever{suffix} + compact": RetrieverQueryEngine.from_args(
+                self._fused(model := llm(), use_async=use_async), llm=model
+            ),
+            f"SubQuestionQueryEngine{suffix}": self._sub_question(llm(), use_async=use_async),
+        }
+        if use_async:
+            model = llm()
+            made["CitationQueryEngine"] = CitationQueryEngine(self._fused(model), llm=model)
+        return made
 
-    def agentic(self) -> BaseQueryEngine:
-        sources = [
-            KnowledgeSource(name, SOURCES[name], index=index, similarity_top_k=PER_SEARCH)
-            for name, index in self.indexes.items()
-        ]
+    def ours(self) -> BaseQueryEngine:
+        sources = knowledge_sources(self.indexes, similarity_top_k=PER_SEARCH)
         base = KnowledgeBase(sources, llm=self.server.llm(), similarity_top_k=PER_RETRIEVAL)
         return base.warm_up().as_query_engine("answerSynthesis")
 
-    def fusion(self, *, use_async: bool = True) -> BaseQueryEngine:
-        llm = self.server.llm()
-        return RetrieverQueryEngine.from_args(self._fused(llm, use_async=use_async), llm=llm)
-
-    def citation(self) -> BaseQueryEngine:
-        llm = self.server.llm()
-        return CitationQueryEngine(self._fused(llm, use_async=True), llm=llm)
-
-    def sub_question(self, *, use_async: bool = True) -> BaseQueryEngine:
-        llm = self.server.llm()
+    def _sub_question(self, llm: LLM, *, use_async: bool) -> BaseQueryEngine:
         tools = [
             QueryEngineTool.from_defaults(
                 RetrieverQueryEngine.from_args(index.as_retriever(similarity_top_k=PER_SEARCH), llm=llm),
@@ -141,92 +139,69 @@ class Bench:
             tools, llm=llm, question_gen=generator, verbose=False, use_async=use_async
         )
 
-    def _fused(self, llm: LLM, *, use_async: bool) -> QueryFusionRetriever:
-        return QueryFusionRetriever(
-            self.retrievers(),
-            llm=llm,
-            mode=FUSION_MODES.RECIPROCAL_RANK,
-            similarity_top_k=PER_RETRIEVAL,
-            num_queries=len(SUB_QUERIES) + 1,
-            use_async=use_async,
-        )
+    def _fused(self, llm: LLM, *, use_async: bool = True) -> QueryFusionRetriever:
+        queries = len(SUB_QUERIES) + 1
+        return fused(self.retrievers(), llm, top_k=PER_RETRIEVAL, queries=queries, use_async=use_async)
 
-    def floor(self) -> Callable[[], None]:
+    def bare(self, path: Sequence[str], *, stream: bool = False) -> Callable[[], None]:
+        """Return a walk along a path with nothing around it: a prompt is a call of the model, "" is a search."""
         llm, retriever = self.server.llm(), self.retrievers()[0]
-        messages = [ChatMessage(QUESTION)]
 
-        def ask() -> None:
-            llm.chat(messages)
-            retriever.retrieve(QUESTION)
-            llm.chat(messages)
+        def walk() -> None:
+            for prompt in path:
+                if not prompt:
+                    retriever.retrieve(QUESTION)
+                elif stream:
+                    list(llm.stream_chat([ChatMessage(prompt)]))
+                else:
+                    llm.chat([ChatMessage(prompt)])
 
-        return ask
+        return walk
 
-    def afloor(self, *, native: bool) -> Callable[[], Any]:
+    def abare(self, path: Sequence[str], *, stream: bool = False, native: bool = True) -> Callable[[], Any]:
+        """Return the same on an event loop; sources without a native way are searched on a thread."""
         llm, retriever = self.server.llm(), self.retrievers()[0]
-        messages = [ChatMessage(QUESTION)]
 
-        async def ask() -> None:
-            await llm.achat(messages)
-            if native:
-                await retriever.aretrieve(QUESTION)
-            else:
-                await asyncio.to_thread(retriever.retrieve, QUESTION)
-            await llm.achat(messages)
+        async def walk() -> None:
+            for prompt in path:
+                if not prompt:
+                    search = (
+                        retriever.aretrieve(QUESTION) if native else asyncio.to_thread(retriever.retrieve, QUESTION)
+                    )
+                    await search
+                elif stream:
+                    _ = [piece async for piece in await llm.astream_chat([ChatMessage(prompt)])]
+                else:
+                    await llm.achat([ChatMessage(prompt)])
 
-        return ask
+        return walk
 
 
 def critical_path(runs: int, llm_seconds: float = 0.3, search_seconds: float = 0.05) -> list[Row]:
     """Measure the four cases: sync and async, sources with and without native async."""
     nominal = (2 * llm_seconds + search_seconds) * 1000
+    path = [QUESTION, "", QUESTION]
     rows = []
     with ModelServer(llm_seconds) as server:
         for native in (True, False):
             sources = "native async sources" if native else "sync-only sources"
             bench = Bench.build(server, native=native, latency=search_seconds)
-            rows += _rows(f"critical_path/sync, {sources}", _sync(bench, runs), nominal)
-            rows += _rows(f"critical_path/async, {sources}", _async(bench, runs, native=native), nominal)
+            engines = {OURS: bench.ours(), **bench.engines(), **bench.engines(use_async=False)}
+            asked = {name: partial(engine.query, QUESTION) for name, engine in engines.items()}
+            result = race({FLOOR: bench.bare(path), **asked}, runs, bench.meters)
+            rows += _rows(f"critical_path/sync, {sources}", result, nominal)
+            engines = {OURS: bench.ours(), **bench.engines()}
+            awaited = {name: partial(engine.aquery, QUESTION) for name, engine in engines.items()}
+            result = asyncio.run(arace({FLOOR: bench.abare(path, native=native), **awaited}, runs, bench.meters))
+            rows += _rows(f"critical_path/async, {sources}", result, nominal)
     return rows
 
 
-def _sync(bench: Bench, runs: int) -> Race:
-    engines = {
-        OURS: bench.agentic(),
-        "QueryFusionRetriever + compact": bench.fusion(),
-        "QueryFusionRetriever(use_async=False) + compact": bench.fusion(use_async=False),
-        "SubQuestionQueryEngine": bench.sub_question(),
-        "SubQuestionQueryEngine(use_async=False)": bench.sub_question(use_async=False),
-        "CitationQueryEngine": bench.citation(),
-    }
-    asked = [Contestant(name, partial(engine.query, QUESTION)) for name, engine in engines.items()]
-    return race([Contestant(FLOOR, bench.floor()), *asked], bench.meters, runs)
-
-
-def _async(bench: Bench, runs: int, *, native: bool) -> Race:
-    engines = {
-        OURS: bench.agentic(),
-        "QueryFusionRetriever + compact": bench.fusion(),
-        "SubQuestionQueryEngine": bench.sub_question(),
-        "CitationQueryEngine": bench.citation(),
-    }
-    asked = [Contestant(name, partial(engine.aquery, QUESTION)) for name, engine in engines.items()]
-    return asyncio.run(arace([Contestant(FLOOR, bench.afloor(native=native)), *asked], bench.meters, runs))
-
-
 def _rows(case: str, result: Race, nominal: float) -> list[Row]:
-    peers = [name for name in [*result.samples, *result.failures] if name not in (OURS, FLOOR)]
-    wall = result.value(OURS, WALL)
-    timed = {WALL: "ms"}
-    if result.value(OURS, LOOP_GAP) is not None:
-        timed[LOOP_GAP] = "ms"
-    path = Row(f"{case}/{WALL}", wall, nominal, "critical path: plan + search + answer, nominal", "ms", result.runs)
+    wall, path = result.value(OURS, WALL), "critical path: plan + search + answer, nominal"
+    timed = {WALL: "ms"} if result.value(OURS, LOOP_GAP) is None else {WALL: "ms", LOOP_GAP: "ms"}
     return [
-        path,
-        *[
-            row
-            for quantity, unit in timed.items()
-            for row in result.rows(case, OURS, [FLOOR, *peers], {quantity: unit})
-        ],
-        *result.rows(case, OURS, peers, COUNTS),
+        Row(f"{case}/{WALL}", wall, nominal, path, "ms", result.runs),
+        *result.rows(case, OURS, timed),
+        *result.rows(case, OURS, COUNTS, without=FLOOR),
     ]

@@ -8,7 +8,7 @@ import sys
 from statistics import median
 from typing import Any, Final
 
-from tests.benchmarks.report import Row
+from tests.benchmarks.measure import Row
 
 __all__ = ["import_time"]
 
@@ -42,6 +42,7 @@ from llama_index.core.retrievers import QueryFusionRetriever
 from llama_index.core.query_engine import CitationQueryEngine, SubQuestionQueryEngine
 print(json.dumps({"names": time.perf_counter() - core}))
 """
+PEER_NAMES: Final = "QueryFusionRetriever, SubQuestionQueryEngine, CitationQueryEngine"
 
 
 def import_time(runs: int) -> list[Row]:
@@ -52,41 +53,16 @@ def import_time(runs: int) -> list[Row]:
     if runs > 1:
         _probe(OURS), _probe(PEER)  # compiles, and warms the disk's cache
     pairs = [(_probe(OURS), _probe(PEER)) for _ in range(runs)]
-
-    def milliseconds(side: int, name: str) -> float:
-        return float(1000 * median(pair[side][name] for pair in pairs))
-
-    def most_loaded(name: str) -> int:
-        return max(len(pair[0][name]) for pair in pairs)
-
-    none_allowed = f"none of {', '.join(HEAVY)}"
+    core, package, names = (1000 * median(ours[part] for ours, _ in pairs) for part in ("core", "package", "names"))
+    peer = 1000 * median(theirs["names"] for _, theirs in pairs)
+    loaded, loaded_names = (max(len(ours[part]) for ours, _ in pairs) for part in ("loaded", "loaded_names"))
+    allowed = f"none of {', '.join(HEAVY)}"
     return [
-        Row("import/added by the package", milliseconds(0, "package"), BUDGET_MS, "budget", "ms", runs),
-        Row(
-            "import/added by the package",
-            milliseconds(0, "package"),
-            milliseconds(0, "core"),
-            "import llama_index.core",
-            "ms",
-            runs,
-        ),
-        Row(
-            "import/added by the main names",
-            milliseconds(0, "names"),
-            milliseconds(1, "names"),
-            "QueryFusionRetriever, SubQuestionQueryEngine, CitationQueryEngine",
-            "ms",
-            runs,
-        ),
-        Row("import/heavy modules loaded by the package", most_loaded("loaded"), 0, none_allowed, "modules", runs),
-        Row(
-            "import/heavy modules loaded by the main names",
-            most_loaded("loaded_names"),
-            0,
-            none_allowed,
-            "modules",
-            runs,
-        ),
+        Row("import/added by the package", package, BUDGET_MS, "budget", "ms", runs),
+        Row("import/added by the package", package, core, "import llama_index.core", "ms", runs),
+        Row("import/added by the main names", names, peer, PEER_NAMES, "ms", runs),
+        Row("import/heavy modules loaded by the package", loaded, 0, allowed, "modules", runs),
+        Row("import/heavy modules loaded by the main names", loaded_names, 0, allowed, "modules", runs),
     ]
 
 

@@ -5,7 +5,7 @@ same: one vector query a question. The peer is LlamaIndex's bare retriever over 
 same vector. 20,000 chunks of 384 dimensions in one ``chroma run`` on loopback.
 
 With the server stopped (SIGSTOP) and a deadline of 0.5 s, a second source answers from memory; there is no peer: the
-bare client hangs for ever.
+bare client hangs without end.
 """
 
 from __future__ import annotations
@@ -15,21 +15,22 @@ import logging
 import resource
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Final
 
 import chromadb
+import numpy as np
 from llama_index.core import VectorStoreIndex
-from llama_index.core.schema import NodeWithScore
+from llama_index.core.retrievers import BaseRetriever
 from llama_index.vector_stores.chroma import ChromaVectorStore
 
 from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, Resilience, RetrieverOptions
+from llama_index_agentic_kb.schema import RetrievalResponse
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever
-from tests.benchmarks.report import Row
+from tests.benchmarks.measure import Row
 from tests.chroma_server import ChromaServer
 
 __all__ = ["load"]
@@ -37,13 +38,23 @@ __all__ = ["load"]
 DIMENSIONS: Final = 384
 DEADLINE: Final = 0.5
 PEER: Final = "bare LlamaIndex retriever over the same client"
-
-Ask = Callable[[str], Sequence[NodeWithScore] | Any]
+NO_PEER: Final = "(no peer)"
 
 
 @dataclass(frozen=True)
-class Size:
-    """How much of everything.
+class Times:
+    """What a case took, in seconds."""
+
+    each: Sequence[float]
+    whole: float
+
+    def percentile(self, percent: float) -> float:
+        """Return the time, in ms, within which so many per cent of the questions were answered."""
+        return float(1000 * np.percentile(self.each, percent, method="higher"))
+
+
+def load(chunks: int = 20_000, questions: int = 1_000, threads: int = 64, stopped: int = 100) -> list[Row]:
+    """Measure callers on threads and on one event loop, ours beside the bare client; then with the server stopped.
 
     Args:
         chunks: In the collection.
@@ -51,67 +62,30 @@ class Size:
         threads: Sync callers at once.
         stopped: Questions while the server is stopped.
     """
-
-    chunks: int = 20_000
-    questions: int = 1_000
-    threads: int = 64
-    stopped: int = 100
-
-
-@dataclass(frozen=True)
-class Times:
-    """What a case took, in seconds."""
-
-    each: list[float]
-    whole: float
-
-    def percentile(self, percent: float) -> float:
-        """Give the time, in ms, within which so many per cent of the questions were answered."""
-        ordered = sorted(self.each)
-        return 1000 * ordered[min(len(ordered) - 1, int(len(ordered) * percent / 100))]
-
-
-def load(size: Size) -> list[Row]:
-    """Measure callers on threads and on one event loop, ours beside the bare client; then with the server stopped."""
-    logging.getLogger("llama_index_agentic_kb").setLevel(logging.ERROR)  # hundreds of timeouts are told by numbers
-    with ChromaServer() as server, _index(server, size.chunks) as index:
+    logging.getLogger("llama_index_agentic_kb").setLevel(logging.ERROR)  # hundreds of timeouts are counted in rows
+    with ChromaServer() as server, _index(server, chunks) as index:
+        resilience = Resilience(timeout=120.0)
+        source = KnowledgeSource("chroma", index=index, hybrid=False, similarity_top_k=10, resilience=resilience)
+        options = RetrieverOptions(embedding_cache=None)
+        kb = KnowledgeBase([source], effort="minimal", max_runtime_in_seconds=300.0, options=options)
         retriever = index.as_retriever(similarity_top_k=10)
-        kb = KnowledgeBase(
-            [
-                KnowledgeSource(
-                    "chroma", index=index, hybrid=False, similarity_top_k=10, resilience=Resilience(timeout=120.0)
-                )
-            ],
-            effort="minimal",
-            max_runtime_in_seconds=300.0,
-            options=RetrieverOptions(embedding_cache=None),
-        )
-        questions = [f"question {number}" for number in range(size.questions)]
-        expected = _found(kb, questions)
+        asked = [f"question {number}" for number in range(questions)]
+        # Asked one at a time: what each answer must be under load.
+        expected = {question: [one.node_id for one in kb.retrieve(question).references] for question in asked}
         rows = []
-        for callers in (1, 8, size.threads):
-            name = f"load/{callers} threads"
-            some = questions[: max(callers, size.questions // (4 if callers == 1 else 1))]
-            ours = _threads(lambda q: _same(kb.retrieve(q), expected[q]), some, callers)
-            rows += _rows(name, ours, _threads(retriever.retrieve, some, callers), len(some))
-        rows += _async_rows(kb, retriever, questions, expected)
-        return rows + _stopped_rows(server, index, size)
+        for callers in (1, 8, threads):
+            some = asked[: max(callers, questions // (4 if callers == 1 else 1))]
+            ours = _threads(lambda question: _check(kb.retrieve(question), expected[question]), some, callers)
+            rows += _rows(f"load/{callers} threads", ours, _threads(retriever.retrieve, some, callers))
+        return rows + _async_rows(kb, retriever, expected) + _stopped_rows(server, index, stopped)
 
 
-# -- many at once -----------------------------------------------------------------------------------------------------
-
-
-def _found(kb: KnowledgeBase, questions: Sequence[str]) -> dict[str, list[str]]:
-    """Ask one at a time: what each answer must be under load."""
-    return {question: [one.node_id for one in kb.retrieve(question).references] for question in questions}
-
-
-def _same(response: Any, expected: list[str]) -> None:
+def _check(response: RetrievalResponse, expected: list[str]) -> None:
     assert response.status_code == 200, response.missing
     assert [one.node_id for one in response.references] == expected
 
 
-def _threads(ask: Ask, questions: Sequence[str], callers: int) -> Times:
+def _threads(ask: Callable[[str], object], questions: Sequence[str], callers: int) -> Times:
     def timed(question: str) -> float:
         began = time.perf_counter()
         ask(question)
@@ -123,82 +97,69 @@ def _threads(ask: Ask, questions: Sequence[str], callers: int) -> Times:
     return Times(each, time.perf_counter() - began)
 
 
-def _async_rows(
-    kb: KnowledgeBase, retriever: Any, questions: Sequence[str], expected: dict[str, list[str]]
-) -> list[Row]:
-    """All questions at once on one loop. The bare ``aretrieve`` would block it; threads of its own are given to it."""
-    before = threading.active_count(), _memory()
-    most = 0
+def _async_rows(kb: KnowledgeBase, retriever: BaseRetriever, expected: Mapping[str, list[str]]) -> list[Row]:
+    """Ask all questions at once on one loop. The bare ``aretrieve`` would block it: the peer has threads of its own."""
+    threads_before, memory_before, most = threading.active_count(), _memory(), 0
 
     async def ours(question: str) -> float:
         nonlocal most
         began = time.perf_counter()
         response = await kb.aretrieve(question)
         most = max(most, threading.active_count())
-        _same(response, expected[question])
+        _check(response, expected[question])
         return time.perf_counter() - began
 
     async def all_of_them() -> Times:
         began = time.perf_counter()
-        each = await asyncio.gather(*map(ours, questions))
-        return Times(list(each), time.perf_counter() - began)
+        each = await asyncio.gather(*map(ours, expected))
+        return Times(each, time.perf_counter() - began)
 
     times = asyncio.run(all_of_them())
-    threads, memory = most - before[0], _memory() - before[1]
-    name = f"load/{len(questions)} async questions at once"
-    rows = _rows(name, times, _threads(retriever.retrieve, questions, len(questions)), len(questions))
-    told = "(no peer)"
-    rows.append(Row(f"{name}/further threads", threads, None, told, "threads", 1))
-    rows.append(Row(f"{name}/further memory, at its peak", memory, None, told, "MB", 1))
-    return rows
-
-
-def _rows(name: str, ours: Times, peer: Times, asked: int) -> list[Row]:
-    rows = [
-        Row(f"{name}/p{percent}", ours.percentile(percent), peer.percentile(percent), PEER, "ms", asked)
-        for percent in (50, 99)
+    threads, memory = most - threads_before, _memory() - memory_before
+    name = f"load/{len(expected)} async questions at once"
+    return [
+        *_rows(name, times, _threads(retriever.retrieve, list(expected), len(expected))),
+        Row(f"{name}/further threads", threads, None, NO_PEER, "threads", 1),
+        Row(f"{name}/further memory, at its peak", memory, None, NO_PEER, "MB", 1),
     ]
+
+
+def _rows(name: str, ours: Times, peer: Times) -> list[Row]:
+    asked = len(ours.each)
+    rows = [Row(f"{name}/p{p}", ours.percentile(p), peer.percentile(p), PEER, "ms", asked) for p in (50, 99)]
     each = 1000 * ours.whole / asked, 1000 * peer.whole / asked
     return [*rows, Row(f"{name}/wall", *each, PEER, "ms per question", asked)]
 
 
 def _memory() -> float:
-    """The most memory that this process has had, in MB."""
+    """Return the most memory that this process has had, in MB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-# -- a stopped server --------------------------------------------------------------------------------------------------
-
-
-def _stopped_rows(server: ChromaServer, index: VectorStoreIndex, size: Size) -> list[Row]:
+def _stopped_rows(server: ChromaServer, index: VectorStoreIndex, asked: int) -> list[Row]:
     rows = []
-    for breaker in ("with its breaker", "without a breaker"):
-        fields: dict[str, Any] = {} if breaker == "with its breaker" else {"resilience": Resilience(breaker=None)}
-        kb = KnowledgeBase(
-            [
-                KnowledgeSource("stopped", index=index, hybrid=False, **fields),
-                KnowledgeSource("well", retriever=MemoryRetriever(["Any question has an answer."])),
-            ],
-            effort="minimal",
-            max_runtime_in_seconds=DEADLINE,
-        )
+    fields: dict[str, dict[str, Any]] = {
+        "with its breaker": {},
+        "without a breaker": {"resilience": Resilience(breaker=None)},
+    }
+    for breaker, field in fields.items():
+        stopped = KnowledgeSource("stopped", index=index, hybrid=False, **field)
+        well = KnowledgeSource("well", retriever=MemoryRetriever(["Any question has an answer."]))
+        kb = KnowledgeBase([stopped, well], effort="minimal", max_runtime_in_seconds=DEADLINE)
+
+        def ask(question: str, kb: KnowledgeBase = kb) -> None:
+            response = kb.retrieve(question)
+            assert response.status_code == 206
+            assert [one.knowledge_source_name for one in response.references] == ["well"]
+
         assert kb.retrieve("question", max_runtime_in_seconds=30).status_code == 200
         server.stop()
         try:
             for callers in (1, 8):
-                times = _threads(partial(_ask_partial, kb), ["question"] * size.stopped, callers)
+                times = _threads(ask, ["question"] * asked, callers)
                 name = f"load/server stopped, deadline {1000 * DEADLINE:.0f} ms, {callers} callers, {breaker}"
-                rows += [
-                    Row(
-                        f"{name}/p{percent}",
-                        times.percentile(percent),
-                        1000 * DEADLINE,
-                        "the deadline",
-                        "ms",
-                        size.stopped,
-                    )
-                    for percent in (50, 99)
-                ]
+                for p in (50, 99):
+                    rows.append(Row(f"{name}/p{p}", times.percentile(p), 1000 * DEADLINE, "the deadline", "ms", asked))
         finally:
             server.go_on()
         began = time.perf_counter()
@@ -206,23 +167,12 @@ def _stopped_rows(server: ChromaServer, index: VectorStoreIndex, size: Size) -> 
             assert time.perf_counter() - began < 60
             time.sleep(0.05)
         back = time.perf_counter() - began
-        rows.append(Row(f"load/server goes on, {breaker}/full answers after", back, None, "(no peer)", "s", 1))
+        rows.append(Row(f"load/server goes on, {breaker}/full answers after", back, None, NO_PEER, "s", 1))
     return rows
-
-
-def _ask_partial(kb: KnowledgeBase, question: str) -> None:
-    response = kb.retrieve(question)
-    assert response.status_code == 206
-    assert [one.knowledge_source_name for one in response.references] == ["well"]
-
-
-# -- the collection ----------------------------------------------------------------------------------------------------
 
 
 @contextmanager
 def _index(server: ChromaServer, chunks: int) -> Iterator[VectorStoreIndex]:
-    import numpy as np  # noqa: PLC0415 (with the collection alone)
-
     client = chromadb.HttpClient("127.0.0.1", server.port)
     collection = client.create_collection("load", embedding_function=None)
     vectors = np.random.default_rng(0).standard_normal((chunks, DIMENSIONS)).astype("float32")

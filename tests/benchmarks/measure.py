@@ -1,52 +1,79 @@
-"""Measures contestants in turns: one run of each, then the next, after a warm-up of all."""
+"""Measures contestants in turns (one run of each, then the next, after a warm-up of all), and compares the medians."""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import json
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from statistics import median
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
+
+from rich.console import Console
+from rich.table import Table
 
 from llama_index_agentic_kb.search.embedding import SHARED_CACHE
-from tests.benchmarks.report import Row
 
-__all__ = ["LOOP_GAP", "WALL", "Contestant", "Race", "arace", "longest_gap", "race"]
+__all__ = ["LOOP_GAP", "WALL", "Contestants", "Race", "Row", "arace", "print_rows", "race", "write_rows"]
 
 WALL: Final = "wall"
 LOOP_GAP: Final = "longest loop gap"
 TICK: Final = 0.001
 
-Meters = Callable[[], Mapping[str, int]]
-"""Gives the running totals of whatever is counted (calls, tokens): the difference over a run is that run's."""
+Contestants: TypeAlias = Mapping[str, Callable[[], Any]]
+"""What is measured, by its name in rows: does the work once; in an async race it returns an awaitable of it."""
+
+Meters: TypeAlias = Callable[[], Mapping[str, int]]
+"""Returns the running totals of whatever is counted (calls, tokens): the difference over a run is that run's."""
 
 
 @dataclass(frozen=True)
-class Contestant:
-    """Something that is measured.
+class Row:
+    """One comparison.
 
     Args:
-        name: Names it in rows.
-        ask: Does the work once; in an async race it gives an awaitable of it.
+        name: The benchmark, the case and what was measured, joined by slashes.
+        ours: The median of our runs; None where nothing can be compared.
+        peer: The median of the peer's runs; None where the peer failed or does not exist.
+        peer_name: What it is compared with; where the peer failed, how.
+        unit: Of both.
+        runs: How many runs each median is of; 1 where it is no measurement (a nominal value, a count of modules).
     """
 
     name: str
-    ask: Callable[[], Any]
+    ours: float | None
+    peer: float | None
+    peer_name: str
+    unit: str
+    runs: int
+    ratio: float | None = field(init=False)
+    """Ours over the peer's: below 1 is better. None where either is missing or the peer's is 0."""
+
+    def __post_init__(self) -> None:
+        """Work the ratio out, from the numbers as measured, and round what is shown."""
+        ratio = self.ours / self.peer if self.ours is not None and self.peer else None
+        object.__setattr__(self, "ratio", None if ratio is None else round(ratio, 3))
+        for name in ("ours", "peer"):
+            value = getattr(self, name)
+            object.__setattr__(self, name, None if value is None else round(value, 2))
 
 
 @dataclass
 class Race:
-    """What was measured: by contestant, by quantity, one value a run."""
+    """What was measured: by contestant, by quantity, one value a run; and how a contestant failed."""
 
     runs: int
+    meters: Meters
     samples: dict[str, dict[str, list[float]]] = field(default_factory=dict)
     failures: dict[str, str] = field(default_factory=dict)
+    warm: bool = False
 
-    def turns(self, contestants: Sequence[Contestant]) -> Iterator[tuple[int, Contestant]]:
-        """Give whose turn it is: all once for warming up (turn 0), then ``runs`` times in the same order.
+    def turns(self, contestants: Contestants) -> Iterator[str]:
+        """Yield whose turn it is: all once for warming up, then ``runs`` times in the same order.
 
         A single run has no warm-up: it shows that things work, and its times mean nothing.
 
@@ -56,83 +83,92 @@ class Race:
         """
         try:
             for turn in range(0 if self.runs > 1 else 1, self.runs + 1):
+                self.warm = turn > 0
                 if turn <= 1:
                     gc.collect()
                     gc.freeze()
-                for contestant in contestants:
-                    if contestant.name not in self.failures:
+                for name in contestants:
+                    if name not in self.failures:
                         gc.collect()
                         SHARED_CACHE.clear()
-                        yield turn, contestant
+                        yield name
         finally:
             gc.unfreeze()
 
-    def note(self, name: str, quantities: Mapping[str, float]) -> None:
-        """Add a run of a contestant."""
-        for quantity, value in quantities.items():
+    @contextmanager
+    def measured(self, name: str) -> Iterator[dict[str, float]]:
+        """Note the wall time of a run in ms, what the meters count, and what is put into the mapping.
+
+        A contestant that can't do a case is a result too.
+        """
+        quantities: dict[str, float] = {}
+        before, start = self.meters(), time.perf_counter()
+        try:
+            yield quantities
+        except Exception as error:  # noqa: BLE001 (whatever a peer raises)
+            self.failures[name] = f"{type(error).__name__}: {str(error)[:80]}"
+            return
+        quantities[WALL] = (time.perf_counter() - start) * 1000
+        quantities.update({counted: total - before[counted] for counted, total in self.meters().items()})
+        for quantity, value in quantities.items() if self.warm else ():
             self.samples.setdefault(name, {}).setdefault(quantity, []).append(value)
 
     def value(self, name: str, quantity: str) -> float | None:
-        """Give a contestant's median; None where it failed or the quantity was not measured."""
+        """Return a contestant's median; None where it failed or the quantity was not measured."""
         values = self.samples.get(name, {}).get(quantity)
         return None if name in self.failures or not values else median(values)
 
-    def rows(self, case: str, ours: str, peers: Sequence[str], units: Mapping[str, str]) -> list[Row]:
+    def rows(self, case: str, ours: str, units: Mapping[str, str], *, without: str = "", each: int = 1) -> list[Row]:
         """Compare one contestant with the others.
 
         Args:
             case: Begins each row's name.
             ours: The contestant that is ours.
-            peers: The others, as rows are to name them.
             units: The quantities to compare, with their units.
+            without: A contestant that is not compared.
+            each: What every number is divided by: the questions of a run.
         """
         rows = []
         for quantity, unit in units.items():
-            for peer in peers:
-                failure = self.failures.get(peer)
-                told = peer if failure is None else f"{peer} failed: {failure}"
-                measured = self.value(ours, quantity), self.value(peer, quantity)
-                rows.append(Row(f"{case}/{quantity}", *measured, told, unit, self.runs))
+            for peer in dict.fromkeys([*self.samples, *self.failures]):
+                if peer not in {ours, without}:
+                    values = self.value(ours, quantity), self.value(peer, quantity)
+                    shown = [None if value is None else value / each for value in values]
+                    name = f"{peer} failed: {self.failures[peer]}" if peer in self.failures else peer
+                    rows.append(Row(f"{case}/{quantity}", *shown, name, unit, self.runs))
         return rows
 
 
-def race(contestants: Sequence[Contestant], meters: Meters, runs: int) -> Race:
-    """Measure sync contestants: wall time in ms, and what the meters count."""
-    result = Race(runs)
-    with _loop_of_a_script():
-        for turn, contestant in result.turns(contestants):
-            before, start = meters(), time.perf_counter()
-            try:
-                contestant.ask()
-            except Exception as error:  # noqa: BLE001 (a peer that can't do a case is a result too)
-                result.failures[contestant.name] = _told(error)
-                continue
-            wall = (time.perf_counter() - start) * 1000
-            if turn:  # the first is the warm-up
-                result.note(contestant.name, {WALL: wall, **_counted(before, meters())})
+def race(contestants: Contestants, runs: int, meters: Meters = dict) -> Race:
+    """Measure sync contestants: wall time, and what the meters count.
+
+    The main thread has an event loop meanwhile, as in a script that never called ``asyncio.run``: LlamaIndex's sync
+    calls then run their async parts on this one loop, else on a new one each time, which costs them far more.
+    """
+    result, loop = Race(runs, meters), asyncio.new_event_loop()
+    asyncio.set_event_loop(loop)
+    try:
+        for name in result.turns(contestants):
+            with result.measured(name):
+                contestants[name]()
+    finally:
+        asyncio.set_event_loop(None)
+        loop.close()
     return result
 
 
-async def arace(contestants: Sequence[Contestant], meters: Meters, runs: int) -> Race:
+async def arace(contestants: Contestants, runs: int, meters: Meters = dict) -> Race:
     """Measure async contestants: wall time and longest loop gap in ms, and what the meters count."""
-    result = Race(runs)
-    for turn, contestant in result.turns(contestants):
-        before, start = meters(), time.perf_counter()
-        try:
-            gap = await longest_gap(contestant.ask)
-        except Exception as error:  # noqa: BLE001 (a peer that can't do a case is a result too)
-            result.failures[contestant.name] = _told(error)
-            continue
-        wall = (time.perf_counter() - start) * 1000
-        if turn:
-            result.note(contestant.name, {WALL: wall, LOOP_GAP: gap, **_counted(before, meters())})
+    result = Race(runs, meters)
+    for name in result.turns(contestants):
+        with result.measured(name) as quantities:
+            quantities[LOOP_GAP] = await _longest_gap(contestants[name])
     return result
 
 
-async def longest_gap(ask: Callable[[], Awaitable[Any]]) -> float:
-    """Do the work while a task ticks every ms; give the longest time between two ticks, in ms (never below 1)."""
-    longest = 0.0
-    last = time.perf_counter()
+async def _longest_gap(ask: Callable[[], Awaitable[Any]]) -> float:
+    """Do the work while a task ticks every ms; return the longest time between two ticks, in ms (never below 1)."""
+    longest, last = 0.0, time.perf_counter()
 
     def note() -> None:
         nonlocal longest, last
@@ -154,25 +190,27 @@ async def longest_gap(ask: Callable[[], Awaitable[Any]]) -> float:
     return longest * 1000
 
 
-@contextmanager
-def _loop_of_a_script() -> Iterator[None]:
-    """Set an event loop for the main thread, as a script has that never called ``asyncio.run``.
-
-    LlamaIndex's sync calls then run their async parts on this one loop, else on a new one each time, which costs them
-    far more with an async client.
-    """
-    loop = asyncio.new_event_loop()
-    asyncio.set_event_loop(loop)
-    try:
-        yield
-    finally:
-        asyncio.set_event_loop(None)
-        loop.close()
+def write_rows(rows: Iterable[Row], path: Path) -> None:
+    """Write rows as a JSON list."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps([asdict(row) for row in rows], indent=1) + "\n", encoding="utf-8")
 
 
-def _counted(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, float]:
-    return {name: after[name] - before[name] for name in after}
+def print_rows(rows: Sequence[Row]) -> None:
+    """Print rows as a table."""
+    table = Table("name", "peer", title="ratio = ours / peer; below 1 is better")
+    for heading in ("ours", "peer", "ratio", "unit", "runs"):
+        table.add_column(heading, justify="left" if heading == "unit" else "right", no_wrap=True)
+    before = ""
+    for row in rows:
+        if row.name != before:
+            table.add_section()
+        shown = [_number(value) for value in (row.ours, row.peer, row.ratio)]
+        table.add_row(row.name if row.name != before else "", row.peer_name, *shown, row.unit, str(row.runs))
+        before = row.name
+    # A pipe has no width of its own, and 80 columns would fold every cell.
+    Console(width=None if Console().is_terminal else 160).print(table)
 
 
-def _told(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error)[:80]}"
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.4g}" if value < 1000 else f"{value:,.0f}"

@@ -1,6 +1,6 @@
 """The language model: ``LoopbackOpenAI`` in a process of its own, so that it shares no GIL with what is measured.
 
-The process tells its address on its first line, and what it billed so far for each line that it is sent.
+The process prints its address on its first line, and what it billed so far for each line that it is sent.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ ANSWER: Final = (
     "Hayabusa2 and OSIRIS-REx brought back samples of Ryugu and Bennu [ref_id:0] [1], while Galileo orbited Jupiter "
     "[ref_id:1] [2]."
 )
-
 
 PIECE: Final = 4
 """Characters of a streamed piece: about a token."""
@@ -92,7 +91,7 @@ class ModelServer:
         return OpenAI(model="gpt-4o-mini", api_base=self._base_url, api_key="sk-loopback-no-secret")
 
     def billed(self) -> tuple[int, int]:
-        """Give the calls and the tokens so far."""
+        """Return the calls and the tokens so far."""
         assert self._process.stdin is not None
         self._process.stdin.write("\n")
         self._process.stdin.flush()

@@ -11,18 +11,14 @@ findings, look for gaps) and the two searches, one after another.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
-from llama_index.core.base.llms.types import ChatMessage
-
-from llama_index_agentic_kb import AgenticRetriever, KnowledgeSource
-from tests.benchmarks.corpus import QUESTION, SOURCES
+from llama_index_agentic_kb import AgenticRetriever
+from tests.benchmarks.corpus import QUESTION, knowledge_sources
 from tests.benchmarks.critical_path import PER_SEARCH, Bench
-from tests.benchmarks.measure import WALL, Contestant, arace, race
+from tests.benchmarks.measure import WALL, Row, arace, race
 from tests.benchmarks.model_server import ModelServer
-from tests.benchmarks.report import Row
 
 __all__ = ["planned_path"]
 
@@ -50,50 +46,15 @@ def planned_path(
 def _case(case: str, server: ModelServer, effort: str, path: list[str], runs: int, search_seconds: float) -> list[Row]:
     bench = Bench.build(server, native=True, latency=search_seconds)
     floor = "floor: " + " + ".join(step or "search" for step in path) + ", bare"
-    rows = []
-    for mode in ("sync", "async"):
-        ours = _retriever(bench, effort)
-        if mode == "sync":
-            contestants = [Contestant(floor, _bare(bench, path)), Contestant(OURS, partial(ours.retrieve, QUESTION))]
-            result = race(contestants, bench.meters, runs)
-        else:
-            contestants = [Contestant(floor, _abare(bench, path)), Contestant(OURS, partial(ours.aretrieve, QUESTION))]
-            result = asyncio.run(arace(contestants, bench.meters, runs))
-        rows += result.rows(f"planned_path/{case}, {mode}", OURS, [floor], {WALL: "ms", "LLM calls": "calls"})
-    return rows
+    prompts = [PROMPTS[step] if step else "" for step in path]
+    quantities = {WALL: "ms", "LLM calls": "calls"}
 
+    def ours() -> AgenticRetriever:
+        sources = knowledge_sources(bench.indexes, similarity_top_k=PER_SEARCH, hybrid=False)
+        return AgenticRetriever(sources, llm=server.llm(), effort=effort)
 
-def _retriever(bench: Bench, effort: str) -> AgenticRetriever:
-    sources = [
-        KnowledgeSource(name, SOURCES[name], index=index, similarity_top_k=PER_SEARCH, hybrid=False)
-        for name, index in bench.indexes.items()
-    ]
-    return AgenticRetriever(sources, llm=bench.server.llm(), effort=effort)
-
-
-def _bare(bench: Bench, path: list[str]) -> Callable[[], None]:
-    llm, retriever = bench.server.llm(), bench.retrievers()[0]
-
-    def walk() -> None:
-        for step in path:
-            if step:
-                for _ in llm.stream_chat([ChatMessage(PROMPTS[step])]):
-                    pass
-            else:
-                retriever.retrieve(QUESTION)
-
-    return walk
-
-
-def _abare(bench: Bench, path: list[str]) -> Callable[[], Any]:
-    llm, retriever = bench.server.llm(), bench.retrievers()[0]
-
-    async def walk() -> None:
-        for step in path:
-            if step:
-                async for _ in await llm.astream_chat([ChatMessage(PROMPTS[step])]):
-                    pass
-            else:
-                await retriever.aretrieve(QUESTION)
-
-    return walk
+    asked = {floor: bench.bare(prompts, stream=True), OURS: partial(ours().retrieve, QUESTION)}
+    rows = race(asked, runs, bench.meters).rows(f"planned_path/{case}, sync", OURS, quantities)
+    awaited = {floor: bench.abare(prompts, stream=True), OURS: partial(ours().aretrieve, QUESTION)}
+    result = asyncio.run(arace(awaited, runs, bench.meters))
+    return rows + result.rows(f"planned_path/{case}, async", OURS, quantities)

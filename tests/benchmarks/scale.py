@@ -12,21 +12,20 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
 from rich.table import Table
 
-from tests.benchmarks.scale_search import measure_filtered, measure_plain
-from tests.benchmarks.scale_store import ScaleStore, disk_bytes
+from tests.benchmarks.scale_store import ScaleStore, measure_filtered, measure_plain
 
-__all__ = ["measure", "measure_hard"]
+__all__ = ["build", "build_lexical", "measure"]
 
 SIZES: Final = "1000,10000,100000,1000000"
 HARD: Final = 20_000
-USERS: Final = (1, 16)
+USERS: Final = {1: "1 user", 16: "16 users"}
 SELECTIVITIES: Final = {"10 %": ("tenth", 10), "1 %": ("hundredth", 100)}
 MEGABYTE: Final = 1024 * 1024
 
@@ -37,64 +36,50 @@ def build(cache: Path, size: int, *, clustered: bool = True) -> Result:
     """Build vectors and records of a size unless they are there."""
     at = ScaleStore(cache, size, clustered=clustered)
     seconds = at.build(lambda text: print(text, file=sys.stderr, flush=True))
-    parts = {f"{part} MB": disk_bytes(at.folder / "store" / part) / MEGABYTE for part in ("graphs", "documents.db")}
-    return {"seconds": seconds, **parts, "peak memory MB": _peak_megabytes()}
+    return {"seconds": seconds, **_disk(at, "graphs", "documents.db"), "peak memory MB": _peak_megabytes()}
 
 
 def build_lexical(cache: Path, size: int) -> Result:
     """Build the lexical index of a size unless it is there."""
     at = ScaleStore(cache, size)
-    seconds = at.build_lexical()
-    disk = disk_bytes(at.folder / "store" / "lexical") / MEGABYTE
-    return {"seconds": seconds, "lexical MB": disk, "peak memory MB": _peak_megabytes()}
+    return {"seconds": at.build_lexical(), **_disk(at, "lexical"), "peak memory MB": _peak_megabytes()}
 
 
-def measure(cache: Path, size: int, searches: int) -> Result:
-    """Measure a size that was built."""
-    at = ScaleStore(cache, size)
-    result: Result = {"chunks": size}
+def measure(cache: Path, size: int, searches: int, *, clustered: bool = True) -> Result:
+    """Measure a size that was built; without clusters, where Chroma's graph loses its way, filters alone."""
+    at = ScaleStore(cache, size, clustered=clustered)
+    result: Result = {"chunks": size} if clustered else {"chunks": size, "vectors": "without clusters"}
     with at.open() as store:
-        started = time.perf_counter()
-        measure_plain(store, at, 1, 1, hybrid=False)
-        result["first search"] = {"ms": (time.perf_counter() - started) * 1000}
-        for users in USERS:
-            result[f"dense, {_users(users)}"] = measure_plain(store, at, users, searches, hybrid=False)
-        result["memory, dense"] = {"MB": _megabytes()}
-        started = time.perf_counter()
-        measure_plain(store, at, 1, 1, hybrid=True)
-        result["first hybrid search"] = {"ms": (time.perf_counter() - started) * 1000}
-        for users in USERS:
-            result[f"hybrid, {_users(users)}"] = measure_plain(store, at, users, searches, hybrid=True)
-        result["memory, hybrid"] = {"MB": _megabytes()}
-        result |= _filters(store, at, searches)
-    result["memory, all"] = {"MB": _megabytes(), "peak MB": _peak_megabytes()}
+        for kind in ("dense", "hybrid") if clustered else ():
+            started, hybrid = time.perf_counter(), kind == "hybrid"
+            measure_plain(store, at, 1, 1, hybrid=hybrid)
+            first = "first hybrid search" if hybrid else "first search"
+            result[first] = {"ms": (time.perf_counter() - started) * 1000}
+            for users, name in USERS.items():
+                result[f"{kind}, {name}"] = measure_plain(store, at, users, searches, hybrid=hybrid)
+            result[f"memory, {kind}"] = {"MB": _megabytes()}
+        for share, (key, modulus) in SELECTIVITIES.items():
+            found = measure_filtered(store, at, key, modulus, searches)
+            result[f"filter {share}, ours"] = found["ours"]
+            result[f"filter {share}, ours, new filter"] = found["first"]
+            result[f"filter {share}, Chroma's own"] = found["chroma"]
+            result[f"filter {share}, note"] = found["note"]
+    if clustered:
+        result["memory, all"] = {"MB": _megabytes(), "peak MB": _peak_megabytes()}
     return result
 
 
-def measure_hard(cache: Path, size: int, searches: int) -> Result:
-    """Measure filters over vectors without clusters, on which Chroma's graph loses its way."""
-    at = ScaleStore(cache, size, clustered=False)
-    with at.open() as store:
-        return {"chunks": size, **_filters(store, at, searches)}
-
-
-def _filters(store: Any, at: ScaleStore, searches: int) -> Result:
-    result: Result = {}
-    for share, (key, modulus) in SELECTIVITIES.items():
-        found = measure_filtered(store, at, key, modulus, searches)
-        result[f"filter {share}, ours"] = found["ours"]
-        result[f"filter {share}, ours, new filter"] = found["first"]
-        result[f"filter {share}, Chroma's own"] = found["chroma"]
-        result[f"filter {share}, note"] = found["note"]
-    return result
-
-
-def _users(count: int) -> str:
-    return "1 user" if count == 1 else f"{count} users"
+def _disk(at: ScaleStore, *parts: str) -> dict[str, float]:
+    sizes = {}
+    for part in parts:
+        path = at.folder / "store" / part
+        files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+        sizes[f"{part} MB"] = sum(file.stat().st_size for file in files) / MEGABYTE
+    return sizes
 
 
 def _megabytes() -> float:
-    """Give this process's memory."""
+    """Return this process's memory."""
     status = Path("/proc/self/status")
     if not status.is_file():
         return _peak_megabytes()
@@ -107,27 +92,18 @@ def _peak_megabytes() -> float:
     return peak / MEGABYTE if sys.platform == "darwin" else peak / 1024
 
 
-def _in_a_process(step: str, size: int, arguments: argparse.Namespace) -> Result:
+def _in_a_process(step: str, size: int, clustered: bool, arguments: argparse.Namespace) -> Result:
     command = [sys.executable, "-m", "tests.benchmarks.scale", "--step", step, "--sizes", str(size)]
     command += ["--cache", str(arguments.cache), "--searches", str(arguments.searches)]
+    command += [] if clustered else ["--unclustered"]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
     result: Result = json.loads(done.stdout.splitlines()[-1])
     return result
 
 
-def _run(arguments: argparse.Namespace) -> Iterator[Result]:
-    for size in arguments.sizes:
-        built = {name: _in_a_process(name, size, arguments) for name in ("build", "build BM25")}
-        yield {**built, **_in_a_process("measure", size, arguments)}
-    if arguments.hard:
-        built = _in_a_process("build-hard", arguments.hard, arguments)
-        hard = _in_a_process("measure-hard", arguments.hard, arguments)
-        yield {"build": built, **hard, "vectors": "without clusters"}
-
-
 def _print(results: list[Result]) -> None:
     """Print a table: quantities by size."""
-    table = Table("", "", title="ms, unless a unit is told; recall is recall@10 against exact search")
+    table = Table("", "", title="ms, unless a unit is named; recall is recall@10 against exact search")
     for result in results:
         table.add_column(f"{result['chunks']:,}{'*' if 'vectors' in result else ''}", justify="right", no_wrap=True)
     names = dict.fromkeys(name for result in results for name, value in result.items() if isinstance(value, Mapping))
@@ -159,20 +135,23 @@ def main() -> None:
     parser.add_argument("--cache", type=Path, default=Path("build/scale"), help="where what was built is kept")
     parser.add_argument("--out", type=Path, default=Path("build/bench-scale.json"), help="where the numbers go as JSON")
     parser.add_argument("--step", help=argparse.SUPPRESS)
+    parser.add_argument("--unclustered", action="store_true", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
-    steps: dict[str, Callable[[int], Result]] = {
-        "build": lambda size: build(arguments.cache, size),
-        "build BM25": lambda size: build_lexical(arguments.cache, size),
-        "build-hard": lambda size: build(arguments.cache, size, clustered=False),
-        "measure": lambda size: measure(arguments.cache, size, arguments.searches),
-        "measure-hard": lambda size: measure_hard(arguments.cache, size, arguments.searches),
-    }
     if arguments.step:
-        print(json.dumps(steps[arguments.step](arguments.sizes[0])))
+        size, clustered = arguments.sizes[0], not arguments.unclustered
+        steps: dict[str, Callable[[], Result]] = {
+            "build": lambda: build(arguments.cache, size, clustered=clustered),
+            "build BM25": lambda: build_lexical(arguments.cache, size),
+            "measure": lambda: measure(arguments.cache, size, arguments.searches, clustered=clustered),
+        }
+        print(json.dumps(steps[arguments.step]()))
         return
     results: list[Result] = []
-    for result in _run(arguments):
-        results.append(result)
+    cases = [*((size, True) for size in arguments.sizes), *([(arguments.hard, False)] if arguments.hard else [])]
+    for size, clustered in cases:
+        names = ("build", "build BM25") if clustered else ("build",)
+        built = {name: _in_a_process(name, size, clustered, arguments) for name in names}
+        results.append({**built, **_in_a_process("measure", size, clustered, arguments)})
         arguments.out.parent.mkdir(parents=True, exist_ok=True)
         arguments.out.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     _print(results)

@@ -17,7 +17,7 @@ from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.bridge.pydantic import PrivateAttr
 from numpy.typing import NDArray
 
-__all__ = ["DIMENSION", "Block", "Floats", "ScaleCorpus", "ScaleEmbedding"]
+__all__ = ["DIMENSION", "Block", "Floats", "Ints", "ScaleCorpus", "ScaleEmbedding"]
 
 Floats = NDArray[np.float32]
 Ints = NDArray[np.int64]
@@ -71,7 +71,7 @@ class ScaleCorpus:
         self.query_texts = self._texts(topics, rng, words=3, topic_words=3)
 
     def blocks(self) -> Iterator[Block]:
-        """Give all chunks."""
+        """Yield all chunks."""
         for start in range(0, self.size, BLOCK):
             rng = np.random.default_rng([self._seed, start])
             count = min(BLOCK, self.size - start)
@@ -95,7 +95,7 @@ class ScaleCorpus:
 
 
 class ScaleEmbedding(BaseEmbedding):
-    """Looks vectors up that were made beforehand: a text tells its row as ``#12``, queries are known by their words.
+    """Looks vectors up that were made beforehand: a text names its row as ``#12``, queries are known by their words.
 
     Args:
         corpus: Whose queries it knows.

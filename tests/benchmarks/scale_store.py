@@ -1,22 +1,28 @@
-"""Builds a store of synthetic chunks as ingestion does, once a size: the next run finds it."""
+"""Builds a store of synthetic chunks as ingestion does, once a size, and measures searches of it."""
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import shutil
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from statistics import mean
+from typing import Any, Final
 
 import numpy as np
 
+from llama_index_agentic_kb import AgenticRetriever, KnowledgeSource, RetrieverOptions
+from llama_index_agentic_kb.schema import ActivityRecord, Condition, SourceActivity
 from llama_index_agentic_kb.store import KnowledgeStore
+from llama_index_agentic_kb.store.chroma import ChromaDirectory
 from llama_index_agentic_kb.store.database import Chunk, MetadataValue, StoredDocument
-from tests.benchmarks.scale_corpus import DIMENSION, Block, Floats, ScaleCorpus, ScaleEmbedding
+from tests.benchmarks.scale_corpus import DIMENSION, Block, Floats, Ints, ScaleCorpus, ScaleEmbedding
 
-__all__ = ["SOURCE", "ScaleStore", "disk_bytes", "node_id"]
+__all__ = ["ScaleStore", "measure_filtered", "measure_plain"]
 
 SOURCE: Final = "scale"
 PER_DOCUMENT: Final = 100
@@ -24,6 +30,14 @@ BUILT: Final = "built.json"
 LEXICAL_BUILT: Final = "lexical-built.json"
 VECTORS: Final = "vectors.npy"
 GROUPS: Final = "groups.npy"
+
+TOP_K: Final = 10
+FILTERS: Final = 10
+BATCH: Final = 5_000
+PLAIN_SECONDS: Final = 60.0
+"""Chroma's own filtered query is asked as often as fits this time: it takes seconds at a million rows."""
+
+Numbers = dict[str, float]
 
 
 class ScaleStore:
@@ -46,9 +60,19 @@ class ScaleStore:
         Returns:
             The seconds that building took, in this run or in the one that built it.
         """
-        built = self.folder / BUILT
-        if built.is_file():
-            return float(json.loads(built.read_text(encoding="utf-8"))["seconds"])
+        return self._once(BUILT, lambda: self._build(progress))
+
+    def build_lexical(self) -> float:
+        """Build the lexical index unless it is there; returns seconds as ``build`` does."""
+        return self._once(LEXICAL_BUILT, self._build_lexical)
+
+    def _once(self, mark: str, work: Callable[[], float]) -> float:
+        built = self.folder / mark
+        if not built.is_file():
+            built.write_text(json.dumps({"seconds": work()}), encoding="utf-8")
+        return float(json.loads(built.read_text(encoding="utf-8"))["seconds"])
+
+    def _build(self, progress: Callable[[str], None]) -> float:
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir(parents=True)
         shape = (self.corpus.size, DIMENSION)
@@ -69,49 +93,32 @@ class ScaleStore:
             store.update_graph(SOURCE)
             seconds += time.perf_counter() - started
         np.save(self.folder / GROUPS, groups)
-        built.write_text(json.dumps({"seconds": seconds}), encoding="utf-8")
         return seconds
 
-    def build_lexical(self) -> float:
-        """Build the lexical index unless it is there.
-
-        Returns:
-            The seconds that building took, in this run or in the one that built it.
-        """
-        built = self.folder / LEXICAL_BUILT
-        if built.is_file():
-            return float(json.loads(built.read_text(encoding="utf-8"))["seconds"])
+    def _build_lexical(self) -> float:
         with self.open() as store, store.writing():
             started = time.perf_counter()
             store.lexical(SOURCE).update()
-            seconds = time.perf_counter() - started
-        built.write_text(json.dumps({"seconds": seconds}), encoding="utf-8")
-        return seconds
+            return time.perf_counter() - started
 
     def open(self, *, create: bool = False) -> KnowledgeStore:
         """Open the store; the caller closes it."""
         return KnowledgeStore.open(self.folder / "store", embed_model=self.embedding, create=create)
 
     def vectors(self) -> Floats:
-        """Give all vectors, on disk, shape (size, 384)."""
+        """Return all vectors, on disk, shape (size, 384)."""
         loaded: Floats = np.load(self.folder / VECTORS, mmap_mode="r")
         return loaded
 
-    def groups(self) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-        """Give each chunk's ``hundredth``, shape (size,)."""
-        loaded: np.ndarray[tuple[int], np.dtype[np.int64]] = np.load(self.folder / GROUPS)
+    def groups(self) -> Ints:
+        """Return each chunk's ``hundredth``, shape (size,)."""
+        loaded: Ints = np.load(self.folder / GROUPS)
         return loaded
 
 
 def node_id(number: int) -> str:
-    """Give the id of a chunk's node."""
+    """Return the id of a chunk's node."""
     return f"chunk-{number}"
-
-
-def disk_bytes(path: Path) -> int:
-    """Count the bytes of a file, or of all files in a folder."""
-    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
-    return sum(file.stat().st_size for file in files)
 
 
 def _store_block(store: KnowledgeStore, block: Block) -> None:
@@ -144,3 +151,154 @@ def _chunk(block: Block, at: int) -> Chunk:
 
 def _document(path: str) -> StoredDocument:
     return StoredDocument(SOURCE, path, f"/scale/{path}", "/scale", path, "scale")
+
+
+# -- searches ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Times:
+    """Seconds of single searches, and of their ways."""
+
+    searches: list[float] = field(default_factory=list)
+    lanes: dict[str, list[float]] = field(default_factory=dict)
+    note: str = ""
+
+    def observe(self, record: ActivityRecord) -> None:
+        """Note what a closed search says of its ways."""
+        if not isinstance(record, SourceActivity) or record.outcome is None:
+            return
+        for lane in record.lanes or []:
+            if lane.elapsed_ms is not None:
+                self.lanes.setdefault(lane.kind, []).append(lane.elapsed_ms / 1000)
+            self.note = lane.note or self.note
+
+    def numbers(self) -> Numbers:
+        """Return the percentiles, in ms."""
+        return {"p50": _percentile(self.searches, 50), "p99": _percentile(self.searches, 99)}
+
+
+def measure_plain(store: KnowledgeStore, at: ScaleStore, users: int, searches: int, *, hybrid: bool) -> Numbers:
+    """Measure retrieval at minimal effort by so many users at once, each asking again as soon as it has its answer.
+
+    Returns:
+        p50 and p99 in ms, searches a second; with ``hybrid``, what each way took, p50 in ms: both run side by side.
+    """
+    times = Times()
+    lexical = store.lexical(SOURCE) if hybrid else None
+    source = KnowledgeSource(SOURCE, index=store.index(SOURCE), hybrid=hybrid and lexical)
+    retriever = _retriever(source, times)
+    texts = at.corpus.query_texts
+    retriever.retrieve(texts[0])  # whatever is loaded once
+    times.lanes.clear()
+    asked = (texts[number % len(texts)] for number in range(searches))
+
+    async def user() -> None:
+        for text in asked:
+            await _timed(retriever, text, times)
+
+    async def all_users() -> None:
+        await asyncio.gather(*(user() for _ in range(users)))
+
+    started = time.perf_counter()
+    asyncio.run(all_users())
+    numbers = {**times.numbers(), "per second": searches / (time.perf_counter() - started)}
+    ways = {f"{kind} p50": _percentile(taken, 50) for kind, taken in times.lanes.items()}
+    return numbers | (ways if hybrid else {})
+
+
+def measure_filtered(store: KnowledgeStore, at: ScaleStore, key: str, modulus: int, searches: int) -> dict[str, Any]:
+    """Measure search under ten filters that have nothing to do with the queries, ours beside Chroma's own.
+
+    Args:
+        store: The open store.
+        at: Where its vectors are.
+        key: The metadata key.
+        modulus: How many values it has: one in so many rows matches.
+        searches: How many of ours.
+
+    Returns:
+        ``ours`` and ``chroma``, each with p50, p99 (ms) and recall@10 against exact search; ``first``: ours when a
+        filter is new; and what the activity said of the last search.
+    """
+    values = [number * (modulus // FILTERS) for number in range(FILTERS)]
+    queries = at.corpus.query_texts
+    best = _exact(at, [values[number % FILTERS] for number in range(len(queries))], modulus)
+    times, first = Times(), Times()
+    # Each chunk for itself, so that what is found can be compared with what Chroma finds.
+    options = RetrieverOptions(join_neighbours=False, max_per_document=None)
+    retrievers = []
+    for value in values:
+        filters = Condition(key=key, value=value)
+        source = KnowledgeSource(SOURCE, index=store.index(SOURCE), filters=filters, hybrid=False)
+        retrievers.append(_retriever(source, times, options=options))
+    for retriever, query in zip(retrievers, queries, strict=False):
+        asyncio.run(_timed(retriever, query, first))
+    recalls = []
+    for number in range(searches):
+        which = number % len(queries)
+        found = asyncio.run(_timed(retrievers[which % FILTERS], queries[which], times))
+        recalls.append(len(best[which] & found) / max(1, len(best[which])))
+    return {
+        "ours": {**times.numbers(), "recall": mean(recalls)},
+        "first": first.numbers(),
+        "chroma": _chromas_own(at, key, modulus, values, best),
+        "note": times.note,
+    }
+
+
+def _chromas_own(at: ScaleStore, key: str, modulus: int, values: Sequence[int], best: Sequence[set[str]]) -> Numbers:
+    database = ChromaDirectory(at.folder / f"chroma-{key}")
+    collection: Any = database.vector_store(SOURCE).client
+    vectors, groups = at.vectors(), at.groups() % modulus
+    for start in range(collection.count(), len(vectors), BATCH):
+        rows = range(start, min(start + BATCH, len(vectors)))
+        listed = [{key: int(groups[row])} for row in rows]
+        collection.add(ids=[node_id(row) for row in rows], embeddings=np.array(vectors[list(rows)]), metadatas=listed)
+    taken, recalls = [], []
+    deadline = time.monotonic() + PLAIN_SECONDS
+    for number, vector in enumerate(at.corpus.query_vectors.tolist()):
+        started = time.perf_counter()
+        found = collection.query(query_embeddings=[vector], n_results=TOP_K, where={key: values[number % FILTERS]})
+        taken.append(time.perf_counter() - started)
+        recalls.append(len(best[number] & set(found["ids"][0])) / max(1, len(best[number])))
+        if time.monotonic() > deadline:
+            break
+    database.close()
+    return {**Times(taken).numbers(), "recall": mean(recalls), "searches": len(taken)}
+
+
+def _retriever(source: KnowledgeSource, times: Times, **options: Any) -> AgenticRetriever:
+    return AgenticRetriever([source], effort="minimal", similarity_top_k=TOP_K, observer=times.observe, **options)
+
+
+async def _timed(retriever: AgenticRetriever, query: str, times: Times) -> set[str]:
+    started = time.perf_counter()
+    found = await retriever.aretrieve(query)
+    times.searches.append(time.perf_counter() - started)
+    return {node.node.node_id for node in found}
+
+
+def _exact(at: ScaleStore, values: Sequence[int], modulus: int, block: int = 10_000) -> list[set[str]]:
+    """Return each query's nearest rows among those whose group is its value, by comparing with every row."""
+    vectors, groups, queries = at.vectors(), at.groups() % modulus, at.corpus.query_vectors
+    wanted = np.asarray(values)
+    scores = np.full((len(queries), 0), 0.0, dtype=np.float32)
+    rows = np.full((len(queries), 0), 0, dtype=np.int64)
+    for start in range(0, len(vectors), block):
+        part = np.asarray(vectors[start : start + block])
+        part = part / np.linalg.norm(part, axis=1, keepdims=True)
+        near = queries @ part.T
+        near[groups[None, start : start + block] != wanted[:, None]] = -np.inf
+        numbers = np.broadcast_to(np.arange(start, start + len(part)), near.shape)
+        scores, rows = np.concatenate([scores, near], axis=1), np.concatenate([rows, numbers], axis=1)
+        top = np.argsort(-scores, axis=1)[:, :TOP_K]
+        scores, rows = np.take_along_axis(scores, top, axis=1), np.take_along_axis(rows, top, axis=1)
+    return [
+        {node_id(row) for row, score in zip(*pair, strict=True) if score > -np.inf}
+        for pair in zip(rows.tolist(), scores.tolist(), strict=True)
+    ]
+
+
+def _percentile(seconds: Sequence[float], share: float) -> float:
+    return float(np.percentile(np.asarray(seconds) * 1000, share)) if seconds else float("nan")

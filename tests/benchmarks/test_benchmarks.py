@@ -11,7 +11,7 @@ import pytest
 
 from tests.benchmarks.__main__ import BENCHMARKS
 from tests.benchmarks.critical_path import critical_path
-from tests.benchmarks.report import Row
+from tests.benchmarks.measure import Row
 
 ROOT = Path(__file__).parents[2]
 
