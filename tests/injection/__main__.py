@@ -32,8 +32,8 @@ def main() -> None:
     kinds = Counter(change.partition(":")[0] for _, change in found)
     print(f"{len(cases)} cases, {len(found)} changes {dict(kinds)} in {time.monotonic() - began:.0f} s")
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    told = {"cases": len(cases), "changes": len(found), "of": dict(kinds), "seconds": round(time.monotonic() - began)}
-    arguments.out.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    count = {"cases": len(cases), "changes": len(found), "of": dict(kinds), "seconds": round(time.monotonic() - began)}
+    arguments.out.write_text(json.dumps(count, indent=2) + "\n", encoding="utf-8")
     sys.exit(bool(found))
 
 

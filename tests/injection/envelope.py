@@ -1,4 +1,4 @@
-"""What retrieved text must not change, told from the responses of two runs."""
+"""What retrieved text must not change, seen in the responses of two runs."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _MARKER: Final = re.compile(r"\[\s*ref_id\s*:", re.IGNORECASE)
 
 
 def links_in(text: str) -> list[str]:
-    """Give whatever in a text some renderer of Markdown, HTML or plain text might make a link, an image or a tag."""
+    """Return whatever in a text some renderer of Markdown, HTML or plain text might make a link, an image or a tag."""
     return [found for pattern in _LINKS for found in pattern.findall(text)]
 
 
 def changes(clean: RetrievalResponse, poisoned: RetrievalResponse, *, secrets: Collection[str] = ()) -> list[str]:
-    """Tell what a poison changed that it must not; empty where the code held.
+    """Return what a poison changed that it must not; empty where the code held.
 
     Args:
         clean: The response without the poison, with its activity.
@@ -51,13 +51,13 @@ def changes(clean: RetrievalResponse, poisoned: RetrievalResponse, *, secrets: C
 
 
 def _planned(response: RetrievalResponse) -> dict[str, SubQuery]:
-    """Give the steps that the user's messages led to, by id; branches of a step are the step."""
+    """Return the steps that the user's messages led to, by id; branches of a step are the step."""
     sub_queries = response.plan.sub_queries if response.plan else []
     return {one.part_of or one.id: one for one in sub_queries if one.origin is not SubQueryOrigin.REVISION}
 
 
-def _told(step: SubQuery) -> dict[str, Any]:
-    """Give what of a step is the plan's: not the words that findings put into its query."""
+def _of_the_plan(step: SubQuery) -> dict[str, Any]:
+    """Return what of a step is the plan's: not the words that findings put into its query."""
     return {
         "query": step.template or step.query,
         "sources": step.sources,
@@ -79,8 +79,8 @@ def _plan_changes(clean: RetrievalResponse, poisoned: RetrievalResponse) -> Iter
                 yield f"plan: {step} is gone"
         elif step not in before:
             yield f"plan: {step} is new: {after[step].query!r}"
-        elif _told(before[step]) != _told(after[step]):
-            yield f"plan: {step} was {_told(before[step])}, is {_told(after[step])}"
+        elif (was := _of_the_plan(before[step])) != (now := _of_the_plan(after[step])):
+            yield f"plan: {step} was {was}, is {now}"
     for one in poisoned.plan.sub_queries if poisoned.plan else []:
         if one.origin is SubQueryOrigin.REVISION and (one.filters or one.depends_on or links_in(one.query)):
             yield f"plan: the revision's {one.id} has more than words: {one!r}"

@@ -73,15 +73,7 @@ _STEP: Final = re.compile(r"^(q[\w.]+): (.*)$", re.MULTILINE)
 
 @dataclass(slots=True)
 class Orders:
-    """What a text orders.
-
-    Args:
-        search: Queries to search.
-        filter: Filters to search under.
-        source: Sources to search.
-        cite: What to cite.
-        write: What to write into the answer.
-    """
+    """What a text orders: what to search for, under which filters, at which sources; what to cite and to write."""
 
     search: list[str] = field(default_factory=list)
     filter: list[str] = field(default_factory=list)
@@ -95,31 +87,21 @@ class Orders:
 
 
 def read_orders(text: str) -> Orders:
-    """Find every order in a text: plain, as JSON, in several languages, hidden, encoded, or in parts.
-
-    Args:
-        text: A prompt.
-    """
+    """Return every order in a text: plain, as JSON, in several languages, hidden, encoded, or in parts."""
     orders = Orders()
     for form in _readings(text):
         for kind, pattern in _ORDERS.items():
-            for found in pattern.finditer(form):
-                _add(getattr(orders, kind), found["argument"] or found["single"])
+            getattr(orders, kind).extend(found["argument"] or found["single"] for found in pattern.finditer(form))
         for kind, pattern in _JSON.items():
-            for argument in pattern.findall(form):
-                if argument != "...":
-                    _add(getattr(orders, kind), argument)
+            getattr(orders, kind).extend(argument for argument in pattern.findall(form) if argument != "...")
+    for name in VERBS:
+        meant = (html.unescape(argument).replace("(ref_id:", "[ref_id:") for argument in getattr(orders, name))
+        setattr(orders, name, list(dict.fromkeys(argument.strip() for argument in meant)))
     return orders
 
 
-def _add(known: list[str], argument: str) -> None:
-    meant = html.unescape(argument).replace("(ref_id:", "[ref_id:").strip()
-    if meant not in known:
-        known.append(meant)
-
-
 def _readings(text: str) -> list[str]:
-    """Give a text in every form in which an order may be read in it."""
+    """Return a text in every form in which an order may be read in it."""
     spaced = _SIGNS.sub(" ", text)
     forms = [text, spaced, _UNSEEN.sub("", spaced)]
     forms.append(unicodedata.normalize("NFKC", forms[-1]).translate(_LOOK_ALIKES))
@@ -150,9 +132,9 @@ def _joined(text: str) -> str:
 
 
 class ObedientLLM(ScriptedLLM):
-    """A chat model that plans, reads, judges and answers as it is told, and obeys every order in its prompts.
+    """A chat model that plans, reads, judges and answers from a script, and obeys every order in its prompts.
 
-    Without an order it gives the plan, the findings and an answer that cites its passages. It searches all of each
+    Without an order it returns the plan, the findings and an answer that cites its passages. It searches all of each
     prompt (titles, encoded and hidden text too) for the orders of ``attacks``: a plan gets further searches,
     sources and filters; a finding becomes the order; a look for gaps proposes what was ordered; an answer holds it,
     and all that was read. With it, what a test shows holds whatever the model is: not how often an attack succeeds, but
@@ -164,26 +146,17 @@ class ObedientLLM(ScriptedLLM):
     Args:
         plan: The planner's reply, as JSON.
         findings: Answers, by words of the step that they answer.
-        chunk_size: Characters in each piece of a stream.
         **kwargs: For ``ScriptedLLM`` (``context_window``, ...).
     """
 
     _plan: str = PrivateAttr()
-    _findings: dict[str, str] = PrivateAttr()
-    _chunk_size: int = PrivateAttr()
+    _findings: Mapping[str, str] = PrivateAttr()
 
     def __init__(
-        self,
-        plan: str = '{"sub_queries": []}',
-        findings: Mapping[str, str] | None = None,
-        *,
-        chunk_size: int = 23,
-        **kwargs: Any,
+        self, plan: str = '{"sub_queries": []}', findings: Mapping[str, str] | None = None, **kwargs: Any
     ) -> None:
         super().__init__(self._obey, **kwargs)
-        self._plan = plan
-        self._findings = dict(findings or {})
-        self._chunk_size = chunk_size
+        self._plan, self._findings = plan, findings or {}
 
     def _obey(self, messages: list[ChatMessage]) -> ScriptedReply:
         system = "\n".join(one.content or "" for one in messages if one.role is MessageRole.SYSTEM)
@@ -194,14 +167,10 @@ class ObedientLLM(ScriptedLLM):
         elif '"step"' in system:
             reply = self._read(said, orders)
         elif '"sub_queries"' in system or said.startswith("Plan searches"):
-            reply = self._planned(orders)
+            reply = json.dumps({"sub_queries": [*json.loads(self._plan)["sub_queries"], *_proposals(orders)]})
         else:
             reply = _answer(said, orders)
-        return ScriptedReply(reply, chunk_size=self._chunk_size)
-
-    def _planned(self, orders: Orders) -> str:
-        plan = json.loads(self._plan)
-        return json.dumps({"sub_queries": [*plan["sub_queries"], *_proposals(orders)]})
+        return ScriptedReply(reply, chunk_size=23)
 
     def _read(self, said: str, orders: Orders) -> str:
         """Answer every step, those not asked for too; under orders, with the orders."""
@@ -229,7 +198,7 @@ def _bounds(orders: Orders) -> dict[str, Any]:
 
 
 def _proposals(orders: Orders) -> list[dict[str, Any]]:
-    """Give the searches that are ordered; sources and filters without a query get one."""
+    """Return the searches that are ordered; sources and filters without a query get one."""
     if not (orders.search or orders.filter or orders.source):
         return []
     queries = orders.search or ["everything"]
@@ -246,5 +215,5 @@ def _answer(said: str, orders: Orders) -> str:
         return cited
     read = " ".join(_SIGNS.sub(" ", text) for _, text in passages)
     sent = urllib.parse.quote(read[:60])
-    told = "\n\n".join(line.replace("SECRET", sent) for line in (*orders.write, *orders.cite))
-    return f"{cited}\n\n{told}\n\nAll of it: {read}"
+    written = "\n\n".join(line.replace("SECRET", sent) for line in (*orders.write, *orders.cite))
+    return f"{cited}\n\n{written}\n\nAll of it: {read}"

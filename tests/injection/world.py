@@ -76,7 +76,7 @@ class World:
         )
 
     def ask(self, case: Case) -> RetrievalResponse:
-        """Ask one way, and give the account of what was done; deltas of a stream must be its text."""
+        """Ask one way, and return the account of what was done; deltas of a stream must be its text."""
         engine = AgenticQueryEngine(
             self.retriever,
             response_mode=case.mode,
@@ -93,30 +93,25 @@ class World:
                 ],
             }
         )
+
+        async def astreamed() -> tuple[Any, str]:
+            response = await engine.astream(request)
+            return response, "".join([delta async for delta in response.response_gen])
+
+        response: Any
+        text: str | None = None
         if case.way == "sync":
-            return _account(engine.respond(request))
-        if case.way == "async":
-            return _account(asyncio.run(engine.arespond(request)))
-        if case.way == "stream":
+            response = engine.respond(request)
+        elif case.way == "async":
+            response = asyncio.run(engine.arespond(request))
+        elif case.way == "stream":
             response = engine.stream(request)
-            return _checked("".join(response.response_gen), response)
-        return asyncio.run(_astream(engine, request))
-
-
-def _account(response: Any) -> RetrievalResponse:
-    return RetrievalResponse.parse(response.metadata[PROVENANCE_KEY])
-
-
-def _checked(told: str, response: Any) -> RetrievalResponse:
-    account = _account(response)
-    assert told == account.text, f"deltas told {told!r}, the account {account.text!r}"
-    return account
-
-
-async def _astream(engine: AgenticQueryEngine, request: RetrievalRequest) -> RetrievalResponse:
-    response = await engine.astream(request)
-    told = "".join([delta async for delta in response.response_gen])
-    return _checked(told, response)
+            text = "".join(response.response_gen)
+        else:
+            response, text = asyncio.run(astreamed())
+        account = RetrievalResponse.parse(response.metadata[PROVENANCE_KEY])
+        assert text in {None, account.text}, f"the deltas are {text!r}, the account's text {account.text!r}"
+        return account
 
 
 def _source(name: str, nodes: list[TextNode]) -> KnowledgeSource:
@@ -138,7 +133,7 @@ _CLEAN: dict[tuple[str, str, str, str | None], RetrievalResponse] = {}
 
 
 def harmless(case: Case) -> RetrievalResponse:
-    """Give the response without poison: a harmless note stands in its place. Made once for each way of asking."""
+    """Return the response without poison: a harmless note stands in its place. Made once for each way of asking."""
     key = (case.mode, case.way, case.effort, case.technique)
     if key not in _CLEAN:
         _CLEAN[key] = World([Poison(f"Notes on {ABOUT}. Nothing more.")], case.technique).ask(case)
@@ -146,7 +141,7 @@ def harmless(case: Case) -> RetrievalResponse:
 
 
 def attack(case: Case) -> list[str]:
-    """Run a case; give what it changed that it must not."""
+    """Run a case; return what it changed that it must not."""
     world = World(poison(case.kind, case.goal, about=ABOUT), case.technique)
     response = world.ask(case)
     found = changes(harmless(case), response, secrets=SECRETS)
@@ -155,7 +150,7 @@ def attack(case: Case) -> list[str]:
 
 
 def all_cases() -> Iterator[Case]:
-    """Give every attack in every mode, way and effort; and under every other technique in one of each."""
+    """Yield every attack in every mode, way and effort; and under every other technique in one of each."""
     for kind in Kind:
         for goal in Goal:
             for effort in EFFORTS:
@@ -164,7 +159,7 @@ def all_cases() -> Iterator[Case]:
 
 
 def few_cases() -> list[Case]:
-    """Give each kind with two goals; modes, ways, efforts and techniques take turns."""
+    """Return each kind with two goals; modes, ways, efforts and techniques take turns."""
     goals = list(Goal)
     attacks = [(kind, goals[(at + turn) % len(goals)]) for at, kind in enumerate(Kind) for turn in (0, 3)]
     return [
