@@ -113,10 +113,10 @@ class Race:
         for quantity, value in quantities.items() if self.warm else ():
             self.samples.setdefault(name, {}).setdefault(quantity, []).append(value)
 
-    def value(self, name: str, quantity: str) -> float | None:
-        """Return a contestant's median; None where it failed or the quantity was not measured."""
+    def value(self, name: str, quantity: str, each: int = 1) -> float | None:
+        """Return a contestant's median, divided; None where it failed or the quantity was not measured."""
         values = self.samples.get(name, {}).get(quantity)
-        return None if name in self.failures or not values else median(values)
+        return None if name in self.failures or not values else median(values) / each
 
     def rows(self, case: str, ours: str, units: Mapping[str, str], *, without: str = "", each: int = 1) -> list[Row]:
         """Compare one contestant with the others.
@@ -132,10 +132,9 @@ class Race:
         for quantity, unit in units.items():
             for peer in dict.fromkeys([*self.samples, *self.failures]):
                 if peer not in {ours, without}:
-                    values = self.value(ours, quantity), self.value(peer, quantity)
-                    shown = [None if value is None else value / each for value in values]
+                    mine, theirs = self.value(ours, quantity, each), self.value(peer, quantity, each)
                     name = f"{peer} failed: {self.failures[peer]}" if peer in self.failures else peer
-                    rows.append(Row(f"{case}/{quantity}", *shown, name, unit, self.runs))
+                    rows.append(Row(f"{case}/{quantity}", mine, theirs, name, unit, self.runs))
         return rows
 
 

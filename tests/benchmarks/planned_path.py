@@ -11,8 +11,9 @@ findings, look for gaps) and the two searches, one after another.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from llama_index_agentic_kb import AgenticRetriever
 from tests.benchmarks.corpus import QUESTION, knowledge_sources
@@ -53,8 +54,8 @@ def _case(case: str, server: ModelServer, effort: str, path: list[str], runs: in
         sources = knowledge_sources(bench.indexes, similarity_top_k=PER_SEARCH, hybrid=False)
         return AgenticRetriever(sources, llm=server.llm(), effort=effort)
 
-    asked = {floor: bench.bare(prompts, stream=True), OURS: partial(ours().retrieve, QUESTION)}
+    asked: dict[str, Callable[[], Any]] = {floor: bench.bare(prompts, stream=True), OURS: partial(ours().retrieve, QUESTION)}
     rows = race(asked, runs, bench.meters).rows(f"planned_path/{case}, sync", OURS, quantities)
-    awaited = {floor: bench.abare(prompts, stream=True), OURS: partial(ours().aretrieve, QUESTION)}
+    awaited: dict[str, Callable[[], Any]] = {floor: bench.abare(prompts, stream=True), OURS: partial(ours().aretrieve, QUESTION)}
     result = asyncio.run(arace(awaited, runs, bench.meters))
     return rows + result.rows(f"planned_path/{case}, async", OURS, quantities)
