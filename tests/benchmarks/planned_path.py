@@ -54,8 +54,14 @@ def _case(case: str, server: ModelServer, effort: str, path: list[str], runs: in
         sources = knowledge_sources(bench.indexes, similarity_top_k=PER_SEARCH, hybrid=False)
         return AgenticRetriever(sources, llm=server.llm(), effort=effort)
 
-    asked: dict[str, Callable[[], Any]] = {floor: bench.bare(prompts, stream=True), OURS: partial(ours().retrieve, QUESTION)}
+    asked: dict[str, Callable[[], Any]] = {
+        floor: bench.bare(prompts, stream=True),
+        OURS: partial(ours().retrieve, QUESTION),
+    }
     rows = race(asked, runs, bench.meters).rows(f"planned_path/{case}, sync", OURS, quantities)
-    awaited: dict[str, Callable[[], Any]] = {floor: bench.abare(prompts, stream=True), OURS: partial(ours().aretrieve, QUESTION)}
+    awaited: dict[str, Callable[[], Any]] = {
+        floor: bench.abare(prompts, stream=True),
+        OURS: partial(ours().aretrieve, QUESTION),
+    }
     result = asyncio.run(arace(awaited, runs, bench.meters))
     return rows + result.rows(f"planned_path/{case}, async", OURS, quantities)
