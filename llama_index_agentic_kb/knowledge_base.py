@@ -45,7 +45,6 @@ from llama_index_agentic_kb.schema import (
     parse_odata,
 )
 from llama_index_agentic_kb.schema._model import describe
-from llama_index_agentic_kb.schema.answer_query import AnswerPiece, AnswerQuery, AnswerResponse
 from llama_index_agentic_kb.search.rerank import Reranker
 from llama_index_agentic_kb.sources import KnowledgeSource
 from llama_index_agentic_kb.sources.filters import FilterLike
@@ -54,6 +53,7 @@ from llama_index_agentic_kb.sources.metadata import MetadataQueries
 if TYPE_CHECKING:  # they load what checks answers, and SQLAlchemy
     from llama_index_agentic_kb.answering.engine import AnswerEngine
     from llama_index_agentic_kb.answering.policy import AnswerPolicy
+    from llama_index_agentic_kb.schema.answer_query import AnswerPiece, AnswerQuery, AnswerResponse
     from llama_index_agentic_kb.store.sessions import SessionStore
 
 __all__ = ["KnowledgeBase", "Question"]
@@ -352,6 +352,8 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         Raises:
             InvalidRequestError: A field doesn't fit; the message names it.
         """
+        from llama_index_agentic_kb.schema.answer_query import AnswerQuery  # noqa: PLC0415 (its models take 20 ms)
+
         own = {name: fields.pop(name) for name in [*fields] if name in AnswerQuery.model_fields and name != "request"}
         if isinstance(question, AnswerQuery):
             defaults = {name: getattr(question, name) for name in question.model_fields_set}

@@ -21,8 +21,14 @@ from llama_index_agentic_kb.grounding.scorers.lexical import nearest_premises
 from llama_index_agentic_kb.guard.spotlighting import Spotlight, Spotlighting, draw
 from llama_index_agentic_kb.llm import LanguageModel
 from llama_index_agentic_kb.prompts import Passage, as_data, format_passages
-from llama_index_agentic_kb.schema.answer_query import FilteringLevel
-from llama_index_agentic_kb.schema.grounding import AnswerChange, ChangeKind, GroundedClaim, GroundingLedger, Verdict
+from llama_index_agentic_kb.schema.grounding import (
+    AnswerChange,
+    ChangeKind,
+    FilteringLevel,
+    GroundedClaim,
+    GroundingLedger,
+    Verdict,
+)
 
 FILTER_LOW: Final = 0.4
 """Grounding score below which ``filteringLevel`` low withholds an answer: most of it is unsupported.

@@ -7,8 +7,7 @@ from typing import TYPE_CHECKING, Final, Literal
 
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.grounding.citations import Markers
-from llama_index_agentic_kb.schema.answer_query import FilteringLevel
-from llama_index_agentic_kb.schema.grounding import CITATION_THRESHOLD
+from llama_index_agentic_kb.schema.grounding import CITATION_THRESHOLD, FilteringLevel
 
 if TYPE_CHECKING:  # the scorers load when an answer is checked
     from llama_index_agentic_kb.grounding.scorers import ScorerLike

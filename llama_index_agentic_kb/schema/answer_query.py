@@ -14,17 +14,11 @@ from llama_index_agentic_kb.schema._model import Model
 from llama_index_agentic_kb.schema.activity import QueryClass
 from llama_index_agentic_kb.schema.answer import Answer, AnswerReference, AnswerStep, Citation, HarmCategory, Session
 from llama_index_agentic_kb.schema.filters import FilterNode
+from llama_index_agentic_kb.schema.grounding import FilteringLevel
 from llama_index_agentic_kb.schema.request import MAX_DOCUMENTS, RetrievalRequest
 from llama_index_agentic_kb.schema.response import MissingPart, RetrievalResponse
 
 NEW_SESSION: Final = "-"
-
-
-class FilteringLevel(StrEnum):
-    """How well an answer must be grounded. Below, it is withheld."""
-
-    LOW = "low"
-    HIGH = "high"
 
 
 class ResultMode(StrEnum):

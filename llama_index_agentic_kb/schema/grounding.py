@@ -76,6 +76,13 @@ class ChangeKind(StrEnum):
     REWRITTEN = "rewritten"
 
 
+class FilteringLevel(StrEnum):
+    """How well an answer must be grounded. Below, it is withheld."""
+
+    LOW = "low"
+    HIGH = "high"
+
+
 class Span(Model):
     """A stretch of a text, in characters; not empty. The end is exclusive."""
 

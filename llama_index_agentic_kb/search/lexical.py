@@ -24,14 +24,13 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
 
 from llama_index_agentic_kb.errors import RetrievalError
 from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, FilterOperator, matcher
-from llama_index_agentic_kb.search.tokenizing import ANALYSIS, LANGUAGES, Analyzer
 
 if TYPE_CHECKING:
     import tantivy
     from llama_index.core.schema import BaseNode, NodeWithScore
 
-_FORMAT: Final = f"1 analysis={ANALYSIS}"
-"""Version of the terms and fields; an index of another version is made again."""
+_FORMAT: Final = 1
+"""Version of the fields; an index of another version, or with other terms, is made again."""
 _HEAP: Final = 64_000_000
 """Bytes that a writer fills before it starts another segment."""
 _MAX_TIES: Final = 1_000
@@ -117,8 +116,10 @@ class LexicalIndex:
     """
 
     def __init__(self, directory: Path | None = None, *, language: str | None = None) -> None:
-        self._analyzer = Analyzer(language)
-        self._format = f"{_FORMAT} language={language}"
+        from llama_index_agentic_kb.search import tokenizing  # noqa: PLC0415 (patterns that take a while to compile)
+
+        self._analyzer = tokenizing.Analyzer(language)
+        self._format = f"{_FORMAT} analysis={tokenizing.ANALYSIS} language={language}"
         self._lock = threading.Lock()
         self._name = "the lexical index" + ("" if directory is None else f" in {str(directory)!r}")
         with self._errors("opened"):
@@ -227,6 +228,8 @@ class LexicalIndex:
 
     def _look(self) -> _View:
         import tantivy  # noqa: PLC0415
+
+        from llama_index_agentic_kb.search.tokenizing import LANGUAGES  # noqa: PLC0415
 
         self._index.reload()
         searcher = self._index.searcher()

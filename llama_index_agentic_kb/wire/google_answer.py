@@ -44,7 +44,6 @@ from llama_index_agentic_kb.schema.answer_query import (
     CitationPiece,
     DataStoreQuery,
     EndUserChunk,
-    FilteringLevel,
     HarmBlockThreshold,
     ReferencesPiece,
     Rephrasing,
@@ -54,6 +53,7 @@ from llama_index_agentic_kb.schema.answer_query import (
     TextPiece,
     WholePiece,
 )
+from llama_index_agentic_kb.schema.grounding import FilteringLevel
 from llama_index_agentic_kb.schema.request import Message, ReasoningEffort, RetrievalRequest
 from llama_index_agentic_kb.wire._proto import (
     Fields,

@@ -21,8 +21,8 @@ from llama_index_agentic_kb.grounding.ledger import GroundingSource, ground
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema.activity import QueryClass, QueryClassification
 from llama_index_agentic_kb.schema.answer import Answer, AnswerState, HarmCategory, SafetyRating
-from llama_index_agentic_kb.schema.answer_query import AnswerQuery, FilteringLevel
-from llama_index_agentic_kb.schema.grounding import GroundingLedger
+from llama_index_agentic_kb.schema.answer_query import AnswerQuery
+from llama_index_agentic_kb.schema.grounding import FilteringLevel, GroundingLedger
 from llama_index_agentic_kb.schema.response import SkippedReason
 from llama_index_agentic_kb.wire.google_answer import encode_answer
 from tests.answering.retrieving import APOLLO, SATURN, retrieved, source
