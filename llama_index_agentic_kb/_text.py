@@ -147,14 +147,14 @@ def redacted(text: str) -> str:
 
 
 def error_message(error: BaseException, limit: int = MAX_ERROR) -> str:
-    """Return what an error says, on as many lines, without secrets; its class where it says nothing.
+    """Return what an error says, on as many lines, without secrets or control characters; else its class.
 
     Args:
         error: Whose words are wanted: any client's.
         limit: The most characters; of longer words the end is left out.
     """
     try:
-        words = redacted_excerpt(str(error), limit)
+        words = printable(redacted_excerpt(str(error), limit))
     except Exception:  # noqa: BLE001 (anybody's class)
         words = ""
     return words or type(error).__name__

@@ -646,6 +646,7 @@ class Answered:
     def response(self, *, include_activity: bool = True) -> RetrievalResponse:
         """Return the response object."""
         retrieval, text = self.retrieval, self.text
+        shown = {reference.id for reference in retrieval.references if reference.source_data is not None}
         return RetrievalResponse(
             status_code=206 if any(part.outcome.failed for part in retrieval.missing) else 200,
             response=[Message.model_validate({"role": "assistant", "content": text})] if text else [],
@@ -653,7 +654,7 @@ class Answered:
             references=retrieval.references,
             missing=retrieval.missing,
             plan=retrieval.plan,
-            grounding=None if self.grounded is None else self.grounded.ledger,
+            grounding=None if self.grounded is None else self.grounded.ledger.quoting(shown),
             skipped_reasons=self.skipped,
         )
 

@@ -1,4 +1,4 @@
-"""The library's loggers. Nothing goes through them that looks like a secret, tracebacks included."""
+"""The library's loggers: what goes through them holds nothing that looks like a secret or steers a terminal."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import logging
 import traceback
 from typing import Any, Final
 
-from llama_index_agentic_kb._text import redacted
+from llama_index_agentic_kb._text import printable, redacted
 
 
 class _Redacting(logging.Filter):
@@ -20,13 +20,13 @@ class _Redacting(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         """Return True: every record is logged."""
         message = record.getMessage()
-        clean = redacted(message)
+        clean = "\\n".join(printable(redacted(message)).splitlines())  # one record is one line, whoever wrote its words
         if clean != message:
             record.msg, record.args = clean, None
         if record.exc_info and record.exc_info[1] is not None:
             written = io.StringIO()
             traceback.print_exception(record.exc_info[1], file=written)
-            record.exc_text = redacted(written.getvalue().rstrip("\n"))
+            record.exc_text = printable(redacted(written.getvalue().rstrip("\n")))
             record.exc_info = None
         return True
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any, Final, Self
 
@@ -42,14 +43,18 @@ class Model(BaseModel):
         return self.model_dump_json(by_alias=True, exclude_none=True, indent=indent, fallback=str)
 
     def model_dump_json(self, *, indent: int | None = None, **options: Any) -> str:
-        """Return JSON text as pydantic does; lone surrogates, which UTF-8 can't write, become U+FFFD."""
+        """Return JSON text as pydantic does, which a terminal may show: control characters are escaped, all of them.
+
+        Lone surrogates, which UTF-8 can't write, become U+FFFD.
+        """
         try:
-            return super().model_dump_json(indent=indent, **options)
+            text = super().model_dump_json(indent=indent, **options)
         except PydanticSerializationError:
             options.pop("ensure_ascii", None)
             data = self.model_dump(mode="json", **options)
             separators = (",", ":") if indent is None else None
-            return without_surrogates(json.dumps(data, ensure_ascii=False, indent=indent, separators=separators))
+            text = without_surrogates(json.dumps(data, ensure_ascii=False, indent=indent, separators=separators))
+        return re.sub("[\x7f-\x9f]", lambda found: f"\\u{ord(found[0]):04x}", text)
 
     @classmethod
     def parse(cls, data: object) -> Self:

@@ -8,6 +8,7 @@ that are not empty, no score and no support where there is nothing to check.
 from __future__ import annotations
 
 import re
+from collections.abc import Collection
 from enum import StrEnum
 from typing import Annotated, Final, Self, TypeAlias
 
@@ -215,6 +216,22 @@ class GroundingLedger(Model):
         """The references that the answer's markers name, each once, in order of first mention."""
         return list(dict.fromkeys(reference for claim in self.claims for reference in claim.cited))
 
+    def quoting(self, shown: Collection[str]) -> GroundingLedger:
+        """Return the ledger without the words of references that are not among these, by their ids."""
+
+        def bare(support: Support) -> Support:
+            return support if support.reference_id in shown else support.model_copy(update={"quote": ""})
+
+        claims = [one.model_copy(update={"supports": list(map(bare, one.supports))}) for one in self.claims]
+        conflicts = []
+        for conflict in self.conflicts:
+            values = [
+                side if side.support.reference_id in shown else ConflictingValue(value="", support=bare(side.support))
+                for side in conflict.values
+            ]
+            conflicts.append(conflict.model_copy(update={"values": values}))
+        return self.model_copy(update={"claims": claims, "conflicts": conflicts})
+
     def check_spans(self, answer: str) -> None:
         """Check that each claim stands in the answer where its span says.
 
@@ -272,7 +289,7 @@ class RankQuery(Model):
 
     query: str = ""
     records: list[RankRecord] = Field(min_length=1)
-    top_n: int | None = Field(default=None, ge=1)
+    top_n: int | None = Field(default=None, ge=1, le=2**31 - 1)
     """None gives all."""
     model: str = ""
     ids_only: bool = False

@@ -15,6 +15,7 @@ from pydantic import (
     Field,
     InstanceOf,
     PlainSerializer,
+    Strict,
     field_validator,
     model_validator,
 )
@@ -128,30 +129,43 @@ Text: TypeAlias = Annotated[
 ]
 """Text that can be written as UTF-8: lone surrogates become U+FFFD."""
 
-Documents: TypeAlias = Annotated[int, Field(ge=1, le=MAX_DOCUMENTS)]
+_SIZES: Final = ("maxOutputSizeInTokens", "max_output_size_in_tokens", "maxOutputSize", "max_output_size")
+"""The names of a response's size in tokens, the newest first."""
+Documents: TypeAlias = Annotated[int, Strict(), Field(ge=1, le=MAX_DOCUMENTS)]
+Flag: TypeAlias = Annotated[bool, Strict()]
+"""A truth value: "yes" and 1 are none."""
 
 
-class TextContent(Model):
+class _Sent(Model):
+    """What a caller sends. Null is not given: it sets nothing, and removes no limit that another name of it set."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_nulls(cls, data: object) -> object:
+        return {name: value for name, value in data.items() if value is not None} if isinstance(data, dict) else data
+
+
+class TextContent(_Sent):
     """A piece of text in a message."""
 
     type: Literal["text"] = "text"
     text: Text
 
 
-class ImageUrl(Model):
+class ImageUrl(_Sent):
     """Where an image is."""
 
     url: Text
 
 
-class ImageContent(Model):
+class ImageContent(_Sent):
     """An image in a message. No stage reads it yet."""
 
     type: Literal["image"] = "image"
     image: ImageUrl
 
 
-class Message(Model):
+class Message(_Sent):
     """One message of a conversation, or of a response."""
 
     role: Text = "user"
@@ -168,14 +182,14 @@ class Message(Model):
         return "\n".join([part.text for part in self.content if isinstance(part, TextContent)])
 
 
-class Intent(Model):
+class Intent(_Sent):
     """A query to search as it is, without planning."""
 
     type: Literal["semantic"] = "semantic"
     search: Text = Field(min_length=1)
 
 
-class SourceParams(Model):
+class SourceParams(_Sent):
     """The parameters of one source. They configure the source; they do not select it.
 
     Unknown fields are kept, and named in the source's activity as ignored.
@@ -190,12 +204,13 @@ class SourceParams(Model):
     """Narrows what the source returns, together with its mandatory filter; never widens it."""
     filter_add_on: Text | None = None
     """An OData filter (see ``schema.odata``); narrows as ``filters`` does."""
-    include_references: bool = True
-    include_reference_source_data: bool | None = None
-    always_query_source: bool = False
-    never_query_source: bool = False
-    fail_on_error: bool = False
-    reranker_threshold: float | None = Field(default=None, ge=0, le=4)
+    include_references: Flag = True
+    include_reference_source_data: Flag | None = None
+    """False leaves no text of its documents in the references and the grounding."""
+    always_query_source: Flag = False
+    never_query_source: Flag = False
+    fail_on_error: Flag = False
+    reranker_threshold: Annotated[float, Strict()] | None = Field(default=None, ge=0, le=4, allow_inf_nan=False)
     """Documents whose reranker score is below it are dropped, on the scale of 0 to 4. Needs a calibrated reranker;
     without one the source's activity says so."""
     results_processing: ResultsProcessing | None = None
@@ -219,7 +234,7 @@ class SourceParams(Model):
         return None
 
 
-class RetrievalRequest(Model):
+class RetrievalRequest(_Sent):
     """One question to a knowledge base.
 
     Exactly one of ``messages`` and ``intents`` is set. What is unset comes from the knowledge base's defaults.
@@ -231,16 +246,19 @@ class RetrievalRequest(Model):
     """Queries that need no planning."""
     retrieval_reasoning_effort: EffortField | None = None
     output_mode: OutputMode | None = None
-    include_activity: bool = True
+    include_activity: Flag = True
     max_runtime_in_seconds: (
-        Annotated[float, PlainSerializer(lambda seconds: int(seconds) if float(seconds).is_integer() else seconds)]
+        Annotated[
+            float, Strict(), PlainSerializer(lambda seconds: int(seconds) if float(seconds).is_integer() else seconds)
+        ]
         | None
     ) = Field(default=None, gt=0, le=MAX_SECONDS, allow_inf_nan=False)
-    max_output_size_in_tokens: int | None = Field(
-        default=None, ge=1, le=MAX_TOKENS, validation_alias=AliasChoices("maxOutputSizeInTokens", "maxOutputSize")
+    max_output_size_in_tokens: Annotated[int, Strict()] | None = Field(
+        default=None, ge=1, le=MAX_TOKENS, validation_alias=AliasChoices(*_SIZES)
     )
     """The budget of the extracted data, or of the answer, in tokens."""
     max_output_documents: Documents | None = None
+    """Alone it replaces the default budget of the extracted data."""
     results_processing: ResultsProcessing | None = None
     """For every source whose parameters say nothing else; None is the retriever's own."""
     knowledge_source_params: list[SourceParams] = Field(default_factory=list)
@@ -256,8 +274,8 @@ class RetrievalRequest(Model):
         who = data.get("principal")
         if who is not None and not isinstance(who, Principal):
             raise ValueError("principal can't be sent in a request: the program that authenticated its caller sets it")
-        twice = "maxOutputSize" in data and "maxOutputSizeInTokens" in data
-        return {name: value for name, value in data.items() if name != "maxOutputSize"} if twice else data
+        size = next((name for name in _SIZES if data.get(name) is not None), None)
+        return {name: value for name, value in data.items() if name == size or name not in _SIZES}
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from enum import StrEnum
+from typing import Any, Final
 
-from pydantic import ConfigDict, Field
+from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
 from llama_index_agentic_kb.schema._model import Model
 from llama_index_agentic_kb.schema.activity import AnyActivity, Outcome, QueryPlan
@@ -44,8 +46,22 @@ class SourceData(Model):
     metadata: dict[str, object] = Field(default_factory=dict)
 
 
+_OWN_FIELDS: Final[Mapping[str, tuple[str, str]]] = {
+    "azureBlob": ("blobUrl", "url"),
+    "file": ("docName", "title"),
+    "indexedOneLake": ("docUrl", "url"),
+    "indexedSharePoint": ("docUrl", "url"),
+    "indexedSql": ("docUrl", "url"),
+    "mcpServer": ("toolName", "knowledgeSourceName"),
+    "remoteSharePoint": ("webUrl", "url"),
+}
+"""What Azure's reference of a kind has besides, and which of our fields it is."""
+
+
 class Reference(Model):
-    """One passage that the response rests on. Its ``type`` is its source's kind."""
+    """One passage that the response rests on. Its ``type`` is its source's kind, whose own field stands on the wire."""
+
+    model_config = ConfigDict(extra="ignore")  # the kind's own field says nothing more
 
     type: str = "searchIndex"
     id: str
@@ -64,6 +80,12 @@ class Reference(Model):
     reranker_score: float | None = None
     """From 0 to 4. Set only where a calibrated reranker scored it."""
     source_data: SourceData | None = None
+
+    @model_serializer(mode="wrap")
+    def _with_own_field(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        data: dict[str, Any] = serialize(self)
+        name, field = _OWN_FIELDS.get(self.type, ("", ""))
+        return {**data, name: data[field]} if data.get(field) is not None else data
 
 
 class Extract(Model):

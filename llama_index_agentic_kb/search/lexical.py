@@ -296,7 +296,8 @@ class _View:
             passing = Query.const_score_query(self._as_query(superset), 0.0)
             query = Query.boolean_query([(Occur.Must, query), (Occur.Must, passing)])
         passes = None if filters is None else matcher(filters)
-        limit, documents = top_k, self.searcher.num_docs
+        documents = self.searcher.num_docs
+        limit = top_k = min(top_k, documents)  # tantivy allocates for as many, and aborts the process beyond its memory
         while True:
             hits = self._hits(query, limit)
             found = []

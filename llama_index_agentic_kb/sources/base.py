@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Final, TypeAlias
@@ -51,14 +51,14 @@ class Fields:
         content: Of the content to cite; None is the node's text.
         url: Of the URL.
         key: Of the document's key; None is the source document's id.
-        terms: Of the document's terms; None shows none.
+        terms: Of the document's terms, one key or several; None shows none.
     """
 
     title: str = "title"
     content: str | None = None
     url: str = "url"
     key: str | None = None
-    terms: str | None = None
+    terms: str | Sequence[str] | None = None
 
     def data(self, node: NodeWithScore, permissions: Permissions | None = None) -> SourceData:
         """Return a node's document under uniform keys, without those that ``permissions`` declares."""
@@ -70,14 +70,17 @@ class Fields:
             key = inner.ref_doc_id or inner.node_id
         title = metadata.get(self.title) or metadata.get("file_name") or key
         url = metadata.get(self.url)
-        terms = metadata.get(self.terms) if self.terms else None
+        terms: list[str] = []
+        for name in [self.terms] if isinstance(self.terms, str) else self.terms or ():
+            value = metadata.get(name)
+            terms += map(str, value) if isinstance(value, (list, tuple)) else [str(value)] if value else []
         shown = metadata if permissions is None else permissions.without(metadata)
         return SourceData(
             doc_key=without_surrogates(str(key)),
             title=without_surrogates(str(title)),
             content=str(content) if content else inner.get_content(metadata_mode=MetadataMode.NONE),
             url=str(url) if url else None,
-            terms=", ".join(map(str, terms)) if isinstance(terms, (list, tuple)) else str(terms or "") or None,
+            terms=", ".join(terms) or None,
             metadata={
                 name: value if type(value) in (int, bool) else _as_json(value)
                 for name, value in shown.items()

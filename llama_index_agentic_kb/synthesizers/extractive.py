@@ -8,8 +8,10 @@ from functools import partial
 from typing import Final
 
 from llama_index_agentic_kb._aio import Call
+from llama_index_agentic_kb.account.budget import current_budget
 from llama_index_agentic_kb.llm import count_tokens
 from llama_index_agentic_kb.prompts import Passage
+from llama_index_agentic_kb.schema.request import MAX_TOKENS
 from llama_index_agentic_kb.synthesizers.base import AgenticSynthesizer
 from llama_index_agentic_kb.synthesizers.draft import Draft
 from llama_index_agentic_kb.synthesizers.passages import Packed, fit, shortened
@@ -21,7 +23,8 @@ DEFAULT_BUDGET: Final = 5_000
 class ExtractiveData(AgenticSynthesizer):
     """Returns a JSON array of ``{"ref_id": 0, "title": ..., "terms": ..., "content": ...}``. Needs no language model.
 
-    ``terms`` is there where the source has some. The text as a whole keeps to ``max_output_tokens`` (default 5,000):
+    ``terms`` is there where the source has some. The text as a whole keeps to ``max_output_tokens`` (default 5,000
+    where the request has no ``maxOutputDocuments``):
     a passage that overflows is cut at a sentence end, and what doesn't fit at all is counted and warned of.
     """
 
@@ -31,7 +34,9 @@ class ExtractiveData(AgenticSynthesizer):
     nothing = "[]"
 
     async def _compose(self, draft: Draft) -> str:
-        budget = draft.max_output_tokens or DEFAULT_BUDGET
+        # A number of documents, where only that was asked for, is a limit of its own.
+        default = DEFAULT_BUDGET if current_budget().output_documents is None else MAX_TOKENS
+        budget = draft.max_output_tokens or default
         work = partial(extract, draft.passages, budget)
         text, packed = await Call(sync=work, deadline=draft.deadline, what="extracting passages")
         draft.count(packed, f"the budget of {budget} tokens")

@@ -1,0 +1,76 @@
+"""Requests of the previews of Azure AI Search's ``retrieve`` action, read as requests of today.
+
+A name is read in the versions that have it, and refused in others, as the service does:
+
+* 2025-05-01-preview: ``targetIndexParams`` with ``indexName``, ``maxDocsForReranker``, ``IncludeReferenceSourceData``.
+* 2025-08-01-preview: ``requestLimits`` and ``outputConfiguration``.
+* Later ones have the names of ``schema.RetrievalRequest``, which reads both names of the output's size.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Final
+
+from llama_index_agentic_kb.errors import InvalidRequestError
+from llama_index_agentic_kb.schema.request import RetrievalRequest
+
+_INDEXES: Final = "2025-05-01-preview"
+_LIMITS: Final = "2025-08-01-preview"
+_PARAMS: Final = {
+    "indexName": "knowledgeSourceName",
+    "filterAddOn": "filterAddOn",
+    "rerankerThreshold": "rerankerThreshold",
+    "maxDocsForReranker": "maxOutputDocuments",
+    "includeReferenceSourceData": "includeReferenceSourceData",
+    "IncludeReferenceSourceData": "includeReferenceSourceData",
+}
+_LIMIT_NAMES: Final = {"maxRuntimeInSeconds": "maxRuntimeInSeconds", "maxOutputSize": "maxOutputSize"}
+_FAST: Final = "attemptFastPath"
+_OUTPUT_NAMES: Final = {"includeActivity": "includeActivity", "modality": "outputMode", _FAST: _FAST}
+
+
+def decode_retrieve(body: object, *, api_version: str = "") -> RetrievalRequest:
+    """Read the body of ``retrieve``.
+
+    Args:
+        body: JSON text, or its data.
+        api_version: The query parameter ``api-version``; empty is the newest.
+
+    Raises:
+        InvalidRequestError: It is no such request, or has names of another version; the message names the field.
+    """
+    try:
+        data = json.loads(body) if isinstance(body, (str, bytes, bytearray)) else body
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"body: it is no JSON that can be read: {error}") from None
+    if not isinstance(data, Mapping):
+        raise InvalidRequestError("body: an object is expected")
+    fields = dict(data)
+    if api_version == _INDEXES:
+        params = fields.pop("targetIndexParams", None) or []
+        if not isinstance(params, list):
+            raise InvalidRequestError("targetIndexParams: a list is expected")
+        named = [_renamed(one, _PARAMS, f"targetIndexParams.{position}") for position, one in enumerate(params)]
+        fields["knowledgeSourceParams"] = named
+    if api_version == _LIMITS:
+        fields |= _renamed(fields.pop("requestLimits", None), _LIMIT_NAMES, "requestLimits")
+        fields |= _renamed(fields.pop("outputConfiguration", None), _OUTPUT_NAMES, "outputConfiguration")
+        fast = fields.pop(_FAST, False)
+        if not isinstance(fast, bool):
+            raise InvalidRequestError(f"outputConfiguration.{_FAST}: true or false is expected")
+        if fast:  # no planning where the first search suffices
+            fields.setdefault("retrievalReasoningEffort", {"kind": "auto"})
+    return RetrievalRequest.parse(fields)
+
+
+def _renamed(data: object, names: Mapping[str, str], path: str) -> dict[str, object]:
+    if data is None:
+        return {}
+    if not isinstance(data, Mapping):
+        raise InvalidRequestError(f"{path}: an object is expected")
+    for name in data:
+        if name not in names:
+            raise InvalidRequestError(f"{path}.{str(name)[:60]}: there is no such field; known are {', '.join(names)}")
+    return {names[name]: value for name, value in data.items() if value is not None}
