@@ -169,7 +169,9 @@ def test_older_versions_are_read_by_their_own_names() -> None:
     for body, name in ((may, "targetIndexParams"), (august, "requestLimits")):
         with pytest.raises(InvalidRequestError, match=name):
             decode_retrieve(body, api_version="2026-04-01")
-    for wrong in ("{", [], {**USER, "requestLimits": 3}, {**USER, "outputConfiguration": {"attemptFastPath": "yes"}}):
+    fast = {**USER, "outputConfiguration": {"attemptFastPath": "yes"}}
+    bodies: list[object] = ["{", [], {**USER, "requestLimits": 3}, fast]
+    for wrong in bodies:
         with pytest.raises(InvalidRequestError):
             decode_retrieve(wrong, api_version="2025-08-01-preview")
 
