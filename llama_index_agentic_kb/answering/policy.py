@@ -23,7 +23,6 @@ from llama_index_agentic_kb.schema import QueryPlan, SkippedReason
 from llama_index_agentic_kb.schema.activity import QueryClass
 from llama_index_agentic_kb.schema.answer import HarmLevel, SafetyRating
 from llama_index_agentic_kb.schema.answer_query import AnswerQuery, HarmBlockThreshold
-from llama_index_agentic_kb.schema.response import SkippedReason
 
 Objection: TypeAlias = str | bool | None
 """Why a text is against a policy, or whether it is; None, False and "" mean that it is not."""
