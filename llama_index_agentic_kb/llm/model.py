@@ -20,12 +20,16 @@ from llama_index_agentic_kb.guard.resilience import NO_RETRIES, RetryPolicy, ret
 from llama_index_agentic_kb.llm.calls import calls_of, once, retries_itself
 from llama_index_agentic_kb.llm.capabilities import chats, is_openai, model_name, prompt_of
 from llama_index_agentic_kb.llm.replies import Choice, Reply, Usage, as_llm_error, usage_of
+from llama_index_agentic_kb.llm.thoughts import ThoughtFilter, without_thoughts
 
 FALLBACK_CONTEXT_WINDOW: Final = 8_192
 """Tokens assumed for a model whose ``metadata`` does not know its own window."""
 
 NOTHING_CAME: Final = "the model's server sent no piece of a reply: a web page, or nothing, in place of a stream"
 NO_CHOICES: Final = "the model's server sent a reply without choices"
+
+MAX_THOUGHTS: Final = 200_000
+"""Characters of thoughts after which a stream with a limit of its own is read no further."""
 
 _BILL: ContextVar[Usage | None] = ContextVar("bill", default=None)
 
@@ -97,6 +101,7 @@ class LanguageModel(NotPickled):
         async def attempt(until: float | None) -> Reply:
             llm, method, prompt, arguments = self._arguments("chat", messages, kwargs)
             reply = Reply.of(await self._calls.call(llm, method, prompt, deadline=until, **arguments))
+            reply.text, reply.thoughts = without_thoughts(reply.text)
             reply.check()
             return reply
 
@@ -118,6 +123,7 @@ class LanguageModel(NotPickled):
             response: ChatResponse = await self._calls.call(llm, "chat_with_tools", deadline=until, **arguments)
             calls = llm.get_tool_calls_from_response(response, error_on_no_tool_call=False)
             reply = Reply.of(response)
+            reply.text, reply.thoughts = without_thoughts(reply.text)
             if calls:
                 reply.tool_arguments = dict(calls[0].tool_kwargs)
             else:
@@ -190,7 +196,7 @@ class LanguageModel(NotPickled):
         if speaks_openai:  # the bill comes at the end of a stream where it is asked for
             kwargs = {"stream_options": {"include_usage": True}, **kwargs}
         llm, method, prompt, arguments = self._arguments("stream_chat", messages, kwargs)
-        reply.refusal, wrong = "", NOTHING_CAME
+        reply.refusal, wrong, thoughts = "", NOTHING_CAME, ThoughtFilter()
         async with self._calls.stream(llm, method, prompt, deadline=deadline, **arguments) as next_chunk:
             while (chunk := await next_chunk()) is not END:
                 usage, choice = usage_of(chunk), Choice.of(chunk.raw)
@@ -199,12 +205,16 @@ class LanguageModel(NotPickled):
                 reply.finish_reason = choice.finish_reason or reply.finish_reason
                 reply.refusal += choice.refusal
                 wrong = "" if chunk.raw is None or choice.is_there else wrong and NO_CHOICES
-                delta = chunk.delta or ""
+                delta = thoughts.feed(chunk.delta or "")
                 reply.text += delta
                 await each(delta, reply.text)
-                if max_chars is not None and len(reply.text) > max_chars:
+                if max_chars is not None and (len(reply.text) > max_chars or thoughts.left_out > MAX_THOUGHTS):
                     reply.finish_reason = "length"
                     break
+        if rest := thoughts.close():
+            reply.text += rest
+            await each(rest, reply.text)
+        reply.thoughts = thoughts.left_out
         reply.usage.calls = 1
         if wrong and speaks_openai:
             raise LLMError(wrong, usage=reply.usage)

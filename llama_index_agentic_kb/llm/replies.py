@@ -57,6 +57,8 @@ class Reply:
     usage: Usage = field(default_factory=Usage)
     finish_reason: str | None = None
     tool_arguments: dict[str, Any] | None = None
+    thoughts: int = 0
+    """Characters of a reasoning model's thoughts that were left out of the text."""
     refusal: str = ""
 
     @classmethod

@@ -357,6 +357,8 @@ class Draft:
         if reply.cut_short:
             self.result.cut = True
             self.result.warnings.append(f"{CUT_SHORT}; its reply is cut")
+        if reply.thoughts:
+            self.result.warnings.append(f"{reply.thoughts} characters of thoughts were left out of the reply")
         return reply
 
     def _limits(self) -> dict[str, int]:
