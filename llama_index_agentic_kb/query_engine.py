@@ -48,16 +48,17 @@ from llama_index_agentic_kb._aio import (
     open_stream,
     run,
 )
-from llama_index_agentic_kb._text import one_line
+from llama_index_agentic_kb._text import error_message, one_line
 from llama_index_agentic_kb.account import GuardedCallbacks
 from llama_index_agentic_kb.account.activity_log import is_heard
 from llama_index_agentic_kb.account.budget import set_budget
-from llama_index_agentic_kb.errors import DeadlineExceededError
+from llama_index_agentic_kb.errors import DeadlineExceededError, SynthesisError
 from llama_index_agentic_kb.evidence.postprocessing import postprocess
 from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY
 from llama_index_agentic_kb.grounding import MarkerFilter, Markers, cited_ids
 from llama_index_agentic_kb.grounding.grounded import GroundedText, ground_text
 from llama_index_agentic_kb.grounding.settings import Grounding, as_grounding
+from llama_index_agentic_kb.guard.failures import is_transient
 from llama_index_agentic_kb.guard.spotlighting import Spotlight
 from llama_index_agentic_kb.llm import CUT_SHORT, Usage, billed
 from llama_index_agentic_kb.planning import ClassificationSpec
@@ -232,7 +233,7 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
             announced: See ``asked``.
 
         Raises:
-            SynthesisError: The language model failed while answering, and time was not the reason.
+            SynthesisError: The language model failed while answering, and its server is not down.
             DeadlineExceededError: An object (``output_cls``) was not there in time.
         """
         with asked(self.callback_manager, request.question, announced=announced) as tell:
@@ -291,8 +292,8 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
     ) -> Synthesis:
         """Make the answer, with its record.
 
-        An answer that is late is replaced by its part so far (the steps of refine, the partial answers of a tree), or
-        else by the evidence as extracted data. ``missing`` names the answer then.
+        An answer that is late, or whose model's server is down, is replaced by its part so far (the steps of refine,
+        the partial answers of a tree), or else by the evidence as extracted data. ``missing`` says so.
 
         Args:
             retrieval: The evidence.
@@ -301,14 +302,15 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
             aside: See ``AgenticSynthesizer.synthesis``.
 
         Raises:
-            SynthesisError: The language model failed while answering, and time was not the reason.
+            SynthesisError: The language model failed while answering, and its server is not down.
             DeadlineExceededError: An object (``output_cls``) was not there in time: it has no parts.
         """
         asking = synthesized(self.synthesizer, retrieval, streaming=streaming, instructions=instructions, aside=aside)
         try:
             return await asking
-        except DeadlineExceededError as error:
-            if getattr(self.synthesizer, "_output_cls", None) is not None:  # core's name; ours has it too
+        except (DeadlineExceededError, SynthesisError) as error:
+            makes_objects = getattr(self.synthesizer, "_output_cls", None) is not None  # core's name; ours has it too
+            if makes_objects or not (isinstance(error, DeadlineExceededError) or is_transient(error)):
                 raise
             return await in_its_place(retrieval, error)
 
@@ -555,8 +557,9 @@ async def _foreign(synthesizer: BaseSynthesizer, retrieval: Retrieval) -> Synthe
     return Synthesis(text)
 
 
-async def in_its_place(retrieval: Retrieval, error: DeadlineExceededError) -> Synthesis:
-    """Return what there is of a late answer: its part so far, or else the evidence as extracted data."""
+async def in_its_place(retrieval: Retrieval, error: DeadlineExceededError | SynthesisError) -> Synthesis:
+    """Return what there is of an answer that did not come: its part so far, or else the evidence as extracted data."""
+    late = isinstance(error, DeadlineExceededError)
     if error.partial:
         synthesis, given = Synthesis(error.partial), "what there was of it is given"
     else:
@@ -564,7 +567,7 @@ async def in_its_place(retrieval: Retrieval, error: DeadlineExceededError) -> Sy
             synthesis = await ExtractiveData().synthesis(
                 QueryBundle(retrieval.scope.question),
                 retrieval.nodes,
-                deadline=deadline_after(EXTRACTING_SECONDS),
+                deadline=deadline_after(EXTRACTING_SECONDS) if late else retrieval.budget.check_deadline,
                 max_output_tokens=retrieval.budget.output_tokens,
                 sources={name: chosen.source for name, chosen in retrieval.selected.items()},
             )
@@ -572,8 +575,9 @@ async def in_its_place(retrieval: Retrieval, error: DeadlineExceededError) -> Sy
         except DeadlineExceededError:  # of very much text
             synthesis, given = Synthesis(""), "the references name the evidence"
         synthesis.is_extract = True
-    synthesis.is_partial = True
-    retrieval.missing.append(_answer_missing(Outcome.TIMEOUT, f"it was not done by its deadline: {given}"))
+    synthesis.lacking = f"{'it was not done by its deadline' if late else error_message(error)}: {given}"
+    outcome = Outcome.TIMEOUT if late else Outcome.ERROR
+    retrieval.missing.append(_answer_missing(outcome, synthesis.lacking))
     return synthesis
 
 

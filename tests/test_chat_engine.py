@@ -98,7 +98,7 @@ def test_streams_and_remembers_at_the_end(server: LoopbackOpenAI) -> None:
 
 def test_a_failed_turn_is_not_remembered() -> None:
     """A turn whose answer failed is raised and leaves the memory as it was."""
-    with LoopbackOpenAI(lambda request: Fault.status(500)) as server:
+    with LoopbackOpenAI(lambda request: Fault.status(401)) as server:
         chat = engine(server)
         with pytest.raises(SynthesisError):
             chat.chat("How tall was the Saturn V rocket?")
@@ -122,6 +122,7 @@ def test_it_takes_what_llama_index_s_chat_engines_take(server: LoopbackOpenAI) -
     kb = KnowledgeBase([KnowledgeSource("docs", retriever=MemoryRetriever(TEXTS))], llm=server.llm())
     history = [ChatMessage(role=MessageRole.USER, content="Which rocket?"), ChatMessage(role="assistant", content="V.")]
     chat = kb.as_chat_engine(system_prompt="Speak like a pirate.", chat_history=history, skip_condense=True)
+    assert isinstance(chat, AgenticChatEngine)
     assert str(chat.chat(QueryBundle("How tall was the Saturn V rocket?"))) == ANSWER
     (written,) = [request.text for request in server.chats]  # nothing was planned
     assert "Speak like a pirate." in written

@@ -233,12 +233,12 @@ class _Answering:
             self.streamed = True
             writing = emitting(writing, pieces.feed, pieces.close)
         synthesis = await writing
-        if synthesis.is_partial:
+        if synthesis.lacking:
             self.state = AnswerState.FAILED  # never by its text alone
             synthesis.text = synthesis.text.rstrip()
         if synthesis.is_extract:  # it is no answer
             self.answered = Answered(retrieval, synthesis)
-            self.warnings.append("the answer was not there by its deadline")
+            self.warnings.append(f"there is no answer: {synthesis.lacking}")
             return
         self.answered = await self.engine.grounded(retrieval, synthesis, grounding)
         await self._judge(self.answered)

@@ -51,7 +51,7 @@ class Synthesis:
         links_removed: Links that led to no reference, and were taken out of the model's replies.
         answerable: False where the model says that the evidence does not answer the question; the text is then what
             is missing.
-        is_partial: Whether the text stands in for an answer that was not done: its start, or extracted data.
+        lacking: Why the text is not the answer, where it is only its start, or extracted data in its place.
         is_extract: Whether it is extracted data.
     """
 
@@ -63,7 +63,7 @@ class Synthesis:
     cut: bool = False
     links_removed: int = 0
     answerable: bool = True
-    is_partial: bool = False
+    lacking: str = ""
     is_extract: bool = False
 
 
