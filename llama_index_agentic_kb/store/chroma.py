@@ -170,8 +170,11 @@ class Graphs:
             state: The source's; without a graph nothing is wrong.
             whole: Whether to open it and search it, too. Else only the sizes of its files are compared.
         """
-        recorded = json.loads(state.files or '{"files": {}}')
-        for name, size in recorded["files"].items():
+        try:
+            sizes = dict(json.loads(state.files)["files"]) if state.files else {}
+        except (ValueError, KeyError, TypeError, RecursionError):
+            return f"the record of the graph {state.directory!r} can't be read"
+        for name, size in sizes.items():
             file = self._path / state.directory / name
             try:
                 if file.stat().st_size != size and file.name != _CHANGING:
@@ -221,7 +224,8 @@ class Graphs:
         state = self._documents.source_state(source) or SourceState(0)
         made = self._path / uuid.uuid4().hex
         try:
-            made.mkdir(parents=True, mode=0o700)
+            self._path.mkdir(mode=0o700, exist_ok=True)
+            made.mkdir(mode=0o700)
             if not anew and self.count(state) is not None:
                 shutil.copytree(self._path / state.directory, made, dirs_exist_ok=True)
             ids = self._fill(made, source, progress)
@@ -230,6 +234,9 @@ class Graphs:
             raise
         except Exception as error:
             shutil.rmtree(made, ignore_errors=True)
+            if not anew:  # the last one may be damaged where only its copy's use shows it
+                self.build(source, progress, anew=True)
+                return
             raise IngestionError(
                 f"The graph of the source {source!r} can't be built: {type(error).__name__}: {error_message(error)}. "
                 f"Its documents are stored: run `agentic-kb repair --store {self._path.parent}` to go on."

@@ -143,6 +143,10 @@ class SourceState:
     """How many chunks the graph holds and how large each of its files is, as JSON."""
 
 
+class BusyError(IngestionError):
+    """Another process or thread has the right to write."""
+
+
 class DocumentDatabase:
     """Documents, chunks and vectors of a store; safe to use from many threads, not in a forked process.
 

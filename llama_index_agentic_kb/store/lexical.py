@@ -23,6 +23,7 @@ from llama_index.core.schema import NodeWithScore
 from llama_index_agentic_kb.errors import ConfigurationError, IngestionError, RetrievalError
 from llama_index_agentic_kb.search.lexical import LexicalDocument, LexicalIndex
 from llama_index_agentic_kb.store.chunking import chunk_to_node
+from llama_index_agentic_kb.store.database import BusyError
 
 if TYPE_CHECKING:
     from llama_index_agentic_kb.schema import FilterNode
@@ -140,11 +141,11 @@ class StoredLexicalSearch:
             with self._store.writing():
                 self._mend(damage)
                 return self._opened()
-        except IngestionError as busy:
+        except BusyError as busy:
             if index is None or index.mark is None:
                 raise RetrievalError(f"The lexical index of the source {self._source!r} is missing: {busy}") from busy
             return index
-        except (RetrievalError, OSError):  # a store that can be read and not written
+        except (IngestionError, RetrievalError, OSError):  # a store that can be read and not written
             self._in_memory = True
             self._index = LexicalIndex()
             self._write(self._index)
@@ -153,6 +154,8 @@ class StoredLexicalSearch:
     def _opened(self) -> LexicalIndex:
         """Open the index, or see what others have committed since; raise ``RetrievalError`` where it is damaged."""
         if self._index is None or not (self._in_memory or self._directory.is_dir()):
+            with suppress(OSError):  # told when the index is opened
+                self._directory.parent.mkdir(mode=0o700, exist_ok=True)
             self._index = LexicalIndex(None if self._in_memory else self._directory)
         else:
             self._index.refresh()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +18,7 @@ from filelock import FileLock, Timeout
 from llama_index_agentic_kb.errors import ConfigurationError, IngestionError, StoreDamagedError, StoreMismatchError
 from llama_index_agentic_kb.store.access import unprotected
 from llama_index_agentic_kb.store.chroma import Graphs
-from llama_index_agentic_kb.store.database import DocumentDatabase, MetadataValue, SourceInfo
+from llama_index_agentic_kb.store.database import BusyError, DocumentDatabase, MetadataValue, SourceInfo
 from llama_index_agentic_kb.store.embedding_model import (
     DEFAULT_EMBED_MODEL,
     EmbedModelFingerprint,
@@ -42,10 +43,6 @@ RepairProgress: TypeAlias = Callable[[int, int, str], None]
 
 _DOCUMENTS: Final = "documents.db"
 _MODEL: Final = "embedding model"
-
-
-class _BusyError(IngestionError):
-    """Another process or thread has the right to write."""
 
 
 class KnowledgeStore:
@@ -135,7 +132,7 @@ class KnowledgeStore:
             _check_embed_model(directory, made_with, embed_model)
             store = cls(directory, documents, made_with, embed_model)
             if repair == "auto":
-                with suppress(_BusyError), store.writing():  # who writes does it itself
+                with suppress(BusyError), store.writing():  # who writes does it itself
                     for info in store.sources():
                         store.update_graph(info.name)
         except BaseException:
@@ -301,10 +298,11 @@ class KnowledgeStore:
         lock = FileLock(path, timeout=wait, mode=0o600, thread_local=False)
         try:
             lock.acquire(poll_interval=0.02)
+            pid.touch(0o600)
             pid.write_text(str(os.getpid()), "ascii")
         except Timeout:
             holder = pid.read_text("ascii", "replace") if pid.exists() else "unknown"
-            raise _BusyError(
+            raise BusyError(
                 f"Process {holder} is writing into the store {str(self.path)!r}. Wait for it to end (wait=SECONDS, "
                 "--wait SECONDS), or end it, then run this again."
             ) from None
@@ -456,7 +454,13 @@ def _check_empty(directory: Path) -> None:
 
 def _fingerprint(documents: DocumentDatabase) -> EmbedModelFingerprint | None:
     made_with = documents.state(_MODEL)
-    return None if made_with is None else EmbedModelFingerprint.from_json(made_with)
+    try:
+        return None if made_with is None else EmbedModelFingerprint.from_json(made_with)
+    except (ValueError, KeyError, TypeError, RecursionError, struct.error) as error:
+        raise StoreDamagedError(
+            f"{str(documents.path)!r} does not say which model made its vectors: {type(error).__name__}. Restore it, "
+            "or make the store again with `agentic-kb ingest`."
+        ) from error
 
 
 def _check_embed_model(directory: Path, made_with: EmbedModelFingerprint, embed_model: BaseEmbedding | None) -> None:

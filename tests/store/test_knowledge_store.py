@@ -20,7 +20,7 @@ from llama_index_agentic_kb.errors import (
     StoreDamagedError,
     StoreMismatchError,
 )
-from llama_index_agentic_kb.store import KnowledgeStore, SourceInfo, ingest, repair_store
+from llama_index_agentic_kb.store import KnowledgeStore, SourceInfo, ingest, repair_store, vectors
 from llama_index_agentic_kb.store.database import Chunk, DocumentDatabase, StoredDocument
 from llama_index_agentic_kb.store.embedding_model import DEFAULT_EMBED_MODEL
 from llama_index_agentic_kb.testing import HashEmbedding
@@ -53,19 +53,32 @@ def test_store_is_not_made_among_other_files(tmp_path: Path) -> None:
         KnowledgeStore.open(tmp_path / "notes.md", embed_model=MOCK, create=True)
 
 
-def test_a_store_is_its_owners_alone(tmp_path: Path) -> None:
+def test_a_store_is_its_owners_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the umask; a store that is there already is opened by ``create=`` as it is."""
+    monkeypatch.setattr(vectors, "EXACT_ROWS", 0)
+    folder = _small_source(tmp_path / "space")
     before = os.umask(0)
     try:
         for _ in range(2):
-            with KnowledgeStore.open(tmp_path / "store", embed_model=MOCK, create=True) as store, store.writing():
-                assert store.sources() == []
+            with KnowledgeStore.open(tmp_path / "store", embed_model=HashEmbedding(), create=True) as store:
+                ingest(folder, store)
     finally:
         os.umask(before)
     assert (tmp_path / "store").stat().st_mode & 0o777 == 0o700
-    for name in ("documents.db", "documents.db-wal", "write.lock"):
-        file = tmp_path / "store" / name
-        assert not file.exists() or file.stat().st_mode & 0o777 == 0o600
+    entries = {path.name: path.stat().st_mode & 0o777 for path in (tmp_path / "store").iterdir()}
+    assert {"graphs", "lexical", "writer.pid"} <= entries.keys()
+    assert {mode for name, mode in entries.items() if name in ("graphs", "lexical")} == {0o700}
+    assert {mode for name, mode in entries.items() if name not in ("graphs", "lexical")} == {0o600}
+
+
+@pytest.mark.parametrize("state", ["[" * 100_000, "{}", "no JSON", '{"name": 1, "dimension": 4, "probe": "x"}'])
+def test_a_damaged_record_of_the_model_is_an_error(tmp_path: Path, state: str) -> None:
+    """However deep it is nested: the error names the remedy."""
+    KnowledgeStore.open(tmp_path / "store", embed_model=MOCK, create=True).close()
+    with closing(sqlite3.connect(tmp_path / "store" / "documents.db", isolation_level=None)) as connection:
+        connection.execute("UPDATE state SET value = ? WHERE key = 'embedding model'", (state,))
+    with pytest.raises(StoreDamagedError, match=r"does not say which model made its vectors.*agentic-kb ingest"):
+        KnowledgeStore.open(tmp_path / "store", embed_model=MOCK)
 
 
 def test_another_model_is_refused(tmp_path: Path) -> None:

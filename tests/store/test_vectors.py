@@ -239,6 +239,21 @@ def test_a_damaged_graph_costs_no_answer(with_graph: KnowledgeStore, rows: Rows,
             assert store.vectors(SOURCE).outside_graph() == 0
 
 
+def test_a_graph_whose_copy_fails_is_built_anew(with_graph: KnowledgeStore, rows: Rows) -> None:
+    """A damaged page that no search meets is met by the next writer, who starts from the documents."""
+    with_graph.close()
+    for file in with_graph.path.glob("graphs/*/chroma.sqlite3"):
+        content = bytearray(file.read_bytes())
+        content[4096:] = b"\xff" * (len(content) - 4096)
+        file.write_bytes(content)
+    with KnowledgeStore.open(with_graph.path, embed_model=model()) as store:
+        store.documents.delete_document(SOURCE, "0")
+        with store.writing():
+            store.update_graph(SOURCE)
+        assert store.vectors(SOURCE).outside_graph() == 0
+        assert found(store, rows.vectors[500])[0] == "n500"
+
+
 def test_a_half_built_graph_is_never_used(with_graph: KnowledgeStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a killed process left is removed by the next one that builds; a failed build leaves the one before."""
     (with_graph.path / "graphs" / "half").mkdir()
