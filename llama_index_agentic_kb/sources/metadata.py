@@ -129,22 +129,45 @@ def _index_reader(source: KnowledgeSource, filters: FilterNode | None) -> Metada
         if not store.stores_text or index._store_nodes_override:  # noqa: SLF001 (no public name)
             return lambda: _rows(index.docstore.get_nodes(list(index.index_struct.nodes_dict.values())))
         if type(store).get_nodes is not BasePydanticVectorStore.get_nodes:
-            return lambda: _rows(store.get_nodes(node_ids=None, filters=_pushed(index, filters)))
+            asked = _pushed(index, filters)
+            return lambda: _rows(
+                {node.node_id: node for part in asked for node in store.get_nodes(None, part)}.values()
+            )
     raise InvalidRequestError(
         f"source {source.name!r} can't list what it holds: that takes a store made by `agentic-kb ingest`, a "
         "VectorStoreIndex that keeps its nodes, or KnowledgeSource(metadata_reader=...)"
     )
 
 
-def _pushed(index: VectorStoreIndex, filters: FilterNode | None) -> MetadataFilters | None:
-    """Return what the store can leave out itself, to spare reading; all rows are checked in any case."""
+def _pushed(index: VectorStoreIndex, filters: FilterNode | None) -> list[MetadataFilters | None]:
+    """Return what the store can leave out itself, in as many requests as it takes; all rows are checked in any case.
+
+    The check reads nodes, and a store's own row may say less: where a grant was taken from the row alone, only the
+    store knows. So who is in hundreds of groups is asked for in several requests.
+    """
     if filters is None:
-        return None
+        return [None]
     tree = flat(filters)
-    parts = tree.filters if isinstance(tree, FilterGroup) and tree.logic is FilterLogic.AND else [tree]
-    small = (part for part in parts if sum(len(one.values) for one in conditions(part)) <= _PUSHED)
-    pushed = all_of(*(part for part in small if refusal(index, part) is None))
-    return None if pushed is None else lower(pushed)
+    asked: list[list[FilterNode]] = [[]]
+    for part in tree.filters if isinstance(tree, FilterGroup) and tree.logic is FilterLogic.AND else [tree]:
+        pieces = [] if refusal(index, part) is not None else _pieces(part)
+        if len(pieces) == 1 or len(asked) == 1:
+            asked = [[*parts, piece] for parts in asked for piece in pieces] or asked
+    return [None if (pushed := all_of(*parts)) is None else lower(pushed) for parts in asked]
+
+
+def _pieces(part: FilterNode) -> list[FilterNode]:
+    """Return filters that a store takes, of which one has to hold; none where a filter can't be taken apart so far."""
+    if _size(part) <= _PUSHED:
+        return [part]
+    if not isinstance(part, FilterGroup) or part.logic is not FilterLogic.OR or max(map(_size, part.filters)) > 1:
+        return []
+    starts = range(0, len(part.filters), _PUSHED)
+    return [FilterGroup(logic=FilterLogic.OR, filters=part.filters[start : start + _PUSHED]) for start in starts]
+
+
+def _size(part: FilterNode) -> int:
+    return sum(len(condition.values) for condition in conditions(part))
 
 
 def _rows(nodes: Iterable[BaseNode]) -> list[tuple[str, Metadata]]:

@@ -17,7 +17,7 @@ from llama_index.core.vector_stores.types import (
     VectorStoreQueryResult,
 )
 
-from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource
+from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, Permissions, Principal
 from llama_index_agentic_kb.errors import (
     ConfigurationError,
     DeadlineExceededError,
@@ -120,6 +120,22 @@ def test_filters_that_a_store_can_not_apply_are_checked_here(chroma_index: MakeI
     assert kb.count("films", filters="genre ne null") == 5
     many = ",".join(map(str, range(1_900, 1_980)))
     assert kb.count("films", filters=f"year in ({many}) or year in ({many})") == 3
+
+
+@pytest.mark.parametrize("groups", [1, 99, 101, 250])
+def test_what_was_revoked_in_the_stores_row_alone_is_not_counted(chroma_index: MakeIndex, groups: int) -> None:
+    """However many groups a principal has, and whatever the node that is kept beside the row still says."""
+    index = chroma_index(nodes(), MODEL)
+    access = Permissions(tenant="tenant", groups="acl_group_")
+    alien = TextNode(id_="a", text="alien", metadata=access.stamp({}, tenant="acme", groups=["g0"]))
+    dune = TextNode(id_="d", text="dune", metadata=access.stamp({}, tenant="acme", groups=["g0"]))
+    index.insert_nodes([alien, dune])
+    kb = KnowledgeBase([source(index=index, permissions=access)])
+    principal = Principal(tenant="acme", groups={f"g{at}" for at in range(groups)})
+    assert kb.count("films", principal=principal) == 2
+    index.vector_store.client.update(ids=["d"], metadatas=[{"acl_group_g0": False}])
+    assert kb.count("films", principal=principal) == 1
+    assert [one.document_id for one in kb.documents("films", principal=principal)] == ["a"]
 
 
 class Mute(BasePydanticVectorStore):
