@@ -78,19 +78,18 @@ class RecordedReply(BaseModel):
             LLMError: A passage that the reply cites is not in the prompt.
         """
         passages = _passages(prompt)
-
-        def number_of(quoted: str) -> str | None:
-            quote = self.quotes.get(quoted, "")
-            return next((number for number, text in passages if quote and quote in text), None)
+        numbers = {
+            quoted: next((number for number, text in passages if quote and quote in text), None)
+            for quoted, quote in self.quotes.items()
+        }
 
         def cited(marker: re.Match[str]) -> str:
-            number = number_of(marker.group(1))
-            if number is None:
-                quote = self.quotes.get(marker.group(1), "")
+            if numbers.get(marker[1]) is None:
+                quote = self.quotes.get(marker[1], "")
                 raise LLMError(f"the recorded reply cites {quote!r}, which is not in this run's evidence")
-            return f"[ref_id:{number}]"
+            return f"[ref_id:{numbers[marker[1]]}]"
 
-        found = _REF.sub(lambda ref: f"{ref.group(1)}{number_of(ref.group(2)) or 0}", self.content)
+        found = _REF.sub(lambda ref: f"{ref[1]}{numbers.get(ref[2]) or 0}", self.content)
         return _MARKER.sub(cited, found)
 
 
@@ -108,7 +107,7 @@ class Recording(BaseModel):
         return cls.model_validate_json(Path(path).read_text(encoding="utf-8"))
 
     def save(self, path: str | Path) -> None:
-        """Write it as JSON; its folder is made where there is none."""
+        """Write it as JSON, and make its folder."""
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
 
@@ -190,13 +189,9 @@ class RecordedLLM(ReplyingLLM):
 
     @property
     def metadata(self) -> LLMMetadata:
-        """A chat model, as those were whose replies were recorded."""
-        return LLMMetadata(
-            context_window=self.context_window,
-            num_output=1_024,
-            is_chat_model=True,
-            model_name=f"{self.recording.model} (recorded)",
-        )
+        """A chat model, named by the one whose replies were recorded."""
+        name = f"{self.recording.model} (recorded)"
+        return LLMMetadata(context_window=self.context_window, num_output=1_024, is_chat_model=True, model_name=name)
 
     def reply_to(self, prompt: str) -> str:
         """Return the recorded reply to a prompt.

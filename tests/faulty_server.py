@@ -20,7 +20,7 @@ from llama_index_agentic_kb.testing.server import (
 
 __all__ = ["Fault"]
 
-_SPOKEN: Final = "This answer is cut before it is told in full."
+_SPOKEN: Final = "This answer is cut before all of it was sent."
 _PAGE: Final = b"<!doctype html><html><body><h1>Sign in to the network</h1></body></html>"
 
 _Send = Callable[[Connection, ChatRequest | None, "Fault"], None]

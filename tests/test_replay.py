@@ -51,20 +51,16 @@ def test_an_unknown_prompt_is_refused() -> None:
         RecordedLLM(recording=RECORDING).complete("something else")
 
 
-def test_the_model_says_that_it_is_recorded() -> None:
-    """The model's name in every account says that it is a recording."""
-    assert RecordedLLM(recording=RECORDING).metadata.model_name == "someone (recorded)"
-
-
 def test_recordings_load_from_files(tmp_path: Path) -> None:
-    """A recording is a JSON file."""
-    path = tmp_path / "recording.json"
-    path.write_text(RECORDING.model_dump_json(), encoding="utf-8")
-    assert Recording.load(path) == RECORDING
+    """A recording is a JSON file; the model's name in every account says that it is a recording."""
+    RECORDING.save(tmp_path / "kept" / "recording.json")
+    loaded = Recording.load(tmp_path / "kept" / "recording.json")
+    assert loaded == RECORDING
+    assert RecordedLLM(recording=loaded).metadata.model_name == "someone (recorded)"
 
 
 def test_a_reply_is_recorded_with_what_it_names() -> None:
-    """It is told by what follows the evidence; passages that it cites or names are kept by their words."""
+    """It is known by what follows the evidence; passages that it cites or names are kept by their words."""
     content = '{"step": "q1", "answers": [{"value": "x", "ref": 1, "confidence": "stated"}]}\nSee [ref_id:2].'
     reply = RecordedReply.of(prompt("zero", "one", "two", "three") + "\n\nQuestion: who?", content)
     assert reply.when == "Question: who?"

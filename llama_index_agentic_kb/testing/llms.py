@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import threading
+import itertools
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -43,20 +43,14 @@ class ScriptExhaustedError(LookupError):
 
 
 class Script(Generic[Asked, Answer]):
-    """The answers of a double, to any number of threads.
-
-    Args:
-        replies: A list is consumed in order, once; a callable is asked each time, in the calling thread; anything
-            else is the answer to every call.
-    """
+    """The answers of a double, to any number of threads: one for all, a list consumed in order, or a callable."""
 
     def __init__(self, replies: Answer | Sequence[Answer] | Callable[[Asked], Answer]) -> None:
         self._replies = replies
-        self._used = 0
-        self._lock = threading.Lock()
+        self._used = itertools.count(1)
 
     def answer(self, asked: Asked) -> Answer:
-        """Return the next answer.
+        """Return the next answer; a callable is asked in the calling thread.
 
         Raises:
             ScriptExhaustedError: A list of replies is used up.
@@ -65,14 +59,13 @@ class Script(Generic[Asked, Answer]):
             return self._replies(asked)
         if not isinstance(self._replies, list | tuple):
             return cast("Answer", self._replies)
-        with self._lock:
-            self._used += 1
-            if self._used > len(self._replies):
-                raise ScriptExhaustedError(
-                    f"The script holds {len(self._replies)} replies and this is call {self._used}. "
-                    "Add a reply, or pass a callable or a single reply to answer any number of calls."
-                )
-            return cast("Answer", self._replies[self._used - 1])
+        used = next(self._used)
+        if used > len(self._replies):
+            raise ScriptExhaustedError(
+                f"The script holds {len(self._replies)} replies and this is call {used}. "
+                "Add a reply, or pass a callable or a single reply to answer any number of calls."
+            )
+        return cast("Answer", self._replies[used - 1])
 
 
 @dataclass(frozen=True)
@@ -98,23 +91,14 @@ Scripted = str | Exception | ScriptedReply
 
 
 class _State:
-    """The script and the record of one model and all its copies."""
+    """The script and the record of one model and all its copies, deep ones too."""
 
     def __init__(self, replies: Scripted | Sequence[Scripted] | Callable[[list[ChatMessage]], Scripted]) -> None:
         self.script: Script[list[ChatMessage], Scripted] = Script(replies)
         self.calls: list[list[ChatMessage]] = []
 
     def __deepcopy__(self, _memo: dict[int, object]) -> _State:
-        """Return this object: deep copies of a model share it too."""
         return self
-
-    def ask(self, messages: Sequence[ChatMessage]) -> ScriptedReply:
-        asked = [message.model_copy(deep=True) for message in messages]  # callers may go on with their messages
-        self.calls.append(asked)
-        reply = self.script.answer(asked)
-        if isinstance(reply, str):
-            return ScriptedReply(reply)
-        return ScriptedReply(error=reply) if isinstance(reply, Exception) else reply
 
 
 class ScriptedLLM(CustomLLM):
@@ -165,6 +149,8 @@ class ScriptedLLM(CustomLLM):
         """The messages of every call so far, in order; a completion's prompt is one user message."""
         return list(self._state.calls)
 
+    # The callbacks of chats and of completions fire once each: both go to the methods below, which have none.
+
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponse:
         """Answer after the reply's latency."""
@@ -201,27 +187,22 @@ class ScriptedLLM(CustomLLM):
         return stream_chat_to_completion_decorator(self._stream_chat)(prompt)
 
     @llm_completion_callback()
-    async def astream_complete(
-        self,
-        prompt: str,
-        formatted: bool = False,  # noqa: ARG002
-        **_: Any,
-    ) -> CompletionResponseAsyncGen:
+    async def astream_complete(self, prompt: str, formatted: bool = False, **_: Any) -> CompletionResponseAsyncGen:  # noqa: ARG002
         """Answer a prompt piece by piece, without blocking the loop."""
         return await astream_chat_to_completion_decorator(self._astream_chat)(prompt)
 
     def _chat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponse:
-        reply = self._state.ask(messages)
+        reply = self._ask(messages)
         time.sleep(reply.latency)
         return _whole(messages, reply)
 
     async def _achat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponse:
-        reply = self._state.ask(messages)
+        reply = self._ask(messages)
         await asyncio.sleep(reply.latency)
         return _whole(messages, reply)
 
     def _stream_chat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponseGen:
-        reply = self._state.ask(messages)
+        reply = self._ask(messages)
 
         def pieces() -> ChatResponseGen:
             for delay, piece in _pieces(messages, reply):
@@ -232,7 +213,7 @@ class ScriptedLLM(CustomLLM):
         return pieces()
 
     async def _astream_chat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponseAsyncGen:
-        reply = self._state.ask(messages)
+        reply = self._ask(messages)
 
         async def pieces() -> ChatResponseAsyncGen:
             for delay, piece in _pieces(messages, reply):
@@ -242,29 +223,32 @@ class ScriptedLLM(CustomLLM):
 
         return pieces()
 
+    def _ask(self, messages: Sequence[ChatMessage]) -> ScriptedReply:
+        asked = [message.model_copy(deep=True) for message in messages]  # callers may go on with their messages
+        self._state.calls.append(asked)
+        reply = self._state.script.answer(asked)
+        if isinstance(reply, str):
+            return ScriptedReply(reply)
+        return ScriptedReply(error=reply) if isinstance(reply, Exception) else reply
+
 
 def _whole(messages: Sequence[ChatMessage], reply: ScriptedReply) -> ChatResponse:
     if reply.error is not None:
         raise reply.error
-    return ChatResponse(message=_message(reply.content), raw=_raw(messages, reply))
+    return ChatResponse(message=ChatMessage(reply.content, role=MessageRole.ASSISTANT), raw=_raw(messages, reply))
 
 
 def _pieces(messages: Sequence[ChatMessage], reply: ScriptedReply) -> Iterator[tuple[float, ChatResponse | None]]:
     """Yield pauses in seconds and what follows them (None: an error), and raise the error."""
-    text, size, raw = reply.content, reply.chunk_size, _raw(messages, reply)
-    delay = reply.latency
-    for start in range(0, len(text) or (reply.error is None), size):
-        last = start + size >= len(text) and reply.error is None
-        message, delta = _message(text[: start + size]), text[start : start + size]
-        yield delay, ChatResponse(message=message, delta=delta, raw=raw if last else None)
+    text, size, delay = reply.content, reply.chunk_size, reply.latency
+    for end in range(size, (len(text) or (reply.error is None)) + size, size):
+        raw = _raw(messages, reply) if end >= len(text) and reply.error is None else None
+        message = ChatMessage(text[:end], role=MessageRole.ASSISTANT)
+        yield delay, ChatResponse(message=message, delta=text[end - size : end], raw=raw)
         delay = reply.chunk_delay
     if reply.error is not None:
         yield (0.0 if text else delay), None
         raise reply.error
-
-
-def _message(text: str) -> ChatMessage:
-    return ChatMessage(role=MessageRole.ASSISTANT, content=text)
 
 
 def _raw(messages: Sequence[ChatMessage], reply: ScriptedReply) -> dict[str, dict[str, int]]:

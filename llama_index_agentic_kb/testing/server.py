@@ -39,11 +39,8 @@ class Usage:
 
     def __add__(self, other: Usage) -> Usage:
         """Add both token counts and the calls."""
-        return Usage(
-            self.prompt_tokens + other.prompt_tokens,
-            self.completion_tokens + other.completion_tokens,
-            self.calls + other.calls,
-        )
+        prompt, completion = self.prompt_tokens + other.prompt_tokens, self.completion_tokens + other.completion_tokens
+        return Usage(prompt, completion, self.calls + other.calls)
 
     @property
     def total_tokens(self) -> int:
@@ -183,9 +180,11 @@ class HttpServer(socketserver.ThreadingTCPServer):
     block_on_close = False
     request_queue_size = 512
 
-    def __init__(self, port: int, handler: Callable[[Any, Any, Any], Connection]) -> None:
+    def __init__(
+        self, port: int, handler: Callable[[Any, Any, Any], Connection], errors: list[Exception] | None = None
+    ) -> None:
         self.stopping = threading.Event()
-        self.errors: list[Exception] = []
+        self.errors = [] if errors is None else errors
         self._open: set[socket.socket] = set()
         self._idle = threading.Condition()
         super().__init__(("127.0.0.1", port), handler)
@@ -352,19 +351,20 @@ class LoopbackOpenAI:
     ) -> None:
         self.keep_alive = keep_alive
         self.embedding_fault = embedding_fault
-        self.dimensions = DIMENSIONS
+        self.requests: list[RecordedRequest] = []
+        """Every request so far, in order of arrival."""
+        self.errors: list[Exception] = []
+        """What the script raised, a list used up included."""
         self._script: Script[ChatRequest, Answer] = Script(reply)
         self._bill: list[Usage] = []
         self._clients: list[httpx.Client] = []
-        self._requests: list[RecordedRequest] = []
-        self._errors: list[Exception] = []
         self._http: HttpServer | None = None
         self._port = 0
 
     def start(self) -> Self:
         """Listen; after a stop, at the same port again."""
         connection = type("_Connection", (Connection,), {"loopback": self})
-        self._http = HttpServer(self._port, connection)
+        self._http = HttpServer(self._port, connection, self.errors)
         self._port = self._http.port
         return self
 
@@ -372,7 +372,6 @@ class LoopbackOpenAI:
         """Reset every connection and stop listening, within about a second; harmless when not running."""
         if self._http is not None:
             self._http.stop()
-            self._errors.extend(self._http.errors)
             self._http = None
 
     def __enter__(self) -> Self:
@@ -391,14 +390,9 @@ class LoopbackOpenAI:
         return f"http://127.0.0.1:{self._port}/v1"
 
     @property
-    def requests(self) -> list[RecordedRequest]:
-        """Every request so far, in order of arrival."""
-        return list(self._requests)
-
-    @property
     def chats(self) -> list[ChatRequest]:
         """The chat requests among them."""
-        return [ChatRequest(r.body) for r in self.requests if r.body is not None and r.path == _CHAT]
+        return [ChatRequest(one.body) for one in list(self.requests) if one.body is not None and one.path == _CHAT]
 
     @property
     def billed(self) -> Usage:
@@ -408,11 +402,6 @@ class LoopbackOpenAI:
         words as they are sent, so that one broken off costs what was sent. Embeddings are not counted.
         """
         return sum(list(self._bill), Usage(calls=0))
-
-    @property
-    def errors(self) -> list[Exception]:
-        """What the script raised, a list used up included."""
-        return [*self._errors, *(self._http.errors if self._http is not None else [])]
 
     def llm(self, model: str = "gpt-4o-mini", **kwargs: Any) -> OpenAI:
         """Make the real ``llama_index.llms.openai.OpenAI`` that talks to this server.
@@ -446,12 +435,12 @@ class LoopbackOpenAI:
         """Answer one request; for its connection."""
         path = connection.path.partition("?")[0]
         headers = {name.lower(): value for name, value in connection.headers.items()}
-        self._requests.append(RecordedRequest(path, body, headers, time.monotonic()))
+        self.requests.append(RecordedRequest(path, body, headers, time.monotonic()))
         is_async = headers.get("x-stainless-async", "").startswith("async")  # OpenAI's clients name their kind
         connection.close_connection |= is_async if self.keep_alive is None else not self.keep_alive
         if body is not None and path == "/v1/embeddings":
             if self.embedding_fault is None:
-                connection.send_json(_embeddings(body, self.dimensions))
+                connection.send_json(_embeddings(body))
             else:
                 self.embedding_fault.send(connection, None)
         elif body is not None and path == _CHAT:
@@ -463,7 +452,7 @@ class LoopbackOpenAI:
         try:
             answer = self._script.answer(request)
         except Exception as error:  # noqa: BLE001 - whatever the script raises, its client gets an answer
-            self._errors.append(error)
+            self.errors.append(error)
             connection.send_json(error_body(f"The script raised {type(error).__name__}: {error}", 400), 400)
             return
         if isinstance(answer, str):
@@ -513,24 +502,19 @@ def stream_events(request: ChatRequest, reply: Reply) -> Iterator[tuple[bytes, U
 
     def chunk(delta: Json, finish_reason: str | None = None) -> bytes:
         body = envelope(request, [{"index": 0, "delta": delta, "logprobs": None, "finish_reason": finish_reason}])
-        return event(
-            body | {"usage": None} if request.include_usage else body
-        )  # OpenAI puts a null into all but the last chunk
+        # OpenAI puts a null into all but the last chunk.
+        return event(body | {"usage": None} if request.include_usage else body)
 
-    opening = {"role": "assistant", "content": reply.content and "", "refusal": None}
-    yield chunk(opening), Usage(whole.prompt_tokens)
+    yield chunk({"role": "assistant", "content": reply.content and "", "refusal": None}), Usage(whole.prompt_tokens)
     for delta, words in _deltas(reply):
         sent += words
         due = min(count_tokens(sent), whole.completion_tokens)
         yield chunk(delta), Usage(0, due - billed, calls=0)
         billed = due
-    counts = (
-        event(envelope(request, []) | {"usage": whole.to_json()})
-        if request.include_usage and reply.report_usage
-        else b""
-    )
-    ending = chunk({}, reply.stop_reason) + counts + b"data: [DONE]\n\n"
-    yield ending, Usage(0, whole.completion_tokens - billed, calls=0)
+    ending = chunk({}, reply.stop_reason)
+    if request.include_usage and reply.report_usage:
+        ending += event(envelope(request, []) | {"usage": whole.to_json()})
+    yield ending + b"data: [DONE]\n\n", Usage(0, whole.completion_tokens - billed, calls=0)
 
 
 def event(body: Json | str) -> bytes:
@@ -557,11 +541,13 @@ def _tool_call(index: int, name: str, arguments: str) -> Json:
     return {"id": f"call_{index}", "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _embeddings(body: Json, dimensions: int) -> Json:
-    asked = body.get("input", "")
+def _embeddings(body: Json) -> Json:
+    asked, dimensions = body.get("input", ""), int(body.get("dimensions") or DIMENSIONS)
     texts = [asked] if isinstance(asked, str) else list(map(str, asked))
-    vectors = [hash_vector(text, int(body.get("dimensions") or dimensions)) for text in texts]
-    data = [{"object": "embedding", "index": index, "embedding": vector} for index, vector in enumerate(vectors)]
+    data = [
+        {"object": "embedding", "index": index, "embedding": hash_vector(text, dimensions)}
+        for index, text in enumerate(texts)
+    ]
     tokens = sum(map(count_tokens, texts))
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return {"object": "list", "data": data, "model": body.get("model", ""), "usage": usage}

@@ -84,16 +84,12 @@ class MemoryRetriever(BaseRetriever):
         self.latency = latency
         self.fault = fault
         self.shared_nodes = shared_nodes
-        self._nodes = [item if isinstance(item, BaseNode) else _text_node(item) for item in items]
-        self._words = [set(words(node.get_content(MetadataMode.NONE))) for node in self._nodes]
-        self._queries: list[RecordedQuery] = []
+        self.queries: list[RecordedQuery] = []
+        """Every query so far, in order of arrival."""
+        nodes = [item if isinstance(item, BaseNode) else _text_node(item) for item in items]
+        self._nodes = [(node, set(words(node.get_content(MetadataMode.NONE)))) for node in nodes]
         self._shared: dict[str, list[NodeWithScore]] = {}
         self._released = threading.Event()
-
-    @property
-    def queries(self) -> list[RecordedQuery]:
-        """Every query so far, in order of arrival."""
-        return list(self._queries)
 
     def release(self) -> None:
         """End every hang, now and from now on."""
@@ -127,7 +123,7 @@ class MemoryRetriever(BaseRetriever):
 
     def _record(self, query: QueryBundle) -> None:
         thread = threading.current_thread().name
-        self._queries.append(RecordedQuery(query.query_str, query.embedding is not None, thread))
+        self.queries.append(RecordedQuery(query.query_str, query.embedding is not None, thread))
 
     def _fault_of(self, query: QueryBundle) -> SourceFault | None:
         return self.fault(query) if callable(self.fault) else self.fault
@@ -137,20 +133,13 @@ class MemoryRetriever(BaseRetriever):
             raise fault
         if isinstance(fault, Verbatim):
             return cast("list[NodeWithScore]", fault.value)
-        ranked = self._rank(query.query_str)
+        asked = set(words(query.query_str))
+        shared = [(node, len(asked & held)) for node, held in self._nodes]
+        best = sorted((pair for pair in shared if pair[1]), key=lambda pair: -pair[1])[: self.similarity_top_k]
         if self.shared_nodes:
-            found = [NodeWithScore(node=node, score=score) for node, score in ranked]
+            found = [NodeWithScore(node=node, score=count / len(asked)) for node, count in best]
             return list(self._shared.setdefault(query.query_str, found))
-        return [NodeWithScore(node=_copied(node), score=score) for node, score in ranked]
-
-    def _rank(self, query: str) -> list[tuple[BaseNode, float]]:
-        asked = set(words(query))
-        scored = [
-            (node, len(asked & held) / len(asked))
-            for node, held in zip(self._nodes, self._words, strict=True)
-            if asked & held
-        ]
-        return sorted(scored, key=lambda pair: -pair[1])[: self.similarity_top_k]
+        return [NodeWithScore(node=_copied(node), score=count / len(asked)) for node, count in best]
 
 
 class _AsyncMemoryRetriever(MemoryRetriever):

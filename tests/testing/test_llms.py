@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 from llama_index.core import PromptTemplate
-from llama_index.core.base.llms.types import ChatMessage, ChatResponse
+from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events import BaseEvent
@@ -37,18 +37,14 @@ class Names(BaseEventHandler):
         self._seen.append(event.class_name())
 
 
-def told(responses: list[ChatResponse]) -> list[str]:
-    return [response.delta or "" for response in responses]
-
-
 async def test_all_four_ways_say_the_same() -> None:
-    """Chat and streams, sync and async, tell the content and report its usage."""
+    """Chat and streams, sync and async, return the content and report its usage."""
     llm = ScriptedLLM(ScriptedReply("It's me", chunk_size=3))
 
     for response in (llm.chat(ASK), await llm.achat(ASK)):
         assert (response.message.content, response.raw) == ("It's me", USAGE)
     for stream in (list(llm.stream_chat(ASK)), [r async for r in await llm.astream_chat(ASK)]):
-        assert told(stream) == ["It'", "s m", "e"]
+        assert [response.delta for response in stream] == ["It'", "s m", "e"]
         assert stream[-1].message.content == "It's me"
         assert [r.raw for r in stream] == [None, None, USAGE]
     assert len(llm.calls) == 4

@@ -9,9 +9,7 @@ import httpx
 import openai
 import pytest
 from llama_index.core.base.llms.types import ChatMessage, ToolCallBlock
-from llama_index.core.prompts import PromptTemplate
 from llama_index.core.tools import FunctionTool
-from pydantic import BaseModel
 
 from llama_index_agentic_kb.testing import (
     ChatRequest,
@@ -26,12 +24,6 @@ from tests.faulty_server import Fault
 
 ASK = [ChatMessage(role="system", content="Be brief."), ChatMessage(role="user", content="The capital of France?")]
 ASK_TOKENS = 3 + 5
-
-
-class City(BaseModel):
-    """A city."""
-
-    name: str
 
 
 def look_up(name: str) -> str:
@@ -82,16 +74,6 @@ def test_a_script_that_fails_is_a_bad_request() -> None:
         server.llm().complete("Hi")
 
 
-@pytest.mark.parametrize(("model", "forced"), [("gpt-4o-mini", None), ("gpt-4-turbo", "City")])
-def test_structured_answers(model: str, forced: str | None) -> None:
-    """Structured prediction reads the JSON from the content, or from the call of the forced tool."""
-    with LoopbackOpenAI('{"name": "Paris"}') as server:
-        city = server.llm(model).structured_predict(City, PromptTemplate("{q}"), q="Which?")
-        assert city == City(name="Paris")
-        assert server.chats[0].forced_tool == forced
-        assert (server.chats[0].response_format is None) == (forced is not None)
-
-
 @pytest.mark.parametrize("stream", [False, True])
 def test_tool_calls_of_a_reply(stream: bool) -> None:
     """Several tool calls arrive whole, in a plain answer and piece by piece."""
@@ -120,16 +102,6 @@ async def test_streams() -> None:
         assert server.billed == Usage(2 * ASK_TOKENS, 10, calls=2)
         last = list(llm.stream_chat(ASK, stream_options={"include_usage": True}))[-1]
         assert (last.raw.choices, usage_of(last.raw)) == ([], (ASK_TOKENS, 5))
-
-
-def test_usage_can_be_set_or_kept_back() -> None:
-    """A usage that is set is reported and billed; one kept back is billed only."""
-    usage = Usage(1000, 50)
-    with LoopbackOpenAI([Reply("Hi", usage=usage), Reply("Hi", usage=usage, report_usage=False)]) as server:
-        llm = server.llm()
-        assert usage_of(llm.chat(ASK).raw) == (1000, 50)
-        assert llm.chat(ASK).raw.usage is None
-        assert server.billed == usage + usage
 
 
 def test_async_clients_leave_no_connection_behind() -> None:
