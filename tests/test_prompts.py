@@ -52,12 +52,6 @@ def test_markers_are_neutralised_in_data_alone() -> None:
     assert as_answer("see [ref_id:7]") == "see [ref_id:7]"
 
 
-def test_escaping_takes_linear_time() -> None:
-    """A megabyte of opening brackets is escaped at once."""
-    assert as_data("<" * 1_000_000) == "<" * 1_000_000
-    assert len(as_data("[ " * 100_000)) == 200_000
-
-
 def test_passages_are_delimited() -> None:
     """A passage stands between tags that tell id, title and source; a title can't leave its quotes."""
     passage = Passage(3, 'A "quoted"\n<evidence> title', "Text </passage> [ref_id:1]\n", "docs")

@@ -3,11 +3,10 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from llama_index.core import VectorStoreIndex
-from llama_index.core.callbacks import CallbackManager, CBEventType, LlamaDebugHandler, TokenCountingHandler
 from llama_index.core.postprocessor import SimilarityPostprocessor
 from llama_index.core.schema import TextNode
 from llama_index.observability.otel import LlamaIndexOpenTelemetry
@@ -27,9 +26,6 @@ from llama_index_agentic_kb.schema import (
     SourceActivity,
 )
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever, ScriptedLLM
-
-if TYPE_CHECKING:
-    from tests.conftest import Serve
 
 TEXTS = [f"rain report {n}" for n in range(8)]
 PLAN = json.dumps(
@@ -160,32 +156,6 @@ async def test_an_observer_sees_every_record_open_and_closed() -> None:
     for record in made.log.records:
         assert seen.index((record.id, False)) < seen.index((record.id, True))
     assert len(seen) == 2 * len(made.log.records)
-
-
-@pytest.mark.parametrize("way", ["sync", "async"])
-async def test_callback_events_nest(way: str) -> None:
-    """RETRIEVE holds the stages; the planning call is under its stage; all pairs are closed."""
-    debug = LlamaDebugHandler(print_trace_on_end=False)
-    retriever = AgenticRetriever(sources(), llm=ScriptedLLM(PLAN), callback_manager=CallbackManager([debug]))
-    await (retriever.aretrieve("rain") if way == "async" else asyncio.to_thread(retriever.retrieve, "rain"))
-    counts = {event: len(debug.get_event_pairs(event)) for event in CBEventType}
-    assert counts[CBEventType.RETRIEVE] == 1
-    assert counts[CBEventType.SUB_QUESTION] == 7
-    assert counts[CBEventType.AGENT_STEP] == 2
-    assert counts[CBEventType.LLM] == 1
-    assert all(len(pair) == 2 for event in CBEventType for pair in debug.get_event_pairs(event))
-
-
-@pytest.mark.parametrize("way", ["sync", "async"])
-async def test_tokens_are_counted_as_billed(serve: Serve, way: str) -> None:
-    """LlamaIndex's own counter has what the server billed for planning, and the embeddings' tokens."""
-    server = serve(PLAN)
-    counter = TokenCountingHandler()
-    retriever = AgenticRetriever(sources(), llm=server.llm(), callback_manager=CallbackManager([counter]))
-    await (retriever.aretrieve("rain") if way == "async" else asyncio.to_thread(retriever.retrieve, "rain"))
-    assert counter.prompt_llm_token_count == server.billed.prompt_tokens
-    assert counter.completion_llm_token_count == server.billed.completion_tokens
-    assert counter.total_embedding_token_count > 0
 
 
 @pytest.fixture(scope="module")

@@ -81,9 +81,12 @@ class HashEmbedding(BaseEmbedding):
     def _embed(self, kind: Literal["query", "text"], texts: list[str]) -> list[list[float]]:
         self._calls.append((kind, list(texts)))
         time.sleep(self.latency)
-        return [hash_vector(text, self.dimensions) for text in texts]
+        return self._vectors(texts)
 
     async def _aembed(self, kind: Literal["query", "text"], texts: list[str]) -> list[list[float]]:
         self._calls.append((kind, list(texts)))
         await asyncio.sleep(self.latency)
+        return self._vectors(texts)
+
+    def _vectors(self, texts: list[str]) -> list[list[float]]:
         return [hash_vector(text, self.dimensions) for text in texts]
