@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-long coverage check wheel-check format bench bench-grounding bench-scale train-scorer faults fuzz injection \
+.PHONY: demo test test-long coverage check docs wheel-check format bench bench-grounding bench-scale train-scorer faults fuzz injection \
 	kills leaks wire clean
 
 # Extracts over three real sources, then a recorded answer; no API key, no network.
@@ -28,6 +28,11 @@ check: $(VENV)/.dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/python -m tests.words
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+
+# docs/ as a site in build/site, with the reference from docstrings.
+docs: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve
 
 # Installs the built wheel into an empty environment and follows the README there.
 wheel-check: $(VENV)/.dev

@@ -36,7 +36,7 @@ class OpenAICompatible(OpenAI):
     Its ``repr``, ``to_dict``, ``model_dump`` and pickle hold no key, no headers and no password of ``api_base``: what
     is loaded from them takes its key from ``OPENAI_API_KEY``, and headers have to be set again.
 
-    Args:
+    Attributes:
         context_window: Tokens of prompt and reply together, for a name that LlamaIndex doesn't know. Default 8,192.
         is_function_calling_model: Whether a model of such a name can be made to call tools. Default False.
     """
