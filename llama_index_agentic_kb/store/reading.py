@@ -190,7 +190,7 @@ _FIELD: Final = re.compile(r"([A-Za-z][A-Za-z0-9_-]*)[ \t]*:(?:[ \t]+(.*))?")
 _OTHER_LINE: Final = re.compile(r"\s*(?:#.*)?|[ \t].*|-(?:[ \t].*)?")
 _INTEGER: Final = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
 _FLOAT: Final = re.compile(r"-?(?:0|[1-9][0-9]{0,17})\.[0-9]{1,17}")
-_HEADING: Final = re.compile(r" {0,3}#{1,6}[ \t]+(.*?)[ \t]*#*[ \t]*")
+_HEADING: Final = re.compile(r" {0,3}#{1,6}[ \t]+")
 _CODE_FENCE: Final = re.compile(r" {0,3}(```|~~~)")
 _LINK: Final = re.compile(r"!?\[([^\[\]]*)\]\([^)]{0,2000}\)")
 
@@ -290,8 +290,11 @@ def first_heading(text: str) -> str:
     for line in text.split("\n"):
         if _CODE_FENCE.match(line):
             in_code = not in_code
-        elif not in_code and (match := _HEADING.fullmatch(line)):
-            return _LINK.sub(r"\1", match.group(1)).strip(" *`")
+        elif not in_code and (match := _HEADING.match(line)):
+            heading = line[match.end() :].strip()
+            bare = heading.rstrip("#")  # what closes a heading stands apart from it: "C#" is a name
+            heading = bare if bare.endswith((" ", "\t")) else heading
+            return _LINK.sub(r"\1", heading).strip(" *`")
     return ""
 
 

@@ -190,14 +190,6 @@ def test_rows_without_the_key_take_no_places(rows: Rows) -> None:
         assert _ids(_search(store, query)) == rows.nearest("cosine", rows.queries[2], "team", "blue")
 
 
-@pytest.mark.usefixtures("searching")
-def test_a_filter_that_matches_nothing_or_fails_always_finds_nothing(rows: Rows) -> None:
-    """No rows are no error, and rows that fail the check are never returned."""
-    search = ChromaFilteredSearch(rows.stores["cosine"])
-    assert _ids(_search(rows.stores["cosine"], _query(rows.queries[0], _is("one_in_10", 99)))) == []
-    assert _ids(search(_query(rows.queries[0], _is("one_in_10", 3)), lambda _: False)) == []
-
-
 def test_new_rows_are_found_at_once() -> None:
     """A collection of somebody else's may change at any time."""
     store = _small_store(40)

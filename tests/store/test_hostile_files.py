@@ -16,10 +16,8 @@ import pytest
 import llama_index_agentic_kb
 from llama_index_agentic_kb.errors import IngestionError
 from llama_index_agentic_kb.store import KnowledgeStore, ingest
-from llama_index_agentic_kb.store.files import MAX_DEPTH
 from llama_index_agentic_kb.store.reading import FileReader
 from llama_index_agentic_kb.testing import HashEmbedding
-from tests.deep_folders import deep_folders
 
 WORD = "http://schemas.openxmlformats.org/wordprocessingml/2006/main"
 LAUGHS = "".join(f'<!ENTITY l{n} "{f"&l{n - 1};" * 10}">' for n in range(1, 12))
@@ -84,14 +82,6 @@ def test_a_file_that_becomes_a_pipe_is_not_waited_for(docs: Path, store: Knowled
     assert "no regular file" in reasons(ingest(docs, store, progress=swap))["later.md"]
 
 
-def test_folders_without_end_are_left(docs: Path, store: KnowledgeStore) -> None:
-    """Deeper than Python may recurse; what is known of documents down there is not taken for gone."""
-    with deep_folders(docs):
-        report = ingest(docs, store)
-    assert report.added == ("docs/good.md",)
-    assert reasons(report) == {"d": f"is more than {MAX_DEPTH} folders deep"}
-
-
 def test_large_files_are_left_out(docs: Path, store: KnowledgeStore) -> None:
     """As large as the setting says, on disk or unpacked; a packed size that lies is of no use."""
     (docs / "large.txt").write_text("a" * 20_001)
@@ -119,19 +109,6 @@ def test_entities_are_not_followed(docs: Path, store: KnowledgeStore, tmp_path: 
     assert set(reasons(report)) <= {"xxe.docx", "laughs.docx"}
     texts = [node.text for node in store.nodes("docs")]
     assert not any("SECRET" in text or "haha" in text for text in texts)
-
-
-def test_nesting_without_end_costs_that_file_alone(tmp_path: Path) -> None:
-    """Over a page of ten thousand open tags its parser sits for minutes: it is ended, and the next file is read."""
-    (tmp_path / "deep.html").write_text("<div><b>" * 10_000 + "deep")
-    (tmp_path / "good.html").write_text("<p>Rain falls.")
-    with FileReader(seconds=60) as reader:
-        assert reader.read(tmp_path / "good.html").title == "good"
-        reader.seconds = 0.5
-        with pytest.raises(IngestionError, match=r"can't be read within 0\.5 s: its parser was ended"):
-            reader.read(tmp_path / "deep.html")
-        reader.seconds = 60
-        assert reader.read(tmp_path / "good.html").title == "good"
 
 
 def test_a_parser_that_hangs_or_dies_is_replaced(tmp_path: Path) -> None:

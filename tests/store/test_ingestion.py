@@ -7,13 +7,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.embeddings.mock_embed_model import MockEmbedding
 from llama_index.core.schema import MetadataMode, TextNode
 from llama_index.core.vector_stores.types import VectorStoreQuery
 
 from llama_index_agentic_kb.errors import ConfigurationError, IngestionError
-from llama_index_agentic_kb.store import KnowledgeStore, ingest
+from llama_index_agentic_kb.store import KnowledgeStore, ingest, ingestion, reading, repair_store
 from llama_index_agentic_kb.store.embedding_model import model_tokenizer
 
 FACTS = [
@@ -268,6 +267,39 @@ def test_a_file_that_breaks_keeps_its_earlier_version(folder: Path, store: Knowl
     assert _in_step(store, "probes")[0].text == "Voyager 2 visited Neptune in 1989."
 
 
+@pytest.mark.parametrize(("seconds", "end"), [(60, b"\xff"), (1e-9, b"")])
+def test_a_large_file_that_breaks_midway_leaves_its_earlier_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, end: bytes
+) -> None:
+    """It is stored while it is read: bad bytes at its end, or too long a time for cutting, undo all of it."""
+    monkeypatch.setattr(ingestion, "_BATCH_CHUNKS", 4)
+    monkeypatch.setattr(reading, "BLOCK", 500)
+    file = tmp_path / "large.txt"
+    file.write_text(" ".join(FACTS))
+    with KnowledgeStore.open(tmp_path / "store", embed_model=MockEmbedding(embed_dim=2), create=True) as store:
+        assert ingest(file, store, chunk_size=80, chunk_overlap=0).chunks_embedded > 8
+        before = store.nodes("documents")
+        file.write_bytes(b"New. " + file.read_bytes() + end)
+        report = ingest(file, store, chunk_size=80, chunk_overlap=0, read_seconds=seconds)
+        assert report.failed[0][1] in (
+            "is not UTF-8 text: invalid start byte",
+            "can't be read and cut within 1e-09 s",
+        )
+        assert store.nodes("documents") == before
+        file.write_bytes(file.read_bytes().rstrip(b"\xff"))
+        assert ingest(file, store, chunk_size=80, chunk_overlap=0).updated == ("documents/large.txt",)
+        assert store.nodes("documents")[0].text.startswith("New.")
+
+
+def test_a_file_of_many_fields_leaves_the_store_whole(folder: Path, store: KnowledgeStore) -> None:
+    """6,000 keys of front matter, or very long ones, would be a burden of each chunk: what is beyond is left out."""
+    fields = "\n".join(f"key{at}: {at}" for at in range(6_000))
+    (folder / "many.md").write_text(f"---\nlong: {'x' * 5_000}\n{fields}\n---\nMany fields.")
+    assert ingest(folder, store).failed == ()
+    assert store.lexical("probes").search("many", 1)[0].metadata.keys() >= {"key0", "key50"}
+    assert repair_store(store.path).fault == ""
+
+
 def test_a_folder_that_can_not_be_listed_keeps_its_documents(
     folder: Path, store: KnowledgeStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -374,23 +406,3 @@ def test_settings_that_can_not_work_are_refused(folder: Path, store: KnowledgeSt
     with pytest.raises(ConfigurationError, match="needs a name"):
         ingest(folder, store, source="")
     assert store.sources() == []
-
-
-def test_progress_counts_every_file(folder: Path, store: KnowledgeStore) -> None:
-    """Progress is told for stored, unchanged and failed files, up to the total."""
-    (folder / "empty.txt").write_text("")
-    for _ in range(2):
-        calls: list[tuple[int, int, str]] = []
-        ingest(folder, store, progress=lambda done, total, path, calls=calls: calls.append((done, total, path)))  # type: ignore[misc]
-        assert [call[:2] for call in calls] == [(1, 3), (2, 3), (3, 3)]
-        assert {Path(call[2]).name for call in calls} == {"long.md", "short.txt", "empty.txt"}
-
-
-def test_same_files_give_the_same_store(folder: Path, tmp_path: Path, embed_model: BaseEmbedding) -> None:
-    """Two stores of the same files have the same nodes with the same ids."""
-    nodes = []
-    for name in ("one", "two"):
-        with KnowledgeStore.open(tmp_path / name, embed_model=embed_model, create=True) as store:
-            ingest(folder, store)
-            nodes.append(_in_step(store, "probes"))
-    assert nodes[0] == nodes[1]

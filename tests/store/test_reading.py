@@ -85,6 +85,8 @@ def test_rules_are_not_front_matter(text: str) -> None:
         ("```\n# not this\n```\n# This", "This"),
         ("# [Linked](https://e.org) title", "Linked title"),
         ("#hashtag\nno heading", ""),
+        ("# Notes on C#  ", "Notes on C#"),
+        pytest.param("# a" + " " * 100_000 + "b", "a" + " " * 100_000 + "b", id="read in linear time"),
     ],
 )
 def test_first_heading(text: str, heading: str) -> None:

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 import os
 import subprocess
 import sys
 import threading
-import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -17,7 +15,7 @@ from typing import Any
 import pytest
 from llama_index.core.vector_stores.types import VectorStoreQuery
 
-from llama_index_agentic_kb.errors import ConfigurationError, IngestionError
+from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.store import KnowledgeStore, ingest, vectors
 from llama_index_agentic_kb.testing import HashEmbedding
 
@@ -103,17 +101,6 @@ def test_processes_see_and_build_upon_what_others_have_written(
             assert order(do="ingest", store=kept.path, folder=folder) == "1"
         assert titles(kept, f"hail of kind{turn} falls") == [name]
         assert kept.vectors("docs").outside_graph() == 0
-
-
-@pytest.mark.slow
-def test_a_second_writer_waits_as_long_as_it_is_told(kept: KnowledgeStore, folder: Path, order: Order) -> None:
-    """At once an error, without ``wait=``; with it, its turn comes; readers go on meanwhile."""
-    (folder / "hail.md").write_text("# Hail\n\nIt hails.")
-    assert order(do="hold", store=kept.path, seconds=1.0) == "held"
-    with pytest.raises(IngestionError, match=r"Process \d+ is writing .*--wait SECONDS"):
-        ingest(folder, kept)
-    assert titles(kept, "snow") == ["Oslo"]
-    assert ingest(folder, kept, wait=60).added == ("docs/hail.md",)
 
 
 def test_readers_do_not_wait_for_a_writer(kept: KnowledgeStore, folder: Path) -> None:
@@ -203,21 +190,6 @@ def test_a_forked_child_is_told_at_once(kept: KnowledgeStore) -> None:
     assert titles(kept, "snow") == ["Oslo"]
 
 
-def test_so_is_a_child_of_multiprocessing(kept: KnowledgeStore) -> None:
-    """By its method "fork"."""
-    uses = _uses(kept)
-    read, write = os.pipe()
-    process = multiprocessing.get_context("fork").Process(target=_tell, args=(write, uses))
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)
-        process.start()
-    os.close(write)
-    assert process.pid is not None
-    told = _heard(read, process.pid)
-    process.join(20)
-    _assert_refused(told)
-
-
 def test_a_child_may_open_what_its_parent_has_not(kept: KnowledgeStore) -> None:
     """Only a store whose vectors were used is lost to forks: workers that open their own are the way."""
     code = f"""
@@ -234,10 +206,3 @@ if pid == 0:
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
     assert subprocess.run([sys.executable, "-c", code], check=False, timeout=120).returncode == 1
-
-
-def test_time_is_not_spent_on_waiting(kept: KnowledgeStore) -> None:
-    """A lock that is free is taken at once, whatever ``wait`` is."""
-    began = time.monotonic()
-    with kept.writing(wait=30):
-        assert time.monotonic() - began < 10

@@ -15,7 +15,6 @@ from llama_index.core.schema import NodeWithScore
 from llama_index_agentic_kb.errors import ConfigurationError, IngestionError, RetrievalError
 from llama_index_agentic_kb.schema import Condition
 from llama_index_agentic_kb.sources.lexical import lexical_for
-from llama_index_agentic_kb.sources.search import node_key
 from llama_index_agentic_kb.store import KnowledgeStore, ingest, repair_store
 from llama_index_agentic_kb.testing import HashEmbedding
 
@@ -83,14 +82,6 @@ def test_ingestion_makes_it(kept: KnowledgeStore) -> None:
     assert kept.lexical("docs") is search
 
 
-def test_nodes_equal_those_of_the_vector_index(kept: KnowledgeStore) -> None:
-    """So that a passage that both searches find is one."""
-    dense = {n.node_id: n.node for n in kept.index("docs").as_retriever(similarity_top_k=9).retrieve("rocket")}
-    for found in kept.lexical("docs").search("rocket", 9):
-        assert node_key(found.node) == node_key(dense[found.node_id])
-        assert found.node.to_dict() == dense[found.node_id].to_dict()
-
-
 def test_a_source_over_the_stores_index_uses_it(kept: KnowledgeStore) -> None:
     """Without being asked for."""
     assert lexical_for("docs", kept.index("docs"), hybrid=None, retriever_kwargs={}) is kept.lexical("docs")
@@ -109,12 +100,6 @@ def test_it_follows_each_ingestion(kept: KnowledgeStore, folder: Path) -> None:
     before = (directory_of(kept) / "meta.json").read_bytes()
     ingest(folder, kept)
     assert (directory_of(kept) / "meta.json").read_bytes() == before
-
-
-def test_an_unknown_source_is_refused(kept: KnowledgeStore) -> None:
-    """The error names those that there are."""
-    with pytest.raises(ConfigurationError, match="no source 'other'; it has: docs"):
-        kept.lexical("other")
 
 
 def test_removal_goes_with_the_source(kept: KnowledgeStore, folder: Path, open_store: Open) -> None:
@@ -184,22 +169,6 @@ def test_repair_finds_any_damage(kept: KnowledgeStore, kind: str) -> None:
     assert repair_store(kept.path).fault == ""
 
 
-def test_ingestion_mends_a_damaged_one(kept: KnowledgeStore, open_store: Open, folder: Path) -> None:
-    """Whoever writes meets the damage in the terms that it reads, and builds the index again."""
-    kept.close()
-    damaged = [path for path in kept.path.glob("lexical/**/*.idx") if path.stat().st_size > END]
-    assert damaged
-    for path in damaged:
-        content = bytearray(path.read_bytes())
-        content[:-END:3] = bytes(byte ^ 0xFF for byte in content[:-END:3])
-        path.write_bytes(content)
-    (folder / "bergen.md").write_text("# Bergen\n\nRain falls all year.")
-    store = open_store()
-    report = ingest(folder, store)
-    assert (len(report.added), report.failed) == (1, ())
-    assert titles(store.lexical("docs").search("rain", 5)) == ["Bergen"]
-
-
 def test_one_that_is_damaged_while_it_is_open_is_made_again(
     kept: KnowledgeStore, folder: Path, open_store: Open, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -228,17 +197,6 @@ def directory_of_other_release(directory: Path) -> None:
     writer.add_document(tantivy.Document(old="snow"))
     writer.commit()
     writer.wait_merging_threads()
-
-
-def test_an_ingestion_that_died_is_made_good(kept: KnowledgeStore, open_store: Open) -> None:
-    """Documents whose words were not committed any more are found by the next search."""
-    documents = kept.documents.documents("docs")
-    chunks = [chunk for chunk in kept.documents.chunks("docs") if chunk.metadata["file_path"] == "oslo.md"]
-    vectors = kept.documents.vectors_by_embedding("docs", [chunk.embedding_hash for chunk in chunks])
-    kept.documents.delete_document("docs", "oslo.md")  # as an ingestion does, before the lexical index follows
-    assert titles(kept.lexical("docs").search("Oslo snow", 5)) == []
-    kept.documents.put_document(documents["oslo.md"], [(chunk, vectors[chunk.embedding_hash]) for chunk in chunks])
-    assert titles(open_store().lexical("docs").search("Oslo snow", 5)) == ["Oslo"]
 
 
 _INGEST_AND_DIE = """
