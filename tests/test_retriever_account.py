@@ -51,7 +51,9 @@ def sources() -> list[KnowledgeSource]:
 async def retrieved(way: str, **fields: Any) -> Retrieval:
     retriever = AgenticRetriever(sources(), **{"llm": ScriptedLLM(PLAN), **fields})
     request = RetrievalRequest.parse({"messages": [{"content": "rain"}]})
-    return run(retriever.retrieval(request)) if way == "sync" else await arun(retriever.retrieval(request))
+    made = run(retriever.retrieval(request)) if way == "sync" else await arun(retriever.retrieval(request))
+    made.arrange(made.nodes)
+    return made
 
 
 @pytest.mark.parametrize("way", ["sync", "async"])
