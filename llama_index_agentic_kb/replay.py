@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Self
 
 from llama_index.core.base.llms.generic_utils import (
-    completion_response_to_chat_response,
-    stream_completion_response_to_chat_response,
+    achat_to_completion_decorator,
+    astream_chat_to_completion_decorator,
+    chat_to_completion_decorator,
+    stream_chat_to_completion_decorator,
 )
 from llama_index.core.base.llms.types import (
     ChatMessage,
@@ -17,8 +22,10 @@ from llama_index.core.base.llms.types import (
     ChatResponseAsyncGen,
     ChatResponseGen,
     CompletionResponse,
+    CompletionResponseAsyncGen,
     CompletionResponseGen,
     LLMMetadata,
+    MessageRole,
 )
 from llama_index.core.llms import CustomLLM
 from llama_index.core.llms.callbacks import llm_chat_callback, llm_completion_callback
@@ -28,7 +35,7 @@ from llama_index_agentic_kb.errors import LLMError
 from llama_index_agentic_kb.guard.spotlighting import without_signs
 from llama_index_agentic_kb.llm import count_tokens
 
-__all__ = ["PASSAGE", "RecordedLLM", "RecordedReply", "Recording", "ReplyingLLM"]
+__all__ = ["PASSAGE", "RecordedLLM", "RecordedReply", "Recording", "ReplyingLLM", "ScriptedReply"]
 
 PASSAGE: Final = re.compile(r'<passage ref_id="(\d+)"[^\n]*>\n(.*?)\n</passage>', re.DOTALL)
 """A passage as it stands in a prompt: its number, its text."""
@@ -112,10 +119,31 @@ class Recording(BaseModel):
         Path(path).write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
 
 
-class ReplyingLLM(CustomLLM):
-    """A chat model whose reply is a function of the prompt; it streams word by word, and counts tokens.
+@dataclass(frozen=True)
+class ScriptedReply:
+    """One reply of a :class:`ReplyingLLM`.
 
-    Subclasses say what it replies (``reply_to``) and what it is (``metadata``).
+    Args:
+        content: The text.
+        latency: Seconds before the reply, or before a stream's first piece.
+        chunk_delay: Seconds before each further piece of a stream.
+        chunk_size: Characters in each piece of a stream, at least 1.
+        error: Raised after the latency, and in a stream after the content; None raises nothing.
+    """
+
+    content: str = ""
+    latency: float = 0.0
+    chunk_delay: float = 0.0
+    chunk_size: int = 16
+    error: Exception | None = None
+
+
+class ReplyingLLM(CustomLLM):
+    """A chat model without tools whose replies are made by code, natively sync, async and streaming.
+
+    Callbacks and instrumentation events fire as for any other model. ``raw`` holds
+    ``{"usage": {"prompt_tokens", "completion_tokens", "total_tokens"}}``; in a stream, that of the last piece does.
+    Subclasses say what it is (``metadata``) and what it replies (``reply_to``, or ``respond``).
     """
 
     def reply_to(self, prompt: str) -> str:
@@ -126,54 +154,117 @@ class ReplyingLLM(CustomLLM):
         """
         raise NotImplementedError
 
-    @llm_completion_callback()
-    def complete(self, prompt: str, formatted: bool = False, **_: Any) -> CompletionResponse:  # noqa: ARG002
-        """Reply to a prompt."""
-        return self._whole(prompt)
+    def respond(self, messages: Sequence[ChatMessage]) -> ScriptedReply:
+        """Return the reply to a conversation, with its pace or its error."""
+        return ScriptedReply(self.reply_to("\n".join(message.content or "" for message in messages)))
 
-    @llm_completion_callback()
-    def stream_complete(self, prompt: str, formatted: bool = False, **_: Any) -> CompletionResponseGen:  # noqa: ARG002
-        """Reply to a prompt word by word."""
-        return self._pieces(prompt)
+    def count_tokens(self, text: str) -> int:
+        """Return the number of tokens that are billed for a text."""
+        return count_tokens(text)
 
-    # Core's own chats would be a call within a call for whoever counts them.
+    # Chats and completions go to the four methods below, which have no callbacks: each event fires once.
+
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponse:
         """Reply to a conversation."""
-        return completion_response_to_chat_response(self._whole(_prompt(messages)))
+        return self._chat(messages)
 
     @llm_chat_callback()
     async def achat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponse:
-        """Reply to a conversation."""
-        return completion_response_to_chat_response(self._whole(_prompt(messages)))
+        """Reply to a conversation, without blocking the loop."""
+        return await self._achat(messages)
 
     @llm_chat_callback()
     def stream_chat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponseGen:
-        """Reply to a conversation word by word."""
-        return stream_completion_response_to_chat_response(self._pieces(_prompt(messages)))
+        """Reply to a conversation piece by piece."""
+        return self._stream_chat(messages)
 
     @llm_chat_callback()
     async def astream_chat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponseAsyncGen:
-        """Reply to a conversation word by word."""
-        whole = list(stream_completion_response_to_chat_response(self._pieces(_prompt(messages))))
+        """Reply to a conversation piece by piece, without blocking the loop."""
+        return await self._astream_chat(messages)
 
-        async def pieces() -> ChatResponseAsyncGen:
-            for piece in whole:
-                yield piece
+    @llm_completion_callback()
+    def complete(self, prompt: str, formatted: bool = False, **_: Any) -> CompletionResponse:  # noqa: ARG002
+        """Reply to a prompt as one user message."""
+        return chat_to_completion_decorator(self._chat)(prompt)
+
+    @llm_completion_callback()
+    async def acomplete(self, prompt: str, formatted: bool = False, **_: Any) -> CompletionResponse:  # noqa: ARG002
+        """Reply to a prompt as one user message, without blocking the loop."""
+        return await achat_to_completion_decorator(self._achat)(prompt)
+
+    @llm_completion_callback()
+    def stream_complete(self, prompt: str, formatted: bool = False, **_: Any) -> CompletionResponseGen:  # noqa: ARG002
+        """Reply to a prompt piece by piece."""
+        return stream_chat_to_completion_decorator(self._stream_chat)(prompt)
+
+    @llm_completion_callback()
+    async def astream_complete(
+        self,
+        prompt: str,
+        formatted: bool = False,  # noqa: ARG002
+        **_: Any,
+    ) -> CompletionResponseAsyncGen:
+        """Reply to a prompt piece by piece, without blocking the loop."""
+        return await astream_chat_to_completion_decorator(self._astream_chat)(prompt)
+
+    def _chat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponse:
+        reply = self.respond(messages)
+        time.sleep(reply.latency)
+        return self._whole(messages, reply)
+
+    async def _achat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponse:
+        reply = self.respond(messages)
+        await asyncio.sleep(reply.latency)
+        return self._whole(messages, reply)
+
+    def _stream_chat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponseGen:
+        reply = self.respond(messages)
+
+        def pieces() -> ChatResponseGen:
+            for delay, piece in self._pieces(messages, reply):
+                time.sleep(delay)
+                if piece is not None:
+                    yield piece
 
         return pieces()
 
-    def _whole(self, prompt: str) -> CompletionResponse:
-        text = self.reply_to(prompt)
-        return CompletionResponse(text=text, raw=_billed(prompt, text))
+    async def _astream_chat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponseAsyncGen:
+        reply = self.respond(messages)
 
-    def _pieces(self, prompt: str) -> CompletionResponseGen:
-        """Yield the reply word by word; the last piece holds the token counts."""
-        text, sent = self.reply_to(prompt), ""
-        for word in re.findall(r"\S+\s*|\s+", text):
-            sent += word
-            raw = _billed(prompt, text) if len(sent) == len(text) else None
-            yield CompletionResponse(text=sent, delta=word, raw=raw)
+        async def pieces() -> ChatResponseAsyncGen:
+            for delay, piece in self._pieces(messages, reply):
+                await asyncio.sleep(delay)
+                if piece is not None:
+                    yield piece
+
+        return pieces()
+
+    def _whole(self, messages: Sequence[ChatMessage], reply: ScriptedReply) -> ChatResponse:
+        if reply.error is not None:
+            raise reply.error
+        message = ChatMessage(reply.content, role=MessageRole.ASSISTANT)
+        return ChatResponse(message=message, raw=self._billed(messages, reply.content))
+
+    def _pieces(
+        self, messages: Sequence[ChatMessage], reply: ScriptedReply
+    ) -> Iterator[tuple[float, ChatResponse | None]]:
+        """Yield pauses in seconds and what follows them (None: an error), and raise the error."""
+        text, size, delay = reply.content, reply.chunk_size, reply.latency
+        for end in range(size, (len(text) or (reply.error is None)) + size, size):
+            raw = self._billed(messages, text) if end >= len(text) and reply.error is None else None
+            message = ChatMessage(text[:end], role=MessageRole.ASSISTANT)
+            yield delay, ChatResponse(message=message, delta=text[end - size : end], raw=raw)
+            delay = reply.chunk_delay
+        if reply.error is not None:
+            yield (0.0 if text else delay), None
+            raise reply.error
+
+    def _billed(self, messages: Sequence[ChatMessage], text: str) -> dict[str, dict[str, int]]:
+        read, written = sum(self.count_tokens(one.content or "") for one in messages), self.count_tokens(text)
+        usage = {"prompt_tokens": read, "completion_tokens": written, "total_tokens": read + written}
+        return {"usage": usage}
 
 
 class RecordedLLM(ReplyingLLM):
@@ -208,11 +299,3 @@ class RecordedLLM(ReplyingLLM):
 def _passages(prompt: str) -> list[tuple[str, str]]:
     """Return the passages of a prompt as (number, text), without the signs that mark them in one request."""
     return [(number, without_signs(text)) for number, text in PASSAGE.findall(prompt)]
-
-
-def _prompt(messages: Sequence[ChatMessage]) -> str:
-    return "\n".join(message.content or "" for message in messages)
-
-
-def _billed(prompt: str, reply: str) -> dict[str, Any]:
-    return {"usage": {"prompt_tokens": count_tokens(prompt), "completion_tokens": count_tokens(reply)}}
