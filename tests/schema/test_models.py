@@ -122,6 +122,10 @@ def test_a_response_survives_the_wire(records: list[SourceActivity]) -> None:
     assert RetrievalResponse.parse(response.to_json()) == response
 
 
+def source(**fields: Any) -> dict[str, Any]:
+    return {**USER, "knowledgeSourceParams": [{"knowledgeSourceName": "a", **fields}]}
+
+
 @pytest.mark.parametrize(
     ("data", "message"),
     [
@@ -133,74 +137,29 @@ def test_a_response_survives_the_wire(records: list[SourceActivity]) -> None:
         ({"intents": [{"type": "other", "search": "a"}]}, r"intents\.0\.type: "),
         ({**USER, "maxRuntimeInSeconds": 0}, "maxRuntimeInSeconds: "),
         ({**USER, "maxRuntimeInSeconds": math.inf}, "maxRuntimeInSeconds: "),
+        ({**USER, "maxRuntimeInSeconds": 1e300}, "maxRuntimeInSeconds: .* 86400"),
         ({**USER, "maxOutputSize": 0}, "maxOutputSize"),
+        ({**USER, "maxOutputSize": 10**30}, "maxOutputSize"),
         ({**USER, "maxOutputDocuments": -1}, "maxOutputDocuments: "),
         ({**USER, "maxOutputDocuments": 2**31}, "maxOutputDocuments: .* 10000"),
-        ({**USER, "maxOutputSize": 10**30}, "maxOutputSize"),
-        ({**USER, "maxRuntimeInSeconds": 1e300}, "maxRuntimeInSeconds: .* 86400"),
-        (
-            {**USER, "knowledgeSourceParams": [{"knowledgeSourceName": "a", "maxOutputDocuments": 2**31}]},
-            "maxOutputDocuments: .* 10000",
-        ),
-        (
-            {
-                **USER,
-                "knowledgeSourceParams": [{"knowledgeSourceName": "a", "filters": {"key": "b", "value": 2**63}}],
-            },
-            "a whole one within 64 bits",
-        ),
+        (source(maxOutputDocuments=2**31), "maxOutputDocuments: .* 10000"),
+        (source(filters={"key": "b", "value": 2**63}), "a whole one within 64 bits"),
         ({**USER, "retrievalReasoningEffort": {"kind": "high"}}, "retrievalReasoningEffort: "),
         ({**USER, "outputMode": "extractedData"}, "outputMode: "),
+        ({**USER, "resultsProcessing": "some"}, "resultsProcessing: .*'rerank' or 'none'"),
         ({**USER, "maxOutputTokens": 3}, "maxOutputTokens: "),
         ({**USER, "knowledgeSourceParams": [{}]}, r"knowledgeSourceParams\.0\.knowledgeSourceName: "),
         (
             {**USER, "knowledgeSourceParams": [{"knowledgeSourceName": "a"}] * 2},
             "knowledgeSourceParams: a is named twice",
         ),
-        (
-            {
-                **USER,
-                "knowledgeSourceParams": [
-                    {"knowledgeSourceName": "a", "alwaysQuerySource": True, "neverQuerySource": True}
-                ],
-            },
-            r"alwaysQuerySource and neverQuerySource exclude each other \(a\)",
-        ),
-        (
-            {
-                **USER,
-                "knowledgeSourceParams": [
-                    {"knowledgeSourceName": "a", "includeReferences": False, "includeReferenceSourceData": True}
-                ],
-            },
-            "includeReferenceSourceData needs includeReferences to be true",
-        ),
-        (
-            {**USER, "knowledgeSourceParams": [{"knowledgeSourceName": "a", "rerankerThreshold": -1}]},
-            "rerankerThreshold",
-        ),
-        (
-            {**USER, "knowledgeSourceParams": [{"knowledgeSourceName": "a", "rerankerThreshold": 4.1}]},
-            "rerankerThreshold",
-        ),
-        (
-            {
-                **USER,
-                "knowledgeSourceParams": [
-                    {"knowledgeSourceName": "a", "rerankerThreshold": 2, "resultsProcessing": "none"}
-                ],
-            },
-            r"rerankerThreshold needs resultsProcessing to be 'rerank' \(a\)",
-        ),
-        (
-            {
-                **USER,
-                "resultsProcessing": "none",
-                "knowledgeSourceParams": [{"knowledgeSourceName": "a", "rerankerThreshold": 2}],
-            },
-            r"rerankerThreshold needs resultsProcessing to be 'rerank' \(a\)",
-        ),
-        ({**USER, "resultsProcessing": "some"}, "resultsProcessing: .*'rerank' or 'none'"),
+        (source(alwaysQuerySource=True, neverQuerySource=True), r"neverQuerySource exclude each other \(a\)"),
+        (source(includeReferences=False, includeReferenceSourceData=True), "needs includeReferences to be true"),
+        (source(rerankerThreshold=-1), "rerankerThreshold"),
+        (source(rerankerThreshold=4.1), "rerankerThreshold"),
+        (source(rerankerThreshold=math.nan), "rerankerThreshold"),
+        (source(rerankerThreshold=2, resultsProcessing="none"), r"needs resultsProcessing to be 'rerank' \(a\)"),
+        ({**source(rerankerThreshold=2), "resultsProcessing": "none"}, r"needs resultsProcessing to be 'rerank' \(a\)"),
         ([], "request: "),
         ("{", "request: "),
         (None, "request: "),
@@ -230,13 +189,6 @@ def test_questions_and_history() -> None:
     intents = RetrievalRequest(intents=[Intent(search="a"), Intent(search="b")])
     assert (intents.question, intents.history) == ("a\nb", [])
     assert intents.params_for("x") == SourceParams(knowledge_source_name="x")
-
-
-def test_both_names_of_a_size() -> None:
-    """Of the two names that Azure's versions have for the size, the newer wins, and each is taken alone."""
-    assert RetrievalRequest.parse({**USER, "maxOutputSize": 5}).max_output_size_in_tokens == 5
-    both = RetrievalRequest.parse({**USER, "maxOutputSize": 5, "maxOutputSizeInTokens": 6})
-    assert both.max_output_size_in_tokens == 6
 
 
 def test_anything_in_metadata_can_be_sent() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import re
 import subprocess
 import sys
@@ -28,6 +27,7 @@ from llama_index_agentic_kb.schema import (
 from llama_index_agentic_kb.schema.filter_text import MAX_DEPTH, MAX_LENGTH, MAX_VALUES
 from llama_index_agentic_kb.schema.filters import _ready
 from llama_index_agentic_kb.schema.odata import MAX_TERMS
+from tests.filter_trees import conditions, trees
 
 PLAIN_KEYS = ["a", "b", "größe", "address/city", "file name", "not", "a]b", "2024", "in/x", "a/any", "search.in"]
 KEYS = st.sampled_from(PLAIN_KEYS) | st.text(min_size=1, max_size=5)
@@ -38,23 +38,7 @@ SCALARS = st.one_of(
     st.text(max_size=5),
     st.sampled_from(["it's", "''", "a,b", "2024-01-31", "null", "x\ny", "\\"]),
 )
-CONDITIONS = st.one_of(
-    st.builds(Condition, key=KEYS, operator=st.sampled_from(["eq", "ne", "gt", "ge", "lt", "le"]), value=SCALARS),
-    st.builds(
-        Condition,
-        key=KEYS,
-        operator=st.sampled_from(["in", "nin", "any"]),
-        value=st.lists(SCALARS, min_size=1, max_size=3),
-    ),
-    st.builds(Condition, key=KEYS, operator=st.just("exists"), value=st.just(value=True)),
-)
-TREES: st.SearchStrategy[FilterNode] = st.recursive(
-    CONDITIONS,
-    lambda trees: st.builds(
-        FilterGroup, logic=st.sampled_from(FilterLogic), filters=st.lists(trees, min_size=1, max_size=3)
-    ),
-    max_leaves=6,
-)
+TREES = trees(conditions(KEYS, SCALARS))
 
 
 def condition(key: str, operator: str, value: Any) -> Condition:
@@ -260,29 +244,6 @@ def _values(tree: FilterNode) -> list[Any]:
     if isinstance(tree, Condition):
         return [*tree.values, tree.values]
     return [value for child in tree.filters for value in _values(child)]
-
-
-PIECES = [
-    *("a", "b/c", "[x y]", "eq", "gt", "and", "or", "not", "in", "any", "/any(", "/all(", "x:", "search.in", "(", ")"),
-    *(",", "'s'", "''", "'", "1", "-2.5", "1e9", "true", "null", "2024-01-31", "2024-99-99", " ", "\n", '"', "é", ";"),
-    *(":", "/", "[", "]", ".", "\x00", "\ud800"),
-]
-
-
-def test_any_text_is_read_or_refused() -> None:
-    """Text of random pieces never raises anything but the one error, and what is read survives being written."""
-    pick = random.Random(8)
-    read = 0
-    for _ in range(2_000):
-        text = pick.choice(["", " "]).join(pick.choices(PIECES, k=pick.randrange(1, 12)))
-        try:
-            tree = parse_odata(text)
-        except InvalidRequestError as error:
-            assert str(error).startswith("OData filter")  # noqa: PT017 (most texts raise)
-            continue
-        read += 1
-        assert to_odata(parse_odata(to_odata(tree))) == to_odata(tree)
-    assert read > 20
 
 
 def test_many_threads_may_read() -> None:

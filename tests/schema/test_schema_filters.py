@@ -21,28 +21,14 @@ from llama_index_agentic_kb.schema import (
     parse_odata,
     to_odata,
 )
+from tests.filter_trees import conditions, trees
 
 KEYS = st.sampled_from(["a", "b", "c"])
 SCALARS = st.one_of(
     st.booleans(), st.integers(-3, 3), st.sampled_from([0.5, 1.0, 2.5]), st.sampled_from(["", "x", "y", "1"])
 )
-CONDITIONS = st.one_of(
-    st.builds(Condition, key=KEYS, operator=st.sampled_from(["eq", "ne", "gt", "ge", "lt", "le"]), value=SCALARS),
-    st.builds(
-        Condition,
-        key=KEYS,
-        operator=st.sampled_from(["in", "nin", "any"]),
-        value=st.lists(SCALARS, min_size=1, max_size=3),
-    ),
-    st.builds(Condition, key=KEYS, operator=st.just("exists"), value=st.just(value=True)),
-)
-TREES: st.SearchStrategy[FilterNode] = st.recursive(
-    CONDITIONS,
-    lambda trees: st.builds(
-        FilterGroup, logic=st.sampled_from(FilterLogic), filters=st.lists(trees, min_size=1, max_size=3)
-    ),
-    max_leaves=6,
-)
+CONDITIONS = conditions(KEYS, SCALARS)
+TREES = trees(CONDITIONS)
 METADATA = st.dictionaries(KEYS, st.one_of(SCALARS, st.none(), st.lists(SCALARS, max_size=2)))
 
 
@@ -58,41 +44,20 @@ def test_a_tree_survives_the_wire(tree: FilterNode) -> None:
     assert type(tree).parse(tree.to_json()) == tree
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(TREES, TREES, METADATA)
-def test_and_or_and_their_helpers(one: FilterNode, other: FilterNode, metadata: dict[str, Any]) -> None:
-    """And holds where both do, or where one does; the helpers make the same trees."""
-    both = matches(one, metadata) and matches(other, metadata)
-    either = matches(one, metadata) or matches(other, metadata)
+def test_groups_mean_what_their_logic_says(one: FilterNode, other: FilterNode, metadata: dict[str, Any]) -> None:
+    """And, or and not hold as they should; more filters only narrow, and where nothing is known nothing passes."""
+    first, second = matches(one, metadata), matches(other, metadata)
     joined = all_of(one, None, other)
     assert joined is not None
-    assert matches(group("and", one, other), metadata) == matches(joined, metadata) == both
-    assert matches(group("or", one, other), metadata) == matches(any_of(one, other), metadata) == either
-
-
-@settings(max_examples=50, deadline=None)
-@given(TREES, TREES, METADATA)
-def test_not_is_never_both(one: FilterNode, other: FilterNode, metadata: dict[str, Any]) -> None:
-    """What a tree lets through its negation doesn't; of several, none may hold."""
-    assert not (matches(one, metadata) and matches(group("not", one), metadata))
-    none = matches(group("not", one), metadata) and matches(group("not", other), metadata)
-    assert matches(group("not", one, other), metadata) == none
-
-
-@settings(max_examples=50, deadline=None)
-@given(TREES)
-def test_nothing_known_lets_nothing_through(tree: FilterNode) -> None:
-    """Where every key is absent, no tree holds, however it negates (fail closed)."""
-    assert not matches(tree, {})
-
-
-@settings(max_examples=50, deadline=None)
-@given(TREES, TREES, METADATA)
-def test_more_filters_only_narrow(one: FilterNode, other: FilterNode, metadata: dict[str, Any]) -> None:
-    """A filter added to another lets through nothing that the other did not."""
-    joined = all_of(one, other)
-    assert joined is not None
-    assert not matches(joined, metadata) or matches(one, metadata)
+    assert matches(group("and", one, other), metadata) == matches(joined, metadata) == (first and second)
+    assert matches(group("or", one, other), metadata) == matches(any_of(one, other), metadata) == (first or second)
+    neither = [matches(group("not", tree), metadata) for tree in (one, other)]
+    assert not (first and neither[0])
+    assert matches(group("not", one, other), metadata) == all(neither)
+    assert not matches(one, {})
+    assert not matches(group("not", one), {})
 
 
 def test_all_of_nothing_is_no_filter() -> None:

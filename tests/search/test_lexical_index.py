@@ -21,6 +21,7 @@ from llama_index_agentic_kb.errors import RetrievalError
 from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, FilterOperator, matches
 from llama_index_agentic_kb.search import lexical
 from llama_index_agentic_kb.search.lexical import LexicalDocument, LexicalHit, LexicalIndex, lexical_document
+from tests.filter_trees import conditions, trees
 
 TEXTS = {
     "rain": "It is raining in Paris, and the rain will last.",
@@ -193,28 +194,7 @@ METADATA = st.dictionaries(
     max_size=3,
 )
 KEYS = st.sampled_from(["x", "y", 'k"ey: odd', "absent"])
-ONE = [
-    o
-    for o in FilterOperator
-    if o not in (FilterOperator.IN, FilterOperator.NIN, FilterOperator.ANY, FilterOperator.EXISTS)
-]
-CONDITIONS = st.one_of(
-    st.builds(Condition, key=KEYS, operator=st.sampled_from(ONE), value=st.one_of(VALUES, st.just("z" * 500))),
-    st.builds(
-        Condition,
-        key=KEYS,
-        operator=st.sampled_from([FilterOperator.IN, FilterOperator.NIN, FilterOperator.ANY]),
-        value=st.lists(VALUES, min_size=1, max_size=3),
-    ),
-    st.builds(Condition, key=KEYS, operator=st.just(FilterOperator.EXISTS), value=st.just(True)),  # noqa: FBT003
-)
-TREES = st.recursive(
-    CONDITIONS,
-    lambda trees: st.builds(
-        FilterGroup, logic=st.sampled_from(FilterLogic), filters=st.lists(trees, min_size=1, max_size=3)
-    ),
-    max_leaves=5,
-)
+TREES = trees(conditions(KEYS, st.one_of(VALUES, st.just("z" * 500))), max_leaves=5)
 
 
 @given(st.lists(METADATA, min_size=1, max_size=12), st.lists(TREES, min_size=1, max_size=12))

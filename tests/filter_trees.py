@@ -1,0 +1,31 @@
+"""Generated filter trees."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hypothesis import strategies as st
+
+from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode
+
+
+def conditions(keys: st.SearchStrategy[str], scalars: st.SearchStrategy[Any]) -> st.SearchStrategy[Condition]:
+    """Return conditions of every operator."""
+    orders, lists = st.sampled_from(["eq", "ne", "gt", "ge", "lt", "le"]), st.sampled_from(["in", "nin", "any"])
+    return st.one_of(
+        st.builds(Condition, key=keys, operator=orders, value=scalars),
+        st.builds(Condition, key=keys, operator=lists, value=st.lists(scalars, min_size=1, max_size=3)),
+        st.builds(Condition, key=keys, operator=st.just("exists"), value=st.just(value=True)),
+    )
+
+
+def trees(leaves: st.SearchStrategy[Condition], max_leaves: int = 6) -> st.SearchStrategy[FilterNode]:
+    """Return conditions and groups of them, of every logic."""
+    made: st.SearchStrategy[FilterNode] = st.recursive(
+        leaves,
+        lambda inner: st.builds(
+            FilterGroup, logic=st.sampled_from(FilterLogic), filters=st.lists(inner, min_size=1, max_size=3)
+        ),
+        max_leaves=max_leaves,
+    )
+    return made
