@@ -15,7 +15,13 @@ def conditions(keys: st.SearchStrategy[str], scalars: st.SearchStrategy[Any]) ->
     return st.one_of(
         st.builds(Condition, key=keys, operator=orders, value=scalars),
         st.builds(Condition, key=keys, operator=lists, value=st.lists(scalars, min_size=1, max_size=3)),
-        st.builds(Condition, key=keys, operator=st.just("exists"), value=st.just(value=True)),
+        st.builds(Condition, key=keys, operator=st.sampled_from(["exists", "is_empty"]), value=st.just(value=True)),
+        st.builds(
+            Condition,
+            key=keys,
+            operator=st.sampled_from(["text_match", "text_match_insensitive"]),
+            value=scalars.filter(lambda value: isinstance(value, str) and value),
+        ),
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from llama_index.core import VectorStoreIndex
 from llama_index.core.schema import TextNode
+from llama_index.core.vector_stores import FilterOperator, MetadataFilter, MetadataFilters
 
 from llama_index_agentic_kb import InvalidRequestError, KnowledgeBase, KnowledgeSource, RetrievalRequest
 from llama_index_agentic_kb.sources import Fields
@@ -144,6 +145,26 @@ def test_terms_may_stand_under_several_keys() -> None:
     assert KnowledgeBase([source], llm=None).retrieve(USER).extracts[0].terms == "a, b, towers"
 
 
+@pytest.mark.parametrize(
+    ("operator", "value", "found"),
+    [
+        ("text_match", "North", ["north"]),
+        ("text_match", "NORTH", []),
+        ("text_match_insensitive", "NORTH", ["north"]),
+        ("is_empty", None, ["none", "untitled"]),
+    ],
+)
+def test_filters_of_an_in_memory_index_know_its_operators(operator: str, value: str | None, found: list[str]) -> None:
+    """Those that LlamaIndex's own store has, with what they mean there; Chroma, which has none, is not asked."""
+    titles = {"north": "North tower", "south": "South tower", "untitled": ""}
+    nodes = [TextNode(id_=name, text="tower", metadata={"title": title}) for name, title in titles.items()]
+    index = VectorStoreIndex([*nodes, TextNode(id_="none", text="tower")], embed_model=HashEmbedding())
+    condition = MetadataFilter(key="title", value=value, operator=FilterOperator(operator))
+    source = KnowledgeSource("docs", index=index, filters=MetadataFilters(filters=[condition]))
+    response = KnowledgeBase([source], llm=None).retrieve("tower")
+    assert sorted(reference.node_id for reference in response.references) == found
+
+
 def test_older_versions_are_read_by_their_own_names() -> None:
     """In their versions only: elsewhere the names are refused, as the service does."""
     params = {"indexName": "docs", "maxDocsForReranker": 50, "IncludeReferenceSourceData": True, "filterAddOn": None}
@@ -181,6 +202,7 @@ import json, sys
 import chromadb
 from llama_index.core import StorageContext, VectorStoreIndex
 from llama_index.core.schema import TextNode
+from llama_index.core.vector_stores import FilterOperator, MetadataFilter, MetadataFilters
 from llama_index.vector_stores.chroma import ChromaVectorStore
 from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource
 from llama_index_agentic_kb.errors import AgenticKBError

@@ -2,8 +2,8 @@
 
 A tree is a ``Condition`` (key, operator, value) or a ``FilterGroup`` (and, or, not over trees). The same tree is
 lowered to a store's own filters (``sources.filters``) and evaluated here on each node that comes back: a store is
-never trusted alone. Evaluation fails closed: a condition on an absent key is false, whatever the operator. As text a
-tree is OData (``schema.odata``).
+never trusted alone. Evaluation fails closed: a condition on an absent key is false, whatever the operator but
+``is_empty``. As text a tree is OData (``schema.odata``).
 """
 
 from __future__ import annotations
@@ -38,6 +38,13 @@ class FilterOperator(StrEnum):
     """One of the items of a list-valued key is one of the values."""
     EXISTS = "exists"
     """The key is there, with a value that is no empty list; its own value is always true."""
+    IS_EMPTY = "is_empty"
+    """The key is absent, or its value is null, "" or an empty list: a caller asks for what is not known by this alone.
+    Its own value is always true."""
+    TEXT_MATCH = "text_match"
+    """A text holds the value."""
+    TEXT_MATCH_INSENSITIVE = "text_match_insensitive"
+    """The same, whatever the letter case."""
 
 
 class FilterLogic(StrEnum):
@@ -60,6 +67,8 @@ _EQUAL: Final = {
     FilterOperator.NE: False,
     FilterOperator.NIN: False,
 }
+_ALWAYS_TRUE: Final = (FilterOperator.EXISTS, FilterOperator.IS_EMPTY)
+_TEXT_MATCHES: Final = (FilterOperator.TEXT_MATCH, FilterOperator.TEXT_MATCH_INSENSITIVE)
 _ORDERS: Final = {
     FilterOperator.GT: operator.gt,
     FilterOperator.GE: operator.ge,
@@ -90,8 +99,10 @@ class Condition(Model):
             reason = f"{self.operator.value} takes a {'list' if wants_list else 'scalar'}"
         elif not values:
             reason = f"{self.operator.value} takes at least one value"
-        elif self.operator is FilterOperator.EXISTS and self.value is not True:
-            reason = "exists takes true; what is unknown can't be asked for"
+        elif self.operator in _ALWAYS_TRUE and self.value is not True:
+            reason = f"{self.operator.value} takes true"
+        elif self.operator in _TEXT_MATCHES and not (isinstance(self.value, str) and self.value):
+            reason = f"{self.operator.value} takes text"
         elif not all(map(_is_storable, values)):
             reason = "a number must be finite, a whole one within 64 bits"
         else:
@@ -176,7 +187,8 @@ def _ready(tree: FilterNode) -> Callable[[Mapping[str, object]], bool | None]:
     by_key: dict[str, list[Condition]] = {}
     others = []
     for child in tree.filters:
-        if isinstance(child, Condition) and tree.logic is FilterLogic.OR and len(tree.filters) >= _MANY:
+        is_one_of_many = tree.logic is FilterLogic.OR and len(tree.filters) >= _MANY
+        if is_one_of_many and isinstance(child, Condition) and child.operator is not FilterOperator.IS_EMPTY:
             by_key.setdefault(child.key, []).append(child)
         else:
             others.append(_ready(child))
@@ -204,15 +216,25 @@ def _compare(condition: Condition, metadata: Mapping[str, object]) -> bool | Non
     """Compare a value; None where it is absent or of another kind than what it is compared with."""
     value, wanted = metadata.get(condition.key), condition.operator
     items = value if isinstance(value, (list, tuple, set, frozenset)) else None
+    if wanted is FilterOperator.IS_EMPTY:
+        return value is None or value == "" or (items is not None and not items)
     if wanted is FilterOperator.EXISTS:
         return None if value is None else items is None or bool(items)
     # Python's True equals 1, a store's does not.
     values = [(isinstance(value, bool), value) for value in condition.values]
     if wanted is FilterOperator.ANY:
         return None if items is None else any((isinstance(item, bool), item) in values for item in items)
-    if not isinstance(value, (str, int, float)):
-        return None
-    if wanted in _EQUAL:
+    if wanted in _EQUAL and isinstance(value, (str, int, float)):
         return ((isinstance(value, bool), value) in values) is _EQUAL[wanted]
-    is_ordered = isinstance(value, str) == isinstance(condition.value, str)
-    return bool(_ORDERS[wanted](value, condition.value)) if is_ordered else None
+    return _compare_two(wanted, value, condition.value)
+
+
+def _compare_two(wanted: FilterOperator, value: object, expected: object) -> bool | None:
+    """Compare texts, or numbers, by their order or by what they hold."""
+    if isinstance(value, str) and isinstance(expected, str):
+        if wanted is FilterOperator.TEXT_MATCH_INSENSITIVE:
+            return expected.lower() in value.lower()
+        return expected in value if wanted is FilterOperator.TEXT_MATCH else bool(_ORDERS[wanted](value, expected))
+    if isinstance(value, (int, float)) and isinstance(expected, (int, float)):
+        return bool(_ORDERS[wanted](value, expected))
+    return None

@@ -9,6 +9,8 @@ The subset is Azure AI Search's (its OData expression syntax reference), with th
 * ``field in ('a', 'b')`` and ``search.in(field, 'a,b', ',')``: by default at commas and spaces, else at each character
   of the third argument.
 * ``list/any(x: x eq 'a' or x in ('b', 'c'))``, ``list/any(x: search.in(x, 'a,b'))``, ``list/any()``.
+* ``contains(field, 'a')``, and ``contains(tolower(field), 'a')`` for any letter case; ``isempty(field)`` (an extension)
+  for a document without the field, or with nothing in it.
 * ``field ne null`` (and ``list/any()``): the key is there. ``field eq null`` is refused: a filter never lets a
   document through for what is not known of it.
 * Text in single quotes, a quote doubled; whole and decimal numbers; ``true`` and ``false``; dates and date-times
@@ -50,7 +52,10 @@ _GRAMMAR: Final = r"""
         | PATH OPERATOR NULL -> comparison
         | PATH OPERATOR PATH -> comparison
         | membership -> is_member
+        | _CONTAINS "(" PATH "," STRING ")" -> contains
+        | _CONTAINS "(" _TOLOWER "(" PATH ")" "," STRING ")" -> contains_insensitive
         | PATH _ANY ")" -> some_item
+        | _IS_EMPTY "(" PATH ")" -> is_empty
         | PATH _ANY PATH ":" items ")" -> any_item
     items: item (_OR item)*
     ?item: PATH OPERATOR _literal -> item_comparison
@@ -68,6 +73,9 @@ _GRAMMAR: Final = r"""
     BOOLEAN.2: /(?:true|false)(?!\w)/
     NULL.2: /null(?!\w)/
     _SEARCH_IN.3: /search\.in(?=\s*\()/
+    _CONTAINS.3: /contains(?=\s*\()/
+    _IS_EMPTY.3: /isempty(?=\s*\()/
+    _TOLOWER.3: /tolower(?=\s*\()/
     _ANY: /\/any\s*\(/
     STRING: /'(?:[^']|'')*'/
     DATE.2: /[0-9]{4}-[0-9]{2}-[0-9]{2}(?:T[0-9:.]+(?:Z|[+-][0-9:]+)?)?(?![\w.:+-])/
@@ -80,6 +88,14 @@ _GRAMMAR: Final = r"""
 _FLIPPED: Final = {"gt": "lt", "ge": "le", "lt": "gt", "le": "ge"}
 _NAME: Final = re.compile(r"([^\W\d]\w*)(?:/[^\W\d]\w*)*")
 _VALUES: Final = ("STRING", "DATE", "NUMBER", "BOOLEAN", "NULL")
+
+_UNARY: Final = (FilterOperator.EXISTS, FilterOperator.IS_EMPTY)
+_WRITTEN: Final = {
+    FilterOperator.EXISTS: "{0} ne null",
+    FilterOperator.IS_EMPTY: "isempty({0})",
+    FilterOperator.TEXT_MATCH: "contains({0}, {1})",
+    FilterOperator.TEXT_MATCH_INSENSITIVE: "contains(tolower({0}), {1})",
+}
 
 _Items: TypeAlias = "tuple[list[Token], list[Scalar]]"
 """A lambda's variable wherever it is compared, and what it may be equal to."""
@@ -104,6 +120,7 @@ _SYNTAX: Final = Syntax(
         "_OR": "or",
         "_NOT": "not",
         "_SEARCH_IN": "search.in",
+        "_CONTAINS": "contains",
         "LPAR": '"("',
         "RPAR": '")"',
         "COMMA": '","',
@@ -116,7 +133,7 @@ _SYNTAX: Final = Syntax(
         (r"[\"`\u2018-\u201f]", "text stands in single quotes: 'acme'"),
         (r"'|\w+'", "a string is closed by a single quote, and a quote inside it is doubled: 'it''s'"),
         (r"/all\s*\(", "all is not supported: write not field/any(...)"),
-        (r"\.?\w*\s?\(", "search.in and any are the only functions"),
+        (r"\.?\w*\s?\(", "search.in, contains, tolower and any are the only functions"),
         (r"\.[0-9]", "a number has a digit before its point: 0.5"),
         (r"[=!<>&|]", "operators are words: eq, ne, gt, ge, lt, le, and, or, not"),
         (rf"(?:{'|'.join(_RESERVED)})(?!\w)", "a field of such a name stands in brackets: [in]"),
@@ -161,6 +178,9 @@ class _ODataBuilder(TreeBuilder):
             value,
         )
 
+    def is_empty(self, tokens: list[Token]) -> FilterNode:
+        return Condition(key=_key(tokens[0]), operator=FilterOperator.IS_EMPTY, value=True)
+
     def some_item(self, tokens: list[Token]) -> FilterNode:
         return Condition(key=_key(tokens[0]), operator=FilterOperator.EXISTS, value=True)
 
@@ -181,6 +201,12 @@ class _ODataBuilder(TreeBuilder):
     def is_member(self, children: list[_Items]) -> FilterNode:
         (((field,), values),) = children
         return Condition(key=_key(field), operator=FilterOperator.IN, value=values)
+
+    def contains(self, tokens: list[Token]) -> FilterNode:
+        return Condition(key=_key(tokens[0]), operator=FilterOperator.TEXT_MATCH, value=_value(tokens[1]))
+
+    def contains_insensitive(self, tokens: list[Token]) -> FilterNode:
+        return Condition(key=_key(tokens[0]), operator=FilterOperator.TEXT_MATCH_INSENSITIVE, value=_value(tokens[1]))
 
     def item_comparison(self, tokens: list[Token]) -> _Items:
         variable, operator, value = tokens
@@ -235,8 +261,8 @@ def _condition(condition: Condition) -> str:
     name = _NAME.fullmatch(key)
     if not name or name[1] in _RESERVED:
         key = f"[{key.replace(']', ']]')}]"
-    if operator is FilterOperator.EXISTS:
-        return f"{key} ne null"
+    if operator in _WRITTEN:
+        return _WRITTEN[operator].format(key, "" if operator in _UNARY else _literal(condition.values[0]))
     if not isinstance(condition.value, list):
         return f"{key} {operator.value} {_literal(condition.value)}"
     item = "x" if operator is FilterOperator.ANY else key

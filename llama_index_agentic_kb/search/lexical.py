@@ -374,6 +374,8 @@ class _View:
     def _condition_terms(self, condition: Condition, *, negate: bool) -> tuple[str, ...] | None:
         """Return the terms of the values that a condition lets through; None where the key's are too many to look."""
         key = condition.key
+        if condition.operator is FilterOperator.IS_EMPTY and not negate:
+            return None  # documents without the key have no term of it
         if condition.operator in _EQUALITIES and not negate:
             return tuple(_metadata_term(key, value) for value in condition.values)
         if key not in self._values:

@@ -45,6 +45,9 @@ _LOWERED: Final = {
     FilterOperator.IN: StoreOperator.IN,
     FilterOperator.NIN: StoreOperator.NIN,
     FilterOperator.ANY: StoreOperator.ANY,
+    FilterOperator.TEXT_MATCH: StoreOperator.TEXT_MATCH,
+    FilterOperator.TEXT_MATCH_INSENSITIVE: StoreOperator.TEXT_MATCH_INSENSITIVE,
+    FilterOperator.IS_EMPTY: StoreOperator.IS_EMPTY,
 }
 _RAISED: Final = {store: ours for ours, store in _LOWERED.items()}
 _ORDERS: Final = (FilterOperator.GT, FilterOperator.GE, FilterOperator.LT, FilterOperator.LE)
@@ -122,6 +125,8 @@ def store_refusal(store: BasePydanticVectorStore, tree: FilterNode) -> str | Non
     if not is_chroma(store):
         return None
     for one in conditions(simple):
+        if one.operator in (FilterOperator.TEXT_MATCH, FilterOperator.TEXT_MATCH_INSENSITIVE, FilterOperator.IS_EMPTY):
+            return f"Chroma has no operator {one.operator.value!r} for metadata, as asked for on {one.key!r}"
         if one.operator is FilterOperator.ANY:
             return f"Chroma can't filter on items of lists, as 'any' on {one.key!r} does; keep a key for each item"
         if one.operator in _ORDERS and isinstance(one.value, str):
@@ -175,6 +180,8 @@ def to_tree(filters: FilterLike) -> FilterNode | None:
 
 
 def _condition(one: MetadataFilter) -> FilterNode:
+    if one.operator is StoreOperator.IS_EMPTY:
+        return _checked(one.key, FilterOperator.IS_EMPTY, value=True)
     if one.operator is StoreOperator.CONTAINS:
         return _checked(one.key, FilterOperator.ANY, [one.value])
     if one.operator is StoreOperator.ALL:

@@ -60,6 +60,8 @@ def _condition(condition: Condition) -> Clause:
         raise InvalidRequestError(f"filters: sessions have no {key[:60]!r}; there are {', '.join(_FILTERED)}")
     if operator is FilterOperator.EXISTS:
         return _has_label(true()) if key == "labels" else true()
+    if operator in (FilterOperator.IS_EMPTY, FilterOperator.TEXT_MATCH, FilterOperator.TEXT_MATCH_INSENSITIVE):
+        raise InvalidRequestError(f"filters: sessions are not filtered by {operator.value}")
     if operator in _ORDERED and key not in (*_TIMES, *_TEXTS):
         raise InvalidRequestError(f"filters: {key} is equal or not, it has no order")
     values = [_value(key, value) for value in condition.values]

@@ -290,12 +290,11 @@ def test_llamaindexs_filters_are_read() -> None:
     [
         (MetadataFilters(filters=[]), r"filters=\[\]\) is no filter; pass None"),
         (MetadataFilters(filters=[MetadataFilters(filters=[])]), "is no filter"),
-        (MetadataFilter(key="a", value="x", operator=FilterOperator.TEXT_MATCH), "operator 'text_match' on 'a' is not"),
+        (MetadataFilter(key="a", value=3, operator=FilterOperator.TEXT_MATCH), "text_match takes text"),
         (MetadataFilter(key="a", value=None, operator=FilterOperator.CONTAINS), "'a'"),
         (MetadataFilter(key="a", value=[], operator=FilterOperator.ALL), "at least one value"),
         ("a eq", "OData filter, character 5"),
         ("", "OData filter: it is empty"),
-        (MetadataFilter(key="a", value=None, operator=FilterOperator.IS_EMPTY), "operator 'is_empty'"),
         (MetadataFilter(key="a", value=[], operator=FilterOperator.IN), "at least one value"),
         (MetadataFilter(key="a", value="x", operator=FilterOperator.IN), "takes a list"),
         (MetadataFilter(key="a", value=["x"], operator=FilterOperator.EQ), "takes a scalar"),
