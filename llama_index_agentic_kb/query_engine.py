@@ -62,6 +62,7 @@ from llama_index_agentic_kb.guard.failures import is_transient
 from llama_index_agentic_kb.guard.spotlighting import Spotlight
 from llama_index_agentic_kb.llm import CUT_SHORT, Usage, billed
 from llama_index_agentic_kb.planning import ClassificationSpec
+from llama_index_agentic_kb.planning.rounds import chain_lines
 from llama_index_agentic_kb.prompts import format_question
 from llama_index_agentic_kb.retriever import AgenticRetriever, Retrieval
 from llama_index_agentic_kb.schema import (
@@ -462,8 +463,9 @@ async def synthesized(
     if not isinstance(synthesizer, AgenticSynthesizer):
         return await _foreign(synthesizer, retrieval)
     question = retrieval.scope.question
+    chain = chain_lines(retrieval.chain, retrieval.nodes) if synthesizer.needs_llm else ()
     body = synthesizer.synthesis(
-        QueryBundle(format_question(question, retrieval.scope.history)),
+        QueryBundle(format_question(question, retrieval.scope.history, chain)),
         retrieval.nodes,
         # What needs no model takes milliseconds: it is made also where a source took all the time.
         deadline=retrieval.budget.answer_deadline if synthesizer.needs_llm else None,

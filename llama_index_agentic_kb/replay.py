@@ -79,7 +79,7 @@ class RecordedReply(BaseModel):
     def for_prompt(self, prompt: str) -> str:
         """Return the content with its passages numbered as the prompt's.
 
-        A finding whose passage is not in the prompt names none (ref 0).
+        A finding whose passage is not in the prompt names none (ref null).
 
         Raises:
             LLMError: A passage that the reply cites is not in the prompt.
@@ -96,7 +96,7 @@ class RecordedReply(BaseModel):
                 raise LLMError(f"the recorded reply cites {quote!r}, which is not in this run's evidence")
             return f"[ref_id:{numbers[marker[1]]}]"
 
-        found = _REF.sub(lambda ref: f"{ref[1]}{numbers.get(ref[2]) or 0}", self.content)
+        found = _REF.sub(lambda ref: f"{ref[1]}{numbers.get(ref[2]) or 'null'}", self.content)
         return _MARKER.sub(cited, found)
 
 

@@ -42,7 +42,7 @@ from llama_index_agentic_kb.llm import LanguageModel, resolve_llm
 from llama_index_agentic_kb.planning import ClassificationSpec, EffortLimits, Scope
 from llama_index_agentic_kb.planning.effort import MAX_RANKED, as_effort, as_limits, planned_use
 from llama_index_agentic_kb.planning.planner import PlanningModel
-from llama_index_agentic_kb.planning.rounds import PlanOutcome, Task, search_question
+from llama_index_agentic_kb.planning.rounds import FoundStep, PlanOutcome, Task, search_question
 from llama_index_agentic_kb.schema import (
     ActivityRecord,
     AgenticReasoningActivity,
@@ -124,6 +124,7 @@ class Retrieval:
         selected: The sources that were allowed, by name.
         scope: The question and its conversation.
         findings: What sub-queries found on the way.
+        chain: The steps with what was found for each, those that others build on first.
         references: Those of the nodes, where an answer is made of them: made once, when the evidence stands.
     """
 
@@ -135,6 +136,7 @@ class Retrieval:
     selected: Mapping[str, SelectedSource] = field(default_factory=dict)
     scope: Scope = field(default_factory=lambda: Scope(""))
     findings: list[Finding] = field(default_factory=list)
+    chain: list[FoundStep] = field(default_factory=list)
     references: list[Reference] = field(default_factory=list)
 
     def arrange(self, nodes: Sequence[NodeWithScore]) -> None:
@@ -363,7 +365,8 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         outcome = await search_question(task)
         raise_if_lost(outcome.searches)
         missing = [*forgotten, *missing_parts(outcome.searches), *fan_out.left_out]
-        retrieval = Retrieval([], outcome.plan, log, budget, missing, selected, scope, outcome.findings)
+        found = outcome.findings, outcome.chain
+        retrieval = Retrieval([], outcome.plan, log, budget, missing, selected, scope, *found)
         await self._gather(retrieval, outcome, task, options, bundle or QueryBundle(request.question))
         return retrieval
 
@@ -409,6 +412,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
                 limit=limit,
                 deadline=budget.evidence_deadline,
                 rerank_deadline=budget.retrieval_deadline,
+                proof=outcome.proof,
             )
             for changed, fields in gathered.cut_searches:
                 log.amend(changed, **fields)

@@ -73,7 +73,7 @@ def test_a_reply_is_recorded_with_what_it_names() -> None:
 def test_a_finding_whose_passage_is_gone_names_none() -> None:
     """Its answer stands, as one that no passage says."""
     reply = RecordedReply.of(prompt("zero", "one"), '{"step": "q1", "answers": [{"value": "x", "ref": "1"}]}')
-    assert '"ref": "0"' in reply.for_prompt(prompt("zero"))
+    assert '"ref": "null"' in reply.for_prompt(prompt("zero"))
 
 
 def test_titles_may_hold_any_sign() -> None:

@@ -187,12 +187,12 @@ def _findings(steps: Sequence[PlannedStep], prompt: str) -> str:
     return "\n".join(lines)
 
 
-def _ref_of(value: str, query: str, passages: Mapping[int, str]) -> int:
-    """Return the passage that holds a value, out of several the one with most of the query's words; 0 for none."""
+def _ref_of(value: str, query: str, passages: Mapping[int, str]) -> int | None:
+    """Return the passage that holds a value, out of several the one with most of the query's words."""
     pattern = re.compile(rf"(?<![a-z0-9]){re.escape(normalize(value))}(?![a-z0-9])")
     words = set(normalize(query).split())
     holding = [number for number, text in passages.items() if pattern.search(text)]
-    return max(holding, key=lambda number: len(words & set(passages[number].split())), default=0)
+    return max(holding, key=lambda number: len(words & set(passages[number].split())), default=None)
 
 
 def _step_of(name: str, query: str, steps: Sequence[PlannedStep]) -> PlannedStep | None:

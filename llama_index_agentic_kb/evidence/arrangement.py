@@ -64,8 +64,8 @@ def arrange(
     """Choose the evidence: at most ``limit`` pieces, each a node or several neighbours joined.
 
     Nodes are taken in order. One that is adjacent to a piece joins it and takes no place of its own; one whose
-    document has ``max_per_document`` pieces already waits behind all others, unless it is a sub-query's best evidence.
-    The first one for which there is no place ends it.
+    document has ``max_per_document`` pieces already waits behind all others, unless it is proof or a sub-query's best
+    evidence. The first one for which there is no place ends it.
 
     Args:
         nodes: Best first.
@@ -82,7 +82,11 @@ def arrange(
         # a node that names no document is one of its own
         document = mark.get("source", ""), node.ref_doc_id or f"node {node.node_id}"
         same = [piece for piece in pieces if piece.document == document]
-        if max_per_document is not None and len(same) >= max_per_document and not mark.get("best_for"):
+        if (
+            max_per_document is not None
+            and len(same) >= max_per_document
+            and not (mark.get("best_for") or mark.get("proof"))
+        ):
             waiting.append((document, part))
         elif len(pieces) < limit:
             pieces.append(_Piece(document, [part]))
@@ -247,8 +251,8 @@ def _joined_provenance(
         if values:
             made[key] = max(values)
     served = list(dict.fromkeys(name for mark in marks for name in mark.get("best_for", [])))
-    if served:
-        made["best_for"] = served
+    proof = [one for mark in marks for one in mark.get("proof", [])]
+    made |= {key: value for key, value in (("best_for", served), ("proof", proof)) if value}
     made["parts"] = [
         {"node_id": node.node.node_id, "start": start, "end": end, "score": node.score}
         for node, (start, end) in zip(nodes, spans, strict=True)

@@ -27,6 +27,16 @@ CORPUS_FUSION: Final[Fusion] = relative_score_fusion
 """Fuses the ways of searching one corpus (dense and lexical); see ``search.fusion`` for the measurement."""
 
 
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """Why a passage belongs before all others: a step's finding was read in it, or a verdict rests on it."""
+
+    node_id: str
+    step: str
+    """The step's id, or "verdict"."""
+    finding: str | None = None
+
+
 @dataclass(slots=True)
 class Candidate:
     """Everything that is known of one node."""
@@ -41,6 +51,8 @@ class Candidate:
     """Every search that found it."""
     best_for: list[str] = field(default_factory=list)
     """Sub-queries whose best evidence it is."""
+    proof: list[dict[str, Any]] = field(default_factory=list)
+    """What it proves: step, finding, and its rank in the chain."""
     reranked: float | None = None
     """What stands for its score where it was reranked: the score of 0 to 4, else the reranker's own."""
     reranker_score: float | None = None
@@ -58,6 +70,8 @@ class Candidate:
         }
         if self.best_for:
             mark["best_for"] = self.best_for
+        if self.proof:
+            mark["proof"] = self.proof
         if self.reranker_score is not None:
             mark["reranker_score"] = self.reranker_score
         judged = self.reranked is not None or self.unjudged

@@ -16,20 +16,21 @@ from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from llama_index_agentic_kb._aio import Call, gather
-from llama_index_agentic_kb._text import error_message, one_line
+from llama_index_agentic_kb._text import error_message, normalize, one_line
 from llama_index_agentic_kb.errors import ConfigurationError, by_value
 from llama_index_agentic_kb.evidence.arrangement import arrange, pieces_per_document
 from llama_index_agentic_kb.evidence.candidates import (
     Candidate,
     CandidateList,
     Fusion,
+    Proof,
     collect,
     lists_by_search,
     lists_by_sub_query,
 )
 from llama_index_agentic_kb.evidence.postprocessing import postprocess
 from llama_index_agentic_kb.evidence.provenance import provenance
-from llama_index_agentic_kb.schema import MissingPart, ResultsProcessing, SourceActivity
+from llama_index_agentic_kb.schema import MissingPart, ResultsProcessing, SourceActivity, SubQueryOrigin
 from llama_index_agentic_kb.search.fusion import Fused, Ranked, interleave, with_coverage
 from llama_index_agentic_kb.search.rerank import Reranked, Reranker
 from llama_index_agentic_kb.sources.fan_out import SourceSearch
@@ -37,6 +38,15 @@ from llama_index_agentic_kb.sources.search import NodeKey, node_key
 from llama_index_agentic_kb.sources.selection import SelectedSource
 
 T = TypeVar("T")
+
+REVISION_BEST: Final = 2
+"""Documents of each query of a revision that come before those of the plan: it was asked for what was missing."""
+
+DUPLICATES_DEPTH: Final = 100
+"""Fused documents among which near-duplicates are looked for."""
+
+NEW_SHARE: Final = 0.1
+"""Share of a passage's words that must be new beside an earlier one of its title."""
 
 MANY: Final = 200
 """Candidates that are fused on the event loop: about 5 ms."""
@@ -145,6 +155,7 @@ async def gather_evidence(
     limit: int,
     deadline: float | None,
     rerank_deadline: float | None = None,
+    proof: Sequence[Proof] = (),
 ) -> GatheredEvidence:
     """Fuse, rerank, postprocess, join neighbours and cut.
 
@@ -162,6 +173,7 @@ async def gather_evidence(
         deadline: ``time.monotonic()`` at which a postprocessor is given up, and its nodes are withheld: it may be what
             keeps a document from the answer.
         rerank_deadline: ``time.monotonic()`` at which the reranker is given up; None is ``deadline``.
+        proof: Passages that come before all others, in the order of the chain that they prove.
     """
     params = {name: chosen.params for name, chosen in selected.items()}
     found, untouched = 0, set[str]()
@@ -189,7 +201,7 @@ async def gather_evidence(
         ends = deadline if rerank_deadline is None else rerank_deadline
         reranking = await rerank(reranking.lists, candidates, reranker, threshold, limit=ranked, deadline=ends)
     order = await _off_loop(
-        lambda: _order(reranking, candidates, options, limit, in_turns=bool(untouched)), len(candidates)
+        lambda: _order(reranking, candidates, options, limit, None if untouched else proof), len(candidates)
     )
     seen = [candidates[item.key].evidence() for item in order[:ranked]]
     left = await postprocess(seen, options.postprocessors, bundle, deadline, selected)
@@ -228,21 +240,64 @@ def _order(
     candidates: Mapping[NodeKey, Candidate],
     options: EvidenceOptions,
     limit: int,
-    *,
-    in_turns: bool,
+    proof: Sequence[Proof] | None,
 ) -> list[Fused[NodeKey]]:
-    """Fuse the lists, by the reranker's scores where all have some, and mark each list's best candidate."""
+    """Fuse the lists, by the reranker's scores where all have some, and mark each list's best candidate.
+
+    Where there is proof, it comes first, then the best of each revision, then the rest, near-duplicates last. None is
+    for results that are left as they are, and take turns.
+    """
     lists = [one.ranked for one in reranking.lists]
     for one in reranking.lists:
         if one.ranked.keys and one.sub_query.id not in (served := candidates[one.ranked.keys[0]].best_for):
             served.append(one.sub_query.id)
-    if in_turns:
+    if proof is None:
         return interleave(lists)
     fused = options.fusion(lists)
     if all(one.judged and one.ranked.scores is not None for one in reranking.lists if one.ranked.keys):
         fused = [replace(item, score=candidates[item.key].reranker_score or 0.0) for item in fused]
         fused.sort(key=lambda item: -item.score)
+    if proof:
+        first = _proving(fused, candidates, proof)
+        for one in reranking.lists:
+            if one.sub_query.origin is SubQueryOrigin.REVISION:
+                first += one.ranked.keys[:REVISION_BEST]
+        places = {key: place for place, key in reversed([*enumerate(first)])}
+        fused.sort(key=lambda item: places.get(item.key, len(places)))
+        again = _near_duplicates([item.key for item in fused[:DUPLICATES_DEPTH]], candidates)
+        fused.sort(key=lambda item: item.key in again)
     return with_coverage(fused, lists, places=limit)
+
+
+def _proving(
+    fused: Sequence[Fused[NodeKey]], candidates: Mapping[NodeKey, Candidate], proof: Sequence[Proof]
+) -> list[NodeKey]:
+    """Return the candidates that prove something, in the chain's order, and mark what they prove."""
+    by_id: dict[str, NodeKey] = {}
+    for item in fused:
+        by_id.setdefault(candidates[item.key].node.node.node_id, item.key)
+    proving: list[NodeKey] = []
+    for rank, one in enumerate(proof):
+        key = by_id.get(one.node_id)
+        if key is not None:
+            finding = {} if one.finding is None else {"finding": one.finding}
+            candidates[key].proof.append({"step": one.step, **finding, "rank": rank})
+            proving.append(key)
+    return proving
+
+
+def _near_duplicates(keys: Sequence[NodeKey], candidates: Mapping[NodeKey, Candidate]) -> set[NodeKey]:
+    """Return those that say nothing but what another of the same title, which stands before them, says."""
+    seen: dict[str, list[set[str]]] = {}
+    again = set()
+    for key in keys:
+        data = candidates[key].search.source.source_data(candidates[key].node)
+        words, earlier = {*normalize(data.content).split()}, seen.setdefault(normalize(data.title), [])
+        if not candidates[key].proof and any(len(words - other) <= NEW_SHARE * len(words) for other in earlier):
+            again.add(key)
+        else:
+            earlier.append(words)
+    return again
 
 
 def _cap_per_source(nodes: Sequence[NodeWithScore], selected: Mapping[str, SelectedSource]) -> list[NodeWithScore]:

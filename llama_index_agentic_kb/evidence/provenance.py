@@ -17,6 +17,7 @@ PROVENANCE_KEY: Final = "agentic_kb"
     activity          the id of that search's record
     searches          every search that found it: activity, source, sub_query, query, list, rank, score
     best_for          sub-queries whose best evidence it is
+    proof             what it proves: step (or "verdict"), finding, and rank in the chain of findings
     reranker_score    0 to 4, where a calibrated reranker scored it
     source_score      the source's score, where a reranker's stands in the node's ``score``
     parts             of a node made of neighbouring chunks: node_id, start, end (characters of its text), score

@@ -10,15 +10,16 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Final, TypeAlias
 
 from llama_index.core.schema import NodeWithScore
 
 from llama_index_agentic_kb._aio import Call
-from llama_index_agentic_kb._text import excerpt, normalize, one_line
+from llama_index_agentic_kb._text import excerpt, normalize, one_line, sentence_spans
 from llama_index_agentic_kb.account import ActivityLog
 from llama_index_agentic_kb.errors import PlanningError
 from llama_index_agentic_kb.evidence.candidates import Candidate
@@ -40,6 +41,15 @@ PASSAGES_PER_QUERY: Final = 5
 
 PASSAGE_WORDS: Final = 110
 """Words of a passage around what the sub-query asks: a paragraph."""
+
+WHOLE_WORDS: Final = 150
+"""Words up to which a passage is shown whole: a cut would save little, and may lose the fact."""
+
+PROOF_WORDS: Final = 400
+"""Words of a passage that proves a finding, or that the model asked to read in full."""
+
+CUT: Final = "[...]"
+"""Stands where something of a passage was left out."""
 
 MAX_BRANCHES: Final = 3
 """Answers of a step that are built on, and searches that a step may become (three directors, two candidates)."""
@@ -87,25 +97,36 @@ class ShownPassage:
         return all(re.search(pattern.format(re.escape(part)), text) is not None for part in name.split())
 
 
-@dataclass(slots=True)
 class PassageSet:
-    """Passages for one prompt, each once: so many of each sub-query, each of so many words."""
+    """Passages for one prompt, each once, numbered from 0.
 
-    per_query: int = PASSAGES_PER_QUERY
-    words: int = PASSAGE_WORDS
-    passages: dict[int, ShownPassage] = field(default_factory=dict)
-    _seen: set[NodeKey] = field(default_factory=set)
+    Args:
+        per_query: How many of each sub-query.
+        in_full: The ids of passages that are shown in full, up to ``PROOF_WORDS``.
+    """
 
-    def add(self, query: str, found: Iterable[Candidate]) -> None:
-        """Add passages that a query found, best first, each cut around the query's words."""
-        for candidate in list(found)[: self.per_query]:
+    def __init__(self, per_query: int = PASSAGES_PER_QUERY, in_full: Collection[str] = ()) -> None:
+        self.passages: dict[int, ShownPassage] = {}
+        self._per_query = per_query
+        self._in_full = in_full
+        self._seen: set[NodeKey] = set()
+
+    def add(self, query: str, found: Iterable[Candidate], *, only: Collection[str] | None = None) -> None:
+        """Add passages that a query found, best first, each cut around the query's words.
+
+        ``only`` are ids: then no others are added, and as many of them as there are.
+        """
+        listed = [one for one in found if only is None or one.node.node_id in only]
+        for candidate in listed[: self._per_query if only is None else None]:
             node, source = candidate.node, candidate.search.source
             key = node_key(node.node)
             if key in self._seen or len(self.passages) >= MAX_PASSAGES:
                 continue
             self._seen.add(key)
-            ref, data = len(self.passages) + 1, source.source_data(node)
-            self.passages[ref] = ShownPassage(ref, node, source, data.title, excerpt(data.content, query, self.words))
+            ref, data = len(self.passages), source.source_data(node)
+            words = PROOF_WORDS if node.node_id in self._in_full else PASSAGE_WORDS
+            shown = passage_excerpt(data.content, query, words)
+            self.passages[ref] = ShownPassage(ref, node, source, data.title, shown)
 
     def as_prompt(self, spotlight: Spotlight = PLAIN) -> str:
         """Return the passages as they stand in a prompt, marked as data by ``spotlight``."""
@@ -113,6 +134,45 @@ class PassageSet:
             Passage(passage.ref, passage.title, passage.content, passage.source.name, spotlight=spotlight)
             for passage in self.passages.values()
         )
+
+    def refs(self) -> dict[str, int]:
+        """Return the number of each passage, by its node's id."""
+        return {passage.node.node_id: ref for ref, passage in self.passages.items()}
+
+
+def passage_excerpt(text: str, query: str, words: int) -> str:
+    """Return the sentences of a text that are nearest to a query, in the text's order, with a mark at each cut.
+
+    A short text is returned whole. The first sentence, which names what the text is about, is always among them. A
+    word counts the more the fewer sentences hold it. A sentence too long for its room is cut around the query's words.
+    """
+    count = len(text.split())
+    if count <= max(words, WHOLE_WORDS):
+        return text
+    spans = sentence_spans(text)
+    sentences = [text[start:end] for start, end in spans]
+    held = [{*re.findall(r"\w{3,}", normalize(sentence))} for sentence in sentences]
+    wanted = {word: sum(word in own for own in held) for word in re.findall(r"\w{3,}", normalize(query))}
+    scores = [sum(1 / wanted[word] for word in wanted if word in own) for own in held]
+    best = scores.index(max(scores))
+    order = sorted(range(len(sentences)), key=lambda at: (at > 0, -scores[at], abs(at - best), -at))
+    room, chosen = words, dict[int, str]()
+    for at in order:
+        length = len(sentences[at].split())
+        if length <= room:
+            chosen[at] = sentences[at]
+        elif not chosen or (len(chosen) == 1 and scores[at] and room > words // 2):
+            chosen[at] = excerpt(sentences[at], query, room // 2)
+            length = room // 2
+        else:
+            continue
+        room -= length
+    parts, last = [], -1
+    for at in sorted(chosen):
+        parts += [CUT] if at > last + 1 else []
+        parts.append(chosen[at].strip())
+        last = at
+    return " ".join([*parts, CUT] if last < len(sentences) - 1 else parts)
 
 
 # -- answers of steps ----------------------------------------------------------------------------------------------
@@ -130,8 +190,26 @@ class OpenSteps:
     """What earlier calls found; may be corrected."""
 
 
-Take: TypeAlias = Callable[[str, list[Finding]], Coroutine[object, object, None]]
-"""Awaited with a step's id and its answers, best first; an empty list says that no answer was found."""
+@dataclass(frozen=True, slots=True)
+class StepAnswer:
+    """What was read for a step."""
+
+    findings: list[Finding]
+    """Best first; none says that no answer was found."""
+    search: str = ""
+    """What to search next where the findings are only nearer to what was asked."""
+
+
+Take: TypeAlias = Callable[[str, StepAnswer], Coroutine[object, object, None]]
+"""Awaited with a step's id and what was read for it."""
+
+
+@dataclass(slots=True)
+class Reading(ModelCall):
+    """What a call that reads answers gave, beside the answers."""
+
+    in_full: set[str] = field(default_factory=set)
+    """The ids of passages that the model asked to read in full."""
 
 
 async def read_findings(
@@ -143,15 +221,15 @@ async def read_findings(
     *,
     deadline: float | None,
     log: ActivityLog,
-) -> ModelCall:
+) -> Reading:
     """Read the answers of steps; each step's are handed on as soon as its line is complete.
 
     Where the call fails, the result says why, and what was read before has been handed on.
     """
-    call = ModelCall()
+    call = Reading()
     spotlight = draw(models.spotlighting)
     intake = FindingsIntake(open_steps, passages, take, spotlight)
-    known = {name: "; ".join(finding.value for finding in found) for name, found in open_steps.known.items()}
+    known = {name: as_found(found) for name, found in open_steps.known.items()}
     with call.recorded(log, models.model, "findings"):
         messages = models.prompts["findings_prompt"].format_messages(
             llm=models.model.llm,
@@ -164,10 +242,20 @@ async def read_findings(
         )
         reply = await models.model.read(messages, intake.read, deadline=deadline, max_chars=MAX_REPLY)
         call.usage = reply.usage
+        call.in_full = intake.in_full
         if not intake.is_complete:
             repair = partial(lines_in, reply.text)
             await intake.finish(await Call(sync=repair, deadline=deadline, what="reading what was found"))
     return call
+
+
+def as_found(findings: Iterable[Finding], refs: Mapping[str, int] = MappingProxyType({})) -> str:
+    """Return findings as a prompt has them: "James Cameron (stated, ref_id 3)"; ``refs`` by the passage's id."""
+    shown = []
+    for one in findings:
+        ref = refs.get(one.node_id or "")
+        shown.append(f"{one.value} ({one.confidence}" + (")" if ref is None else f", ref_id {ref})"))
+    return "; ".join(shown)
 
 
 def _one_a_line(steps: Mapping[str, str]) -> str:
@@ -185,6 +273,8 @@ class FindingsIntake:
         self._unmarked = spotlight.unmarked
         self._position = 0
         self._taken: set[str] = set()
+        self.in_full: set[str] = set()
+        """The ids of passages that the model asked to read in full."""
 
     @property
     def is_complete(self) -> bool:
@@ -219,13 +309,22 @@ class FindingsIntake:
         if step not in self._steps:
             return
         self._taken.add(step)
+        whole = line.get("whole")
+        for ref in whole if isinstance(whole, list) else ():
+            if (passage := self._passages.get(_number(ref))) is not None and CUT in passage.content:
+                self.in_full.add(passage.node.node_id)
         answers = line.get("answers", line.get("answer", line.get("value")))
         distinct: dict[str, Finding] = {}
         for answer in answers if isinstance(answers, list) else [answers]:
             finding = self._finding(step, answer)
             if finding is not None:
                 distinct.setdefault(finding.value.casefold(), finding)
-        await self._hand_on(step, list(distinct.values())[:MAX_BRANCHES])
+        search = line.get("next")
+        next_search = (
+            one_line(plain_value(self._unmarked(search[:MAX_READ])), MAX_VALUE) if isinstance(search, str) else ""
+        )
+        found = list(distinct.values())[:MAX_BRANCHES]
+        await self._hand_on(step, StepAnswer(found, "" if refers(next_search) else next_search))
 
     def _finding(self, step: str, answer: object) -> Finding | None:
         """Return one answer as a finding; "stated" only where the passage that is named for it says it."""
@@ -238,13 +337,21 @@ class FindingsIntake:
         text = one_line(plain_value(written), MAX_VALUE)
         if not normalize(text) or text.casefold() in _NOTHING or refers(written) or refers(text):
             return None
-        digits = re.search(r"\d{1,6}", str(fields.get("ref", fields.get("ref_id"))))  # also in a text or a list
-        passage = self._passages.get(int(digits.group())) if digits else None
-        if passage is None or not passage.says(text):
-            return Finding(sub_query_id=step, value=text, confidence=Confidence.IMPLIED)
-        confidence = Confidence.STATED if sure == "stated" else Confidence.IMPLIED
+        passage = self._passages.get(_number(fields.get("ref", fields.get("ref_id"))))
+        says = passage is not None and passage.says(text)
+        confidence = Confidence.STATED if says and sure == "stated" else Confidence.IMPLIED
+        if sure == "partial":
+            confidence = Confidence.PARTIAL
+        if passage is None:
+            return Finding(sub_query_id=step, value=text, confidence=confidence)
         node_id, title = passage.node.node_id, passage.title
         return Finding(sub_query_id=step, value=text, confidence=confidence, node_id=node_id, title=title)
+
+
+def _number(value: object) -> int:
+    """Return a ref: a number, or one in a text or a list; -1 where there is none."""
+    digits = re.search(r"\d{1,6}", str(value))
+    return int(digits.group()) if digits else -1
 
 
 def lines_in(text: str) -> list[dict[str, object]]:
@@ -274,6 +381,8 @@ class Verdict(ModelCall):
     sufficient: bool | None = None
     """Whether nothing is missing, as the model judges; None where it could not say."""
     gaps: list[str] = field(default_factory=list)
+    refs: list[int] = field(default_factory=list)
+    """The passages that it rests on, in the order of the chain."""
     proposals: list[Proposal] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
@@ -292,6 +401,8 @@ class Verdict(ModelCall):
         if isinstance(gaps, list):
             self.gaps = [one_line(strip_invisible(str(gap)), 200) for gap in gaps[:MAX_GAPS]]
         self.sufficient = sufficient if isinstance(sufficient, bool) else None
+        refs = value.get("refs")
+        self.refs = [_number(ref) for ref in refs[:MAX_PASSAGES]] if isinstance(refs, list) else []
         if self.sufficient or not isinstance(proposed, list):
             return
         proposals = read_proposals({"sub_queries": proposed})
@@ -300,7 +411,7 @@ class Verdict(ModelCall):
         for item in proposals:
             query = one_line(plain_value(item.query), MAX_VALUE)
             if query:
-                self.proposals.append(replace(item, query=query, filter="", finds="", depends_on=()))
+                self.proposals.append(replace(item, query=query, filter="", finds=""))
 
 
 async def look_for_gaps(

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from graphlib import TopologicalSorter
+from types import MappingProxyType
 from typing import Final
 
 from llama_index_agentic_kb._text import normalize, one_line
@@ -28,9 +29,9 @@ _ASKING: Final = re.compile(
 )
 # The ways in which models refer to another step: #q1, {q1}, <q1>, [q1]; no two parts can match the same text twice.
 _REFERENCE: Final = re.compile(
-    r"#([\w-]{1,60})|(?<!\{)\{++#?([^\s{}#][^{}]{0,60})\}+|<#?([^\s<>#][^<>]{0,60})>|\[#?([^][\s#]{1,60})\]"
+    r"#([\w-]{1,60}(?:\.\d{1,3}){0,2})|(?<!\{)\{++#?([^\s{}#][^{}]{0,60})\}+|<#?([^\s<>#][^<>]{0,60})>|\[#?([^][\s#]{1,60})\]"
 )
-_STEP_ID: Final = re.compile(r"q\d+")
+_STEP_ID: Final = re.compile(r"(?:q|r\d{1,3}\.)\d+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +86,31 @@ class PlanGraph:
         plan: What it starts from; its first sub-query is the question.
         sources: Those that may be searched, in declaration order.
         limits: How many sub-queries.
-        prefix: What the ids of its sub-queries begin with; a number follows.
+        revision: Which revision it is made for, from 1; its ids, origin and first round are told by it. 0 is none.
+        steps: What was planned before, which a revision may build on, by id.
+        first_round: The round of what builds on nothing.
     """
 
     def __init__(
-        self, plan: QueryPlan, sources: Sequence[PlannerSource], limits: EffortLimits, *, prefix: str = "q"
+        self,
+        plan: QueryPlan,
+        sources: Sequence[PlannerSource],
+        limits: EffortLimits,
+        *,
+        revision: int = 0,
+        steps: Mapping[str, SubQuery] = MappingProxyType({}),
+        first_round: int = 1,
     ) -> None:
         self.plan = plan
-        self._prefix = prefix
+        self.finds: dict[str, str] = {}
+        """What each sub-query finds, in words in which ``#q1`` stands for what q1 finds."""
+        self._prefix = f"r{revision}." if revision else "q"
+        self._origin = SubQueryOrigin.REVISION if revision else SubQueryOrigin.PLANNER
+        self._steps = steps
+        self._first_round = first_round
         self._sources = sources
         self._limit = limits.sub_queries
-        self._ids: dict[str, str] = {}  # ours by the model's
+        self._ids = {name: name for name in steps}  # ours by the model's
         self._by_query = {normalize(sub_query.query): sub_query for sub_query in plan.sub_queries}
         self._parents: dict[str, tuple[str, ...]] = {}  # as the model named them, by our id
         self._seen: set[Proposal] = set()
@@ -154,6 +169,8 @@ class PlanGraph:
             sources=names,
             finds=proposal.finds or None,
             filters=self._filters(proposal, names),
+            origin=self._origin,
+            wave=self._first_round,
         )
         self._ids[proposal.id] = sub_query.id
         self._by_query[form] = sub_query
@@ -199,7 +216,8 @@ class PlanGraph:
                 self.plan.warnings.append(f"{sub_query.id} depends on itself through others; searched without them")
                 sub_query.depends_on = kept
         for name in TopologicalSorter({one.id: one.depends_on for one in planned.values()}).static_order():
-            self._word(planned[name], [planned[parent] for parent in planned[name].depends_on])
+            if name in planned:
+                self._word(planned[name], [planned.get(one) or self._steps[one] for one in planned[name].depends_on])
         if self._unknown:
             names = one_line(", ".join(sorted(self._unknown)))
             self.plan.warnings.append(f"the plan names unknown sources, which were left out: {names}")
@@ -211,7 +229,7 @@ class PlanGraph:
         named = self._parents[sub_query.id]
         referred = [name for name in _names_in(sub_query.query) if name in self._ids and not name.isdigit()]
         ids = dict.fromkeys(self._ids.get(name) or self._ids.get(f"q{name}", "") for name in (*named, *referred))
-        known = [name for name in ids if name in self._parents and name != sub_query.id]
+        known = [name for name in ids if (name in self._parents or name in self._steps) and name != sub_query.id]
         if any(name not in known and name != "q0" for name in ids):
             self.plan.warnings.append(f"{sub_query.id} depends on unknown sub-queries; they were left out")
         return known
@@ -221,13 +239,15 @@ class PlanGraph:
         words = {parent.id: description_of(parent) for parent in parents}
         if sub_query.finds:
             finds, complete = self._with_our_ids(sub_query.finds, sub_query.depends_on)
+            self.finds |= {sub_query.id: finds} if complete else {}
             sub_query.finds = (fill(finds, words, add=False) or None) if complete else None
         text, complete = self._with_our_ids(sub_query.query, sub_query.depends_on)
         if not complete:  # with a gap in it, it would search for nothing
             text = sub_query.finds or fill(text, {}) or self.plan.sub_queries[0].query
         sub_query.query = text
         if parents:
-            sub_query.wave = 1 + max(parent.wave for parent in parents)
+            own = [1 + parent.wave for parent in parents if parent.id in self._parents]
+            sub_query.wave = max([self._first_round, *own])
             sub_query.template = text
             sub_query.query = fill(text, words, add=False)
 
@@ -255,9 +275,12 @@ class PlanGraph:
 
 def description_of(sub_query: SubQuery) -> str:
     """Return what a sub-query finds in words that can be searched: its ``finds``, else what its question asks for."""
-    if sub_query.finds:
-        return sub_query.finds
-    return _ASKING.sub("", sub_query.query).rstrip(" ?.") or sub_query.query
+    return sub_query.finds or asked_for(sub_query.query)
+
+
+def asked_for(query: str) -> str:
+    """Return what a question asks for, as a noun phrase where its form is known; else the question."""
+    return _ASKING.sub("", query).rstrip(" ?.") or query
 
 
 def refers(text: str) -> bool:
@@ -296,12 +319,12 @@ def _replace(text: str, replacement: Callable[[str, str], str]) -> str:
 
 def _reaches(start: str, goal: str, by_id: Mapping[str, SubQuery]) -> bool:
     """Return whether ``start`` depends on ``goal``, through any number of others."""
-    seen, todo = {start}, [start]
+    seen, todo = {start}, [start] if start in by_id else []
     while todo:
         current = todo.pop()
         if current == goal:
             return True
-        fresh = [parent for parent in by_id[current].depends_on if parent not in seen]
+        fresh = [parent for parent in by_id[current].depends_on if parent not in seen and parent in by_id]
         seen.update(fresh)
         todo.extend(fresh)
     return False

@@ -156,6 +156,8 @@ class Planning(ModelCall):
     """What planning gave: a plan whose first sub-query is always the question itself."""
 
     plan: QueryPlan
+    finds: dict[str, str] = field(default_factory=dict)
+    """What each sub-query finds; see ``PlanGraph.finds``."""
 
 
 Begin: TypeAlias = Callable[[Sequence[SubQuery]], Coroutine[object, object, None]]
@@ -194,6 +196,7 @@ async def plan_searches(
             kept = "what was planned by then is searched" if intake.began else "the question is searched as it is"
             plan.warnings.append(f"planning failed, {kept}: {_reason(error)}")
         graph.finish()
+        planning.finds = graph.finds
         classify(plan, scope.classification, intake.verdicts)
         planning.fields = {
             "warning": "; ".join(plan.warnings) or None,

@@ -12,22 +12,20 @@ own call alone: what waits is searched in the question's own words.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice, product, zip_longest
 from typing import Final
 
-from llama_index.core.callbacks.schema import CBEventType, EventPayload
-from llama_index.core.query_engine.sub_question_query_engine import SubQuestionAnswerPair
-from llama_index.core.question_gen.types import SubQuestion
 from llama_index.core.schema import NodeWithScore
 
-from llama_index_agentic_kb._aio import Call, start, wait
+from llama_index_agentic_kb._aio import Call, deadline_after, earliest, start, wait
 from llama_index_agentic_kb._text import normalize
 from llama_index_agentic_kb.account import ActivityLog, Budget
 from llama_index_agentic_kb.errors import LLMError, PlanningError
-from llama_index_agentic_kb.evidence.candidates import Fusion, best_of
+from llama_index_agentic_kb.evidence.candidates import Fusion, Proof, best_of
+from llama_index_agentic_kb.evidence.provenance import provenance
 from llama_index_agentic_kb.llm import Usage
 from llama_index_agentic_kb.planning.classification import classify, requested
 from llama_index_agentic_kb.planning.effort import EffortLimits
@@ -37,15 +35,17 @@ from llama_index_agentic_kb.planning.findings import (
     PASSAGES_PER_QUERY,
     OpenSteps,
     PassageSet,
+    Reading,
+    StepAnswer,
     Verdict,
+    as_found,
     look_for_gaps,
     read_findings,
 )
 from llama_index_agentic_kb.planning.plan_graph import (
     PlanGraph,
     PlannerSource,
-    Proposal,
-    description_of,
+    asked_for,
     fill,
     plain_plan,
 )
@@ -56,20 +56,22 @@ from llama_index_agentic_kb.schema import (
     EffortUse,
     Finding,
     ModelQueryPlanningActivity,
-    Outcome,
     QueryPlan,
     ReasoningEffort,
-    SearchLane,
-    SourceActivity,
     SubQuery,
     SubQueryOrigin,
 )
 from llama_index_agentic_kb.sources.fan_out import FanOut, RunningSearch, SourceSearch
-from llama_index_agentic_kb.sources.search import NodeKey, NodeList, node_key
+from llama_index_agentic_kb.sources.search import NodeKey, node_key
+
+_SURE: Final = {Confidence.PARTIAL: 1, Confidence.IMPLIED: 2, Confidence.STATED: 3}
 
 MAX_SEARCHES: Final = 2 * MAX_BRANCHES
 """Searches of one step in all: its branches as its parents were read first, and once more as they were corrected. A
 model that reads one step again and again would otherwise search without end."""
+
+OTHERS_SECONDS: Final = 1.0
+"""How long a round of reading waits for searches that none of its steps needs."""
 
 NEWS_DEPTH: Final = 5
 """Documents of each search that are compared to see whether a round brought anything new."""
@@ -91,6 +93,15 @@ class Task:
     log: ActivityLog
 
 
+@dataclass(frozen=True, slots=True)
+class FoundStep:
+    """A step of the chain: what it asks, with what it builds on put in, and what was found."""
+
+    id: str
+    query: str
+    findings: list[Finding]
+
+
 @dataclass(slots=True)
 class PlanOutcome:
     """What was searched, and what came of it."""
@@ -101,6 +112,10 @@ class PlanOutcome:
     """One a (query, source) pair, in the plan's order."""
     findings: list[Finding] = field(default_factory=list)
     """In the order in which they were read."""
+    chain: list[FoundStep] = field(default_factory=list)
+    """The steps with what was found for each, those that others build on first."""
+    proof: list[Proof] = field(default_factory=list)
+    """The passages behind the chain, and behind the verdict on it."""
     usage: Usage = field(default_factory=Usage)
     rounds: int = 1
     revisions: int = 0
@@ -122,6 +137,15 @@ class PlanOutcome:
             seconds=round(time.monotonic() - budget.started, 3),
             documents_ranked=ranked,
         )
+
+
+def chain_lines(chain: Sequence[FoundStep], nodes: Sequence[NodeWithScore]) -> list[str]:
+    """Return the chain as the prompt of the answer has it, a step a line, with the references of what proves it."""
+    refs: dict[str, int] = {}
+    for ref, node in enumerate(nodes):
+        for part in (provenance(node) or {}).get("parts") or [{"node_id": node.node.node_id}]:
+            refs.setdefault(part["node_id"], ref)
+    return [f"- {step.query} -> {as_found(step.findings, refs)}" for step in chain if step.findings]
 
 
 async def search_question(task: Task) -> PlanOutcome:
@@ -172,6 +196,10 @@ class Steps:
         """Every query whose search was started, by id; each with all the sources that it was started at."""
         self.found: dict[str, list[Finding]] = {}
         """By the id of the search that they were read for, or of the step that needed none."""
+        self.finds: dict[str, str] = {}
+        """What each step finds, with references; see ``PlanGraph.finds``."""
+        self.next: dict[str, str] = {}
+        """What to search next for a step whose findings are partial."""
         self._serves: dict[str, list[str]] = {}  # steps by search
 
     def note(self, sub_query: SubQuery, names: Sequence[str]) -> None:
@@ -190,9 +218,19 @@ class Steps:
         """Return the searches that serve any of some steps."""
         return [search for search, served in self._serves.items() if any(step in served for step in steps)]
 
-    def to_read(self) -> list[str]:
-        """Return the steps that were searched, have no answer yet, and are waited for."""
+    def plan(self, sub_queries: Sequence[SubQuery], finds: Mapping[str, str]) -> None:
+        """Take the steps of a plan, or of a revision."""
+        self.finds |= finds
+        for one in sub_queries:
+            self.planned[one.id] = one
+            if one.depends_on:
+                self.waiting[one.id] = one
+
+    def to_read(self, *, every: bool = False) -> list[str]:
+        """Return the steps that were searched, have no answer yet, and are waited for; or every one that had none."""
         parents = {parent for child in self.waiting.values() for parent in child.depends_on} - self.waiting.keys()
+        if every:
+            parents |= {name for one in self.planned.values() for name in one.depends_on if self.searches_of([name])}
         return [step for step in self.planned if step in parents and not self.answers_of(step)]
 
     def started_children_of(self, search: str) -> list[SubQuery]:
@@ -201,12 +239,17 @@ class Steps:
         children = [step for step in self.planned.values() if not served.isdisjoint(step.depends_on)]
         return [step for step in children if self.searches_of([step.id])]
 
-    def answers_of(self, step: str) -> list[Finding]:
-        """Return a step's answers: the best of each of its searches before the second of any."""
+    def answers_of(self, step: str, *, partial: bool = False) -> list[Finding]:
+        """Return a step's answers: the best of each of its searches before the second of any.
+
+        Those that are only nearer to what was asked are no answers, and are among them where ``partial`` ones are
+        wanted too.
+        """
         by_search = [self.found.get(search, []) for search in self.searches_of([step])] or [self.found.get(step, [])]
         distinct: dict[str, Finding] = {}
         for answer in (item for rank in zip_longest(*by_search) for item in rank if item is not None):
-            distinct.setdefault(answer.value.casefold(), answer)
+            if partial or answer.confidence is not Confidence.PARTIAL:
+                distinct.setdefault(answer.value.casefold(), answer)
         return list(distinct.values())[:MAX_BRANCHES]
 
     def take(self, search: str, answers: Sequence[Finding]) -> list[Finding]:
@@ -218,26 +261,25 @@ class Steps:
             The answers that it corrects, if any.
         """
         before = self.found.get(search, [])
-        stated, stated_before = (
-            any(answer.confidence is Confidence.STATED for answer in read) for read in (answers, before)
-        )
-        if not answers or (stated_before and not stated):
+        sure, sure_before = (max((_SURE[one.confidence] for one in read), default=0) for read in (answers, before))
+        if not answers or (sure < sure_before and (sure_before == _SURE[Confidence.STATED] or sure == 1)):
             return []
         self.found[search] = list(answers)
         same = {answer.value.casefold() for answer in answers} & {answer.value.casefold() for answer in before}
-        return [] if same else before
+        return [] if same or sure_before == 1 else before
 
-    def searches_for(self, step: SubQuery, number: int, started: Sequence[SubQuery]) -> list[SubQuery]:
+    def searches_for(self, step: SubQuery, number: int, started: Sequence[SubQuery], query: str = "") -> list[SubQuery]:
         """Return one search for each combination of the answers that a step builds on, best first.
 
         A query that is searched already, or ``started`` in this round, is not searched again, and serves both steps.
+        ``query`` is searched in place of the step's own.
         """
         known = {normalize(one.query): one for one in (*self.searched.values(), *started)}
-        queries = {normalize(query): query for query in self._queries(step)}
+        queries = {normalize(query): query for query in ([query] if query else self._queries(step))}
         alone = sum(form not in known for form in queries) == 1 and step.id not in self.searched
         branches = sum(one.part_of == step.id for one in self.searched.values())
         made: list[SubQuery] = []
-        for form, query in queries.items():
+        for form, text in queries.items():
             if form in known:
                 same = known[form]
                 self._share(same.id, step.id)
@@ -245,7 +287,7 @@ class Steps:
                     filters = {name: step.filters[name] for name in new if name in step.filters}
                     made.append(same.model_copy(update={"sources": new, "filters": filters, "wave": number}))
             elif branches + (step.id in self.searched) < MAX_SEARCHES:
-                change: dict[str, object] = {"query": query, "wave": number}
+                change: dict[str, object] = {"query": text, "wave": number}
                 if not alone:
                     branches += 1
                     change |= {"id": f"{step.id}.{branches}", "part_of": step.id}
@@ -253,13 +295,38 @@ class Steps:
         return made
 
     def _queries(self, step: SubQuery) -> Iterator[str]:
-        """Yield the queries that a step becomes; what is not known is described in the question's own words."""
+        """Yield the queries that a step becomes; what is not known is described, with all that is known put in."""
         template, choices = step.template or step.query, []
         for parent in step.depends_on:
-            words = description_of(self.planned[parent]) if f"#{parent}" in template else ""
+            words = self.description_of(parent) if f"#{parent}" in template else ""
             choices.append([answer.value for answer in self.answers_of(parent)] or [words])
         for values in islice(product(*choices), MAX_BRANCHES):
             yield fill(template, dict(zip(step.depends_on, values, strict=True)))
+
+    def description_of(self, name: str) -> str:
+        """Return what a step finds in words that can be searched: with the values of its own parents, where known."""
+        step, nearer = self.planned[name], self.answers_of(name, partial=True)
+        words = {parent: self.words_for(parent) for parent in step.depends_on}
+        text = self.next.get(name) or fill(self.finds.get(name, ""), words, add=False)
+        if not text:
+            text = fill(step.template, words, add=False) if step.template else step.finds or step.query
+        return " ".join([asked_for(text), *(one.value for one in nearer[:1] if one.value not in text)])
+
+    def words_for(self, name: str) -> str:
+        """Return a step's best answer, or else its description."""
+        answers = self.answers_of(name)
+        return answers[0].value if answers else self.description_of(name)
+
+    def chain(self) -> list[FoundStep]:
+        """Return the steps with what was found for each, those that others build on first."""
+        steps = sorted(self.planned.values(), key=lambda step: step.wave)
+        made = []
+        for step in steps:
+            if step.origin is not SubQueryOrigin.QUESTION:
+                words = {parent: self.words_for(parent) for parent in step.depends_on}
+                query = fill(step.template, words) if step.template else step.query
+                made.append(FoundStep(step.id, query, self.answers_of(step.id, partial=True)))
+        return made
 
 
 class MultiHopSearch:
@@ -273,7 +340,8 @@ class MultiHopSearch:
         self._deadline = task.budget.retrieval_deadline
         self._steps = Steps()
         self._running: list[RunningSearch] = []  # what was started, in the order in which it was planned
-        self._early: list[SourceSearch] = []  # of steps that needed no search
+        self._in_full: set[str] = set()  # passages that the model asked to read whole
+        self._rests_on: list[str] = []  # passages that a verdict rests on
         self._outcome = PlanOutcome(QueryPlan(sub_queries=[]), planned=True)
         self._model_lost = False
         """Whether the model did not answer at all. It is not asked again: each call would cost its whole time."""
@@ -300,8 +368,9 @@ class MultiHopSearch:
         await self._search(question.sub_queries, first)
         await wait([planning])
         self._take_plan(planning.result())
-        await self._follow()
-        await self._revise()
+        await self._follow(1)
+        while await self._revised():
+            await self._follow(self._outcome.rounds + 1)
         await wait([search.job for search in self._running])
         return self._finished()
 
@@ -326,8 +395,18 @@ class MultiHopSearch:
         await self._search(started)
 
     async def _wait_for(self, ids: Collection[str]) -> None:
-        """Wait for some searches as long as they are worth waiting for, see ``FanOut.wait_for``."""
+        """Wait for some searches as long as they are worth waiting for, see ``FanOut.wait_for``, then for the others.
+
+        So what is read depends on what was searched, not on which search came first. The others, which no step waits
+        for, get a moment; what is read without is reported.
+        """
         await self._task.fan_out.wait_for([search for search in self._running if search.sub_query_id in ids])
+        jobs = [search.job for search in self._running if not search.job.done]
+        await wait(jobs, deadline=earliest(self._deadline, deadline_after(OTHERS_SECONDS)))
+        for search in self._running:
+            if not search.job.done:
+                name = search.chosen.source.name
+                self._warn(f"the model read without what {name} finds for {search.sub_query_id}: it was too slow")
 
     @property
     def _done(self) -> list[SourceSearch]:
@@ -342,20 +421,27 @@ class MultiHopSearch:
         self._count(planning)
         plan, planned = self._outcome.plan, planning.plan
         plan.warnings, plan.classifications, plan.labels = planned.warnings, planned.classifications, planned.labels
-        for one in planned.sub_queries:
-            self._steps.planned[one.id] = one
-            if one.depends_on:
-                self._steps.waiting[one.id] = one
+        self._steps.plan(planned.sub_queries, planning.finds)
 
-    async def _follow(self) -> None:
-        """Search the steps that build on nothing, and then the others, as the answers they build on are read."""
-        steps, number = self._steps, 1
-        await self._search_steps(
-            [one for name, one in steps.planned.items() if name not in steps.searched and name not in steps.waiting], 1
-        )
-        while steps.waiting and number < self._limits.rounds and self._may_ask():
+    async def _follow(self, number: int) -> None:
+        """Search the steps that build on nothing, and then the others, as the answers they build on are read.
+
+        ``number`` is the first round. A revision's findings are read for every step that has no answer yet.
+        """
+        steps, revised = self._steps, self._outcome.revisions > 0
+        new = [
+            one
+            for name, one in steps.planned.items()
+            if name not in steps.waiting and not (steps.searches_of([name]) or steps.answers_of(name))
+        ]
+        await self._search_steps(new, number)
+        await self._search_ready(number)
+        last = self._limits.rounds + self._outcome.revisions
+        while (steps.waiting or revised) and number < last and self._may_ask():
+            to_read, revised = steps.to_read(every=revised), False
+            if not (to_read or steps.waiting):
+                break
             number += 1
-            to_read = steps.to_read()
             await self._wait_for(steps.searches_of(to_read))
             if number > 2 and self._brought_nothing_new(number - 1):  # noqa: PLR2004 (the first round is always news)
                 break
@@ -363,22 +449,24 @@ class MultiHopSearch:
                 break
             call = await self._read(to_read, number)
             self._count(call)
+            self._in_full |= call.in_full
             if call.error is not None:
                 self._warn(
                     "what the searches found could not be read; the rest is searched in the question's own words"
                 )
                 break
-            await self._search_ready(number, read=to_read)
+            await self._search_ready(number, read=[step for step in to_read if step not in steps.next])
         if steps.waiting:
             await self._search_rest(number)
 
-    async def _read(self, to_read: Sequence[str], number: int) -> ModelCall:
+    async def _read(self, to_read: Sequence[str], number: int) -> Reading:
         """Read what the steps found; their children's searches start as soon as answers are there."""
         steps = self._steps
         searches = steps.searches_of(to_read)
 
-        async def take(name: str, answers: list[Finding]) -> None:
-            self._take(name, answers)
+        async def take(name: str, read: StepAnswer) -> None:
+            self._take(name, read.findings)
+            await self._search_next(name, read, number)
             await self._search_ready(number)
             # with a further branch's answers, or corrected ones
             await self._search_steps(steps.started_children_of(name), number)
@@ -402,11 +490,23 @@ class MultiHopSearch:
         if name in self._steps.waiting:
             answers = [answer for answer in answers if answer.confidence is Confidence.STATED and answer.node_id]
             if answers:
-                step = self._steps.waiting.pop(name)
-                self._early += _searches_of_answers(step, answers, self._done, self._task.log)
+                del self._steps.waiting[name]
+                self._decide(f"{name} needed no search: a passage states its answer")
         if before := self._steps.take(name, answers):
             values = "; ".join(answer.value for answer in answers)
             self._warn(f"{name} was read again: {values}, not {'; '.join(answer.value for answer in before)}")
+
+    async def _search_next(self, name: str, read: StepAnswer, number: int) -> None:
+        """Search on for a step whose findings are only nearer to what it asks."""
+        steps = self._steps
+        served = [step for step in steps.planned if name in steps.searches_of([step])]
+        for step in served:
+            steps.next.pop(step, None)
+            if read.search and not steps.answers_of(step) and number < self._limits.rounds:
+                started = steps.searches_for(steps.planned[step], number, (), read.search)
+                if started:
+                    steps.next[step] = read.search
+                await self._search(started)
 
     async def _search_ready(self, number: int, read: Collection[str] = ()) -> None:
         """Search the waiting steps whose parents all have answers, or were read without one.
@@ -440,71 +540,97 @@ class MultiHopSearch:
 
     # -- gaps ------------------------------------------------------------------------------------------------------
 
-    async def _revise(self) -> None:
-        """Look for gaps in what was found, and search what is missing."""
+    async def _revised(self) -> bool:
+        """Look for gaps in what was found, and take the plan of what is missing; return whether there is one."""
         outcome, steps = self._outcome, self._steps
-        while outcome.revisions < self._limits.revisions and self._may_ask():
-            await self._wait_for(steps.searched)
-            last = outcome.rounds
-            if (last > 1 and self._brought_nothing_new(last)) or not self._may_ask():
-                return
-            outcome.revisions += 1
-            verdict = await self._judge()
-            self._count(verdict)
-            if verdict.error is not None or verdict.sufficient:
-                self._decide("the evidence is sufficient" if verdict.sufficient else "no verdict on the evidence")
-                return
-            for warning in verdict.warnings:
-                self._warn(warning)
-            added = self._added(verdict.proposals, last + 1)
-            if not added:
-                self._decide("something is missing, and no search for it was left")
-                return
-            self._decide(f"revised: {'; '.join(verdict.gaps) or 'something was missing'}")
-            await self._search(added)
+        if outcome.revisions >= self._limits.revisions or not self._may_ask():
+            return False
+        await self._wait_for(steps.searched)
+        last = outcome.rounds
+        if (last > 1 and self._brought_nothing_new(last)) or not self._may_ask():
+            return False
+        outcome.revisions += 1
+        verdict = await self._judge()
+        self._count(verdict)
+        if verdict.error is not None or verdict.sufficient:
+            self._decide("the evidence is sufficient" if verdict.sufficient else "no verdict on the evidence")
+            return False
+        for warning in verdict.warnings:
+            self._warn(warning)
+        plan = QueryPlan(sub_queries=[one.model_copy(deep=True) for one in steps.searched.values()])
+        known = {name: one for name, one in steps.planned.items() if one.origin is not SubQueryOrigin.QUESTION}
+        graph = PlanGraph(
+            plan, self._sources, self._limits, revision=outcome.revisions, steps=known, first_round=last + 1
+        )
+        further = [one for one in graph.add(verdict.proposals) if one.id in steps.searched]
+        graph.finish()
+        added = [one for one in graph.plan.sub_queries if one.id not in steps.searched]
+        for warning in graph.plan.warnings:
+            self._warn(warning)
+        if not (added or further):
+            self._decide("something is missing, and no search for it was left")
+            return False
+        self._decide(f"revised: {'; '.join(verdict.gaps) or 'something was missing'}")
+        steps.plan(added, graph.finds)
+        await self._search(further)  # known queries, at further sources
+        return True
 
     async def _judge(self) -> Verdict:
         """Ask whether anything is missing, with what was searched and found, one search a line."""
-        lines = []
-        for one in self._steps.searched.values():
-            values = "; ".join(answer.value for answer in self._steps.found.get(one.id, []))
-            lines.append(f"- {one.query} -> {values}" if values else f"- {one.query}")
-        return await look_for_gaps(
+        passages = await Call(sync=partial(self._passages, [*self._steps.searched][::-1]), what="choosing passages")
+        verdict = await look_for_gaps(
             self._model,
             self._task.scope.question,
-            "\n".join(lines),
-            await Call(sync=partial(self._passages, [*self._steps.searched][::-1]), what="choosing passages"),
+            "\n".join(self._account_of_searches(passages.refs())),
+            passages,
             self._sources,
             limit=self._limits.sub_queries,
             deadline=self._call_deadline,
             log=self._task.log,
         )
+        for ref in verdict.refs:
+            if (passage := passages.passages.get(ref)) is not None:
+                self._rests_on.append(passage.node.node_id)
+        return verdict
 
-    def _added(self, proposals: Sequence[Proposal], number: int) -> list[SubQuery]:
-        """Return the searches of a revision that are new, or go to further sources; the plan itself is not changed."""
-        prefix, searched = f"r{self._outcome.revisions}.", self._steps.searched
-        known = QueryPlan(sub_queries=[one.model_copy(deep=True) for one in searched.values()])
-        graph = PlanGraph(known, self._sources, self._limits, prefix=prefix)
-        added = []
-        for position, one in enumerate(graph.add(proposals), start=1):
-            change: dict[str, object] = {"wave": number, "origin": SubQueryOrigin.REVISION}
-            if one.id in searched:
-                change |= {"id": f"{prefix}again{position}", "filters": {}, "depends_on": []}
-                change |= {"part_of": None, "template": None}
-            added.append(one.model_copy(update=change))
-        return added
+    def _account_of_searches(self, refs: Mapping[str, int]) -> Iterator[str]:
+        """Yield what was searched and found, a search a line, and the steps that needed none."""
+        steps, nodes = self._steps, dict[str, int]()
+        for search in self._done:
+            nodes[search.sub_query.id] = nodes.get(search.sub_query.id, 0) + len(search.nodes)
+        early = {name: one.query for name, one in steps.planned.items() if not steps.searches_of([name])}
+        for name, query in ({name: one.query for name, one in steps.searched.items()} | early).items():
+            found = as_found(steps.found.get(name, []), refs)
+            nothing = "" if nodes.get(name) or name in early else "nothing was found"
+            yield f"- {name}: {query}" + (f" -> {found or nothing}" if found or nothing else "")
 
     # -- what both read and decide by --------------------------------------------------------------------------------
 
     def _passages(self, first: Sequence[str]) -> PassageSet:
-        """Return the best passages of all searches, those of some queries first."""
-        passages = PassageSet(min(max(1, MAX_PASSAGES // max(1, len(first))), PASSAGES_PER_QUERY))
+        """Return the passages that prove findings, in full, and the best of all searches, some queries' first."""
+        proof = {one.node_id for one in self._proof()}
+        share = min(max(1, MAX_PASSAGES // max(1, len(first))), PASSAGES_PER_QUERY)
+        passages = PassageSet(share, {*proof, *self._in_full})
         by_query: dict[str, list[SourceSearch]] = {name: [] for name in first}
         for search in self._done:
             by_query.setdefault(search.sub_query.id, []).append(search)
-        for searches in filter(None, by_query.values()):
-            passages.add(searches[0].sub_query.query, best_of(searches, self._task.fusion))
+        best = {
+            name: (found[0].sub_query.query, best_of(found, self._task.fusion))
+            for name, found in by_query.items()
+            if found
+        }
+        for query, candidates in best.values():
+            passages.add(query, candidates, only=proof)
+        for query, candidates in best.values():
+            passages.add(query, candidates)
         return passages
+
+    def _proof(self) -> list[Proof]:
+        """Return the passages behind the findings, in the chain's order, and behind verdicts."""
+        made: list[Proof] = []
+        for step in self._steps.chain():
+            made += [Proof(one.node_id, step.id, one.value) for one in step.findings if one.node_id is not None]
+        return [*made, *(Proof(node_id, "verdict") for node_id in self._rests_on)]
 
     def _brought_nothing_new(self, number: int) -> bool:
         """Return whether a round is a reason to stop: auto effort ends where one brings no new document."""
@@ -555,20 +681,11 @@ class MultiHopSearch:
         self._outcome.decision = "; ".join(part for part in (self._outcome.decision, text) if part)
 
     def _finished(self) -> PlanOutcome:
-        """Return the outcome, and put into the plan's record what came out after that was closed.
-
-        The passages that state what steps found count once more in their own searches; without their scores, which may
-        be of any list.
-        """
-        outcome, searches = self._outcome, self._done
+        """Return the outcome, and put into the plan's record what came out after that was closed."""
+        outcome = self._outcome
         outcome.plan.sub_queries = list(self._steps.searched.values())
         outcome.findings = [finding for found in self._steps.found.values() for finding in found]
-        stated = {(one.sub_query_id, one.node_id) for one in outcome.findings if one.confidence is Confidence.STATED}
-        for search in searches:
-            nodes = [NodeWithScore(node=n.node) for n in search.nodes if (search.sub_query.id, n.node_id) in stated]
-            if nodes:
-                search.lists = (*search.lists, NodeList("finding", nodes))
-        outcome.searches = [*searches, *self._early]
+        outcome.searches, outcome.chain, outcome.proof = self._done, self._steps.chain(), self._proof()
         warning = "; ".join(outcome.plan.warnings) or None
         for record in self._task.log.records:
             if isinstance(record, ModelQueryPlanningActivity) and record.purpose == "plan":
@@ -576,29 +693,3 @@ class MultiHopSearch:
                     self._task.log.amend(record, warning=warning)
                 break
         return outcome
-
-
-def _searches_of_answers(
-    step: SubQuery, answers: Sequence[Finding], searches: Sequence[SourceSearch], log: ActivityLog
-) -> Iterator[SourceSearch]:
-    """Yield the passages that answer a step without a search, so that they have a place in the evidence."""
-    node_ids = {answer.node_id for answer in answers}
-    for search in searches:
-        nodes = [node for node in search.nodes if node.node_id in node_ids]
-        if not nodes:
-            continue
-        node_ids -= {node.node_id for node in nodes}
-        name, count = search.source.name, len(nodes)
-        question = SubQuestionAnswerPair(sub_q=SubQuestion(sub_question=step.query, tool_name=name))
-        with log.record(
-            SourceActivity,
-            CBEventType.SUB_QUESTION,
-            {EventPayload.SUB_QUESTION: question},
-            type=search.source.kind,
-            knowledge_source_name=name,
-            sub_query_id=step.id,
-        ) as record:
-            note = f"not searched: answered by what {search.sub_query.id} found"
-            lane = SearchLane(kind="earlier", count=count, candidates=count, note=note)
-            log.close(record, outcome=Outcome.OK, count=count, candidates=count, lanes=[lane])
-        yield SourceSearch(step, search.source, record, (NodeList("earlier", nodes),))

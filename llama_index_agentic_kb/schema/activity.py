@@ -78,7 +78,9 @@ class Confidence(StrEnum):
     STATED = "stated"
     """A passage says it in so many words."""
     IMPLIED = "implied"
-    """It follows from the passages, or does not stand in the passage that was named for it."""
+    """The passages tie it together and nothing in them contradicts it, or its passage words it otherwise."""
+    PARTIAL = "partial"
+    """It is only nearer to what was asked: the town, where the county was asked."""
 
 
 class Finding(Model):
@@ -89,7 +91,7 @@ class Finding(Model):
     """The answer, qualified as a page's title would have it."""
     confidence: Confidence = Confidence.STATED
     node_id: str | None = None
-    """The passage that says it; None where it is unknown."""
+    """The passage that it was read in; None where it is unknown."""
     title: str | None = None
     """The title of its document."""
 

@@ -26,6 +26,7 @@ from llama_index_agentic_kb.planning.findings import (
     OpenSteps,
     PassageSet,
     ShownPassage,
+    StepAnswer,
     lines_in,
 )
 from llama_index_agentic_kb.planning.plan_graph import MAX_QUERY, Proposal, refers
@@ -167,14 +168,16 @@ def _cut(text: str, size: int) -> list[str]:
 def _reading() -> PassageSet:
     source = KnowledgeSource("docs", retriever=MemoryRetriever(["x"]), description="x")
     node = NodeWithScore(node=TextNode(text="Ada Lund was born in 1961 (Bergen).", metadata={"title": "Lund"}))
-    return PassageSet(1, 50, {1: ShownPassage(1, node, source, "Lund", "Ada Lund was born in 1961 (Bergen).")})
+    made = PassageSet()
+    made.passages[1] = ShownPassage(1, node, source, "Lund", "Ada Lund was born in 1961 (Bergen).")
+    return made
 
 
 def _findings(text: str) -> None:
     found: dict[str, list[Finding]] = {}
 
-    async def take(step: str, findings: list[Finding]) -> None:
-        found[step] = findings
+    async def take(step: str, read: StepAnswer) -> None:
+        found[step] = read.findings
 
     async def flow() -> None:
         intake = FindingsIntake(OpenSteps({"q1": "who", "q2": "when"}, {"q3": "where"}), _reading(), take, PLAIN)

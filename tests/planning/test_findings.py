@@ -15,7 +15,14 @@ from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.account import ActivityLog
 from llama_index_agentic_kb.errors import LLMError
 from llama_index_agentic_kb.llm import LanguageModel
-from llama_index_agentic_kb.planning.findings import MAX_REPLY, OpenSteps, PassageSet, ShownPassage, read_findings
+from llama_index_agentic_kb.planning.findings import (
+    MAX_REPLY,
+    OpenSteps,
+    PassageSet,
+    ShownPassage,
+    StepAnswer,
+    read_findings,
+)
 from llama_index_agentic_kb.planning.plan_graph import refers
 from llama_index_agentic_kb.planning.planner import ModelCall, PlanningModel
 from llama_index_agentic_kb.schema import Confidence, Finding, ModelQueryPlanningActivity, Outcome
@@ -28,11 +35,11 @@ WANTED = OpenSteps(
     {"q3": "Where was #q1 born?"},
     {"q0": [Finding(sub_query_id="q0", value="a film")]},
 )
-STATED, IMPLIED = Confidence.STATED, Confidence.IMPLIED
+STATED, IMPLIED, PARTIAL = Confidence.STATED, Confidence.IMPLIED, Confidence.PARTIAL
 
 
 def passages(*texts: str) -> PassageSet:
-    made = PassageSet(5, 100)
+    made = PassageSet()
     for ref, text in enumerate(texts or TEXTS, start=1):
         node = NodeWithScore(node=TextNode(id_=f"n{ref}", text=text, metadata={"title": f"Page {ref}"}))
         made.passages[ref] = ShownPassage(ref, node, SOURCE, f"Page {ref}", text)
@@ -64,8 +71,8 @@ class Read:
         assert isinstance(record, ModelQueryPlanningActivity)
         self.record = record
 
-    async def _take(self, step: str, answers: list[Finding]) -> None:
-        self.found.append((step, answers))
+    async def _take(self, step: str, read: StepAnswer) -> None:
+        self.found.append((step, read.findings))
 
     @property
     def values(self) -> dict[str, list[str]]:
@@ -125,20 +132,21 @@ def test_what_holds_no_answer_gives_none(said: str) -> None:
         ({"value": "James Cameron", "ref": "1"}, ("James Cameron", STATED, "n1")),
         ({"value": "James Cameron", "ref": 1, "confidence": None}, ("James Cameron", STATED, "n1")),
         ({"value": "James Cameron", "ref": 1, "confidence": "implied"}, ("James Cameron", IMPLIED, "n1")),
-        ({"value": "James Cameron", "ref": 2}, ("James Cameron", IMPLIED, None)),
+        ({"value": "James Cameron", "ref": 2}, ("James Cameron", IMPLIED, "n2")),
+        ({"value": "James", "ref": 1, "confidence": "partial"}, ("James", PARTIAL, "n1")),
         ({"value": "James Cameron", "ref": 77}, ("James Cameron", IMPLIED, None)),
         ({"value": "James Cameron", "ref": None}, ("James Cameron", IMPLIED, None)),
         ({"value": "James Cameron", "ref": 1e400}, ("James Cameron", IMPLIED, None)),
         ({"value": "James Cameron", "ref": {"a": []}}, ("James Cameron", IMPLIED, None)),
         ({"value": 1997, "ref": 2}, ("1997", STATED, "n2")),
-        ({"value": "Am", "ref": 1}, ("Am", IMPLIED, None)),
+        ({"value": "Am", "ref": 1}, ("Am", IMPLIED, "n1")),
         ("James\n Cameron", ("James Cameron", IMPLIED, None)),
     ],
 )
 def test_an_answer_is_stated_where_its_passage_says_it(
     answer: Any, finding: tuple[str, Confidence, str | None]
 ) -> None:
-    """Else it is implied, whatever the model calls it, and names no passage."""
+    """Else it is implied, whatever the model calls it; the passage that it was read in is named."""
     ((_, (found,)),) = Read(line("q1", answer)).found
     assert (found.value, found.confidence, found.node_id) == finding
     assert (found.title is None) == (found.node_id is None)

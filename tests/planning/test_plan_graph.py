@@ -13,7 +13,7 @@ from llama_index_agentic_kb.planning.plan_graph import (
     plain_plan,
     refers,
 )
-from llama_index_agentic_kb.schema import SubQuery
+from llama_index_agentic_kb.schema import SubQuery, SubQueryOrigin
 
 QUESTION = "Where was the director of Titanic born?"
 SOURCES = [PlannerSource("docs", ""), PlannerSource("wiki", "")]
@@ -158,12 +158,22 @@ def test_answers_are_put_in_their_place(template: str, answers: dict[str, str], 
     assert fill(template, answers) == text
 
 
-def test_other_ids_may_begin_otherwise() -> None:
-    """A revision's searches are told from the plan's."""
+def test_a_revision_builds_on_what_was_planned() -> None:
+    """Its searches have ids, origin and round of their own, and may build on one another and on earlier steps."""
     known = plain_plan(Scope(QUESTION), SOURCES)
-    known.sub_queries.append(SubQuery(id="q1", query="rain", sources=["docs"]))
-    made = PlanGraph(known, SOURCES, EffortLimits(), prefix="r1.")
-    ready = made.add([step("q1", "snow"), step("q2", "RAIN"), step("q3", "of #q1")])
+    rain = SubQuery(id="q1", query="rain", sources=["docs"])
+    known.sub_queries.append(rain)
+    made = PlanGraph(known, SOURCES, EffortLimits(sub_queries=9), revision=1, steps={"q1": rain}, first_round=3)
+    ready = made.add([step("r1", "snow"), step("r2", "RAIN"), step("r3", "of #q1"), step("r4", "on #r3", "r3")])
+    made.finish()
+    own = {one.id: one for one in made.plan.sub_queries[2:]}
+    assert [(one.template, one.depends_on, one.wave) for one in own.values()] == [
+        (None, [], 3),
+        ("of #q1", ["q1"], 3),
+        ("on #r1.2", ["r1.2"], 4),
+    ]
+    assert {one.origin for one in own.values()} == {SubQueryOrigin.REVISION}
+    assert own["r1.3"].query == "on of rain"
     assert [(one.id, one.query, one.sources) for one in ready] == [
         ("r1.1", "snow", ["docs", "wiki"]),
         ("q1", "rain", ["wiki"]),

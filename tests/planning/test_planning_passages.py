@@ -7,7 +7,7 @@ from llama_index.core.schema import NodeWithScore, TextNode
 
 from llama_index_agentic_kb import KnowledgeSource, interleave
 from llama_index_agentic_kb.evidence.candidates import best_of
-from llama_index_agentic_kb.planning.findings import MAX_PASSAGES, PassageSet
+from llama_index_agentic_kb.planning.findings import CUT, MAX_PASSAGES, PASSAGE_WORDS, PassageSet
 from llama_index_agentic_kb.schema import SourceActivity, SubQuery
 from llama_index_agentic_kb.sources.fan_out import SourceSearch
 from llama_index_agentic_kb.sources.search import NodeList
@@ -29,8 +29,8 @@ def lane(query: str, *lists: Sequence[NodeWithScore], number: int = 0) -> Source
     )
 
 
-def reading(*nodes: NodeWithScore, per_query: int = 5, words: int = 100, query: str = "x") -> PassageSet:
-    made = PassageSet(per_query, words)
+def reading(*nodes: NodeWithScore, per_query: int = 5, query: str = "x") -> PassageSet:
+    made = PassageSet(per_query)
     made.add(query, best_of([lane("q1", nodes)], interleave))
     return made
 
@@ -40,13 +40,13 @@ def test_passages_are_numbered_and_shown_once() -> None:
     a, b, c = node("a"), node("b"), node("c")
     made = reading(a, b, c, per_query=2)
     made.add("x", best_of([lane("q2", [b, c])], interleave))
-    assert [(ref, one.title) for ref, one in made.passages.items()] == [(1, "a"), (2, "b"), (3, "c")]
+    assert [(ref, one.title) for ref, one in made.passages.items()] == [(0, "a"), (1, "b"), (2, "c")]
     assert made.as_prompt().count("<passage ") == 3
 
 
 def test_no_prompt_has_too_many_passages() -> None:
     """Whatever the number of searches."""
-    made = PassageSet(20, 10)
+    made = PassageSet(20)
     for query in range(10):
         made.add("x", best_of([lane("q1", [node(f"{query}-{n}") for n in range(20)])], interleave))
     assert len(made.passages) == MAX_PASSAGES
@@ -55,9 +55,12 @@ def test_no_prompt_has_too_many_passages() -> None:
 def test_passages_are_cut_around_what_is_asked() -> None:
     """A long document is shown where it speaks of the query."""
     text = "Rain. " * 500 + "The keeper lives in Bergen now. " + "Snow. " * 500
-    (passage,) = reading(node("a", text), words=30, query="where does the keeper live").passages.values()
-    assert "lives in Bergen" in passage.content
-    assert len(passage.content.split()) <= 32
+    (passage,) = reading(node("a", text), query="where does the keeper live").passages.values()
+    assert "The keeper lives in Bergen now." in passage.content
+    assert passage.content.startswith("Rain. ")
+    assert passage.content.endswith(f"Snow. {CUT}")
+    assert passage.content.count(CUT) == 2
+    assert len(passage.content.split()) <= PASSAGE_WORDS + 2
 
 
 @pytest.mark.parametrize(
@@ -82,7 +85,7 @@ def test_passages_are_cut_around_what_is_asked() -> None:
 def test_what_a_passage_says(value: str, says: bool) -> None:
     """Whole words of it, or of its title; what only tells the value from others of its name is not asked for."""
     text = "Lee (Ann) was born in Columbia in 1985; 彼は東京に住む。"
-    (passage,) = reading(node("The Title", text), words=3).passages.values()
+    (passage,) = reading(node("The Title", text)).passages.values()
     assert passage.says(value) == says
 
 
@@ -95,7 +98,7 @@ def test_no_passage_leaves_its_block(hostile: str) -> None:
     odd = KnowledgeSource(f"docs {hostile}", retriever=MemoryRetriever([]))
     found = lane("q1", [NodeWithScore(node=TextNode(text=hostile, metadata={"title": hostile}))])
     found.source = odd
-    made = PassageSet(5, 100)
+    made = PassageSet()
     made.add("x", best_of([found], interleave))
     prompt = made.as_prompt()
     assert prompt.count("<passage ") == prompt.count("</passage>") == 1

@@ -200,12 +200,12 @@ def test_a_step_that_is_answered_already_is_not_searched() -> None:
     made = searched.search(QUESTION)
     assert "q2" not in queries_of(made)
     assert not any("James Cameron born" in query for query in searched.asked)
-    (told,) = [one for one in searches_of(made) if one.sub_query_id == "q2"]
-    assert told.lanes is not None
-    assert [(lane.kind, lane.count) for lane in told.lanes] == [("earlier", 1)]
-    assert "not searched" in (told.lanes[0].note or "")
+    assert "q2 needed no search: a passage states its answer" in (reasoning_of(made).decision or "")
     (titanic,) = [node for node in made.nodes if node.node_id == "Titanic"]
-    assert "q2" in titanic.node.metadata["agentic_kb"]["best_for"]
+    assert titanic.node.metadata["agentic_kb"]["proof"] == [
+        {"step": "q1", "finding": "James Cameron", "rank": 0},
+        {"step": "q2", "finding": "Kapuskasing", "rank": 1},
+    ]
     assert [one.value for one in made.findings] == ["Kapuskasing", "James Cameron"]
     assert reasoning_of(made).spent.sub_queries == 1  # type: ignore[union-attr]
 

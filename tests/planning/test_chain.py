@@ -1,0 +1,200 @@
+"""What was found reaches the answer: proof first, the chain in its prompts, a revision that is a plan."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from llama_index.core.schema import TextNode
+
+from llama_index_agentic_kb import AgenticRetriever, KnowledgeBase, KnowledgeSource
+from llama_index_agentic_kb.schema import Confidence, SubQueryOrigin
+from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM
+from tests.planning.conftest import KINDS, World, line, queries_of, reasoning_of, refs, steps
+
+QUESTION = "Which river crosses the birthplace of the director of Titanic?"
+NOISE = {f"River {n}": f"Which river? The river {n} crosses a birthplace." for n in range(12)}
+PAGES = {
+    **NOISE,
+    "Titanic": "Titanic is a film by James Cameron.",
+    "James Cameron": "James Cameron was born in Kapuskasing.",
+    "Kapuskasing": "Kapuskasing lies on the Kapuskasing River, which crosses it.",
+}
+PLAN = steps(
+    {"query": "Who directed Titanic?", "finds": "the director of Titanic"},
+    {"query": "Where was #q1 born?", "depends_on": ["q1"], "finds": "the birthplace of #q1"},
+    {"query": "Which river crosses #q2?", "depends_on": ["q2"], "finds": "the river of #q2"},
+)
+
+
+def first(prompt: str) -> str:
+    return line("q1", ("James Cameron", refs(prompt)["Titanic"]))
+
+
+def second(prompt: str) -> str:
+    return line("q2", ("Kapuskasing", refs(prompt)["James Cameron"]))
+
+
+def verdict(*queries: dict[str, Any], **fields: Any) -> str:
+    return json.dumps({"sufficient": False, "gaps": ["the river"], "sub_queries": queries, **fields})
+
+
+def world(**fields: Any) -> World:
+    return World(
+        **{"pages": PAGES, "plan": PLAN, "findings": [first, second], "source": {"similarity_top_k": 9}, **fields}
+    )
+
+
+def test_what_proves_the_chain_comes_first() -> None:
+    """Passages behind findings in the chain's order, then those of the verdict, whatever else was found."""
+
+    def sufficient(prompt: str) -> str:
+        found = refs(prompt)
+        return json.dumps({"sufficient": True, "refs": [found["Kapuskasing"], found["Titanic"], 99]})
+
+    made = world(revision=sufficient).search(QUESTION, similarity_top_k=4)
+    assert [node.node_id for node in made.nodes][:3] == ["Titanic", "James Cameron", "Kapuskasing"]
+    assert [node.metadata["agentic_kb"].get("proof") for node in made.nodes] == [
+        [{"step": "q1", "finding": "James Cameron", "rank": 0}, {"step": "verdict", "rank": 3}],
+        [{"step": "q2", "finding": "Kapuskasing", "rank": 1}],
+        [{"step": "verdict", "rank": 2}],
+        None,
+    ]
+
+
+def test_a_passage_that_says_nothing_new_comes_last() -> None:
+    """A near-duplicate of a page makes room for others; proof never does."""
+    long = "Titanic is a film by James Cameron, and it won eleven prizes in one night."
+    texts = {"Titanic": long, "copy": f"{long} Again.", "Snow": "Snow fell on the film.", "Rain": "Rain fell."}
+    searched = world(findings=[first, line("q2", "Kapuskasing")])
+    titles = {"copy": "Titanic"}
+    searched.memory = MemoryRetriever(
+        [TextNode(id_=name, text=text, metadata={"title": titles.get(name, name)}) for name, text in texts.items()],
+        similarity_top_k=9,
+    )
+    made = searched.search("Titanic, a film by James Cameron, and rain or snow?")
+    assert {node.node_id for node in made.nodes} == set(texts)
+    found = [node.node_id for node in made.nodes]
+    assert {found[0], found[-1]} == {"Titanic", "copy"}
+
+
+def test_the_chain_stands_in_the_verdicts_and_the_answers_prompts() -> None:
+    """Each step with value, confidence and reference; the passages that prove it are whole."""
+    asked: dict[str, list[str]] = {}
+    cameron = PAGES["James Cameron"] + " He made films." * 150
+
+    def say(messages: Any) -> str:
+        system, user = (str(message.content) for message in messages)
+        kind = next((name for start, name in KINDS.items() if system.startswith(start)), "answer")
+        asked.setdefault(kind, []).append(user)
+        replies = {"plan": PLAN, "revision": '{"sufficient": true}', "answer": "It is the river [ref_id:0]."}
+        reads = [first, second]
+        return reads[len(asked[kind]) - 1](user) if kind == "findings" else replies[kind]
+
+    world_ = world(pages={**PAGES, "James Cameron": cameron})
+    kb = KnowledgeBase([KnowledgeSource("docs", retriever=world_.memory)], llm=ScriptedLLM(say), effort="medium")
+    response = kb.retrieve(QUESTION)
+    (verdict_prompt,), (answer_prompt,) = asked["revision"], asked["answer"]
+    found = refs(verdict_prompt)
+    assert f"- q1: Who directed Titanic? -> James Cameron (stated, ref_id {found['Titanic']})" in verdict_prompt
+    assert (
+        f"- q2: Where was James Cameron born? -> Kapuskasing (stated, ref_id {found['James Cameron']})"
+        in verdict_prompt
+    )
+    assert verdict_prompt.count("He made films.") > 100
+    assert "- Who directed Titanic? -> James Cameron (stated, ref_id 0)" in answer_prompt
+    assert "- Where was James Cameron born? -> Kapuskasing (stated, ref_id 1)" in answer_prompt
+    assert answer_prompt.count("<found>") == answer_prompt.count("</found>") == 1
+    assert [reference.node_id for reference in response.references][:2] == ["Titanic", "James Cameron"]
+
+
+def test_a_revision_is_a_plan() -> None:
+    """Its searches build on one another and on earlier steps, and what they find is read."""
+    pages = {**PAGES, "Ontario": "Kapuskasing is a town in Ontario.", "Toronto": "Toronto is the capital of Ontario."}
+    revision = verdict(
+        {"id": "r1", "query": "province of #q2", "depends_on": ["q2"]},
+        {"id": "r2", "query": "capital of #r1", "depends_on": ["r1"]},
+    )
+
+    def third(prompt: str) -> str:
+        assert "r1.1: province of Kapuskasing" in prompt
+        return line("r1.1", ("Ontario", refs(prompt)["Ontario"]))
+
+    searched = world(pages=pages, revision=revision, findings=[first, second, third])
+    made = searched.search(QUESTION, limits={"rounds": 5})
+    queries = queries_of(made)
+    assert (queries["r1.1"], queries["r1.2"]) == ("province of Kapuskasing", "capital of Ontario")
+    assert {one.origin for one in made.plan.sub_queries[-2:]} == {SubQueryOrigin.REVISION}
+    assert [one.wave for one in made.plan.sub_queries[-2:]] == [4, 5]
+    assert searched.calls("revision") == 1
+    assert "Toronto" in {node.node_id for node in made.nodes}
+
+
+def test_known_values_are_put_into_what_is_not_known() -> None:
+    """A step without an answer passes its description on, with the values of its own parents."""
+    made = world(findings=[first, line("q2")]).search(QUESTION)
+    assert queries_of(made)["q3"] == "Which river crosses the birthplace of James Cameron?"
+
+
+def test_a_nearer_fact_is_searched_on() -> None:
+    """A partial answer is no answer: its own next search is made for the same step, which stays open."""
+    partial = {"value": "Cochrane", "ref": 0, "confidence": "partial"}
+    near = json.dumps({"step": "q2", "answers": [partial], "next": "town of Cochrane <b> where Cameron was born"})
+    searched = world(findings=[first, near, line("q2.1", "Kapuskasing")])
+    made = searched.search(QUESTION, limits={"rounds": 5})
+    queries = queries_of(made)
+    assert queries["q2.1"] == "town of Cochrane where Cameron was born"
+    assert queries["q3"] == "Which river crosses Kapuskasing?"
+    assert [one.confidence for one in made.findings] == [Confidence.STATED, Confidence.PARTIAL, Confidence.IMPLIED]
+    hopeless = world(findings=[first, line("q2", ("Cochrane", 0, "partial")), line("q2")]).search(QUESTION)
+    assert queries_of(hopeless)["q3"] == "Which river crosses the birthplace of James Cameron Cochrane?"
+
+
+def test_what_a_round_reads_does_not_depend_on_which_search_came_first() -> None:
+    """A search that no step needs is waited for; without it the account says what was not read."""
+    prompts = []
+    for latency in (0.0, 0.3):
+        searched = world()
+        slow = MemoryRetriever(["Titanic was directed somewhere."], latency=latency)
+        plan = json.loads(PLAN)
+        plan["sub_queries"][0]["sources"] = ["docs"]
+        searched.plan = json.dumps(plan)
+        sources = [KnowledgeSource("docs", retriever=searched.memory), KnowledgeSource("slow", retriever=slow)]
+        searched.search(QUESTION, sources=sources)
+        prompts.append(next(text.split("]", 1)[1] for kind, text in searched.prompts if kind == "findings"))
+    assert prompts[0].rpartition("[end of data")[0] == prompts[1].rpartition("[end of data")[0]
+
+
+def test_a_passage_is_shown_whole_where_the_model_asks() -> None:
+    """A passage that is cut where the answer may stand is read in full in the next round."""
+    long = "Titanic is a film. " + "It is long. " * 120 + "By the way, its maker was one Jim."
+
+    def ask(prompt: str) -> str:
+        assert "one Jim" not in prompt
+        return json.dumps({"step": "q1", "answers": [], "whole": [refs(prompt)["Titanic"]]})
+
+    searched = world(pages={**PAGES, "Titanic": long}, findings=[ask, line("q2", "x")])
+    searched.search(QUESTION)
+    second_prompt = [text for kind, text in searched.prompts if kind == "findings"][1]
+    assert "one Jim" in second_prompt
+
+
+def test_the_account_names_what_was_not_read() -> None:
+    """A source that hangs is not waited for long, and the plan's warnings say what is missing from the prompt."""
+    with MemoryRetriever(["x"], fault="hang", mode="async") as slow:
+        searched = world(findings=[first, second])
+        plan = json.loads(PLAN)
+        for step in plan["sub_queries"]:
+            step["sources"] = ["docs"]
+        searched.plan = json.dumps(plan)
+        sources = [KnowledgeSource("docs", retriever=searched.memory), KnowledgeSource("slow", retriever=slow)]
+        made = searched.search(QUESTION, sources=sources, limits={"revisions": 0, "search_seconds": 4})
+    assert "the model read without what slow finds for q0: it was too slow" in made.plan.warnings
+    assert reasoning_of(made).findings == made.findings
+
+
+def test_a_retriever_of_another_effort_has_no_proof() -> None:
+    """Without findings the evidence is the fused list, and says nothing of proof."""
+    searched = world()
+    retriever = AgenticRetriever([KnowledgeSource("docs", retriever=searched.memory)], effort="minimal")
+    assert all("proof" not in node.metadata["agentic_kb"] for node in retriever.retrieve(QUESTION))
