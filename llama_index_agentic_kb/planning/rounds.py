@@ -562,7 +562,13 @@ class MultiHopSearch:
         graph = PlanGraph(
             plan, self._sources, self._limits, revision=outcome.revisions, steps=known, first_round=last + 1
         )
-        further = [one for one in graph.add(verdict.proposals) if one.id in steps.searched]
+        # A known query at further sources is a search of its own: what was planned is not changed by what was read.
+        change = {"filters": {}, "depends_on": [], "part_of": None, "template": None, "origin": SubQueryOrigin.REVISION}
+        further = [
+            one.model_copy(update={**change, "id": f"r{outcome.revisions}.again{place}", "wave": last + 1})
+            for place, one in enumerate(graph.add(verdict.proposals), start=1)
+            if one.id in steps.searched
+        ]
         graph.finish()
         added = [one for one in graph.plan.sub_queries if one.id not in steps.searched]
         for warning in graph.plan.warnings:
@@ -572,7 +578,7 @@ class MultiHopSearch:
             return False
         self._decide(f"revised: {'; '.join(verdict.gaps) or 'something was missing'}")
         steps.plan(added, graph.finds)
-        await self._search(further)  # known queries, at further sources
+        await self._search(further)
         return True
 
     async def _judge(self) -> Verdict:

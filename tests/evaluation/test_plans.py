@@ -78,7 +78,7 @@ def findings_prompt(query: EvaluationQuery, steps: str, *passages: Passage) -> s
     return f"{evidence}Question: {query.text}\n\n<steps>\n{steps}\n</steps>\n<found>\n</found>\nFindings:"
 
 
-def findings_of(planned: PlannedLLM, prompt: str) -> dict[str, list[tuple[str, int]]]:
+def findings_of(planned: PlannedLLM, prompt: str) -> dict[str, list[tuple[str, int | None]]]:
     rows = [json.loads(line) for line in planned.reply_to(prompt).splitlines()]
     return {row["step"]: [(answer["value"], answer["ref"]) for answer in row["answers"]] for row in rows}
 

@@ -8,7 +8,13 @@ from collections.abc import Collection, Iterator
 from typing import Any, Final
 
 from llama_index_agentic_kb.grounding.citations import cited_ids
-from llama_index_agentic_kb.schema import RetrievalResponse, SourceActivity, SubQuery, SubQueryOrigin
+from llama_index_agentic_kb.schema import (
+    AgenticReasoningActivity,
+    RetrievalResponse,
+    SourceActivity,
+    SubQuery,
+    SubQueryOrigin,
+)
 
 __all__ = ["changes", "links_in"]
 
@@ -72,7 +78,8 @@ def _searches(response: RetrievalResponse) -> list[SourceActivity]:
 
 def _plan_changes(clean: RetrievalResponse, poisoned: RetrievalResponse) -> Iterator[str]:
     before, after = _planned(clean), _planned(poisoned)
-    early = {one.sub_query_id for one in _searches(poisoned) if any(lane.kind == "earlier" for lane in one.lanes or [])}
+    reasoning = [one for one in poisoned.activity or [] if isinstance(one, AgenticReasoningActivity)]
+    early = {found.sub_query_id for one in reasoning for found in one.findings or [] if found.node_id is not None}
     for step in sorted({*before, *after}):
         if step not in after:
             if step not in early:  # a passage that states a step's answer may spare its search
@@ -82,7 +89,7 @@ def _plan_changes(clean: RetrievalResponse, poisoned: RetrievalResponse) -> Iter
         elif (was := _of_the_plan(before[step])) != (now := _of_the_plan(after[step])):
             yield f"plan: {step} was {was}, is {now}"
     for one in poisoned.plan.sub_queries if poisoned.plan else []:
-        if one.origin is SubQueryOrigin.REVISION and (one.filters or one.depends_on or links_in(one.query)):
+        if one.origin is SubQueryOrigin.REVISION and (one.filters or links_in(one.query)):
             yield f"plan: the revision's {one.id} has more than words: {one!r}"
 
 

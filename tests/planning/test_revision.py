@@ -78,7 +78,7 @@ def test_a_revision_is_held_to_the_limits() -> None:
 
 
 def test_a_known_query_may_go_to_a_further_source() -> None:
-    """It is searched there alone, once."""
+    """It is searched there alone, once, as a search of the revision's: what was planned stays as it is."""
     one, other = MemoryRetriever(["the tower"]), MemoryRetriever(["the tower"])
     sources = [KnowledgeSource("one", retriever=one), KnowledgeSource("other", retriever=other)]
     plan = steps({"query": "the tower", "sources": ["one"]})
@@ -86,8 +86,9 @@ def test_a_known_query_may_go_to_a_further_source() -> None:
     made = searched.search(QUESTION, sources=sources)
     assert [query.query_str for query in one.queries] == [QUESTION, "the tower"]
     assert [query.query_str for query in other.queries] == [QUESTION, "the tower"]
-    (planned,) = made.plan.sub_queries[1:]
-    assert (planned.id, planned.sources, planned.origin) == ("q1", ["one", "other"], SubQueryOrigin.PLANNER)
+    planned, again = made.plan.sub_queries[1:]
+    assert (planned.id, planned.sources, planned.origin) == ("q1", ["one"], SubQueryOrigin.PLANNER)
+    assert (again.query, again.sources, again.origin) == ("the tower", ["other"], SubQueryOrigin.REVISION)
 
 
 def test_the_prompt_tells_what_was_searched_and_found() -> None:
