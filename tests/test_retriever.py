@@ -16,6 +16,7 @@ from llama_index_agentic_kb import (
     EffortLimits,
     KnowledgeSource,
     ReasoningEffort,
+    Resilience,
     RetrievalRequest,
     RetrieverOptions,
     interleave,
@@ -136,6 +137,19 @@ def test_each_query_is_embedded_once_for_all_sources() -> None:
     model._calls.clear()
     retriever.retrieve(QUESTION)
     assert sorted(text for _, (text,) in model.calls) == ["Apollo 11 rocket", QUESTION, "height of Saturn V"]
+
+
+def test_a_shared_embedding_has_the_time_of_the_request() -> None:
+    """A source whose search has little time is the first to want the vector; the other waits for it on."""
+    model = HashEmbedding()
+    own = index(ROCKETS, model)
+    impatient, patient = (
+        KnowledgeSource(name, retriever_factory=lambda f: own.as_retriever(filters=f), resilience=resilience)
+        for name, resilience in (("impatient", Resilience(timeout=0.1)), ("patient", Resilience()))
+    )
+    model.latency = 0.5
+    made = retrieval(AgenticRetriever([impatient, patient]))
+    assert [record.outcome for record in made.log.records[:2]] == ["timeout", "ok"]
 
 
 def test_similarity_top_k_is_the_number_of_nodes() -> None:

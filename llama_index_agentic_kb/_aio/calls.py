@@ -338,9 +338,9 @@ class Job(Generic[T]):
         return self.task.result()
 
 
-def start(work: Coroutine[Any, Any, T] | Call[T]) -> Job[T]:
-    """Start work beside its starter, in a copy of the context, and return its job at once."""
-    return Job(_current_scope().create_task(work.perform() if isinstance(work, Call) else work))
+def start(work: Coroutine[Any, Any, T] | Call[T], context: contextvars.Context | None = None) -> Job[T]:
+    """Start work beside its starter, in a copy of its context or in another one, and return its job at once."""
+    return Job(_current_scope().create_task(work.perform() if isinstance(work, Call) else work, context))
 
 
 async def wait(jobs: Sequence[Job[Any]], *, deadline: float | None = None, first: bool = False) -> None:

@@ -119,8 +119,8 @@ class AnswerEngine:
         answering = _Answering(self.engine, self.policy, query, instructions, deadline, streaming=streaming)
         with asked(self.engine.callback_manager, query.question, announced=True) as tell:
             await answering.go(history, observer)
-            if answering.answered is not None:
-                tell(answering.answered.llama_response)
+            if answering.answered is not None and (shown := answering.shown()) is not None:
+                tell(shown.llama_response)
         response = answering.response()
         if answering.state is not AnswerState.FAILED:
             try:
@@ -280,9 +280,18 @@ class _Answering:
     def _hook_deadline(self) -> float | None:
         return earliest(self.deadline, deadline_after(self.policy.seconds))
 
+    def shown(self) -> Answered | None:
+        """Return the account of the answer; one that is against a policy is nowhere in it."""
+        if self.retrieval is None:
+            return None
+        shown = None if _AGAINST_POLICY.intersection(self.skipped) else self.answered
+        shown = shown or Answered(self.retrieval, Synthesis(text=""))
+        shown.skipped = self.skipped
+        return shown
+
     def response(self) -> AnswerResponse:
         """Return what the query has come to."""
-        retrieval, answered = self.retrieval, self.answered
+        retrieval, answered, shown = self.retrieval, self.answered, self.shown()
         grounded = None if answered is None else answered.grounded
         answer = make_answer(
             self.query,
@@ -299,12 +308,8 @@ class _Answering:
             state=self.state,
         )
         response = AnswerResponse(answer=answer, missing=self.missing, warnings=self.warnings)
-        if retrieval is not None:
-            # An answer that is against a policy is nowhere in the account either.
-            shown = None if _AGAINST_POLICY.intersection(self.skipped) else answered
-            account = shown or Answered(retrieval, Synthesis(text=""))
-            account.skipped = self.skipped
-            response.account = account.response(include_activity=self.query.request.include_activity)
+        if retrieval is not None and shown is not None:
+            response.account = shown.response(include_activity=self.query.request.include_activity)
             response.missing += retrieval.missing
         return response
 

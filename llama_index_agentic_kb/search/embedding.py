@@ -8,6 +8,7 @@ kept from request to request in an ``EmbeddingCache``.
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import copy
 import itertools
 import threading
@@ -250,6 +251,8 @@ class QueryEmbeddings:
         self, manager: CallbackManager, *, deadline: float | None, cache: EmbeddingCache | None = SHARED_CACHE
     ) -> None:
         self._manager, self._deadline, self._cache = manager, deadline, cache
+        self._context = contextvars.copy_context()
+        """The request's: a search that is the first to want a vector has a deadline of its own in its context."""
         self._models: dict[int, tuple[BaseEmbedding, str | None]] = {}
         """Models and their identities by id; held here, so that no id is used again."""
         self._found: dict[tuple[int, str], Vector] = {}
@@ -279,7 +282,7 @@ class QueryEmbeddings:
                 self.cache_hits += 1
         for of_model, queries in batches.items():
             self.texts_embedded += len(queries)
-            job = start(self._embed(*self._models[of_model], queries))
+            job = start(self._embed(*self._models[of_model], queries), self._context.copy())
             for position, query in enumerate(queries):
                 self._jobs[of_model, query] = job, position
 

@@ -57,6 +57,9 @@ USUAL_FACTOR: Final = 2.0
 FIRST_FACTOR: Final = 3.0
 """What was never called before may have to load."""
 
+LOOK_SECONDS: Final = 0.05
+"""The least time after which is looked again, however short a grace is."""
+
 
 @dataclass(slots=True)
 class SourceSearch:
@@ -95,12 +98,14 @@ class RunningSearch:
         chosen: Where.
         progress: How far it has come.
         job: Ends with its ``SourceSearch``.
+        look: When it is looked at next; None where it has all its time.
     """
 
     sub_query_id: str
     chosen: SelectedSource
     progress: CallProgress
     job: Job[SourceSearch]
+    look: asyncio.TimerHandle | None = None
 
     @property
     def found_something(self) -> bool:
@@ -195,6 +200,7 @@ class FanOut:
             running.append(search)
             if len(self.selected) > 1 and chosen.source.resilience.grace is not None and not chosen.must_answer:
                 self._look_after(search.grace, search)
+                job.task.add_done_callback(partial(_look_no_more, search))
         return running
 
     @property
@@ -227,15 +233,14 @@ class FanOut:
 
     def _look_after(self, seconds: float, search: RunningSearch) -> None:
         """Look again whether a search is to be given up; no answer brings that forward."""
-        timer = asyncio.get_running_loop().call_later(seconds, self._look, search)
-        search.job.task.add_done_callback(lambda _: timer.cancel())
+        search.look = asyncio.get_running_loop().call_later(seconds, self._look, search)
 
     def _look(self, search: RunningSearch) -> None:
         if search.job.done:
             return
         now, until = time.monotonic(), self._waited_until(search)
         if until is None or until > now:
-            self._look_after(search.grace if until is None else until - now, search)
+            self._look_after(max(search.grace, LOOK_SECONDS) if until is None else until - now, search)
             return
         search.progress.given_up = (
             f"source {search.chosen.source.name!r} was still running {search.grace:.1f} s after the others had "
@@ -365,6 +370,11 @@ class FanOut:
             arguments=SearchArguments(search=sub_query.query, filter=chosen.filters_for(sub_query.filters.get(name))),
             warning=chosen.warning,
         )
+
+
+def _look_no_more(search: RunningSearch, _: object) -> None:
+    if search.look is not None:
+        search.look.cancel()
 
 
 def _lane(ranked: NodeList, source: str) -> SearchLane:

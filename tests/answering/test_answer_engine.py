@@ -9,6 +9,12 @@ from typing import Any
 
 import pytest
 from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.callbacks import CallbackManager, CBEventType, EventPayload, LlamaDebugHandler
+from llama_index.core.instrumentation.event_handlers import BaseEventHandler
+from llama_index.core.instrumentation.events import BaseEvent
+from llama_index.core.instrumentation.events.query import QueryEndEvent
+from llama_index_instrumentation import get_dispatcher
+from pydantic import PrivateAttr
 
 from llama_index_agentic_kb import (
     ConfigurationError,
@@ -319,6 +325,38 @@ def test_what_is_against_a_policy_is_not_answered(name: str, what: str) -> None:
     assert "110.6 m tall. Apollo" not in response.to_json()
     assert len(model.prompts) == (0 if what == "question" else 1)
     assert bool(answer.references) == (what == "answer")
+
+
+class Heard(BaseEventHandler):
+    """Keeps the responses that the dispatcher announces."""
+
+    _texts: list[str] = PrivateAttr(default_factory=list)
+
+    def handle(self, event: BaseEvent, **_kwargs: Any) -> None:
+        if isinstance(event, QueryEndEvent):
+            self._texts.append(f"{event.response} {event.response.metadata}")
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [(GOOD, "customerPolicyViolation"), (BAD, "lowGroundedAnswer")],
+    ids=["against a policy", "badly grounded"],
+)
+def test_a_withheld_answer_is_announced_as_such(answer: str, reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Callback handlers and the dispatcher's listeners see what the response shows."""
+    dispatcher, heard, callbacks = get_dispatcher(), Heard(), LlamaDebugHandler(print_trace_on_end=False)
+    monkeypatch.setattr(dispatcher, "event_handlers", [*dispatcher.event_handlers, heard])
+    policy = AnswerPolicy(answer=hook)
+    base(Model(answer), policy=policy, callback_manager=CallbackManager([callbacks])).answer(
+        QUESTION, filtering_level="low"
+    )
+    ((_, end),) = callbacks.get_event_pairs(CBEventType.QUERY)
+    response = (end.payload or {})[EventPayload.RESPONSE]
+    for told in [f"{response} {response.metadata}", *heard._texts]:
+        assert reason in told
+        assert "green" not in str(response)
+        assert "110.6 m tall. Apollo" not in told
+    assert len(heard._texts) == 1
 
 
 def test_a_streamed_answer_waits_for_the_policy() -> None:

@@ -19,6 +19,7 @@ from llama_index_agentic_kb._aio import arun, run
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import SourceActivity
+from llama_index_agentic_kb.sources.fan_out import FanOut
 from llama_index_agentic_kb.testing import MemoryRetriever
 
 LONG = 6.0
@@ -101,6 +102,16 @@ def test_without_evidence_there_is_time(native: bool) -> None:
     failed = KnowledgeSource("failed", retriever=MemoryRetriever(ANSWER, fault=ValueError("no")))
     made = retrieved(native, source("slow", 0.5, resilience=Resilience(straggler_grace=0.05)), nothing, failed)
     assert outcomes(made) == {"slow": "ok", "nothing": "empty", "failed": "error"}
+
+
+def test_a_grace_of_nothing_keeps_no_loop_busy(native: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While nothing speaks against a search, it is looked at now and then."""
+    looks: list[None] = []
+    look = FanOut._look
+    monkeypatch.setattr(FanOut, "_look", lambda self, search: (looks.append(None), look(self, search)))
+    made = retrieved(native, source("slow", 0.5, resilience=Resilience(straggler_grace=0)), source("nothing", texts=[]))
+    assert outcomes(made) == {"slow": "ok", "nothing": "empty"}
+    assert 0 < len(looks) < 500
 
 
 def test_a_single_source_has_all_its_time(native: bool) -> None:
