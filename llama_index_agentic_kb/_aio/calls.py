@@ -42,8 +42,22 @@ END: Final = _End.END
 Deliver: TypeAlias = Callable[[Any, "Exception | None"], None]
 """Takes a value, or an error."""
 
-_deadline: contextvars.ContextVar[float | None] = contextvars.ContextVar("agentic_kb_deadline", default=None)
 _emit: contextvars.ContextVar[Callable[[Any], None] | None] = contextvars.ContextVar("agentic_kb_emit", default=None)
+
+
+@dataclass(slots=True, eq=False)
+class _Bound:
+    """A deadline of a context; what outlives the work that it bounds, as a task of the user's may, has the outer one."""
+
+    deadline: float | None
+    outer: _Bound | None
+    over: bool = False
+
+    def end(self, *_: object) -> None:
+        self.over = True
+
+
+_bound: contextvars.ContextVar[_Bound | None] = contextvars.ContextVar("agentic_kb_bound", default=None)
 
 
 def deadline_after(seconds: float | None) -> float | None:
@@ -61,12 +75,18 @@ def call_deadline() -> float | None:
 
     Inside a leaf it is that of its call, for clients that take a timeout for each request.
     """
-    return _deadline.get()
+    bound = _bound.get()
+    while bound is not None and bound.over:
+        bound = bound.outer
+    return None if bound is None else bound.deadline
 
 
 def set_deadline(deadline: float | None) -> None:
-    """Bound all that is called from here on in this context, and what is started there; one can only be narrowed."""
-    _deadline.set(earliest(deadline, _deadline.get()))
+    """Bound what the current task calls and starts from here on, until it ends; a deadline can only be narrowed."""
+    bound = _Bound(earliest(deadline, call_deadline()), _bound.get())
+    _bound.set(bound)
+    if (task := asyncio.current_task()) is not None:
+        task.add_done_callback(bound.end)
 
 
 _scope: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("agentic_kb_scope", default=None)
@@ -172,13 +192,22 @@ class Call(Generic[T]):
         Raises:
             DeadlineExceededError: The deadline has passed, or passes before the function returns.
         """
-        deadline = earliest(self.deadline, _deadline.get())
+        deadline = earliest(self.deadline, call_deadline())
         if deadline is not None and time.monotonic() >= deadline:
             raise DeadlineExceededError(f"{self.what} was not begun: its deadline had passed")
         context, loop = contextvars.copy_context(), asyncio.get_running_loop()
-        context.run(_deadline.set, deadline)
-        answer: asyncio.Future[T] = loop.create_future()
-        abandon = self._begin(context, answer, partial(settle, answer), partial(call_soon, loop, settle, answer))
+        bound, answer = _Bound(deadline, _bound.get()), loop.create_future()
+        context.run(_bound.set, bound)
+
+        def deliver(value: T, error: Exception | None) -> None:
+            bound.end()
+            settle(answer, value, error)
+
+        def from_thread(value: T, error: Exception | None) -> None:
+            bound.end()
+            call_soon(loop, settle, answer, value, error)
+
+        abandon = self._begin(context, answer, deliver, from_thread)
         try:
             return await _until(answer, deadline, self.what)
         except (asyncio.CancelledError, DeadlineExceededError):
@@ -403,11 +432,12 @@ class Stream(Generic[T]):
         """Return the next item, or ``END``; asking again after the end returns ``END`` again.
 
         Raises:
-            DeadlineExceededError: No item came before the deadline. The stream is closed.
+            DeadlineExceededError: No item came before the deadline, or the context's. The stream is closed.
             Exception: What the stream raised.
         """
         if self.closed.is_set():
             return END
+        deadline = earliest(deadline, call_deadline())
         try:
             while not self._items:
                 self._waiter = asyncio.get_running_loop().create_future()

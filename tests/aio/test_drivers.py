@@ -17,12 +17,15 @@ from llama_index_agentic_kb._aio import (
     Job,
     WorkerPool,
     aiterate,
+    arun,
+    call_deadline,
     cancel,
     deadline_after,
     emit,
     gather,
     iterate,
     open_stream,
+    set_deadline,
     start,
     wait,
 )
@@ -123,6 +126,45 @@ def test_what_is_late_already_is_not_begun(driver: Driver, leaves: Leaves) -> No
 
     driver.run(flow())
     assert made == []
+
+
+@pytest.mark.parametrize("ended", [True, False], ids=["after the call", "while it runs"])
+async def test_what_outlives_a_call_is_not_bound_by_it(ended: bool) -> None:
+    """A task that a source's own code starts may use the library when the call's deadline has passed."""
+    release, tasks = asyncio.Event(), []
+
+    async def later() -> float | None:
+        await release.wait()
+        return call_deadline()
+
+    async def leaf() -> None:
+        tasks.append(asyncio.create_task(later()))
+        if not ended:
+            release.set()
+            await asyncio.wait(tasks)
+
+    async def search() -> None:
+        set_deadline(deadline_after(60))
+        await Call(native=leaf, deadline=deadline_after(30))
+
+    await arun(gather([search()]))
+    release.set()
+    assert (await tasks[0] is None) == ended
+
+
+def test_a_stream_has_the_time_of_its_task(driver: Driver) -> None:
+    """Reading an item is bounded by the context's deadline as a call is."""
+    release = threading.Event()
+
+    async def flow() -> None:
+        set_deadline(deadline_after(0.02))
+        with pytest.raises(DeadlineExceededError, match="the stream was still running"):
+            await open_stream(sync=lambda: iter([release.wait(10)]), what="the stream").next()
+
+    try:
+        driver.run(flow())
+    finally:
+        release.set()
 
 
 def test_a_call_of_nothing_is_refused(driver: Driver) -> None:

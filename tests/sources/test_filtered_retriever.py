@@ -1,8 +1,8 @@
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Sequence
-from contextvars import copy_context
 from typing import Any
 
 import pytest
@@ -52,10 +52,13 @@ def index_retriever(
 
 
 def _until(retriever: BaseRetriever, deadline: float) -> list[NodeWithScore]:
-    """Search in a context with a deadline."""
-    context = copy_context()
-    context.run(set_deadline, deadline)
-    return context.run(retriever.retrieve, "valve")
+    """Search in a task with a deadline."""
+
+    async def search() -> list[NodeWithScore]:
+        set_deadline(deadline)
+        return retriever.retrieve("valve")
+
+    return asyncio.run(search())
 
 
 def _retriever(index: VectorStoreIndex, filters: Condition, top_k: int) -> BaseRetriever:
