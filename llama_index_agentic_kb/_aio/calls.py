@@ -47,7 +47,7 @@ _emit: contextvars.ContextVar[Callable[[Any], None] | None] = contextvars.Contex
 
 @dataclass(slots=True, eq=False)
 class _Bound:
-    """A deadline of a context; what outlives the work that it bounds, as a task of the user's may, has the outer one."""
+    """A deadline of a context; what outlives the work that it bounds, as a user's own task may, has the outer one."""
 
     deadline: float | None
     outer: _Bound | None
