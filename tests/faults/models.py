@@ -23,7 +23,8 @@ from llama_index_agentic_kb.guard.resilience import RetryPolicy
 from llama_index_agentic_kb.llm.calls import calls_of
 from llama_index_agentic_kb.schema import ModelAnswerSynthesisActivity, ModelQueryPlanningActivity, Outcome
 from llama_index_agentic_kb.schema.answer import AnswerState
-from llama_index_agentic_kb.testing import LoopbackOpenAI, MemoryRetriever, Reply
+from llama_index_agentic_kb.testing import ChatRequest, LoopbackOpenAI, MemoryRetriever, Reply
+from llama_index_agentic_kb.testing.server import Connection
 from tests.faults.registry import fault
 from tests.faulty_server import Fault
 from tests.openai_embedding import OpenAIEmbedding
@@ -507,6 +508,16 @@ def page_as_stream() -> None:
 # -- embedding models ------------------------------------------------------------------------------------------------
 
 
+class ShortVectors:
+    """An embedding model with other weights: three numbers a text."""
+
+    def send(self, connection: Connection, request: ChatRequest | None) -> None:
+        """Answer for one text."""
+        usage = {"prompt_tokens": 1, "total_tokens": 1}
+        data = [{"object": "embedding", "index": 0, "embedding": [1.0, 0.0, 0.0]}]
+        connection.send_json({"object": "list", "data": data, "model": "other", "usage": usage})
+
+
 def _half_found(
     break_it: Callable[[LoopbackOpenAI], None], *, seconds: float = LATE
 ) -> tuple[RetrievalResponse, int, float]:
@@ -561,4 +572,4 @@ def embedding_unauthorized() -> None:
 
 @fault(EMBEDDING, "vectors of another dimension", "the other source's evidence, status 206, the source named")
 def embedding_garbage() -> None:
-    _half_found(lambda server: setattr(server, "dimensions", 3))
+    _half_found(lambda server: setattr(server, "embedding_fault", ShortVectors()))

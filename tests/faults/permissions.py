@@ -144,8 +144,8 @@ def evaluation_fails() -> None:
 
 @fault(AREA, "a planner that was taken over writes filters", "its OR, != and foreign tenants only narrow")
 def hostile_plan() -> None:
-    """The permissions' own fields are declared filterable."""
-    fields = {"tenant": FilterField("string"), "acl_public": FilterField("boolean"), "title": FilterField("string")}
+    """The tenant is declared filterable; whom documents are shared with can't be."""
+    fields = {"tenant": FilterField("string"), "title": FilterField("string")}
     for written in (
         "tenant eq 'beta'",
         "tenant eq 'beta' or tenant eq 'acme'",
@@ -163,13 +163,14 @@ def hostile_plan() -> None:
 @fault(AREA, "a caller's filter is an OR over everything", "it only narrows, at searches, counts and facets")
 def caller_or() -> None:
     """As OData and as a tree."""
-    everything = "tenant eq 'beta' or tenant eq 'acme' or acl_public eq true or acl_public eq false"
+    everything = "tenant eq 'beta' or tenant eq 'acme'"
     kb = base()
     assert shown(kb, filterAddOn=everything) == {"rain in acme"}
     assert kb.count("docs", filters=everything, principal=ALICE) == 1
     assert kb.facets("docs", "title", filters=everything, principal=MANAGER)["title"][0].count == 1
     trees = [{"key": "tenant", "value": tenant} for tenant in ("acme", "beta")]
     assert shown(kb, filters={"logic": "or", "filters": trees}) == {"rain in acme"}
+    refused(InvalidRequestError, lambda: shown(kb, filterAddOn=f"{everything} or acl_public eq false"), "acl_public")
 
 
 @fault(AREA, "'ne' on a key that documents lack", "rows without the key are nobody's find, though Chroma gives them")
