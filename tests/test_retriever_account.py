@@ -56,11 +56,10 @@ async def retrieved(way: str, **fields: Any) -> Retrieval:
     return made
 
 
-@pytest.mark.parametrize("way", ["sync", "async"])
-async def test_the_records_tell_one_story(way: str) -> None:
+async def test_the_records_tell_one_story() -> None:
     """Ids are places, stages follow one another, times are in order, and all counts add up."""
     made = await retrieved(
-        way, node_postprocessors=[SimilarityPostprocessor(similarity_cutoff=0.4)], similarity_top_k=3
+        "async", node_postprocessors=[SimilarityPostprocessor(similarity_cutoff=0.4)], similarity_top_k=3
     )
     records = made.log.records
     assert [record.id for record in records] == list(range(len(records)))

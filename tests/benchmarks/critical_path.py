@@ -177,13 +177,15 @@ class Bench:
         return walk
 
 
-def critical_path(runs: int, llm_seconds: float = 0.3, search_seconds: float = 0.05) -> list[Row]:
+def critical_path(
+    runs: int, llm_seconds: float = 0.3, search_seconds: float = 0.05, natives: Sequence[bool] = (True, False)
+) -> list[Row]:
     """Measure the four cases: sync and async, sources with and without native async."""
     nominal = (2 * llm_seconds + search_seconds) * 1000
     path = [QUESTION, "", QUESTION]
     rows = []
     with ModelServer(llm_seconds) as server:
-        for native in (True, False):
+        for native in natives:
             sources = "native async sources" if native else "sync-only sources"
             bench = Bench.build(server, native=native, latency=search_seconds)
             engines = {OURS: bench.ours(), **bench.engines(), **bench.engines(use_async=False)}

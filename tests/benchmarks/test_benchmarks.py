@@ -18,16 +18,14 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def path() -> dict[tuple[str, str], Row]:
-    return {(row.name, row.peer_name): row for row in critical_path(1, llm_seconds=0.03, search_seconds=0.005)}
+    rows = critical_path(1, llm_seconds=0.03, search_seconds=0.005, natives=(True,))
+    return {(row.name, row.peer_name): row for row in rows}
 
 
 @pytest.mark.parametrize("mode", ["sync", "async"])
-@pytest.mark.parametrize("sources", ["native async sources", "sync-only sources"])
-def test_four_sources_by_five_queries_cost_two_model_calls(
-    path: dict[tuple[str, str], Row], mode: str, sources: str
-) -> None:
+def test_four_sources_by_five_queries_cost_two_model_calls(path: dict[tuple[str, str], Row], mode: str) -> None:
     """Plan and answer are one call each, and each distinct query is embedded once; LlamaIndex's counts stand beside."""
-    case = f"critical_path/{mode}, {sources}"
+    case = f"critical_path/{mode}, native async sources"
     fusion, sub_questions = "QueryFusionRetriever + compact", "SubQuestionQueryEngine"
     calls = path[f"{case}/LLM calls", fusion], path[f"{case}/LLM calls", sub_questions]
     embedded = path[f"{case}/embedding calls", fusion], path[f"{case}/embedding calls", sub_questions]
