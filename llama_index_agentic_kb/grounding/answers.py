@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llama_index_agentic_kb.grounding.citations import MarkerFilter
+from llama_index_agentic_kb.grounding.own_citations import OwnCitations
 from llama_index_agentic_kb.guard.links import LinkFilter
 from llama_index_agentic_kb.guard.text import HiddenFilter
 
@@ -42,7 +43,7 @@ class CheckedText:
 
 
 class AnswerFilter:
-    """Passes an answer on piece by piece: ``HiddenFilter``, then ``MarkerFilter``, then ``LinkFilter``.
+    """Passes an answer on piece by piece: ``HiddenFilter``, ``OwnCitations``, ``MarkerFilter``, then ``LinkFilter``.
 
     However the text is cut into pieces, the same comes out.
 
@@ -52,23 +53,24 @@ class AnswerFilter:
 
     def __init__(self, rules: AnswerRules) -> None:
         self._hidden = HiddenFilter()
+        self._own = OwnCitations(rules.ref_ids)
         self._markers = MarkerFilter(rules.ref_ids)
         self._links = None if rules.addresses is None else LinkFilter(rules.addresses)
 
     def feed(self, delta: str) -> str:
         """Take a piece and return the text that can be emitted now."""
-        text = self._markers.feed(self._hidden.feed(delta))
+        text = self._markers.feed(self._own.feed(self._hidden.feed(delta)))
         return text if self._links is None else self._links.feed(text)
 
     def close(self) -> str:
         """Return what was held back."""
-        rest = self._markers.feed(self._hidden.close()) + self._markers.close()
+        rest = self._markers.feed(self._own.feed(self._hidden.close()) + self._own.close()) + self._markers.close()
         return rest if self._links is None else self._links.feed(rest) + self._links.close()
 
     def checked(self, text: str) -> CheckedText:
         """Return a text of this filter with what was taken out of it so far."""
         links = 0 if self._links is None else self._links.removed
-        return CheckedText(text, self._markers.removed, links, self._hidden.removed)
+        return CheckedText(text, self._markers.removed + self._own.removed, links, self._hidden.removed)
 
 
 def clean_answer(text: str, rules: AnswerRules) -> CheckedText:
