@@ -20,7 +20,7 @@ from llama_index_instrumentation import get_dispatcher
 from llama_index_agentic_kb._aio import Call, aiterate, arun, emitting, iterate, run
 from llama_index_agentic_kb.account import GuardedCallbacks
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError
-from llama_index_agentic_kb.guard.permissions import ConversationOwner, current_principal, set_principal
+from llama_index_agentic_kb.guard.permissions import current_principal, owner_of, set_principal
 from llama_index_agentic_kb.query_engine import AgenticQueryEngine
 from llama_index_agentic_kb.retriever import AgenticRetriever
 from llama_index_agentic_kb.schema import Message, OutputMode, ReasoningEffort, RetrievalRequest
@@ -67,7 +67,6 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         self._instructions = "\n".join(message.content or "" for message in systems)
         self._prefix = [message for message in prefix_messages if message.role is not MessageRole.SYSTEM]
         self._effort = ReasoningEffort.MINIMAL if skip_condense else None
-        self._owner = ConversationOwner()
 
     @classmethod
     def from_defaults(
@@ -156,9 +155,16 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         return StreamingAgentChatResponse(achat_stream=deltas, is_writing_to_memory=False, **sources)
 
     def reset(self) -> None:
-        """Forget the conversation."""
+        """Forget the conversation; an answer that is still being streamed is not remembered.
+
+        A memory that keeps something all the same (LlamaIndex's ``memory_blocks``) stays its owner's.
+
+        Raises:
+            DeniedError: It is another principal's.
+        """
+        owner_of(self.memory).claim(self.query_engine.retriever.resolve_principal())
         self.memory.reset()
-        self._owner.release()
+        owner_of(self.memory).end(forgotten=not getattr(self.memory, "memory_blocks", None))
 
     @property
     def _extracts(self) -> bool:
@@ -172,24 +178,24 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         Raises:
             DeniedError: The current principal is not the one that the conversation belongs to.
         """
-        self._owner.check(current_principal())
+        owner_of(self.memory).check(current_principal())
         return list(self.memory.get_all())
 
     # -- one turn --------------------------------------------------------------------------------------------------
 
     async def _chat(self, message: str | QueryBundle, history: Sequence[ChatMessage] | None) -> AgentChatResponse:
-        request = await self._request(message, history)
+        request, number = await self._request(message, history)
         answered = await self.query_engine.answer(request, instructions=self._instructions)
         response = answered.llama_response()
         text = _readable(str(response)) if self._extracts or answered.synthesis.is_extract else str(response)
-        await self._remember(text_of(message), text)
+        await self._remember(text_of(message), text, number)
         return AgentChatResponse(response=text, metadata=response.metadata, **_sources(message, response.source_nodes))
 
     async def _begin(
         self, message: str | QueryBundle, history: Sequence[ChatMessage] | None
     ) -> tuple[Coroutine[Any, Any, None], dict[str, Any]]:
         """Retrieve; return what emits the answer's deltas and remembers the turn, and the evidence."""
-        request = await self._request(message, history)
+        request, number = await self._request(message, history)
         work, nodes, _ = await self.query_engine.begin(request, instructions=self._instructions)
         text = ""
 
@@ -201,7 +207,7 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
 
         async def turn() -> None:
             await emitting(work(), delta)
-            await self._remember(text_of(message), text)
+            await self._remember(text_of(message), text, number)
 
         return turn(), _sources(message, nodes)
 
@@ -212,7 +218,7 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         if not message.strip():
             raise InvalidRequestError("message: the message is empty")
         principal = self.query_engine.retriever.resolve_principal()
-        self._owner.claim(principal)
+        number = owner_of(self.memory).claim(principal)
         set_principal(principal)  # a memory may be kept for one principal
         if chat_history is not None:
             history = list(chat_history)
@@ -221,9 +227,12 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         earlier = await Call(sync=read, native=aread, what="memory")
         question = ChatMessage(role=MessageRole.USER, content=message)
         request = conversation_request([*self._prefix, *earlier, question])
-        return request.model_copy(update={"retrieval_reasoning_effort": self._effort})
+        return request.model_copy(update={"retrieval_reasoning_effort": self._effort}), number
 
-    async def _remember(self, message: str, answer: str) -> None:
+    async def _remember(self, message: str, answer: str, number: int) -> None:
+        """Store a turn in its conversation; where that has ended meanwhile, it is not stored."""
+        if owner_of(self.memory).number != number:
+            return
         turn = [
             ChatMessage(role=MessageRole.USER, content=message),
             ChatMessage(role=MessageRole.ASSISTANT, content=answer),

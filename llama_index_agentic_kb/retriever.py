@@ -31,9 +31,9 @@ from llama_index_agentic_kb.evidence.gathering import EvidenceOptions, as_proces
 from llama_index_agentic_kb.evidence.provenance import references
 from llama_index_agentic_kb.guard.limits import DEFAULT_INPUT_LIMITS, InputLimits
 from llama_index_agentic_kb.guard.permissions import (
-    ConversationOwner,
     current_principal,
     merge_principals,
+    owner_of,
     set_principal,
 )
 from llama_index_agentic_kb.guard.resilience import RetryPolicy
@@ -220,7 +220,6 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             results_processing=as_processing(self.options.results_processing),
         )
         spotlighting = as_spotlighting(self.options.spotlighting)
-        self._owner = ConversationOwner()
         super().__init__(callback_manager=callback_manager)
         self.callback_manager = callback_manager
         self.llm = resolve_llm(llm)
@@ -338,7 +337,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         set_principal(principal)
         selected = select(self.sources, request, self.filters, calibrated=options.calibrated)
         if self.memory is not None:
-            self._owner.claim(principal)
+            owner_of(self.memory).claim(principal)
         memory, forgotten = await self._remember(request.question, budget.retrieval_share(0.25, MEMORY_SECONDS))
         asked = [request.max_output_documents, *(p.max_output_documents for p in request.knowledge_source_params)]
         cache = self.options.embedding_cache

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import pytest
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.chat_engine.types import ChatMode
-from llama_index.core.memory import ChatMemoryBuffer
+from llama_index.core.memory import BaseMemory, ChatMemoryBuffer
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
@@ -15,8 +15,10 @@ from llama_index_agentic_kb import (
     AgenticQueryEngine,
     AgenticRetriever,
     ConfigurationError,
+    DeniedError,
     KnowledgeBase,
     KnowledgeSource,
+    Principal,
     SynthesisError,
 )
 from llama_index_agentic_kb.testing import ChatRequest, LoopbackOpenAI, MemoryRetriever, Reply
@@ -162,3 +164,64 @@ async def test_without_a_model_a_chat_is_readable() -> None:
     assert "".join(chat.stream_chat("How tall was the Saturn V rocket?").response_gen) == text
     assert {message.content for message in chat.chat_history if message.role is MessageRole.ASSISTANT} == {text}
     assert str(await chat.achat("zzz")) == "Nothing was found."
+
+
+ALICE, BOB = Principal(user="alice"), Principal(user="bob")
+
+
+def speaking(principal: Principal | None, memory: BaseMemory, server: LoopbackOpenAI) -> AgenticChatEngine:
+    """A chat engine of one principal, over a memory."""
+    source = KnowledgeSource("docs", retriever=MemoryRetriever(TEXTS))
+    kb = KnowledgeBase([source], llm=server.llm(), effort="minimal", principal=principal)
+    chat = kb.as_chat_engine(memory=memory)
+    assert isinstance(chat, AgenticChatEngine)
+    return chat
+
+
+class Keeping(ChatMemoryBuffer):
+    """Has blocks that outlive a reset, as LlamaIndex's ``Memory`` has."""
+
+    memory_blocks: list[str] = ["what was said"]
+
+
+def test_a_conversation_is_its_memorys(server: LoopbackOpenAI) -> None:
+    """Whichever engine or retriever speaks in it, another principal is denied, resetting too; its owner may."""
+    memory = ChatMemoryBuffer.from_defaults()
+    speaking(ALICE, memory, server).chat("How tall was the Saturn V rocket?")
+    for other in (BOB, None):
+        theirs = speaking(other, memory, server)
+        for attempt in (lambda: theirs.chat("And?"), lambda: theirs.stream_chat("And?"), theirs.reset):  # noqa: B023
+            with pytest.raises(DeniedError):
+                attempt()
+        retriever = AgenticRetriever(
+            list(theirs.query_engine.retriever.sources.values()), memory=memory, principal=other
+        )
+        with pytest.raises(DeniedError):
+            retriever.retrieve("And?")
+    assert len(memory.get_all()) == 2
+    speaking(ALICE, memory, server).reset()
+    speaking(BOB, memory, server).chat("How tall was the Saturn V rocket?")
+    assert len(memory.get_all()) == 2
+
+
+def test_what_a_memory_keeps_stays_its_owners(server: LoopbackOpenAI) -> None:
+    """Long-term blocks outlive a reset, and so does whose they are."""
+    memory = Keeping.from_defaults()
+    alice = speaking(ALICE, memory, server)
+    alice.chat("How tall was the Saturn V rocket?")
+    alice.reset()
+    with pytest.raises(DeniedError):
+        speaking(BOB, memory, server).chat("What was said?")
+    alice.chat("And Apollo 11?")
+
+
+async def test_a_late_stream_is_not_the_next_owners(server: LoopbackOpenAI) -> None:
+    """One that is read after the reset is remembered by nobody."""
+    memory = ChatMemoryBuffer.from_defaults()
+    alice = speaking(ALICE, memory, server)
+    late, alate = alice.stream_chat("How tall was the Saturn V?"), await alice.astream_chat("And Apollo 11?")
+    alice.reset()
+    speaking(BOB, memory, server).chat("Which rocket?")
+    assert "".join(late.response_gen) == ANSWER
+    assert "".join([delta async for delta in alate.async_response_gen()]) == ANSWER
+    assert [message.content for message in memory.get_all()] == ["Which rocket?", ANSWER]

@@ -294,7 +294,12 @@ class SessionMemory(BaseMemory):
         await arun(self._set(messages))
 
     def reset(self) -> None:
-        """Begin a new session. The old one is kept: ``SessionStore.delete`` deletes sessions."""
+        """Begin a new session. The old one is kept: ``SessionStore.delete`` deletes sessions.
+
+        Raises:
+            DeniedError: It is reset on behalf of another principal.
+        """
+        self._speaker.check(current_principal())
         self._go_on_in(uuid.uuid4().hex, is_new=True, question=None)
 
     async def areset(self) -> None:

@@ -12,6 +12,7 @@ them: whom else a document is shared with is not for them (``Permissions.conceal
 from __future__ import annotations
 
 import re
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
@@ -290,10 +291,12 @@ class ConversationOwner:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._owner: _Person | None = None
+        self._owner: tuple[Any, ...] | None = None
+        self.number = 0
+        """How many conversations ended before the one under way."""
 
-    def claim(self, principal: Principal | None) -> None:
-        """Own the conversation, or go on in one's own.
+    def claim(self, principal: Principal | None) -> int:
+        """Own the conversation, or go on in one's own; return its number.
 
         Raises:
             DeniedError: It is another's.
@@ -302,6 +305,7 @@ class ConversationOwner:
             self._owner = self._owner or _who(principal)
             if self._owner != _who(principal):
                 raise DeniedError("the conversation is another principal's: make a chat engine, and a memory, for each")
+            return self.number
 
     def check(self, principal: Principal | None) -> None:
         """Raise unless a principal may read the conversation; who asks for nobody (None) may.
@@ -312,10 +316,24 @@ class ConversationOwner:
         if principal is not None and self._owner not in (None, _who(principal)):
             raise DeniedError("the conversation is another principal's")
 
-    def release(self) -> None:
-        """Forget the owner: nothing of the conversation is left."""
+    def end(self, *, forgotten: bool) -> None:
+        """End the conversation; the next one is anybody's where nothing of it is left, else the same owner's."""
         with self._lock:
-            self._owner = None
+            self.number += 1
+            self._owner = None if forgotten else self._owner
+
+
+_owners: dict[int, ConversationOwner] = {}
+_owners_lock: Final = Lock()
+
+
+def owner_of(memory: object) -> ConversationOwner:
+    """Return the owner of the conversation that a memory holds: one a memory, whatever speaks in it."""
+    with _owners_lock:
+        if id(memory) not in _owners:
+            _owners[id(memory)] = ConversationOwner()
+            weakref.finalize(memory, _owners.pop, id(memory), None)
+        return _owners[id(memory)]
 
 
 def _who(principal: Principal | None) -> _Person:

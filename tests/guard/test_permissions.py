@@ -392,7 +392,10 @@ def test_a_conversation_is_its_principals() -> None:
                 _ = chat.chat_history
     with pytest.raises(DeniedError, match=r"no principal was given|another principal's"):
         chat.chat("What was said?")
-    chat.reset()
+    with pytest.raises(DeniedError, match="another principal's"):
+        chat.reset()
+    with acting_as(ALICE):
+        chat.reset()
     with acting_as(BETA):
         assert "alice" not in str(chat.chat("rain"))
 
