@@ -32,6 +32,7 @@ MOST: Final = 20_000
 
 _KEPT: Final = frozenset("\n\t\u200c\u200d")  # the joiners: some scripts and emoji can't be written without them
 _MARKER: Final = re.compile(r"[ \t]{0,8}\[ref_id:([0-9]{1,9})\]")
+_PIECE: Final = re.compile(rf"\n|{_MARKER.pattern}")
 _WEB: Final = re.compile(r"https?://[^\s\"'<>\\^`{|}]+", re.IGNORECASE)
 _CAPITAL: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _TONES: Final = {"ok": "ok", "empty": "warn", "skipped": "warn", "timeout": "bad", "error": "bad", "denied": "bad"}
@@ -151,7 +152,7 @@ def _paragraphs(text: str, titles: Mapping[int, object]) -> list[list[tuple[str,
             continue
         pieces: list[tuple[str, int | None]] = []
         at, body = 0, paragraph.strip("\n")
-        for found in re.finditer(rf"\n|{_MARKER.pattern}", body):
+        for found in _PIECE.finditer(body):
             number = None if found[1] is None else int(found[1])
             if number is not None and number not in titles:
                 continue

@@ -213,7 +213,8 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
 
     async def _request(
         self, message: str | QueryBundle, chat_history: Sequence[ChatMessage] | None
-    ) -> RetrievalRequest:
+    ) -> tuple[RetrievalRequest, int]:
+        """Return the request of a message, and the number of the conversation that it belongs to."""
         message = text_of(message)
         if not message.strip():
             raise InvalidRequestError("message: the message is empty")

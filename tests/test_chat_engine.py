@@ -181,7 +181,7 @@ def speaking(principal: Principal | None, memory: BaseMemory, server: LoopbackOp
 class Keeping(ChatMemoryBuffer):
     """Has blocks that outlive a reset, as LlamaIndex's ``Memory`` has."""
 
-    memory_blocks: list[str] = ["what was said"]
+    memory_blocks: tuple[str, ...] = ("what was said",)
 
 
 def test_a_conversation_is_its_memorys(server: LoopbackOpenAI) -> None:

@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 
 from llama_index_agentic_kb.grounding.citations import cited_ids
 from llama_index_agentic_kb.grounding.features import EMOJI, is_negated, words
-from llama_index_agentic_kb.grounding.own_citations import OWN_CITATION
+from llama_index_agentic_kb.grounding.own_citations import CITATION
 from llama_index_agentic_kb.schema.grounding import Span
 from llama_index_agentic_kb.search.tokenizing import FUNCTION_WORDS, detect_language
 
@@ -75,7 +75,7 @@ _ROW_RULE: Final = re.compile(r"[ \t]*+\|?[ \t]*+:?-+:?[ \t]*+(?:\|[ \t]*+:?-+:?
 _QUOTED: Final = re.compile(r"[ \t]{0,3}>[ \t]?")
 _LEAD_IN: Final = re.compile(rf"[:：][*_]{{0,3}}(?:\s*{_MARKER})*$", re.IGNORECASE)
 _SIGNS: Final = re.compile(
-    rf"(?<!\s)\s*+{_MARKER}|{OWN_CITATION}|\s*+{EMOJI.pattern}|[*_`]{{2,3}}|(?<!\w)[*_`]|[*_`](?!\w)",
+    rf"(?<!\s)\s*+{_MARKER}|\s*+{EMOJI.pattern}|[*_`]{{2,3}}|(?<!\w)[*_`]|[*_`](?!\w)",
     re.IGNORECASE,
 )
 _MARKER_RUN: Final = re.compile(rf"{_MARKER}(?:\s{{0,8}}{_MARKER})*", re.IGNORECASE)
@@ -115,7 +115,7 @@ def plain_claim(text: str) -> str:
     rest = text[item.end() :] if item else text
     if _ROW.match(rest):
         rest = ", ".join(map(str.strip, rest.strip().strip("|").split("|")))
-    return " ".join(_SIGNS.sub("", rest).split())
+    return " ".join(_SIGNS.sub("", CITATION.sub("", rest)).split())
 
 
 def marked_parts(claim: Claim) -> list[Claim]:

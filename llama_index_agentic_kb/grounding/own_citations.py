@@ -14,12 +14,16 @@ from typing import Final
 
 _NUMBERS: Final = r"\d{1,2}(?:\s?[,;]\s?\d{1,2}){0,9}"
 _KIND: Final = r"(?:sources?|refs?|references?|docs?|documents?|passages?)[ .#:]{0,2}"
-OWN_CITATION: Final = (
+CITATION: Final = re.compile(
     r"(?<=[\w.!?,;:)\]】\"'”’%°*_])[ \t]?"  # noqa: RUF001 (typographic quotation marks)
-    rf"(?:\[\^?(?:{_KIND})?{_NUMBERS}\](?![(:])|【(?:{_KIND})?{_NUMBERS}[^】\n]{{0,20}}】|\({_NUMBERS}\)(?=[.!?\n]|$))"
+    rf"(?:\[\^?(?:{_KIND})?{_NUMBERS}\](?![(:])|【(?:{_KIND})?{_NUMBERS}[^】\n]{{0,20}}】"
+    rf"|\({_NUMBERS}\)(?=[.!?\n]|$))",
+    re.IGNORECASE,
 )
 """A citation, with the space before it, behind the words that it belongs to."""
-_CITATION: Final = re.compile(OWN_CITATION, re.IGNORECASE)
+_DIGITS: Final = re.compile(r"\d{1,2}")
+_REST: Final = re.compile(r"(?<=\d)[^\d,;\] ].*")
+"""What a server's own marks hold behind the number: ``【1†source】``."""
 _BEGUN: Final = re.compile(r"[ \t]?(?:\[[^\]\n]{0,60}\]?|【[^】\n]{0,60}】?|\([\d,; ]{0,40}\)?)?\Z")
 """The end of a text that may yet become a citation; at least the empty end."""
 
@@ -59,7 +63,7 @@ class OwnCitations:
 
     def _read(self, text: str, end: int) -> str:
         before, pieces, at = self._last, [], 0
-        for found in _CITATION.finditer(before + text):  # the character before decides
+        for found in CITATION.finditer(before + text):  # the character before decides
             start, stop = found.start() - len(before), found.end() - len(before)
             if stop > end or start < at:
                 break
@@ -77,7 +81,7 @@ class OwnCitations:
     def _marker(self, citation: str) -> str:
         """Return a citation as a marker; what it can't be read as is left out."""
         ids = []
-        for number in map(int, re.findall(r"\d{1,2}", re.sub(r"(?<=\d)[^\d,;\])].*", "", citation))):
+        for number in map(int, _DIGITS.findall(_REST.sub("", citation))):
             if self._base is None and (number in self._valid) != (number - 1 in self._valid):
                 self._base = 0 if number in self._valid else 1
             known = self._base is not None and number - self._base in self._valid
