@@ -186,7 +186,8 @@ class DocumentDatabase:
             ) from error
 
     def _connect(self) -> sqlite3.Connection:
-        return sqlite3.connect(self.path, timeout=self.timeout, isolation_level=None, check_same_thread=False)
+        uri = f"{self.path.absolute().as_uri()}?mode=rw"  # never made by accident, where it is gone
+        return sqlite3.connect(uri, uri=True, timeout=self.timeout, isolation_level=None, check_same_thread=False)
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
         connection.execute("PRAGMA journal_mode = WAL")

@@ -43,7 +43,7 @@ class StoredLexicalSearch:
         self._store = store
         self._source = source
         self._directory = directory / hashlib.sha256(source.encode("utf-8", "surrogatepass")).hexdigest()[:16]
-        self._lock = threading.RLock()
+        self._lock = threading.Lock()
         self._index: LexicalIndex | None = None
         self._in_memory = False
 

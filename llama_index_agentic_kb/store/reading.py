@@ -349,11 +349,13 @@ def parse(path: Path, max_bytes: int) -> _Parsed:
     """Return what a parser reads of a PDF, a .docx or a page; or why it can't."""
     parsers = {".pdf": _pdf, ".docx": _docx}
     try:
-        return parsers.get(path.suffix.lower(), _html)(path, max_bytes)
+        parsed = parsers.get(path.suffix.lower(), _html)(path, max_bytes)
+        check_size(sum(len(text) for text, _ in parsed["sections"]), max_bytes)
     except UnreadableError as error:
         return {"error": str(error)}
     except Exception as error:  # noqa: BLE001 (file parsers raise anything; the error is reported)
         return {"error": f"can't be read as {path.suffix.lower()}: {type(error).__name__}: {error}"}
+    return parsed
 
 
 def _pdf(path: Path, _: int) -> _Parsed:

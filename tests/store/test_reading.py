@@ -136,6 +136,10 @@ def test_pdf_and_docx_are_read(
     assert pdf.title == "Report"
     pages = [(section.text.strip(), section.metadata["page_label"]) for section in pdf.sections]
     assert pages == [("Saturn has rings.", "1"), ("Titan has lakes.", "2")]
+    with pytest.raises(
+        IngestionError, match=r"is too large: 2[0-9,]+ bytes, of at most 15,000"
+    ):  # however it is packed
+        reader.read(write_pdf(tmp_path / "long.pdf", ["Snow. " * 4_000]))
     memo = reader.read(write_docx(tmp_path / "memo.docx", "First.\nSecond."))
     assert (memo.title, [section.text for section in memo.sections]) == ("memo", ["First.\n\nSecond."])
 

@@ -201,17 +201,17 @@ def directory_of_other_release(directory: Path) -> None:
 
 _INGEST_AND_DIE = """
 import os, signal, sys
-from llama_index_agentic_kb.search.lexical import LexicalIndex
-from llama_index_agentic_kb.sources.lexical import lexical_for
 from llama_index_agentic_kb.store import KnowledgeStore, ingest
+from llama_index_agentic_kb.store.lexical import StoredLexicalSearch
 from llama_index_agentic_kb.testing import HashEmbedding
 
-made = LexicalIndex._document
-def die(self, document):
-    if "Bergen" in document.text:
-        os.kill(os.getpid(), signal.SIGKILL)
-    return made(self, document)
-LexicalIndex._document = die
+made = StoredLexicalSearch._documents
+def die(self, node_ids):
+    for document in made(self, node_ids):
+        if "Bergen" in document.text:
+            os.kill(os.getpid(), signal.SIGKILL)
+        yield document
+StoredLexicalSearch._documents = die
 ingest(sys.argv[1], KnowledgeStore.open(sys.argv[2], embed_model=HashEmbedding()))
 """
 
