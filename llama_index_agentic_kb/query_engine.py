@@ -652,7 +652,10 @@ class Answered:
     def response(self, *, include_activity: bool = True) -> RetrievalResponse:
         """Return the response object."""
         retrieval, text = self.retrieval, self.text
+        ledger = None if self.grounded is None else self.grounded.ledger
         shown = {reference.id for reference in retrieval.references if reference.source_data is not None}
+        if ledger is not None and len(shown) < len(retrieval.nodes):
+            ledger = ledger.quoting(shown)
         return RetrievalResponse(
             status_code=206 if any(part.outcome.failed for part in retrieval.missing) else 200,
             response=[Message.model_validate({"role": "assistant", "content": text})] if text else [],
@@ -660,7 +663,7 @@ class Answered:
             references=retrieval.references,
             missing=retrieval.missing,
             plan=retrieval.plan,
-            grounding=None if self.grounded is None else self.grounded.ledger.quoting(shown),
+            grounding=ledger,
             skipped_reasons=self.skipped,
         )
 

@@ -94,17 +94,22 @@ class Condition(Model):
         key, wants_list = without_surrogates(self.key), self.operator in _LISTS
         if key.startswith("$") or key in _RESERVED:
             raise ValueError(f"{key!r} is no field of a document: a name must not begin with '$', nor be a store's own")
-        values = [without_surrogates(value) if isinstance(value, str) else value for value in self.values]
+        values: list[Scalar] = []
+        for value in self.values:
+            if isinstance(value, str):
+                values.append(without_surrogates(value))
+            elif math.isfinite(value) if isinstance(value, float) else -_INT64 <= value < _INT64:
+                values.append(value)
         if wants_list != isinstance(self.value, list):
             reason = f"{self.operator.value} takes a {'list' if wants_list else 'scalar'}"
-        elif not values:
+        elif not self.values:
             reason = f"{self.operator.value} takes at least one value"
+        elif len(values) < len(self.values):
+            reason = "a number must be finite, a whole one within 64 bits"
         elif self.operator in _ALWAYS_TRUE and self.value is not True:
             reason = f"{self.operator.value} takes true"
         elif self.operator in _TEXT_MATCHES and not (isinstance(self.value, str) and self.value):
             reason = f"{self.operator.value} takes text"
-        elif not all(map(_is_storable, values)):
-            reason = "a number must be finite, a whole one within 64 bits"
         else:
             self.key, self.value = key, values if wants_list else values[0]
             return self
@@ -114,12 +119,6 @@ class Condition(Model):
     def values(self) -> list[Scalar]:
         """The value, or those of the list."""
         return self.value if isinstance(self.value, list) else [self.value]
-
-
-def _is_storable(value: Scalar) -> bool:
-    if isinstance(value, int):
-        return -_INT64 <= value < _INT64
-    return isinstance(value, str) or math.isfinite(value)
 
 
 class FilterGroup(Model):

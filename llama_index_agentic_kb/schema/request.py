@@ -267,15 +267,18 @@ class RetrievalRequest(_Sent):
 
     @model_validator(mode="before")
     @classmethod
-    def _as_sent(cls, data: object) -> object:
+    def _without_nulls(cls, data: object) -> object:
         """Azure's versions have two names for one size, and an SDK sends both: the newer wins."""
-        if not isinstance(data, dict):
-            return data
-        who = data.get("principal")
-        if who is not None and not isinstance(who, Principal):
-            raise ValueError("principal can't be sent in a request: the program that authenticated its caller sets it")
-        size = next((name for name in _SIZES if data.get(name) is not None), None)
-        return {name: value for name, value in data.items() if name == size or name not in _SIZES}
+        sent = super()._without_nulls(data)
+        if isinstance(sent, dict):
+            who = sent.get("principal")
+            if who is not None and not isinstance(who, Principal):
+                raise ValueError(
+                    "principal can't be sent in a request: the program that authenticated its caller sets it"
+                )
+            for name in [one for one in _SIZES if one in sent][1:]:
+                del sent[name]
+        return sent
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

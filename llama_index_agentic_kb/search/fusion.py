@@ -40,20 +40,12 @@ class Ranked(Generic[K]):
         keys: What was found, best first. A key that comes twice counts where it comes first.
         weight: How much the list counts beside others. Above 0; a list of weight 0 is left out.
         scores: One a key, higher is better; None where the list has none. Only fusions by score read them. One that
-            is no finite number counts as the list's lowest.
-
-    Raises:
-        ValueError: There are not as many scores as keys.
+            is no finite number counts as the list's lowest. Not as many as keys are a ``ValueError`` there.
     """
 
     keys: Sequence[K]
     weight: float = 1.0
     scores: Sequence[float] | None = None
-
-    def __post_init__(self) -> None:
-        """Check that there is one score a key."""
-        if self.scores is not None and len(self.scores) != len(self.keys):
-            raise ValueError(f"scores: there are {len(self.scores)} for {len(self.keys)} keys; expected one a key")
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,7 +157,7 @@ def with_coverage(
     down = others[len(others) - too_many :] if too_many < len(others) else others
     moved = {item.key for item in down}
     kept = [item for item in head if item.key not in moved]
-    return [*kept, *late, *down, *(item for item in tail if item.key not in bests)]
+    return [*kept, *late, *down, *[item for item in tail if item.key not in bests]]
 
 
 def _scaled(ranked: Ranked[K], scale: Callable[[Sequence[float]], list[float]]) -> list[float]:

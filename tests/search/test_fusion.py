@@ -136,10 +136,11 @@ def test_a_list_without_scores_counts_by_rank(fuse: Fuse) -> None:
     assert [item.score for item in fuse(ranked("abcd"))] == [1.0, 0.75, 0.5, 0.25]
 
 
-def test_scores_belong_to_keys() -> None:
+@pytest.mark.parametrize("fuse", BY_SCORE)
+def test_scores_belong_to_keys(fuse: Fuse) -> None:
     """As many scores as keys, or none."""
-    with pytest.raises(ValueError, match="there are 1 for 2 keys"):
-        Ranked("ab", scores=[1.0])
+    with pytest.raises(ValueError, match="shorter"):
+        fuse([Ranked("ab", scores=[1.0])])
 
 
 # -- coverage -------------------------------------------------------------------------------------------------------
