@@ -136,13 +136,17 @@ Flag: TypeAlias = Annotated[bool, Strict()]
 """A truth value: "yes" and 1 are none."""
 
 
+def _given(data: object) -> object:
+    return {name: value for name, value in data.items() if value is not None} if isinstance(data, dict) else data
+
+
 class _Sent(Model):
     """What a caller sends. Null is not given: it sets nothing, and removes no limit that another name of it set."""
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nulls(cls, data: object) -> object:
-        return {name: value for name, value in data.items() if value is not None} if isinstance(data, dict) else data
+    def _as_sent(cls, data: object) -> object:
+        return _given(data)
 
 
 class TextContent(_Sent):
@@ -267,9 +271,9 @@ class RetrievalRequest(_Sent):
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nulls(cls, data: object) -> object:
+    def _as_sent(cls, data: object) -> object:
         """Azure's versions have two names for one size, and an SDK sends both: the newer wins."""
-        sent = super()._without_nulls(data)
+        sent = _given(data)
         if isinstance(sent, dict):
             who = sent.get("principal")
             if who is not None and not isinstance(who, Principal):

@@ -75,7 +75,7 @@ class LexicalDocument(NamedTuple):
 
     node_id: str
     text: str
-    metadata: Mapping[str, Any]
+    metadata: Mapping[str, object]
 
 
 class LexicalHit(NamedTuple):
@@ -280,7 +280,7 @@ class _View:
     ) -> None:
         self.searcher, self.languages, self.mark = searcher, languages, mark
         self._schema = schema
-        self._values: dict[str, list[tuple[str, Any]] | None] = {}
+        self._values: dict[str, list[tuple[str, object]] | None] = {}
 
     def __len__(self) -> int:
         """How many documents there are, the commit's own note not counted."""
@@ -392,7 +392,7 @@ class _View:
         return tuple(term for term, value in known if passes({key: value}) or passes({key: [value]}))
 
 
-def _metadata_terms(metadata: Mapping[str, Any]) -> Iterator[str]:
+def _metadata_terms(metadata: Mapping[str, object]) -> Iterator[str]:
     """Yield a term for each value of comparable metadata, and for each item of a list."""
     for key, value in metadata.items():
         if isinstance(value, list) and value:

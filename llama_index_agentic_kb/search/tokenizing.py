@@ -23,9 +23,12 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Final
+from typing import TYPE_CHECKING, Final
 
 from llama_index_agentic_kb.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import tantivy
 
 ANALYSIS: Final = "1"
 """The version of the way from text to terms: an index of another version has other terms, and is made again."""
@@ -174,7 +177,7 @@ def _without_accents(text: str) -> str:
 
 
 @functools.cache
-def _stemmer(language: str) -> Any:
+def _stemmer(language: str) -> tantivy.TextAnalyzer:
     import tantivy  # noqa: PLC0415 (only lexical search needs it)
 
     builder = tantivy.TextAnalyzerBuilder(tantivy.Tokenizer.whitespace())
