@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Iterator
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import pytest
@@ -37,6 +34,7 @@ from llama_index_agentic_kb.schema import (
     SourceData,
     SourceParams,
 )
+from tests.wire.loopback import LoopbackGoogle
 
 BEGAN = datetime(2026, 1, 2, 3, 4, 5, 678000, tzinfo=UTC)
 ENDED = datetime(2026, 1, 2, 3, 4, 6, tzinfo=UTC)
@@ -258,51 +256,15 @@ def test_our_response_loads_as_the_sdks() -> None:
     assert sdk.KnowledgeBaseRetrievalResponse(RetrievalResponse().to_dict()).activity is None
 
 
-class Stub(ThreadingHTTPServer):
-    """Answers every retrieve with our JSON."""
-
-    daemon_threads = True
-    status = 200
-    bodies: list[Any]
-
-
-class Handler(BaseHTTPRequestHandler):
-    server: Stub
-
-    def do_POST(self) -> None:
-        self.server.bodies.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        body = RESPONSE.to_json().encode()
-        self.send_response(self.server.status)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *args: Any) -> None:
-        pass
-
-
-@pytest.fixture
-def stub() -> Iterator[Stub]:
-    """A loopback service."""
-    with Stub(("127.0.0.1", 0), Handler) as server:
-        server.bodies = []
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
-
-
 @pytest.mark.parametrize("status", [200, 206])
-def test_the_sdks_client_reads_our_answer(stub: Stub, status: int) -> None:
+def test_the_sdks_client_reads_our_answer(status: int) -> None:
     """The real client sends what we can load, and reads what we send, complete or partial."""
-    stub.status = status
-    url = f"http://127.0.0.1:{stub.server_port}"
-    with KnowledgeBaseRetrievalClient(url, AzureKeyCredential("k"), knowledge_base_name="kb") as client:
-        check(client.retrieve(request_of_the_sdk()))
-        ours = RetrievalRequest(intents=[Intent(search="a")])
-        check(client.retrieve(sdk.KnowledgeBaseRetrievalRequest(ours.to_dict())))
-    first, second = map(RetrievalRequest.parse, stub.bodies)
+    ours = RetrievalRequest(intents=[Intent(search="a")])
+    with LoopbackGoogle() as server:
+        server.status, server.body = status, RESPONSE.to_json().encode()
+        with KnowledgeBaseRetrievalClient(server.url, AzureKeyCredential("k"), knowledge_base_name="kb") as client:
+            check(client.retrieve(request_of_the_sdk()))
+            check(client.retrieve(sdk.KnowledgeBaseRetrievalRequest(ours.to_dict())))
+        first, second = (RetrievalRequest.parse(sent.body) for sent in server.requests)
     assert first == RetrievalRequest.parse(request_of_the_sdk())
     assert second == ours

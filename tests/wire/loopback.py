@@ -72,10 +72,15 @@ class LoopbackGoogle:
         """The last request."""
         return self.requests[-1]
 
+    @property
+    def url(self) -> str:
+        """Where it listens."""
+        return f"http://127.0.0.1:{self._server.port}"
+
     @contextmanager
     def client(self, name: str) -> Iterator[Any]:
         """One of Google's clients over REST, pointed here."""
-        options = ClientOptions(api_endpoint=f"http://127.0.0.1:{self._server.port}")
+        options = ClientOptions(api_endpoint=self.url)
         client = getattr(discoveryengine_v1, name)(
             transport="rest",
             credentials=AnonymousCredentials(),  # type: ignore[no-untyped-call]  # google-auth is half typed

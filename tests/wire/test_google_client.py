@@ -47,7 +47,7 @@ from llama_index_agentic_kb.wire.google_checks import (
     encode_check_grounding,
     encode_rank,
 )
-from llama_index_agentic_kb.wire.google_names import Parent, parse_answer_name, parse_parent, parse_session_name
+from llama_index_agentic_kb.wire.google_names import parse_answer_name, parse_parent, parse_session_name
 from llama_index_agentic_kb.wire.google_sessions import (
     decode_create_session,
     decode_list_sessions,
@@ -249,11 +249,3 @@ def test_errors_reach_the_client_as_what_they_are(
     assert "secret" not in str(unary.value)
     with pytest.raises(kind):
         list(answers.stream_answer_query(request))
-
-
-def test_all_three_parents_are_asked(google: LoopbackGoogle, answers: Any) -> None:
-    """The client's path of each kind of parent is read back."""
-    for config in CONFIGS:
-        answers.answer_query(g.AnswerQueryRequest(serving_config=config, query={"text": "?"}))
-        assert decode_answer_query(google.last.body, serving_config=google.last.resource).serving_config == config
-    assert Parent("p", "global", "d") == parse_parent("projects/p/locations/global/dataStores/d")

@@ -15,9 +15,7 @@ from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.schema import NodeRelationship, RelatedNodeInfo, TextNode
 
 from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, Principal, session_owner
-from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.errors import AgenticKBError
-from llama_index_agentic_kb.grounding import grounding_ledger, rank
 from llama_index_agentic_kb.schema.answer import Answer
 from llama_index_agentic_kb.store.sessions import SessionStore
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever, ScriptedLLM
@@ -27,12 +25,6 @@ from llama_index_agentic_kb.wire.google_answer import (
     encode_answer,
     encode_answer_response,
     encode_error,
-)
-from llama_index_agentic_kb.wire.google_checks import (
-    decode_check_grounding,
-    decode_rank,
-    encode_check_grounding,
-    encode_rank,
 )
 from llama_index_agentic_kb.wire.google_names import parse_answer_name, parse_serving_config, parse_session_name
 from llama_index_agentic_kb.wire.google_sessions import encode_session, wants_answer_details
@@ -255,41 +247,3 @@ def test_errors_of_the_way_reach_the_client(google: LoopbackGoogle, answers: Any
     google.status = 200
     with pytest.raises(exceptions.BadRequest, match=r"query\.text"):
         answers.answer_query(asking(" "))
-
-
-def test_a_check_of_grounding_is_made_for_the_client(google: LoopbackGoogle) -> None:
-    """From the client's request over our scorer to the claims that it reads, bytes and all."""
-
-    def served(sent: Recorded) -> bytes:
-        query = decode_check_grounding(sent.body, grounding_config=sent.resource)
-        return json.dumps(encode_check_grounding(query, run(grounding_ledger(query)))).encode()
-
-    google.service = served
-    text = "Größe zählt. The Saturn V rocket was 110.6 m tall. It was painted green."
-    name = "projects/p/locations/global/groundingConfigs/default_grounding_config"
-    facts = [g.GroundingFact(fact_text=one) for one in (APOLLO, SATURN)]
-    spec = g.CheckGroundingSpec(enable_claim_level_score=True)
-    with google.client("GroundedGenerationServiceClient") as client:
-        request = g.CheckGroundingRequest(
-            grounding_config=name, answer_candidate=text, facts=facts, grounding_spec=spec
-        )
-        got = client.check_grounding(request)
-    claims = {text.encode()[one.start_pos : one.end_pos].decode(): one for one in got.claims}
-    good, bad = claims["The Saturn V rocket was 110.6 m tall."], claims["It was painted green."]
-    assert [got.cited_chunks[index].source for index in good.citation_indices] == ["1"]
-    assert (good.score > 0.6, bad.score < 0.6, list(bad.citation_indices)) == (True, True, [])
-
-
-def test_records_are_ranked_for_the_client(google: LoopbackGoogle) -> None:
-    """Best first, as many as it asks for."""
-
-    def served(sent: Recorded) -> bytes:
-        query = decode_rank(sent.body, ranking_config=sent.resource)
-        return json.dumps(encode_rank(query, rank(query.query, query.records))).encode()
-
-    google.service = served
-    name = "projects/p/locations/global/rankingConfigs/default_ranking_config"
-    records = [g.RankingRecord(id="cat", content="A small cat."), g.RankingRecord(id="moon", title="Saturn V rocket")]
-    with google.client("RankServiceClient") as client:
-        got = client.rank(g.RankRequest(ranking_config=name, query="the rocket", records=records, top_n=1))
-    assert [one.id for one in got.records] == ["moon"]
