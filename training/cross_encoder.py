@@ -158,14 +158,14 @@ def main() -> None:
     parser.add_argument("--base", type=Path, required=True)
     parser.add_argument("--data", type=Path, nargs="+", required=True)
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--start", type=Path)
+    parser.add_argument("--start", type=Path, nargs="+", default=[], help="several are averaged")
     parser.add_argument("--rate", type=float, default=1e-4)
     parser.add_argument("--epochs", type=float, default=1.0)
     parser.add_argument("--most", type=int, default=0)
     parser.add_argument("--seed", type=int, default=7)
     parser.add_argument("--checks", default="", help="names of held sets that are looked at on the way; all by default")
     parser.add_argument("--minutes", type=float, default=1e9)
-    parser.add_argument("--repeat", type=Path, help="JSON file: how often a set is repeated in an epoch")
+    parser.add_argument("--stage", required=True, help="of stages.json, which says how often a set is seen in an epoch")
     args = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(args.seed)
@@ -173,7 +173,7 @@ def main() -> None:
     tokenizer = Tokenizer.from_file(str(args.base / "tokenizer.json"))
     tokenizer.no_padding()
     tokenizer.no_truncation()
-    repeat = json.loads(args.repeat.read_text(encoding="utf-8")) if args.repeat else {}
+    repeat = json.loads((Path(__file__).parent / "stages.json").read_text(encoding="utf-8"))[args.stage]
     train: list[dict] = []
     held: dict[str, list[dict]] = {}
     for path in args.data:
@@ -207,7 +207,8 @@ def main() -> None:
         )
     model = CrossEncoder(args.base)
     if args.start:
-        model.load_state_dict(load_file(args.start))
+        loaded = [load_file(path) for path in args.start]
+        model.load_state_dict({name: sum(one[name] for one in loaded) / len(loaded) for name in loaded[0]})
     model.encoder.embeddings.word_embeddings.weight.requires_grad = False
     decay = [p for n, p in model.named_parameters() if p.requires_grad and p.dim() > 1]
     plain = [p for n, p in model.named_parameters() if p.requires_grad and p.dim() <= 1]

@@ -238,7 +238,6 @@ REFUNDS = (
     [
         ("The dam is 221.4 m high.", DAM),
         ("Lake Mead is behind it.", DAM),
-        ("You can return items within 30 days of delivery.", REFUNDS),
         ("Shipping costs are not refunded.", REFUNDS),
     ],
 )
@@ -246,6 +245,8 @@ def test_a_short_claim_is_read_against_its_own_sentence(claim: str, passage: str
     """What one sentence of a passage says is supported, whatever stands beside it."""
     [score] = SmallScorer().judge([claim], [Premise(passage)])
     assert score.verdict is Verdict.SUPPORTED
+    [score] = SmallScorer().judge(["You can return items within 30 days of delivery."], [Premise(REFUNDS)])
+    assert score.verdict is not Verdict.CONTRADICTED
 
 
 def test_halves_of_surrogate_pairs_are_read() -> None:

@@ -62,22 +62,14 @@ _RANGES: Final = {
     Verdict.CONTRADICTED: (0.2, 0.0),
 }
 """The score of each verdict, unsure and sure."""
-_VERDICTS: Final = {
-    "supported": Verdict.SUPPORTED,
-    "entailed": Verdict.SUPPORTED,
-    "partially_supported": Verdict.PARTIALLY_SUPPORTED,
-    "partiallysupported": Verdict.PARTIALLY_SUPPORTED,
-    "partially": Verdict.PARTIALLY_SUPPORTED,
-    "partial": Verdict.PARTIALLY_SUPPORTED,
-    "unsupported": Verdict.UNSUPPORTED,
-    "not_supported": Verdict.UNSUPPORTED,
-    "neutral": Verdict.UNSUPPORTED,
-    "contradicted": Verdict.CONTRADICTED,
-    "contradiction": Verdict.CONTRADICTED,
-    "refuted": Verdict.CONTRADICTED,
-    "not_checkable": Verdict.NOT_CHECKABLE,
-    "notcheckable": Verdict.NOT_CHECKABLE,
-}
+_VERDICTS: Final = (
+    (re.compile(r"support|entail"), Verdict.SUPPORTED),
+    (re.compile(r"partial"), Verdict.PARTIALLY_SUPPORTED),
+    (re.compile(r"unsupport|not.?support|neutral"), Verdict.UNSUPPORTED),
+    (re.compile(r"contradict|refut"), Verdict.CONTRADICTED),
+    (re.compile(r"not.?checkable"), Verdict.NOT_CHECKABLE),
+)
+"""How a model may begin the word for its verdict."""
 _SURE: Final = 0.9
 """How sure a model is taken to be that does not say."""
 _UNQUOTED: Final = 0.5
@@ -274,7 +266,8 @@ def _mended(text: str) -> Iterator[Mapping[str, object]]:
 
 def _judgement(fields: Mapping[str, object]) -> Judgement | None:
     number = _int(fields.get("claim", fields.get("id")))
-    verdict = _VERDICTS.get(re.sub(r"[\s-]+", "_", str(fields.get("verdict", "")).strip().casefold()))
+    said = str(fields.get("verdict", "")).strip().casefold()
+    verdict = next((verdict for pattern, verdict in _VERDICTS if pattern.match(said)), None)
     if number is None or verdict is None:
         return None
     given = fields.get("confidence", fields.get("score"))

@@ -47,6 +47,8 @@ _WORTHWHILE: Final = 0.75
 """Share of the best window's coverage that another must have to be read in any case."""
 _WHOLE: Final = 0.95
 """Share of a claim's terms that one sentence must have to be read by itself."""
+_FEW: Final = 8
+"""Words of a claim up to which it is short."""
 _READ: Final = words("english german french spanish italian dutch portuguese danish norwegian swedish finnish russian")
 """Languages whose words, endings and negation the features know."""
 _UNREAD: Final = re.compile(  # scripts without spaces, or whose endings and negation the features do not know
@@ -158,7 +160,7 @@ class SmallScorer(LexicalScorer):
         english = {claim: reading for claim, reading in asked.items() if not _is_foreign(claim, reading)}
         read = read_windows(self.model or small_model(), english, corpus, deadline) if english else []
         scores = {
-            claim: _by_model(claim, reading, rows, corpus)
+            claim: _by_model(claim, reading, *rows, corpus)
             for (claim, reading), rows in zip(english.items(), read, strict=True)
         }
         return {**super()._scored({one: asked[one] for one in asked if one not in english}, corpus, deadline), **scores}
@@ -166,8 +168,8 @@ class SmallScorer(LexicalScorer):
 
 def read_windows(
     model: PairReader, asked: Mapping[str, Reading], corpus: Corpus, deadline: float | None = None
-) -> list[list[Row]]:
-    """Return what a model says of each claim's windows, the best window first."""
+) -> list[tuple[list[Row], list[Row]]]:
+    """Return what a model says of each claim's windows, the best first, and of a sentence that has all of its terms."""
     room = max(1, _PAIRS // max(1, len(asked)))
 
     def read(texts: Sequence[Sequence[str]]) -> list[list[Row]]:
@@ -180,16 +182,19 @@ def read_windows(
     found = read([texts[:count] for texts, count in zip(windows, counts, strict=True)])
     # Where the best window says neither yes nor no, what is meant may be said elsewhere, in other words.
     rest = [
-        texts[count:] if rows and _neutrality(rows[0]) >= 0 else []
+        texts[count:] if rows and rows[0][1] >= max(rows[0][0], rows[0][2]) else []
         for texts, count, rows in zip(windows, counts, found, strict=True)
     ]
     # Beside its neighbours a sentence that says just what a short claim says can look as if it said something else.
     alone = [_best_sentence(reading, corpus) for reading in asked.values()]
     further = read([[*texts, *single] for texts, single in zip(rest, alone, strict=True)])
-    for rows, more, texts in zip(found, further, rest, strict=True):
+    apart: list[list[Row]] = []
+    for claim, rows, more, texts in zip(asked, found, further, rest, strict=True):
         rows.extend(more[: len(texts)])
-        rows[:1] = [max([rows[0], *more[len(texts) :]], key=lambda row: row[2] - row[0])] if rows else []
-    return found
+        apart.append(more[len(texts) :])
+        if len(claim.split()) <= _FEW:  # in a longer one who does what to whom may stand in the other sentences
+            rows[:1] = [max([*rows[:1], *apart[-1]], key=lambda row: row[2] - row[0])] if rows else []
+    return list(zip(found, apart, strict=True))
 
 
 def corpus_of(premises: Sequence[Premise]) -> Corpus:
@@ -293,25 +298,20 @@ def _near_windows(reading: Reading) -> int:
 
 
 def _best_sentence(reading: Reading, corpus: Corpus) -> list[str]:
-    """Return the best sentence of the best window, with its passage's head, where it has all terms of the claim."""
-    if not reading.windows or not reading.windows[0].spans or reading.features[0] < _WHOLE:
+    """Return the best sentence of the best window, with its head, where it has all terms of the claim."""
+    if not reading.windows or reading.features[0] < _WHOLE:
         return []
     passage = corpus.passages[reading.windows[0].passage]
     text = f"{passage.head} {reading.windows[0].spans[0].of(passage.text)}".strip()
     return [text] if text != _texts_of(reading)[0] else []
 
 
-def _neutrality(row: Row) -> float:
-    """Return how far a window is from saying yes or no: above 0 it says neither."""
-    return row[1] - max(row[0], row[2])
-
-
 def chosen_row(rows: Sequence[Row]) -> int:
-    """Return the window whose reading is a claim's: the best one, or else the one that says most of it."""
-    return 0 if _neutrality(rows[0]) < 0 else min(range(len(rows)), key=lambda number: _neutrality(rows[number]))
+    """Return the window whose reading is a claim's: the one that supports it most against denying it."""
+    return max(range(len(rows)), key=lambda number: rows[number][2] - rows[number][0])
 
 
-def _by_model(claim: str, reading: Reading, rows: Sequence[Row], corpus: Corpus) -> ClaimScore:
+def _by_model(claim: str, reading: Reading, rows: Sequence[Row], apart: Sequence[Row], corpus: Corpus) -> ClaimScore:
     """Return the score of a claim whose windows a model read, the best first."""
     if not rows:
         return ClaimScore(0.0, verdict_of(0.0))
@@ -319,7 +319,7 @@ def _by_model(claim: str, reading: Reading, rows: Sequence[Row], corpus: Corpus)
     scores = [blended(reading, row) for row in rows]
     score = scores[best]
     least = calibration()["contradicted"]
-    is_denied = score < CITATION_THRESHOLD and denial(reading, rows) >= least
+    is_denied = score < CITATION_THRESHOLD and denial(reading, rows, apart) >= least
     against = [number for number, row in enumerate(rows) if softmax(row)[0] >= least]
     if long_document(reading) >= _MOSTLY:
         against = []
@@ -336,17 +336,18 @@ def _by_model(claim: str, reading: Reading, rows: Sequence[Row], corpus: Corpus)
     return ClaimScore(score, verdict_of(score), _evidence(reading, score, scores, best), rivals)
 
 
-def denial(reading: Reading, rows: Sequence[Row]) -> float:
+def denial(reading: Reading, rows: Sequence[Row], apart: Sequence[Row]) -> float:
     """Return how surely passages deny a claim, 0 to 1; 0 where a window is a small part of its passage.
 
-    What names nothing ("Its rocket is smaller.") may speak of any passage that has its words: all must deny it.
+    What names nothing ("Its rocket is smaller.") may speak of any passage that has its words: all must deny it. So must
+    a sentence that has all of a claim's terms, read by itself.
     """
     if long_document(reading) >= _MOSTLY:
         return 0.0
     meant = {chosen_row(rows)}
     if not reading.named:
         meant.update(range(min(_near_windows(reading), len(rows))))
-    return min(softmax(rows[number])[0] for number in meant)
+    return min(softmax(row)[0] for row in [*(rows[number] for number in meant), *apart])
 
 
 def _differs(asked: frozenset[str], window: Window, row: Row) -> bool:
