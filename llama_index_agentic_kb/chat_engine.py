@@ -187,7 +187,7 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         request, number = await self._request(message, history)
         answered = await self.query_engine.answer(request, instructions=self._instructions)
         response = answered.llama_response()
-        text = _readable(str(response)) if self._extracts or answered.synthesis.is_extract else str(response)
+        text = _readable(answered.text) if self._extracts or answered.synthesis.is_extract else str(response)
         await self._remember(text_of(message), text, number)
         return AgentChatResponse(response=text, metadata=response.metadata, **_sources(message, response.source_nodes))
 
@@ -256,7 +256,9 @@ def text_of(message: str | QueryBundle) -> str:
 
 
 def _readable(extracts: str) -> str:
-    """Return extracted data as text to read, each extract with its marker."""
+    """Return extracted data as text to read, each extract with its marker; of an empty text, why there is none."""
+    if not extracts:
+        return "The answer was not there in time. The sources are listed."
     items = json.loads(extracts)
     texts = [f"{item['title']} [ref_id:{item['ref_id']}]\n{item['content']}" for item in items]
     return "\n\n".join(texts) or "Nothing was found."

@@ -39,7 +39,7 @@ class RetrieverArguments(TypedDict, total=False):
     effort: ReasoningEffort | str
     similarity_top_k: int | None
     filters: FilterLike
-    node_postprocessors: Sequence[BaseNodePostprocessor]
+    node_postprocessors: Sequence[BaseNodePostprocessor] | None
     reranker: Reranker | BaseNodePostprocessor | None
     memory: BaseMemory | None
     principal: Principal | None

@@ -116,7 +116,7 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         similarity_top_k: int | None = None,
         filters: FilterLike = None,
         reranker: Reranker | BaseNodePostprocessor | None = None,
-        node_postprocessors: Sequence[BaseNodePostprocessor] = (),
+        node_postprocessors: Sequence[BaseNodePostprocessor] | None = (),
         principal: Principal | None = None,
         callback_manager: CallbackManager | None = None,
         retries: RetryPolicy | None = None,

@@ -133,7 +133,7 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         response_synthesizer: BaseSynthesizer | None = None,
         *,
         response_mode: str | None = None,
-        node_postprocessors: Sequence[BaseNodePostprocessor] = (),
+        node_postprocessors: Sequence[BaseNodePostprocessor] | None = (),
         streaming: bool = False,
         grounding: Grounding | bool | None = None,
         callback_manager: CallbackManager | None = None,
@@ -156,7 +156,7 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         )
         self.grounding = as_grounding(grounding)
         self._grounding_asked = bool(grounding)
-        super().__init__(retriever, self.synthesizer, list(node_postprocessors), manager)
+        super().__init__(retriever, self.synthesizer, list(node_postprocessors or ()), manager)
 
     @property
     def retriever(self) -> AgenticRetriever:

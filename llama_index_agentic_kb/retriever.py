@@ -188,7 +188,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         effort: ReasoningEffort | str = ReasoningEffort.LOW,
         similarity_top_k: int | None = None,
         filters: FilterLike = None,
-        node_postprocessors: Sequence[BaseNodePostprocessor] = (),
+        node_postprocessors: Sequence[BaseNodePostprocessor] | None = (),
         reranker: Reranker | BaseNodePostprocessor | None = None,
         memory: BaseMemory | None = None,
         principal: Principal | None = None,
@@ -213,7 +213,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         self.limits = as_limits(self.options.limits)
         self.evidence = EvidenceOptions(
             fusion=self.options.fusion,
-            postprocessors=tuple(node_postprocessors),
+            postprocessors=tuple(node_postprocessors or ()),
             reranker=as_reranker(reranker),
             join_neighbours=self.options.join_neighbours,
             max_per_document=self.options.max_per_document,

@@ -92,6 +92,8 @@ def test_llama_index_s_arguments_work(index: AgenticVectorStoreIndex) -> None:
     )
     response = engine.query("Apollo 11 launched by a rocket")
     assert [node.metadata["title"] for node in response.source_nodes] == ["Apollo 11"]
+    assert index.as_retriever(node_postprocessors=None).retrieve("Saturn V rocket")
+    assert index.as_query_engine(node_postprocessors=None).query("Saturn V rocket").source_nodes
 
 
 def test_chat_modes(index: AgenticVectorStoreIndex, server: LoopbackOpenAI) -> None:

@@ -88,6 +88,9 @@ def test_evidence_that_takes_too_long_to_extract_is_named_by_its_references(monk
     assert response.text == ""
     assert "the references name the evidence" in missing_answer(response)
     assert len(response.references) == 3
+    assert (
+        str(base(HANGS).as_chat_engine().chat("Rain?")) == "The answer was not there in time. The sources are listed."
+    )
 
 
 def test_searching_that_takes_its_time_leaves_the_extracts_theirs() -> None:

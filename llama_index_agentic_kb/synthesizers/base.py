@@ -76,11 +76,11 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
             for not at all; see ``guard.spotlighting``. A query engine's is its retriever's, unless given.
         structured_answer_filtering: Of refine and compact: each step also says whether its passages answer the
             question; a step that does not, or whose reply can't be read, is skipped. If none does, the text is that of
-            an empty response.
+            an empty response; if none could be read, that is a ``SynthesisError``.
         program_factory: Makes the programs of these steps, as in LlamaIndex. What they bill is not seen.
-        use_async: Taken and not needed, as are the next two: calls that can run side by side always do,
-        response_padding_size: the room for an answer so far is known,
-        strict_truncation: and nothing is sent that does not fit.
+        use_async: Taken and not needed: calls that can run side by side always do.
+        response_padding_size: Taken and not needed: the room for an answer so far is known.
+        strict_truncation: Taken and not needed: nothing is sent that does not fit.
         templates: By their keys in ``get_prompts()``: ``text_qa_template``, ...; None is the mode's own. LlamaIndex's
             ``chat_*_template``, of multimodal synthesis, are let go.
 
@@ -147,8 +147,11 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
         self.callback_manager = callback_manager
         self.model = LanguageModel(inner, lambda: self.callback_manager, retries=retries)
         self.max_output_tokens = max_output_tokens
-        given = {key: value for key, value in templates.items() if not key.startswith("chat_")}
-        if unknown := sorted(set(given) - set(self.default_templates)):
+        given = {key: value for key, value in templates.items() if value is not None and not key.startswith("chat_")}
+        unknown = sorted(given.keys() - self.default_templates.keys())
+        if others := [key for key in unknown if not key.endswith("_template")]:
+            raise ConfigurationError(f"unknown argument: {', '.join(others)}")
+        if unknown:
             known = ", ".join(self.default_templates) or "none"
             raise ConfigurationError(f"mode {self.mode!r} has no {', '.join(unknown)}; its templates: {known}")
         self.templates = {key: given.get(key) or template for key, template in self.default_templates.items()}

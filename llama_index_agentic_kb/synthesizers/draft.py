@@ -316,7 +316,7 @@ class Draft:
         reply = await self._reply(asking, step, earlier)
         try:
             made, removed = read_object(reply, output_cls, self.rules(valid), self.spotlight)
-        except LLMError as error:
+        except Exception as error:
             raise self.failure(error, step, earlier) from error
         self.count_removed(removed)
         return made

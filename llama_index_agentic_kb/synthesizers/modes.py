@@ -141,6 +141,9 @@ class TreeSummarize(AgenticSynthesizer):
             if depth == 1:  # what is left of the answer where time runs out
                 draft.so_far += "\n\n" * (position > 0) + answer.text
 
+        def joined(answers: Sequence[str], limit: int) -> tuple[list[str], int]:
+            return join(answers, draft.room(template), limit)  # counts tokens
+
         while len(contexts) > 1:
             asked = [
                 draft.ask(template, ids, step=calls + position, context_str=text)
@@ -151,7 +154,7 @@ class TreeSummarize(AgenticSynthesizer):
             calls += len(contexts)
             depth += 1
             limit = 1 if depth >= MAX_DEPTH else min(len(contexts) - 1, MAX_CALLS - calls - 1)
-            joining = partial(join, answers, draft.room(template), limit)
+            joining = partial(joined, answers, limit)
             texts, cut = await Call(sync=joining, deadline=draft.deadline, what="packing answers")
             if cut:
                 draft.result.warnings.append(f"{cut} partial answers were cut to fit into the model's window")

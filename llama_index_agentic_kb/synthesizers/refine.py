@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, partial
+from functools import cached_property, partial
 from typing import Any, ClassVar, Final, cast
 
 from llama_index.core.instrumentation.events.synthesis import GetResponseEndEvent, GetResponseStartEvent
@@ -40,6 +40,7 @@ class _Chain:
     answer: TextAnswer | None
     step: int = 0
     shown: set[int] = field(default_factory=set)
+    unreadable: list[SynthesisError] = field(default_factory=list)
 
 
 class Refine(AgenticSynthesizer):
@@ -61,7 +62,7 @@ class Refine(AgenticSynthesizer):
 
     async def _compose(self, draft: Draft) -> str:
         earlier = draft.variables.pop("prev_response", None)
-        draft.asked_cls = _step_class(self._output_cls) if self._filtering else None
+        draft.asked_cls = self._step_cls if self._filtering else None
         first, refining = self.templates["text_qa_template"], self.templates["refine_template"]
         answer = "word " * min(ANSWER_TOKENS, draft.window // 8)
         packer = pack if self.packs else singly
@@ -79,6 +80,8 @@ class Refine(AgenticSynthesizer):
         while chain.waiting:
             await self._next(chain)
         dispatcher.event(GetResponseEndEvent())
+        if chain.answer is None and chain.unreadable and len(chain.unreadable) == chain.step:
+            raise chain.unreadable[-1]  # nothing says that the evidence does not answer the question
         draft.result.answerable = chain.answer is not None and chain.answer.answerable
         return self._empty_response if chain.answer is None else chain.answer.text
 
@@ -133,15 +136,15 @@ class Refine(AgenticSynthesizer):
         if self._program_factory is not None:
             reply: object = await self._programmed(chain, template, variables, self._program_factory)
         else:
-            step_cls = _step_class(self._output_cls)
             try:
                 reply = await draft.ask_object(
-                    step_cls, template, chain.shown, step=chain.step, earlier=chain.answer, **variables
+                    self._step_cls, template, chain.shown, step=chain.step, earlier=chain.answer, **variables
                 )
             except SynthesisError as error:
                 if not isinstance(error.__cause__, UnreadableReplyError):
                     raise
                 draft.result.warnings.append(f"call {chain.step + 1} was not counted as satisfied: {error.__cause__}")
+                chain.unreadable.append(error)
                 return None
         answer = getattr(reply, "answer", None)
         if not getattr(reply, "query_satisfied", False) or not answer:
@@ -177,16 +180,15 @@ class Refine(AgenticSynthesizer):
             reply.answer = checked.text
         return reply
 
-
-@cache
-def _step_class(output_cls: type[BaseModel] | None) -> type[BaseModel]:
-    """Return the class of a step's reply. ``query_satisfied`` comes first, as models write in this order."""
-    satisfied = Field(description="Whether the evidence is enough for an answer that satisfies the question.")
-    answer = Field(description="The answer to the question, from the evidence and not from prior knowledge.")
-    made = create_model(
-        "RefinedAnswer", query_satisfied=(bool, satisfied), answer=(cast("Any", output_cls or str), answer)
-    )
-    return cast("type[BaseModel]", made)
+    @cached_property
+    def _step_cls(self) -> type[BaseModel]:
+        """The class of a step's reply. ``query_satisfied`` comes first, as models write in this order."""
+        satisfied = Field(description="Whether the evidence is enough for an answer that satisfies the question.")
+        answer = Field(description="The answer to the question, from the evidence and not from prior knowledge.")
+        made = create_model(
+            "RefinedAnswer", query_satisfied=(bool, satisfied), answer=(cast("Any", self._output_cls or str), answer)
+        )
+        return cast("type[BaseModel]", made)
 
 
 class Compact(Refine):

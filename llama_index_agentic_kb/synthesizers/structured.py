@@ -11,7 +11,7 @@ from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.tools import FunctionTool
 from pydantic import BaseModel, ValidationError
 
-from llama_index_agentic_kb._text import one_line
+from llama_index_agentic_kb._text import error_message, one_line
 from llama_index_agentic_kb.errors import LLMError
 from llama_index_agentic_kb.grounding.answers import AnswerRules, CheckedText, clean_values
 from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight
@@ -156,12 +156,14 @@ def read_object(
     spoken = reply.text if reply.tool_arguments is None else json.dumps(reply.tool_arguments, ensure_ascii=False)
     why = "it holds no JSON object"
     for item in _objects(spotlight.unmarked(spoken)):
-        value, removed = clean_values(item, rules)
         try:
+            value, removed = clean_values(item, rules)
             return output_cls.model_validate(value), removed
         except ValidationError as error:
             first = error.errors(include_url=False)[0]
             why = f"{'.'.join(str(part) for part in first['loc'])}: {first['msg']}"
+        except Exception as error:  # noqa: BLE001 (a validator's own; objects nested too deeply)
+            why = f"{type(error).__name__}: {one_line(error_message(error), 200)}"
     message = f"the model's reply is no {output_cls.__name__} ({why}): {one_line(spoken, 80)!r}"
     raise UnreadableReplyError(message, usage=reply.usage)
 
@@ -172,7 +174,7 @@ def _objects(text: str) -> Iterator[dict[str, Any]]:
     start = max(body.find("{"), 0)
     try:
         value = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         try:
             value = repair_json(body[start:]) if "{" in body else None
         except (ValueError, RecursionError):

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -9,7 +11,7 @@ from llama_index.core.program import LLMTextCompletionProgram
 from llama_index.core.prompts import PromptTemplate
 from llama_index.core.response_synthesizers.refine import StructuredRefineResponse
 from llama_index.core.schema import NodeWithScore, QueryBundle
-from pydantic import BaseModel
+from pydantic import BaseModel, create_model
 
 from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.errors import LLMError, SynthesisError
@@ -172,6 +174,27 @@ def test_a_step_that_can_not_be_read_is_not_satisfied(prose: str, nodes: Nodes) 
         "call 1 was not counted as satisfied",
         "call 3 was not counted as satisfied",
     ]
+
+
+def test_where_no_step_can_be_read_there_is_no_empty_response(nodes: Nodes) -> None:
+    """It is the model that failed: nobody said that the evidence holds no answer."""
+    synthesizer = Refine(ScriptedLLM("I would say Rome."), structured_answer_filtering=True)
+    with pytest.raises(SynthesisError, match="the model's reply is no RefinedAnswer"):
+        synthesizer.synthesize("?", nodes)
+    unsatisfied = '{"query_satisfied": false, "answer": "?"}'
+    llm = ScriptedLLM(["I would say Rome.", unsatisfied, "Rome."])
+    assert str(Refine(llm, structured_answer_filtering=True).synthesize("?", nodes)) == "Empty Response"
+
+
+def test_a_synthesizer_keeps_its_own_classes_alone(nodes: Nodes) -> None:
+    """An application may make the class of each question's object anew."""
+    output_cls = create_model("Town", name=(str, ...))
+    kept = weakref.ref(output_cls)
+    llm = ScriptedLLM('{"query_satisfied": true, "answer": {"name": "Paris"}}')
+    run(Refine(llm, structured_answer_filtering=True, output_cls=output_cls).synthesis(QueryBundle("?"), nodes))
+    del output_cls
+    gc.collect()
+    assert kept() is None
 
 
 def test_filtering_and_objects_go_together(nodes: Nodes) -> None:

@@ -8,13 +8,13 @@ import pytest
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.callbacks import CallbackManager
 from llama_index.core.schema import NodeWithScore, QueryBundle
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, Field, field_validator
 
 from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.errors import LLMError, SynthesisError
 from llama_index_agentic_kb.grounding.answers import AnswerRules, CheckedText
 from llama_index_agentic_kb.llm import LanguageModel, Reply, Usage
-from llama_index_agentic_kb.synthesizers import AnswerSynthesis
+from llama_index_agentic_kb.synthesizers import AnswerSynthesis, SimpleSummarize
 from llama_index_agentic_kb.synthesizers.structured import ObjectAsker, read_object, strict_schema
 from llama_index_agentic_kb.testing import ChatRequest, LoopbackOpenAI, ScriptedLLM
 from llama_index_agentic_kb.testing import Reply as Sent
@@ -77,6 +77,31 @@ def test_what_is_no_object_is_an_error(text: str, why: str) -> None:
     with pytest.raises(LLMError, match=f"the model's reply is no City .*{why}") as caught:
         read_object(Reply(text, Usage(1, 2, 1)), City, AnswerRules())
     assert caught.value.usage == Usage(1, 2, 1)
+
+
+class Strict(BaseModel):
+    """A class whose validator has a fault."""
+
+    name: str
+
+    @field_validator("name")
+    @classmethod
+    def _known(cls, name: str) -> str:
+        return {"Rome": "Roma"}[name]
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"name": "Paris"}', "KeyError: 'Paris'"),
+        ('{"name": ' + "[" * 50_000 + "]" * 50_000 + "}", "it holds no JSON object"),
+    ],
+    ids=["own", "deep"],
+)
+def test_no_reply_raises_what_is_no_error_of_synthesis(text: str, why: str, nodes: list[NodeWithScore]) -> None:
+    """Neither what a validator raises, nor what deep nesting does."""
+    with pytest.raises(SynthesisError, match=f"the model's reply is no Strict .{why}"):
+        SimpleSummarize(ScriptedLLM(text), output_cls=Strict).synthesize("?", nodes)
 
 
 def test_markers_in_texts_are_checked() -> None:

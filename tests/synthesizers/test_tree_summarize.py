@@ -1,18 +1,21 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from llama_index.core.base.llms.types import ChatMessage
+from llama_index.core.prompts import BasePromptTemplate
 from llama_index.core.schema import NodeWithScore, QueryBundle
 from pydantic import BaseModel
 
 from llama_index_agentic_kb._aio import arun, run
 from llama_index_agentic_kb.errors import SynthesisError
 from llama_index_agentic_kb.synthesizers import TreeSummarize
+from llama_index_agentic_kb.synthesizers.draft import Draft
 from llama_index_agentic_kb.synthesizers.modes import MAX_CALLS, join
 from llama_index_agentic_kb.testing import ScriptedLLM, ScriptedReply
 
@@ -51,6 +54,20 @@ async def test_citations_survive_every_level(way: Any, nodes_of: NodesOf) -> Non
     assert '<partial_answer number="1">\n[ref_id:0]' in last
     assert "<passage" not in last
     assert told.source_ids == [f"n{number}" for number in range(12)]
+
+
+async def test_tokens_are_counted_off_the_loop(nodes_of: NodesOf, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop serves others meanwhile; on every level."""
+    threads, room = [], Draft.room
+
+    def counted(self: Draft, template: BasePromptTemplate, **variables: str) -> int:
+        threads.append(threading.current_thread())
+        return room(self, template, **variables)
+
+    monkeypatch.setattr(Draft, "room", counted)
+    await arun(TreeSummarize(small()).synthesis(QueryBundle("?"), nodes_of(FACTS)))
+    assert len(threads) > 1
+    assert threading.current_thread() not in threads
 
 
 async def test_calls_of_a_level_run_side_by_side(nodes_of: NodesOf) -> None:
