@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import os
 import re
 import string
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -80,13 +82,32 @@ def test_templates_format_with_their_variables(name: str) -> None:
     assert filled.count("{value} {{x}}") >= len(template.template_vars)
 
 
-def test_the_planner_template_shows_the_form_of_a_plan() -> None:
-    """Its example is JSON as a model should write it: LlamaIndex fills names in braces and leaves other braces."""
-    filled = prompts.PLANNER_TEMPLATE.format(
-        max_sub_queries="4", sources="- a: b", conversation="user: q", query_str="q"
-    )
-    assert (
-        '{"sub_queries": [{"id": "q1", "query": "...", "sources": ["..."], "depends_on": [], "finds": "..."}]}'
-        in filled
-    )
-    assert "At most 4 sub-queries" in filled
+GOLDEN = Path(__file__).parent / "prompts"
+FILLED = {
+    "max_sub_queries": "4",
+    "dependencies": prompts.DEPENDENT.format(max_rounds="3"),
+    "sources": "- films: Films and who made them.\n- places",
+    "conversation": "user: Tell me of Titanic.\nassistant: It is a film [ref_id:0].",
+    "query_str": "In which county was its director born?",
+    "context_str": format_passages([Passage(0, "Titanic", "Titanic is a film by James Cameron.", "films")]),
+    "context_msg": format_passages([Passage(1, "Cameron", "Cameron was born in Kapuskasing.", "films")]),
+    "existing_answer": "It was James Cameron [ref_id:0].",
+    "max_answers": "3",
+    "max_questions": "3",
+    "steps": "q1: Who directed Titanic?",
+    "later_steps": "q2: Where was #q1 born?",
+    "found": "q0: a film (stated)",
+    "searches": "- q1: Who directed Titanic? -> James Cameron (stated, ref_id 0)",
+}
+
+
+@pytest.mark.parametrize("name", sorted(TEMPLATES))
+def test_prompts_are_as_they_were_read(name: str) -> None:
+    """Each prompt as a model gets it stands in a file, where its change is read (WRITE_PROMPTS=1 writes it)."""
+    template: BasePromptTemplate = TEMPLATES[name]
+    messages = template.format_messages(**{key: FILLED[key] for key in template.template_vars})
+    text = "\n\n".join(f"--- {message.role.value}\n{message.content}" for message in messages) + "\n"
+    file = GOLDEN / f"{name.removesuffix('_TEMPLATE').lower()}.txt"
+    if os.environ.get("WRITE_PROMPTS"):
+        file.write_text(text, encoding="utf-8")
+    assert file.read_text(encoding="utf-8") == text

@@ -13,13 +13,10 @@ from typing import Any, Final, TypeAlias
 
 from llama_index.core.schema import BaseNode, ImageNode, IndexNode, NodeRelationship, NodeWithScore, TextNode
 
-from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY, provenance
+from llama_index_agentic_kb.evidence.provenance import CHUNK_INDEX, PROVENANCE_KEY, provenance
 
 MAX_CHARACTERS: Final = 6_000
 """Characters of a joined node: about 1,500 tokens, under a third of the default budget of extracted data."""
-
-CHUNK_INDEX: Final = "chunk_index"
-"""Metadata key of a chunk's number in its document."""
 
 MIN_OVERLAP: Final = 20
 """Characters that two texts must share to count as overlapping where their positions are not known: text that comes

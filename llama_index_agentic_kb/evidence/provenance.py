@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
 from llama_index.core.schema import NodeWithScore
 
+from llama_index_agentic_kb.guard.permissions import Permissions
 from llama_index_agentic_kb.schema import Reference
 from llama_index_agentic_kb.sources.selection import SelectedSource
 
@@ -24,10 +25,36 @@ PROVENANCE_KEY: Final = "agentic_kb"
 """
 
 
+CHUNK_INDEX: Final = "chunk_index"
+"""Metadata key of a chunk's number in its document."""
+
+MAX_METADATA_VALUE: Final = 100
+"""Characters of one metadata value in a prompt."""
+
+
 def provenance(node: NodeWithScore) -> dict[str, Any] | None:
     """Return the provenance of a piece of evidence; None for a node that no search found."""
     mark = node.node.metadata.get(PROVENANCE_KEY)
     return mark if isinstance(mark, dict) else None
+
+
+def shown_metadata(node: NodeWithScore, permissions: Permissions | None, known: Collection[str | None] = ()) -> str:
+    """Return the metadata that LlamaIndex shows to a language model (``MetadataMode.LLM``), on one line.
+
+    Args:
+        node: Its ``excluded_llm_metadata_keys`` are left out.
+        permissions: Its source's: whom a document is shared with is never shown.
+        known: Values that are shown anyway, such as the title.
+    """
+    hidden = {PROVENANCE_KEY, CHUNK_INDEX, *node.node.excluded_llm_metadata_keys}
+    parts = []
+    for key, value in node.node.metadata.items():
+        text = " ".join(str(value).split())[:MAX_METADATA_VALUE]
+        if key in hidden or key.startswith("_") or not isinstance(value, str | int | float) or not text:
+            continue
+        if str(value) not in known and not (permissions is not None and permissions.declares(key)):
+            parts.append(f"{key}: {text}")
+    return "; ".join(parts)
 
 
 def references(nodes: Sequence[NodeWithScore], selected: Mapping[str, SelectedSource]) -> list[Reference]:

@@ -23,6 +23,7 @@ from llama_index_agentic_kb._text import excerpt, normalize, one_line, sentence_
 from llama_index_agentic_kb.account import ActivityLog
 from llama_index_agentic_kb.errors import PlanningError
 from llama_index_agentic_kb.evidence.candidates import Candidate
+from llama_index_agentic_kb.evidence.provenance import shown_metadata
 from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight, draw
 from llama_index_agentic_kb.guard.text import plain_value, strip_invisible
 from llama_index_agentic_kb.llm import repair_json, strip_code_fence
@@ -82,6 +83,7 @@ class ShownPassage:
     source: KnowledgeSource
     title: str
     content: str
+    metadata: str = ""
 
     def says(self, value: str) -> bool:
         """Return whether the value stands in the passage or its title; a qualifier behind the name need not.
@@ -126,12 +128,20 @@ class PassageSet:
             ref, data = len(self.passages), source.source_data(node)
             words = PROOF_WORDS if node.node_id in self._in_full else PASSAGE_WORDS
             shown = passage_excerpt(data.content, query, words)
-            self.passages[ref] = ShownPassage(ref, node, source, data.title, shown)
+            metadata = shown_metadata(node, source.permissions, (data.title, data.content, data.url))
+            self.passages[ref] = ShownPassage(ref, node, source, data.title, shown, metadata)
 
     def as_prompt(self, spotlight: Spotlight = PLAIN) -> str:
         """Return the passages as they stand in a prompt, marked as data by ``spotlight``."""
         return format_passages(
-            Passage(passage.ref, passage.title, passage.content, passage.source.name, spotlight=spotlight)
+            Passage(
+                passage.ref,
+                passage.title,
+                passage.content,
+                passage.source.name,
+                spotlight=spotlight,
+                metadata=passage.metadata,
+            )
             for passage in self.passages.values()
         )
 

@@ -70,6 +70,22 @@ MAX_PARTIAL: Final = 20_000
 MAX_ITEMS: Final = 2_000
 """Sub-queries of a reply that are read."""
 
+_EMPTY_WORDS: Final = (
+    "a",
+    "all",
+    "document",
+    "documents",
+    "file",
+    "files",
+    "in",
+    "of",
+    "source",
+    "text",
+    "texts",
+    "the",
+)
+"""Words that tell a planner nothing of a source."""
+
 MAX_NUMBER: Final = 2**63
 """Numbers are read up to here; Python refuses to write those of thousands of digits."""
 
@@ -219,7 +235,7 @@ def _messages(
         max_sub_queries=str(limits.sub_queries),
         dependencies=rules,
         sources=as_data(describe_sources(sources)),
-        conversation=as_data("\n".join([*turns, f"user: {scope.question}"])),
+        conversation=as_data("\n".join(turns)),
         query_str=as_data(scope.question),
     )
     spec = requested(scope.classification)
@@ -227,10 +243,15 @@ def _messages(
 
 
 def describe_sources(sources: Sequence[PlannerSource]) -> str:
-    """Return sources as they stand in a prompt, one a line, each with the fields that a filter may use."""
+    """Return sources as they stand in a prompt, one a line, each with the fields that a filter may use.
+
+    A description that says no more than the name ("documents of docs") is left out.
+    """
     lines = []
     for source in sources:
-        lines.append(f"- {source.name}: {one_line(source.description, 400) or 'no description'}")
+        words = {*re.findall(r"\w+", normalize(source.description))}
+        says = words.difference(re.findall(r"\w+", normalize(source.name)), _EMPTY_WORDS)
+        lines.append(f"- {source.name}: {one_line(source.description, 400)}" if says else f"- {source.name}")
         lines += [f"  {line}" for line in describe_fields(source.fields).splitlines()]
     return "\n".join(lines)
 

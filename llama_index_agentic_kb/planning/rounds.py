@@ -563,7 +563,13 @@ class MultiHopSearch:
             plan, self._sources, self._limits, revision=outcome.revisions, steps=known, first_round=last + 1
         )
         # A known query at further sources is a search of its own: what was planned is not changed by what was read.
-        change = {"filters": {}, "depends_on": [], "part_of": None, "template": None, "origin": SubQueryOrigin.REVISION}
+        change: dict[str, object] = {
+            "filters": {},
+            "depends_on": [],
+            "part_of": None,
+            "template": None,
+            "origin": SubQueryOrigin.REVISION,
+        }
         further = [
             one.model_copy(update={**change, "id": f"r{outcome.revisions}.again{place}", "wave": last + 1})
             for place, one in enumerate(graph.add(verdict.proposals), start=1)

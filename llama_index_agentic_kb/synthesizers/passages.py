@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 from llama_index.core.schema import MetadataMode, NodeWithScore
 
 from llama_index_agentic_kb._text import cut_to_fit
-from llama_index_agentic_kb.evidence.provenance import provenance
+from llama_index_agentic_kb.evidence.provenance import provenance, shown_metadata
 from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight
 from llama_index_agentic_kb.guard.text import without_hidden
 from llama_index_agentic_kb.llm import count_tokens
@@ -69,14 +69,15 @@ def passages(
         if source is not None:
             data = source.source_data(node)
             name, title, text, own_terms, url = source.name, data.title, data.content, data.terms or "", data.url
+            about = shown_metadata(node, source.permissions, (title, text, url, own_terms))
         else:
             metadata = node.node.metadata
-            name, own_terms, url = "", "", metadata.get("url")
+            name, own_terms, about, url = "", "", "", metadata.get("url")
             title = str(metadata.get("title") or metadata.get("file_name") or node.node.node_id)
             text = node.node.get_content(metadata_mode=MetadataMode.LLM)
         (title, a), (text, b), (terms, c) = without_hidden(title), without_hidden(text), without_hidden(own_terms)
-        url = url if isinstance(url, str) else None
-        made.append(Passage(position, title, text, name, terms or None, url, a + b + c, spotlight))
+        (about, d), url = without_hidden(about), url if isinstance(url, str) else None
+        made.append(Passage(position, title, text, name, terms or None, url, a + b + c + d, spotlight, about))
     return made
 
 

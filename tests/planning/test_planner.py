@@ -323,10 +323,10 @@ def test_the_prompt_holds_sources_and_conversation() -> None:
     old = [("user", "Hi")] * HISTORY_MESSAGES
     turns = [("user", "Tell me of Apollo."), ("assistant", "Eleven landed.\nTwo walked.")]
     plan(llm, history=[*old, *turns], limits=EffortLimits(sub_queries=3))
-    shown = "user: Hi\n" * (HISTORY_MESSAGES - 2) + "user: Tell me of Apollo.\nassistant: Eleven landed. Two walked.\n"
+    shown = "user: Hi\n" * (HISTORY_MESSAGES - 2) + "user: Tell me of Apollo.\nassistant: Eleven landed. Two walked."
     assert prompt(llm) == (
-        "<sources>\n- missions: Space missions.\n- rockets: Launch vehicles.\n- blog: no description\n</sources>\n\n"
-        f"<conversation>\n{shown}user: {QUESTION}\n</conversation>\n\nQuestion: {QUESTION}\nPlan:"
+        "<sources>\n- missions: Space missions.\n- rockets: Launch vehicles.\n- blog\n</sources>\n\n"
+        f"<conversation>\n{shown}\n</conversation>\n\nQuestion: {QUESTION}\nPlan:"
     )
     assert "At most 3 sub-queries" in str(llm.calls[0][0].content)
 
@@ -339,7 +339,7 @@ def test_no_text_closes_its_block() -> None:
     text = prompt(llm)
     for tag in ("<sources>", "</sources>", "<conversation>", "</conversation>"):
         assert text.count(tag) == 1
-    assert text.count("&lt;/conversation>") == 4
+    assert text.count("&lt;/conversation>") == 3
 
 
 # -- plans without a model ------------------------------------------------------------------------------------------
