@@ -275,13 +275,13 @@ async def test_a_shared_memory_is_the_conversation() -> None:
     await memory.aput(ChatMessage(role="user", content="Tell me of Apollo 11."))
     await memory.aput(ChatMessage(role="assistant", content="It landed."))
     retriever.retrieve("How tall was its rocket?")
-    told = "user: Tell me of Apollo 11.\nassistant: It landed.\nuser: How tall was its rocket?"
+    told = "user: Tell me of Apollo 11.\nassistant: It landed."
     assert conversation(llm) == told
     await retriever.aretrieve("How tall was its rocket?")
     assert conversation(llm) == told
     messages = [{"role": "user", "content": "Hello"}, {"role": "user", "content": "Who?"}]
     made = retrieval(retriever, messages=messages)
-    assert conversation(llm) == "user: Hello\nuser: Who?"
+    assert conversation(llm) == "user: Hello"
     assert made.scope.question == "Who?"
 
 
