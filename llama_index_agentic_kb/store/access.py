@@ -44,13 +44,11 @@ class Access:
 
     def without(self, metadata: Mapping[str, MetadataValue]) -> dict[str, MetadataValue]:
         """Return what a file says of itself, without what says who may see it."""
-        protected = [STORE_PERMISSIONS, *([] if self.permissions is None else [self.permissions])]
-        names = {key: (key, key.casefold()) for key in metadata}
-        return {
-            key: value
-            for key, value in metadata.items()
-            if not any(of.declares(name) for of in protected for name in names[key])
-        }
+
+        def protected(key: str) -> bool:
+            return any(one.declares(name) for one in _both(self.permissions) for name in (key, key.casefold()))
+
+        return {key: value for key, value in metadata.items() if not protected(key)}
 
     def stamp(self, path: Path, metadata: Mapping[str, MetadataValue]) -> dict[str, MetadataValue]:
         """Return what is said of a file: who may see it, and its link.
@@ -81,5 +79,8 @@ def unprotected(permissions: Permissions, settings: Iterable[str]) -> list[str]:
 
 def _names(permissions: Permissions | None) -> set[str]:
     """Return all names of fields that are kept from files."""
-    declared = [STORE_PERMISSIONS, *([] if permissions is None else [permissions])]
-    return {name for one in declared for role in fields(one) if (name := getattr(one, role.name)) is not None}
+    return {name for one in _both(permissions) for role in fields(one) if (name := getattr(one, role.name)) is not None}
+
+
+def _both(permissions: Permissions | None) -> list[Permissions]:
+    return [STORE_PERMISSIONS] if permissions is None else [STORE_PERMISSIONS, permissions]

