@@ -38,24 +38,33 @@ _URL_SIGNS: Final = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code)
 """What an address may go on with: signs of ASCII without quotes, backticks and angle brackets."""
 _CLOSING: Final = ".,;:!?)]}'*_~|"
 """Signs that end a sentence or an emphasis, and not an address."""
+_ENDING: Final = ".,;)]'"
+"""Those of them that no renderer takes for a part of the address before them."""
 
 # The signs of a scheme as they may be written: escaped, or as an entity.
 _COLON: Final = r"(?:\\?:|&(?:\#0*58|\#x0*3a|colon);?)"
 _SLASH: Final = r"(?:\\?/|\\|&(?:\#0*47|\#0*92|\#x0*2f|\#x0*5c|sol|bsol);?)"
 _DOT: Final = r"(?:\\?\.|&(?:\#0*46|\#x0*2e|period);?)"
 _MORE: Final = r"[^\s<>\"`]"
-# Top-level domains under which plain names with a path are made links by mail and chat programs; endings of files
-# ("node.js/x", "README.md/x") are left out.
+# Top-level domains under which plain names are made links by mail and chat programs, and by renderers that guess;
+# endings of files ("README.md") are left out, though some are countries.
+_FILES: Final = "md|py|sh|rs|pl|pm|ps|cs|js|ts|go|rb|hs|ml|mk|so|gz|xz|db|cc|cl|vb|kt|tf|td|id"
 _TOP: Final = (
-    "com|org|net|edu|gov|mil|int|info|biz|io|ai|co|app|dev|me|us|uk|eu|de|fr|it|es|nl|be|ch|at|se|no|dk|fi|pt|ru|ua|cn|"
-    "jp|kr|in|br|au|ca|nz|za|mx|tv|cc|ws|to|gg|xyz|top|site|online|link|click|live|shop|store|cloud|page|web|pro|tech|"
-    "space|website|world|club|vip|icu|fun|buzz|rest|zone|tk|ml|ga|cf|gq"
+    rf"(?!(?:{_FILES})(?![a-z0-9]))[a-z]{{2}}|com|org|net|edu|gov|mil|int|info|biz|app|dev|xyz|top|site|online|link|"
+    "click|live|shop|store|cloud|page|web|pro|tech|space|website|world|club|vip|icu|fun|buzz|rest|zone|xxx|aero|asia|"
+    "coop|museum|name"
 )
+# A name without a path, and one behind "@", get a space before their last part, and are not counted.
 _BARE: Final = re.compile(
     rf"(?:[a-z][a-z0-9+.-]{{1,30}}{_COLON}{_SLASH}{{2}}"
-    rf"|(?<![a-z0-9])(?:(?:javascript|vbscript|mailto){_COLON}(?={_MORE})|data{_COLON}[a-z]+/|www{_DOT}(?={_MORE})(?!\.))"
+    rf"|(?<![a-z0-9])(?:(?:javascript|vbscript|mailto){_COLON}(?={_MORE})|data{_COLON}[a-z]+/|www{_DOT}(?=[a-z0-9_&\\-]))"
+    rf"|(?<![:/]){_SLASH}{{2}}(?=[{re.escape(_URL_SIGNS)}]{{0,64}}(?:\.[^\s<>\"`]|[^\x00-\x7f]))"
     rf"|(?<![a-z0-9_@/.-])(?:[a-z0-9-]{{1,63}}{_DOT}){{1,8}}(?:{_TOP})(?::\d{{1,5}})?[/?\#](?={_MORE}))"
-    rf"[{re.escape(_URL_SIGNS)}]*",
+    rf"[{re.escape(_URL_SIGNS)}]*"
+    rf"|(?P<at>@)(?=[a-z0-9_.-]{{0,255}}(?:\.[a-z0-9_-]|[^\x00-\x7f]|\[))"
+    rf"|(?P<host>(?<=@)[a-z0-9_-]+(?:\.[a-z0-9_-]+)+)"
+    rf"|(?P<www>(?<![a-z0-9])www\.)"
+    rf"|(?P<name>(?<![a-z0-9_/.-])(?:[a-z0-9-]{{1,63}}\.){{1,8}})(?P<top>{_TOP})(?![a-z0-9_-]|\.[a-z0-9])",
     re.IGNORECASE,
 )
 _ADDRESS: Final = rf"<[^<>\n]{{0,{MAX}}}>|(?:[^\s<>()]|\([^\s<>()]{{0,{MAX}}}+\)){{1,{MAX}}}+"
@@ -66,14 +75,19 @@ _INLINE_BEGUN: Final = re.compile(
     rf"\]\(\s{{0,4}}(?:<[^<>\n]{{0,{MAX}}}|(?:{_ADDRESS})?(?:\([^\s<>()]{{0,{MAX}}}+"
     r"|\s{1,4}(?:\"[^\"]{0,300}\"?|'[^']{0,300}'?|\([^()]{0,300}\)?)?\s{0,4})?)\Z"
 )
-_DEFINED: Final = re.compile(rf"\]:(?P<space>[ \t]{{0,8}}\n?[ \t]{{0,8}})(?P<address>\S{{1,{MAX}}}+)(?=\s|\Z)")
-_DEFINED_BEGUN: Final = re.compile(rf"\]:[ \t]{{0,8}}\n?[ \t]{{0,8}}(?:\S{{0,{MAX - 1}}}+[ \t]{{0,8}})?\Z")
+_DEFINED: Final = re.compile(
+    rf"\]:(?P<space>[ \t]{{0,8}}\n?[ \t]{{0,8}})(?P<address>[^ \t\n]{{1,{MAX}}}+)(?=[ \t\n]|\Z)"
+)
+_DEFINED_BEGUN: Final = re.compile(
+    rf"\]:[ \t]{{0,8}}\n?[ \t]{{0,8}}(?:[^ \t\n]{{0,{MAX - 1}}}+(?:[ \t]{{1,8}}[\w.,=+-]{{0,40}}+)?)?\Z"
+)
 _DEFINES_NOTHING: Final = re.compile(r"\]:[ \t]{0,8}(?:\n[ \t]{0,8}\n|\n?[ \t]{0,8}\Z)")
-_ADDRESSLIKE: Final = re.compile(r"[/\\:?#&@<%]|\.\w")
-_LINE_ENDS: Final = re.compile(r"[ \t]{0,8}(?:\n|[\"'(]|\Z)")
+_ADDRESSLIKE: Final = re.compile(r"[/\\:?#&@<%\x00-\x1f\x7f-\xa0\u2028\u2029]|\.\w")
+_GOES_ON: Final = re.compile(r"[ \t]{1,8}[\w.,=+-]{1,40}+(?=[\s!?;)\]]|\Z)")
+"""A plain word behind what would be an address: a definition has nothing more, or a title."""
 _NAME: Final = re.compile(rf"</?[a-z][^\s/>]{{0,{MAX_NAME}}}+", re.IGNORECASE)
-_NO_NAME: Final = re.compile(r"[\"'`=\[\](){}<]")
-"""Signs in a tag's name around which something may be put that makes an attribute of the rest."""
+_NO_NAME: Final = re.compile(r"[\"'`=\[\](){}<:]")
+"""Signs in a tag's name around which something may be put that makes an attribute, or an address, of the rest."""
 _DECIDES: Final = re.compile("[>=]")
 _AUTOLINK: Final = re.compile(rf"<(?P<address>[a-z][a-z0-9+.-]{{1,31}}:[^\s<>]{{0,{MAX}}})>", re.IGNORECASE)
 _AUTOLINK_BEGUN: Final = re.compile(rf"<[a-z][a-z0-9+.-]{{1,31}}:[^\s<>]{{0,{MAX - 1}}}\Z", re.IGNORECASE)
@@ -111,6 +125,7 @@ class LinkFilter:
         self._allowed = sorted(known, key=len, reverse=True)
         self._held = ""
         self._swallows = False
+        self._ends_here = True
 
     def feed(self, delta: str) -> str:
         """Take a piece and return what is certain by now."""
@@ -126,7 +141,7 @@ class LinkFilter:
         position, self._held = 0, ""
         while (trigger := _TRIGGER.search(text, position)) is not None:
             start = trigger.start()
-            parts.append(self._plain(text[position:start]))
+            parts.append(self._plain(text[position:start], ends_here=False))
             decided = self._construct(text, start, final=final)
             if decided is None:
                 self._held = text[start:]
@@ -134,13 +149,14 @@ class LinkFilter:
             said, position = decided
             parts.append(said)
         rest = text[position:]
-        parts.append(self._plain(rest) if final else self._but_the_last_word(rest))
+        parts.append(self._plain(rest, ends_here=True) if final else self._but_the_last_word(rest))
         return "".join(parts)
 
     # -- plain text ------------------------------------------------------------------------------------------------
 
-    def _plain(self, text: str) -> str:
+    def _plain(self, text: str, *, ends_here: bool) -> str:
         """Take the bare addresses out of a text that ends here, or where a construct begins."""
+        self._ends_here = ends_here
         return _BARE.sub(self._bare, self._after_address(text, ended=True))
 
     def _but_the_last_word(self, text: str) -> str:
@@ -170,11 +186,17 @@ class LinkFilter:
     def _bare(self, found: re.Match[str]) -> str:
         """Keep a reference's bare address, set off from what follows; take out any other."""
         written, text = found.group(), found.string
+        if found["at"] or found["host"]:
+            return " (at) " if found["at"] else written.replace(".", " .")
+        if found["www"] or found["name"]:
+            return f"{(found['www'] or found['name'])[:-1]} .{found['top'] or ''}"
         core = written.rstrip(_CLOSING)
         for address in self._allowed:
-            if written.startswith(address) and not written[len(address) :].strip(_CLOSING):
-                apart = found.end() == len(text) or text[found.end()].isspace() or text[found.end()] == "<"
-                return written if apart else f"<{address}>{written[len(address) :]}"
+            rest = written[len(address) :]
+            before = text[max(0, found.start() - 1) : found.start()]
+            if written.startswith(address) and not rest.strip(_CLOSING) and before != "\\":
+                apart = self._ends_here if found.end() == len(text) else text[found.end()] in " \t\n"
+                return written if apart and not rest.strip(_ENDING) else f"<{address}>{rest}"
         self.removed += 1
         return _removed(text, found.start()) + written[len(core) :]
 
@@ -196,9 +218,12 @@ class LinkFilter:
         if link is None:
             begun = not final and len(text) - start <= 2 * MAX and _INLINE_BEGUN.match(text, start)
             return None if begun else ("] (", start + 2)
-        address = self._known(link["address"])
+        address, after = self._known(link["address"]), text[link.end() : link.end() + 1]
         if address is not None:
-            return f"]({_written(address)})", link.end()
+            if not after and not final:
+                return None
+            plain = (after or " ") in " \t\n.,;:!?)*_'\"" and "(" not in address and ")" not in address
+            return f"]({address if plain else f'<{address}>'})", link.end()
         self.removed += 1
         return (f"] {REMOVED}", link.end()) if _ADDRESSLIKE.search(link["address"]) else ("] (", start + 2)
 
@@ -217,8 +242,8 @@ class LinkFilter:
         if _BARE.match(written.lstrip("<")) or written.startswith(("<", "//", "\\")):
             self.removed += 1
             return f"] :{defined['space']}{REMOVED}", defined.end()
-        harmless = not _ADDRESSLIKE.search(written) and not _LINE_ENDS.match(text, defined.end())
-        return ("]:" if harmless else "] :"), start + 2
+        is_prose = "\n" not in defined["space"] and not _ADDRESSLIKE.search(written)
+        return ("]:" if is_prose and _GOES_ON.match(text, defined.end()) else "] :"), start + 2
 
     def _tag(self, text: str, start: int, *, final: bool) -> tuple[str, int] | None:
         link = _AUTOLINK.match(text, start)
@@ -254,7 +279,7 @@ class LinkFilter:
         if _BARE.match(link["address"]) is None:  # std::vector<std::string>
             return "< ", link.start() + 1
         self.removed += 1
-        return REMOVED, link.end()
+        return _removed(link.string, link.start()), link.end()
 
     def _known(self, written: str) -> str | None:
         """Return the reference's address that this is, however it is written; None where it is no reference's."""

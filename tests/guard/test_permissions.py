@@ -162,7 +162,7 @@ async def test_readers_never_see_whom_else_a_document_is_shared_with() -> None:
 
     llm, retriever = ScriptedLLM(say), kb.as_retriever(principal=ALICE)
     own = RetrieverQueryEngine.from_args(retriever, llm=llm, response_mode="refine")
-    chat = ContextChatEngine.from_defaults(retriever, llm=llm)
+    chat = ContextChatEngine.from_defaults(retriever, llm=llm, memory=ChatMemoryBuffer.from_defaults(llm=llm))
     engine = AgenticQueryEngine(retriever, llm=llm)
     tool = QueryEngineTool.from_defaults(own)
     shown: list[object] = [
