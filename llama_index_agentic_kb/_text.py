@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import functools
+import json
 import re
 import unicodedata
-from collections.abc import Callable
+from base64 import b64encode
+from collections.abc import Callable, Iterable
 from itertools import pairwise
 from typing import Any, Final
+from urllib.parse import quote
 
 WINDOW: Final = 2_000
 """How many characters before a cut are searched for a sentence end; the segmenter is slow on long text."""
@@ -130,15 +133,39 @@ def _pattern(text: str) -> re.Pattern[str]:
     return re.compile(text, re.IGNORECASE | re.DOTALL)
 
 
-def redacted(text: str) -> str:
-    """Return a text without what looks like a password or a key, for accounts, errors and logs that others read.
+_KNOWN: dict[str, None] = {}
+"""Secrets that clients hold, in the order in which they were learned; see ``know_secrets``."""
 
-    Taken out, and replaced by ``***``: user and password of URLs; values of headers, fields and query parameters that
-    are named like secrets; Bearer and Basic credentials; cookies; private keys in PEM form; JSON web tokens; keys that
-    are known by their shape (OpenAI, Anthropic, GitHub, GitLab, Slack, Hugging Face, Groq, Pinecone, npm, Google, AWS,
-    SendGrid, Stripe). A secret that has neither a name before it nor a shape of its own can't be recognised. Takes time
-    proportional to the text's length.
+MIN_SECRET: Final = 8
+"""Characters of a known secret: what is shorter may be any word."""
+
+MAX_SECRETS: Final = 1_000
+"""How many are known; the oldest go first."""
+
+
+def know_secrets(values: Iterable[str]) -> None:
+    """Take these values out of whatever is redacted from now on, wherever and however somebody repeats them."""
+    for value in values:
+        parts = [value, *value.split()]  # a header's scheme stands before its key
+        for part in [part for part in parts if len(part) >= MIN_SECRET]:
+            for form in (part, quote(part, safe=""), json.dumps(part)[1:-1], b64encode(part.encode()).decode()):
+                _KNOWN[form.rstrip("=")] = None
+    while len(_KNOWN) > 4 * MAX_SECRETS:
+        _KNOWN.pop(next(iter(_KNOWN)), None)
+
+
+def redacted(text: str) -> str:
+    """Return a text without passwords and keys, for accounts, errors and logs that others read.
+
+    Known ones (``know_secrets``) are taken out wherever they stand; then what looks like one. Replaced by ``***``:
+    user and password of URLs; values of headers, fields and query parameters that are named like secrets; Bearer
+    and Basic credentials; cookies; private keys in PEM form; JSON web tokens; keys that are known by their shape
+    (OpenAI, Anthropic, GitHub, GitLab, Slack, Hugging Face, Groq, Pinecone, npm, Google, AWS, SendGrid, Stripe). A
+    secret that has neither a name before it nor a shape of its own can't be recognised. Takes time proportional to
+    the text's length.
     """
+    for secret in sorted([known for known in list(_KNOWN) if known in text], key=len, reverse=True):
+        text = text.replace(secret, "***")
     hay = text.lower()  # most texts hold none: looking for a word costs a hundredth of looking for a pattern
     for pattern, replacement, hints in _SECRETS:
         if any(hint in hay for hint in hints.split()):

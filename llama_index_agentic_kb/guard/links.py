@@ -38,7 +38,7 @@ _URL_SIGNS: Final = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code)
 """What an address may go on with: signs of ASCII without quotes, backticks and angle brackets."""
 _CLOSING: Final = ".,;:!?)]}'*_~|"
 """Signs that end a sentence or an emphasis, and not an address."""
-_ENDING: Final = ".,;)]'"
+_ENDING: Final = ".,;)'"
 """Those of them that no renderer takes for a part of the address before them."""
 
 # The signs of a scheme as they may be written: escaped, or as an entity.
@@ -64,7 +64,7 @@ _BARE: Final = re.compile(
     rf"|(?P<at>@)(?=[a-z0-9_.-]{{0,255}}(?:\.[a-z0-9_-]|[^\x00-\x7f]|\[))"
     rf"|(?P<host>(?<=@)[a-z0-9_-]+(?:\.[a-z0-9_-]+)+)"
     rf"|(?P<www>(?<![a-z0-9])www\.)"
-    rf"|(?P<name>(?<![a-z0-9_/.-])(?:[a-z0-9-]{{1,63}}\.){{1,8}})(?P<top>{_TOP})(?![a-z0-9_-]|\.[a-z0-9])",
+    rf"|(?P<name>(?<![a-z0-9_/.-])(?:[a-z0-9-]{{1,63}}\.){{1,8}})(?P<top>{_TOP})(?![a-z0-9_-])",
     re.IGNORECASE,
 )
 _ADDRESS: Final = rf"<[^<>\n]{{0,{MAX}}}>|(?:[^\s<>()]|\([^\s<>()]{{0,{MAX}}}+\)){{1,{MAX}}}+"

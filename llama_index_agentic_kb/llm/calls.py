@@ -9,15 +9,19 @@ and share the user's connections, settings and credentials.
 from __future__ import annotations
 
 import copy
+import os
+import re
 import socket
 import time
 import weakref
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, Final, NoReturn, TypeAlias
+from urllib.parse import parse_qsl, unquote, urlsplit
 
 from llama_index_agentic_kb._aio import Call
+from llama_index_agentic_kb._text import know_secrets
 from llama_index_agentic_kb.errors import DeadlineExceededError
 from llama_index_agentic_kb.guard.resilience import Bulkhead, Permit
 from llama_index_agentic_kb.llm.capabilities import has_native_async, is_openai
@@ -49,6 +53,7 @@ class ModelCalls:
         self._model = weakref.ref(model)
         self._as_failure = as_failure
         self._clients: dict[str, tuple[Any, Any]] = {}
+        know_secrets(secrets_of(model))
 
     async def call(self, model: Any, method: str, *args: Any, deadline: float | None, **kwargs: Any) -> Any:
         """Call a method of the copy by its sync name; the async one has an "a" before it.
@@ -95,6 +100,7 @@ class ModelCalls:
 
     def _raise(self, error: Exception, deadline: float | None) -> NoReturn:
         """Raise what a failed call is: one that fails at its deadline or after it was too late, no more."""
+        know_secrets(secrets_of(self._model()))  # its client may have been made since, or its key changed
         if isinstance(error, DeadlineExceededError | NotImplementedError):  # the latter: a model that can't stream
             raise error
         if deadline is not None and time.monotonic() >= deadline:
@@ -139,6 +145,46 @@ class ModelCalls:
             ends = client.with_options(max_retries=0) if is_async else _ending_client(client)
             made = self._clients[name] = (client, ends)
         setattr(model, name, made[1])
+
+
+_SECRET: Final = re.compile(
+    r"(?:^|[_-])(?:api[_-]?key|key|token|secret|passw(?:or)?d|pwd|credentials?|auth(?:orization)?)(?:$|[_-])",
+    re.IGNORECASE,
+)
+"""Names of attributes and variables whose values are secrets."""
+
+_PLAIN_HEADERS: Final = re.compile(r"accept|connection$|content-|host$|user-agent$|x-stainless", re.IGNORECASE)
+
+MAX_DEPTH: Final = 4
+"""Clients within clients that are looked into."""
+
+
+def secrets_of(client: object, depth: int = MAX_DEPTH) -> Iterator[str]:
+    """Yield what a client holds that nobody else may read: keys, values of headers, credentials in addresses.
+
+    Those of the environment are among them: a client may take its own from there.
+
+    Args:
+        client: A model, its client, or a mapping of arguments.
+        depth: How many more are looked into.
+    """
+    if depth == MAX_DEPTH:
+        yield from (value for name, value in os.environ.items() if _SECRET.search(name) and not value.startswith("/"))
+    private = getattr(client, "__pydantic_private__", None) or {}
+    fields = client if isinstance(client, Mapping) else {**getattr(client, "__dict__", {}), **private}
+    for name, held in [(str(name), held) for name, held in fields.items()]:
+        value = held.get_secret_value() if hasattr(held, "get_secret_value") else held
+        text = str(value) if isinstance(value, str) or type(value).__name__ == "URL" else ""
+        address = urlsplit(text) if "://" in text else None
+        if _SECRET.search(name):
+            yield text
+        elif address is not None:
+            yield from (unquote(part) for part in (address.username or "", address.password or ""))
+            yield from (value for _, value in parse_qsl(address.query))
+        elif isinstance(value, Mapping) and re.search("header|query|cookie", name):
+            yield from (str(one) for header, one in value.items() if not _PLAIN_HEADERS.match(str(header)))
+        elif depth and (isinstance(value, dict) or name.endswith("client")):
+            yield from secrets_of(value, depth - 1)
 
 
 _CALLS: Final[dict[int, ModelCalls]] = {}

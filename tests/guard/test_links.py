@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from functools import partial
 from html.parser import HTMLParser
 from typing import Final
 from urllib.parse import quote
 
-import markdown
+import markdown  # type: ignore[import-untyped]
 import mistune
 import pytest
 from hypothesis import given, settings
@@ -129,7 +130,7 @@ MORE = [
         "*",
     ),
 ]
-ENGINES = {
+ENGINES: Final[dict[str, Callable[[str], object]]] = {
     "CommonMark": MarkdownIt("commonmark").render,
     "markdown-it, guessing links": MarkdownIt("default", {"linkify": True, "typographer": True, "html": True}).render,
     "markdown-it as GitHub": MarkdownIt("gfm-like", {"linkify": True, "html": True}).render,

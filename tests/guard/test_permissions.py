@@ -13,6 +13,7 @@ from llama_index.core.chat_engine import ContextChatEngine
 from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.query_engine import RetrieverQueryEngine
+from llama_index.core.response_synthesizers import ResponseMode
 from llama_index.core.schema import (
     MetadataMode,
     NodeRelationship,
@@ -161,7 +162,7 @@ async def test_readers_never_see_whom_else_a_document_is_shared_with() -> None:
         return "Rain [ref_id:0]."
 
     llm, retriever = ScriptedLLM(say), kb.as_retriever(principal=ALICE)
-    own = RetrieverQueryEngine.from_args(retriever, llm=llm, response_mode="refine")
+    own = RetrieverQueryEngine.from_args(retriever, llm=llm, response_mode=ResponseMode.REFINE)
     chat = ContextChatEngine.from_defaults(retriever, llm=llm, memory=ChatMemoryBuffer.from_defaults(llm=llm))
     engine = AgenticQueryEngine(retriever, llm=llm)
     tool = QueryEngineTool.from_defaults(own)

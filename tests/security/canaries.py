@@ -7,7 +7,7 @@ import json
 import logging
 import threading
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, Final, Self
@@ -43,9 +43,14 @@ def assert_clean(text: str) -> None:
 
 
 class Echo:
-    """Answers every request with a status and an error that repeats its address, its key and all of its headers."""
+    """Answers every request with a status and an error that repeats its address, its key and all of its headers.
 
-    def __init__(self, status: int = 401) -> None:
+    Args:
+        status: Of each answer.
+        saying: Returns other words, given the headers that were sent.
+    """
+
+    def __init__(self, status: int = 401, saying: Callable[[dict[str, str]], str] | None = None) -> None:
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
 
@@ -57,6 +62,7 @@ class Echo:
                 told += (
                     f"{self.path}?api_key={KEYS['query']} with {sent} and Authorization: {sent.get('Authorization')}"
                 )
+                told = told if saying is None else saying(sent)
                 body = json.dumps({"error": {"message": told, "type": "invalid", "code": None}}).encode()
                 self.send_response(status)
                 self.send_header("Content-Type", "application/json")

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import copy
 import json
 import logging
@@ -8,7 +9,9 @@ import pickle
 import time
 import traceback
 from collections.abc import Callable
-from typing import Any
+from contextlib import suppress
+from typing import Any, Final
+from urllib.parse import quote
 
 import pytest
 from hypothesis import given, settings
@@ -413,3 +416,42 @@ def test_a_key_is_shown_in_no_traceback_of_the_command_line() -> None:
         done = CliRunner().invoke(cli.app, ["ask", "rain", "--store", "no-such-store"], env=environment)
     assert done.exit_code == 1
     assert_clean(done.output + str(done.exception))
+
+
+WORDS: Final = (
+    "the credential {key} is not one of ours",
+    "{key}",
+    "no account for <{key}>; gate {header} is closed",
+    "user me with {password} and {header!r} may not use this",
+    '{{"detail": "unknown {key}", "gate": ["{header}"]}}',
+    "encoded: {encoded} {quoted}",
+    "{environment} was seen",
+)
+
+
+@pytest.mark.parametrize("words", WORDS)
+@pytest.mark.parametrize("status", [400, 401, 500])
+def test_what_a_client_holds_is_known_in_any_words(words: str, status: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its key, its headers, the password in its address and the environment's: no shape and no name is needed."""
+    monkeypatch.setenv("MY_SERVICE_TOKEN", "CaNaRy6/environment")
+    odd = "CaNaRy7odd+key"
+    held = {**KEYS, "key": odd, "environment": "CaNaRy6/environment", "quoted": quote("CaNaRy6/environment", safe="")}
+    held["encoded"] = base64.b64encode(KEYS["header"].encode()).decode()
+    witness = Witness()
+    with Echo(status, lambda _: words.format(**held)) as server, witness.watching():
+        llm = OpenAI(
+            model="gpt-4o-mini",
+            api_key=odd,
+            api_base=server.address,
+            default_headers={"x-gate": KEYS["header"]},
+            max_retries=0,
+        )
+        source = KnowledgeSource("well", retriever=MemoryRetriever(["Rain in Paris."]))
+        options = RetrieverOptions(retries=NO_RETRIES)
+        kb = KnowledgeBase([source], llm=llm, options=options, callback_manager=CallbackManager([witness.handler]))
+        for ask in (lambda: kb.retrieve("rain"), lambda: asyncio.run(kb.aretrieve("rain"))):
+            with suppress(AgenticKBError):
+                witness.shown(ask())
+    assert f"status {status}" in witness.text
+    assert_clean(witness.text)
+    assert base64.b64encode(KEYS["header"].encode()).decode() not in witness.text
