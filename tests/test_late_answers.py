@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
@@ -101,3 +102,28 @@ def test_searching_that_takes_its_time_leaves_the_extracts_theirs() -> None:
     response = kb.retrieve("Rain?")
     assert {part.what for part in response.missing} == {"slow"}
     assert response.extracts
+
+
+@pytest.mark.parametrize("mode", ["compact", "refine"])
+@pytest.mark.parametrize("streaming", [False, True])
+async def test_a_reply_without_end_is_cut(mode: str, *, streaming: bool) -> None:
+    """Four million characters are not read: the answer is what came first, it is named as cut, and the loop goes on."""
+    ticks = 0
+
+    async def tick() -> None:
+        nonlocal ticks
+        while True:
+            await asyncio.sleep(0.01)
+            ticks += 1
+
+    ticker = asyncio.create_task(tick())
+    engine = base("rain falls " * 400_000, max_runtime_in_seconds=60).as_query_engine(mode, streaming=streaming)
+    response: Any = await engine.aquery("Rain?")
+    if streaming:
+        text = "".join([delta async for delta in response.async_response_gen()])
+    else:
+        text = str(response)
+        assert [part.what for part in response.account.missing] == ["answer"]
+    ticker.cancel()
+    assert 100_000 < len(text) <= 250_000
+    assert ticks > 0

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeAlias
 
 from llama_index.core.schema import NodeWithScore
 
+from llama_index_agentic_kb._aio import outside_loop
 from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY
 from llama_index_agentic_kb.schema import SubQuery
 from llama_index_agentic_kb.search.fusion import Fused, Ranked, interleave, merge_by_score, relative_score_fusion
@@ -159,7 +160,8 @@ def lists_by_sub_query(searches: Sequence[SourceSearch], fusion: Fusion) -> list
         for group_searches in groups.values():
             lists.append(_corpus_list(group_searches))
             members += group_searches
-        fused = Ranked(lists[0].keys, scores=lists[0].scores) if len(lists) == 1 else _as_ranked(fusion(lists))
+        with outside_loop():  # the user's may start a loop of its own
+            fused = Ranked(lists[0].keys, scores=lists[0].scores) if len(lists) == 1 else _as_ranked(fusion(lists))
         made.append(CandidateList(members[0].sub_query, tuple(members), fused))
     return made
 

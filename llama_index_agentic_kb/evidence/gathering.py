@@ -15,7 +15,7 @@ from typing import Any, Final, Literal, TypeVar
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.schema import NodeWithScore, QueryBundle
 
-from llama_index_agentic_kb._aio import Call, gather
+from llama_index_agentic_kb._aio import Call, gather, outside_loop
 from llama_index_agentic_kb._text import error_message, normalize, one_line
 from llama_index_agentic_kb.errors import ConfigurationError, by_value
 from llama_index_agentic_kb.evidence.arrangement import arrange, pieces_per_document
@@ -253,7 +253,8 @@ def _order(
             served.append(one.sub_query.id)
     if proof is None:
         return interleave(lists)
-    fused = options.fusion(lists)
+    with outside_loop():  # the user's may start a loop of its own
+        fused = options.fusion(lists)
     if all(one.judged and one.ranked.scores is not None for one in reranking.lists if one.ranked.keys):
         fused = [replace(item, score=candidates[item.key].reranker_score or 0.0) for item in fused]
         fused.sort(key=lambda item: -item.score)

@@ -28,6 +28,9 @@ FALLBACK_CONTEXT_WINDOW: Final = 8_192
 NOTHING_CAME: Final = "the model's server sent no piece of a reply: a web page, or nothing, in place of a stream"
 NO_CHOICES: Final = "the model's server sent a reply without choices"
 
+MAX_REPLY: Final = 200_000
+"""Characters of a reply that are read: what looks at text afterwards would be held up by more."""
+
 MAX_THOUGHTS: Final = 200_000
 """Characters of thoughts after which a stream with a limit of its own is read no further."""
 
@@ -101,6 +104,8 @@ class LanguageModel(NotPickled):
         async def attempt(until: float | None) -> Reply:
             llm, method, prompt, arguments = self._arguments("chat", messages, kwargs)
             reply = Reply.of(await self._calls.call(llm, method, prompt, deadline=until, **arguments))
+            if len(reply.text) > MAX_REPLY:
+                reply.text, reply.finish_reason = reply.text[:MAX_REPLY], "length"
             reply.text, reply.thoughts = without_thoughts(reply.text)
             reply.check()
             return reply
@@ -159,7 +164,7 @@ class LanguageModel(NotPickled):
         each: Callable[[str, str], Coroutine[Any, Any, None]],
         *,
         deadline: float | None,
-        max_chars: int | None = None,
+        max_chars: int = MAX_REPLY,
         **kwargs: Any,
     ) -> Reply:
         """Ask for a streamed reply and act on it as it comes.
@@ -168,7 +173,7 @@ class LanguageModel(NotPickled):
             messages: The prompt.
             each: Awaited with each piece of text, and the whole text so far.
             deadline: ``time.monotonic()`` by which the stream must have ended; None waits.
-            max_chars: Characters after which no more is read; None reads to the end.
+            max_chars: Characters after which no more is read.
             kwargs: Further arguments of the model's ``stream_chat``.
 
         Raises:
@@ -189,7 +194,7 @@ class LanguageModel(NotPickled):
         each: Callable[[str, str], Coroutine[Any, Any, None]],
         reply: Reply,
         deadline: float | None,
-        max_chars: int | None,
+        max_chars: int,
         kwargs: dict[str, Any],
     ) -> None:
         speaks_openai = is_openai(self.llm)
@@ -205,10 +210,10 @@ class LanguageModel(NotPickled):
                 reply.finish_reason = choice.finish_reason or reply.finish_reason
                 reply.refusal += choice.refusal
                 wrong = "" if chunk.raw is None or choice.is_there else wrong and NO_CHOICES
-                delta = thoughts.feed(chunk.delta or "")
+                delta = thoughts.feed((chunk.delta or "")[: max_chars + 1])
                 reply.text += delta
                 await each(delta, reply.text)
-                if max_chars is not None and (len(reply.text) > max_chars or thoughts.left_out > MAX_THOUGHTS):
+                if len(reply.text) > max_chars or thoughts.left_out > MAX_THOUGHTS:
                     reply.finish_reason = "length"
                     break
         if rest := thoughts.close():

@@ -80,6 +80,32 @@ def test_waiting_for_oneself_is_an_error_not_a_hang() -> None:
         run(flow())
 
 
+def test_waiting_for_oneself_further_down_is_an_error_too() -> None:
+    """The sync call that holds the loop may lie several calls up, on another thread; a later one is free to use it."""
+    inner: list[BaseException] = []
+
+    async def on_a_thread() -> Any:
+        return await Call(sync=lambda: run(ask()), deadline=deadline_after(30))
+
+    async def nests() -> Any:
+        try:
+            return run(on_a_thread())
+        except AgenticKBError as error:
+            inner.append(error)
+            raise
+
+    async def flow() -> Any:
+        return await Call(native=nests, deadline=deadline_after(30))
+
+    began = time.monotonic()
+    with pytest.raises(AgenticKBError, match="await the async method"):
+        run(flow())
+    assert time.monotonic() - began < 20
+    assert len(inner) == 1
+    assert run(ask())[1] == "agentic-kb-loop"
+    assert run(on_a_thread())[1] == "agentic-kb-loop"
+
+
 def test_the_loop_survives_what_runs_on_it() -> None:
     """A native call that raises SystemExit is an error of its own; the loop goes on for the others."""
 

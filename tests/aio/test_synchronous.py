@@ -14,7 +14,13 @@ from typing import Any
 import pytest
 from llama_index.core.callbacks import CallbackManager
 
-from llama_index_agentic_kb import ActivityCallbackHandler, AgenticRetriever, KnowledgeSource
+from llama_index_agentic_kb import (
+    ActivityCallbackHandler,
+    AgenticRetriever,
+    KnowledgeSource,
+    RetrieverOptions,
+    interleave,
+)
 from llama_index_agentic_kb._aio import (
     Call,
     WorkerPool,
@@ -122,20 +128,27 @@ def test_a_pool_that_fails_to_start_a_thread() -> None:
 
 
 def test_a_sync_callback_may_start_a_loop_of_its_own() -> None:
-    """Observers and handlers of a sync call may be sync wrappers of async code."""
+    """Observers, handlers and fusion functions of a sync call may be sync wrappers of async code."""
     ran: list[int] = []
+
+    def fuse(lists: Any) -> Any:
+        ran.append(asyncio.run(asyncio.sleep(0, 3)))
+        return interleave(lists)
 
     class Handler(ActivityCallbackHandler):
         def on_event_end(self, *args: Any, **kwargs: Any) -> None:
             ran.append(asyncio.run(asyncio.sleep(0, 2)))
 
-    source = KnowledgeSource("a", retriever=MemoryRetriever(["rain"]))
+    sources = [KnowledgeSource(name, retriever=MemoryRetriever([f"rain {name}"])) for name in "ab"]
     manager = CallbackManager([Handler(log=False)])
     retriever = AgenticRetriever(
-        [source], observer=lambda _: ran.append(asyncio.run(asyncio.sleep(0, 1))), callback_manager=manager
+        sources,
+        options=RetrieverOptions(fusion=fuse),
+        observer=lambda _: ran.append(asyncio.run(asyncio.sleep(0, 1))),
+        callback_manager=manager,
     )
-    assert len(retriever.retrieve("rain")) == 1
-    assert {1, 2} == set(ran)
+    assert len(retriever.retrieve("rain")) == 2
+    assert {1, 2, 3} == set(ran)
 
 
 def test_a_stream_dropped_half_read_closes_its_loop() -> None:

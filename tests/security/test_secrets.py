@@ -29,6 +29,7 @@ from llama_index_agentic_kb import (
     KnowledgeBase,
     KnowledgeSource,
     OpenAICompatible,
+    RetrievalResponse,
     RetrieverOptions,
     cli,
 )
@@ -449,7 +450,11 @@ def test_what_a_client_holds_is_known_in_any_words(words: str, status: int, monk
         source = KnowledgeSource("well", retriever=MemoryRetriever(["Rain in Paris."]))
         options = RetrieverOptions(retries=NO_RETRIES)
         kb = KnowledgeBase([source], llm=llm, options=options, callback_manager=CallbackManager([witness.handler]))
-        for ask in (lambda: kb.retrieve("rain"), lambda: asyncio.run(kb.aretrieve("rain"))):
+        asks: list[Callable[[], RetrievalResponse]] = [
+            lambda: kb.retrieve("rain"),
+            lambda: asyncio.run(kb.aretrieve("rain")),
+        ]
+        for ask in asks:
             with suppress(AgenticKBError):
                 witness.shown(ask())
     assert f"status {status}" in witness.text
