@@ -426,7 +426,7 @@ def asked(
     Args:
         manager: Has the handlers.
         question: The question.
-        announced: Whether the dispatcher's listeners are told too: LlamaIndex's own ``query`` tells them.
+        announced: Whether the dispatcher's listeners hear of it too: LlamaIndex's own ``query`` does that itself.
 
     Yields:
         A function that takes what makes the response; where nobody listens, it is not made.

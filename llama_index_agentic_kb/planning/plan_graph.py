@@ -86,7 +86,7 @@ class PlanGraph:
         plan: What it starts from; its first sub-query is the question.
         sources: Those that may be searched, in declaration order.
         limits: How many sub-queries.
-        revision: Which revision it is made for, from 1; its ids, origin and first round are told by it. 0 is none.
+        revision: Which revision it is made for, from 1; its ids, origin and first round follow from it. 0: no revision.
         steps: What was planned before, which a revision may build on, by id.
         first_round: The round of what builds on nothing.
     """

@@ -154,7 +154,7 @@ class StoredLexicalSearch:
     def _opened(self) -> LexicalIndex:
         """Open the index, or see what others have committed since; raise ``RetrievalError`` where it is damaged."""
         if self._index is None or not (self._in_memory or self._directory.is_dir()):
-            with suppress(OSError):  # told when the index is opened
+            with suppress(OSError):  # reported when the index is opened
                 self._directory.parent.mkdir(mode=0o700, exist_ok=True)
             self._index = LexicalIndex(None if self._in_memory else self._directory)
         else:
