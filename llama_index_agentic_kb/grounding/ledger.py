@@ -11,7 +11,7 @@ from typing import Final
 
 from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb._text import error_message, one_line
-from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError
+from llama_index_agentic_kb.errors import DeadlineExceededError
 from llama_index_agentic_kb.grounding.claims import Claim, beginnings, marked_parts, split_claims
 from llama_index_agentic_kb.grounding.scorers import (
     CITATION_THRESHOLD,
@@ -90,20 +90,23 @@ async def ground(
         The ledger, its claims in the answer's order.
     """
     try:
-        scorer = as_scorer(scorer)
         claims = (
             split_claims(answer)
             if len(answer) <= _LONG
             else await Call(sync=partial(split_claims, answer), deadline=deadline, what="claims")
         )
-    except (ConfigurationError, DeadlineExceededError) as error:
+    except DeadlineExceededError as error:
         return GroundingLedger(warnings=[f"the answer's claims were not checked: {error}"])
     asked = [claim for claim in claims if claim.check_required]
     premises = [Premise(source.text, source.title, source.attributes) for source in sources]
     warnings: list[str] = []
     scores: list[ClaimScore] = []
+    name = ""
     if asked and sources:
         try:
+            if not isinstance(scorer, ClaimScorer):  # a model that is named may take seconds to load
+                scorer = await Call(sync=partial(as_scorer, scorer), deadline=deadline, what="loading the scorer")
+            name = scorer.name
             scores = await scorer.score(asked, premises, deadline=deadline)
             await _add_parts(asked, scores, sources, scorer, threshold, deadline)
             if not isinstance(scorer, LLMJudge):  # whose calls cost money
@@ -113,7 +116,7 @@ async def ground(
             warnings.append(f"{what} were not checked: {one_line(error_message(error))}")
     elif asked:
         scores = [ClaimScore(0.0, Verdict.UNSUPPORTED) for _ in asked]
-    return _ledger(claims, scores, sources, scorer.name, threshold, warnings)
+    return _ledger(claims, scores, sources, name, threshold, warnings)
 
 
 async def _add_parts(
