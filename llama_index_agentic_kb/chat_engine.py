@@ -29,6 +29,8 @@ __all__ = ["AgenticChatEngine"]
 
 dispatcher = get_dispatcher(__name__)
 
+EXTRACTS: Final = '[{"ref_id": '
+"""The start of extracted data, which stands in for an answer that did not come."""
 MEMORY_TOKENS: Final = 8_000
 """Tokens of conversation that the engine's own memory keeps."""
 
@@ -201,7 +203,7 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
 
         def delta(token: str) -> ChatResponse:
             nonlocal text
-            token = _readable(token) if self._extracts else token
+            token = _readable(token) if self._extracts or token.startswith(EXTRACTS) else token
             text += token
             return ChatResponse(message=ChatMessage(role=MessageRole.ASSISTANT, content=text), delta=token)
 

@@ -310,10 +310,14 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         try:
             return await asking
         except (DeadlineExceededError, SynthesisError) as error:
-            makes_objects = getattr(self.synthesizer, "_output_cls", None) is not None  # core's name; ours has it too
-            if makes_objects or not (isinstance(error, DeadlineExceededError) or is_transient(error)):
+            if not self._is_replaced(error):
                 raise
             return await in_its_place(retrieval, error)
+
+    def _is_replaced(self, error: Exception) -> bool:
+        """Return whether the evidence is given in place of an answer that failed so; an object has no parts."""
+        makes_objects = getattr(self.synthesizer, "_output_cls", None) is not None  # core's name; ours has it too
+        return not makes_objects and (isinstance(error, DeadlineExceededError) or is_transient(error))
 
     @property
     def checks(self) -> Grounding | None:
@@ -399,10 +403,17 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
             body = emitting(body, markers.feed, markers.close)
         try:
             with self.callback_manager.as_trace("query"):
-                answered.synthesis = await body
-                answered = await self.grounded(retrieval, answered.synthesis, checks)
-            if checks is not None and checks.may_change:
-                await emit(answered.text)
+                try:
+                    answered.synthesis = await body
+                except (DeadlineExceededError, SynthesisError) as error:
+                    if error.partial or not self._is_replaced(error):
+                        raise
+                    answered.synthesis = await in_its_place(retrieval, error)
+                    await emit(answered.synthesis.text)
+                else:
+                    answered = await self.grounded(retrieval, answered.synthesis, checks)
+                    if checks is not None and checks.may_change:
+                        await emit(answered.text)
         except DeadlineExceededError:
             reason = "it was not done by its deadline: the text so far is all of it"
             retrieval.missing.append(_answer_missing(Outcome.TIMEOUT, reason))

@@ -11,11 +11,18 @@ from llama_index.core.base.response.schema import PydanticResponse
 from llama_index.core.indices.prompt_helper import PromptHelper
 from pydantic import BaseModel
 
-from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, RetrievalResponse, RetrieverOptions, query_engine
+from llama_index_agentic_kb import (
+    AgenticStreamingResponse,
+    KnowledgeBase,
+    KnowledgeSource,
+    RetrievalResponse,
+    RetrieverOptions,
+    query_engine,
+)
 from llama_index_agentic_kb.errors import DeadlineExceededError, SynthesisError
 from llama_index_agentic_kb.guard.resilience import RetryPolicy
 from llama_index_agentic_kb.schema import Outcome
-from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM, ScriptedReply
+from llama_index_agentic_kb.testing import LoopbackOpenAI, MemoryRetriever, ScriptedLLM, ScriptedReply
 
 TEXTS = ["Rain in Paris.", "Rain in Oslo.", "Rain in Rome."]
 HANGS = ScriptedReply("late", latency=60)
@@ -25,6 +32,10 @@ class Weather(BaseModel):
     """The weather."""
 
     rain: bool
+
+
+def source() -> KnowledgeSource:
+    return KnowledgeSource("docs", retriever=MemoryRetriever(TEXTS, similarity_top_k=3))
 
 
 def base(reply: Any, texts: list[str] | None = None, **fields: Any) -> KnowledgeBase:
@@ -127,3 +138,17 @@ async def test_a_reply_without_end_is_cut(mode: str, *, streaming: bool) -> None
     ticker.cancel()
     assert 100_000 < len(text) <= 250_000
     assert ticks > 0
+
+
+async def test_a_stream_that_brought_nothing_is_the_evidence() -> None:
+    """Late or of a server that is gone; in a chat it is text."""
+    with LoopbackOpenAI("x") as server:
+        llm = server.llm(max_retries=0)
+    for kb in (base(HANGS), KnowledgeBase([source()], llm=llm, effort="minimal")):
+        response = kb.as_query_engine(streaming=True).query("Rain?")
+        assert isinstance(response, AgenticStreamingResponse)
+        extracts = json.loads("".join(response.response_gen))
+        assert [extract["content"] for extract in extracts] == TEXTS
+        assert response.account.status_code == 206
+        chat = kb.as_chat_engine()
+        assert "".join(chat.stream_chat("Rain?").response_gen).count("\nRain in ") == 3
