@@ -3,8 +3,9 @@
 Chroma walks its graph past the rows that don't match: under filters that have nothing to do with the query, recall
 falls to 0.45-0.93 (measured). And ``$ne`` and ``$nin`` let rows without the key through, which would fill the top
 places and be dropped by the check. Here few matching rows are compared exactly with numpy; of many, Chroma's filter is
-asked for many more candidates than are needed. For a filter that is too large for one request, the metadata of all rows
-are read; if it matches many, they are sieved from the nearest of all. Nothing is remembered: the collection may change.
+asked for many more candidates than are needed. A filter that is too large for one request is asked in several; where
+that would take very many, the metadata of all rows are read. If it matches many, they are sieved from the nearest of
+all. Nothing is remembered: the collection may change.
 
 Limits of the embedded Chroma (measured with 1.5.9): 32,766 values in one request ("too many SQL variables"), about a
 thousand conditions ("Expression tree is too large"), and some 5 ms for each condition of a request over 50,000 rows.
@@ -42,6 +43,8 @@ MAX_CANDIDATES: Final = 10_000
 MAX_VALUES: Final = 10_000
 MAX_CONDITIONS: Final = 100
 """Values and conditions of one request."""
+MAX_REQUESTS: Final = 50
+"""Requests that a filter is asked in."""
 _OPERATORS: Final = {
     Operator.EQ: "$eq",
     Operator.NE: "$ne",
@@ -95,8 +98,9 @@ class ChromaFilteredSearch:
         vector = np.asarray(query.query_embedding, dtype=np.float32)
         where, top_k = chroma_where(query.filters), query.similarity_top_k
         check_deadline(deadline)
-        whole = not fits(where)
-        ids = self._all_ids(passes, deadline) if whole else self._ids(where)
+        parts = requests(where)
+        whole = len(parts) != 1
+        ids = self._ids(parts, deadline) if parts else self._all_ids(passes, deadline)
         taken = partial(take, fetch=self._rows, top_k=top_k, passes=passes, deadline=deadline)
         note = f"filter matches {len(ids):,}: "
         if not ids:
@@ -113,8 +117,13 @@ class ChromaFilteredSearch:
             return found, note + "taken from the nearest of all"
         return taken(self._exact(ids, vector, deadline)), note + "searched exactly"
 
-    def _ids(self, where: Where) -> list[str]:
-        return list(self._collection.get(where=where, limit=EXACT_ROWS + 1, include=[])["ids"])
+    def _ids(self, parts: list[Where], deadline: float | None) -> list[str]:
+        ids: list[str] = []
+        for where in parts:
+            check_deadline(deadline)
+            limit = EXACT_ROWS + 1 if len(parts) == 1 else None  # of several, all are sieved
+            ids += self._collection.get(where=where, limit=limit, include=[])["ids"]
+        return list(dict.fromkeys(ids))
 
     def _all_ids(self, passes: Passes, deadline: float | None) -> list[str]:
         """Return the ids of all rows whose own metadata pass the check."""
@@ -187,8 +196,31 @@ def chroma_where(filters: MetadataFilters) -> Where:
     if filters.condition is FilterCondition.NOT:
         raise DeniedError("Chroma has no 'not': filters over it must come without negated groups")
     parts = [_part(part) for part in filters.filters]
-    logic = "$or" if filters.condition is FilterCondition.OR else "$and"
+    if filters.condition is FilterCondition.OR:
+        return _group("$or", _listed(parts))
+    return _group("$and", parts)
+
+
+def _group(logic: str, parts: list[Where]) -> Where:
     return parts[0] if len(parts) == 1 else {logic: parts}
+
+
+def _listed(parts: list[Where]) -> list[Where]:
+    """Put equalities on one key into one list, of one type as Chroma's lists are: a thousand cost no more than one."""
+    lists: dict[tuple[str, type], list[Any]] = {}
+    others: list[Where] = []
+    for part in parts:
+        ((key, inner),) = part.items()
+        values = [] if isinstance(inner, list) else inner.get("$in") or [inner[name] for name in inner if name == "$eq"]
+        if values:
+            lists.setdefault((key, type(values[0])), []).extend(values)
+        else:
+            others.append(part)
+    joined: list[Where] = [
+        {key: {"$in": list(dict.fromkeys(values))} if len(values) > 1 else {"$eq": values[0]}}
+        for (key, _), values in lists.items()
+    ]
+    return joined + others
 
 
 def _part(part: MetadataFilter | MetadataFilters) -> Where:
@@ -203,6 +235,37 @@ def fits(where: Where) -> bool:
     """Return whether one request can hold it."""
     conditions, values = _size(where)
     return conditions <= MAX_CONDITIONS and values <= MAX_VALUES
+
+
+def requests(where: Where) -> list[Where]:
+    """Return filters of one request each whose rows together are a filter's; none where they are too many."""
+    fitting: list[Where] = []
+    waiting = [where]
+    while waiting:
+        part = waiting.pop()
+        if fits(part):
+            fitting.append(part)
+            continue
+        halves = _halves(part)
+        if not halves or len(fitting) + len(waiting) + len(halves) > MAX_REQUESTS:
+            return []
+        waiting += halves
+    return fitting
+
+
+def _halves(where: Where) -> list[Where]:
+    """Return two filters whose rows together are a filter's: an "or" or a list, in an "and" the largest, is halved."""
+    ((key, inner),) = where.items()
+    if key == "$and":
+        for at in sorted(range(len(inner)), key=lambda at: _size(inner[at]), reverse=True):
+            if halves := _halves(inner[at]):
+                return [{key: [*inner[:at], half, *inner[at + 1 :]]} for half in halves]
+        return []
+    values = inner if key == "$or" else inner.get("$in", [])
+    parts = [values[: len(values) // 2], values[len(values) // 2 :]]
+    if not parts[0]:
+        return []
+    return [_group(key, part) if key == "$or" else {key: {"$in": part}} for part in parts]
 
 
 def _size(where: Where) -> tuple[int, int]:

@@ -23,7 +23,7 @@ from llama_index.vector_stores.chroma import ChromaVectorStore
 
 from llama_index_agentic_kb.errors import DeadlineExceededError, DeniedError, RetrievalError
 from llama_index_agentic_kb.store import chroma_search
-from llama_index_agentic_kb.store.chroma_search import ChromaFilteredSearch
+from llama_index_agentic_kb.store.chroma_search import ChromaFilteredSearch, chroma_where
 
 ROWS = 3_000
 DIMENSION = 64
@@ -130,7 +130,7 @@ def searching(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -
     if request.param != "exactly":
         monkeypatch.setattr(chroma_search, "EXACT_ROWS", 1)
     if request.param == "sieved":
-        monkeypatch.setattr(chroma_search, "fits", lambda _: False)
+        monkeypatch.setattr(chroma_search, "requests", lambda _: [])
 
 
 Search = Callable[[VectorStoreQuery], VectorStoreQueryResult]
@@ -217,11 +217,56 @@ def test_filters_larger_than_one_request() -> None:
     assert _ids(_search(store, _query([1.0, 0.0], either, top_k=3))) == ["n1", "n3", "n5"]
 
 
+def test_equalities_on_one_key_become_one_list() -> None:
+    """A thousand conditions become one, which costs Chroma a thousandth; types stay apart."""
+    either = MetadataFilters(filters=[_is("a", at).filters[0] for at in range(1000)], condition=FilterCondition.OR)
+    assert chroma_where(either) == {"a": {"$in": list(range(1000))}}
+    mixed = [_is("a", value).filters[0] for value in (1, True, "x")] + _is("a", [2, 1], FilterOperator.IN).filters
+    whole = chroma_where(MetadataFilters(filters=mixed, condition=FilterCondition.OR))
+    assert whole == {"$or": [{"a": {"$in": [1, 2]}}, {"a": {"$eq": True}}, {"a": {"$eq": "x"}}]}
+
+
+def test_many_alternatives_are_asked_in_several_requests(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A principal's groups are a key each: only rows that match are read."""
+    store = _small_store(30)
+    groups = [_is("even", value=True).filters[0], *(_is(f"group {at}", value=True).filters[0] for at in range(300))]
+    either = MetadataFilters(filters=groups, condition=FilterCondition.OR)
+    both = MetadataFilters(filters=[*_is("name", "name 3", FilterOperator.NE).filters, either])
+    monkeypatch.setattr(ChromaFilteredSearch, "_all_ids", None)  # reads the metadata of all rows
+    assert _ids(_search(store, _query([1.0, 0.0], both, top_k=3))) == ["n0", "n2", "n4"]
+    monkeypatch.setattr(chroma_search, "EXACT_ROWS", 2)
+    assert _ids(_search(store, _query([1.0, 0.0], both, top_k=3))) == ["n0", "n2", "n4"]
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["all rows", "a large filter"])
+def test_reading_ids_stops_at_the_deadline(whole: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Between two requests, of all rows' metadata and of a filter's parts."""
+    store, deadline, read = _small_store(30), time.monotonic() + 0.3, []
+    either = MetadataFilters(
+        filters=[_is(f"group {at}", value=True).filters[0] for at in range(300)], condition=FilterCondition.OR
+    )
+    monkeypatch.setattr(chroma_search, "MAX_VALUES", 10)
+    if whole:
+        monkeypatch.setattr(chroma_search, "requests", lambda _: [])
+    search = ChromaFilteredSearch(store)
+
+    def get(**_: Any) -> dict[str, Any]:
+        read.append(1)
+        while time.monotonic() <= deadline:
+            time.sleep(0.01)
+        return {"ids": [], "metadatas": []}
+
+    monkeypatch.setattr(search, "_collection", SimpleNamespace(get=get, count=lambda: 30))
+    with pytest.raises(DeadlineExceededError, match="at its deadline"):
+        search(_query([1.0, 0.0], either), partial(_passes, either), deadline=deadline)
+    assert len(read) <= 1
+
+
 def test_rows_far_from_the_query_are_found(rows: Rows, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where too few of the nearest rows of all match a large filter, the matching rows are compared one by one."""
     monkeypatch.setattr(chroma_search, "EXACT_ROWS", 100)
     monkeypatch.setattr(chroma_search, "MAX_CANDIDATES", 100)
-    monkeypatch.setattr(chroma_search, "fits", lambda _: False)
+    monkeypatch.setattr(chroma_search, "requests", lambda _: [])
     query = _query(-rows.queries[0], _is("near", value=True))  # its opposite: all others are nearer
     found = _search(rows.stores["cosine"], query)
     assert found[1] == "filter matches 300: searched exactly"
