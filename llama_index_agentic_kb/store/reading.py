@@ -143,12 +143,14 @@ class FileReader:
         began, line = time.monotonic(), ""
         ending = threading.Timer(self.seconds, process.kill)
         ending.start()
-        with suppress(OSError):
-            process.stdin.write(json.dumps([str(path), self.max_bytes]) + "\n")
-            process.stdin.flush()
-            line = process.stdout.readline()
-        ending.cancel()
-        ending.join()
+        try:
+            with suppress(OSError):
+                process.stdin.write(json.dumps([str(path), self.max_bytes]) + "\n")
+                process.stdin.flush()
+                line = process.stdout.readline()
+        finally:  # also after Ctrl-C: the interpreter would wait for it
+            ending.cancel()
+            ending.join()
         late = time.monotonic() - began >= self.seconds
         if late or not line.endswith("\n"):
             code = None if late else process.wait()
@@ -353,6 +355,8 @@ def parse(path: Path, max_bytes: int) -> _Parsed:
         check_size(sum(len(text) for text, _ in parsed["sections"]), max_bytes)
     except UnreadableError as error:
         return {"error": str(error)}
+    except OSError as error:  # its text holds the path
+        return {"error": f"can't be read as {path.suffix.lower()}: {error.strerror or type(error).__name__}"}
     except Exception as error:  # noqa: BLE001 (file parsers raise anything; the error is reported)
         return {"error": f"can't be read as {path.suffix.lower()}: {type(error).__name__}: {error}"}
     return parsed
@@ -365,7 +369,10 @@ def _pdf(path: Path, _: int) -> _Parsed:
     try:
         pages = PDFReader().load_data(path)
     except RetryError as error:  # the reader tries three times, whatever the fault, and hides it
-        raise UnreadableError(f"can't be read as .pdf: {error.last_attempt.exception()}") from error
+        fault = error.last_attempt.exception()
+        if isinstance(fault, OSError):
+            raise fault from error
+        raise UnreadableError(f"can't be read as .pdf: {fault}") from error
     return {"title": "", "sections": [(page.text, {"page_label": str(page.metadata["page_label"])}) for page in pages]}
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -174,6 +176,27 @@ def test_unreadable_files_name_the_reason(
         content = (tmp_path / name).read_bytes()
     with pytest.raises(IngestionError, match=reason):
         read(name, content)
+
+
+@pytest.mark.parametrize("name", ["gone.pdf", "gone.docx", "gone.html"])
+def test_reasons_hold_no_path(name: str, tmp_path: Path) -> None:
+    """A file may go between the walk and its parser, whose error names it in full."""
+    assert reading.parse(tmp_path / name, 1000) == {
+        "error": f"can't be read as {Path(name).suffix}: No such file or directory"
+    }
+
+
+def test_an_interrupt_leaves_no_timer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else Ctrl-C would keep the process as long as a file may take."""
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    pipes = {"stdin": SimpleNamespace(write=interrupted, close=int), "stdout": SimpleNamespace(close=int)}
+    monkeypatch.setattr(reading, "_start", lambda: SimpleNamespace(**pipes, kill=int, wait=int))
+    with pytest.raises(KeyboardInterrupt), FileReader(seconds=3) as reader:
+        reader.read(Path("a.pdf"))
+    assert not any(isinstance(thread, threading.Timer) for thread in threading.enumerate())
 
 
 def test_text_that_no_store_takes_is_cleaned(read: Read) -> None:
