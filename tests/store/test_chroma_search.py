@@ -5,6 +5,7 @@ import operator
 import time
 from collections.abc import Callable, Iterator
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import chromadb
