@@ -167,6 +167,8 @@ class DocumentDatabase:
         self.timeout = timeout
         self._pid = os.getpid()
         self._lock = threading.Lock()
+        self._writing = threading.Lock()
+        self._writer: sqlite3.Connection | None = None
         with suppress(OSError):
             os.close(os.open(path, os.O_CREAT, 0o600))
         try:
@@ -174,7 +176,7 @@ class DocumentDatabase:
             try:
                 self._prepare(self._connection)
             except BaseException:
-                self._connection.close()
+                self.close()
                 raise
         except IngestionError as error:
             raise ConfigurationError(str(error)) from error
@@ -214,8 +216,10 @@ class DocumentDatabase:
     def close(self) -> None:
         """Close the file; a second call does nothing."""
         if os.getpid() == self._pid:  # closed in a fork, the file would lose the locks that the parent process has
-            with self._lock:
+            with self._writing, self._lock:
                 self._connection.close()
+                if self._writer is not None:
+                    self._writer.close()
 
     def rows(self, statement: str, parameters: Sequence[object] = ()) -> list[tuple[Any, ...]]:
         """Return the rows of a query."""
@@ -233,15 +237,24 @@ class DocumentDatabase:
     def transaction(self) -> Iterator[sqlite3.Connection]:
         """Change the file: all that is done inside the ``with`` block, durably, or nothing.
 
-        It has a connection of its own: readers do not wait for it, however long it takes.
+        Changes have a connection of their own: readers do not wait for them, however long they take.
         """
         self.check_process()
-        with self._errors(IngestionError, "written"), closing(self._connect()) as connection:
-            # FULL: a document counts as stored once its transaction ends, even if the power fails right after.
-            for statement in ("PRAGMA synchronous = FULL", "PRAGMA foreign_keys = ON", "BEGIN IMMEDIATE"):
-                connection.execute(statement)
-            yield connection
-            connection.execute("COMMIT")  # what is not committed is rolled back when the connection is closed
+        with self._writing, self._errors(IngestionError, "written"):
+            if self._writer is None:
+                self._writer = self._connect()
+                # FULL: a document counts as stored once its transaction ends, even if the power fails right after.
+                self._writer.execute("PRAGMA synchronous = FULL")
+                self._writer.execute("PRAGMA foreign_keys = ON")
+            self._writer.execute(f"PRAGMA busy_timeout = {int(self.timeout * 1000)}")
+            self._writer.execute("BEGIN IMMEDIATE")
+            try:
+                yield self._writer
+                self._writer.execute("COMMIT")
+            except BaseException:
+                if self._writer.in_transaction:  # SQLite itself ends it where the disk is full
+                    self._writer.execute("ROLLBACK")
+                raise
 
     def check_process(self) -> None:
         """Raise ``ConfigurationError`` in a process that was forked from the one that opened the file."""
