@@ -113,13 +113,9 @@ class PassageSet:
         self._in_full = in_full
         self._seen: set[NodeKey] = set()
 
-    def add(self, query: str, found: Iterable[Candidate], *, only: Collection[str] | None = None) -> None:
-        """Add passages that a query found, best first, each cut around the query's words.
-
-        ``only`` are ids: then no others are added, and as many of them as there are.
-        """
-        listed = [one for one in found if only is None or one.node.node_id in only]
-        for candidate in listed[: self._per_query if only is None else None]:
+    def add(self, query: str, found: Sequence[Candidate]) -> None:
+        """Add passages that a query found, best first, each cut around the query's words."""
+        for candidate in found[: self._per_query]:
             node, source = candidate.node, candidate.search.source
             key = node_key(node.node)
             if key in self._seen or len(self.passages) >= MAX_PASSAGES:

@@ -620,21 +620,16 @@ class MultiHopSearch:
 
     def _passages(self, first: Sequence[str]) -> PassageSet:
         """Return the passages that prove findings, in full, and the best of all searches, some queries' first."""
-        proof = {one.node_id for one in self._proof()}
+        proof = [one.node_id for one in self._proof()]
         share = min(max(1, MAX_PASSAGES // max(1, len(first))), PASSAGES_PER_QUERY)
         passages = PassageSet(share, {*proof, *self._in_full})
         by_query: dict[str, list[SourceSearch]] = {name: [] for name in first}
         for search in self._done:
             by_query.setdefault(search.sub_query.id, []).append(search)
-        best = {
-            name: (found[0].sub_query.query, best_of(found, self._task.fusion))
-            for name, found in by_query.items()
-            if found
-        }
-        for query, candidates in best.values():
-            passages.add(query, candidates, only=proof)
-        for query, candidates in best.values():
-            passages.add(query, candidates)
+        best = [(found[0].sub_query.query, best_of(found, self._task.fusion)) for found in by_query.values() if found]
+        by_id = {one.node.node.node_id: (query, [one]) for query, found in reversed(best) for one in found}
+        for query, found in [*(by_id[node_id] for node_id in proof if node_id in by_id), *best]:
+            passages.add(query, found)
         return passages
 
     def _proof(self) -> list[Proof]:
