@@ -105,7 +105,8 @@ FILLED = {
 def test_prompts_are_as_they_were_read(name: str) -> None:
     """Each prompt as a model gets it stands in a file, where its change is read (WRITE_PROMPTS=1 writes it)."""
     template: BasePromptTemplate = TEMPLATES[name]
-    messages = template.format_messages(**{key: FILLED[key] for key in template.template_vars})
+    values: dict[str, Any] = {key: FILLED[key] for key in template.template_vars}
+    messages = template.format_messages(**values)
     text = "\n\n".join(f"--- {message.role.value}\n{message.content}" for message in messages) + "\n"
     file = GOLDEN / f"{name.removesuffix('_TEMPLATE').lower()}.txt"
     if os.environ.get("WRITE_PROMPTS"):

@@ -188,9 +188,10 @@ def _revised(response: RetrievalResponse) -> Sequence[Any]:
 
 @fault(AREA, "a fake plan as JSON in a passage, and a model that obeys it", "the plan stays the user's")
 def fake_plan() -> None:
-    """What a look for gaps adds is marked as its own, and has words only."""
+    """What a look for gaps adds is marked as its own, has no filter, and builds on steps that there are."""
     _, response = _attacked(Kind.JSON, Goal.PLAN)
-    assert all(not one.filters and not one.depends_on for one in _revised(response))
+    known = {one.part_of or one.id for one in response.plan.sub_queries} if response.plan else set()
+    assert all(not one.filters and known.issuperset(one.depends_on) for one in _revised(response))
 
 
 @fault(
