@@ -43,10 +43,10 @@ def test_spans_cover_the_text(text: str) -> None:
 
 def test_sentences_end_where_readers_end_them() -> None:
     """Abbreviations and times end no sentence."""
-    told = [PROSE[start:end].strip() for start, end in sentence_spans(PROSE)]
-    assert told[0] == "Dr. Smith went home."
-    assert told[-1] == "The end."
-    assert "".join(told).replace(" ", "") == PROSE.replace(" ", "")
+    sentences = [PROSE[start:end].strip() for start, end in sentence_spans(PROSE)]
+    assert sentences[0] == "Dr. Smith went home."
+    assert sentences[-1] == "The end."
+    assert "".join(sentences).replace(" ", "") == PROSE.replace(" ", "")
 
 
 @settings(max_examples=50, deadline=None)

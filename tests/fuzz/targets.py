@@ -148,8 +148,8 @@ def _citations(text: str) -> None:
     whole, removed = clean_markers(text, VALID)
     for size in (1, 3, 7):
         markers = MarkerFilter(VALID)
-        told = "".join([*(markers.feed(piece) for piece in _cut(text, size)), markers.close()])
-        assert (told, markers.removed) == (whole, removed), size
+        cleaned = "".join([*(markers.feed(piece) for piece in _cut(text, size)), markers.close()])
+        assert (cleaned, markers.removed) == (whole, removed), size
     assert set(cited_ids(whole)) <= set(VALID), whole
     assert clean_markers(whole, VALID) == (whole, 0), whole
     answers = []

@@ -110,7 +110,7 @@ def test_cancelled_callers_are_dropped(batcher: MicroBatcher, model: Model) -> N
 
 @pytest.mark.parametrize("given", [[], [[1.0], [2.0]]], ids=["too few", "too many"])
 def test_a_wrong_number_of_vectors_is_an_error(given: list[list[float]]) -> None:
-    """A model that gives another number of vectors than texts is told of; nobody gets another one's vector."""
+    """A model that gives another number of vectors than texts fails; nobody gets another one's vector."""
     batcher = MicroBatcher(lambda _: given, max_batch=4, pool=WorkerPool("test", max_workers=1))
     with pytest.raises(AgenticKBError, match=f"returned {len(given)} vectors for 1 text"):
         batcher.submit(["a"])[0].result(SECONDS)

@@ -167,7 +167,7 @@ def test_the_real_model_embeds_a_request_in_one_batch(embed_model: BaseEmbedding
 
 
 def test_the_models_own_handlers_are_told_too() -> None:
-    """A model's handlers and the request's are told once each, also where one is both."""
+    """A model's handlers and the request's are called once each, also where one is both."""
     own, shared, ours = (LlamaDebugHandler(print_trace_on_end=False) for _ in range(3))
     model = HashEmbedding(callback_manager=CallbackManager([own, shared]))
     run(wanted(embeddings(shared, ours), [(model, "a")]))

@@ -20,8 +20,8 @@ def test_vectors_are_found_by_model_and_text() -> None:
     cache.put("m", "a", [0.1, 0.2])
     assert cache.get("m", "a") == [0.1, 0.2]
     assert [cache.get("m", "A"), cache.get("n", "a"), cache.get("m", "")] == [None, None, None]
-    told = cache.statistics
-    assert (told.hits, told.misses, told.entries, told.bytes) == (1, 3, 1, BYTES_OF_TWO)
+    counted = cache.statistics
+    assert (counted.hits, counted.misses, counted.entries, counted.bytes) == (1, 3, 1, BYTES_OF_TWO)
 
 
 @settings(max_examples=50)

@@ -223,7 +223,7 @@ def test_what_passes_is_found_however_far_down(most: int, monkeypatch: pytest.Mo
 
 
 def test_a_directory_keeps_it(tmp_path: Path) -> None:
-    """Another index over the directory finds the same, and sees later commits when told to look."""
+    """Another index over the directory finds the same, and sees later commits when it is refreshed."""
     first = index_of(document("a", "rain in Paris", year=2001), directory=tmp_path / "new" / "index", mark="7")
     second = LexicalIndex(tmp_path / "new" / "index")
     assert (second.mark, second.search("rain", 5)) == ("7", first.search("rain", 5))
@@ -261,7 +261,7 @@ def test_a_killed_writer_leaves_the_last_commit(tmp_path: Path) -> None:
 
 
 def test_two_writers_are_refused(tmp_path: Path) -> None:
-    """While one is writing, another is told so; it can write afterwards."""
+    """While one is writing, another is refused; it can write afterwards."""
     first, second = index_of(document("a", "rain"), directory=tmp_path), LexicalIndex(tmp_path)
 
     def documents() -> Any:

@@ -62,7 +62,7 @@ def test_what_is_no_use_is_tried_once(perform: Perform) -> None:
 
 
 def test_a_hanging_server_keeps_nothing(perform: Perform) -> None:
-    """The caller is told at the deadline, and the call's place is free soon after."""
+    """The caller hears of it at the deadline, and the call's place is free soon after."""
     with LoopbackOpenAI(embedding_fault=Fault.hang()) as server:
         model = OpenAIEmbedding.of(server)
         (first, _) = perform(embed(model, seconds=0.2))

@@ -40,7 +40,7 @@ def ranks(reranker: Reranker, candidates: list[NodeWithScore] | None = None, sec
 
 
 class Answers(BaseNodePostprocessor):
-    """Gives back what it is told: copies of nodes by position with scores, or anything else."""
+    """Returns its ``answer``: copies of nodes by position with scores, or anything else."""
 
     answer: Any = None
 

@@ -12,7 +12,7 @@ from tests.wire.loopback import LoopbackGoogle
 
 @pytest.fixture
 def google() -> Iterator[LoopbackGoogle]:
-    """A server that records requests and answers as it is told."""
+    """A server that records requests and answers as a test sets it."""
     with LoopbackGoogle() as server:
         yield server
 

@@ -31,9 +31,9 @@ PARENT = Parent("p", "global", "e", "default_collection", engine=True)
 NOW = datetime(2026, 1, 2, 3, 4, 5, 600000, tzinfo=UTC)
 
 
-def parsed(kind: Any, told: Any) -> Any:
+def parsed(kind: Any, written: Any) -> Any:
     """Parse strictly, by way of the bytes that go out."""
-    data = json.dumps(told, ensure_ascii=False, allow_nan=False).encode().decode()
+    data = json.dumps(written, ensure_ascii=False, allow_nan=False).encode().decode()
     return json_format.Parse(data, kind.pb(kind()), ignore_unknown_fields=False)
 
 
@@ -42,26 +42,26 @@ def whole(answer: a.Answer) -> WholePiece:
     return WholePiece.model_construct(answer=answer, session=None)
 
 
-def same(kind: Any, told: dict[str, Any], *, enum_as_int: bool) -> None:
+def same(kind: Any, written: dict[str, Any], *, enum_as_int: bool) -> None:
     """Nothing is lost, and everything is in protobuf's own form."""
-    again = json_format.MessageToDict(parsed(kind, told), use_integers_for_enums=enum_as_int)
-    assert again == told
+    again = json_format.MessageToDict(parsed(kind, written), use_integers_for_enums=enum_as_int)
+    assert again == written
 
 
 @many
 @given(answers(), st.booleans())
 def test_answers_survive_a_strict_parse(answer: a.Answer, enum_as_int: bool) -> None:
     """Any answer is read strictly, and written by protobuf comes out the same."""
-    told = encode_answer(answer, name="n", enum_as_int=enum_as_int)
-    same(google_v1.Answer, told, enum_as_int=enum_as_int)
+    written = encode_answer(answer, name="n", enum_as_int=enum_as_int)
+    same(google_v1.Answer, written, enum_as_int=enum_as_int)
 
 
 @many
 @given(sessions(), st.booleans())
 def test_sessions_survive_a_strict_parse(session: Session, enum_as_int: bool) -> None:
     """Any session is read strictly, with whole answers and without; so is a page of them."""
-    told = encode_session(session, PARENT, enum_as_int=enum_as_int)
-    same(google_v1.Session, told, enum_as_int=enum_as_int)
+    written = encode_session(session, PARENT, enum_as_int=enum_as_int)
+    same(google_v1.Session, written, enum_as_int=enum_as_int)
     page = encode_session_page(SessionPage(sessions=[session], next_page_token="t"), PARENT, enum_as_int=enum_as_int)
     same(google_v1.ListSessionsResponse, page, enum_as_int=enum_as_int)
 
@@ -83,8 +83,8 @@ def test_every_piece_of_a_stream_survives_a_strict_parse(answer: a.Answer, enum_
         next(key for key in ("steps", "references", "citations", "answerText") if key in one["answer"])
         for one in before
     ]
-    told = [kind for kind in order if kind in ("steps", "references")]
-    assert order[: len(told)] == told == [kind for kind in ("steps", "references") if getattr(answer, kind)]
+    written = [kind for kind in order if kind in ("steps", "references")]
+    assert order[: len(written)] == written == [kind for kind in ("steps", "references") if getattr(answer, kind)]
     streamed = "".join(one["answer"].get("answerText", "") for one in before)
     assert streamed == last["answer"].get("answerText", "")
     assert all(one["answer"]["state"] in ("STREAMING", 4) for one in before)
@@ -134,10 +134,10 @@ def test_a_stream_keeps_its_order_and_is_closed() -> None:
 def test_a_response_names_answer_and_session() -> None:
     """With a session both are named, under the parent that was asked; without one neither is."""
     session = Session(id="s", display_name="Who?", started_at=NOW, updated_at=NOW)
-    told = encode_answer_response(a.Answer(id="1", text="x"), parent=PARENT, session=session, token="T")
-    same(google_v1.AnswerQueryResponse, told, enum_as_int=False)
-    assert told["answer"]["name"] == f"{PARENT}/sessions/s/answers/1"
-    assert told["session"]["startTime"] == "2026-01-02T03:04:05.600Z"
+    written = encode_answer_response(a.Answer(id="1", text="x"), parent=PARENT, session=session, token="T")
+    same(google_v1.AnswerQueryResponse, written, enum_as_int=False)
+    assert written["answer"]["name"] == f"{PARENT}/sessions/s/answers/1"
+    assert written["session"]["startTime"] == "2026-01-02T03:04:05.600Z"
     alone = encode_answer_response(a.Answer(id="1", text="x"))
     assert alone == {"answer": {"state": "SUCCEEDED", "answerText": "x"}}
 
@@ -152,9 +152,9 @@ def test_values_take_protobufs_form() -> None:
         "s": "\ud800",
     }
     reference = a.ChunkReference(relevance_score=0.1203860342502594, metadata=data)
-    told = encode_answer(a.Answer(references=[reference]))["references"][0]["chunkInfo"]
-    assert told["relevanceScore"] == 0.120386034
-    assert told["documentMetadata"]["structData"] == {
+    written = encode_answer(a.Answer(references=[reference]))["references"][0]["chunkInfo"]
+    assert written["relevanceScore"] == 0.120386034
+    assert written["documentMetadata"]["structData"] == {
         "big": "9007199254740993",
         "nan": None,
         "day": "2026-01-02",

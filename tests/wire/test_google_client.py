@@ -225,7 +225,7 @@ def test_ranking_goes_both_ways(google: LoopbackGoogle) -> None:
 
 
 @pytest.mark.parametrize(
-    ("error", "kind", "told"),
+    ("error", "kind", "message"),
     [
         (InvalidRequestError("query.text: a question is needed"), exceptions.BadRequest, "query.text"),
         (NotFoundError("session: there is no session of this name"), exceptions.NotFound, "no session"),
@@ -237,7 +237,7 @@ def test_ranking_goes_both_ways(google: LoopbackGoogle) -> None:
     ],
 )
 def test_errors_reach_the_client_as_what_they_are(
-    google: LoopbackGoogle, answers: Any, error: Exception, kind: type[Exception], told: str
+    google: LoopbackGoogle, answers: Any, error: Exception, kind: type[Exception], message: str
 ) -> None:
     """Each error is raised by the client as Google's own, unary and streamed; foreign ones say nothing."""
     google.status, body = encode_error(error)
@@ -245,7 +245,7 @@ def test_errors_reach_the_client_as_what_they_are(
     request = g.AnswerQueryRequest(serving_config=CONFIGS[0], query={"text": "?"})
     with pytest.raises(kind) as unary:
         answers.answer_query(request)
-    assert told in str(unary.value)
+    assert message in str(unary.value)
     assert "secret" not in str(unary.value)
     with pytest.raises(kind):
         list(answers.stream_answer_query(request))

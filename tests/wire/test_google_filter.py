@@ -102,7 +102,7 @@ def test_an_empty_filter_is_none() -> None:
     ],
 )
 def test_what_is_no_filter_is_refused_with_place_and_remedy(text: str, message: str) -> None:
-    """The place, what was found and what would do are told."""
+    """The message says the place, what was found and what would do."""
     with pytest.raises(InvalidRequestError) as refused:
         parse_filter(text)
     assert message in str(refused.value)

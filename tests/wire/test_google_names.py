@@ -57,7 +57,7 @@ def test_configs_are_named_too() -> None:
     ],
 )
 def test_what_is_no_name_is_refused(name: str) -> None:
-    """Neither a part of a name nor one with an empty part passes; the field is told."""
+    """Neither a part of a name nor one with an empty part passes; the field is named."""
     with pytest.raises(InvalidRequestError):
         parse_parent(name)
     with pytest.raises(InvalidRequestError, match=r"^session: |an engine is named"):

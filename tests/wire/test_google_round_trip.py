@@ -232,14 +232,14 @@ def test_a_session_is_made_continued_and_read(answers: Any, service: Service) ->
 def test_errors_of_the_way_reach_the_client(google: LoopbackGoogle, answers: Any, service: Service) -> None:
     """A session of another's, or of nobody, is not found; a request that can't be read is a bad one."""
 
-    def told(sent: Recorded) -> bytes | list[bytes]:
+    def answered(sent: Recorded) -> bytes | list[bytes]:
         try:
             return service(sent)
         except AgenticKBError as error:
             google.status, body = encode_error(error)
             return json.dumps(body).encode()
 
-    google.service = told
+    google.service = answered
     parent = CONFIGS[2].rsplit("/servingConfigs/", 1)[0]
     theirs = service.store.add_turn("bob", "-", "Q?", Answer(text="a"))
     with pytest.raises(exceptions.NotFound):
