@@ -84,7 +84,20 @@ _conditions: Final = st.one_of(
             "value": st.lists(_scalars, min_size=1, max_size=3),
         }
     ),
-    st.fixed_dictionaries({"key": st.sampled_from(KEYS), "operator": st.just("exists"), "value": st.just(value=True)}),
+    st.fixed_dictionaries(
+        {
+            "key": st.sampled_from(KEYS),
+            "operator": st.sampled_from(["exists", "is_empty"]),
+            "value": st.just(value=True),
+        }
+    ),
+    st.fixed_dictionaries(
+        {
+            "key": st.sampled_from(KEYS),
+            "operator": st.sampled_from(["text_match", "text_match_insensitive"]),
+            "value": st.sampled_from(["a", "acme", "BETA", "x"]),
+        }
+    ),
 )
 _odd: Final = st.one_of(
     st.fixed_dictionaries({"key": st.sampled_from(HOSTILE_KEYS), "value": _scalars}),
@@ -132,6 +145,9 @@ WRITTEN: Final = _written() | st.sampled_from(
         "1 eq 1",
         "true",
         "tenant eq null",
+        "isempty(tenant) or contains(tenant, 'a')",
+        "not isempty(acl_public)",
+        "contains(tolower(owner), 'e')",
         "search.in(tenant, 'acme,beta,Acme')",
         "' or ''='",
     ]
