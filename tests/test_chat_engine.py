@@ -140,7 +140,7 @@ def test_it_takes_what_llama_index_s_chat_engines_take(server: LoopbackOpenAI) -
     assert "Context for you: [data " in last
     with pytest.raises(ConfigurationError, match="system_prompt, prefix_messages: pass one of them"):
         kb.as_chat_engine(system_prompt="a", prefix_messages=prefix)
-    assert kb.as_chat_engine(tools=None)
+    assert isinstance(kb.as_chat_engine(tools=None), AgenticChatEngine)
     with pytest.raises(ConfigurationError, match="unknown argument: token_limit"):
         kb.as_chat_engine(token_limit=100)
 

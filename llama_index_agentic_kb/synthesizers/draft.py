@@ -135,22 +135,12 @@ class Draft:
     """One synthesis under way.
 
     Args:
-        model: What answers.
-        asker: How it is asked for objects.
-        window: Tokens of prompt and reply together.
-        reserved: Of these, the reply's.
+        window: Tokens of prompt and reply together; ``reserved`` of these are the reply's.
         largest: The most evidence that a prompt may hold, in tokens; None is what fits.
         overlap: The share of a passage's part that the next part repeats, where a passage is split.
-        query: The question.
         passages: The evidence; their order is that of the nodes.
-        deadline: ``time.monotonic()`` by which the answer must be there; None waits.
-        max_output_tokens: The answer's budget; None leaves it to the model.
         variables: Further variables of the templates.
-        instructions: The caller's own; none is empty.
-        streaming: Whether deltas of the answer are emitted.
-        output_cls: The object that is wanted; None wants text.
         asked_cls: The class that prompts must leave room to describe; None is ``output_cls``.
-        spotlight: How prompts mark what was retrieved.
         result: What it has come to so far.
         emitted: What was emitted so far: a start of the answer.
         so_far: The answer as it stands between two calls: what is left of it where time runs out.
