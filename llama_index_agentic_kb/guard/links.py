@@ -22,8 +22,6 @@ import re
 from collections.abc import Collection
 from typing import Final
 
-__all__ = ["LinkFilter", "clean_links"]
-
 REMOVED: Final = "(link removed)"
 
 MAX: Final = 2_048

@@ -24,8 +24,6 @@ from typing import Final, Literal, TypeAlias, get_args
 
 from llama_index_agentic_kb.errors import ConfigurationError
 
-__all__ = ["PLAIN", "Spotlight", "Spotlighting", "as_spotlighting", "draw", "without_signs"]
-
 Spotlighting: TypeAlias = Literal["delimit", "datamark", "encode"]
 
 _SPACES: Final = re.compile(r"[^\S\n]+")

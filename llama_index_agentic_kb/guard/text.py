@@ -35,16 +35,6 @@ import unicodedata
 from collections.abc import Callable, Iterable
 from typing import Final
 
-__all__ = [
-    "HiddenFilter",
-    "plain_value",
-    "quoted",
-    "sanitize",
-    "sanitize_reply",
-    "strip_invisible",
-    "without_hidden",
-]
-
 # -- characters that can't be seen ------------------------------------------------------------------------------------
 
 _BREAKS: Final = re.compile("\r\n?|[\x0b\x0c\x85\u2028\u2029]")

@@ -34,8 +34,6 @@ from llama_index_agentic_kb.search.lexical import LexicalIndex, LexicalSearch, N
 from llama_index_agentic_kb.sources.filters import is_chroma
 from llama_index_agentic_kb.sources.index import with_request_timeouts
 
-__all__ = ["MAX_NODES", "IndexedNodes", "lexical_for"]
-
 MAX_NODES: Final = 10_000
 """Nodes of an index that are indexed in memory without being asked for."""
 

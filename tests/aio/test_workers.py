@@ -101,7 +101,8 @@ def in_a_process(code: str, seconds: float = 20) -> str:
         timeout=seconds,
         check=False,
     )
-    assert done.stderr == ""
+    complaints = [line for line in done.stderr.splitlines() if " took " not in line]  # a busy machine's slow callbacks
+    assert complaints == []
     assert done.returncode == 0
     return done.stdout.strip()
 
