@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from llama_index_agentic_kb import cli
 from llama_index_agentic_kb._terminal import show_response
 from llama_index_agentic_kb.schema import RetrievalResponse
+from llama_index_agentic_kb.store import KnowledgeStore
 from llama_index_agentic_kb.testing import ChatRequest, LoopbackOpenAI
 
 runner = CliRunner()
@@ -88,6 +89,24 @@ def test_repair_tells_what_it_did(store: Path, tmp_path: Path) -> None:
     assert done.exit_code == 0, done.output
     (kept / "documents.db").write_bytes(b"nothing")
     assert runner.invoke(cli.app, ["repair", "--store", str(kept)]).exit_code == 1
+
+
+@pytest.mark.slow
+def test_a_path_that_is_not_there_is_an_error(store: Path, tmp_path: Path) -> None:
+    """No empty store is made of a slip of the pen; one that is there takes the other paths, and the status says so."""
+    done = runner.invoke(cli.app, ["ingest", str(tmp_path / "TYPO"), "--store", str(tmp_path / "kb")])
+    assert (done.exit_code, (tmp_path / "kb").exists()) == (1, False)
+    kept = Path(shutil.copytree(store, tmp_path / "kept"))
+    (tmp_path / "more").mkdir()
+    (tmp_path / "more" / "titan.md").write_text("---\nacl_public: true\n---\nTitan has lakes.", encoding="utf-8")
+    paths = [str(tmp_path / "TYPO"), str(tmp_path / "more")]
+    stamp = ["--tenant", "acme", "--group", "hr", "--group", "it"]
+    done = runner.invoke(cli.app, ["ingest", *paths, "--store", str(kept), *stamp])
+    assert (done.exit_code, "1 added" in done.output) == (1, True), done.output
+    with KnowledgeStore.open(kept) as opened:
+        (node,) = opened.nodes("more")
+    access = {key: value for key, value in node.metadata.items() if key.startswith(("tenant", "acl_"))}
+    assert access == {"tenant": "acme", "acl_group_hr": True, "acl_group_it": True, "acl_public": False}
 
 
 @pytest.mark.parametrize("arguments", [["ask", "x", "--store", "no"], ["ask", "x", "--model", "m"], ["bench", "."]])
