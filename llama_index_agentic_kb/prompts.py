@@ -13,34 +13,6 @@ from llama_index.core.prompts.prompt_type import PromptType
 from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight
 from llama_index_agentic_kb.guard.text import quoted, sanitize, sanitize_reply
 
-__all__ = [
-    "ANSWER_TEMPLATE",
-    "CLASSES",
-    "CLASSIFICATION",
-    "DEPENDENT",
-    "FILTERS",
-    "FINDINGS_TEMPLATE",
-    "INDEPENDENT",
-    "LABEL",
-    "PLANNER_TEMPLATE",
-    "REFINE_TEMPLATE",
-    "RELATED_TEMPLATE",
-    "REVISION_TEMPLATE",
-    "SIMPLE_TEMPLATE",
-    "SUMMARY_TEMPLATE",
-    "UNANSWERABLE",
-    "UNCHANGED",
-    "Passage",
-    "as_answer",
-    "as_data",
-    "format_partial",
-    "format_passage",
-    "format_passages",
-    "format_question",
-    "with_instructions",
-    "with_rules",
-]
-
 
 @dataclass(frozen=True, slots=True)
 class Passage:

@@ -15,7 +15,7 @@ from llama_index_agentic_kb import prompts
 from llama_index_agentic_kb.prompts import Passage, as_answer, as_data, format_passage, format_passages, format_question
 
 BLOCKS = ("passage", "evidence", "sources", "conversation", "partial_answer")
-TEMPLATES = {name: getattr(prompts, name) for name in prompts.__all__ if name.endswith("_TEMPLATE")}
+TEMPLATES = {name: value for name, value in vars(prompts).items() if name.endswith("_TEMPLATE")}
 _ANY_TAG = re.compile(r"<[^\w<]{0,8}(?:" + "|".join(BLOCKS) + r")\b", re.IGNORECASE)
 
 
