@@ -1,6 +1,7 @@
-"""Grounding: what an answer's reference markers point at, and what its claims rest on.
+"""Grounding: checks an answer's reference markers and the evidence for its claims.
 
-Names load when first asked for. ``repair`` is a module: ``from llama_index_agentic_kb.grounding.repair import repair``.
+Names are imported on first access. ``repair`` is a module:
+``from llama_index_agentic_kb.grounding.repair import repair``.
 """
 
 import importlib
@@ -56,7 +57,7 @@ __all__ = [*_HOME_OF]  # noqa: PLE0604 (a list of names, computed once)
 
 
 def __getattr__(name: str) -> Any:
-    """Import a name's home when it is first asked for (PEP 562)."""
+    """Import a name from its module on first access (PEP 562)."""
     if name not in _HOME_OF:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     value = getattr(importlib.import_module(f"{__name__}.{_HOME_OF[name]}"), name)

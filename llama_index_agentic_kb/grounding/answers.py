@@ -1,4 +1,4 @@
-"""What a model answers, on its way to the reader: its markers and links checked, whole or in a stream."""
+"""Filters for a model's answer that check its markers and links, in a whole text or in a stream."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from llama_index_agentic_kb.guard.text import HiddenFilter
 
 @dataclass(frozen=True, slots=True)
 class AnswerRules:
-    """What an answer may hold.
+    """The markers and links that an answer may contain.
 
     Args:
         ref_ids: The reference ids that a marker may name.
-        addresses: The addresses that a link may lead to; None lets every link through.
+        addresses: The addresses that a link may lead to. None if all links are allowed.
     """
 
     ref_ids: Collection[int] = ()
@@ -27,13 +27,13 @@ class AnswerRules:
 
 @dataclass(frozen=True, slots=True)
 class CheckedText:
-    """A text, and what was taken out of it.
+    """A filtered text with counts of the removed parts.
 
     Args:
-        text: What is left.
-        markers: Reference ids that name no passage.
-        links: Links that lead to no reference.
-        hidden: Hidden characters.
+        text: The remaining text.
+        markers: Number of removed reference ids that name no passage.
+        links: Number of removed links that lead to no reference.
+        hidden: Number of removed hidden characters.
     """
 
     text: str
@@ -43,12 +43,12 @@ class CheckedText:
 
 
 class AnswerFilter:
-    """Passes an answer on piece by piece: ``HiddenFilter``, ``OwnCitations``, ``MarkerFilter``, then ``LinkFilter``.
+    """Filters an answer piece by piece: ``HiddenFilter``, ``OwnCitations``, ``MarkerFilter``, then ``LinkFilter``.
 
-    However the text is cut into pieces, the same comes out.
+    The output does not depend on how the text is split into pieces.
 
     Args:
-        rules: What may stay.
+        rules: The allowed markers and links.
     """
 
     def __init__(self, rules: AnswerRules) -> None:
@@ -58,17 +58,17 @@ class AnswerFilter:
         self._links = None if rules.addresses is None else LinkFilter(rules.addresses)
 
     def feed(self, delta: str) -> str:
-        """Take a piece and return the text that can be emitted now."""
+        """Process a piece and return the text that can be emitted now."""
         text = self._markers.feed(self._own.feed(self._hidden.feed(delta)))
         return text if self._links is None else self._links.feed(text)
 
     def close(self) -> str:
-        """Return what was held back."""
+        """Return the buffered text at the end of the answer."""
         rest = self._markers.feed(self._own.feed(self._hidden.close()) + self._own.close()) + self._markers.close()
         return rest if self._links is None else self._links.feed(rest) + self._links.close()
 
     def checked(self, text: str) -> CheckedText:
-        """Return a text of this filter with what was taken out of it so far."""
+        """Return a text with the counts of the parts that this filter has removed so far."""
         links = 0 if self._links is None else self._links.removed
         return CheckedText(text, self._markers.removed + self._own.removed, links, self._hidden.removed)
 
@@ -83,11 +83,11 @@ def clean_values(value: Any, rules: AnswerRules) -> tuple[Any, CheckedText]:
     """Check every text in JSON data.
 
     Args:
-        value: What ``json.loads`` gives.
-        rules: What may stay.
+        value: The data, as returned by ``json.loads``.
+        rules: The allowed markers and links.
 
     Returns:
-        The same data with its texts checked, and what was taken out of all of them together (its ``text`` is empty).
+        The data with its texts checked, and the total counts of removed parts (with an empty ``text``).
     """
     taken: list[CheckedText] = []
 

@@ -1,4 +1,4 @@
-"""Checks an answer against facts, by itself: what Google's ``groundingConfigs:check`` does, offline if you like."""
+"""Checks an answer against given facts, like Google's ``groundingConfigs:check``; offline by default."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from llama_index_agentic_kb.schema.grounding import (
 
 
 class CitedFact(Model):
-    """A stretch of a fact that a claim cites."""
+    """A part of a fact that a claim cites."""
 
     source: int = Field(ge=0)
-    """Which of the facts, from 0."""
+    """Index of the fact, from 0."""
     chunk_text: str
     span: Span
-    """In the fact, in characters."""
+    """Position in the fact, in characters."""
 
 
 class CheckedClaim(Model):
@@ -40,21 +40,21 @@ class CheckedClaim(Model):
 
     claim_text: str
     span: Span
-    """In the answer, in characters; ``grounding.spans`` gives bytes."""
+    """Position in the answer, in characters; ``grounding.spans`` converts it to bytes."""
     grounding_check_required: bool
     citation_indices: list[int] = Field(default_factory=list)
-    """Which of ``cited_chunks`` support it."""
+    """Indices of the ``cited_chunks`` that support the claim."""
     score: float | None = Field(default=None, ge=0, le=1)
     verdict: Verdict = Verdict.NOT_CHECKABLE
     lacking: Span | None = None
-    """The part that keeps it from being supported, in the answer; None where it is not known."""
+    """Position of the unsupported part in the answer. None if it is not known."""
 
 
 class GroundingCheck(Model):
-    """What came of a check."""
+    """The result of a check."""
 
     support_score: float | None = Field(default=None, ge=0, le=1)
-    """The mean over the claims that need a check; None without any."""
+    """Mean score of the checked claims. None if no claim was scored."""
     claims: list[CheckedClaim] = Field(default_factory=list)
     cited_chunks: list[CitedFact] = Field(default_factory=list)
     warnings: list[str] = Field(default_factory=list)
@@ -76,18 +76,18 @@ def check_grounding(
         check = check_grounding("Apollo 11 landed on 20 July 1969.", ["It landed on 1969-07-20: Apollo 11."])
 
     Args:
-        answer: The answer, of 4,096 tokens at most (a word or a full stop is one).
-        facts: At most 200 of 10,000 characters at most each: texts, ``Fact``s, or mappings of the latter's
-            fields.
-        scorer: what ``as_scorer`` takes; None is "auto".
-        citation_threshold: Score from which a claim cites a fact, 0 to 1; default 0.6.
-        timeout: Seconds after which it is given up, with a warning and no scores; None waits. Default 30.
+        answer: The answer, at most 4,096 tokens (a word or a full stop counts as one).
+        facts: At most 200 facts of at most 10,000 characters each: texts, ``Fact``s, or mappings with the fields of
+            ``Fact``.
+        scorer: Scorer of the claims; see ``as_scorer``. Defaults to "auto".
+        citation_threshold: Minimum score at which a claim cites a fact, 0 to 1. Defaults to 0.6.
+        timeout: Seconds after which the check stops, with a warning and no scores. None if unlimited. Defaults to 30.
 
     Returns:
-        The claims with their scores, and what they cite.
+        The claims with their scores and citations.
 
     Raises:
-        InvalidRequestError: A limit is broken.
+        InvalidRequestError: The answer is empty, or an argument is outside its limits.
     """
     return run(_checking(answer, facts, scorer, citation_threshold, deadline_after(timeout)))
 
@@ -107,15 +107,15 @@ async def acheck_grounding(
 def grounding_ledger(
     query: GroundingQuery, scorer: ScorerLike = None, *, deadline: float | None = None
 ) -> Coroutine[Any, Any, GroundingLedger]:
-    """Hold an answer against facts, as a flow: the ledger that ``wire.google_checks.encode_check_grounding`` writes.
+    """Check an answer against facts and return the grounding ledger for ``wire.google_checks``.
 
     Args:
         query: The answer and the facts.
-        scorer: what ``as_scorer`` takes; None is "auto".
-        deadline: ``time.monotonic()`` at which it is given up, with a warning and no scores; None waits.
+        scorer: Scorer of the claims; see ``as_scorer``. Defaults to "auto".
+        deadline: ``time.monotonic()`` value at which the check stops, with a warning and no scores. None if unlimited.
 
     Returns:
-        The claims; a support's ``reference_id`` is the index of the fact.
+        The grounding ledger; a support's ``reference_id`` is the index of the fact.
     """
     sources = [
         GroundingSource(str(number), str(number), fact.text, attributes=fact.attributes)

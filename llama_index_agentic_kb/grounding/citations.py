@@ -1,7 +1,7 @@
-"""Reference markers, ``[ref_id:N]``: found, checked, and put into one form, in whole texts and in streams.
+"""Finds, checks and normalizes reference markers, ``[ref_id:N]``, in whole texts and in streams.
 
-A language model may write ``[ref_id: 3]``, ``[ref_id:0, 2]`` or an N that was never shown to it. What is read here
-comes out as ``[ref_id:0][ref_id:2]``, every N one of the valid ids; what is not is removed and counted.
+A language model may write ``[ref_id: 3]``, ``[ref_id:0, 2]`` or an N that was not in its prompt. Valid ids are
+rewritten as ``[ref_id:0][ref_id:2]``; invalid ones are removed and counted.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from llama_index_agentic_kb.schema.grounding import GroundingLedger, Span
 
 
 class Markers(StrEnum):
-    """What becomes of an answer's reference markers."""
+    """How an answer's reference markers are processed."""
 
     KEEP = "keep"
-    """They stay: the N of ``[ref_id:N]`` is the place of a passage in the evidence."""
+    """Keep them: the N of ``[ref_id:N]`` is the index of a passage in the evidence."""
     RENUMBER = "renumber"
-    """They are numbered in order of appearance, and the evidence is put into the same order."""
+    """Number them in order of appearance, and sort the evidence in the same order."""
     STRIP = "strip"
-    """They are taken out; the ledger tells what was cited."""
+    """Remove them; the grounding ledger lists the citations."""
 
 
-# Every repetition is bounded: a marker is never held back for long, nor searched for at length.
+# Every repetition is bounded, which limits the buffered text and the search time.
 _MARKER: Final = re.compile(
     r"(?P<space>[ \t]{0,8})\[\s{0,3}ref_id\s{0,3}:(?P<ids>[^\[\]\n]{0,120})\]",
     re.IGNORECASE,
@@ -36,18 +36,18 @@ _OPEN: Final = re.compile(
     r"[ \t]{0,8}(?:\[\s{0,3}(?:r(?:e(?:f(?:_(?:i(?:d(?:\s{0,3}(?::[^\[\]\n]{0,120})?)?)?)?)?)?)?)?)?\Z",
     re.IGNORECASE,
 )
-"""The end of a text that may yet become a marker, with the spaces before it; at least the empty end."""
+"""The end of a text that may become a marker, with the spaces before it; always matches the empty end."""
 _BEGUN: Final = re.compile(r"\s*\[\s*ref_id", re.IGNORECASE)
 _IDS: Final = re.compile(r"\s*\d{1,9}(?:\s*[,;]\s*(?:ref_id\s*:\s*)?\d{1,9})*\s*", re.IGNORECASE)
 _ID: Final = re.compile(r"\d{1,9}")
 _LONGEST: Final = 160
-"""Characters before a marker that are looked at; at least what ``_OPEN`` matches."""
+"""Characters examined before a marker; at least the longest match of ``_OPEN``."""
 
 
 class MarkerFilter:
-    """Passes a text on piece by piece, markers in one form, those out of range removed.
+    """Filters a text piece by piece: normalizes its markers and removes invalid ids.
 
-    However the text is cut into pieces, the same comes out. Held back is only what may be the start of a marker.
+    The output does not depend on how the text is split. Only the possible start of a marker is buffered.
 
         markers = MarkerFilter({0, 1})
         text = markers.feed("Paris [ref_") + markers.feed("id:7] [ref_id:1].") + markers.close()
@@ -55,22 +55,22 @@ class MarkerFilter:
 
     Args:
         valid: The ids that a marker may name.
-        style: What becomes of those that may stay.
+        style: How valid markers are processed.
     """
 
     def __init__(self, valid: Collection[int], style: Markers = Markers.KEEP) -> None:
         self.removed = 0
-        """How many ids were removed so far; a marker that names none counts as one."""
+        """Number of ids removed so far; a marker without ids counts as one."""
         self.cited: list[int] = []
-        """The valid ids that were named so far, each once, in order of appearance."""
+        """The valid ids found so far, each once, in order of appearance."""
         self._style = style
         self._valid = frozenset(valid)
         self._held = ""
         self._given = ""
-        """The end of what was given."""
+        """The end of the emitted text."""
 
     def feed(self, delta: str) -> str:
-        """Take a piece and return the text that can be emitted now."""
+        """Process a piece and return the text that can be emitted now."""
         text, at, pieces = self._held + delta, 0, [self._given]
         end = _OPEN.search(text)
         assert end is not None  # the empty end always matches
@@ -85,7 +85,7 @@ class MarkerFilter:
         return given
 
     def close(self) -> str:
-        """Return what was held back; a marker that never ended is removed."""
+        """Return the buffered text; an incomplete marker is removed."""
         rest, self._held = self._held, ""
         if not _BEGUN.match(rest):
             return rest
@@ -105,16 +105,16 @@ class MarkerFilter:
 
 
 def _gap(before: str) -> str:
-    """Return what keeps the text around a removed marker from becoming one: ``[ref_[ref_id:9]id:7]``."""
+    """Return a separator if removing a marker would create another one: ``[ref_[ref_id:9]id:7]``."""
     begun = _OPEN.search(before[-_LONGEST:])
     return "[]" if begun is not None and "[" in begun[0] else ""
 
 
 def clean_markers(text: str, valid: Collection[int]) -> tuple[str, int]:
-    """Return a text with its markers in one form and those out of range removed, and how many were removed.
+    """Return a text with normalized markers and without invalid ids, and the number of removed ids.
 
     Args:
-        text: A whole text.
+        text: The whole text.
         valid: The ids that a marker may name.
     """
     markers = MarkerFilter(valid)
@@ -130,20 +130,20 @@ def cited_ids(text: str) -> list[int]:
 
 
 class MarkerCuts:
-    """Where positions of a text are once its markers are taken out, each with the spaces before it.
+    """Maps positions of a text to positions after its markers, and the spaces before them, are removed.
 
     Args:
-        text: With markers.
+        text: The text with its markers.
     """
 
     def __init__(self, text: str) -> None:
         self.spans = [marker.span() for marker in _MARKER.finditer(text) if _read_ids(marker["ids"])]
-        """Where they stand: (start, end), end exclusive."""
+        """Positions of the markers: (start, end), end exclusive."""
         self._starts = [start for start, _ in self.spans]
         self._taken = [0, *accumulate(end - start for start, end in self.spans)]
 
     def position(self, position: int) -> int:
-        """Return where a position of the text is in the shorter one."""
+        """Return the position in the text without markers."""
         count = bisect_left(self._starts, position)
         if count == 0:
             return position
@@ -157,16 +157,16 @@ class MarkerCuts:
 
 
 def strip_markers(text: str, ledger: GroundingLedger) -> tuple[str, GroundingLedger]:
-    """Take the reference markers out of an answer; its ledger's spans become those of the shorter text.
+    """Remove the reference markers from an answer, and adjust the spans of its grounding ledger.
 
-    What a claim cited stays in ``cited``. The changes of a repair speak of the answer before it, and stay.
+    Claims keep their ``cited`` ids. The changes of a repair refer to the answer before it and are not adjusted.
 
     Args:
         text: The answer.
-        ledger: Its ledger.
+        ledger: The answer's grounding ledger.
 
     Returns:
-        The text without markers, and a ledger of it.
+        The text without markers, and its ledger.
     """
     cuts = MarkerCuts(text)
     if not cuts.spans:
@@ -175,7 +175,7 @@ def strip_markers(text: str, ledger: GroundingLedger) -> tuple[str, GroundingLed
 
     def moved(span: Span) -> Span | None:
         start, end = cuts.position(span.start), cuts.position(span.end)
-        while start < end - 1 and shorter[start].isspace():  # behind a marker that the span began with
+        while start < end - 1 and shorter[start].isspace():  # after a marker at the start of the span
             start += 1
         return Span(start=start, end=end) if start < end else None
 
@@ -188,5 +188,5 @@ def strip_markers(text: str, ledger: GroundingLedger) -> tuple[str, GroundingLed
 
 
 def _read_ids(inner: str) -> list[int]:
-    """Return the ids between a marker's colon and its bracket; none where there is anything but ids."""
+    """Return the ids between a marker's colon and its bracket; empty if there is any other text."""
     return list(map(int, _ID.findall(inner))) if _IDS.fullmatch(inner) else []

@@ -1,14 +1,13 @@
-"""The claims of an answer: what is checked one by one, and cited one by one.
+"""Splits an answer into claims, each of which is checked and cited separately.
 
-A claim is a sentence, a whole list item with its marker, or a row of a table; headings, lead-ins that end in a colon,
-a table's head and code are none. A list item knows the lead-in or heading that it stands under. Reference markers
-belong to the sentence before them; the space between claims belongs to none. This is how Google's Answer segments ("one
-sentence; one whole list item including its ``*   `` marker"), read off a real reply.
+A claim is a sentence, a whole list item with its marker, or a row of a table. Headings, lead-ins that end in a colon,
+table headers and code are not claims. A list item has the lead-in or heading above it as context. Reference markers
+belong to the sentence before them; spaces between claims belong to no claim. Google's Answer uses the same segments
+("one sentence; one whole list item including its ``*   `` marker"), as observed in a real reply.
 
-Sentences end in one pass over the marks that may end one; each is judged by the words beside it, by the quotation marks
-and brackets that are open there, and by lists of abbreviations. (pySBD, which ``_text`` cuts with, neither keeps list
-items whole nor German ordinals and knows no reference markers; tests/grounding measures both.) All of it takes linear
-time.
+One pass over the possible end marks finds the sentences. Each mark is judged by the adjacent words, the open quotation
+marks and brackets, and lists of abbreviations. (pySBD, which ``_text`` uses, splits list items and German ordinals and
+does not support reference markers; tests/grounding measures both.) The running time is linear.
 """
 
 # ruff: noqa: RUF001 (typographic and full-width signs are the point)
@@ -34,12 +33,12 @@ class Claim:
     """A claim of an answer.
 
     Args:
-        text: What stands at ``span``, markers included.
-        span: In the answer, in characters.
-        plain: What it says: without list marker, reference markers, emoji and signs of emphasis.
+        text: The answer's text at ``span``, including markers.
+        span: Position in the answer, in characters.
+        plain: The text without list marker, reference markers, emoji and emphasis.
         cited: The ids that its reference markers name, in order.
-        check_required: Whether it says something that evidence could bear out; a question does not.
-        context: What it is said under, for a list item or a row: the lead-in or heading, or the table's head.
+        check_required: Whether evidence could support it; False for a question.
+        context: The lead-in or heading above a list item, or the table header of a row.
     """
 
     text: str
@@ -51,7 +50,7 @@ class Claim:
 
     @property
     def said(self) -> str:
-        """What is held against evidence: a fragment of a list, and one under a negation, with what stands above it."""
+        """The text checked against evidence: a list item that is short or under a negation includes its context."""
         if not self.context or self.text.lstrip().startswith("|"):
             return self.plain
         is_fragment = len(self.plain.split()) < _FRAGMENT
@@ -59,7 +58,7 @@ class Claim:
 
 
 _FRAGMENT: Final = 5
-"""Words from which a list item is taken for a sentence of its own."""
+"""Minimum number of words of a list item that counts as a full sentence."""
 _MARKER: Final = r"\[\s{0,3}ref_id\s{0,3}:[^\[\]\n]{0,120}\]"
 _ITEM: Final = re.compile(
     r"(?P<indent>[ \t]*)(?P<marker>[-*+•‣◦▪–・●]|\(?\d{1,3}[.)、]|\(?[a-z][)]|[①-⑳])"
@@ -67,7 +66,7 @@ _ITEM: Final = re.compile(
 )
 _FENCE: Final = re.compile(r"[ \t]{0,3}(`{3,}|~{3,})")
 _HEADING: Final = re.compile(r"[ \t]{0,3}#{1,6}(?:[ \t]|$)|\s*(\*\*|__)[^*_\n]{1,200}\1\s*[:：]?\s*$")
-"""A heading, or a line that is bold as a whole."""
+"""A heading, or a line that is entirely bold."""
 _RULE: Final = re.compile(r"[ \t]{0,3}(?:(?:\*[ \t]*){3,}|(?:-[ \t]*){3,}|(?:_[ \t]*){3,}|={2,})$")
 _UNDERLINE: Final = re.compile(r"[ \t]{0,3}(?:=+|-+)[ \t]*$")
 _ROW: Final = re.compile(r"[ \t]*\|.*\|[ \t]*$")
@@ -80,18 +79,18 @@ _SIGNS: Final = re.compile(
 )
 _MARKER_RUN: Final = re.compile(rf"{_MARKER}(?:\s{{0,8}}{_MARKER})*", re.IGNORECASE)
 _JOINT: Final = re.compile(r"(?:[,;]? (?:and|but|while|whereas|und|aber|et|mais|y|pero|e|ma)|[,;]) ")
-"""Where a sentence may go on with another fact."""
+"""A conjunction or comma after which a sentence may state another fact."""
 _LEAST_BEGINNING: Final = 4
-"""Words of a beginning that says something."""
+"""Minimum number of words of a beginning that is checked separately."""
 _SAMPLE: Final = 4_000
 _SAYS: Final = re.compile(r"\w")
 
 
 def split_claims(answer: str) -> list[Claim]:
-    """Return the claims of an answer, in order. Takes time linear in its length.
+    """Return the claims of an answer, in order, in time linear in its length.
 
     Args:
-        answer: Plain text or Markdown, in any language that ends its sentences with points or with 。.
+        answer: Plain text or Markdown, in any language that ends its sentences with full stops or with 。.
     """
     german = detect_language(re.findall(r"[^\W\d_]+", answer[:_SAMPLE].casefold())) == "german"
     found: list[Claim] = []
@@ -110,7 +109,7 @@ def split_claims(answer: str) -> list[Claim]:
 
 
 def plain_claim(text: str) -> str:
-    """Return what a claim says, without list marker, reference markers, emoji, bars of a table and emphasis."""
+    """Return a claim's text without list marker, reference markers, emoji, table bars and emphasis."""
     item = _ITEM.match(text)
     rest = text[item.end() :] if item else text
     if _ROW.match(rest):
@@ -119,7 +118,7 @@ def plain_claim(text: str) -> str:
 
 
 def marked_parts(claim: Claim) -> list[Claim]:
-    """Return the stretches of a claim that end in reference markers, where these stand in several places."""
+    """Return the parts of a claim that end in reference markers; empty if there are fewer than two."""
     ends = [match.end() for match in _MARKER_RUN.finditer(claim.text)]
     found = []
     for start, end in pairwise([0, *ends]):
@@ -131,7 +130,7 @@ def marked_parts(claim: Claim) -> list[Claim]:
 
 
 def beginnings(claim: Claim) -> list[Claim]:
-    """Return what a claim says up to each of its markers and joints: to find which fact of several lacks support."""
+    """Return the beginnings of a claim up to each marker or conjunction, to find the fact that lacks support."""
     cuts = {match.end() for match in _MARKER_RUN.finditer(claim.text)}
     cuts |= {match.start() for match in _JOINT.finditer(claim.text)}
     found = []
@@ -148,7 +147,7 @@ def beginnings(claim: Claim) -> list[Claim]:
 
 @dataclass(slots=True)
 class _Block:
-    """Lines that belong together; an item or a row is one claim."""
+    """Lines that form one unit; if ``whole`` (a list item or a row), one claim."""
 
     start: int
     end: int
@@ -157,14 +156,14 @@ class _Block:
 
 
 class _Blocks:
-    """Reads an answer line by line, into the blocks that hold claims; holds the one that may go on."""
+    """Reads an answer line by line into blocks that contain claims; keeps the block that may continue."""
 
     def __init__(self) -> None:
         self._found: list[_Block] = []
         self._open: _Block | None = None
         self._heading = self._lead_in = ""
         self._head: str | None = None
-        """The head of the table that is being read."""
+        """The header of the current table."""
 
     def read(self, answer: str) -> list[_Block]:
         position, fence = 0, ""
@@ -190,7 +189,7 @@ class _Blocks:
             return
         self._head = None
         if self._open and not self._open.whole and text and _UNDERLINE.match(text):
-            self._open = None  # what stood above the line is a heading
+            self._open = None  # the text above the underline is a heading
             return
         item = _ITEM.match(text)
         if not text or _HEADING.match(text) or _RULE.match(text):
@@ -232,12 +231,12 @@ _MARKERS: Final = re.compile(rf"((?:[ \t]{{0,3}}{_MARKER})*)(\s*)", re.IGNORECAS
 _CLOSING: Final = frozenset("\"'”’」』）)】》〉*_")
 _WIDE: Final = frozenset("。！？．｡")
 _WIDE_CHAR: Final = re.compile("[\u2e80-\u9fff\uf900-\ufaff\uff00-\uffef]")
-"""A character of a script that sets no spaces, or a mark of it."""
+"""A character or punctuation mark of a script without spaces."""
 _OPENING: Final = {"“": "”", "„": "“", "「": "」", "『": "』", "（": "）", "(": ")", "»": "«", "«": "»", "【": "】"}
 _BRACKET: Final = re.compile('[“”„«»「」『』（）()【】"]')
 _DEEPEST: Final = 8
 _LONGEST_QUOTE: Final = 400
-"""Characters within which a quotation mark or bracket must be closed to keep its sentences together."""
+"""Maximum characters of a quotation or bracket that keeps its sentences together."""
 _WORD_BEFORE: Final = re.compile(r"[\w.’'-]{1,24}\Z")
 _NEXT_WORD: Final = re.compile(r"[\"'“„«»(\[*_]{0,4}([\w’']{1,24})")
 _PARTICLE: Final = re.compile(r"\s*(?:と|って|という|とか|の|を|に|が|は|も|、|，|,)")
@@ -251,16 +250,16 @@ _NEVER: Final = words(
     "mio mrd rd bspw sog tel "
     "sr sra srta dra ud uds núm pág mgr dott sig ing av bd vs"
 )
-"""Abbreviations that words of the same sentence follow, in lower case and without their last point."""
+"""Abbreviations that do not end a sentence, in lower case and without their last point."""
 _CALENDAR: Final = words("jan feb mar apr jun jul aug sept sep oct okt nov dec dez mon tue wed thu fri sat sun")
-"""Those that are words or names as well, and abbreviations only with a capital letter."""
+"""Words or names that are abbreviations only with a capital letter."""
 _NUMBERED: Final = words("c no nos p pp s fig figs vol vols eq ch sec art abs abb bd nr vgl sig ed")
-"""Those that are words as well, and abbreviations only in front of a number."""
+"""Words that are abbreviations only before a number."""
 _EITHER: Final = words(
     "inc co corp ltd llc bros jr sr etc esq ph.d m.d b.a m.a ff usw ft hrs min mins sec secs kg km cm mm lb lbs oz "
     "mph a.m p.m am pm u.s u.k u.n e.u d.c ag"
 )
-"""Abbreviations that may end a sentence; it ends where a word follows that begins sentences."""
+"""Abbreviations that end a sentence only before a word of ``_STARTERS``."""
 _MONTHS: Final = words("januar jänner februar märz april mai juni juli august september oktober november dezember")
 _STARTERS: Final = frozenset(
     word
@@ -274,27 +273,27 @@ _STARTERS: Final = frozenset(
 
 
 class _Stop(NamedTuple):
-    """A mark that may end a sentence, and what stands around it."""
+    """A mark that may end a sentence, and its surroundings."""
 
     start: int
     mark: str
     closing: bool
-    """Whether quotation marks or brackets close with it."""
+    """Whether quotation marks or brackets close after it."""
     end: int
-    """Behind these and the reference markers."""
+    """Position after these and the reference markers."""
     next: int
-    """Where the text goes on, after space."""
+    """Position where the text continues after spaces."""
     following: str
-    """The character there; empty at the end."""
+    """The character at ``next``; empty at the end of the text."""
     apart: bool
-    """Whether space or reference markers stand behind it."""
+    """Whether spaces or reference markers follow."""
 
 
 def sentence_ends(text: str, *, german: bool = False) -> Iterator[tuple[int, int]]:
-    """Return where each sentence of a paragraph ends and where the next one starts; the last ends with the text.
+    """Yield the end of each sentence of a paragraph and the start of the next; the last ends with the text.
 
     Args:
-        text: One paragraph: breaks of lines inside of it are spaces.
+        text: One paragraph; line breaks in it count as spaces.
         german: Whether a number with a point is an ordinal ("3. Oktober").
     """
     stretches = _closed_stretches(text)
@@ -327,9 +326,9 @@ def _ends_quoted(text: str, stop: _Stop, quoted: tuple[int, int], position: int)
     following = stop.following
     if text[quoted[0]] in "(（【":
         return opens and not following.islower()
-    if text[quoted[0]] in "「『":  # whose words they are is said with a particle
+    if text[quoted[0]] in "「『":  # a particle after the quotation introduces the speaker
         return not _PARTICLE.match(text, stop.end)
-    if stop.mark[0] in _WIDE or _WIDE_CHAR.match(following):  # or, in Chinese, right behind them
+    if stop.mark[0] in _WIDE or _WIDE_CHAR.match(following):  # in Chinese the speaker follows directly
         return stop.next > stop.end or not following or following in _OPENING or not opens
     return (stop.apart or not following) and not following.islower()
 
@@ -354,7 +353,7 @@ def _ends(text: str, stop: _Stop, position: int, *, german: bool) -> bool:
 
 
 def _ends_at_point(text: str, point: int, position: int, following: str, *, starts: bool, german: bool) -> bool:
-    """Return whether a single point, with a word behind it that is not in lower case, ends a sentence."""
+    """Return whether a single point before a word that is not in lower case ends a sentence."""
     found = _WORD_BEFORE.search(text, max(position, point - 24), point)
     before = found[0] if found else ""
     plain = before.casefold().lstrip("’'")
@@ -374,7 +373,7 @@ def _ends_at_point(text: str, point: int, position: int, following: str, *, star
 
 
 def _closed_stretches(text: str) -> list[tuple[int, int]]:
-    """Return the outermost stretches between quotation marks or brackets that are closed soon enough, in order."""
+    """Return the outermost quoted or bracketed parts within ``_LONGEST_QUOTE`` characters, in order."""
     found: list[tuple[int, int]] = []
     open_: list[tuple[str, int]] = []
     for match in _BRACKET.finditer(text):

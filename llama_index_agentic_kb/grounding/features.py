@@ -1,7 +1,7 @@
-"""What of a claim stands in the evidence: exact features, and the sentences that could bear the claim.
+"""Compares a claim with the evidence: exact features, and the sentences that could support the claim.
 
-Nothing here decides. Terms, numbers, names and negation are looked for, weighted by how rare they are in the evidence,
-and counted; ``scorers.lexical`` learns from labelled claims what the counts mean.
+This module makes no decision. It finds and counts terms, numbers, names and negation, weighted by their rarity in the
+evidence; ``scorers.lexical`` interprets the counts with models trained on labelled claims.
 """
 
 # ruff: noqa: RUF001 (typographic and full-width signs are the point)
@@ -31,22 +31,22 @@ FEATURES: Final = (
 """Names of the features, in the order of ``Reading.features``."""
 
 MAX_CHARACTERS: Final = 50_000
-"""Characters of a passage that are read."""
+"""Maximum number of characters read of a passage."""
 MAX_CLAIM: Final = 1_000
-"""Characters of a claim that are read."""
+"""Maximum number of characters read of a claim."""
 WINDOW_WORDS: Final = 64
-"""Words of evidence that a window holds at most, beside its title."""
+"""Maximum number of words of evidence in a window, without its title."""
 _MOST_SENTENCES: Final = 4
 _LONGEST_SENTENCE: Final = 600
-"""Characters after which a stretch without a mark is cut."""
+"""Maximum characters of a sentence; longer text is split."""
 _SMOOTHING: Final = 4.0
 _MOST_WINDOWS: Final = 8
 _WHOLE: Final = 0.85
-"""Coverage from which no second passage is looked for."""
+"""Coverage of a claim from which no second passage is searched."""
 _ADDS: Final = 0.2
-"""Share of a claim that a second passage must add."""
+"""Minimum share of a claim that a second passage must add."""
 _LEAST_GAIN: Final = 0.04
-"""Share of a claim that a further sentence must add."""
+"""Minimum share of a claim that a further sentence must add."""
 
 # A mark, closing quotes or brackets, space, and no small letter; not after an initial or a short title (Dr., St.).
 _END: Final = re.compile(
@@ -57,7 +57,7 @@ _NAME: Final = re.compile(r"(?<![.!?]\s)(?<!^)\b[^\W\d_a-z][\w’'-]*", re.UNICO
 
 
 def words(text: str) -> frozenset[str]:
-    """Return the words of a list that is written as a text."""
+    """Return the words of a space-separated list."""
     return frozenset(text.split())
 
 
@@ -80,15 +80,15 @@ _CALENDAR: Final = (
 )
 _MONTHS: Final = {word: f"month{place % 12 + 1}" for place, word in enumerate(_CALENDAR.split())}
 _ALSO_VERBS: Final = frozenset(["may", "march", "mars", "mai"])
-"""Months that are words as well, and months only with a capital letter."""
+"""Words that are months only with a capital letter."""
 _LETTERS: Final = re.compile(r"[^\W\d_]+")
 EMOJI: Final = re.compile("[\U0001f000-\U0001faff\u2600-\u2712\u2714-\u274b\u2764-\u2767\u2b50\ufe0f\u200d]")
-"""What says nothing; \u2713 and \u2717 say something."""
+"""Emoji without meaning; \u2713 and \u2717 are not among them."""
 
 
 @lru_cache(maxsize=4096)
 def _plain_number(digits: str) -> str:
-    """Return a number without separators of thousands ("1,500" and "1.500" are 1500, "3.50" is 3.5)."""
+    """Return a number without thousands separators ("1,500" and "1.500" are 1500, "3.50" is 3.5)."""
     if re.fullmatch(r"\d{1,3}(?:,\d{3})+(?:\.\d+)?", digits):
         digits = digits.replace(",", "")
     elif re.fullmatch(r"\d{1,3}(?:\.\d{3})+", digits):
@@ -99,7 +99,7 @@ def _plain_number(digits: str) -> str:
 
 
 def numbers_of(text: str) -> frozenset[str]:
-    """Return the numbers and months of a text in one form."""
+    """Return the numbers and months of a text in normalized form."""
     found = {_plain_number(number) for number in _NUMBER.findall(text)}
     for word in _LETTERS.findall(text):
         folded = word.casefold()
@@ -120,17 +120,17 @@ def _function_stems(language: str) -> frozenset[str]:
 
 
 def is_negated(text: str) -> bool:
-    """Return whether a text has a word of negation."""
+    """Return whether a text contains a negation word."""
     return not _NEGATIONS.isdisjoint(split_words(text))
 
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A passage taken apart.
+    """A passage of the evidence.
 
     Args:
-        text: What it says.
-        head: Its title and attributes.
+        text: The passage's text.
+        head: The passage's title and attributes.
     """
 
     text: str
@@ -139,14 +139,14 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Sentences of one passage, in its order, that could bear a claim.
+    """Sentences of one passage that could support a claim.
 
     Args:
-        passage: Which one, by its position.
-        places: Of the sentences that have most of the claim, best first, among all of the corpus.
-        spans: Where these stand, in the passage's text.
-        text: Head and sentences with their neighbours, for a model that reads both sides.
-        coverage: Share of the claim's terms in it, by weight.
+        passage: Index of the passage.
+        places: Indices in ``Corpus.sentences`` of the sentences that cover most of the claim, best first.
+        spans: Positions of these sentences in the passage's text.
+        text: The passage's head, these sentences and their neighbours, as input for a cross-encoder.
+        coverage: Weighted share of the claim's terms in the window.
     """
 
     passage: int
@@ -158,15 +158,15 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """A claim read against the evidence.
+    """The features of a claim, and its windows in the evidence.
 
     Args:
-        features: In the order of ``FEATURES``.
-        windows: The best window of each passage that has something of the claim, best first.
-        partner: Position of a second window without which the first lacks much of the claim; None where there is none.
-        telling: How many terms of the claim are no function words.
-        named: Whether it has a name or a number.
-        sentences: How many the passage of the best window has.
+        features: Feature values in the order of ``FEATURES``.
+        windows: The best window of each relevant passage, best first.
+        partner: Index of a second window that adds much to the first. None if there is no such window.
+        telling: Number of the claim's terms that are not function words.
+        named: Whether the claim has a name or a number.
+        sentences: Number of sentences in the passage of the best window.
     """
 
     features: tuple[float, ...]
@@ -184,7 +184,7 @@ class _Sentence:
     end: int
     terms: tuple[str, ...]
     known: frozenset[str]
-    """The same, without order."""
+    """The terms as a set."""
     words: int
     negated: bool
 
@@ -192,22 +192,22 @@ class _Sentence:
 @dataclass(frozen=True, slots=True)
 class _Claim:
     terms: dict[str, float]
-    """With their weights."""
+    """The claim's terms with their weights."""
     total: float
     held: dict[int, float]
-    """What sentences have of it, by their place."""
+    """Weight of the claim's terms in each sentence, by the sentence's index."""
     numbers: frozenset[str]
     names: frozenset[str]
     pairs: frozenset[tuple[str, str]]
     negated: bool
 
     def within(self, there: Container[str], covered: Container[str] = ()) -> float:
-        """Return the weight of the terms that are there, without those that are covered."""
+        """Return the weight of the claim's terms that are in ``there`` and not in ``covered``."""
         return sum(weight for term, weight in self.terms.items() if term in there and term not in covered)
 
 
 def passage_sentences(text: str) -> list[tuple[int, int]]:
-    """Return where the sentences of a passage stand; titles, list items and lines are sentences of their own."""
+    """Return the positions of a passage's sentences; titles, list items and lines are separate sentences."""
     spans: list[tuple[int, int]] = []
     ends = [match.end() for match in _END.finditer(text)]
     for start, end in pairwise([0, *ends, len(text)]):
@@ -224,10 +224,10 @@ def passage_sentences(text: str) -> list[tuple[int, int]]:
 
 
 class Corpus:
-    """Passages that claims are read against; of each at most 50,000 characters.
+    """Indexed passages that claims are compared with; at most 50,000 characters of each are read.
 
     Args:
-        passages: The evidence.
+        passages: The passages of the evidence.
     """
 
     def __init__(self, passages: Sequence[Passage]) -> None:
@@ -238,7 +238,7 @@ class Corpus:
         self.heads = [frozenset(_terms(passage.head, self.language)) for passage in passages]
         self.numbers = frozenset[str]().union(*(numbers_of(f"{one.head}\n{one.text}") for one in passages))
         self._firsts: list[int] = []
-        """Where the sentences of each passage begin."""
+        """Index of the first sentence of each passage."""
         self._holders: dict[str, list[int]] = {}
         for number, passage in enumerate(passages):
             self._firsts.append(len(self.sentences))
@@ -254,7 +254,7 @@ class Corpus:
         self._terms = frozenset(self._holders).union(*self.heads)
 
     def read(self, text: str) -> Reading:
-        """Return a claim's features and the windows that could bear it."""
+        """Return a claim's features and the windows that could support it."""
         claim, telling = self._claim(text[:MAX_CLAIM])
         windows = self._windows(claim)
         named = bool(claim.names or claim.numbers)
@@ -267,7 +267,7 @@ class Corpus:
         )
 
     def _claim(self, text: str) -> tuple[_Claim, int]:
-        """Return what a claim asks for, and how many of its terms are no function words."""
+        """Return an analyzed claim, and the number of its terms that are not function words."""
         terms = _terms(text, self.language)
         ignored = _function_stems(self.language)
         content = [term for term in terms if term not in ignored]
@@ -284,11 +284,11 @@ class Corpus:
         return _Claim(weights, total, held, numbers_of(text), names, pairs, is_negated(text)), len(set(content))
 
     def _windows(self, claim: _Claim) -> list[Window]:
-        """Return one window a passage, of those that have most of the claim."""
+        """Return one window for each of the passages that cover most of the claim."""
         places: dict[int, list[int]] = {}
         for place in sorted(claim.held, key=lambda one: -claim.held[one]):
             places.setdefault(self.sentences[place].passage, []).append(place)
-        if len(self.passages) <= _MOST_WINDOWS:  # what is said in other words shares none with its passage
+        if len(self.passages) <= _MOST_WINDOWS:  # a paraphrase may share no term with its passage
             for number in range(len(self.passages)):
                 if self._firsts[number] < self._firsts[number + 1]:
                     places.setdefault(number, [self._firsts[number]])
@@ -302,7 +302,7 @@ class Corpus:
         return sorted(windows, key=lambda one: -one.coverage)
 
     def _window(self, number: int, places: Sequence[int], claim: _Claim) -> Window:
-        """Return sentences of a passage, picked greedily by what they add."""
+        """Return a window of a passage: sentences chosen greedily by the coverage they add."""
         covered, chosen, words = set(self.heads[number]), list[int](), 0
         for _ in range(_MOST_SENTENCES):
             left = [place for place in places[:24] if place not in chosen]
@@ -314,7 +314,7 @@ class Corpus:
             words += self.sentences[place].words
             covered |= self.sentences[place].known
         picked = list(chosen)
-        # The neighbours say whom a pronoun means; what is said in other words may stand anywhere in a short passage.
+        # Neighbours resolve pronouns; in a short passage, a paraphrase may be in any sentence.
         first, last = self._firsts[number], self._firsts[number + 1]
         beside = (chosen[0] - 1, chosen[0] + 1)
         for near in (*beside, *range(first, last)):
@@ -335,7 +335,7 @@ class Corpus:
         return self.heads[window.passage].union(*(self.sentences[place].known for place in window.places))
 
     def _partner(self, claim: _Claim, windows: Sequence[Window]) -> int | None:
-        """Return the window that adds most to the first, where the first alone lacks much."""
+        """Return the index of the window that adds most to the first, if the first lacks much of the claim."""
         if len(windows) == 1 or windows[0].coverage >= _WHOLE:
             return None
         covered = self._terms_of(windows[0])
@@ -363,7 +363,7 @@ class Corpus:
         )
 
     def _best(self, claim: _Claim, places: Sequence[int], covered: Container[str]) -> tuple[float, int]:
-        """Return the sentence that adds most, and how much; of equal ones the first."""
+        """Return the most coverage that a sentence adds, and its index; the lowest index on a tie."""
         gain, place = max(
             ((claim.within(self.sentences[one].known, covered), -one) for one in places), default=(0.0, 0)
         )

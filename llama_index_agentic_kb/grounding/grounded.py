@@ -1,4 +1,4 @@
-"""An answer held against the nodes that it was made from: its ledger, its repair, its markers."""
+"""Checks an answer against the nodes that it was generated from: grounding ledger, repair, markers."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from llama_index_agentic_kb.schema import Reference
 from llama_index_agentic_kb.schema.grounding import ClaimFlag, GroundingLedger
 from llama_index_agentic_kb.schema.response import SkippedReason
 
-# What documents' metadata call the day they are of; the first that is there counts.
+# Metadata keys of a document's date; the first one present is used.
 _DATES: Final = ("date", "published", "published_at", "publication_date", "last_modified_date", "creation_date")
 _LONGEST_DATE: Final = 40
 
 
 @dataclass(frozen=True, slots=True)
 class GroundedText:
-    """An answer with what its claims rest on.
+    """An answer with its grounding ledger.
 
     Args:
-        text: The answer, repaired and with its markers as asked for.
-        ledger: Of this text.
-        skipped: Why it is withheld; empty where it is given.
+        text: The answer after repair, with its markers processed as configured.
+        ledger: The grounding ledger of this text.
+        skipped: Reasons to withhold the answer; empty if it may be returned.
     """
 
     text: str
@@ -47,16 +47,16 @@ async def ground_text(
     spotlighting: Spotlighting | None = "delimit",
     deadline: float | None = None,
 ) -> GroundedText:
-    """Hold an answer against its evidence, and repair it where that was asked for.
+    """Check an answer against its evidence, and repair it if configured.
 
     Args:
         text: The answer; ``[ref_id:N]`` is the N-th node.
-        nodes: What it was made from, in the order of the markers.
-        references: Those that may be shown; what others say counts, and is not quoted.
-        settings: How.
-        model: Rewrites, where ``settings.repair`` says so.
-        spotlighting: How its prompts mark what was retrieved.
-        deadline: ``time.monotonic()`` by which it must be done.
+        nodes: The nodes that the answer was generated from, in the order of the markers.
+        references: The references that the response shows; other nodes count as evidence but are not quoted.
+        settings: The settings of check and repair.
+        model: Language model that rewrites claims if ``settings.repair`` is "rewrite".
+        spotlighting: How prompts mark retrieved text.
+        deadline: ``time.monotonic()`` value by which the check must end.
     """
     from llama_index_agentic_kb.grounding.ledger import GroundingSource, ground  # noqa: PLC0415 (loads the scorers)
     from llama_index_agentic_kb.grounding.repair import is_low_grounded, repair  # noqa: PLC0415 (same)
@@ -98,7 +98,7 @@ async def ground_text(
 
 
 def _only_shown(ledger: GroundingLedger, shown: Collection[str]) -> GroundingLedger:
-    """Leave out the words of references that the response does not show."""
+    """Return a ledger without quotes and ids of references that the response does not show."""
     conflicts = [one for one in ledger.conflicts if all(side.support.reference_id in shown for side in one.values)]
     disputed = {conflict.claim for conflict in conflicts}
     claims = []

@@ -1,4 +1,4 @@
-"""The evidence ledger: each claim of an answer with the reference, the place and the words that support it."""
+"""The grounding ledger: each claim of an answer with the references, positions and quotes that support it."""
 
 from __future__ import annotations
 
@@ -38,24 +38,24 @@ from llama_index_agentic_kb.schema.grounding import (
 
 _WORD: Final = re.compile(r"\d+(?:[.,]\d+)*|\w+")
 _LONG: Final = 20_000
-"""Characters of an answer up to which it is taken apart on the event loop: about 20 ms."""
+"""Maximum characters of an answer that is split into claims on the event loop (about 20 ms)."""
 _SURE_RIVAL: Final = 0.5
-"""Strength from which what another source says is a conflict."""
+"""Minimum strength at which a differing statement of another source is a conflict."""
 _MOST_BEGINNINGS: Final = 48
-"""Beginnings of claims that are scored in one check."""
+"""Maximum number of beginnings of claims scored in one check."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroundingSource:
-    """A reference that claims are held against.
+    """A reference that claims are checked against.
 
     Args:
         reference_id: The N of ``[ref_id:N]``, as in ``Reference.id``.
         node_id: The node's id.
-        text: The node's text; spans are of it.
-        title: The document's title; part of what it says.
-        attributes: Further facts of the document; part of what it says.
-        date: When it was written, where known; listed with conflicts.
+        text: The node's text; spans refer to it.
+        title: The document's title, which counts as evidence.
+        attributes: Further facts about the document, which count as evidence.
+        date: The document's date, shown with conflicts. None if it is not known.
     """
 
     reference_id: str
@@ -74,20 +74,20 @@ async def ground(
     threshold: float = CITATION_THRESHOLD,
     deadline: float | None = None,
 ) -> GroundingLedger:
-    """Hold each claim of an answer against its references.
+    """Check each claim of an answer against its references.
 
-    The answer is never lost to its check: where the scorer fails or is late, the ledger has the claims without scores,
+    A failing scorer raises no error: if it fails or exceeds the deadline, the ledger has the claims without scores,
     flagged ``notScored``, and a warning.
 
     Args:
         answer: The answer, with its reference markers.
         sources: The references.
-        scorer: What ``as_scorer`` takes; None is "auto": offline, nothing downloaded.
-        threshold: Score from which a reference supports a claim, 0 to 1; Google's ``citationThreshold``.
-        deadline: ``time.monotonic()`` at which the check is given up; None waits.
+        scorer: Scorer of the claims; see ``as_scorer``. Defaults to "auto", which works offline.
+        threshold: Minimum score at which a reference supports a claim, 0 to 1; Google's ``citationThreshold``.
+        deadline: ``time.monotonic()`` value at which the check stops. None if unlimited.
 
     Returns:
-        The ledger, its claims in the answer's order.
+        The grounding ledger, with claims in the answer's order.
     """
     try:
         claims = (
@@ -104,14 +104,14 @@ async def ground(
     name = ""
     if asked and sources:
         try:
-            if not isinstance(scorer, ClaimScorer):  # a model that is named may take seconds to load
+            if not isinstance(scorer, ClaimScorer):  # loading a named model may take seconds
                 scorer = await Call(sync=partial(as_scorer, scorer), deadline=deadline, what="loading the scorer")
             name = scorer.name
             scores = await scorer.score(asked, premises, deadline=deadline)
             await _add_parts(asked, scores, sources, scorer, threshold, deadline)
-            if not isinstance(scorer, LLMJudge):  # whose calls cost money
+            if not isinstance(scorer, LLMJudge):  # its calls cost money
                 await _mark_lacking(asked, scores, premises, scorer, deadline)
-        except Exception as error:  # noqa: BLE001 (whatever a user's scorer raises: the answer stands without it)
+        except Exception as error:  # noqa: BLE001 (any error of a user's scorer leaves the claims unscored)
             what = "the parts of the answer's claims" if scores else "the answer's claims"
             warnings.append(f"{what} were not checked: {one_line(error_message(error))}")
     elif asked:
@@ -127,7 +127,7 @@ async def _add_parts(
     threshold: float,
     deadline: float | None,
 ) -> None:
-    """Find the references that bear the stretch before their marker, of supported claims that they don't bear whole."""
+    """Add to ``scores`` the references that support only the part before their marker of a supported claim."""
     asked: dict[int, list[tuple[Claim, ClaimScore]]] = {}
     for claim, score in zip(claims, scores, strict=False):
         parts = marked_parts(claim) if score.verdict is Verdict.SUPPORTED else ()
@@ -151,7 +151,7 @@ async def _mark_lacking(
     scorer: ClaimScorer,
     deadline: float | None,
 ) -> None:
-    """Find the part that lacks support, of claims whose beginning alone has it."""
+    """Set ``lacking`` in the scores of claims of which only a beginning is supported."""
     waiting: list[tuple[Claim, ClaimScore, Claim]] = []
     for claim, score in zip(claims, scores, strict=False):
         if score.score is not None and score.verdict is not Verdict.SUPPORTED:
@@ -166,9 +166,9 @@ async def _mark_lacking(
 
 
 def grounding_score(claims: Sequence[GroundedClaim]) -> float | None:
-    """Return the mean score over the claims that need a check and got one; None without any.
+    """Return the mean score of the claims that need a check and have a score. None if there are none.
 
-    So Google's ``groundingScore`` fits its examples (0.54 where 1 of 2 claims is grounded).
+    This fits the examples of Google's ``groundingScore`` (0.54 if 1 of 2 claims is grounded).
     """
     scores = [claim.score for claim in claims if claim.check_required and claim.score is not None]
     return sum(scores) / len(scores) if scores else None
@@ -210,7 +210,7 @@ def _ledger(
 def _entry(
     claim: Claim, score: ClaimScore | None, sources: Sequence[GroundingSource], threshold: float
 ) -> GroundedClaim:
-    """Return a claim with what it rests on; without a score where none was asked for, or none came."""
+    """Return the ledger entry of a claim; without a verdict if the claim has no score."""
     cited = list(map(str, claim.cited))
     flags: list[ClaimFlag] = []
     wrong: list[str] = []
@@ -248,7 +248,7 @@ def _entry(
 
 
 def _shown(score: ClaimScore, threshold: float) -> list[Evidence]:
-    """Return what supports a claim, or contradicts it; of an unsupported one there is nothing to show."""
+    """Return the evidence that supports or contradicts a claim; empty for an unsupported claim."""
     if score.verdict in (Verdict.SUPPORTED, Verdict.PARTIALLY_SUPPORTED):
         least = min(threshold, PARTIAL_THRESHOLD)
         return [one for one in score.evidence if one.score >= least]
@@ -259,7 +259,7 @@ def _shown(score: ClaimScore, threshold: float) -> list[Evidence]:
 
 
 def _supports(claim: Claim, evidence: Evidence, source: GroundingSource) -> list[Support]:
-    """Return the stretches of a source that bear a claim, those first that have most of its words."""
+    """Return the parts of a source that support a claim, those with most of the claim's words first."""
     said = set(_WORD.findall(claim.plain.casefold()))
     merged: list[Span] = []
     for span in sorted(evidence.spans, key=operator.attrgetter("start")):
@@ -285,7 +285,7 @@ def _support(span: Span, source: GroundingSource, score: float) -> Support:
 
 
 def _conflicts(number: int, score: ClaimScore, support: Support, sources: Sequence[GroundingSource]) -> list[Conflict]:
-    """Return what other references say otherwise than the one that supports a claim."""
+    """Return the conflicts between the reference that supports a claim and other references."""
     dates = {source.reference_id: source.date for source in sources}
     found: dict[tuple[str, str], Conflict] = {}
     for rival in score.rivals:
@@ -301,7 +301,7 @@ def _conflicts(number: int, score: ClaimScore, support: Support, sources: Sequen
 
 
 def _quoted(rival: Rival, score: ClaimScore) -> Span:
-    """Return the sentence that a rival stands in, where the evidence tells it."""
+    """Return the sentence of the evidence that contains a rival, or else the rival's own span."""
     spans = [span for one in score.evidence if one.premise == rival.premise for span in one.spans]
     around = (span for span in spans if span.start <= rival.span.start and rival.span.end <= span.end)
     return next(around, rival.span)

@@ -1,12 +1,12 @@
-"""Citation recall and precision, as ALCE defines them, over any scorer in the place of its NLI model.
+"""Citation recall and precision, as defined by ALCE, with any scorer instead of its NLI model.
 
 Gao et al., "Enabling Large Language Models to Generate Text with Citations", EMNLP 2023, section 4.3:
 
-- *Recall* of a statement is 1 where the passages that it cites, taken together, support it; 0 without citations.
-- A citation is *irrelevant* where its passage alone does not support the statement and the others together do without
-  it. *Precision* of a citation is 1 where its statement's recall is 1 and it is not irrelevant.
+- *Recall* of a statement is 1 if its cited passages together support it, else 0.
+- A citation is *irrelevant* if its passage alone does not support the statement and the other citations together do.
+  *Precision* of a citation is 1 if its statement's recall is 1 and the citation is not irrelevant, else 0.
 
-Both are means: recall over the statements that need a check, precision over all citations.
+Recall is averaged over the statements that need a check, precision over all citations.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class StatementCitations:
 
     Args:
         claim: The statement.
-        recalled: Whether what it cites supports it.
-        precise: Its citations that count, by id.
-        cited: All of its citations, by id; ids without a passage are among them.
+        recalled: Whether the cited passages support it.
+        precise: Reference ids of its correct citations.
+        cited: Reference ids of all its citations, including ids without a passage.
     """
 
     claim: Claim
@@ -38,7 +38,7 @@ class StatementCitations:
 
 @dataclass(frozen=True, slots=True)
 class CitationQuality:
-    """Citation recall and precision of an answer; None where there is nothing to take the mean of."""
+    """Citation recall and precision of an answer. None if there are no values to average."""
 
     recall: float | None
     precision: float | None
@@ -46,7 +46,7 @@ class CitationQuality:
 
     @property
     def f1(self) -> float | None:
-        """The harmonic mean of both."""
+        """The harmonic mean of recall and precision. None if either is None."""
         if self.recall is None or self.precision is None:
             return None
         return 2 * self.recall * self.precision / ((self.recall + self.precision) or 1.0)
@@ -65,14 +65,14 @@ def citation_quality(
     A statement with k citations takes up to 2k + 1 calls of the scorer.
 
     Args:
-        answer: With its reference markers.
-        passages: What the ids stand for.
-        scorer: Tells whether passages support a statement; what ``as_scorer`` takes; None is "auto".
-        threshold: Score from which they do, 0 to 1.
-        deadline: ``time.monotonic()`` at which it is given up; None waits.
+        answer: The answer with its reference markers.
+        passages: Passage texts by reference id.
+        scorer: Scorer of statements against passages; see ``as_scorer``. Defaults to "auto".
+        threshold: Minimum score at which passages support a statement, 0 to 1.
+        deadline: ``time.monotonic()`` value at which the measurement is aborted. None if unlimited.
 
     Raises:
-        DeadlineExceededError: It was late.
+        DeadlineExceededError: The deadline has passed.
         AgenticKBError: The scorer failed.
     """
     return run(_measured(answer, passages, scorer, threshold, deadline))

@@ -1,9 +1,9 @@
-"""Citations in a model's own style, such as ``[1]``, ``[1, 2]``, ``[^1]``, ``[Source 1]``, ``【1】``, or (1) at an end.
+"""Handles citations in a model's own style: ``[1]``, ``[1, 2]``, ``[^1]``, ``[Source 1]``, ``【1】``, or a final (1).
 
-A model that is asked for ``[ref_id:N]`` may write them all the same. They become ``[ref_id:N]`` where their numbers can
-mean only one passage: 0 says that it counts from 0, a number beyond the last id that it counts from 1. Until that is
-known, and where no passage has the number, they are taken out and counted: beside our own numbers they would lead to
-another passage. In code, in links and footnotes, and at the start of a line, such numbers are text.
+A model may write them although the prompt asks for ``[ref_id:N]``. They become ``[ref_id:N]`` if their numbers are
+unambiguous: a 0 shows that the model counts from 0, a number beyond the last id that it counts from 1. Until that is
+known, or if no passage has the number, they are removed and counted, since they could refer to the wrong passage. In
+code, in links, in footnotes and at the start of a line, such numbers stay text.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ CITATION: Final = re.compile(
     rf"|\({_NUMBERS}\)(?=[.!?\n]|$))",
     re.IGNORECASE,
 )
-"""A citation, with the space before it, behind the words that it belongs to."""
+"""A citation with the space before it, after the text that it belongs to."""
 _DIGITS: Final = re.compile(r"\d{1,2}")
 _REST: Final = re.compile(r"(?<=\d)[^\d,;\] ].*")
-"""What a server's own marks hold behind the number: ``【1†source】``."""
+"""Further text after the number of a server's own citations: ``【1†source】``."""
 _BEGUN: Final = re.compile(r"[ \t]?(?:\[[^\]\n]{0,60}\]?|【[^】\n]{0,60}】?|\([\d,; ]{0,40}\)?)?\Z")
-"""The end of a text that may yet become a citation; at least the empty end."""
+"""The end of a text that may become a citation; always matches the empty end."""
 
 
 class OwnCitations:
-    """Passes a text on piece by piece, citations of a model's own style as markers, or taken out.
+    """Filters a text piece by piece: converts citations in a model's own style to markers, or removes them.
 
-    However the text is cut into pieces, the same comes out.
+    The output does not depend on how the text is split into pieces.
 
     Args:
-        valid: The ids of the passages that may be cited; without any, everything is text.
+        valid: The ids of the passages that may be cited; if empty, the text is not changed.
     """
 
     def __init__(self, valid: Collection[int]) -> None:
         self.removed = 0
-        """How many numbers were taken out so far."""
+        """Number of citation numbers removed so far."""
         self._valid = frozenset(valid)
         self._base: int | None = None
         self._held = ""
@@ -47,7 +47,7 @@ class OwnCitations:
         self._in_code = False
 
     def feed(self, delta: str) -> str:
-        """Take a piece and return the text that can be passed on now."""
+        """Process a piece and return the text that can be emitted now."""
         if not self._valid:
             return delta
         text = self._held + delta
@@ -57,13 +57,13 @@ class OwnCitations:
         return self._read(text, begun.start())
 
     def close(self) -> str:
-        """Return the rest."""
+        """Return the rest of the text at its end."""
         rest, self._held = self._held, ""
         return self._read(rest, len(rest))
 
     def _read(self, text: str, end: int) -> str:
         before, pieces, at = self._last, [], 0
-        for found in CITATION.finditer(before + text):  # the character before decides
+        for found in CITATION.finditer(before + text):  # the pattern needs the preceding character
             start, stop = found.start() - len(before), found.end() - len(before)
             if stop > end or start < at:
                 break
@@ -79,7 +79,7 @@ class OwnCitations:
         return text
 
     def _marker(self, citation: str) -> str:
-        """Return a citation as a marker; what it can't be read as is left out."""
+        """Return a citation as reference markers, without the numbers that name no known passage."""
         ids = []
         for number in map(int, _DIGITS.findall(_REST.sub("", citation))):
             if self._base is None and (number in self._valid) != (number - 1 in self._valid):

@@ -1,4 +1,4 @@
-"""Ranks records for a query, by itself: what Google's ``rankingConfigs:rank`` does, offline if you like."""
+"""Ranks given records for a query, like Google's ``rankingConfigs:rank``; offline by default."""
 
 from __future__ import annotations
 
@@ -41,22 +41,22 @@ def rank(
         rank("tall rocket", ["Saturn V was a tall rocket.", "A small cat."])
 
     Args:
-        query: What they should answer.
-        records: At most 200: texts, ``RankRecord``s, or mappings of the latter's fields.
-        top_n: How many are given back; None gives all.
-        ranker: A reranker or any LlamaIndex node postprocessor that reranks (their scores go through the calibration
-            that is known for them; without one, through the logistic function where they are not from 0 to 1), or an
-            embedding model (cosine similarity, below 0 as 0). None is BM25 over the records given, divided by the
-            highest score that a record could get for the query: offline.
-        timeout: Seconds after which it is given up; None waits. Default 30.
+        query: The question that the records should answer.
+        records: At most 200 records: texts, ``RankRecord``s, or mappings with the fields of ``RankRecord``.
+        top_n: Maximum number of records returned. Defaults to all.
+        ranker: A reranker, any LlamaIndex node postprocessor that reranks, or an embedding model. A reranker's scores
+            are calibrated if a calibration is known, else put through the logistic function unless they are from 0 to
+            1. An embedding model gives the cosine similarity, at least 0. Defaults to BM25 over the records, divided
+            by the highest possible score for the query; it works offline.
+        timeout: Seconds after which the ranking is aborted. None if unlimited. Defaults to 30.
 
     Returns:
-        The records with scores from 0 to 1, best first; equal ones in the given order.
+        The records with scores from 0 to 1, best first; ties keep the given order.
 
     Raises:
-        InvalidRequestError: The query is empty, a record says nothing, or there are too many.
-        RetrievalError: The ranker gave something unusable.
-        DeadlineExceededError: It was late.
+        InvalidRequestError: The query or a record is empty, there are too many records, or ``top_n`` is below 1.
+        RetrievalError: The ranker returned unusable results.
+        DeadlineExceededError: The ranking exceeded its timeout.
     """
     return run(_ranked(query, records, top_n, ranker, deadline_after(timeout)))
 
@@ -102,7 +102,7 @@ async def _ranked(
 
 
 def _by_words(query: str, texts: Sequence[str]) -> dict[int, float]:
-    """Score texts by BM25, as a share of the highest score that there could be."""
+    """Score texts by BM25, divided by the highest possible score for the query."""
     analyzer = Analyzer()
     analyzed = [analyzer.document(text) for text in texts]
     documents = [Counter(terms.split()) for _, terms in analyzed]
@@ -158,7 +158,7 @@ async def _by_reranker(
 
 
 def _share(one: Reranked, place: int, count: int) -> float:
-    """Return a reranker's score as one from 0 to 1; its order, where it gave none."""
+    """Return a reranker's score scaled to 0 to 1; based on the rank if there is no score."""
     if one.score is not None:
         return min(1.0, max(0.0, one.score / MAX_SCORE))
     if one.raw is None:

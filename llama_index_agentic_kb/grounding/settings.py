@@ -1,4 +1,4 @@
-"""How answers are held against their evidence."""
+"""Settings for checking answers against their evidence."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ if TYPE_CHECKING:  # the scorers load when an answer is checked
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Grounding:
-    """How an answer is held against its evidence, and what becomes of what it does not bear out.
+    """How an answer is checked against its evidence, and how unsupported claims are handled.
 
     Args:
-        scorer: Judges claims. "auto" (default): a larger model that was downloaded, else "small"; "small": the shipped
-            cross-encoder, offline; "lexical": features alone; the name or folder of a fact-checking or NLI
-            cross-encoder; a loaded one; a language model as judge; or a scorer. The ledger names what judged.
-        threshold: Score, 0 to 1, from which a reference supports a claim; Google's ``citationThreshold``. Default 0.6.
-        repair: What becomes of unsupported and contradicted claims: None leaves them (the ledger tells of them),
-            "drop" takes them out, "rewrite" has the language model correct each once against its evidence and drops
-            what is still not supported.
-        filtering: Withholds an answer that is grounded too badly: "low" below a score of 0.4, "high" below 0.7. None
-            (default) withholds none.
-        markers: What becomes of ``[ref_id:N]``: "keep" (default), "renumber" in order of appearance (the source nodes
-            come in that order then), or "strip".
-        seconds: Time that the check may take, within the request's own. Default 10.
+        scorer: Scorer of claims. "auto" (default): a larger model that was downloaded, else "small"; "small": the
+            shipped cross-encoder, offline; "lexical": features alone; the name or folder of a fact-checking or NLI
+            cross-encoder; a loaded one; a language model as judge; or a scorer. The ledger names the one used.
+        threshold: Minimum score at which a reference supports a claim, above 0 and at most 1; Google's
+            ``citationThreshold``. Defaults to 0.6.
+        repair: How unsupported and contradicted claims are handled. "drop" removes them; "rewrite" lets the language
+            model correct each once against its evidence and drops those still not supported. Defaults to no repair.
+        filtering: Level at which an answer is withheld: "low" below a score of 0.4, "high" below 0.7. Defaults to no
+            filtering.
+        markers: How ``[ref_id:N]`` is processed: "keep" (default), "renumber" in order of appearance (and sort the
+            source nodes likewise), or "strip".
+        seconds: Maximum duration of the check in seconds, within the request's own limit. Defaults to 10.
 
-    An answer that may yet change (``repair``, ``filtering``) is streamed in one piece, after its check.
+    An answer that may still change (``repair``, ``filtering``) is streamed in one piece, after its check.
 
     Raises:
-        ConfigurationError: A value doesn't fit.
+        ConfigurationError: A value is invalid.
     """
 
     scorer: ScorerLike = "auto"
@@ -61,15 +61,15 @@ class Grounding:
 
     @property
     def may_change(self) -> bool:
-        """Whether the answer is known only after its check."""
+        """Whether the check may change or withhold the answer."""
         return self.repair is not None or self.filtering is not None
 
 
 def as_grounding(value: Grounding | bool | None) -> Grounding | None:
-    """Take settings, or whether to check at all; None and True are the defaults.
+    """Return the settings for a value: the defaults for None and True, None for False.
 
     Raises:
-        ConfigurationError: It is something else.
+        ConfigurationError: The value is of another type.
     """
     if value is False:
         return None

@@ -1,7 +1,7 @@
-"""Spans of a text in characters, in UTF-8 bytes and in UTF-16 units, from each to each.
+"""Converts spans of a text between characters, UTF-8 bytes and UTF-16 units.
 
 Python counts characters (code points), Google's Answer counts UTF-8 bytes, browsers and Java count UTF-16 units; "é😀"
-is 2 characters, 6 bytes and 3 units long. An offset inside of a character is refused, never rounded.
+is 2 characters, 6 bytes and 3 units long. An offset inside a character is an error and is never rounded.
 
     offsets = TextOffsets("é😀!")
     assert offsets.to_bytes(Span(start=1, end=2)) == (2, 6)
@@ -19,13 +19,13 @@ from llama_index_agentic_kb.schema.grounding import Span
 
 
 class TextOffsets:
-    """Turns spans of one text from one unit into another; each unit is counted once, when it is first asked for.
+    """Converts spans of one text between units; the offsets in each unit are computed once, on first use.
 
-    A lone surrogate, which Python's texts may hold and UTF-8 may not, counts as the three bytes of the replacement
-    character that stands for it on the wire, and as the one UTF-16 unit that it is.
+    A lone surrogate, which Python strings may contain and UTF-8 may not, counts as three bytes (like the replacement
+    character that is sent instead) and as one UTF-16 unit.
 
     Args:
-        text: The text that the spans are of.
+        text: The text that the spans refer to.
     """
 
     def __init__(self, text: str) -> None:
@@ -35,7 +35,7 @@ class TextOffsets:
         """Return a span of characters in UTF-8 bytes: (start, end), end exclusive.
 
         Raises:
-            InvalidRequestError: The span ends behind the text.
+            InvalidRequestError: The span ends after the end of the text.
         """
         return self._out(span, self._bytes)
 
@@ -43,7 +43,7 @@ class TextOffsets:
         """Return a span of UTF-8 bytes in characters.
 
         Raises:
-            InvalidRequestError: An offset is no character's boundary, lies outside of the text, or the span is empty.
+            InvalidRequestError: An offset is not a character boundary or is outside the text, or the span is empty.
         """
         return _in(start, end, self._bytes, "byte")
 
