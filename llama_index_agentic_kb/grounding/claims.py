@@ -74,7 +74,7 @@ _ROW_RULE: Final = re.compile(r"[ \t]*+\|?[ \t]*+:?-+:?[ \t]*+(?:\|[ \t]*+:?-+:?
 _QUOTED: Final = re.compile(r"[ \t]{0,3}>[ \t]?")
 _LEAD_IN: Final = re.compile(rf"[:：][*_]{{0,3}}(?:\s*{_MARKER})*$", re.IGNORECASE)
 _SIGNS: Final = re.compile(
-    rf"(?<!\s)\s*+{_MARKER}|\s*+{EMOJI.pattern}|[*_`]{{2,3}}|(?<!\w)[*_`]|[*_`](?!\w)",
+    rf"(?<!\s)\s*+(?:{_MARKER}|{EMOJI.pattern})|[*_`]{{2,3}}|(?<!\w)[*_`]|[*_`](?!\w)",
     re.IGNORECASE,
 )
 _MARKER_RUN: Final = re.compile(rf"{_MARKER}(?:\s{{0,8}}{_MARKER})*", re.IGNORECASE)

@@ -93,10 +93,10 @@ class ShownPassage:
         text = normalize(f"{self.title}\n{self.content}\n{self.source.source_data(self.node).content}")
         form = normalize(value)
         name = form.split("(", maxsplit=1)[0].split(",", maxsplit=1)[0].strip() or form
-        pattern = r"(?<![a-z0-9]){}(?![a-z0-9])"
-        if re.search(pattern.format(re.escape(form)), text) is not None:
-            return True
-        return all(re.search(pattern.format(re.escape(part)), text) is not None for part in name.split())
+        return any(
+            all(re.search(rf"(?<![a-z0-9]){re.escape(part)}(?![a-z0-9])", text) for part in parts)
+            for parts in ([form], name.split())
+        )
 
 
 class PassageSet:

@@ -333,7 +333,10 @@ def eavesdropping() -> None:
     with acting_as(BOB):
         refused(DeniedError, lambda: chat.chat("What was said?"), "another principal's")
         refused(DeniedError, lambda: chat.chat_history, "another principal's")
+        refused(DeniedError, chat.reset, "another principal's")
+    with acting_as(ALICE):
         chat.reset()
+    with acting_as(BOB):
         assert "acme" not in str(chat.chat("rain"))
 
 

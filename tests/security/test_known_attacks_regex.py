@@ -32,6 +32,7 @@ OURS = {
     ("evaluation/plans.py", "re.compile"): "a value of the data set, escaped",
     ("evaluation/plans.py", "re.fullmatch"): "a plan of the data set, escaped",
     ("schema/filter_text.py", "re.match"): "the tables of hints",
+    ("_text.py", "re.compile"): "our own patterns of secrets, compiled at first use",
     ("schema/odata.py", "re.split"): "a class of escaped characters",
     ("wire/_proto.py", "re.search"): "a message's class, in what protobuf says",
     ("wire/google_names.py", "re.fullmatch"): "our own table of names",
