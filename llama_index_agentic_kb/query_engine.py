@@ -11,9 +11,10 @@ from __future__ import annotations
 import contextvars
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, TypeAlias, Unpack
+from typing import Any, Final, Self, TypeAlias, Unpack
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.response.schema import (
@@ -28,6 +29,7 @@ from llama_index.core.callbacks.schema import CBEventType, EventPayload
 from llama_index.core.instrumentation.events.query import QueryEndEvent, QueryStartEvent
 from llama_index.core.instrumentation.events.retrieval import RetrievalEndEvent, RetrievalStartEvent
 from llama_index.core.instrumentation.events.synthesis import SynthesizeEndEvent, SynthesizeStartEvent
+from llama_index.core.llms import LLM
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.prompts.mixin import PromptMixinType
 from llama_index.core.query_engine.retriever_query_engine import RetrieverQueryEngine
@@ -139,8 +141,7 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         callback_manager: CallbackManager | None = None,
         **synthesizer: Unpack[SynthesizerArguments],
     ) -> None:
-        if not isinstance(retriever, AgenticRetriever):
-            retriever = AgenticRetriever.from_defaults(retriever, effort="minimal")
+        retriever = _agentic(retriever)
         manager = callback_manager or retriever.callback_manager
         own: SynthesizerArguments = {
             "llm": retriever.llm,
@@ -157,6 +158,24 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         self.grounding = as_grounding(grounding)
         self._grounding_asked = bool(grounding)
         super().__init__(retriever, self.synthesizer, list(node_postprocessors or ()), manager)
+
+    @classmethod
+    def from_args(  # type: ignore[override]  # of LlamaIndex's arguments, only these are passed by place
+        cls,
+        retriever: BaseRetriever,
+        llm: LLM | None = None,
+        response_synthesizer: BaseSynthesizer | None = None,
+        **kwargs: Any,
+    ) -> Self:
+        """Make one as LlamaIndex's engines are made; see the class. Without ``llm`` the retriever's answers."""
+        own: dict[str, Any] = kwargs if llm is None else {**kwargs, "llm": llm}
+        return cls(retriever, response_synthesizer, **own)
+
+    def with_retriever(self, retriever: BaseRetriever) -> Self:
+        """Return an engine that answers alike from what another retriever finds."""
+        twin = copy(self)
+        twin._retriever = _agentic(retriever)  # noqa: SLF001 (of the same class)
+        return twin
 
     @property
     def retriever(self) -> AgenticRetriever:
@@ -421,6 +440,12 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         finally:
             nodes[:] = answered.retrieval.nodes
             metadata.update(answered.metadata())
+
+
+def _agentic(retriever: BaseRetriever) -> AgenticRetriever:
+    if isinstance(retriever, AgenticRetriever):
+        return retriever
+    return AgenticRetriever.from_defaults(retriever, effort="minimal")
 
 
 def default_mode(retriever: AgenticRetriever) -> str:

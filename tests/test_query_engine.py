@@ -129,6 +129,23 @@ def test_takes_every_kind_of_mode(server: LoopbackOpenAI, mode: str) -> None:
     assert getattr(last, "response_mode") == str(getattr(mode, "value", mode))  # noqa: B009
 
 
+def test_what_llama_index_s_engine_makes_is_ours(server: LoopbackOpenAI) -> None:
+    """``from_args`` needs no model and asks for no key; ``with_retriever`` keeps synthesizer and settings."""
+    plain = AgenticQueryEngine.from_args(AgenticRetriever(sources()), node_postprocessors=None)
+    assert account(plain.query("Saturn V rocket")).extracts
+    cut = SimilarityPostprocessor(similarity_cutoff=2.0)
+    engine = AgenticQueryEngine.from_args(
+        AgenticRetriever(sources()), server.llm(), response_mode=ResponseMode.REFINE, node_postprocessors=[cut]
+    )
+    assert engine.synthesizer.model.llm is not None
+    other = AgenticQueryEngine(engine.retriever, engine.synthesizer).with_retriever(
+        MemoryRetriever(["Saturn V rocket"])
+    )
+    assert type(other) is AgenticQueryEngine
+    assert str(other.query("Saturn V rocket")) == "The Saturn V launched it [ref_id:0]. It was 110.6 m tall."
+    assert engine.with_retriever(AgenticRetriever(sources())).query(QUESTION).source_nodes == []
+
+
 def test_takes_a_synthesizer_of_llama_index(server: LoopbackOpenAI) -> None:
     """A synthesizer of LlamaIndex's own answers from our nodes."""
     synthesizer = core_synthesizer(llm=server.llm(), response_mode=ResponseMode.COMPACT)

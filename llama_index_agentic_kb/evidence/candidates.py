@@ -192,25 +192,24 @@ def _corpus_list(searches: Sequence[SourceSearch]) -> Ranked[NodeKey]:
     lists = []
     for group in kinds.values():
         found = group[0][0]
-        lists.append(Ranked(found.keys, found.weight, _scores(found)) if len(group) == 1 else _one_kind(group))
+        lists.append(Ranked(found.keys, scores=_scores(found)) if len(group) == 1 else _one_kind(group))
     fused = lists[0] if len(lists) == 1 else _as_ranked(CORPUS_FUSION(lists))
     return Ranked(fused.keys, 1.0 if weight is None else weight, fused.scores)
 
 
 def _one_kind(group: Sequence[tuple[NodeList, float]]) -> Ranked[NodeKey]:
     """Join lists of one kind from several sources: by score where their scores compare, else by turns."""
-    weight = max(found.weight for found, _ in group)
     scored, best = [], dict[NodeKey, float]()
     for found, _ in group:
         scores = _scores(found)
         if found.scale is None or scores is None:
             turns = interleave([Ranked(one.keys, of_source, _scores(one)) for one, of_source in group])
-            return Ranked([fused.key for fused in turns], weight)
+            return Ranked([fused.key for fused in turns])
         scored.append([*zip(found.keys, scores, strict=True)])
         for key, score in scored[-1]:
             best[key] = max(score, best.get(key, score))
     keys = merge_by_score(scored, [of_source for _, of_source in group])
-    return Ranked(keys, weight, [best[key] for key in keys])
+    return Ranked(keys, scores=[best[key] for key in keys])
 
 
 def _scores(found: NodeList) -> list[float] | None:

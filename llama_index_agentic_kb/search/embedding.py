@@ -259,10 +259,6 @@ class QueryEmbeddings:
         """Vectors that the cache had."""
         self._jobs: dict[tuple[int, str], tuple[Job[list[Vector | Exception]], int]] = {}
         """For each other query the job of its batch, and its position there."""
-        self.texts_embedded = 0
-        """Texts that models were called for."""
-        self.cache_hits = 0
-        """Texts whose vector the cache had."""
 
     def begin(self, pairs: Iterable[tuple[BaseEmbedding, str]]) -> None:
         """Start embedding queries that are new: one batch a model, models side by side. Needs a running loop."""
@@ -279,9 +275,7 @@ class QueryEmbeddings:
                 batches.setdefault(id(model), []).append(query)
             else:
                 self._found[key] = vector
-                self.cache_hits += 1
         for of_model, queries in batches.items():
-            self.texts_embedded += len(queries)
             job = start(self._embed(*self._models[of_model], queries), self._context.copy())
             for position, query in enumerate(queries):
                 self._jobs[of_model, query] = job, position

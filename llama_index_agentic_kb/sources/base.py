@@ -240,11 +240,6 @@ class KnowledgeSource(NotPickled):
         return self._calls.health
 
     @property
-    def lexical_health(self) -> Health | None:
-        """How its lexical side stands; None where it has none."""
-        return None if self._lexical is None else self._lexical_calls.health
-
-    @property
     def usual_seconds(self) -> float | None:
         """How long its last answers took, the middle one; None before the first."""
         return self._calls.median_seconds

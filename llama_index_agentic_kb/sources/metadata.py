@@ -2,7 +2,7 @@
 
 The metadata are read as a stream under the source's effective filter. What is counted in it are *units*: a document
 (its chunks' metadata, together) or a chunk. A unit counts once for each value that it has; the items of a list are
-values each. What is no text, number or truth is no value.
+values each. Values are texts, numbers and booleans; anything else is left out.
 """
 
 from __future__ import annotations
@@ -650,7 +650,7 @@ class MetadataQueries:
         Args:
             source: The source's name.
             filters: Which documents; a filter, or OData text.
-            order_by: Fields, the first first: "year", "year desc", or ("year", "desc"). Truths come before numbers,
+            order_by: Fields, the first first: "year", "year desc", or ("year", "desc"). Booleans come before numbers,
                 numbers before text, documents without the field last. Ties, and no order, are by id.
             limit: Documents to give. Default 100.
             offset: Documents to leave out before.

@@ -49,7 +49,6 @@ class NodeList:
         kind: "dense", "lexical", "hybrid" (the store's own), or "retriever" (its way is its own).
         nodes: Best first, every one checked against the effective filter; wrappers of our own.
         scale: Lists of one scale have scores that can be compared; None is a scale of its own.
-        weight: How much it counts beside the search's other lists.
         candidates: How many the source returned.
         dropped_by_filter: How many of these broke the filter.
         dropped_as_unusable: How many of these were no nodes that can be used; ``note`` says why.
@@ -61,7 +60,6 @@ class NodeList:
     kind: str
     nodes: list[NodeWithScore]
     scale: Hashable | None = None
-    weight: float = 1.0
     candidates: int = 0
     dropped_by_filter: int = 0
     dropped_as_unusable: int = 0

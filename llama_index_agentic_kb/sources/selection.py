@@ -121,12 +121,12 @@ def _check(params: SourceParams, sources: Mapping[str, KnowledgeSource]) -> None
 
 
 def passing(selected: Mapping[str, SelectedSource], found_by: Mapping[str, str]) -> Callable[[BaseNode], bool]:
-    """Return the check of nodes as no search found them, which postprocessors bring or change: may they be shown?
+    """Return the check whether a node may be shown that postprocessors have brought or changed.
 
-    One that a search found has to pass its source's effective filter still. Others name no source. Where principals
-    matter (a source has permissions), such a one, and whatever has a field of these permissions, has to pass the
-    effective filter of a source that has some; else that of any source, and a source without a filter lets everything
-    through.
+    A node that a search found must still pass the effective filter of its source. Any other node names no source. If
+    no source has permissions, it must pass the effective filter of any source, and a source without a filter lets
+    everything through. If some source has permissions, it must pass the effective filter of such a source; so must
+    every node that has a field of these permissions.
 
     Args:
         selected: The sources that the request may search.

@@ -65,7 +65,7 @@ _HASHED: Final = "sha256:"
 _NO_SEGMENT: Final = re.compile(r"[/\s]")
 _UNSTORABLE: Final = re.compile("[\x00\ud800-\udfff]")
 """What no text column holds: PostgreSQL has no NUL, UTF-8 no lone surrogates."""
-_NAMELESS: Final = [column for column in turns.c if column.name != "answer"]
+_WITHOUT_ANSWER: Final = [column for column in turns.c if column.name != "answer"]
 """Of a turn all but its answer."""
 
 
@@ -151,7 +151,7 @@ class SessionStore:
         Raises:
             NotFoundError: The owner has no such session.
         """
-        key, columns = _key(owner, session_id), turns.c if include_answers else _NAMELESS
+        key, columns = _key(owner, session_id), turns.c if include_answers else _WITHOUT_ANSWER
 
         def work(connection: Connection) -> Session:
             found = connection.execute(select(*columns).where(*_of(turns, key)).order_by(turns.c.number))

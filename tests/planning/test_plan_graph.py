@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import time
+
 import pytest
 
 from llama_index_agentic_kb import EffortLimits
@@ -178,3 +180,11 @@ def test_a_revision_builds_on_what_was_planned() -> None:
         ("r1.1", "snow", ["docs", "wiki"]),
         ("q1", "rain", ["wiki"]),
     ]
+
+
+def test_a_thousand_steps_are_settled_in_time() -> None:
+    """A chain of a thousand, each of which builds on the two before it, takes seconds, not minutes."""
+    started = time.monotonic()
+    made, _ = graph(*(step(f"s{n}", f"step {n} of #s{n - 1} #s{n - 2}") for n in range(1_000)), sub_queries=1_000)
+    assert made.plan.sub_queries[-1].wave > 900
+    assert time.monotonic() - started < 30

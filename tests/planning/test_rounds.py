@@ -235,6 +235,14 @@ def test_a_later_call_corrects_an_answer() -> None:
     assert "q1 was read again: James Cameron, not Ann" in made.plan.warnings
 
 
+def test_what_a_passage_says_is_not_replaced_by_a_guess() -> None:
+    """A later call that only supposes changes nothing."""
+    plan = steps(DIRECTOR, BIRTHPLACE, {"query": "river of #q2", "depends_on": ["q2"]})
+    made = world(plan=plan, findings=[cameron, line("q1", "Ann") + line("q2", "Rome")]).search(QUESTION)
+    assert [one.value for one in made.findings] == ["James Cameron", "Rome"]
+    assert "Where was Ann born?" not in queries_of(made).values()
+
+
 def test_one_query_from_two_branches_is_searched_once() -> None:
     """Both steps get what it finds, and so do both their children."""
     plan = steps(

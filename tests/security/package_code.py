@@ -18,7 +18,7 @@ class Place:
     """A piece of code and where it stands.
 
     Args:
-        module: The path inside the package, ``planning/parsing.py``.
+        module: The path inside the package, ``planning/planner.py``.
         node: The piece.
     """
 

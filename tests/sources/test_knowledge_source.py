@@ -264,11 +264,10 @@ def test_a_source_has_its_own_number_of_documents() -> None:
 
 
 def test_the_health_of_a_source_is_public() -> None:
-    """Who is at work, waits and was given up; how its circuit stands; how long an answer takes; its words apart."""
+    """Who is at work, waits and was given up; how its circuit stands; how long an answer takes."""
     with MemoryRetriever(nodes(), fault="hang") as retriever:
         source = KnowledgeSource("slow", retriever=retriever, resilience=Resilience(max_concurrency=3))
         assert (source.health.places, source.health.circuit, source.health.median_seconds) == (3, "closed", None)
-        assert source.lexical_health is None
         with pytest.raises(DeadlineExceededError):
             run(searching(source, "rain", top_k=3, seconds=0.2))
         assert (source.health.at_work, source.health.waiting, source.health.abandoned) == (0, 0, 1)
@@ -276,8 +275,6 @@ def test_the_health_of_a_source_is_public() -> None:
     run(words.warm_up())
     assert words.health.circuit is None
     assert words.usual_seconds is not None
-    assert words.lexical_health is not None
-    assert words.lexical_health.places == 8
 
 
 @pytest.mark.parametrize("kind", ["index", "filtered", "retriever", "denied"])
