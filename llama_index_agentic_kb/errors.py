@@ -124,13 +124,6 @@ class NotFoundError(AgenticKBError, LookupError):
     status_code = 404
 
 
-class AlreadyExistsError(AgenticKBError):
-    """Something of this name is there already."""
-
-    code = "alreadyExists"
-    status_code = 409
-
-
 class SessionStoreError(AgenticKBError):
     """The database of the sessions can't be reached, or failed; what was written before is kept."""
 

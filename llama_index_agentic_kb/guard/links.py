@@ -294,14 +294,3 @@ def _removed(text: str, at: int) -> str:
 def _written(address: str) -> str:
     """Return an address as a destination in Markdown."""
     return f"<{address}>" if "(" in address or ")" in address else address
-
-
-def clean_links(text: str, addresses: Collection[str]) -> tuple[str, int]:
-    """Return a whole text without links to anything but the references, and how many were taken out.
-
-    Args:
-        text: An answer.
-        addresses: The references' addresses.
-    """
-    links = LinkFilter(addresses)
-    return links.feed(text) + links.close(), links.removed

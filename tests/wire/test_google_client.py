@@ -15,7 +15,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llama_index_agentic_kb.errors import (
-    AlreadyExistsError,
     DeadlineExceededError,
     InvalidRequestError,
     NotFoundError,
@@ -229,7 +228,6 @@ def test_ranking_goes_both_ways(google: LoopbackGoogle) -> None:
     [
         (InvalidRequestError("query.text: a question is needed"), exceptions.BadRequest, "query.text"),
         (NotFoundError("session: there is no session of this name"), exceptions.NotFound, "no session"),
-        (AlreadyExistsError("taken"), exceptions.Conflict, "taken"),
         (RetrievalError("all sources failed"), exceptions.ServiceUnavailable, "all sources"),
         (DeadlineExceededError("late"), exceptions.GatewayTimeout, "late"),
         (KeyError("sk-secret-123456"), exceptions.InternalServerError, "Internal error."),
