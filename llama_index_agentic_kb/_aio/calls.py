@@ -67,7 +67,11 @@ def deadline_after(seconds: float | None) -> float | None:
 
 def earliest(*deadlines: float | None) -> float | None:
     """Return the first of several deadlines; None where none is set."""
-    return min([deadline for deadline in deadlines if deadline is not None], default=None)
+    first: float | None = None
+    for deadline in deadlines:
+        if deadline is not None and (first is None or deadline < first):
+            first = deadline
+    return first
 
 
 def call_deadline() -> float | None:

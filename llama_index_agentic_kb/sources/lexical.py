@@ -187,26 +187,21 @@ class IndexedNodes:
         """
         hits = self._in_step(most).search(query, top_k, filters)
         found: Sequence[str] = [hit.node_id for hit in hits]
-        nodes = {node.node_id: node for node in self._nodes.get(self._allowed(found, filters))}
+        if filters is not None:
+            found = self._nodes.allowed(found, filters)
+        nodes = {node.node_id: node for node in self._nodes.get(found)}
         return [NodeWithScore(node=nodes[hit.node_id], score=hit.score) for hit in hits if hit.node_id in nodes]
-
-    def _allowed(self, node_ids: Sequence[str], filters: FilterNode | None) -> Sequence[str]:
-        return node_ids if filters is None else self._nodes.allowed(node_ids, filters)
 
     def _in_step(self, most: int | None) -> LexicalIndex:
         with self._lock:
             count = self._nodes.count()
             if most is not None and count is not None and count > most:
                 raise NotIndexedError(f"no lexical search: {count} nodes are more than {most}; hybrid=True makes it")
-            if self._index is None or self._may_have_changed(count):
+            aged = time.monotonic() - self._listed_at > max(_LISTED_EVERY, 20 * self._listing_took)
+            if self._index is None or self._nodes.listed_cheaply or count != self._counted or aged:
                 self._index = self._compared(self._index or LexicalIndex())
                 self._counted = count
             return self._index
-
-    def _may_have_changed(self, count: int | None) -> bool:
-        if self._nodes.listed_cheaply or count != self._counted:
-            return True
-        return time.monotonic() - self._listed_at > max(_LISTED_EVERY, 20 * self._listing_took)
 
     def _compared(self, index: LexicalIndex) -> LexicalIndex:
         started = time.monotonic()

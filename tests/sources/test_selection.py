@@ -65,12 +65,6 @@ def test_a_planners_filter_comes_last() -> None:
     assert chosen["wiki"].filters_for(C) == all_of(B, C)
 
 
-def test_always_is_the_requests_word() -> None:
-    """Without it, the planner chooses."""
-    assert [one.always for one in selected().values()] == [False, False]
-    assert selected({"knowledgeSourceName": "docs", "alwaysQuerySource": True})["docs"].always
-
-
 def test_parameters_that_are_not_acted_on_are_told() -> None:
     """Unknown fields, and a threshold that nothing can be compared with, are named."""
     params = {"knowledgeSourceName": "docs", "rerankerThreshold": 2.0, "newField": 1}
