@@ -55,20 +55,20 @@ BETTER: Final = (
     "cross-encoder/nli-deberta-v3-large",
     "cross-encoder/nli-deberta-v3-base",
 )
-"""Larger fact-checking and NLI models, best first: "auto" takes the first that somebody has downloaded."""
+"""Larger fact-checking and NLI models, best first; "auto" uses the first one that is already downloaded."""
 
 
 def as_scorer(scorer: ScorerLike) -> ClaimScorer:
-    """Return the scorer that is meant.
+    """Return the scorer for a name, a model or a scorer.
 
     Args:
-        scorer: "auto" or None takes the best that is on the machine: a larger model of ``BETTER`` that lies in Hugging
-            Face's cache, where sentence-transformers is installed; else the shipped cross-encoder. "lexical" and
-            "small" are the features alone and the shipped one by name; any other text names a model or its folder; a
-            language model becomes the judge; a loaded cross-encoder is wrapped; a scorer is taken as it is.
+        scorer: "auto" or None selects the best local model: one of ``BETTER`` in Hugging Face's cache, if
+            sentence-transformers is installed, else the shipped cross-encoder. "lexical" selects the features alone,
+            "small" the shipped cross-encoder; any other text names a model or its folder. A language model is used as
+            judge, a loaded cross-encoder is wrapped, and a scorer is returned unchanged.
 
     Raises:
-        ConfigurationError: It is of another kind, or cannot be loaded.
+        ConfigurationError: The value is of another type, or its model cannot be loaded.
     """
     if scorer is None or isinstance(scorer, str):
         return _named(scorer or "auto")
@@ -95,7 +95,7 @@ def _named(name: str) -> ClaimScorer:
 
 
 def downloaded() -> str | None:
-    """Return the best model of those that lie in Hugging Face's cache; nothing is asked of a network."""
+    """Return the best model of ``BETTER`` in Hugging Face's cache, without network access. None if there is none."""
     if find_spec("sentence_transformers") is None:
         return None
     home = Path(os.environ.get("HF_HOME") or "~/.cache/huggingface")

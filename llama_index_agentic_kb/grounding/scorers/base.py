@@ -1,4 +1,4 @@
-"""What scores claims against passages: one protocol for features, classifiers and language models."""
+"""Base types for scoring claims against passages: one protocol for features, classifiers and language models."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from llama_index_agentic_kb.grounding.claims import Claim
 from llama_index_agentic_kb.schema.grounding import CITATION_THRESHOLD, ConflictKind, Span, Verdict
 
 PARTIAL_THRESHOLD: Final = 0.35
-"""Score from which a part of a claim is supported."""
+"""Minimum score of a partially supported claim."""
 
 
 @dataclass(frozen=True, slots=True)
 class Premise:
-    """A passage that claims are held against.
+    """A passage that claims are checked against.
 
     Args:
-        text: What it says.
-        title: What it is about; part of what it says.
-        attributes: Further facts of it ("author": "Wikipedia"); part of what it says.
+        text: The passage's text.
+        title: The passage's title, which counts as evidence.
+        attributes: Further facts about the passage ("author": "Wikipedia"), which count as evidence.
     """
 
     text: str
@@ -30,12 +30,12 @@ class Premise:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """What one passage says of a claim.
+    """The evidence of one passage for a claim.
 
     Args:
-        premise: Which passage, by its position.
-        score: How far it alone supports the claim, 0 to 1.
-        spans: The sentences that say so, in the passage's text, best first; empty where the scorer can't tell.
+        premise: Index of the passage.
+        score: How far the passage alone supports the claim, 0 to 1.
+        spans: Positions of the supporting sentences in the passage's text, best first; empty if unknown.
     """
 
     premise: int
@@ -45,15 +45,15 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """What a passage says in the place of what the claim says.
+    """A statement of a passage that differs from the claim.
 
     Args:
-        kind: What differs.
-        claimed: The claim's words.
-        quote: The passage's words.
-        premise: Which passage, by its position.
-        span: Where ``quote`` stands, in the passage's text.
-        strength: How surely it is of the same, 0 to 1.
+        kind: The kind of difference.
+        claimed: The claim's text.
+        quote: The passage's text.
+        premise: Index of the passage.
+        span: Position of ``quote`` in the passage's text.
+        strength: Confidence that the passage contradicts the claim, 0 to 1.
     """
 
     kind: ConflictKind
@@ -66,16 +66,16 @@ class Rival:
 
 @dataclass(slots=True)
 class ClaimScore:
-    """What came of scoring one claim.
+    """The result of scoring one claim.
 
     Args:
-        score: How far the passages together support it, 0 to 1; None where the scorer could not judge it.
-        verdict: What that means.
-        evidence: By passage, best first; passages that say nothing of it may be left out.
-        rivals: What passages say otherwise.
-        left_out: Whether it was to be judged and was not, as where a model's reply leaves a claim out.
-        parts: Of passages that bear a part of it; ``ground`` adds them.
-        lacking: The part that lacks support where another has it, in the answer; ``ground`` adds it.
+        score: How far the passages together support the claim, 0 to 1. None if the scorer could not judge it.
+        verdict: The verdict for this score.
+        evidence: Evidence by passage, best first; irrelevant passages may be missing.
+        rivals: Statements of passages that differ from the claim.
+        left_out: Whether the scorer skipped the claim, for example a claim missing from a model's reply.
+        parts: Evidence of passages that support only a part of the claim; added by ``ground``.
+        lacking: Position in the answer of the part that lacks support; added by ``ground``. None if unknown.
     """
 
     score: float | None
@@ -96,25 +96,25 @@ class ClaimScorer(Protocol):
     def score(
         self, claims: Sequence[Claim], premises: Sequence[Premise], *, deadline: float | None = None
     ) -> Coroutine[Any, Any, list[ClaimScore]]:
-        """Score claims, all at once.
+        """Score several claims together.
 
         Args:
-            claims: Each needs a check.
+            claims: The claims, all of which need a check.
             premises: The passages.
-            deadline: ``time.monotonic()`` at which it is given up; None waits.
+            deadline: ``time.monotonic()`` value at which scoring is aborted. None if unlimited.
 
         Returns:
             One score for each claim, in order.
 
         Raises:
-            DeadlineExceededError: It was late.
-            AgenticKBError: It failed.
+            DeadlineExceededError: The deadline has passed.
+            AgenticKBError: The scorer failed.
         """
         ...
 
 
 def verdict_of(score: float, *, contradicted: bool = False) -> Verdict:
-    """Return what a score from 0 to 1 means; ``contradicted`` where a passage says otherwise."""
+    """Return the verdict for a score from 0 to 1; ``contradicted`` is True if a passage contradicts the claim."""
     if score >= CITATION_THRESHOLD:
         return Verdict.SUPPORTED
     if contradicted:

@@ -1,7 +1,7 @@
 """A named fact-checking or NLI model as scorer, through sentence-transformers.
 
-Which label means what is read from the model's own configuration; a model that does not say is refused. No code comes
-with weights: models that need ``trust_remote_code`` are loaded by the user, and their ``predict`` is called.
+The meaning of the labels is read from the model's configuration; a model without it is refused. No code is loaded with
+weights: the user loads models that need ``trust_remote_code``, and their ``predict`` is called.
 """
 
 from __future__ import annotations
@@ -25,26 +25,26 @@ from llama_index_agentic_kb.grounding.scorers.lexical import bearing_spans, near
 from llama_index_agentic_kb.schema.grounding import ConflictKind
 
 _PASSAGES: Final = 8
-"""Passages that a claim is held against: those with most of its words."""
+"""Maximum number of passages that a claim is checked against: those with most of its words."""
 _BATCH: Final = 16
-"""Pairs that are computed at once."""
+"""Number of pairs in one batch."""
 _MAX_TOKENS: Final = 512
-"""Tokens of a pair where the model does not say; most take 512."""
+"""Maximum tokens of a pair if the model does not specify it; most models accept 512."""
 _NO_LIMIT: Final = 100_000
-"""Tokenizers say 1e30 where they know of none."""
+"""Maximum plausible limit: tokenizers report 1e30 if they have no limit."""
 _CHARACTERS: Final = 3
-"""Characters that a token holds at least, where there is no tokenizer to ask."""
+"""Minimum characters of a token, for models without a tokenizer."""
 _SPARE: Final = 8
-"""Tokens kept for the marks that a tokenizer puts around both texts."""
+"""Tokens reserved for the special tokens of a pair."""
 _TWO: Final = 2
 _SUPPORTS: Final = re.compile(r"^(?:entail\w*|support\w*|consistent|factual\w*|faithful|grounded|true)$")
 _DENIES: Final = re.compile(r"^contradict|^refut")
 _SURELY: Final = 0.9
-"""Probability from which a passage denies a claim."""
+"""Minimum probability at which a passage contradicts a claim."""
 
 
 class PairModel(Protocol):
-    """A model of pairs: sentence-transformers' ``CrossEncoder``, HHEM's ``predict(pairs)``, or the like."""
+    """A model that scores text pairs: sentence-transformers' ``CrossEncoder``, HHEM's ``predict(pairs)``, etc."""
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
         """Return a number for each pair, or one for each pair and label."""
@@ -57,12 +57,12 @@ class CrossEncoderScorer:
         CrossEncoderScorer("cross-encoder/nli-deberta-v3-base")
 
     Args:
-        model: A loaded model, or the name or folder of one: nothing is downloaded, pickles and code are refused.
-        entailment: The label whose probability is the score. None (default) reads it from ``config.id2label``.
-        contradiction: The label that says otherwise; None reads it likewise.
+        model: A loaded model, or the name or folder of one. Nothing is downloaded; pickles and code are refused.
+        entailment: Index of the label whose probability is the score. Defaults to the one of ``config.id2label``.
+        contradiction: Index of the label for contradiction. Defaults to the one of ``config.id2label``.
 
     Raises:
-        ConfigurationError: The model's labels do not say what they mean, or it cannot be loaded.
+        ConfigurationError: The meaning of the model's labels is unknown, or the model cannot be loaded.
     """
 
     def __init__(
@@ -101,8 +101,8 @@ class CrossEncoderScorer:
         """Score claims on the model's one thread; see ``ClaimScorer``.
 
         Raises:
-            RetrievalError: The model gave something else than a number for each pair.
-            DeadlineExceededError: It was late.
+            RetrievalError: The model did not return finite numbers for each pair.
+            DeadlineExceededError: The deadline has passed.
         """
         work = partial(self.judge, [claim.said for claim in claims], premises, deadline=deadline)
         scores: list[ClaimScore] = await Call(sync=work, deadline=deadline, pool=self._pool, what=self.name)
@@ -111,7 +111,7 @@ class CrossEncoderScorer:
     def judge(
         self, claims: Sequence[str], premises: Sequence[Premise], *, deadline: float | None = None
     ) -> list[ClaimScore]:
-        """Return the scores of claims, computed in this thread; see ``score``."""
+        """Return the scores of claims, computed in the calling thread; see ``score``."""
         waiting = (
             (claim, number, window)
             for claim, numbers in enumerate(nearest_premises(claims, premises, _PASSAGES))
@@ -130,7 +130,7 @@ class CrossEncoderScorer:
         return [_claim_score(claim, found, premises) for claim, found in zip(claims, best, strict=True)]
 
     def _predicted(self, pairs: Sequence[tuple[str, str]]) -> list[list[float]]:
-        """Return what the model gives for each pair as a row of numbers, from numpy, torch or Python."""
+        """Return the model's output for each pair as a row of numbers, from numpy, torch or Python."""
         asked: list[Any] = list(pairs)
         if "minicheck" in self.name.casefold():  # it takes one text: the passage, its end mark, the claim
             asked = [f"{window}{self._end}{claim}" for window, claim in pairs]
@@ -142,7 +142,7 @@ class CrossEncoderScorer:
         return rows
 
     def _read(self, row: list[float]) -> tuple[float, float]:
-        """Return the probabilities of entailment and of contradiction; both rise with their logits."""
+        """Return the probabilities of entailment and of contradiction for a row of the model's output."""
         logits = "activation_fn" in self._options
         if len(row) == 1:
             if not logits and not 0 <= row[0] <= 1:
@@ -154,7 +154,7 @@ class CrossEncoderScorer:
         return shares[self.entailment], 0.0 if self.contradiction is None else shares[self.contradiction]
 
     def _windows(self, premise: Premise, claim: str) -> Iterator[str]:
-        """Yield stretches of whole sentences within the model's length, each headed by the title; ends overlap."""
+        """Yield overlapping windows of sentences within the model's limit, each with title and attributes in front."""
         head = "\n".join(part for part in (premise.title, *map(str, premise.attributes.values())) if part)
         room = max(32, self._longest - self._count(claim) - self._count(head) - _SPARE)
         window: list[str] = []
@@ -163,7 +163,7 @@ class CrossEncoderScorer:
             count = self._count(sentence)
             if window and used + count > room:
                 yield "\n".join(filter(None, (head, " ".join(window))))
-                last = self._count(window[-1])  # the next one begins with it, where both fit
+                last = self._count(window[-1])  # the next window begins with it if both fit
                 window, used = (window[-1:], last) if last + count <= room else ([], 0)
             window.append(sentence)
             used += count
@@ -171,7 +171,7 @@ class CrossEncoderScorer:
             yield "\n".join(filter(None, (head, " ".join(window))))
 
     def _pieces(self, text: str, room: int) -> Iterator[str]:
-        """Yield the sentences of a passage, those that are too long in pieces."""
+        """Yield the sentences of a passage, split if they are too long."""
         for start, end in passage_sentences(text):
             sentence = text[start:end]
             while (count := self._count(sentence)) > room and len(sentence) > 1:
@@ -185,10 +185,10 @@ class CrossEncoderScorer:
 
 
 def _load(name: str) -> PairModel:
-    """Load a model by the name of a folder or a cached model.
+    """Load a cross-encoder from a folder, or from the local cache by its name.
 
     Raises:
-        ConfigurationError: It is not on this machine, or is no cross-encoder.
+        ConfigurationError: The model is not on this machine, or is not a cross-encoder.
     """
     try:
         from sentence_transformers import CrossEncoder  # noqa: PLC0415 (takes seconds, for those who use it)
@@ -201,7 +201,7 @@ def _load(name: str) -> PairModel:
 
 
 def _options(predict: Callable[..., object]) -> dict[str, Any]:
-    """Return the options of ``predict`` that this model takes: raw logits where it can give them."""
+    """Return the options that this model's ``predict`` accepts, among them one for raw logits if possible."""
     try:
         known = inspect.signature(predict).parameters
     except (TypeError, ValueError):
@@ -217,11 +217,11 @@ def _options(predict: Callable[..., object]) -> dict[str, Any]:
 def _labels(
     names: Mapping[Any, Any], model: str, entailment: int | None, contradiction: int | None
 ) -> tuple[int | None, int | None]:
-    """Return which label entails, and which one contradicts."""
+    """Return the indices of the labels for entailment and for contradiction. None if a label is unknown."""
     if contradiction is not None and entailment is None:
         raise ConfigurationError("contradiction: give entailment as well")
     labels = {int(number): re.sub(r"[\s-]+", "_", str(label)).casefold() for number, label in names.items()}
-    if len(labels) < _TWO:  # one number a pair, or the model does not say
+    if len(labels) < _TWO:  # one number for each pair, or no label names
         return entailment, contradiction
     said = next((number for number, label in labels.items() if _SUPPORTS.match(label)), None)
     if entailment is not None:

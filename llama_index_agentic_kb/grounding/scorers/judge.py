@@ -53,7 +53,7 @@ Reply with one JSON object for every claim, each on a line of its own, nothing e
         ),
     ],
 )
-"""Judges claims. Variables: ``context_str``, ``claims``."""
+"""Prompt that judges claims. Variables: ``context_str``, ``claims``."""
 
 _RANGES: Final = {
     Verdict.SUPPORTED: (0.6, 1.0),
@@ -61,7 +61,7 @@ _RANGES: Final = {
     Verdict.UNSUPPORTED: (0.34, 0.0),
     Verdict.CONTRADICTED: (0.2, 0.0),
 }
-"""The score of each verdict, unsure and sure."""
+"""Scores of each verdict at confidence 0 and at confidence 1."""
 _VERDICTS: Final = (
     (re.compile(r"support|entail"), Verdict.SUPPORTED),
     (re.compile(r"partial"), Verdict.PARTIALLY_SUPPORTED),
@@ -69,45 +69,45 @@ _VERDICTS: Final = (
     (re.compile(r"contradict|refut"), Verdict.CONTRADICTED),
     (re.compile(r"not.?checkable"), Verdict.NOT_CHECKABLE),
 )
-"""How a model may begin the word for its verdict."""
+"""Patterns for the beginning of a model's verdict."""
 _SURE: Final = 0.9
-"""How sure a model is taken to be that does not say."""
+"""Confidence of a verdict if the model reports none."""
 _UNQUOTED: Final = 0.5
-"""What is left of the score of a claim for which the model names no passage that there is."""
+"""Factor for the score of a supported claim for which the model names no existing passage."""
 _LEAST_QUOTE: Final = 8
 _MOST_QUOTE: Final = 2_000
 MOST_CLAIMS: Final = 24
-"""Claims of one call: with more, models leave some out."""
+"""Maximum number of claims in one call: with more, models skip some."""
 _NEAREST: Final = 6
-"""Passages that a claim brings along where not all fit."""
+"""Maximum number of passages for each claim if not all passages fit."""
 _RULES: Final = 600
-"""Tokens of the rules."""
+"""Estimated tokens of the rules in the prompt."""
 _PER_CLAIM: Final = 150
-"""Tokens of a claim and of its verdict."""
+"""Estimated tokens of a claim and its verdict."""
 _CHARACTERS: Final = 3
-"""Characters that a token holds at least."""
+"""Minimum characters of a token."""
 _LEAST_ROOM: Final = 2_000
 MAX_REPLY: Final = 40_000
-"""Characters of a reply that are read."""
+"""Maximum number of characters read of a reply."""
 _WORD: Final = re.compile(r"\w+")
 _NUMBER: Final = re.compile(r"\d{1,6}")
 _CLAIMS_TAG: Final = re.compile(r"</?\s*claims\b", re.IGNORECASE)
 _OBJECT: Final = re.compile(r'\{\s*"claim"')
 
 Quotes = list[tuple[int, str]]
-"""Passages by number, each with the words that a model names there."""
+"""Pairs of a passage's number and the words that a model quotes from it."""
 
 
 class LLMJudge:
-    """Scores claims with one call of a language model for every 24 of them, over the passages that fit its window.
+    """Scores claims with a language model, 24 claims in a call, over the passages that fit its context window.
 
-    A claim that its reply leaves out is not judged (its score is None). Where it names a passage, the words that it
-    quotes are looked for there; else the sentences that have most of the claim's words are given.
+    A claim missing from the reply is not judged (its score is None). A quote from a named passage is searched there;
+    if it is not found, the evidence is the sentences with most of the claim's words.
 
     Args:
-        llm: The model, or a ``LanguageModel``.
-        template: The prompt; None is ``JUDGE_TEMPLATE``.
-        spotlighting: How passages are marked as data; default "delimit".
+        llm: The language model, or a ``LanguageModel``.
+        template: Prompt template of the call. Defaults to ``JUDGE_TEMPLATE``.
+        spotlighting: How the prompt marks passages as data. Defaults to "delimit".
     """
 
     name = "llm"
@@ -129,8 +129,8 @@ class LLMJudge:
         """Score claims, 24 in a call; see ``ClaimScorer``.
 
         Raises:
-            LLMError: The call failed, or the reply holds no verdict at all.
-            DeadlineExceededError: It did not come in time.
+            LLMError: The call failed, or the reply contains no verdict.
+            DeadlineExceededError: The deadline has passed.
         """
         scores: list[ClaimScore] = []
         for start in range(0, len(claims), MOST_CLAIMS):
@@ -167,7 +167,7 @@ class LLMJudge:
 
 
 def _fitting(claims: Sequence[str], premises: Sequence[Premise], room: int) -> dict[int, str]:
-    """Return the passages that fit, by number: all, or those nearest to the claims, the longest ones cut."""
+    """Return the passages that fit, by number: all of them, or those nearest to the claims, the last one cut."""
     if sum(len(premise.text) for premise in premises) <= room:
         return {number: premise.text for number, premise in enumerate(premises)}
     wanted: dict[int, str] = {}
@@ -186,7 +186,7 @@ def _score(claim: Claim, judged: Judgement | None, premises: Sequence[Premise]) 
     unsure, sure = _RANGES[judged.verdict]
     score = unsure + (sure - unsure) * judged.confidence
     named = {number: quote for number, quote in reversed(judged.quotes) if number < len(premises)}
-    if judged.verdict is Verdict.SUPPORTED and not named:  # nothing can be shown for it
+    if judged.verdict is Verdict.SUPPORTED and not named:  # there is no evidence to show
         return ClaimScore(score * _UNQUOTED, verdict_of(score * _UNQUOTED))
     evidence = [Evidence(number, score, _spans(claim, quote, premises[number])) for number, quote in named.items()]
     rivals = [
@@ -199,7 +199,7 @@ def _score(claim: Claim, judged: Judgement | None, premises: Sequence[Premise]) 
 
 
 def _spans(claim: Claim, quote: str, premise: Premise) -> tuple[Span, ...]:
-    """Find a quote, by its words; where it is not there, what has most of the claim's words."""
+    """Return the position of a quote, found by its words, or else of the sentences with most of the claim's words."""
     words = _WORD.findall(quote)
     if len(quote) >= _LEAST_QUOTE and words:
         pattern = r"\W{1,8}".join(map(re.escape, words)) + "[.!?。！？]?"  # noqa: RUF001 (full width)
@@ -214,14 +214,14 @@ def _spans(claim: Claim, quote: str, premise: Premise) -> tuple[Span, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """What a model says of one claim.
+    """A model's judgement of one claim.
 
     Args:
         claim: The claim's number, from 0.
-        verdict: Its verdict.
-        confidence: How sure it is, 0 to 1.
-        quotes: What it names for the verdict.
-        against: What it names that says otherwise.
+        verdict: The verdict on the claim.
+        confidence: Confidence in the verdict, 0 to 1.
+        quotes: Quotes that justify the verdict.
+        against: Quotes of passages that disagree with the claim.
     """
 
     claim: int
@@ -232,7 +232,7 @@ class Judgement:
 
 
 def read_judgements(text: str) -> dict[int, Judgement]:
-    """Return what a reply says of each claim; of what it says twice, the first."""
+    """Return the judgements of a reply by claim number; the first one if a claim is judged twice."""
     text = text[:MAX_REPLY]
     for objects in (_objects(text), _mended(text)):
         read = [judgement for one in objects if (judgement := _judgement(one)) is not None]
@@ -242,7 +242,7 @@ def read_judgements(text: str) -> dict[int, Judgement]:
 
 
 def _objects(text: str) -> Iterator[Mapping[str, object]]:
-    """Return the complete objects of a text; a broken one does not hide others."""
+    """Yield the complete JSON objects of a text, skipping broken ones."""
     decoder, position = json.JSONDecoder(), 0
     while (start := _OBJECT.search(text, position)) is not None:
         try:
@@ -254,7 +254,7 @@ def _objects(text: str) -> Iterator[Mapping[str, object]]:
 
 
 def _mended(text: str) -> Iterator[Mapping[str, object]]:
-    """Return the objects of a text that is no JSON quite."""
+    """Yield the objects of a text that is almost JSON, after repairing it."""
     try:
         value: Any = repair_json(strip_code_fence(text))
     except (ValueError, RecursionError):

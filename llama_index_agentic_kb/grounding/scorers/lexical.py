@@ -1,7 +1,7 @@
-"""The offline scorers: exact features weighed by a logistic model, alone or with the shipped cross-encoder's reading.
+"""The offline scorers: exact features in a logistic model, alone or with the output of the shipped cross-encoder.
 
-What a score means was learned from labelled claims (docs/proof.md); the weights are data beside the cross-encoder's. A
-score of 0.6 is where the shipped verdicts were measured.
+The models were trained on labelled claims (docs/proof.md); their weights are stored with the cross-encoder's. The
+shipped verdicts were measured at a threshold of 0.6.
 """
 
 from __future__ import annotations
@@ -39,59 +39,59 @@ from llama_index_agentic_kb.schema.grounding import CITATION_THRESHOLD, Conflict
 from llama_index_agentic_kb.search.tokenizing import DEFAULT_LANGUAGE, detect_language, split_words
 
 _PAIRS: Final = 96
-"""Pairs that the cross-encoder reads in one check; at least one a claim."""
+"""Maximum number of pairs that the cross-encoder reads in one check, but at least one for each claim."""
 _MOST_WINDOWS: Final = 6
-"""Windows of a claim that are read where the best says neither yes nor no."""
+"""Maximum number of windows read for a claim if the best one is neutral."""
 _NEAR: Final = 3
 _WORTHWHILE: Final = 0.75
-"""Share of the best window's coverage that another must have to be read in any case."""
+"""Minimum share of the best window's coverage at which another window is always read."""
 _WHOLE: Final = 0.95
-"""Share of a claim's terms that one sentence must have to be read by itself."""
+"""Minimum share of a claim's terms at which a sentence is also read alone."""
 _FEW: Final = 8
-"""Words of a claim up to which it is short."""
+"""Maximum number of words of a short claim."""
 _READ: Final = words("english german french spanish italian dutch portuguese danish norwegian swedish finnish russian")
-"""Languages whose words, endings and negation the features know."""
-_UNREAD: Final = re.compile(  # scripts without spaces, or whose endings and negation the features do not know
+"""Languages whose words, endings and negation the features support."""
+_UNREAD: Final = re.compile(  # scripts without spaces, or with endings and negation that the features do not support
     "[\u0530-\u06ff\u0900-\u109f\u1100-\u11ff\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uac00-\ud7ff\uf900-\ufaff]"
 )
 _SHORT: Final = 12
 _LONG: Final = 60
-"""Sentences of a passage up to which it is short, and from which it is a long document."""
+"""Maximum sentences of a short passage (``_SHORT``), and minimum sentences of a long document (``_LONG``)."""
 _MOSTLY: Final = 0.5
 _SAME: Final = 0.5
-"""Coverage from which a window speaks of the same as the claim."""
+"""Minimum coverage at which a window has the same subject as the claim."""
 _LIKELY: Final = 0.5
 _MISSING_NUMBER: Final = 0.1
-"""Score of a claim in a language that is not read, one of whose numbers stands nowhere."""
+"""Score of a claim in an unsupported language with a number that is missing from the evidence."""
 _VERBATIM: Final = 0.95
 _TELLING: Final = 2
-"""Terms without which a sentence ("Yes.") says nothing of its own."""
+"""Minimum number of terms of a sentence that makes a statement, unlike "Yes."."""
 _LEAST_VERBATIM: Final = 12
 _YEAR: Final = re.compile(r"(?:1[0-9]|20)\d\d|month\d+")
 _IDENTIFIER: Final = re.compile(r"\S*[\d_/.]\S*")
-"""A title that names a file or a row and says nothing of the text."""
+"""A title that is a file name or a row id and does not describe the text."""
 _SPEAKER: Final = words("i me my we us our you your ich wir sie je nous vous yo nosotros io noi")
 _EVIDENCE: Final = words(
     "passage passages source sources document documents evidence context information text texts "
     "quelle quellen dokument dokumente textes fuente fuentes documentos fonti"
 )
-"""What an answer calls its reader, itself and its evidence."""
+"""Words with which an answer refers to its evidence."""
 
 
 class PairReader(Protocol):
-    """A model that reads evidence and claim side by side."""
+    """A model that reads pairs of evidence and claim."""
 
     def logits(self, pairs: Sequence[tuple[str, str]], *, deadline: float | None = None) -> list[Row]:
-        """Return the logits of contradicted, neutral and supported for each pair."""
+        """Return the logits of "contradicted", "neutral" and "supported" for each pair."""
         ...
 
 
 class LexicalScorer:
     """Scores claims by exact features and a logistic model, offline; the same claims always get the same scores.
 
-    It tells what stands in the evidence from what does not. Who does what to whom, and paraphrases that share few
-    words, are beyond it: such claims are at best partially supported, never contradicted. It reads English best; other
-    European languages are supported only where all is found, and what it cannot read is ``notCheckable``.
+    It detects whether a claim's terms are in the evidence. It can't check who does what to whom, nor paraphrases that
+    share few words: such claims are at best partially supported, never contradicted. It works best for English. In
+    other European languages, claims need all their terms; claims in unsupported languages are ``notCheckable``.
     """
 
     name = "lexical"
@@ -107,10 +107,10 @@ class LexicalScorer:
     def judge(
         self, claims: Sequence[str], premises: Sequence[Premise], *, deadline: float | None = None
     ) -> list[ClaimScore]:
-        """Return the scores of claims, computed in this thread; what is said twice is scored once.
+        """Return the scores of claims, computed in the calling thread; repeated claims are scored once.
 
         Raises:
-            DeadlineExceededError: It was late.
+            DeadlineExceededError: The deadline has passed.
         """
         corpus = corpus_of(premises)
         plain = [normalize(passage.text) for passage in corpus.passages]
@@ -122,10 +122,10 @@ class LexicalScorer:
             exact = _exact(claim[:MAX_CLAIM], corpus, plain)
             if exact is not None:
                 known[claim] = exact
-            if exact is None or (exact.evidence and len(plain) > 1):  # others may say otherwise
+            if exact is None or (exact.evidence and len(plain) > 1):  # other passages may contradict it
                 asked[claim] = corpus.read(claim)
         for claim, score in self._scored(asked, corpus, deadline).items():
-            if claim in known:  # it stands in one passage: what do the others say?
+            if claim in known:  # found verbatim in one passage: add the other passages
                 own = known[claim].evidence[0].premise
                 borne = score.evidence if score.verdict is Verdict.SUPPORTED else []
                 known[claim].evidence += [one for one in borne if one.premise != own]
@@ -142,13 +142,13 @@ class LexicalScorer:
 
 
 class SmallScorer(LexicalScorer):
-    """Scores claims by the features and the shipped cross-encoder; English only, others by the features alone.
+    """Scores English claims by the features and the shipped cross-encoder, other claims by the features alone.
 
     Args:
-        model: Reads the pairs; None is the shipped model.
+        model: Model that reads the pairs. Defaults to the shipped model.
 
     Raises:
-        ConfigurationError: The shipped files are missing or changed (when first used).
+        ConfigurationError: The shipped files are missing or changed (raised on first use).
     """
 
     name = "small"
@@ -169,7 +169,7 @@ class SmallScorer(LexicalScorer):
 def read_windows(
     model: PairReader, asked: Mapping[str, Reading], corpus: Corpus, deadline: float | None = None
 ) -> list[tuple[list[Row], list[Row]]]:
-    """Return what a model says of each claim's windows, the best first, and of a sentence that has all of its terms."""
+    """Return a model's logits for each claim's windows, best first, and for a single sentence with all of its terms."""
     room = max(1, _PAIRS // max(1, len(asked)))
 
     def read(texts: Sequence[Sequence[str]]) -> list[list[Row]]:
@@ -180,25 +180,25 @@ def read_windows(
     windows = [_texts_of(reading)[:room] for reading in asked.values()]
     counts = [_near_windows(reading) for reading in asked.values()]
     found = read([texts[:count] for texts, count in zip(windows, counts, strict=True)])
-    # Where the best window says neither yes nor no, what is meant may be said elsewhere, in other words.
+    # If the best window is neutral, another window may contain a paraphrase.
     rest = [
         texts[count:] if rows and rows[0][1] >= max(rows[0][0], rows[0][2]) else []
         for texts, count, rows in zip(windows, counts, found, strict=True)
     ]
-    # Beside its neighbours a sentence that says just what a short claim says can look as if it said something else.
+    # For a short claim, the matching sentence alone may be clearer than with its neighbours.
     alone = [_best_sentence(reading, corpus) for reading in asked.values()]
     further = read([[*texts, *single] for texts, single in zip(rest, alone, strict=True)])
     apart: list[list[Row]] = []
     for claim, rows, more, texts in zip(asked, found, further, rest, strict=True):
         rows.extend(more[: len(texts)])
         apart.append(more[len(texts) :])
-        if len(claim.split()) <= _FEW:  # in a longer one who does what to whom may stand in the other sentences
+        if len(claim.split()) <= _FEW:  # a longer claim may depend on the other sentences
             rows[:1] = [max([*rows[:1], *apart[-1]], key=lambda row: row[2] - row[0])] if rows else []
     return list(zip(found, apart, strict=True))
 
 
 def corpus_of(premises: Sequence[Premise]) -> Corpus:
-    """Return the passages taken apart; a title and attributes are part of what each says."""
+    """Return the indexed passages, including titles and attributes."""
     passages = []
     for premise in premises:
         title = "" if _IDENTIFIER.fullmatch(premise.title) else premise.title
@@ -215,7 +215,7 @@ def bearing_spans(claim: str, premise: Premise) -> tuple[Span, ...]:
 
 
 def nearest_premises(claims: Sequence[str], premises: Sequence[Premise], most: int) -> list[list[int]]:
-    """Return, for each claim, the passages that have most of its words."""
+    """Return, for each claim, the indices of the passages with most of its words."""
     if len(premises) <= most:
         return [list(range(len(premises))) for _ in claims]
     corpus = corpus_of(premises)
@@ -227,7 +227,7 @@ def nearest_premises(claims: Sequence[str], premises: Sequence[Premise], most: i
 
 
 def _exact(claim: str, corpus: Corpus, plain: Sequence[str]) -> ClaimScore | None:
-    """Return what can be said of a claim without reading it: it stands there, or its language is not read."""
+    """Return the score of a claim that is verbatim in the evidence or in an unsupported language, else None."""
     asked = normalize(claim).rstrip(" .。!！")  # noqa: RUF001 (full width)
     if len(asked) >= _LEAST_VERBATIM or (asked and _UNREAD.search(asked)):
         for number, text in enumerate(plain):
@@ -247,15 +247,15 @@ def _exact(claim: str, corpus: Corpus, plain: Sequence[str]) -> ClaimScore | Non
 
 
 def _stands_alone(text: str, start: int, end: int) -> bool:
-    """Return whether a stretch is a sentence of its own: a part of one may be denied by the rest."""
+    """Return whether a part of a text is a whole sentence: the rest of a sentence might negate it."""
     before, after = text[:start].rstrip(), text[end:].lstrip()
     return (not before or before[-1] in ".!?。！？:;\n") and (not after or after[0] in ".!?。！？;")  # noqa: RUF001
 
 
 def _speaks_of_the_answer(claim: str, reading: Reading, score: ClaimScore) -> bool:
-    """Return whether a claim that nothing supports speaks of the answer and not of the world.
+    """Return whether an unsupported claim is about the answer itself, so that it needs no evidence.
 
-    So do "Here is what I found." and "The sources do not say." What has a number or a name is held to it.
+    Examples are "Here is what I found." and "The sources do not say." Claims with a number or a name never qualify.
     """
     if score.score is None or score.score >= CITATION_THRESHOLD or reading.named:
         return False
@@ -264,7 +264,7 @@ def _speaks_of_the_answer(claim: str, reading: Reading, score: ClaimScore) -> bo
 
 
 def _is_foreign(claim: str, reading: Reading) -> bool:
-    """Return whether a claim, or what it is held against, is in another language than English."""
+    """Return whether a claim or its best window is in another language than English."""
     shown = reading.windows[0].text if reading.windows else ""
     return detect_language(split_words(f"{claim} {claim} {shown}")) != DEFAULT_LANGUAGE
 
@@ -284,7 +284,7 @@ def _by_features(claim: str, reading: Reading, corpus: Corpus) -> ClaimScore:
 
 
 def _texts_of(reading: Reading) -> list[str]:
-    """Return what the model may read for a claim: the best window (with its partner), then the others."""
+    """Return the texts that the model may read for a claim: the best window (with its partner), then the others."""
     texts = [window.text for window in reading.windows[:_MOST_WINDOWS]]
     if reading.partner is not None:
         texts[0] = f"{texts[0]} {reading.windows[reading.partner].text}"
@@ -292,13 +292,13 @@ def _texts_of(reading: Reading) -> list[str]:
 
 
 def _near_windows(reading: Reading) -> int:
-    """Return how many windows are read in any case: the best, and those that agree or disagree with it."""
+    """Return the number of windows that are always read: the best one, and those with similar coverage."""
     least = reading.windows[0].coverage * _WORTHWHILE if reading.windows else 0.0
     return 1 + sum(window.coverage >= least for window in reading.windows[1:_NEAR])
 
 
 def _best_sentence(reading: Reading, corpus: Corpus) -> list[str]:
-    """Return the best sentence of the best window, with its head, where it has all terms of the claim."""
+    """Return the best sentence of the best window, with title and attributes; empty if it lacks terms of the claim."""
     if not reading.windows or reading.features[0] < _WHOLE:
         return []
     passage = corpus.passages[reading.windows[0].passage]
@@ -307,12 +307,12 @@ def _best_sentence(reading: Reading, corpus: Corpus) -> list[str]:
 
 
 def chosen_row(rows: Sequence[Row]) -> int:
-    """Return the window whose reading is a claim's: the one that supports it most against denying it."""
+    """Return the index of the window with the largest margin of "supported" over "contradicted"."""
     return max(range(len(rows)), key=lambda number: rows[number][2] - rows[number][0])
 
 
 def _by_model(claim: str, reading: Reading, rows: Sequence[Row], apart: Sequence[Row], corpus: Corpus) -> ClaimScore:
-    """Return the score of a claim whose windows a model read, the best first."""
+    """Return the score of a claim from the model's logits for its windows, best first."""
     if not rows:
         return ClaimScore(0.0, verdict_of(0.0))
     best = chosen_row(rows)
@@ -337,10 +337,10 @@ def _by_model(claim: str, reading: Reading, rows: Sequence[Row], apart: Sequence
 
 
 def denial(reading: Reading, rows: Sequence[Row], apart: Sequence[Row]) -> float:
-    """Return how surely passages deny a claim, 0 to 1; 0 where a window is a small part of its passage.
+    """Return the probability that passages contradict a claim; 0 if the window is a small part of its passage.
 
-    What names nothing ("Its rocket is smaller.") may speak of any passage that has its words: all must deny it. So must
-    a sentence that has all of a claim's terms, read by itself.
+    A claim without a name ("Its rocket is smaller.") may be about any passage with its words, so all of them must
+    contradict it. A sentence that has all of a claim's terms must also contradict it when read alone.
     """
     if long_document(reading) >= _MOSTLY:
         return 0.0
@@ -351,20 +351,20 @@ def denial(reading: Reading, rows: Sequence[Row], apart: Sequence[Row]) -> float
 
 
 def _differs(asked: frozenset[str], window: Window, row: Row) -> bool:
-    """Return whether a window speaks of the same with another number: a conflict, but not yet a contradiction."""
+    """Return whether a window has the same subject but lacks the claim's number: a conflict, not a contradiction."""
     return bool(asked - numbers_of(window.text)) and window.coverage >= _SAME and softmax(row)[0] >= _LIKELY
 
 
 def margins(row: Row) -> tuple[float, float]:
-    """Return how far a pair's support stands above each of the rest, in logits."""
+    """Return the margins of "supported" over "neutral" and over "contradicted", in logits."""
     return row[2] - row[1], row[2] - row[0]
 
 
 def blended(reading: Reading, row: Row) -> float:
-    """Return the score of a claim by the cross-encoder's reading and the features.
+    """Return the score of a claim from the cross-encoder's logits and the features.
 
-    In a short passage the window holds all that bears the claim, and the model's word counts; of a long document it
-    is a part, and what the features find in all of it counts as well.
+    In a short passage the window contains all the evidence, so the cross-encoder weighs most. In a long document the
+    window is only a part, so features of the whole document count as well.
     """
     values = (*reading.features, *margins(row))
     share = long_document(reading)
@@ -372,12 +372,12 @@ def blended(reading: Reading, row: Row) -> float:
 
 
 def long_document(reading: Reading) -> float:
-    """Return how much of a long document the best window's passage is, 0 to 1."""
+    """Return the degree to which the best window's passage is a long document, 0 to 1."""
     return min(1.0, max(0.0, math.log(max(1, reading.sentences) / _SHORT) / math.log(_LONG / _SHORT)))
 
 
 def _evidence(reading: Reading, score: float, scores: Sequence[float] = (), best: int = 0) -> list[Evidence]:
-    """Return how far each passage bears a claim: as the model read it, else by its share of the best coverage."""
+    """Return each passage's evidence, scored by the model or else by its coverage relative to the best."""
     found = []
     for number, window in enumerate(reading.windows):
         if number == best or (number == reading.partner and best == 0):
@@ -391,7 +391,7 @@ def _evidence(reading: Reading, score: float, scores: Sequence[float] = (), best
 
 
 def _rival(claim: str, window: Window, corpus: Corpus, strength: float) -> Rival:
-    """Return what a window says against a claim: the number that differs, or the sentence."""
+    """Return a window's statement that differs from a claim, with the kind of difference."""
     quote = window.spans[0].of(corpus.passages[window.passage].text)
     own, other = numbers_of(claim) - numbers_of(window.text), numbers_of(quote) - numbers_of(claim)
     kind = ConflictKind.OTHER
@@ -410,7 +410,7 @@ def _sigmoid(value: float) -> float:
 
 
 def softmax(row: Sequence[float]) -> list[float]:
-    """Return the probabilities that logits stand for."""
+    """Return the probabilities for a row of logits."""
     highest = max(row)
     shares = [math.exp(value - highest) for value in row]
     return [share / sum(shares) for share in shares]

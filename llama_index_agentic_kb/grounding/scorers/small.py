@@ -1,7 +1,7 @@
-"""The shipped cross-encoder: a small model that reads a claim beside its evidence, through onnxruntime.
+"""The shipped cross-encoder: a small model that reads pairs of evidence and claim, through onnxruntime.
 
-Its weights lie in the package as an int8 ONNX file with its tokenizer and its calibration (docs/proof.md). Digests are
-checked before anything is loaded. Nothing is downloaded and no code comes with the weights.
+The package contains its weights as an int8 ONNX file, its tokenizer and its calibration (docs/proof.md). Digests are
+checked before loading. Nothing is downloaded, and the weights contain no code.
 """
 
 from __future__ import annotations
@@ -20,52 +20,52 @@ from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededEr
 
 WEIGHTS: Final = Path(__file__).parent.parent / "weights"
 MAX_TOKENS: Final = 128
-"""Tokens of a pair, as in training."""
+"""Maximum tokens of a pair, as in training."""
 BATCH: Final = 512
-"""Tokens that are computed at once, which bounds the memory; the deadline is looked at between."""
+"""Maximum tokens of a batch, to limit memory; the deadline is checked between batches."""
 _INPUTS: Final = ("input_ids", "token_type_ids", "attention_mask")
 _LOCK: Final = threading.Lock()
 
 Row = tuple[float, float, float]
-"""The logits of contradicted, neutral and supported."""
+"""The logits of "contradicted", "neutral" and "supported"."""
 
 
 class Logistic(TypedDict):
-    """A logistic model over the features, and over a pair's logits."""
+    """A logistic model over the features, and possibly over a pair's logits."""
 
     weights: list[float]
     bias: float
 
 
 class Calibration(TypedDict):
-    """What ``training/calibrate.py`` writes."""
+    """The calibration file that ``training/calibrate.py`` writes."""
 
     lexical: Logistic
     small: Logistic
     long: Logistic
     contradicted: float
-    """Probability from which a claim is called contradicted."""
+    """Minimum probability at which a claim is contradicted."""
     digests: dict[str, str]
 
 
 @cache
 def calibration() -> Calibration:
-    """Return the weights of the logistic models, their threshold and the digests of the files beside them."""
+    """Return the weights of the logistic models, the contradiction threshold and the digests of the model files."""
     loaded: Calibration = json.loads((WEIGHTS / "calibration.json").read_text(encoding="utf-8"))
     return loaded
 
 
 class SmallModel:
-    """A model over pairs of evidence and claim.
+    """A model that scores pairs of evidence and claim.
 
-    A word piece that stands on both sides has a token type of its own (1 in the evidence, 3 in the claim).
+    A word piece that occurs in both texts has a separate token type (1 in the evidence, 3 in the claim).
 
     Args:
-        folder: Holds ``proof.onnx`` and ``tokenizer.json``.
-        digests: SHA-256 of both files by name.
+        folder: Folder with ``proof.onnx`` and ``tokenizer.json``.
+        digests: SHA-256 digests of both files by name.
 
     Raises:
-        ConfigurationError: A file is missing or is not the one that was measured.
+        ConfigurationError: A file is missing or has another digest.
     """
 
     def __init__(self, folder: Path, digests: dict[str, str]) -> None:
@@ -81,7 +81,7 @@ class SmallModel:
         options.intra_op_num_threads = 2
         options.inter_op_num_threads = 1
         options.log_severity_level = 3
-        # Threads that spin while they wait would take the cores from everything else.
+        # Spinning threads would take CPU time from other work while they wait.
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         options.enable_cpu_mem_arena = False
         self._session = onnxruntime.InferenceSession(
@@ -97,7 +97,7 @@ class SmallModel:
         """Return the logits of each pair of evidence and claim.
 
         Raises:
-            DeadlineExceededError: It was late.
+            DeadlineExceededError: The deadline has passed.
         """
         import numpy as np  # noqa: PLC0415 (with onnxruntime)
 
@@ -126,7 +126,7 @@ class SmallModel:
 
 
 def _batches(rows: Sequence[tuple[list[int], list[int]]]) -> Iterator[list[int]]:
-    """Yield the numbers of pairs that are computed together: those of like length, the longest last."""
+    """Yield batches of pair indices, sorted by length, the longest last."""
     batch: list[int] = []
     for number in sorted(range(len(rows)), key=lambda one: len(rows[one][0])):
         if batch and (len(batch) + 1) * len(rows[number][0]) > BATCH:
@@ -138,10 +138,10 @@ def _batches(rows: Sequence[tuple[list[int], list[int]]]) -> Iterator[list[int]]
 
 
 def small_model() -> SmallModel:
-    """Return the shipped model; it is loaded once, when first needed.
+    """Return the shipped model, loaded on first use.
 
     Raises:
-        ConfigurationError: Its files are missing or changed.
+        ConfigurationError: The model's files are missing or changed.
     """
     with _LOCK:
         return _loaded()
