@@ -1,8 +1,7 @@
-"""Evaluation: what retrieval finds, what it costs, and whether a difference is one.
+"""Evaluation: measures the quality and cost of retrieval, and whether differences are significant.
 
-A BEIR-form folder goes in (``read_dataset``), systems are run side by side over one index of it (``evaluate``), and a
-report with bootstrap intervals comes out (``render_run``). Plans come from a language model, from gold fields, or from
-a recorded file.
+``read_dataset`` reads a folder in BEIR form, ``evaluate`` runs several systems over one index of it, and ``render_run``
+prints a report with bootstrap intervals. Plans come from a language model, from gold fields, or from a recorded file.
 """
 
 from llama_index_agentic_kb.evaluation.dataset import Dataset, EvaluationQuery, read_dataset

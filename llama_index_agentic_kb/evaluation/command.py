@@ -1,4 +1,4 @@
-"""``agentic-kb bench``: a folder in, a report out."""
+"""The command ``agentic-kb bench``: evaluates systems on a dataset folder and prints a report."""
 
 from __future__ import annotations
 
@@ -29,10 +29,10 @@ __all__ = ["bench", "diff"]
 RECORDED: Final = "recorded:"
 
 WIDTH: Final = 200
-"""Columns of output that goes to a file or a pipe."""
+"""Minimum columns of output to a file or a pipe."""
 
 Planning: TypeAlias = "tuple[LLM | dict[str, LLM] | None, str, Dataset]"
-"""What plans, its name in the report, and the questions that it has plans for."""
+"""The planning model (or models by effort), its name in the report, and the dataset of planned questions."""
 
 
 def bench(
@@ -52,11 +52,11 @@ def bench(
     out: Path | None = None,
     record: Path | None = None,
 ) -> None:
-    """Run systems over an evaluation set, print the report, and keep it as JSON where asked (``cli`` has the options).
+    """Run systems over an evaluation set, print the report, and save it as JSON if requested (options: see ``cli``).
 
     Raises:
-        InvalidRequestError: The folder, or a file of plans, can't be read.
-        ConfigurationError: A system or a source of plans is unknown or lacks its model.
+        InvalidRequestError: The folder or a file of plans can't be read.
+        ConfigurationError: A system or a source of plans is unknown or lacks its model, or ``out`` can't be created.
     """
     from llama_index_agentic_kb.store import default_embed_model  # noqa: PLC0415 (loads torch)
 
@@ -64,7 +64,7 @@ def bench(
     planner, plans, dataset = _planner(plans, llm, dataset, [name for name in systems if name in PLANNING])
     check_systems(systems, planner)
     if out is not None:
-        try:  # before the work whose result could not be kept
+        try:  # fail before the evaluation if its result can't be saved
             out.parent.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise ConfigurationError(f"--out: {out.parent} can't be made: {error}") from error
@@ -89,16 +89,16 @@ def bench(
 
 
 def diff(first: Path, second: Path, console: Console) -> None:
-    """Print what changed between two runs that were kept as JSON.
+    """Print the changes between two runs saved as JSON.
 
     Raises:
-        InvalidRequestError: A file holds no run, or the runs are of different sets.
+        InvalidRequestError: A file contains no run, or the runs can't be compared.
     """
     _show(console, render_difference(_load(first), _load(second)))
 
 
 def _show(console: Console, tables: RenderableType) -> None:
-    """Print tables; where the output is no terminal, and so has no width of its own, as wide as they are."""
+    """Print tables; at least ``WIDTH`` columns wide if the output is not a terminal."""
     wide = console if console.is_terminal else Console(file=console.file, width=max(console.width, WIDTH))
     wide.print(tables)
 
@@ -138,7 +138,7 @@ def _planned(name: str, steps: Steps, dataset: Dataset) -> Planning:
 
 
 def _replayed(folder: Path, dataset: Dataset, planning: Sequence[str]) -> Planning:
-    """Return models that replay what ``--record`` kept: each effort has had replies of its own."""
+    """Return models that replay the replies saved by ``--record``, one for each effort."""
     if not planning:
         raise ConfigurationError(f"--plans: nothing of {folder} is replayed, for no system of --systems plans")
     models: dict[str, LLM] = {}
@@ -166,7 +166,7 @@ def _recording(file: Path) -> Recording:
 
 @contextmanager
 def _progress(console: Console) -> Iterator[Callable[[str, int, int], None]]:
-    """Yield what shows how far the work is: (its name, done, all)."""
+    """Yield a function that shows progress: (task name, completed, total)."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     shown = Console(stderr=True)
     hidden = not shown.is_terminal or not console.is_terminal

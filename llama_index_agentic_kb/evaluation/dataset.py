@@ -27,14 +27,14 @@ Row: TypeAlias = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class EvaluationQuery:
-    """One question.
+    """A question of an evaluation set.
 
     Args:
-        id: Its ``_id``.
+        id: The question's ``_id``.
         text: The question.
-        kinds: What kinds of question it is of (``type``, a name or several); metrics are also reported by kind.
-        history: (role, text) turns before it, oldest first.
-        fields: All that its line holds: gold decompositions, rewrites, answers.
+        kinds: Kinds of the question (``type``, one name or several); metrics are also reported by kind.
+        history: Earlier turns as (role, text), oldest first.
+        fields: All fields of the question's line: gold decompositions, rewrites, answers.
     """
 
     id: str
@@ -49,11 +49,11 @@ class Dataset:
     """An evaluation set.
 
     Args:
-        name: The folder's.
-        documents: The corpus: a node a document, with its id.
-        queries: Those that have judgments.
-        relevant: Grades above 0 by document id, by query id.
-        warnings: What was left out, and why.
+        name: Name of the folder.
+        documents: The corpus: one node for each document, with the document's id.
+        queries: The questions that have judgments.
+        relevant: By query id, the grades above 0 by document id.
+        warnings: Notes on omitted data and the reasons.
     """
 
     name: str
@@ -63,10 +63,10 @@ class Dataset:
     warnings: tuple[str, ...] = ()
 
     def only(self, ids: Collection[str], why: str) -> Dataset:
-        """Return the set with some of its queries, and a warning that counts those left out.
+        """Return the dataset with only the given queries, and a warning with the number of omitted ones.
 
         Raises:
-            InvalidRequestError: None of its queries is among them.
+            InvalidRequestError: The dataset has none of the given queries.
         """
         queries = [query for query in self.queries if query.id in ids]
         if not queries:
@@ -77,13 +77,13 @@ class Dataset:
 
 
 def read_dataset(folder: str | Path, *, split: str = "test", limit: int | None = None, seed: int = 0) -> Dataset:
-    """Read a folder.
+    """Read an evaluation set from a folder in BEIR form.
 
     Args:
-        folder: Holds the files that the module's text lists.
-        split: Which of ``qrels/`` is read, where there is no ``qrels.tsv``.
-        limit: The number of queries drawn at random; None takes all.
-        seed: Of the draw.
+        folder: Folder with the files listed in the module's docstring.
+        split: Name of the file in ``qrels/`` that is read if there is no ``qrels.tsv``.
+        limit: Number of queries drawn at random. Defaults to all.
+        seed: Seed of the random draw.
 
     Raises:
         InvalidRequestError: A file is missing or malformed; the message names file, line and remedy.
@@ -108,10 +108,10 @@ def read_dataset(folder: str | Path, *, split: str = "test", limit: int | None =
 
 
 def json_lines(path: Path) -> Iterator[tuple[Row, str]]:
-    """Yield the JSON object of each line of a file, and where it stands.
+    """Yield the JSON object of each line of a file, and its path and line number.
 
     Raises:
-        InvalidRequestError: A line holds no object with an ``_id``, or the file can't be read.
+        InvalidRequestError: A line is not a JSON object with an ``_id``, or the file can't be read.
     """
     for number, line in enumerate(_text_of(path).split("\n"), start=1):
         where = f"{path}, line {number}"
@@ -127,7 +127,7 @@ def json_lines(path: Path) -> Iterator[tuple[Row, str]]:
 
 
 def _rows(path: Path) -> Iterator[tuple[Row, str]]:
-    """Yield the lines of a file of objects with a text and ids that differ."""
+    """Yield the objects of a file and their positions, and check that they have a text and unique ids."""
     if not path.is_file():
         raise InvalidRequestError(f"{path} is missing: a BEIR-form folder has corpus.jsonl, queries.jsonl, qrels.tsv")
     seen: set[str] = set()
@@ -141,7 +141,7 @@ def _rows(path: Path) -> Iterator[tuple[Row, str]]:
 
 
 def _document(row: Row) -> TextNode:
-    """Return a document as a node; only its title is embedded beside its text."""
+    """Return a document as a node; only its title and text are embedded."""
     known = row["metadata"] if isinstance(row.get("metadata"), dict) else {}
     metadata = {key: value for key, value in known.items() if isinstance(value, (str, int, float, bool))}
     title = str(row.get("title") or "")
@@ -174,7 +174,7 @@ def _text_of(path: Path) -> str:
 
 
 def _judgments(folder: Path, split: str) -> dict[str, dict[str, float]]:
-    """Return the grades above 0."""
+    """Return, by query id, the grades above 0 by document id."""
     files = (folder / "qrels.tsv", folder / "qrels" / f"{split}.tsv")
     path = next((file for file in files if file.is_file()), None)
     if path is None:

@@ -1,7 +1,7 @@
-"""Where an evaluation's plans come from: gold fields (an oracle) or a recorded file.
+"""Sources of an evaluation's plans: gold fields (an oracle) or a recorded file.
 
-They go the way of every plan: a model that knows them answers the prompts of planner, findings reader and reviser, so
-that what is measured is the library's own path.
+The plans use the library's normal code: a model that knows them answers the prompts of planner, findings reader and
+reviser.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _FUSION: Final = "generates multiple search queries"  # QueryFusionRetriever's o
 
 @dataclass(frozen=True, slots=True)
 class PlannedStep:
-    """One step of a given plan: its query (``#1`` stands for the answer of step 1), its parents, its answers."""
+    """One step of a given plan: its query (``#1`` refers to the answer of step 1), its parents and its answers."""
 
     id: str
     text: str
@@ -49,7 +49,7 @@ Steps = Callable[[EvaluationQuery], list[PlannedStep]]
 def gold_steps(query: EvaluationQuery) -> list[PlannedStep]:
     """Return the steps of a question's gold fields: ``decomposition``, or else ``rewrite``.
 
-    An oracle: it knows the answers. Steps that are marked ``is_operation`` need no search, and are left out.
+    This is an oracle: it knows the answers. Steps marked ``is_operation`` need no search and are omitted.
     """
     gold = query.fields.get("decomposition")
     if isinstance(gold, list):
@@ -60,13 +60,13 @@ def gold_steps(query: EvaluationQuery) -> list[PlannedStep]:
 
 
 def recorded_plans(path: str | Path) -> dict[str, list[PlannedStep]]:
-    """Read the plans and step answers that a model wrote earlier, by question id.
+    """Return recorded plans and step answers of a model by question id.
 
     Args:
-        path: Holds ``{"_id", "plan": [{"id", "text", "depends_on"}], "answers": {"1": ...}}``, one a line.
+        path: File with ``{"_id", "plan": [{"id", "text", "depends_on"}], "answers": {"1": ...}}`` in each line.
 
     Raises:
-        InvalidRequestError: The file can't be read, or a line is of another form.
+        InvalidRequestError: The file can't be read, or a line has another form.
     """
     plans = {}
     for row, where in json_lines(Path(path)):
@@ -91,13 +91,13 @@ def _step(step: Mapping[str, Any], answer: object) -> PlannedStep:
 class PlannedLLM(ReplyingLLM):
     """A language model that answers prompts of planning, findings and revision from given plans.
 
-    It calls the evidence sufficient. For an answer it names the passage of the prompt that holds it, as a reader
-    would; where none does, it answers all the same and names none.
+    It always judges the evidence sufficient. For each answer, it cites the passage of the prompt that contains it; if
+    there is no such passage, it answers without a citation.
 
     Args:
-        name: The plans' name in reports; one that knows the answers says ORACLE.
-        steps: Returns the steps of a question's plan; an empty list where there is no plan for it.
-        queries: The questions that will be asked.
+        name: Name of the plans in reports; it contains ORACLE if the plans know the answers.
+        steps: Function that returns the steps of a question's plan, or an empty list if it has no plan.
+        queries: The questions of the evaluation.
     """
 
     _name: str = PrivateAttr()
@@ -113,14 +113,14 @@ class PlannedLLM(ReplyingLLM):
 
     @property
     def metadata(self) -> LLMMetadata:
-        """A chat model named by its plans."""
+        """Metadata of a chat model with the plans' name."""
         return LLMMetadata(context_window=128_000, num_output=4_096, is_chat_model=True, model_name=self._name)
 
     def reply_to(self, prompt: str) -> str:
         """Return the reply to a prompt.
 
         Raises:
-            LLMError: It is not a prompt of the planner, or holds no question of the set.
+            LLMError: The prompt is not one of planning, findings or revision, or contains no question of the set.
         """
         if _FUSION in prompt:
             return "\n".join(" ".join(_REFERENCE.sub("", step.text).split()) for step in self._steps_within(prompt))
@@ -139,7 +139,7 @@ class PlannedLLM(ReplyingLLM):
         shown = normalize(prompt)
 
         def turns_shown(query: EvaluationQuery) -> int:
-            """Count earlier turns in the prompt: they separate questions of the same words ("Why?")."""
+            """Count earlier turns in the prompt, which distinguish questions with the same text ("Why?")."""
             return sum(1 if normalize(as_data(text))[:100] in shown else -1 for _, text in query.history)
 
         for start in reversed([match.end() for match in _QUESTION.finditer(prompt)]):
@@ -150,7 +150,7 @@ class PlannedLLM(ReplyingLLM):
         raise LLMError("the prompt holds no question of the evaluation set")
 
     def _steps_within(self, prompt: str) -> list[PlannedStep]:
-        """Return the steps of the longest question that stands anywhere in a prompt."""
+        """Return the steps of the longest question anywhere in a prompt; empty if there is no question."""
         asked = normalize(prompt)
         found = [same[0] for text, same in self._queries.items() if text in asked]
         return self._steps(max(found, key=lambda query: len(query.text))) if found else []
@@ -170,7 +170,7 @@ def _plan(steps: Sequence[PlannedStep]) -> str:
 
 
 def _findings(steps: Sequence[PlannedStep], prompt: str) -> str:
-    """Answer the steps that a prompt asks for; they are found by their text, for the planner's ids are its own."""
+    """Return the answers to the steps in a prompt, which are matched by text because their ids may differ."""
     asked = _STEPS.findall(prompt)
     passages = {
         int(match[1]): normalize("\n".join([*_TITLE.findall(match[0])[:1], match[2]]))
@@ -188,7 +188,7 @@ def _findings(steps: Sequence[PlannedStep], prompt: str) -> str:
 
 
 def _ref_of(value: str, query: str, passages: Mapping[int, str]) -> int | None:
-    """Return the passage that holds a value, out of several the one with most of the query's words."""
+    """Return the number of the passage that contains a value; of several, the one with most of the query's words."""
     pattern = re.compile(rf"(?<![a-z0-9]){re.escape(normalize(value))}(?![a-z0-9])")
     words = set(normalize(query).split())
     holding = [number for number, text in passages.items() if pattern.search(text)]
@@ -196,9 +196,9 @@ def _ref_of(value: str, query: str, passages: Mapping[int, str]) -> int | None:
 
 
 def _step_of(name: str, query: str, steps: Sequence[PlannedStep]) -> PlannedStep | None:
-    """Find the step that a query was made of, its references filled with something.
+    """Return the step whose text, with its references replaced by answers, gives the query. None if there is none.
 
-    "When did #1 die?" and "When did #2 die?" have one form: the answers that stand in the query decide, then the id.
+    "When did #1 die?" and "When did #2 die?" have the same form: answers found in the query decide, then the id.
     """
     asked = normalize(query)
     answers = {step.id: step.answers for step in steps}

@@ -1,7 +1,7 @@
-"""Runs systems side by side over an evaluation set, sums a run up, and shows it, or what changed between two.
+"""Runs systems over an evaluation set, summarizes a run, and shows a run or the changes between two runs.
 
-The metrics are trec_eval's and BEIR's. They stand here because each is one line; a library of them brings a compiled
-extension, and has no All@k.
+The metrics are those of trec_eval and BEIR. They are implemented here because each is one line; a metrics library
+needs a compiled extension and lacks All@k.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from llama_index_agentic_kb.evaluation.systems import Ask, Cost, QueryResult
 __all__ = ["METRICS", "EvaluationRun", "evaluate", "mean", "render_difference", "render_run"]
 
 BASELINE: Final = "hybrid"
-"""The system that others are compared with: the single query, dense and BM25 fused."""
+"""The system that others are compared with: a single query with fused dense and BM25 results."""
 
 PLAIN: Final = "minimal"
-"""Ours without a plan: what a plan found beyond it is the plan's value."""
+"""This library's system without a plan; a plan's value is measured against it."""
 
 ALL: Final = "all"
-"""The questions of every kind together."""
+"""Name of the group with questions of all kinds."""
 
 SAMPLES: Final = 2_000
-"""Resamples of a bootstrap interval."""
+"""Number of resamples for a bootstrap interval."""
 
 DRAWS_AT_ONCE: Final = 2_000_000
-"""So many values are drawn together: all resamples at once would take gigabytes for 100,000 questions."""
+"""Maximum number of values drawn together: all resamples of 100,000 questions would take gigabytes."""
 
 COSTS: Final = {
     "llm_calls": "LLM calls",
@@ -52,7 +52,7 @@ COSTS: Final = {
 }
 
 CHANGES_SHOWN: Final = 20
-"""Questions whose changes are shown."""
+"""Maximum number of questions whose changes are shown."""
 
 Relevant: TypeAlias = Mapping[str, float]
 Estimate: TypeAlias = dict[str, float]
@@ -72,18 +72,18 @@ METRICS: Final[Mapping[str, Callable[[Sequence[str], Relevant, int], float]]] = 
     "nDCG": _ndcg,
     "MRR": lambda ranking, relevant, k: next((1 / (at + 1) for at, x in enumerate(ranking[:k]) if x in relevant), 0.0),
 }
-"""What is measured, at each k: recall, whether every relevant document was found, gain, the first one's place."""
+"""Metrics at each k: recall, whether all relevant documents were found, nDCG, and reciprocal rank."""
 
 
 def mean(values: Sequence[float] | np.ndarray, seed: int = 0) -> Estimate:
     """Return the mean with its 95 % bootstrap percentile interval (Efron and Tibshirani 1993, chapter 13).
 
     Args:
-        values: One a question; or differences of two systems, paired by question.
-        seed: Of the resampling.
+        values: One value for each question, or the difference of two systems for each question.
+        seed: Seed of the resampling.
 
     Returns:
-        "mean", "low", "high", and "p", the two-sided bootstrap p-value that the mean is not 0.
+        "mean", "low", "high", and "p", the two-sided bootstrap p-value for a mean of 0.
     """
     array, generator = np.asarray(values, dtype=float), np.random.default_rng(seed)
     at_once = max(1, DRAWS_AT_ONCE // len(array))
@@ -92,12 +92,12 @@ def mean(values: Sequence[float] | np.ndarray, seed: int = 0) -> Estimate:
     means = np.concatenate(draws)
     low, high = np.percentile(means, [2.5, 97.5])
     tail = min(int((means <= 0).sum()), int((means >= 0).sum()))
-    p = min(1.0, 2 * (tail + 1) / (SAMPLES + 1))  # never 0: so many resamples can't show more
+    p = min(1.0, 2 * (tail + 1) / (SAMPLES + 1))  # never 0, which a finite number of resamples can't show
     return {"mean": float(array.mean()), "low": float(low), "high": float(high), "p": p}
 
 
 class KindSummary(TypedDict):
-    """The questions of one kind: estimates by metric, and of the paired differences from the baseline."""
+    """Summary of the questions of one kind: estimates by metric, and of the paired differences from the baseline."""
 
     questions: int
     metrics: dict[str, Estimate]
@@ -105,7 +105,7 @@ class KindSummary(TypedDict):
 
 
 class Summary(TypedDict):
-    """One system's run in numbers; costs and times are of a question."""
+    """Summary of one system's run; costs and times are for each question."""
 
     system: str
     kinds: dict[str, KindSummary]
@@ -118,16 +118,16 @@ class Summary(TypedDict):
 
 @dataclass(slots=True)
 class EvaluationRun:
-    """A whole run, ready to be reported, kept as JSON, and compared with another.
+    """The results of an evaluation, which can be reported, saved as JSON, and compared with another run.
 
     Args:
-        dataset: The set's name.
-        plans: Where plans came from.
-        cutoffs: The k of each metric.
-        systems: Results by system, in the set's order.
-        relevant: Grades by document id, by query id.
-        notes: What should be known of the run.
-        settings: What it was made with: seed, embedding model, concurrency, versions.
+        dataset: Name of the dataset.
+        plans: Source of the plans.
+        cutoffs: Values of k for each metric.
+        systems: Results by system, in the dataset's order of questions.
+        relevant: By query id, the grades by document id.
+        notes: Warnings about the run.
+        settings: Settings of the run, such as embedding model, concurrency and versions.
     """
 
     dataset: str
@@ -140,17 +140,17 @@ class EvaluationRun:
 
     @property
     def kinds(self) -> list[str]:
-        """All questions, then the kinds of questions in order of appearance, where not all are of the same."""
+        """The group of all questions, then the kinds in order of appearance unless all questions have the same ones."""
         results = next(iter(self.systems.values()), [])
         kinds = list(dict.fromkeys(kind for result in results for kind in result.kinds))
         return [ALL, *(kinds if any(set(result.kinds) != set(kinds) for result in results) else [])]
 
     def values(self, system: str, metric: str, kind: str = ALL) -> list[float]:
-        """Return a metric's values, one a question, of one kind of question or of all."""
+        """Return a metric's value for each question of a kind, or for all questions."""
         return [result.metrics[metric] for result in self.systems[system] if kind in {ALL, *result.kinds}]
 
     def summary(self) -> list[Summary]:
-        """Return each system's run in numbers: metrics and differences from the baseline by kind, costs, plan value."""
+        """Return a summary of each system: metrics and differences from the baseline by kind, costs, plan value."""
         return [self._summary(system, results) for system, results in self.systems.items()]
 
     def _summary(self, system: str, results: Sequence[QueryResult]) -> Summary:
@@ -176,7 +176,7 @@ class EvaluationRun:
         }
 
     def _plan_value(self, system: str, results: Sequence[QueryResult]) -> dict[str, float] | None:
-        """Return what was found that the plain query missed, and the other way, as shares of all relevant documents."""
+        """Return the shares of relevant documents gained and lost compared with ``PLAIN``. None if not comparable."""
         if system == PLAIN or PLAIN not in self.systems:
             return None
         pairs = zip(self.systems[PLAIN], results, strict=True)
@@ -187,13 +187,13 @@ class EvaluationRun:
         return {"gained": gained, "lost": lost}
 
     def to_dict(self) -> dict[str, Any]:
-        """Return it as JSON data."""
+        """Return the run as JSON data."""
         systems = [{"system": name, "results": results} for name, results in asdict(self)["systems"].items()]
         return asdict(self) | {"systems": systems}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
-        """Read what ``to_dict`` returned."""
+        """Return the run for data returned by ``to_dict``."""
         systems = {
             run["system"]: [QueryResult(**{**one, "cost": Cost(**one["cost"])}) for one in run["results"]]
             for run in data["systems"]
@@ -219,16 +219,16 @@ def evaluate(
 ) -> EvaluationRun:
     """Ask every system every question.
 
-    Systems run one after another, each with some questions side by side. A question that fails counts as one that
-    found nothing, and its error is kept.
+    Systems run one after another, each with several questions concurrently. A failed question counts as one without
+    results, and its error is recorded.
 
     Args:
-        dataset: The set.
-        systems: What is compared, by name.
-        plans: Where their plans come from, for the report.
-        cutoffs: The k of each metric.
-        concurrency: Questions asked side by side; 1 where times are to be those of a single user.
-        progress: Called with (system, done, all).
+        dataset: The evaluation set.
+        systems: The compared systems, by name.
+        plans: Source of the plans, for the report.
+        cutoffs: Values of k for each metric.
+        concurrency: Number of concurrent questions; use 1 to measure times for a single user.
+        progress: Function called with (system, completed questions, all questions).
     """
     relevant = {query.id: dataset.relevant[query.id] for query in dataset.queries}
     run = EvaluationRun(dataset.name, plans, list(cutoffs), relevant=relevant, notes=list(dataset.warnings))
@@ -294,7 +294,7 @@ def render_run(run: EvaluationRun, summaries: Sequence[Summary]) -> Group:
         f"All@{top} by kind of question (difference from {BASELINE}; * the paired bootstrap interval leaves out 0); "
         f"plans: {run.plans}"
     )
-    kinds = _table(title, "kind", [one["system"] for one in summaries])  # kinds go down, for there may be many
+    kinds = _table(title, "kind", [one["system"] for one in summaries])  # kinds are rows, because there may be many
     for kind in run.kinds:
         cells_of = [_kind_cell(one["kinds"][kind], f"All@{top}") for one in summaries]
         kinds.add_row(f"{printable(kind)} ({summaries[0]['kinds'][kind]['questions']})", *cells_of)
@@ -336,10 +336,10 @@ def _table(title: str, first: str, headings: Sequence[str]) -> Table:
 
 
 def render_difference(first: EvaluationRun, second: EvaluationRun) -> Group:
-    """Return what changed between two runs as a table, and the questions whose evidence changed.
+    """Return a table of the changes between two runs, and the questions whose evidence changed.
 
     Raises:
-        InvalidRequestError: The runs are of different sets, or have no system in common.
+        InvalidRequestError: The runs have different datasets or no system in common.
     """
     if first.dataset != second.dataset:
         raise InvalidRequestError(f"the runs are of {first.dataset!r} and {second.dataset!r}: they can't be compared")
@@ -364,7 +364,7 @@ def render_difference(first: EvaluationRun, second: EvaluationRun) -> Group:
 
 
 def _costs_changed(both: Sequence[tuple[QueryResult, QueryResult]]) -> list[str]:
-    """Return a question's cost in the second run less the first's: means, and medians of times."""
+    """Return the changes in cost of a question from the first to the second run: means, and the median time."""
 
     def spent(result: QueryResult) -> tuple[int, int, int]:
         return result.cost.llm_calls, result.cost.input_tokens + result.cost.output_tokens, result.cost.searches
@@ -386,7 +386,7 @@ def _changes(system: str, changed: Sequence[tuple[QueryResult, QueryResult, Evid
 
 
 def _unlike(first: EvaluationRun, second: EvaluationRun) -> Iterator[str]:
-    """Yield what keeps the runs from being alike: other plans or settings, systems and questions of one alone."""
+    """Yield the differences between two runs: plans, settings, and systems and questions that only one of them has."""
     if first.plans != second.plans:
         yield f"plans differ: {first.plans}; then {second.plans}"
     for name in sorted(first.settings.keys() | second.settings.keys()):

@@ -1,4 +1,4 @@
-"""A corpus that is searchable in every way, the systems over it that are compared, and what each question costs."""
+"""The indexed corpus of an evaluation, the compared systems that search it, and the cost of each question."""
 
 from __future__ import annotations
 
@@ -46,28 +46,28 @@ __all__ = ["PLANNING", "SYSTEMS", "Ask", "CorpusIndex", "Cost", "Meter", "QueryR
 
 BATCH: Final = 256
 COMPLETE: Final = "complete"
-"""The file that marks a cache whose every document is stored."""
+"""Name of the file that marks a cache as complete."""
 
 DEPTH: Final = 100
-"""Documents of each ranked list of the baselines."""
+"""Maximum length of each ranked list of the baselines."""
 
 PLANNING: Final = ("low", "medium", "auto")
 """Systems that ask a language model for plans."""
 
 SYSTEMS: Final = ("dense", "bm25", "hybrid", "query_fusion", "minimal", *PLANNING)
-"""What can be compared, by name; the efforts are our own."""
+"""Names of the systems; the last four are this library's reasoning efforts."""
 
 
 @dataclass(slots=True)
 class Cost:
-    """What one question cost.
+    """The cost of one question.
 
     Args:
         llm_calls: Calls of language models.
-        input_tokens: Tokens read, as billed; without a bill, as LlamaIndex's tokenizer counts.
-        output_tokens: Tokens written, likewise.
+        input_tokens: Input tokens as reported by the model, or else as counted by LlamaIndex's tokenizer.
+        output_tokens: Output tokens, counted in the same way.
         embedding_calls: Calls of embedding models.
-        embedded_texts: Texts that they embedded; those found in a cache are not counted.
+        embedded_texts: Embedded texts, without those found in a cache.
         searches: Searches of sources.
     """
 
@@ -81,19 +81,19 @@ class Cost:
 
 @dataclass(slots=True)
 class QueryResult:
-    """One question at one system; the runner adds what a system can't know of it.
+    """One system's result for one question; the runner adds the last four fields.
 
     Args:
-        documents: Ids of what was found, best first, each once.
-        cost: What it cost.
+        documents: Ids of the documents found, best first, without duplicates.
+        cost: Cost of the question.
         plan: The queries that were searched.
-        activity: The account, as data; our systems alone have one.
-        warnings: What our systems warned of: a plan that failed, a search that was lost.
-        error: Why it found nothing, where it failed.
-        query_id: The question.
-        kinds: What kinds of question it is of.
-        metrics: By name and k: ``R@5``.
-        milliseconds: How long it took, with others at its side.
+        activity: The activity log as JSON data; empty for the baselines.
+        warnings: Warnings of this library's systems, such as a failed plan or a failed search.
+        error: The error of a failed question. None if it succeeded.
+        query_id: Id of the question.
+        kinds: Kinds of the question.
+        metrics: Metric values by name and k, such as ``R@5``.
+        milliseconds: Elapsed time in milliseconds, with concurrent questions.
     """
 
     documents: list[str]
@@ -109,16 +109,16 @@ class QueryResult:
 
 
 Ask: TypeAlias = Callable[[EvaluationQuery], Awaitable[QueryResult]]
-"""A system: a question in, document ids out."""
+"""A system: an async function from a question to its result."""
 
 _Reading: TypeAlias = tuple[Cost, list[RecordedReply]]
 
 
 class Meter(BaseCallbackHandler):
-    """Counts each question's calls, and keeps the replies of language models, by LlamaIndex's callback events.
+    """Counts each question's calls and records the replies of language models, through LlamaIndex's callback events.
 
-    It belongs to the models (and to plain retrievers) that a question uses; questions may be asked side by side, for
-    each has a context of its own. What happens outside a question's context is not counted.
+    It is attached to the models (and plain retrievers) that a question uses. Questions may run concurrently, because
+    each has its own context. Events outside a question's context are not counted.
     """
 
     def __init__(self) -> None:
@@ -129,7 +129,7 @@ class Meter(BaseCallbackHandler):
 
     @contextmanager
     def question(self) -> Iterator[_Reading]:
-        """Count what happens in this context, and in those made from it: the cost, and the models' replies in order."""
+        """Yield the cost and the models' replies, in order, for events in this context and in copies of it."""
         reading: _Reading = Cost(), []
         token = self._question.set(reading)
         try:
@@ -151,7 +151,7 @@ class Meter(BaseCallbackHandler):
         parent_id: str = "",  # noqa: ARG002
         **_: object,
     ) -> str:
-        """Note whose event it is: a stream may end in another context."""
+        """Record the question of an event, because a stream may end in another context."""
         reading = self._question.get()
         if reading is not None:
             with self._lock:
@@ -162,7 +162,7 @@ class Meter(BaseCallbackHandler):
     def on_event_end(
         self, event_type: CBEventType, payload: dict[str, Any] | None = None, event_id: str = "", **_: object
     ) -> None:
-        """Count an event."""
+        """Count an event for its question."""
         ended = payload or {}
         with self._lock:
             reading, asked = self._open.pop(event_id, (None, {}))
@@ -178,7 +178,7 @@ class Meter(BaseCallbackHandler):
 
 
 def _count_reply(cost: Cost, replies: list[RecordedReply], asked: Mapping[str, Any], ended: Mapping[str, Any]) -> None:
-    """Count a language model's tokens, and keep its reply; a call that failed has none."""
+    """Add a language model's tokens to ``cost`` and its reply to ``replies``; a failed call adds neither."""
     response = ended.get(EventPayload.RESPONSE) or ended.get(EventPayload.COMPLETION)
     if response is None:
         return
@@ -195,7 +195,7 @@ def _count_reply(cost: Cost, replies: list[RecordedReply], asked: Mapping[str, A
 
 
 class LexicalRetriever(BaseRetriever):
-    """BM25 alone: a LlamaIndex retriever, and the lexical side of a source."""
+    """BM25 search as a LlamaIndex retriever, and as the lexical part of a hybrid source."""
 
     def __init__(self, nodes: Sequence[TextNode], manager: CallbackManager) -> None:
         super().__init__(callback_manager=manager)
@@ -204,7 +204,7 @@ class LexicalRetriever(BaseRetriever):
         self._index.update(put=[lexical_document(node) for node in nodes])
 
     def search(self, query: str, top_k: int, filters: FilterNode | None) -> list[NodeWithScore]:
-        """Search under a filter."""
+        """Return the best ``top_k`` nodes that match a filter."""
         hits = self._index.search(query, top_k, filters)
         return [NodeWithScore(node=self._nodes[hit.node_id], score=hit.score) for hit in hits]
 
@@ -213,14 +213,14 @@ class LexicalRetriever(BaseRetriever):
 
 
 class CorpusIndex:
-    """All documents of a set, searchable in every way: one Chroma collection and one BM25 index a source.
+    """All documents of a dataset, with one Chroma collection and one BM25 index for each source.
 
     Args:
-        dataset: The set.
-        embed_model: Embeds documents and queries.
-        cache: Where vectors are kept from one run to the next, by model and content.
-        source_field: Metadata key by which the corpus falls into several sources; None makes one.
-        progress: Called with (embedded, all) while documents are embedded.
+        dataset: The evaluation set.
+        embed_model: Embedding model for documents and queries.
+        cache: Folder that stores vectors between runs, by model and content.
+        source_field: Metadata key that divides the corpus into sources. None if there is one source.
+        progress: Function called with (embedded documents, all documents) of a source during embedding.
     """
 
     def __init__(
@@ -243,7 +243,7 @@ class CorpusIndex:
             groups.setdefault(name, []).append(node)
         folder = Path(cache) / f"{dataset.name}-{self._digest(groups)}"
         complete = (folder / COMPLETE).exists()
-        if not complete:  # a run that was stopped midway left some
+        if not complete:  # an interrupted run left an incomplete cache
             shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True, exist_ok=True)
         self._database = ChromaDirectory(folder / "chroma")
@@ -274,11 +274,11 @@ class CorpusIndex:
         return digest.hexdigest()[:16]
 
     def similar(self, top_k: int) -> list[BaseRetriever]:
-        """Return a dense retriever a source."""
+        """Return one dense retriever for each source."""
         return [index.as_retriever(similarity_top_k=top_k) for index in self.indexes.values()]
 
     def sources(self) -> list[KnowledgeSource]:
-        """Return the corpus as knowledge sources of the default kind: dense and BM25 side by side."""
+        """Return the corpus as hybrid knowledge sources (dense and BM25)."""
         return [
             KnowledgeSource(name, f"documents of {name}", index=index, hybrid=self.lexical[name])
             for name, index in self.indexes.items()
@@ -300,14 +300,14 @@ def make_systems(
     documents: int,
     record: Path | None = None,
 ) -> dict[str, Ask]:
-    """Make systems by name.
+    """Return systems by name.
 
     Args:
-        names: Out of ``SYSTEMS``.
-        corpus: What is searched.
-        llm: Plans; or one by system's name; None where no system plans.
-        documents: Documents of each ranking.
-        record: A folder in which our systems keep the replies of each question (``Recording``).
+        names: Names from ``SYSTEMS``.
+        corpus: The corpus to search.
+        llm: The planning model, or models by system name. None if no system plans.
+        documents: Maximum number of documents in each ranking.
+        record: Folder in which this library's systems save the replies of each question (``Recording``).
 
     Raises:
         ConfigurationError: A name is unknown, or a system needs a language model.
@@ -325,7 +325,7 @@ def make_systems(
 
 
 def check_systems(names: Sequence[str], llm: LLM | Mapping[str, LLM] | None) -> None:
-    """Check what ``make_systems`` checks, before anything is embedded.
+    """Check the arguments of ``make_systems`` before any embedding.
 
     Raises:
         ConfigurationError: A name is unknown, or a system needs a language model.
@@ -343,7 +343,7 @@ def _model_of(name: str, llm: LLM | Mapping[str, LLM] | None) -> LLM | None:
 
 
 def _single_query(name: str, corpus: CorpusIndex, documents: int) -> Ask:
-    """Dense search, BM25, or both by reciprocal rank fusion (k = 60), each list 100 deep."""
+    """Return a system with dense search, BM25, or both fused by reciprocal rank (k = 60) from lists of 100."""
     dense = [] if name == "bm25" else corpus.similar(DEPTH)
     lexical = [] if name == "dense" else list(corpus.lexical.values())
 
@@ -369,8 +369,8 @@ def _ids(nodes: Sequence[NodeWithScore]) -> list[str]:
 
 
 def _query_fusion(corpus: CorpusIndex, llm: LLM | None, documents: int) -> Ask:
-    """LlamaIndex's QueryFusionRetriever over the dense retrievers; with a model it generates 3 further queries."""
-    model = copy.copy(llm or MockLLM())  # it sets its model's callback manager; with one query it asks none
+    """Return LlamaIndex's QueryFusionRetriever over dense retrievers; with a model, it generates 3 further queries."""
+    model = copy.copy(llm or MockLLM())  # a copy, because its callback manager is set; unused with one query
     fusion = QueryFusionRetriever(
         corpus.similar(documents),
         llm=model,
@@ -390,7 +390,7 @@ def _query_fusion(corpus: CorpusIndex, llm: LLM | None, documents: int) -> Ask:
 
 
 def _ours(effort: str, corpus: CorpusIndex, llm: LLM | None, documents: int, record: Path | None) -> Ask:
-    """``AgenticRetriever`` with its defaults; its cache of vectors is its own, so that no system warms another's."""
+    """Return a system with a default ``AgenticRetriever``; each system has its own embedding cache."""
     retriever = AgenticRetriever(
         corpus.sources(),
         llm=None if llm is None else with_handlers(llm, corpus.manager),
@@ -409,7 +409,7 @@ def _ours(effort: str, corpus: CorpusIndex, llm: LLM | None, documents: int, rec
             kept = Recording(question=query.text, model=model, effort=effort, replies=replies)
             kept.save(record / effort / f"{quote(query.id, '')}.json")
         records = retrieval.log.records
-        # Counted as the baselines': dense and BM25 of one source are two.
+        # Counted as for the baselines: dense and BM25 searches of a source are two.
         cost.searches = sum(max(1, len(one.lanes or ())) for one in records if isinstance(one, SourceActivity))
         return QueryResult(
             _ids(retrieval.nodes),
