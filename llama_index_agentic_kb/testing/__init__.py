@@ -1,12 +1,11 @@
-"""Doubles for tests without a network: a server that speaks OpenAI's API, a model, sources and embeddings.
+"""Test doubles that need no network: a server with OpenAI's API, a model, sources and embeddings.
 
-    server       LoopbackOpenAI    the real OpenAI client, and its bill
+    server       LoopbackOpenAI    a server for the real OpenAI client that counts tokens
     llms         ScriptedLLM       a language model in the same process
     sources      MemoryRetriever   a retriever that can be slow, fail or hang
     embeddings   HashEmbedding     vectors without weights
 
-All are deterministic, may be used from many threads, and record their calls. No other module of the package imports
-this one.
+All are deterministic, thread-safe, and record their calls. No other module of the package imports this one.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""An embedding model that needs no weights (texts that share words are close), and the words and tokens of a text."""
+"""An embedding model without weights (texts that share words are close), and functions for words and tokens."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def words(text: str) -> list[str]:
 
 
 def count_tokens(text: str) -> int:
-    """Count runs of word characters and single punctuation marks, as all doubles bill: "It's 5 km." has six."""
+    """Return the number of words and punctuation marks, as reported by all test doubles: "It's 5 km." has six."""
     return len(re.findall(r"\w+|[^\w\s]", text))
 
 
 def hash_vector(text: str, dimensions: int = DIMENSIONS) -> list[float]:
-    """Return a text as a bag of hashed words: L2 norm 1, no negative value, the same in every process."""
+    """Return a bag of hashed words as a vector with L2 norm 1 and no negative value, the same in every process."""
     vector = [0.0] * dimensions
-    for word in words(text) or [""]:  # a text without words is no zero vector
+    for word in words(text) or [""]:  # a text without words must not be a zero vector
         digest = hashlib.blake2b(word.encode("utf-8", "surrogatepass"), digest_size=8).digest()
         vector[int.from_bytes(digest, "big") % dimensions] += 1.0
     norm = math.hypot(*vector)
@@ -44,20 +44,20 @@ class HashEmbedding(BaseEmbedding):
     """Embeds a text as a bag of hashed words; the cosine of two texts grows with the words they share.
 
     Args:
-        dimensions: The length of the vectors. Default 256.
-        latency: Seconds each call takes, a batch counting as one.
-        **kwargs: For ``BaseEmbedding``, such as ``embed_batch_size``.
+        dimensions: Length of the vectors. Defaults to 256.
+        latency: Duration of each call in seconds; a batch is one call.
+        **kwargs: Arguments of ``BaseEmbedding``, such as ``embed_batch_size``.
     """
 
     model_name: str = Field(default="hash", description="The name of the model.")
     dimensions: int = Field(default=DIMENSIONS, ge=1, description="The length of the vectors.")
     latency: float = Field(default=0.0, ge=0.0, description="Seconds each call takes.")
 
-    _calls: deque[EmbeddingCall] = PrivateAttr(default_factory=deque)  # a list would count as the model's own state
+    _calls: deque[EmbeddingCall] = PrivateAttr(default_factory=deque)  # a list would be part of the model's state
 
     @property
     def calls(self) -> list[EmbeddingCall]:
-        """Every call so far: "query" or "text", and the texts embedded together."""
+        """All calls so far: "query" or "text", and the texts of the call."""
         return list(self._calls)
 
     def _get_query_embedding(self, query: str) -> list[float]:

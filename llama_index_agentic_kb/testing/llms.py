@@ -1,4 +1,4 @@
-"""A language model in the same process that answers from a script."""
+"""A scripted language model that runs in the same process."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ Scripted = str | Exception | ScriptedReply
 
 
 class ScriptExhaustedError(LookupError):
-    """A list of replies was used up and one more was asked for: an unexpected call is what a test should notice."""
+    """Raised for a call after the last reply of a list, so that a test notices unexpected calls."""
 
 
 class Script(Generic[Asked, Answer]):
-    """The answers of a double, to any number of threads: one for all, a list consumed in order, or a callable."""
+    """The scripted answers of a test double, thread-safe: one for all calls, a list used in order, or a callable."""
 
     def __init__(self, replies: Answer | Sequence[Answer] | Callable[[Asked], Answer]) -> None:
         self._replies = replies
         self._used = itertools.count(1)
 
     def answer(self, asked: Asked) -> Answer:
-        """Return the next answer; a callable is asked in the calling thread.
+        """Return the next answer; a callable runs in the calling thread.
 
         Raises:
-            ScriptExhaustedError: A list of replies is used up.
+            ScriptExhaustedError: The list of replies is used up.
         """
         if callable(self._replies):
             return self._replies(asked)
@@ -50,7 +50,7 @@ class Script(Generic[Asked, Answer]):
 
 
 class _State:
-    """The script and the record of one model and all its copies, deep ones too."""
+    """The script and the recorded calls, shared by a model and all its copies, even deep ones."""
 
     def __init__(self, replies: Scripted | Sequence[Scripted] | Callable[[list[ChatMessage]], Scripted]) -> None:
         self.script: Script[list[ChatMessage], Scripted] = Script(replies)
@@ -61,21 +61,21 @@ class _State:
 
 
 class ScriptedLLM(ReplyingLLM):
-    """A chat model without tools that answers from a script, natively sync, async and streaming.
+    """A chat model without tools that answers from a script; sync, async and streaming are native.
 
-    Callbacks and events fire as for any other model; ``raw`` has its usage, counted with :func:`count_tokens`. Copies
-    made with ``model_copy`` share script and record.
+    Callbacks and events are sent as for any other model. ``raw`` has the usage, counted with :func:`count_tokens`.
+    Copies made with ``model_copy`` share the script and the recorded calls.
 
         llm = ScriptedLLM(["first", ScriptedReply("second", latency=0.1), ValueError("third")])
         assert llm.complete("Hi").text == "first"
         assert llm.calls[0][0].content == "Hi"
 
     Args:
-        replies: One answer for all calls; a list, consumed in order, after which :class:`ScriptExhaustedError` is
-            raised; or a callable that maps each call's messages to an answer, in the calling thread. An answer is a
-            text, a :class:`ScriptedReply`, or an exception to raise. As with OpenAI's client, a stream raises when
-            its first piece is asked for.
-        **kwargs: The fields below, and those of ``CustomLLM``, such as ``callback_manager``.
+        replies: One answer for all calls; a list used in order, after which :class:`ScriptExhaustedError` is raised;
+            or a callable that maps each call's messages to an answer, in the calling thread. An answer is a text, a
+            :class:`ScriptedReply`, or an exception to raise. As with OpenAI's client, a stream raises when its first
+            piece is requested.
+        **kwargs: The fields below and those of ``CustomLLM``, such as ``callback_manager``.
     """
 
     model_name: str = Field(default="scripted", description="The name in the metadata.")
@@ -94,7 +94,7 @@ class ScriptedLLM(ReplyingLLM):
 
     @property
     def metadata(self) -> LLMMetadata:
-        """A chat model that calls no functions."""
+        """Metadata of a chat model without function calls."""
         return LLMMetadata(
             context_window=self.context_window,
             num_output=self.num_output,
@@ -104,12 +104,12 @@ class ScriptedLLM(ReplyingLLM):
 
     @property
     def calls(self) -> list[list[ChatMessage]]:
-        """The messages of every call so far, in order; a completion's prompt is one user message."""
+        """The messages of all calls so far, in order; a completion's prompt is one user message."""
         return list(self._state.calls)
 
     def respond(self, messages: Sequence[ChatMessage]) -> ScriptedReply:
         """Return the next reply of the script."""
-        asked = [message.model_copy(deep=True) for message in messages]  # callers may go on with their messages
+        asked = [message.model_copy(deep=True) for message in messages]  # callers may change their messages later
         self._state.calls.append(asked)
         reply = self._state.script.answer(asked)
         if isinstance(reply, str):
@@ -117,5 +117,5 @@ class ScriptedLLM(ReplyingLLM):
         return ScriptedReply(error=reply) if isinstance(reply, Exception) else reply
 
     def count_tokens(self, text: str) -> int:
-        """Count as all doubles bill."""
+        """Return the number of tokens of a text, as counted by all test doubles."""
         return count_tokens(text)

@@ -1,4 +1,4 @@
-"""A server on 127.0.0.1 that speaks OpenAI's API, and the real client pointed at it."""
+"""A server on 127.0.0.1 with OpenAI's API, and a real client configured to use it."""
 
 from __future__ import annotations
 
@@ -31,77 +31,77 @@ _RESET_ON_CLOSE = struct.pack("ii", 1, 0)
 
 @dataclass(frozen=True)
 class Usage:
-    """Tokens of one call, or the sum over several."""
+    """Token counts of one call, or the sum over several calls."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
     calls: int = 1
 
     def __add__(self, other: Usage) -> Usage:
-        """Add both token counts and the calls."""
+        """Return the sum of token counts and calls."""
         prompt, completion = self.prompt_tokens + other.prompt_tokens, self.completion_tokens + other.completion_tokens
         return Usage(prompt, completion, self.calls + other.calls)
 
     @property
     def total_tokens(self) -> int:
-        """Prompt and completion tokens together."""
+        """The sum of prompt and completion tokens."""
         return self.prompt_tokens + self.completion_tokens
 
     def to_json(self) -> Json:
-        """Return the counts as OpenAI names them."""
+        """Return the token counts with OpenAI's field names."""
         counts = {"prompt_tokens": self.prompt_tokens, "completion_tokens": self.completion_tokens}
         return {**counts, "total_tokens": self.total_tokens}
 
 
 @dataclass(frozen=True)
 class ChatRequest:
-    """The body of one ``POST /v1/chat/completions``, as it was sent."""
+    """The JSON body of one ``POST /v1/chat/completions``, as received."""
 
     body: Json
 
     @property
     def model(self) -> str:
-        """The model asked for; the server accepts every name."""
+        """The requested model; the server accepts every name."""
         return str(self.body.get("model", ""))
 
     @property
     def messages(self) -> list[Json]:
-        """The messages in wire form, oldest first."""
+        """The messages in JSON form, oldest first."""
         return list(self.body.get("messages") or [])
 
     @property
     def text(self) -> str:
-        """The text of all messages, joined by line feeds."""
+        """The texts of all messages, joined by line feeds."""
         return "\n".join(_text_of(message) for message in self.messages)
 
     @property
     def last(self) -> str:
-        """The text of the last message; empty without messages."""
+        """The text of the last message; empty if there are no messages."""
         return _text_of(self.messages[-1]) if self.messages else ""
 
     @property
     def stream(self) -> bool:
-        """Whether server-sent events are asked for."""
+        """Whether the client requests server-sent events."""
         return bool(self.body.get("stream"))
 
     @property
     def include_usage(self) -> bool:
-        """Whether a stream is to end with a chunk of token counts."""
+        """Whether the client requests a final chunk with token counts."""
         return bool((self.body.get("stream_options") or {}).get("include_usage"))
 
     @property
     def response_format(self) -> Json | None:
-        """The ``response_format``, such as a JSON schema, or None."""
+        """The ``response_format``, such as a JSON schema. None if it is not set."""
         return self.body.get("response_format")
 
     @property
     def tools(self) -> list[Json]:
-        """The tools offered to the model, in wire form."""
+        """The tools offered to the model, in JSON form."""
         return list(self.body.get("tools") or [])
 
     @property
     def forced_tool(self) -> str | None:
-        """The tool that has to be called: the one named by ``tool_choice``, the first if it is "required", or None."""
+        """The tool named by ``tool_choice``, or the first tool if it is "required". None if no tool is forced."""
         choice = self.body.get("tool_choice")
         chosen = choice if isinstance(choice, dict) else self.tools[0] if choice == "required" and self.tools else None
         return None if chosen is None else str(chosen["function"]["name"])
@@ -112,15 +112,15 @@ class Reply:
     """One answer of the model.
 
     Args:
-        content: The text; None is sent as JSON null.
-        tool_calls: Pairs of a tool's name and its arguments: an object, or a str that is sent as it is.
-        finish_reason: Why the model stopped; "stop" becomes "tool_calls" when there are some.
-        refusal: The model's words of refusal, or None.
+        content: Text of the answer; None is sent as JSON null.
+        tool_calls: Pairs of a tool's name and its arguments: an object, or a str that is sent unchanged.
+        finish_reason: The finish reason; "stop" becomes "tool_calls" if there are tool calls.
+        refusal: Text of a refusal. None if the model does not refuse.
         latency: Seconds before the first byte.
         chunk_delay: Seconds before each further piece of a stream.
         chunk_size: Characters in each piece of a stream, at least 1.
-        usage: What is reported and billed; None counts the tokens of the messages and of the answer.
-        report_usage: False leaves the counts out of the answer, as some gateways do; they are billed all the same.
+        usage: Reported and billed usage. Defaults to the counted tokens of messages and answer.
+        report_usage: Whether the answer contains the usage, which some gateways omit; it is billed in any case.
     """
 
     content: str | None = None
@@ -135,22 +135,22 @@ class Reply:
 
     @property
     def calls(self) -> list[tuple[str, str]]:
-        """The tool calls with their arguments as JSON text."""
+        """The tool calls as pairs of a name and arguments in JSON text."""
         return [(name, given if isinstance(given, str) else json.dumps(given)) for name, given in self.tool_calls]
 
     @property
     def stop_reason(self) -> str:
-        """The finish reason as sent."""
+        """The finish reason that is sent."""
         return "tool_calls" if self.tool_calls and self.finish_reason == "stop" else self.finish_reason
 
     def usage_for(self, request: ChatRequest) -> Usage:
-        """Return what this answer to this request costs."""
+        """Return the usage of this answer to a request."""
         parts = [self.content or "", self.refusal or "", *(part for call in self.calls for part in call)]
         return self.usage or Usage(count_tokens(request.text), sum(map(count_tokens, parts)))
 
 
 class RawAnswer(Protocol):
-    """An answer that writes to the connection itself, well or badly; requests other than chats pass None."""
+    """An answer that writes to the connection itself, possibly with faults; ``request`` is None if it is not a chat."""
 
     def send(self, connection: Connection, request: ChatRequest | None) -> None:
         """Answer one request."""
@@ -161,9 +161,9 @@ Answer = str | Reply | RawAnswer
 
 @dataclass(frozen=True)
 class RecordedRequest:
-    """One HTTP request: path, JSON body (None for a GET), headers by lower-case name, and when it was read.
+    """One HTTP request: path, JSON body (None for a GET), headers by lower-case name, and time of arrival.
 
-    ``arrived`` is in seconds of :func:`time.monotonic`.
+    ``arrived`` is a value of :func:`time.monotonic` in seconds.
     """
 
     path: str
@@ -173,7 +173,7 @@ class RecordedRequest:
 
 
 class HttpServer(socketserver.ThreadingTCPServer):
-    """A TCP server on 127.0.0.1 with a thread for each connection that can always be stopped."""
+    """A TCP server on 127.0.0.1 with one thread for each connection; it can be stopped at any time."""
 
     allow_reuse_address = True
     daemon_threads = True
@@ -193,33 +193,33 @@ class HttpServer(socketserver.ThreadingTCPServer):
 
     @property
     def port(self) -> int:
-        """The port listened on."""
+        """The port of the server."""
         return int(self.server_address[1])
 
     def stop(self) -> None:
-        """Stop listening and reset every connection, within about a second whatever the handlers do."""
+        """Stop listening and reset every connection, within about a second even if handlers are blocked."""
         self.stopping.set()
         self.shutdown()
         self.server_close()
         self._thread.join()
-        # Reset rather than closed: an asyncio client keeps a half-closed idle connection open and would leak it.
+        # Reset, not closed: an asyncio client keeps a half-closed idle connection open and would leak it.
         for how in (socket.SHUT_RD, socket.SHUT_RDWR):
             with self._idle:
                 for connection in self._open:
-                    with contextlib.suppress(OSError):  # the client went first
+                    with contextlib.suppress(OSError):  # the client has already disconnected
                         reset_on_close(connection)
                         connection.shutdown(how)
                 if self._idle.wait_for(lambda: not self._open, 0.5):
                     return
 
     def process_request(self, request: Any, client_address: Any) -> None:
-        """Note the connection before its thread starts."""
+        """Record the connection before its thread starts."""
         with self._idle:
             self._open.add(request)
         super().process_request(request, client_address)
 
     def shutdown_request(self, request: Any) -> None:
-        """Close a connection; one that is to be reset must not say goodbye (FIN) first."""
+        """Close a connection; if it should be reset, no FIN may be sent before."""
         if request.getsockopt(socket.SOL_SOCKET, socket.SO_LINGER, 8) == _RESET_ON_CLOSE:
             request.close()
         else:
@@ -229,17 +229,17 @@ class HttpServer(socketserver.ThreadingTCPServer):
             self._idle.notify_all()
 
     def handle_error(self, request: Any, client_address: Any) -> None:  # noqa: ARG002 - socketserver's signature
-        """Keep a handler's error for the test; a client that left is not one."""
+        """Add a handler's error to ``errors``, except for connection errors."""
         error = sys.exception()
         if isinstance(error, Exception) and not isinstance(error, ConnectionError):
             self.errors.append(error)
 
 
 class Connection(BaseHTTPRequestHandler):
-    """One connection: reads requests, and can answer them well or badly."""
+    """One connection: reads requests, and answers them with or without faults."""
 
     protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True  # else the second small write waits 40 ms for the client's acknowledgement
+    disable_nagle_algorithm = True  # otherwise the second small write waits 40 ms for the client's acknowledgement
     server: HttpServer
     loopback: LoopbackOpenAI
 
@@ -247,31 +247,31 @@ class Connection(BaseHTTPRequestHandler):
         """Log nothing."""
 
     def read_body(self) -> bytes:
-        """Read the request's body; it has to come with a Content-Length."""
+        """Return the request's body, which needs a Content-Length header."""
         return self.rfile.read(int(self.headers.get("Content-Length") or 0))
 
     def pause(self, seconds: float | None) -> None:
-        """Wait; None waits until the server stops.
+        """Wait for a number of seconds, or with None until the server stops.
 
         Raises:
-            ConnectionAbortedError: The server was stopped meanwhile.
+            ConnectionAbortedError: The server was stopped during the wait.
         """
         if seconds != 0 and self.server.stopping.wait(seconds):
             raise ConnectionAbortedError("The loopback server was stopped.")
 
     def send_json(self, body: object, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
-        """Send a whole JSON answer."""
+        """Send a complete JSON answer."""
         self.send_whole(json.dumps(body).encode(), "application/json", status, headers)
 
     def send_whole(self, body: bytes, kind: str, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
-        """Send a whole answer of a known length."""
+        """Send a complete answer with its Content-Length."""
         self.start_body(kind, len(body), status, headers)
         self.wfile.write(body)
 
     def start_body(
         self, kind: str, length: int | None, status: int = 200, headers: Mapping[str, str] | None = None
     ) -> None:
-        """Send the status and headers; a body of unknown length (None) follows in chunks."""
+        """Send the status and headers; if ``length`` is None, the body follows in chunks."""
         self.send_response(status)
         self.send_header("Content-Type", kind)
         framing = ("Transfer-Encoding", "chunked") if length is None else ("Content-Length", str(length))
@@ -286,12 +286,12 @@ class Connection(BaseHTTPRequestHandler):
         self.wfile.write(b"%x\r\n%b\r\n" % (len(data), data))
 
     def reset(self) -> None:
-        """Reset the connection (RST) once this request is done; what was sent before still arrives."""
+        """Reset the connection (RST) after this request; data sent before still arrives."""
         reset_on_close(self.connection)
         self.close_connection = True
 
     def reply(self, request: ChatRequest, reply: Reply) -> None:
-        """Send a reply, plain or as a stream, and bill it."""
+        """Send a reply, plain or as a stream, and add its usage to the bill."""
         self.pause(reply.latency)
         if not request.stream:
             with self.loopback.charge(reply.usage_for(request)):
@@ -301,7 +301,7 @@ class Connection(BaseHTTPRequestHandler):
         self.send_chunk(b"")
 
     def send_events(self, events: Iterable[tuple[bytes, Usage]], delay: float = 0.0) -> None:
-        """Send the head of a stream and its events, so many seconds apart; each is billed as it is sent."""
+        """Send the headers of a stream and its events, ``delay`` seconds apart; bill each event when it is sent."""
         self.start_body("text/event-stream; charset=utf-8", None)
         for at, (data, usage) in enumerate(events):
             self.pause(delay if at else 0)
@@ -309,11 +309,11 @@ class Connection(BaseHTTPRequestHandler):
                 self.send_chunk(data)
 
     def do_GET(self) -> None:
-        """Answer a GET."""
+        """Answer a GET request."""
         self.loopback.answer(self, None)
 
     def do_POST(self) -> None:
-        """Answer a POST of a JSON object."""
+        """Answer a POST request with a JSON object."""
         with contextlib.suppress(ValueError):
             body = json.loads(self.read_body())
             if isinstance(body, dict):
@@ -322,24 +322,23 @@ class Connection(BaseHTTPRequestHandler):
 
 
 class LoopbackOpenAI:
-    """OpenAI's API on a free port of 127.0.0.1, answering from a script.
+    """A server with OpenAI's API on a free port of 127.0.0.1 that answers from a script.
 
-    It speaks ``POST /v1/chat/completions`` (plain, JSON schema, tools, streams) and ``POST /v1/embeddings``, accepts
-    every model name and checks no key. Each connection has a thread of its own.
+    It supports ``POST /v1/chat/completions`` (plain, JSON schema, tools, streams) and ``POST /v1/embeddings``, accepts
+    every model name and checks no key. Each connection has its own thread.
 
         with LoopbackOpenAI("Paris.") as server:
             assert server.llm().complete("The capital of France?").text == "Paris."
             assert server.billed.calls == 1
 
     Args:
-        reply: The answer to chats: one for all; a list, consumed in order; or a callable that maps each
-            :class:`ChatRequest` to one, in the connection's own thread, and may sleep. An answer is a str (JSON for a
-            forced tool becomes its call), a :class:`Reply`, sent exactly as it is, or a :class:`RawAnswer`. A list
-            used up and a callable that raises are answered by HTTP 400, which no client retries, and kept in
-            ``errors``.
-        keep_alive: Whether connections are kept after an answer. None keeps those of sync clients only: an asyncio
-            client whose event loop ends with an idle connection leaves a ResourceWarning behind.
-        embedding_fault: Answers the requests for embeddings; None returns :func:`hash_vector` of each text.
+        reply: Answers to chats: one for all; a list used in order; or a callable that maps each :class:`ChatRequest`
+            to an answer, in the connection's thread, and may sleep. An answer is a str (JSON for a forced tool becomes
+            its call), a :class:`Reply` that is sent unchanged, or a :class:`RawAnswer`. If the list is used up or the
+            callable raises, the answer is HTTP 400, which no client retries, and ``errors`` has the error.
+        keep_alive: Whether connections stay open after an answer. Defaults to sync clients only: an asyncio client
+            whose event loop ends with an idle connection causes a ResourceWarning.
+        embedding_fault: Answer to all requests for embeddings. Defaults to :func:`hash_vector` of each text.
     """
 
     def __init__(
@@ -352,9 +351,9 @@ class LoopbackOpenAI:
         self.keep_alive = keep_alive
         self.embedding_fault = embedding_fault
         self.requests: list[RecordedRequest] = []
-        """Every request so far, in order of arrival."""
+        """All requests so far, in order of arrival."""
         self.errors: list[Exception] = []
-        """What the script raised, a list used up included."""
+        """Errors of the script, including the use of too many replies, and of connection handlers."""
         self._script: Script[ChatRequest, Answer] = Script(reply)
         self._bill: list[Usage] = []
         self._clients: list[httpx.Client] = []
@@ -362,53 +361,53 @@ class LoopbackOpenAI:
         self._port = 0
 
     def start(self) -> Self:
-        """Listen; after a stop, at the same port again."""
+        """Start listening; after a stop, on the same port as before."""
         connection = type("_Connection", (Connection,), {"loopback": self})
         self._http = HttpServer(self._port, connection, self.errors)
         self._port = self._http.port
         return self
 
     def stop(self) -> None:
-        """Reset every connection and stop listening, within about a second; harmless when not running."""
+        """Reset every connection and stop listening, within about a second; do nothing if not running."""
         if self._http is not None:
             self._http.stop()
             self._http = None
 
     def __enter__(self) -> Self:
-        """Start."""
+        """Start the server."""
         return self.start()
 
     def __exit__(self, *_: object) -> None:
-        """Stop for good: the clients that ``llm`` made are closed too."""
+        """Stop the server and close the clients created by ``llm``."""
         self.stop()
-        for client in self._clients:  # else the garbage collector closes their sockets, with a warning
+        for client in self._clients:  # otherwise the garbage collector closes their sockets, with a warning
             client.close()
 
     @property
     def base_url(self) -> str:
-        """The address with ``/v1``, as ``api_base`` takes it; known from the first start on."""
+        """The server's address with ``/v1``, for ``api_base``; known after the first start."""
         return f"http://127.0.0.1:{self._port}/v1"
 
     @property
     def chats(self) -> list[ChatRequest]:
-        """The chat requests among them."""
+        """The chat requests so far."""
         return [ChatRequest(one.body) for one in list(self.requests) if one.body is not None and one.path == _CHAT]
 
     @property
     def billed(self) -> Usage:
-        """What the chats answered so far cost.
+        """Total usage of the chats answered so far.
 
-        A plain answer is billed once all of it was sent; a stream is billed its prompt at the first event and its
-        words as they are sent, so that one broken off costs what was sent. Embeddings are not counted.
+        A plain answer is billed when it is sent. A stream is billed its prompt at the first event and its words when
+        they are sent, so that an interrupted stream costs only the words sent. Embeddings are not counted.
         """
         return sum(list(self._bill), Usage(calls=0))
 
     def llm(self, model: str = "gpt-4o-mini", **kwargs: Any) -> OpenAI:
-        """Make the real ``llama_index.llms.openai.OpenAI`` that talks to this server.
+        """Return a real ``llama_index.llms.openai.OpenAI`` that uses this server.
 
         Args:
-            model: Any name; LlamaIndex itself raises for the ``metadata`` of one it does not know.
-            **kwargs: For the constructor, such as ``max_retries=0``; LlamaIndex's own default is 3.
+            model: Any model name; LlamaIndex raises an error for the ``metadata`` of unknown models.
+            **kwargs: Arguments of the constructor, such as ``max_retries=0``; LlamaIndex's default is 3.
         """
         import httpx  # noqa: PLC0415 - only this method needs the client
         from llama_index.llms.openai import OpenAI  # noqa: PLC0415
@@ -420,9 +419,9 @@ class LoopbackOpenAI:
 
     @contextlib.contextmanager
     def charge(self, usage: Usage) -> Iterator[None]:
-        """Bill what is sent in this context, and take it back if sending fails.
+        """Add usage to the bill for data sent in this context, and remove it if sending fails.
 
-        It is billed first, so that a client holding its answer always finds it on the bill.
+        It is added before sending, so that a client with an answer always finds it on the bill.
         """
         self._bill.append(usage)
         try:
@@ -432,11 +431,11 @@ class LoopbackOpenAI:
             raise
 
     def answer(self, connection: Connection, body: Json | None) -> None:
-        """Answer one request; for its connection."""
+        """Record one request and answer it on its connection."""
         path = connection.path.partition("?")[0]
         headers = {name.lower(): value for name, value in connection.headers.items()}
         self.requests.append(RecordedRequest(path, body, headers, time.monotonic()))
-        is_async = headers.get("x-stainless-async", "").startswith("async")  # OpenAI's clients name their kind
+        is_async = headers.get("x-stainless-async", "").startswith("async")  # OpenAI's clients send their kind
         connection.close_connection |= is_async if self.keep_alive is None else not self.keep_alive
         if body is not None and path == "/v1/embeddings":
             if self.embedding_fault is None:
@@ -472,16 +471,16 @@ def reset_on_close(connection: socket.socket) -> None:
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
 
 
-# -- OpenAI's wire forms ---------------------------------------------------------------------------------------------
+# -- OpenAI's JSON forms ---------------------------------------------------------------------------------------------
 
 
 def error_body(message: str, status: int) -> Json:
-    """Return an error as OpenAI's API words it."""
+    """Return the body of an error in the form of OpenAI's API."""
     return {"error": {"message": message, "type": "loopback_error", "param": None, "code": str(status)}}
 
 
 def envelope(request: ChatRequest, choices: Sequence[Json]) -> Json:
-    """Return an answer, or a chunk of one, with these choices; it carries no clock, for each answer is the same."""
+    """Return an answer, or a chunk of one, with these choices; its time is constant for reproducible answers."""
     kind = "chat.completion.chunk" if request.stream else "chat.completion"
     body = {"id": "chatcmpl-loopback", "object": kind, "created": 1_700_000_000, "model": request.model}
     return {**body, "choices": [*choices]}
@@ -497,7 +496,7 @@ def completion(request: ChatRequest, reply: Reply) -> Json:
 
 
 def stream_events(request: ChatRequest, reply: Reply) -> Iterator[tuple[bytes, Usage]]:
-    """Yield the events of a streamed answer, from the role to ``[DONE]``, each with what it adds to the bill."""
+    """Yield the events of a streamed answer, from the role to ``[DONE]``, each with its usage."""
     whole, sent, billed = reply.usage_for(request), "", 0
 
     def chunk(delta: Json, finish_reason: str | None = None) -> bytes:
@@ -518,7 +517,7 @@ def stream_events(request: ChatRequest, reply: Reply) -> Iterator[tuple[bytes, U
 
 
 def event(body: Json | str) -> bytes:
-    """Return one server-sent event; a str is sent as it is."""
+    """Return one server-sent event; a str is sent unchanged."""
     return f"data: {body if isinstance(body, str) else json.dumps(body)}\n\n".encode()
 
 
@@ -554,7 +553,7 @@ def _embeddings(body: Json) -> Json:
 
 
 def _fitting(text: str, request: ChatRequest) -> Reply:
-    """Return the reply a well-behaved model would make of a text: a JSON object is a call of the forced tool."""
+    """Return a text as a reply: a call of the forced tool if the text is a JSON object, else plain content."""
     with contextlib.suppress(ValueError):
         if request.forced_tool is not None and isinstance(json.loads(text), dict):
             return Reply(tool_calls=[(request.forced_tool, text)])

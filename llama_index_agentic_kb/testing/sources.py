@@ -1,4 +1,4 @@
-"""A retriever over texts in memory that can be slow, fail, hang or return nonsense."""
+"""A retriever over texts in memory that can be slow, fail, hang or return invalid results."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from llama_index_agentic_kb.testing.embeddings import words
 __all__ = ["MemoryRetriever", "RecordedQuery", "Verbatim"]
 
 HANG_SECONDS: Final = 60.0
-"""A hang that nobody released ends after this time, so that no forgotten one holds up the interpreter."""
+"""Maximum seconds of a hang without a release, so that the interpreter can exit."""
 
 Mode = Literal["sync", "async", "async_only"]
 
 
 class RecordedQuery(NamedTuple):
-    """One query, as it arrived: its text, whether it had an embedding, and the name of the thread."""
+    """One received query: its text, whether it had an embedding, and the name of the thread."""
 
     query_str: str
     has_embedding: bool
@@ -34,7 +34,7 @@ class RecordedQuery(NamedTuple):
 
 @dataclass(frozen=True)
 class Verbatim:
-    """A fault that returns ``value`` (None, a dict, ...) where a list of nodes is due."""
+    """A fault that returns ``value`` (None, a dict, ...) instead of a list of nodes."""
 
     value: object
 
@@ -45,27 +45,26 @@ SourceFault = Exception | Verbatim | Literal["hang"]
 class MemoryRetriever(BaseRetriever):
     """Ranks texts by the words they share with the query.
 
-    The score is the share of the query's distinct words found in a node, above 0 and up to 1; nodes that share none
-    are left out, and equal scores keep their order.
+    The score is the share of the query's distinct words found in a node, above 0 and up to 1. Nodes without such words
+    are omitted; ties keep the order of the items.
 
         with MemoryRetriever(["Rain in Paris", "Snow in Oslo"], fault="hang") as source:
             ...  # queries hang here; leaving the context releases them
 
     Args:
-        items: Texts, whose node ids are a hash of the text, or nodes.
-        similarity_top_k: The maximum number of nodes returned.
-        latency: Seconds each query takes.
-        mode: "sync" has ``_retrieve`` alone, so that the async call blocks its event loop, as many a vector store's
-            does; "async" has a native ``_aretrieve`` as well; "async_only" raises NotImplementedError from
-            ``_retrieve``.
-        fault: What goes wrong after the latency: an exception to raise; "hang", which ends at :meth:`release` or
-            after 60 s; :class:`Verbatim`; or a callable that maps each QueryBundle to one of these, or to None.
-        shared_nodes: True returns the same ``NodeWithScore`` objects for the same query, holding the nodes
-            themselves, so that a change made by the caller can be seen; False returns copies.
+        items: Nodes, or texts that become nodes with a hash of the text as id.
+        similarity_top_k: Maximum number of nodes returned.
+        latency: Duration of each query in seconds.
+        mode: "sync" has only ``_retrieve``, so that an async call blocks its event loop, as with many vector stores;
+            "async" also has a native ``_aretrieve``; in "async_only", ``_retrieve`` raises NotImplementedError.
+        fault: Fault after the latency: an exception to raise; "hang", which ends at :meth:`release` or after 60 s;
+            :class:`Verbatim`; or a callable that maps each QueryBundle to one of these or to None (no fault).
+        shared_nodes: Whether to return the same ``NodeWithScore`` objects, with the original nodes, for the same query,
+            so that tests can detect changes by the caller. Defaults to copies.
     """
 
     def __new__(cls, *_args: object, mode: Mode = "sync", **_kwargs: object) -> Self:
-        """Make an object of the mode's class: callers recognise a native ``_aretrieve`` by the class."""
+        """Create an object of the mode's class, because callers detect a native ``_aretrieve`` by the class."""
         return cast("Self", super().__new__(_CLASSES[mode] if cls is MemoryRetriever else cls))
 
     def __init__(
@@ -85,22 +84,22 @@ class MemoryRetriever(BaseRetriever):
         self.fault = fault
         self.shared_nodes = shared_nodes
         self.queries: list[RecordedQuery] = []
-        """Every query so far, in order of arrival."""
+        """All queries so far, in order of arrival."""
         nodes = [item if isinstance(item, BaseNode) else _text_node(item) for item in items]
         self._nodes = [(node, set(words(node.get_content(MetadataMode.NONE)))) for node in nodes]
         self._shared: dict[str, list[NodeWithScore]] = {}
         self._released = threading.Event()
 
     def release(self) -> None:
-        """End every hang, now and from now on."""
+        """End all current hangs, and prevent later ones."""
         self._released.set()
 
     def __enter__(self) -> Self:
-        """Return this retriever; the end of the context releases its hangs."""
+        """Return this retriever; leaving the context ends its hangs."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Release the hangs."""
+        """End all hangs."""
         self.release()
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
@@ -116,7 +115,7 @@ class MemoryRetriever(BaseRetriever):
         await asyncio.sleep(self.latency)
         fault = self._fault_of(query_bundle)
         ends = time.monotonic() + HANG_SECONDS
-        # The release may come from any thread and from another event loop, so the loop looks again and again.
+        # The release may come from any thread or event loop, so it is polled.
         while fault == "hang" and not self._released.is_set() and time.monotonic() < ends:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         return self._answer(query_bundle, fault)
@@ -165,7 +164,7 @@ def _text_node(text: str) -> TextNode:
 
 
 def _copied(node: BaseNode) -> BaseNode:
-    if isinstance(node, IndexNode):  # its obj may be a retriever or an index, which is not for copying
+    if isinstance(node, IndexNode):  # its obj may be a retriever or an index, which must not be copied
         own: dict[str, Any] = {"metadata": copy.deepcopy(node.metadata), "relationships": dict(node.relationships)}
         return node.model_copy(update=own)
     return node.model_copy(deep=True)
