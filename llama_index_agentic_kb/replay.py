@@ -1,4 +1,4 @@
-"""Replays recorded replies of a language model, so that a whole query can be shown and tested without one."""
+"""Replays recorded replies of a language model, so that whole queries can be shown and tested without one."""
 
 from __future__ import annotations
 
@@ -38,21 +38,21 @@ from llama_index_agentic_kb.llm import count_tokens
 __all__ = ["PASSAGE", "RecordedLLM", "RecordedReply", "Recording", "ReplyingLLM", "ScriptedReply"]
 
 PASSAGE: Final = re.compile(r'<passage ref_id="(\d+)"[^\n]*>\n(.*?)\n</passage>', re.DOTALL)
-"""A passage as it stands in a prompt: its number, its text."""
+"""Pattern of a passage in a prompt, with its number and text as groups."""
 
 _MARKER: Final = re.compile(r"\[ref_id:(\d+)\]")
 _REF: Final = re.compile(r'("ref"\s*:\s*"?)(\d+)')
 _EVIDENCE_END: Final = "</evidence>"
 
 QUOTE: Final = 200
-"""Characters of a passage that are kept to find it again."""
+"""Maximum characters of a quote that identifies a passage in another run."""
 
 
 class RecordedReply(BaseModel):
-    """One reply.
+    """One recorded reply of a language model.
 
-    The evidence of another run may come in another order: each number of a passage, in a marker or in a finding, is
-    found anew by a quote from the passage that it stood for.
+    Another run may order the evidence differently, so each passage number in a marker or a finding is updated: a quote
+    identifies the passage in the new prompt.
     """
 
     when: str = Field(min_length=1, description="Text that the prompt must hold for this reply to be its answer.")
@@ -63,13 +63,11 @@ class RecordedReply(BaseModel):
 
     @classmethod
     def of(cls, prompt: str, content: str) -> Self:
-        """Record a reply to a prompt.
-
-        It is known by what follows the evidence, which may come in another order next time.
+        """Return a recorded reply to a prompt, identified by the prompt's text after the evidence.
 
         Args:
-            prompt: The last message: what stands before it is the same for every question.
-            content: What the model wrote.
+            prompt: The last message of the prompt; earlier messages are the same for every question.
+            content: The model's reply.
         """
         named = {*_MARKER.findall(content), *(number for _, number in _REF.findall(content))}
         quotes = {number: text.strip()[:QUOTE] for number, text in _passages(prompt) if number in named}
@@ -77,9 +75,9 @@ class RecordedReply(BaseModel):
         return cls(when=when, content=content, quotes=quotes)
 
     def for_prompt(self, prompt: str) -> str:
-        """Return the content with its passages numbered as the prompt's.
+        """Return the content with passage numbers updated to those of the prompt.
 
-        A finding whose passage is not in the prompt names none (ref null).
+        A finding whose passage is not in the prompt gets no passage (ref null).
 
         Raises:
             LLMError: A passage that the reply cites is not in the prompt.
@@ -101,7 +99,7 @@ class RecordedReply(BaseModel):
 
 
 class Recording(BaseModel):
-    """A question and what a model replied on the way to its answer."""
+    """A question and all replies of a model during its processing."""
 
     question: str
     model: str = Field(description="Who replied.")
@@ -114,7 +112,7 @@ class Recording(BaseModel):
         return cls.model_validate_json(Path(path).read_text(encoding="utf-8"))
 
     def save(self, path: str | Path) -> None:
-        """Write it as JSON, and make its folder."""
+        """Save the recording as JSON, and create its folder if necessary."""
         Path(path).parent.mkdir(parents=True, exist_ok=True)
         Path(path).write_text(self.model_dump_json(indent=1) + "\n", encoding="utf-8")
 
@@ -124,11 +122,11 @@ class ScriptedReply:
     """One reply of a :class:`ReplyingLLM`.
 
     Args:
-        content: The text.
+        content: Text of the reply.
         latency: Seconds before the reply, or before a stream's first piece.
         chunk_delay: Seconds before each further piece of a stream.
         chunk_size: Characters in each piece of a stream, at least 1.
-        error: Raised after the latency, and in a stream after the content; None raises nothing.
+        error: Exception raised after the latency, or in a stream after the content. None if there is no error.
     """
 
     content: str = ""
@@ -139,30 +137,30 @@ class ScriptedReply:
 
 
 class ReplyingLLM(CustomLLM):
-    """A chat model without tools whose replies are made by code, natively sync, async and streaming.
+    """A base class for chat models without tools whose replies come from code; sync, async and streaming are native.
 
-    Callbacks and instrumentation events fire as for any other model. ``raw`` holds
-    ``{"usage": {"prompt_tokens", "completion_tokens", "total_tokens"}}``; in a stream, that of the last piece does.
-    Subclasses say what it is (``metadata``) and what it replies (``reply_to``, or ``respond``).
+    Callbacks and instrumentation events are sent as for any other model. ``raw`` contains
+    ``{"usage": {"prompt_tokens", "completion_tokens", "total_tokens"}}``; in a stream, only the last piece has it.
+    Subclasses implement ``metadata``, and ``reply_to`` or ``respond``.
     """
 
     def reply_to(self, prompt: str) -> str:
-        """Return the reply to a prompt: a conversation's messages, a line break between them.
+        """Return the reply to a prompt: the messages of a conversation, joined by line breaks.
 
         Raises:
-            LLMError: There is no reply to it.
+            LLMError: There is no reply to this prompt.
         """
         raise NotImplementedError
 
     def respond(self, messages: Sequence[ChatMessage]) -> ScriptedReply:
-        """Return the reply to a conversation, with its pace or its error."""
+        """Return the reply to a conversation, with its delays or its error."""
         return ScriptedReply(self.reply_to("\n".join(message.content or "" for message in messages)))
 
     def count_tokens(self, text: str) -> int:
         """Return the number of tokens that are billed for a text."""
         return count_tokens(text)
 
-    # Chats and completions go to the four methods below, which have no callbacks: each event fires once.
+    # Chats and completions call private methods without callbacks, so that each event is sent once.
 
     @llm_chat_callback()
     def chat(self, messages: Sequence[ChatMessage], **_: Any) -> ChatResponse:
@@ -250,7 +248,7 @@ class ReplyingLLM(CustomLLM):
     def _pieces(
         self, messages: Sequence[ChatMessage], reply: ScriptedReply
     ) -> Iterator[tuple[float, ChatResponse | None]]:
-        """Yield pauses in seconds and what follows them (None: an error), and raise the error."""
+        """Yield pairs of a pause in seconds and the next piece (None before an error), then raise the error, if any."""
         text, size, delay = reply.content, reply.chunk_size, reply.latency
         for end in range(size, (len(text) or (reply.error is None)) + size, size):
             raw = self._billed(messages, text) if end >= len(text) and reply.error is None else None
@@ -268,11 +266,11 @@ class ReplyingLLM(CustomLLM):
 
 
 class RecordedLLM(ReplyingLLM):
-    """A language model that says again what was recorded.
+    """A language model that returns recorded replies.
 
     Args:
-        recording: The replies; each prompt gets the first one whose ``when`` it holds.
-        context_window: Tokens of prompt and reply together. Default 128,000.
+        recording: Recorded replies; a prompt gets the first one whose ``when`` it contains.
+        context_window: Maximum tokens of prompt and reply together. Defaults to 128,000.
     """
 
     recording: Recording
@@ -280,7 +278,7 @@ class RecordedLLM(ReplyingLLM):
 
     @property
     def metadata(self) -> LLMMetadata:
-        """A chat model, named by the one whose replies were recorded."""
+        """Metadata of a chat model with the name of the recorded one."""
         name = f"{self.recording.model} (recorded)"
         return LLMMetadata(context_window=self.context_window, num_output=1_024, is_chat_model=True, model_name=name)
 
@@ -288,7 +286,7 @@ class RecordedLLM(ReplyingLLM):
         """Return the recorded reply to a prompt.
 
         Raises:
-            LLMError: There is none, or it cites what this prompt does not hold.
+            LLMError: There is no reply to this prompt, or it cites a passage that is not in the prompt.
         """
         for reply in self.recording.replies:
             if reply.when in prompt:
@@ -297,5 +295,5 @@ class RecordedLLM(ReplyingLLM):
 
 
 def _passages(prompt: str) -> list[tuple[str, str]]:
-    """Return the passages of a prompt as (number, text), without the signs that mark them in one request."""
+    """Return the passages of a prompt as (number, text), without the spotlighting signs of a request."""
     return [(number, without_signs(text)) for number, text in PASSAGE.findall(prompt)]
