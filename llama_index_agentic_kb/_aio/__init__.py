@@ -14,68 +14,50 @@ loop: a sync door awaits async-only clients on one long-lived background loop.
 A deadline that is set in a context (``set_deadline``) bounds every call that is made there.
 """
 
-from llama_index_agentic_kb._aio.bridge import (
-    aiterate as aiterate,
-)
-from llama_index_agentic_kb._aio.bridge import (
-    arun as arun,
-)
-from llama_index_agentic_kb._aio.bridge import (
-    iterate as iterate,
-)
-from llama_index_agentic_kb._aio.bridge import (
-    run as run,
-)
+from llama_index_agentic_kb._aio.bridge import aiterate, arun, iterate, run
 from llama_index_agentic_kb._aio.calls import (
-    END as END,
+    END,
+    Call,
+    Job,
+    Stream,
+    as_exception,
+    call_deadline,
+    cancel,
+    deadline_after,
+    earliest,
+    emit,
+    emitting,
+    gather,
+    open_stream,
+    outside_loop,
+    set_deadline,
+    start,
+    wait,
 )
-from llama_index_agentic_kb._aio.calls import (
-    Call as Call,
-)
-from llama_index_agentic_kb._aio.calls import (
-    Job as Job,
-)
-from llama_index_agentic_kb._aio.calls import (
-    Stream as Stream,
-)
-from llama_index_agentic_kb._aio.calls import (
-    as_exception as as_exception,
-)
-from llama_index_agentic_kb._aio.calls import (
-    call_deadline as call_deadline,
-)
-from llama_index_agentic_kb._aio.calls import (
-    cancel as cancel,
-)
-from llama_index_agentic_kb._aio.calls import (
-    deadline_after as deadline_after,
-)
-from llama_index_agentic_kb._aio.calls import (
-    earliest as earliest,
-)
-from llama_index_agentic_kb._aio.calls import (
-    emit as emit,
-)
-from llama_index_agentic_kb._aio.calls import (
-    emitting as emitting,
-)
-from llama_index_agentic_kb._aio.calls import (
-    gather as gather,
-)
-from llama_index_agentic_kb._aio.calls import (
-    open_stream as open_stream,
-)
-from llama_index_agentic_kb._aio.calls import (
-    outside_loop as outside_loop,
-)
-from llama_index_agentic_kb._aio.calls import (
-    set_deadline as set_deadline,
-)
-from llama_index_agentic_kb._aio.calls import (
-    start as start,
-)
-from llama_index_agentic_kb._aio.calls import (
-    wait as wait,
-)
-from llama_index_agentic_kb._aio.threads import WorkerPool as WorkerPool
-from llama_index_agentic_kb._aio.threads import reset_after_fork as reset_after_fork
+from llama_index_agentic_kb._aio.threads import WorkerPool, reset_after_fork
+
+__all__ = [
+    "END",
+    "Call",
+    "Job",
+    "Stream",
+    "WorkerPool",
+    "aiterate",
+    "arun",
+    "as_exception",
+    "call_deadline",
+    "cancel",
+    "deadline_after",
+    "earliest",
+    "emit",
+    "emitting",
+    "gather",
+    "iterate",
+    "open_stream",
+    "outside_loop",
+    "reset_after_fork",
+    "run",
+    "set_deadline",
+    "start",
+    "wait",
+]
