@@ -1,11 +1,11 @@
-"""What a knowledge base keeps on disk: documents, vectors, and the model that made them agree; and sessions.
+"""Storage of a knowledge base: documents, vectors, the embedding model's fingerprint, and chat sessions.
 
     files ─▶ reading ─▶ chunking ─▶ ingestion ─▶ database ─┬▶ vectors ─▶ chroma
                                                            └▶ lexical
 
-`KnowledgeStore` is the directory that holds them; `ingest` fills it. The database (SQLite) is the truth, graphs and
-lexical indexes are derived from it; `repair_store` builds these again. Importing this room loads neither Chroma, torch
-nor any file reader: they come with the first call that needs them. ``chroma_search`` searches collections of others.
+`KnowledgeStore` manages the store's directory; `ingest` fills it. The SQLite database is the source of truth; vector
+indexes (HNSW graphs) and lexical indexes are derived from it, and `repair_store` rebuilds them. Importing this package
+loads neither Chroma, torch nor any file reader. ``chroma_search`` searches Chroma collections created elsewhere.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Who may see an ingested file, and where its link leads: said by who ingests it, never by the file itself."""
+"""Access permissions and links of ingested files, set by the caller of `ingest` and never by the files themselves."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from llama_index_agentic_kb.store.database import MetadataValue
 STORE_PERMISSIONS: Final = Permissions(
     tenant="tenant", owner="owner", users="acl_user_", groups="acl_group_", public="acl_public"
 )
-"""The metadata fields that say who may see a document of a store, unless `ingest` names others."""
+"""The default metadata fields for document permissions, used unless `ingest` is given others."""
 
 
 class Grants(TypedDict, total=False):
-    """Who may see a document."""
+    """The tenant, owner, users and groups that may see a document, or whether it is public."""
 
     tenant: str
     owner: str
@@ -29,21 +29,21 @@ class Grants(TypedDict, total=False):
 
 
 Stamp: TypeAlias = Grants | Callable[[Path], Grants] | None
-"""Who may see all files of an ingestion, or each one by its path."""
+"""The grants for all files of an ingestion, or a function from a file's path to its grants."""
 
 
 @dataclass(frozen=True)
 class Access:
-    """What the files of an ingestion may not say of themselves, and what is said of them instead."""
+    """The metadata fields that ingested files may not set, and the grants that are written instead."""
 
     permissions: Permissions | None = None
-    """The fields that are stamped, beside those of `STORE_PERMISSIONS` protected from the files."""
+    """The fields that grants are written to. Files can set neither these nor those of `STORE_PERMISSIONS`."""
     grants: Stamp = None
     trust_urls: bool = False
-    """Whether a file's own ``url`` is its link."""
+    """Whether the ``url`` in a file's metadata is used as its link."""
 
     def without(self, metadata: Mapping[str, MetadataValue]) -> dict[str, MetadataValue]:
-        """Return what a file says of itself, without what says who may see it."""
+        """Return a file's metadata without the permission fields."""
 
         def protected(key: str) -> bool:
             return any(one.declares(name) for one in _both(self.permissions) for name in (key, key.casefold()))
@@ -51,10 +51,10 @@ class Access:
         return {key: value for key, value in metadata.items() if not protected(key)}
 
     def stamp(self, path: Path, metadata: Mapping[str, MetadataValue]) -> dict[str, MetadataValue]:
-        """Return what is said of a file: who may see it, and its link.
+        """Return the metadata to add to a file: its permission fields, and its link if `trust_urls` is set.
 
         Raises:
-            ConfigurationError: It is granted by a field that the permissions don't declare, or to what can't be a name.
+            ConfigurationError: A grant uses a field that the permissions don't declare, or an invalid name.
         """
         grants = self.grants(path) if callable(self.grants) else self.grants
         permissions = self.permissions or STORE_PERMISSIONS
@@ -65,20 +65,20 @@ class Access:
         return {**stamped, "url": url} if self.trust_urls and url else stamped
 
     def settings(self, path: Path) -> str:
-        """Return what is recorded of a document: it is ingested again where this changes."""
+        """Return the access settings recorded with a document; a change causes it to be ingested again."""
         stamped = json.dumps(self.stamp(path, {}), sort_keys=True)
         digest = hashlib.sha256(stamped.encode()).hexdigest()[:16]
         return f"urls={self.trust_urls:d} stamp={digest} protects={','.join(sorted(_names(self.permissions)))}"
 
 
 def unprotected(permissions: Permissions, settings: Iterable[str]) -> list[str]:
-    """Return which fields of some permissions documents may have set themselves, by what was recorded of them."""
+    """Return the permission fields that documents may have set themselves, according to their recorded settings."""
     recorded = [set(one.rpartition("protects=")[2].split(",")) if "protects=" in one else set() for one in settings]
     return sorted(name for name in _names(permissions) if not all(name in protected for protected in recorded))
 
 
 def _names(permissions: Permissions | None) -> set[str]:
-    """Return all names of fields that are kept from files."""
+    """Return the names of all permission fields that files can't set."""
     return {name for one in _both(permissions) for role in fields(one) if (name := getattr(one, role.name)) is not None}
 
 

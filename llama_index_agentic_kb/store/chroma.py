@@ -1,13 +1,13 @@
-"""Chroma in directories, imported here alone and late: it takes a second to load. And the graphs of large sources.
+"""Chroma databases in local directories, and the vector indexes (HNSW graphs) of large sources.
 
-Chroma's client builds the embedding function that a collection's configuration names, which in a hostile directory
-means loading model code of its choice. Collections are opened without one, and one that names any is refused. A user's
-own Chroma server or client is not opened here: see ``sources``.
+Chroma is imported only in this module, on first use, because it takes a second to load. Chroma's client instantiates
+the embedding function named in a collection's configuration, which could load code from an untrusted directory.
+Collections are therefore opened without one, and a collection that names one is rejected. See ``sources`` for a
+user's own Chroma server or client.
 
-A graph is a Chroma directory of its own that is written once, in a new place, and then recorded in the database with
-the last chunk that it holds and the sizes of its files. It never changes afterwards: readers in any number
-of processes open it without a lock, and go to the next one once the database names another. What a process that was
-killed left half written is not recorded, and is removed by the next writer.
+Each HNSW graph is written once, to a new Chroma directory, and then recorded in the database with its last chunk id
+and its file sizes. It is immutable afterwards: any number of processes read it without a lock, and switch to the next
+graph once that is recorded. Incomplete directories of killed processes are deleted by the next writer.
 """
 
 from __future__ import annotations
@@ -36,39 +36,39 @@ if TYPE_CHECKING:
 
 _BATCH: Final = 2_000
 _CHANGING: Final = "chroma.sqlite3"
-"""The one file that opening a graph writes into."""
+"""The only file that Chroma modifies when it opens an HNSW graph."""
 _opened_in: int | None = None  # the process that first opened a directory
 
 
 class ChromaDirectory:
-    """A Chroma database in a directory; one process at a time may write into it.
+    """A Chroma database in a directory; only one process at a time may write to it.
 
     Args:
-        path: The directory; made when missing.
+        path: The directory; created if missing.
 
     Raises:
-        ConfigurationError: This process was forked from one that had opened a directory.
+        ConfigurationError: This process was forked from one that had already opened a Chroma directory.
     """
 
     def __init__(self, path: str | Path) -> None:
         self._client = _client(path)
-        # Not closed while a search is in it, nor by a forked child, which would wait for threads of its parent.
+        # Not closed during a search, nor by a forked child, which would wait for threads of its parent.
         self._finalizer = weakref.finalize(self, _close, self._client, os.getpid())
         self._finalizer.atexit = False
 
     def collection(self, name: str, *, create: bool) -> Collection:
-        """Return a collection, with cosine distance where it is created here.
+        """Return a collection; a new one is created with cosine distance.
 
         Raises:
-            StoreMismatchError: Its configuration names an embedding function.
-            ChromaError: It does not exist, or is damaged.
+            StoreMismatchError: The collection's configuration names an embedding function.
+            ChromaError: The collection does not exist, or is damaged.
         """
         if not create:
             return self._client.get_collection(name, embedding_function=None)
         found = self._client.get_or_create_collection(
             name, embedding_function=None, configuration={"hnsw": {"space": "cosine"}}
         )
-        # Only the raw JSON is read: Chroma's own accessors (``configuration``, ``schema``) build what it names.
+        # Only the raw JSON is read: Chroma's accessors (``configuration``, ``schema``) instantiate the function.
         for configuration in (found.configuration_json, found.get_model().serialized_schema):
             for embedding_function in _embedding_functions(configuration):
                 raise StoreMismatchError(
@@ -78,10 +78,10 @@ class ChromaDirectory:
         return found
 
     def vector_store(self, name: str) -> ChromaVectorStore:
-        """Return the collection of any name, created when missing, as a LlamaIndex vector store."""
+        """Return a collection as a LlamaIndex vector store; it is created if missing, and any name is allowed."""
         from llama_index.vector_stores.chroma import ChromaVectorStore  # noqa: PLC0415 (loads LlamaIndex)
 
-        derived = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]  # Chroma's names are few
+        derived = hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()[:32]  # Chroma restricts names
         return ChromaVectorStore(chroma_collection=self.collection(derived, create=True))
 
     def close(self) -> None:
@@ -95,7 +95,7 @@ def _client(path: str | Path) -> ClientAPI:
 
     global _opened_in  # noqa: PLW0603 (of the process)
     _opened_in = _opened_in or os.getpid()
-    if _opened_in != os.getpid():  # it would wait without end for threads that don't come along
+    if _opened_in != os.getpid():  # it would wait forever for threads that a fork doesn't copy
         raise ConfigurationError(
             f"This process was forked from {_opened_in}, which had opened a Chroma directory, and can't open one any "
             "more. Open stores only in the children, or start them with 'spawn' (multiprocessing.set_start_method)."
@@ -105,7 +105,7 @@ def _client(path: str | Path) -> ClientAPI:
         anonymized_telemetry=False,
         chroma_api_impl="chromadb.api.rust.RustBindingsAPI",
         is_persistent=True,
-        # Resolved: Chroma shares one engine per path as spelt, and two that write into one directory damage it.
+        # Resolved: Chroma has one engine per path string, and two engines writing to one directory damage it.
         persist_directory=str(Path(path).resolve()),
     )
     return Client(settings=settings)
@@ -117,7 +117,7 @@ def _close(client: ClientAPI, pid: int) -> None:
 
 
 def _embedding_functions(configuration: object) -> Iterator[str]:
-    """Yield the names of the embedding functions in a configuration; ``legacy`` and ``unknown`` mean none."""
+    """Yield the names of embedding functions in a configuration; the types ``legacy`` and ``unknown`` are skipped."""
     if isinstance(configuration, list):
         for item in configuration:
             yield from _embedding_functions(item)
@@ -132,20 +132,20 @@ def _embedding_functions(configuration: object) -> Iterator[str]:
             yield str(value.get("name", value)) if isinstance(value, dict) else str(value)
 
 
-# -- graphs -----------------------------------------------------------------------------------------------------------
+# -- HNSW graphs ------------------------------------------------------------------------------------------------------
 
 
 class GraphError(Exception):
-    """A graph can't be read; it is not used again. Never leaves the store."""
+    """An HNSW graph can't be read, and is not used again. Raised and handled only inside the store."""
 
 
 class Graphs:
-    """The graphs of a store; safe to use from many threads.
+    """The vector indexes (HNSW graphs) of a store; thread-safe.
 
     Args:
-        path: Their directory; made when the first one is built.
+        path: The directory of all graphs; created when the first graph is built.
         documents: The store's database.
-        dimension: The length of the store's vectors.
+        dimension: The number of dimensions of the store's vectors.
     """
 
     def __init__(self, path: Path, documents: DocumentDatabase, dimension: int) -> None:
@@ -157,18 +157,18 @@ class Graphs:
         self._counts: dict[str, int | None] = {}
 
     def count(self, state: SourceState) -> int | None:
-        """Return how many chunks a source's graph holds; None without one, or where it is damaged."""
+        """Return the number of chunks in a source's HNSW graph; None if it is missing or damaged."""
         if state.directory and state.directory not in self._counts:
             count = None if self.fault(state) else int(json.loads(state.files)["rows"])
             self._counts[state.directory] = count
         return self._counts.get(state.directory)
 
     def fault(self, state: SourceState, *, whole: bool = False) -> str:
-        """Return what is wrong with a graph; empty where nothing is.
+        """Return a description of the damage to an HNSW graph; empty if it is intact.
 
         Args:
-            state: The source's; without a graph nothing is wrong.
-            whole: Whether to open it and search it, too. Else only the sizes of its files are compared.
+            state: The source's state; a source without a graph counts as intact.
+            whole: Whether to also open the graph and run a query. Otherwise only its file sizes are compared.
         """
         try:
             sizes = dict(json.loads(state.files)["files"]) if state.files else {}
@@ -189,20 +189,20 @@ class Graphs:
         return ""
 
     def nearest(self, state: SourceState, vector: Floats, count: int) -> list[tuple[int, float]]:
-        """Return the nearest chunks of a graph with their cosine distances, best first; some of them may be gone.
+        """Return a graph's nearest chunk ids with their cosine distances, best first; some may have been deleted.
 
         Raises:
-            GraphError: It can't be read.
+            GraphError: The graph can't be read.
         """
         try:
             with self._lock:
                 if state.directory not in self._opened:
                     opened = ChromaDirectory(self._path / state.directory)
                     self._opened[state.directory] = (opened, opened.collection("graph", create=False))
-                _directory, collection = self._opened[state.directory]  # held: it is not closed during the search
+                _directory, collection = self._opened[state.directory]  # referenced: not closed during the search
             found = collection.query(query_embeddings=vector[None, :], n_results=count, include=["distances"])
             return list(zip(map(int, found["ids"][0]), (found["distances"] or [[]])[0], strict=True))
-        except AgenticKBError:  # of a forked process
+        except AgenticKBError:  # raised in a forked process
             raise
         except BaseException as error:
             if not isinstance(error, Exception) and type(error).__name__ != "PanicException":  # of Chroma's Rust
@@ -211,15 +211,15 @@ class Graphs:
             raise GraphError(error_message(error)) from error
 
     def build(self, source: str, progress: Callable[[int], None] | None = None, *, anew: bool) -> None:
-        """Build the graph of all chunks that a source has now, for the one who has the right to write.
+        """Build the HNSW graph of a source's current chunks; the caller must have the store's write lock.
 
         Args:
-            source: The source.
-            progress: Called with the number of chunks added so far.
-            anew: Whether to add all chunks to an empty graph; else what is new is added to a copy of the last one.
+            source: The source's name.
+            progress: A function called with the number of chunks added so far.
+            anew: Whether to start from an empty graph; otherwise a copy of the current graph is updated.
 
         Raises:
-            IngestionError: It can't be written. The one before stays.
+            IngestionError: The new graph can't be written; the current one remains in use.
         """
         state = self._documents.source_state(source) or SourceState(0)
         made = self._path / uuid.uuid4().hex
@@ -234,7 +234,7 @@ class Graphs:
             raise
         except Exception as error:
             shutil.rmtree(made, ignore_errors=True)
-            if not anew:  # the last one may be damaged where only its copy's use shows it
+            if not anew:  # the current graph may have damage that only its copy's use shows
                 self.build(source, progress, anew=True)
                 return
             raise IngestionError(
@@ -245,7 +245,7 @@ class Graphs:
         self.remove_unused()
 
     def _fill(self, made: Path, source: str, progress: Callable[[int], None] | None) -> Ids:
-        """Add what a graph lacks, and delete what is gone; return all the source's ids."""
+        """Add missing chunks to the graph in ``made``, delete removed ones, and return all chunk ids of the source."""
         directory = ChromaDirectory(made)
         try:
             graph = directory.collection("graph", create=True)
@@ -264,17 +264,17 @@ class Graphs:
         return ids
 
     def remove_unused(self) -> None:
-        """Remove the directories that no source names."""
+        """Delete the graph directories that no source uses."""
         named = self._documents.graph_directories()
         for entry in self._path.iterdir() if self._path.is_dir() else ():
             if entry.name not in named:
                 shutil.rmtree(entry, ignore_errors=True)
         with self._lock:
             for name in self._opened.keys() - named:
-                del self._opened[name]  # closed when the last search in it has ended
+                del self._opened[name]  # closed when its last search has ended
 
     def close(self) -> None:
-        """Close all graphs; they are opened again when they are needed."""
+        """Close all graphs; they are reopened when needed."""
         with self._lock:
             for directory, _ in self._opened.values():
                 directory.close()
@@ -282,7 +282,7 @@ class Graphs:
 
 
 def _synced(directory: Path) -> dict[str, int]:
-    """Make the files of a directory durable, which Chroma leaves to the system; return their sizes."""
+    """Flush the files of a directory to disk (Chroma does not), and return their sizes in bytes by relative path."""
     found: dict[str, int] = {}
     for path in directory.rglob("*"):
         if path.is_file():

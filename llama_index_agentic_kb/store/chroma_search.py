@@ -1,11 +1,11 @@
-"""Dense search under a filter in a user's own Chroma collection, without the rows that Chroma's own query loses.
+"""Filtered dense search in a user's own Chroma collection, with higher recall than Chroma's own query.
 
-Chroma walks its graph past the rows that don't match: under filters that have nothing to do with the query, recall
-falls to 0.45-0.93 (measured). And ``$ne`` and ``$nin`` let rows without the key through, which would fill the top
-places and be dropped by the check. Here few matching rows are compared exactly with numpy; of many, Chroma's filter is
-asked for many more candidates than are needed. A filter that is too large for one request is asked in several; where
-that would take very many, the metadata of all rows are read. If it matches many, they are sieved from the nearest of
-all. Nothing is remembered: the collection may change.
+Chroma filters while it traverses its HNSW graph: with filters unrelated to the query, recall falls to 0.45-0.93
+(measured). Also, ``$ne`` and ``$nin`` match rows without the key, which would take top places and then fail the check.
+Here, a small set of matching rows is compared exactly with numpy; for a large set, Chroma is asked for many more
+candidates than needed. A filter that is too large for one request is split into several; if it needs too many
+requests, the metadata of all rows are read. A large result of a split filter is intersected with the nearest rows of
+the whole collection. Nothing is cached, since the collection may change.
 
 Limits of the embedded Chroma (measured with 1.5.9): 32,766 values in one request ("too many SQL variables"), about a
 thousand conditions ("Expression tree is too large"), and some 5 ms for each condition of a request over 50,000 rows.
@@ -36,15 +36,15 @@ if TYPE_CHECKING:
     from chromadb.api.models.Collection import Collection
 
 EXACT_ROWS: Final = 2_000
-"""Up to this many matching rows are searched exactly: fetching their vectors takes about 0.2 s."""
+"""The largest number of matching rows that are searched exactly; fetching their vectors takes about 0.2 s."""
 CANDIDATES: Final = 400
 MAX_CANDIDATES: Final = 10_000
-"""Chroma is asked for at least, and at most, so many candidates; the most take 0.1-0.2 s."""
+"""The minimum and maximum number of candidates requested from Chroma; the maximum takes 0.1-0.2 s."""
 MAX_VALUES: Final = 10_000
 MAX_CONDITIONS: Final = 100
-"""Values and conditions of one request."""
+"""The maximum number of values, and of conditions, in one request."""
 MAX_REQUESTS: Final = 50
-"""Requests that a filter is asked in."""
+"""The maximum number of requests that one filter is split into."""
 _OPERATORS: Final = {
     Operator.EQ: "$eq",
     Operator.NE: "$ne",
@@ -56,11 +56,11 @@ _OPERATORS: Final = {
     Operator.NIN: "$nin",
 }
 Where: TypeAlias = dict[str, Any]
-"""``{key: {operator: value}}``, or ``{"$and": [...]}``, ``{"$or": [...]}``."""
+"""A Chroma filter: ``{key: {operator: value}}``, ``{"$and": [...]}`` or ``{"$or": [...]}``."""
 
 
 class ChromaFilteredSearch:
-    """Searches one Chroma collection under filters; safe to use from many threads.
+    """Filtered dense search in one Chroma collection; thread-safe.
 
     Args:
         store: The collection's LlamaIndex store, a ``ChromaVectorStore``.
@@ -73,7 +73,7 @@ class ChromaFilteredSearch:
 
     @property
     def usable(self) -> bool:
-        """Whether the collection's distance is one that can be computed here."""
+        """Whether the collection's distance metric is supported (cosine, l2 or inner product)."""
         return self._space in ("cosine", "l2", "ip")
 
     def __call__(
@@ -82,17 +82,17 @@ class ChromaFilteredSearch:
         """Find the nearest rows that match a filter.
 
         Args:
-            query: With a vector, filters, and how many rows are wanted.
-            passes: Checks a node against the filter.
-            deadline: ``time.monotonic()`` after which no further request is begun; None goes on.
+            query: The query, with a vector, filters and the number of rows to return.
+            passes: A function that returns whether a node matches the filter.
+            deadline: The ``time.monotonic()`` value after which no further request is sent; None for no limit.
 
         Returns:
-            The nodes, best first, with the similarities that the store itself gives, exp(-distance); and a sentence
-            that says how they were found.
+            The nodes, best first, with the similarities that Chroma's LlamaIndex store computes, exp(-distance); and a
+            sentence describing the search method used.
 
         Raises:
-            DeadlineExceededError: The time was over between two requests.
-            RetrievalError: The query's vector is not as long as the collection's.
+            DeadlineExceededError: The deadline passed between two requests.
+            RetrievalError: The query's vector and the collection's vectors differ in dimension.
         """
         assert query.filters is not None
         vector = np.asarray(query.query_embedding, dtype=np.float32)
@@ -121,28 +121,28 @@ class ChromaFilteredSearch:
         ids: list[str] = []
         for where in parts:
             check_deadline(deadline)
-            limit = EXACT_ROWS + 1 if len(parts) == 1 else None  # of several, all are sieved
+            limit = EXACT_ROWS + 1 if len(parts) == 1 else None  # of several requests, all ids are needed
             ids += self._collection.get(where=where, limit=limit, include=[])["ids"]
         return list(dict.fromkeys(ids))
 
     def _all_ids(self, passes: Passes, deadline: float | None) -> list[str]:
-        """Return the ids of all rows whose own metadata pass the check."""
+        """Return the ids of all rows whose metadata match the filter."""
         ids: list[str] = []
         for offset in range(0, self._collection.count(), MAX_VALUES):
             check_deadline(deadline)
             found = self._collection.get(limit=MAX_VALUES, offset=offset, include=["metadatas"])
             rows = zip(found["ids"], found["metadatas"] or [], strict=True)
             ids += [node_id for node_id, metadata in rows if passes(TextNode(metadata=dict(metadata or {})))]
-        return list(dict.fromkeys(ids))  # rows may come and go between two requests
+        return list(dict.fromkeys(ids))  # rows may be added or deleted between two requests
 
     def _exact(self, ids: list[str], vector: Floats, deadline: float | None) -> list[tuple[str, float]]:
-        """Rank rows by their distances, as Chroma computes them."""
+        """Return rows with their exact distances, nearest first, computed as Chroma does."""
         ranked: list[tuple[str, float]] = []
         for start in range(0, len(ids), EXACT_ROWS):
             check_deadline(deadline)
             found = self._collection.get(ids=ids[start : start + EXACT_ROWS], include=["embeddings"])
             vectors = np.asarray(found["embeddings"], dtype=np.float32)
-            if not len(vectors):  # rows may be gone since their ids were read
+            if not len(vectors):  # rows may have been deleted since their ids were read
                 continue
             if vectors.shape[1] != len(vector):
                 raise RetrievalError(
@@ -170,13 +170,13 @@ class ChromaFilteredSearch:
         return list(zip(found["ids"][0], (found["distances"] or [[]])[0], strict=True))
 
     def _rows(self, ids: list[str]) -> dict[str, BaseNode]:
-        """Fetch nodes as the store itself makes them of rows."""
+        """Return nodes by row id, as the LlamaIndex store creates them; deleted rows are omitted."""
         found = self._store.query(VectorStoreQuery(query_embedding=None, similarity_top_k=len(ids)), ids=ids)
         return dict(zip(found.ids or [], found.nodes or [], strict=True))
 
 
 def _space(collection: Collection) -> str:
-    """Return a collection's distance: "cosine", "l2" or "ip"; "" where it is not known."""
+    """Return a collection's distance metric ("cosine", "l2" or "ip"); empty if unknown."""
     configuration = getattr(collection, "configuration_json", None) or {}
     for kind in ("hnsw", "spann"):
         if configuration.get(kind):
@@ -185,13 +185,13 @@ def _space(collection: Collection) -> str:
 
 
 def chroma_where(filters: MetadataFilters) -> Where:
-    """Return the ``where`` of a filter.
+    """Return a filter as a Chroma ``where`` clause.
 
     Args:
-        filters: At least one filter; groups are "and" or "or".
+        filters: A non-empty filter; its groups must be "and" or "or".
 
     Raises:
-        DeniedError: Chroma has no such operator or group.
+        DeniedError: Chroma does not support one of the filter's operators or groups.
     """
     if filters.condition is FilterCondition.NOT:
         raise DeniedError("Chroma has no 'not': filters over it must come without negated groups")
@@ -206,7 +206,7 @@ def _group(logic: str, parts: list[Where]) -> Where:
 
 
 def _listed(parts: list[Where]) -> list[Where]:
-    """Put equalities on one key into one list, of one type as Chroma's lists are: a thousand cost no more than one."""
+    """Merge the equality conditions on a key into one ``$in`` list per value type, which Chroma evaluates faster."""
     lists: dict[tuple[str, type], list[Any]] = {}
     others: list[Where] = []
     for part in parts:
@@ -232,13 +232,13 @@ def _part(part: MetadataFilter | MetadataFilters) -> Where:
 
 
 def fits(where: Where) -> bool:
-    """Return whether one request can hold it."""
+    """Return whether a filter is small enough for one request."""
     conditions, values = _size(where)
     return conditions <= MAX_CONDITIONS and values <= MAX_VALUES
 
 
 def requests(where: Where) -> list[Where]:
-    """Return filters of one request each whose rows together are a filter's; none where they are too many."""
+    """Split a filter into request-sized filters that together match the same rows; empty if too many are needed."""
     fitting: list[Where] = []
     waiting = [where]
     while waiting:
@@ -254,7 +254,7 @@ def requests(where: Where) -> list[Where]:
 
 
 def _halves(where: Where) -> list[Where]:
-    """Return two filters whose rows together are a filter's: an "or" or a list, in an "and" the largest, is halved."""
+    """Split a filter at a list or "or" group into two that together match the same rows; empty if indivisible."""
     ((key, inner),) = where.items()
     if key == "$and":
         for at in sorted(range(len(inner)), key=lambda at: _size(inner[at]), reverse=True):
@@ -269,7 +269,7 @@ def _halves(where: Where) -> list[Where]:
 
 
 def _size(where: Where) -> tuple[int, int]:
-    """Count conditions and values."""
+    """Return the number of conditions and of values in a filter."""
     inner = next(iter(where.values()))
     if isinstance(inner, list):
         sizes = [_size(part) for part in inner]
