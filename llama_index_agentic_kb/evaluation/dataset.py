@@ -1,7 +1,7 @@
 """Reads evaluation sets in BEIR form (Thakur et al., NeurIPS 2021).
 
-corpus.jsonl          {"_id", "title", "text", "metadata"}, one a line
-queries.jsonl         {"_id", "text", ...}, one a line; further fields are kept
+corpus.jsonl          {"_id", "title", "text", "metadata"}, one object for each line
+queries.jsonl         {"_id", "text", ...}, one object for each line; further fields are kept
 qrels.tsv, or         query-id, corpus-id, score, with or without a header line; or TREC's four columns
 qrels/<split>.tsv
 """

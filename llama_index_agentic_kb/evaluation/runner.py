@@ -217,7 +217,7 @@ def evaluate(
     concurrency: int = 4,
     progress: Callable[[str, int, int], None] = lambda *_: None,
 ) -> EvaluationRun:
-    """Ask every system every question.
+    """Run every system on every question, and return the results.
 
     Systems run one after another, each with several questions concurrently. A failed question counts as one without
     results, and its error is recorded.

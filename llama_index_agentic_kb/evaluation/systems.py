@@ -285,7 +285,7 @@ class CorpusIndex:
         ]
 
     def close(self) -> None:
-        """Close the store."""
+        """Close the vector database."""
         self._database.close()
 
 

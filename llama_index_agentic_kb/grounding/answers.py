@@ -74,7 +74,7 @@ class AnswerFilter:
 
 
 def clean_answer(text: str, rules: AnswerRules) -> CheckedText:
-    """Check a whole answer; see ``AnswerFilter``."""
+    """Filter a whole answer; see ``AnswerFilter``."""
     answer = AnswerFilter(rules)
     return answer.checked(answer.feed(text) + answer.close())
 

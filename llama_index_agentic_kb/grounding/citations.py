@@ -20,11 +20,11 @@ class Markers(StrEnum):
     """How an answer's reference markers are processed."""
 
     KEEP = "keep"
-    """Keep them: the N of ``[ref_id:N]`` is the index of a passage in the evidence."""
+    """Keep the markers: the N of ``[ref_id:N]`` is the index of a passage in the evidence."""
     RENUMBER = "renumber"
-    """Number them in order of appearance, and sort the evidence in the same order."""
+    """Number the markers in order of appearance, and sort the evidence in the same order."""
     STRIP = "strip"
-    """Remove them; the grounding ledger lists the citations."""
+    """Remove the markers; the grounding ledger lists the citations."""
 
 
 # Every repetition is bounded, which limits the buffered text and the search time.

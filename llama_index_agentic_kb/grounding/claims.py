@@ -280,7 +280,7 @@ class _Stop(NamedTuple):
     closing: bool
     """Whether quotation marks or brackets close after it."""
     end: int
-    """Position after these and the reference markers."""
+    """Position after the mark, closing signs and reference markers."""
     next: int
     """Position where the text continues after spaces."""
     following: str

@@ -466,7 +466,7 @@ _CHAT = "/v1/chat/completions"
 
 
 def reset_on_close(connection: socket.socket) -> None:
-    """Make close() reset a connection."""
+    """Configure a connection so that close() resets it (RST)."""
     with contextlib.suppress(OSError):  # closed already
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET_ON_CLOSE)
 
@@ -487,7 +487,7 @@ def envelope(request: ChatRequest, choices: Sequence[Json]) -> Json:
 
 
 def completion(request: ChatRequest, reply: Reply) -> Json:
-    """Return the body of a plain answer."""
+    """Return the JSON body of an answer that is not streamed."""
     message: Json = {"role": "assistant", "content": reply.content, "refusal": reply.refusal}
     if reply.calls:
         message["tool_calls"] = [_tool_call(index, *call) for index, call in enumerate(reply.calls)]
