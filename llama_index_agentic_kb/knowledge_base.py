@@ -1,4 +1,4 @@
-"""The front door: several knowledge sources behind one question."""
+"""The main entry point: questions over several knowledge sources."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ from llama_index_agentic_kb.sources import KnowledgeSource
 from llama_index_agentic_kb.sources.filters import FilterLike
 from llama_index_agentic_kb.sources.metadata import MetadataQueries
 
-if TYPE_CHECKING:  # they load what checks answers, and SQLAlchemy
+if TYPE_CHECKING:  # they import the answer checks and SQLAlchemy
     from llama_index_agentic_kb.answering.engine import AnswerEngine
     from llama_index_agentic_kb.answering.policy import AnswerPolicy
     from llama_index_agentic_kb.schema.answer_query import AnswerPiece, AnswerQuery, AnswerResponse
@@ -62,42 +62,43 @@ __all__ = ["KnowledgeBase", "Question"]
 dispatcher = get_dispatcher(__name__)
 
 Question: TypeAlias = str | Sequence[ChatMessage | Message | Mapping[str, Any]] | RetrievalRequest | Mapping[str, Any]
-"""What can be asked: a question, a conversation whose last message is the question, or a request (typed or wire)."""
+"""A question, a conversation whose last message is the question, or a request (typed or as JSON)."""
 
 Observer: TypeAlias = Callable[[ActivityRecord], None]
 
 
 class KnowledgeBase(NotPickled, MetadataQueries):
-    """Knowledge sources, a language model, and defaults: everything that answers questions is made of it.
+    """Knowledge sources, a language model and default settings; creates retrievers, query engines and chat engines.
 
         kb = KnowledgeBase([KnowledgeSource("docs", "product manuals", index=index)], llm=llm)
         response = kb.retrieve("How do I reset the pump, and who may do it?")
 
     Args:
-        sources: What to search; names must differ.
-        llm: Plans and answers. None is ``Settings.llm`` where one is set or an OpenAI key is there, else none: the
-            question is then searched as it is and responses are extracted data.
-        name: How tools and logs call it.
-        description: What it knows, for agents that choose among tools.
-        effort: Default effort of requests. Default low.
-        output_mode: Default output of ``retrieve``; None is an answer with a language model, else extracted data.
-        max_runtime_in_seconds: Default deadline of requests. Default 90.
-        max_output_size_in_tokens: Default budget of extracted data or of an answer, in tokens. None is the mode's own.
-        grounding: How answers are held against their evidence: ``Grounding(...)``; None (default) and True are its
-            defaults, False does not.
-        policy: What ``answer`` does not answer, by the application's own rules.
-        sessions: Keeps the turns of ``answer``; queries name the session. None keeps none.
-        similarity_top_k: Nodes that a retrieval returns, and that each search returns at least; None is the effort's.
-        filters: Narrows every source's search, beside the source's own mandatory filter.
+        sources: The knowledge sources to search; their names must be unique.
+        llm: The language model that plans and answers. Defaults to ``Settings.llm`` if set or if there is an OpenAI
+            key. Without a model, the question is searched unchanged and responses are extracted data.
+        name: The name used by tools and logs.
+        description: A summary of the content, for agents that choose among tools.
+        effort: The default reasoning effort of requests. Default low.
+        output_mode: The default output of ``retrieve``. Defaults to an answer with a language model, else extracts.
+        max_runtime_in_seconds: The default time limit of requests in seconds. Default 90; None means no limit.
+        max_output_size_in_tokens: The default maximum length of the output in tokens. Defaults to the mode's own.
+        grounding: Settings for checking answers against their evidence. None (default) and True mean ``Grounding()``;
+            False disables the check.
+        policy: The application's rules for questions that ``answer`` must refuse and answers it must withhold.
+        sessions: The store for the turns of ``answer``; queries name the session. None means no sessions.
+        similarity_top_k: Nodes returned by a retrieval, and the minimum per search. Defaults to that of the effort.
+        filters: A filter on every search, in addition to the source's own mandatory filter.
         reranker: Reranks the candidates of each sub-query; see ``AgenticRetriever``.
         node_postprocessors: Applied to the fused nodes of every retrieval.
-        principal: Who asks, in every request; none can bring another.
-        callback_manager: None is ``Settings.callback_manager``.
-        retries: How failed calls of the language model are tried again; None is that of ``options``.
-        options: Further options of retrieval: limits of effort, spotlighting, ...
+        principal: The user on whose behalf every request runs; requests can't override it.
+        callback_manager: Defaults to ``Settings.callback_manager``.
+        retries: The retry policy for failed calls of the language model. Defaults to that of ``options``.
+        options: Further options of retrieval: effort limits, spotlighting, ...
 
     Raises:
-        ConfigurationError: There is no source, two have one name, or answers need a language model and there is none.
+        ConfigurationError: There are no sources, two have the same name, or ``output_mode`` needs a language model
+            and none is configured.
     """
 
     def __init__(
@@ -163,25 +164,25 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         permissions: Permissions | Mapping[str, Permissions | None] | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Open what ``agentic-kb ingest`` made: each of the store's sources becomes a source.
+        """Open a store created by ``agentic-kb ingest``: each of its sources becomes a ``KnowledgeSource``.
 
         Args:
             path: The store's directory.
-            embed_model: The embedding model; None is the default one. It must be the one that made the store.
-            hybrid: Whether words are searched beside vectors (BM25), in the store's own indexes. False is vectors
-                alone; None, the default, is both.
-            repair: What to do where a process that was killed has left the store's vectors damaged. "never" raises an
-                error that names ``agentic-kb repair``; "auto" makes them again, about a second for each thousand
-                chunks.
-            permissions: The metadata fields that say who may see a document: of all sources, or of each by its name
-                (None for one that is everybody's).
-            kwargs: See the class.
+            embed_model: The embedding model; it must be the one that the store was created with. Defaults to the
+                library's default model.
+            hybrid: Whether to combine keyword search (BM25) in the store's own index with vector search. Defaults to
+                True; False means vector search only.
+            repair: How to handle vectors damaged by a killed process. "never" raises an error that names
+                ``agentic-kb repair``; "auto" recomputes them, in about a second per thousand chunks.
+            permissions: The metadata fields that define who may see a document: for all sources, or a mapping by
+                source name (None for a source that everybody may see).
+            kwargs: Further arguments of the class.
 
         Raises:
-            StoreMismatchError: The store was made with another embedding model.
-            StoreDamagedError: It is damaged; the message names the remedy.
-            ConfigurationError: There is no store, it holds no source, ``permissions`` name others than there are, or
-                fields that the documents may have set themselves.
+            StoreMismatchError: The store was created with another embedding model.
+            StoreDamagedError: The store is damaged; the message names the remedy.
+            ConfigurationError: The store does not exist or has no sources, or ``permissions`` does not name exactly its
+                sources, or names fields that the documents themselves may have set.
         """
         from llama_index_agentic_kb.store import KnowledgeStore  # noqa: PLC0415 (loads chromadb)
 
@@ -207,7 +208,7 @@ class KnowledgeBase(NotPickled, MetadataQueries):
 
     @property
     def llm(self) -> LLM | None:
-        """The language model, if there is one."""
+        """The language model, or None."""
         return self.retriever.llm
 
     @property
@@ -228,15 +229,15 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         """Answer a question, or return its evidence, with references and activity.
 
         Args:
-            question: A string, a conversation (the last message is the question), or a request, typed or wire.
+            question: A string, a conversation (the last message is the question), or a request (typed or as JSON).
             on_activity: Called with each activity record when it is opened and again when it is closed.
-            fields: Fields of ``RetrievalRequest`` (``output_mode=``, ``knowledge_source_params=``, ...); those of a
-                request are replaced. ``principal=`` says who asks, where sources have permissions; only Python code
-                can give one.
+            fields: Fields of ``RetrievalRequest`` (``output_mode=``, ``knowledge_source_params=``, ...), which
+                override those of a request. ``principal=`` is the requesting user, for sources with permissions; it
+                can't be set in JSON.
 
         Raises:
-            InvalidRequestError: The request can't be carried out as asked.
-            DeniedError: There is no principal where one is needed, or the one may search no source.
+            InvalidRequestError: The request is invalid.
+            DeniedError: A required principal is missing, or the principal may not search any source.
             RetrievalError: No selected source could answer.
             SynthesisError: The language model failed while answering.
         """
@@ -261,7 +262,7 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         """Return the request for a question, with this knowledge base's defaults.
 
         Raises:
-            InvalidRequestError: A field doesn't fit; the message names it.
+            InvalidRequestError: A field is invalid; the message names it.
         """
         if isinstance(question, RetrievalRequest):
             request = question
@@ -277,7 +278,7 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         return RetrievalRequest.parse({**own, "principal": request.principal, **fields})
 
     def _engine(self, mode: OutputMode) -> AgenticQueryEngine:
-        """Return the engine of an output mode, made once."""
+        """Return the cached query engine of an output mode."""
         if mode not in self._engines:
             if mode is OutputMode.ANSWER_SYNTHESIS and self.llm is None:
                 raise InvalidRequestError(
@@ -293,26 +294,26 @@ class KnowledgeBase(NotPickled, MetadataQueries):
     def answer(
         self, question: Question | AnswerQuery, *, on_activity: Observer | None = None, **fields: Any
     ) -> AnswerResponse:
-        """Answer a question with an ``Answer``: citations and grounding as data, steps, references, and why not.
+        """Answer a question with an ``Answer``: citations, grounding, steps, references and skip reasons as data.
 
             response = kb.answer("How tall was the Saturn V?", related_questions=True)
             for support in response.answer.grounding_supports:
                 print(response.text[support.start : support.end], support.score, support.sources)
 
-        Whether there is an answer is never said by its text alone: ``answer.skipped_reasons`` say why there is none. Of
-        a conversation that is sent with a session, the last question alone becomes a turn.
+        To see whether there is an answer, check ``answer.skipped_reasons``, not the text. If a conversation is sent
+        with a session, only its last question is stored as a turn.
 
         Args:
-            question: What ``retrieve`` takes, or an ``AnswerQuery``.
+            question: Any input of ``retrieve``, or an ``AnswerQuery``.
             on_activity: Called with each activity record when it is opened and again when it is closed.
             fields: Fields of ``AnswerQuery`` (``session=``, ``preamble=``, ``filtering_level=``, ...), or of
-                ``RetrievalRequest``. Unless ``question`` is an ``AnswerQuery``, citations and grounding supports are
-                on.
+                ``RetrievalRequest``. Citations and grounding supports are included by default, unless ``question`` is
+                an ``AnswerQuery``.
 
         Raises:
-            InvalidRequestError: The query can't be carried out as asked.
-            DeniedError: There is no principal where one is needed, or the one may search no source.
-            NotFoundError: The session is not there, or is another's.
+            InvalidRequestError: The query is invalid.
+            DeniedError: A required principal is missing, or the principal may not search any source.
+            NotFoundError: The session does not exist, or belongs to another principal.
             RetrievalError: No selected source could answer.
             SynthesisError: The language model failed while answering.
         """
@@ -329,12 +330,12 @@ class KnowledgeBase(NotPickled, MetadataQueries):
     def stream_answer(
         self, question: Question | AnswerQuery, *, on_activity: Observer | None = None, **fields: Any
     ) -> Iterator[AnswerPiece]:
-        """Answer a question piece by piece: steps, references, text and citations in turns, at last the response.
+        """Stream the answer as pieces: steps, references, text and citations, and finally the whole response.
 
-        The text of an answer that may yet be withheld or repaired (``filtering_level``, safety, a policy on answers,
-        ``repair``) comes in one piece, once it stands. See ``answer``.
+        If the answer may be withheld or repaired (``filtering_level``, safety, an answer policy, ``repair``), its text
+        is sent as one piece after the checks. See ``answer``.
         """
-        query = self.query(question, **fields)  # refused here and not where it is read
+        query = self.query(question, **fields)  # raises here rather than when the stream is read
         work = self._answers().answer(query, observer=on_activity, streaming=True)
         return _one_by_one(iterate(work, contextvars.copy_context()))
 
@@ -342,16 +343,16 @@ class KnowledgeBase(NotPickled, MetadataQueries):
     def astream_answer(
         self, question: Question | AnswerQuery, *, on_activity: Observer | None = None, **fields: Any
     ) -> AsyncIterator[AnswerPiece]:
-        """Answer a question piece by piece; see ``stream_answer``."""
+        """Stream the answer as pieces; see ``stream_answer``."""
         query = self.query(question, **fields)
         work = self._answers().answer(query, observer=on_activity, streaming=True)
         return _a_one_by_one(aiterate(work, contextvars.copy_context()))
 
     def query(self, question: Question | AnswerQuery, **fields: Any) -> AnswerQuery:
-        """Return the query for a question, with this knowledge base's defaults.
+        """Return the ``AnswerQuery`` for a question, with this knowledge base's defaults.
 
         Raises:
-            InvalidRequestError: A field doesn't fit; the message names it.
+            InvalidRequestError: A field is invalid; the message names it.
         """
         from llama_index_agentic_kb.schema.answer_query import AnswerQuery  # noqa: PLC0415 (its models take 20 ms)
 
@@ -368,7 +369,7 @@ class KnowledgeBase(NotPickled, MetadataQueries):
             raise InvalidRequestError(describe(error)) from error
 
     def _answers(self) -> AnswerEngine:
-        from llama_index_agentic_kb.answering.engine import AnswerEngine  # noqa: PLC0415 (loads what checks answers)
+        from llama_index_agentic_kb.answering.engine import AnswerEngine  # noqa: PLC0415 (imports the answer checks)
 
         return AnswerEngine(self._engine(OutputMode.ANSWER_SYNTHESIS), self.policy, self.sessions)
 
@@ -378,7 +379,7 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         """Return a LlamaIndex retriever over all sources.
 
         Args:
-            kwargs: Arguments of ``AgenticRetriever``, in place of this knowledge base's own.
+            kwargs: Arguments of ``AgenticRetriever``, which override this knowledge base's settings.
         """
         own = self._retriever_arguments.copy()
         own.update(kwargs)
@@ -390,7 +391,7 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         """Return a LlamaIndex query engine.
 
         Args:
-            response_mode: See ``get_response_synthesizer``; None is this knowledge base's output mode.
+            response_mode: See ``get_response_synthesizer``. Defaults to this knowledge base's output mode.
             streaming: Whether to stream token deltas.
             kwargs: Arguments of ``AgenticRetriever`` and ``AgenticQueryEngine``.
         """
@@ -401,7 +402,7 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         )
 
     def _engine_defaults(self, given: Mapping[str, Any]) -> dict[str, Any]:
-        """Return this knowledge base's own arguments of engines."""
+        """Return the default arguments of this knowledge base's engines."""
         own: dict[str, Any] = {"grounding": self.grounding}
         if self.max_output_size_in_tokens is not None and "response_synthesizer" not in given:
             own["max_output_tokens"] = self.max_output_size_in_tokens
@@ -410,13 +411,13 @@ class KnowledgeBase(NotPickled, MetadataQueries):
     def as_chat_engine(
         self, chat_mode: ChatMode = ChatMode.BEST, *, memory: BaseMemory | None = None, **kwargs: Any
     ) -> BaseChatEngine:
-        """Return a LlamaIndex chat engine: ours by default, its own over our retriever for its other modes.
+        """Return a chat engine: ``AgenticChatEngine``, or for other modes LlamaIndex's own over our retriever.
 
         Args:
-            chat_mode: ``BEST`` (default) is ``AgenticChatEngine``.
-            memory: The conversation; None makes one.
-            kwargs: Those of ``as_query_engine``, and those of LlamaIndex's chat engine of that mode
-                (``system_prompt``, ``chat_history``, ...).
+            chat_mode: ``BEST`` (default) selects ``AgenticChatEngine``; other modes select LlamaIndex's engines.
+            memory: The conversation memory. Defaults to a new one.
+            kwargs: Arguments of ``as_query_engine``, and of LlamaIndex's chat engine of the mode (``system_prompt``,
+                ``chat_history``, ...).
         """
         chat_mode = ChatMode(chat_mode)
         own, rest = split_kwargs(kwargs)
@@ -428,12 +429,12 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         return as_chat_engine(self.as_retriever(**own), chat_mode, memory, **rest)
 
     def as_tool(self, name: str | None = None, description: str | None = None, **kwargs: Any) -> QueryEngineTool:
-        """Return a tool for agents and routers; its answers keep their markers.
+        """Return a tool for agents and routers; its answers keep their ``[ref_id:N]`` markers.
 
         Args:
-            name: None is this knowledge base's.
-            description: None is this knowledge base's.
-            kwargs: Those of ``as_query_engine``.
+            name: The name of the tool. Defaults to this knowledge base's name.
+            description: The description of the tool. Defaults to this knowledge base's description.
+            kwargs: Arguments of ``as_query_engine``.
         """
         engine = self.as_query_engine(**kwargs)
         return QueryEngineTool.from_defaults(
@@ -451,14 +452,14 @@ class KnowledgeBase(NotPickled, MetadataQueries):
     # -- before the first question -----------------------------------------------------------------------------------
 
     def warm_up(self) -> Self:
-        """Do what the first question would have to do: imports, client, model and store loads. No model is called.
+        """Load in advance what the first question needs: imports, client, models and stores. No LLM is called.
 
-        After it the event loop is not held up by this library while a question is answered. What is loaded by then is
-        left out of garbage collections (``gc.freeze``): looking through it would stop every request for 0.2 s at times.
+        Afterwards, this library does not block the event loop while it answers. Objects loaded so far are excluded from
+        garbage collection (``gc.freeze``), since scanning them would occasionally pause all requests for 0.2 s.
         """
         if self.llm is not None:
             warm_up_llm(self.llm)
-            import_module("llama_index_agentic_kb.grounding.repair")  # what checks answers
+            import_module("llama_index_agentic_kb.grounding.repair")  # the answer checks
         parse_odata("loaded eq true")
         run(gather([source.warm_up() for source in self.sources.values()]))
         gc.collect()
@@ -466,7 +467,7 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         return self
 
     async def awarm_up(self) -> Self:
-        """Do what the first question would have to do, off the event loop; see ``warm_up``."""
+        """Load in advance what the first question needs, off the event loop; see ``warm_up``."""
         await asyncio.to_thread(self.warm_up)
         return self
 
@@ -487,7 +488,7 @@ async def _a_one_by_one(batches: AsyncGenerator[list[AnswerPiece], None]) -> Asy
 def _by_source(
     permissions: Permissions | Mapping[str, Permissions | None] | None, names: Sequence[str]
 ) -> Mapping[str, Permissions | None]:
-    """Return the permissions of each source. Each must be named: a source without any is everybody's."""
+    """Return the permissions by source name; a mapping must name every source, with None for a public one."""
     if not isinstance(permissions, Mapping):
         return dict.fromkeys(names, permissions)
     if set(permissions) != set(names):

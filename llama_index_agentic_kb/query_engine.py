@@ -1,9 +1,9 @@
-"""The query engine: one question, the whole way.
+"""The query engine: answers one question from retrieval to response.
 
     retrieval ─▶ synthesis ─▶ grounding ─▶ response
 
-``AgenticQueryEngine`` joins the stages; ``Answered`` is the result; the ``Agentic*Response`` classes are LlamaIndex's
-responses with the whole account.
+``AgenticQueryEngine`` runs the stages; ``Answered`` is the result; the ``Agentic*Response`` classes are LlamaIndex
+responses with references, grounding ledger and activity log.
 """
 
 from __future__ import annotations
@@ -103,29 +103,29 @@ dispatcher = get_dispatcher(__name__)
 Observer: TypeAlias = Callable[[ActivityRecord], None] | None
 
 WITHHELD: Final = "No answer is given: what was found does not bear one out. The sources are listed."
-"""The text in place of a withheld answer; ``skipped_reasons`` say why, as data."""
+"""The text returned in place of a withheld answer; ``skipped_reasons`` gives the reasons as data."""
 
 EXTRACTING_SECONDS: Final = 0.3
-"""Time to make extracted data in place of a late answer: the answer's own time is used up."""
+"""Seconds allowed for building extracted data after the answer's own time has expired."""
 
 
 class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
-    """Answers a question over knowledge sources: plan, parallel retrieval, fusion, synthesis, grounding, account.
+    """Answers a question over knowledge sources: plan, parallel retrieval, fusion, synthesis, grounding check.
 
     ``query`` and ``aquery`` return LlamaIndex responses whose ``source_nodes[N]`` is ``[ref_id:N]`` and whose
-    ``metadata["agentic_kb"]`` is the wire form of ``RetrievalResponse``; ``cited_nodes`` are those that the answer
-    cites. While a response streams, its account still grows: read it after the last token.
+    ``metadata["agentic_kb"]`` is the JSON form of ``RetrievalResponse``; ``cited_nodes`` are the nodes that the answer
+    cites. The metadata of a streamed response is complete only after the last token.
 
     Args:
         retriever: An ``AgenticRetriever``; any other retriever is searched as a single source.
-        response_synthesizer: Ours or LlamaIndex's; None makes one of ``response_mode``.
-        response_mode: See ``get_response_synthesizer``; None is ``answerSynthesis`` with a language model, else
-            ``extractiveData``.
+        response_synthesizer: A synthesizer of this library or of LlamaIndex. Defaults to that of ``response_mode``.
+        response_mode: See ``get_response_synthesizer``. Defaults to ``answerSynthesis`` with a language model, else
+            to ``extractiveData``.
         node_postprocessors: Applied to the retriever's nodes, after its own.
         streaming: Whether to stream token deltas.
-        grounding: How answers are held against their evidence: ``Grounding(...)``; None (default) and True are its
-            defaults, False does not. Answers of LlamaIndex's own synthesizers are checked only where this is given.
-        callback_manager: None is the retriever's.
+        grounding: Settings for checking answers against their evidence. None (default) and True mean ``Grounding()``;
+            False disables the check. Answers of LlamaIndex's own synthesizers are checked only if this is set.
+        callback_manager: Defaults to the retriever's.
         synthesizer: Further arguments of ``get_response_synthesizer`` (templates, ``output_cls``, ...).
     """
 
@@ -160,33 +160,33 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         super().__init__(retriever, self.synthesizer, list(node_postprocessors or ()), manager)
 
     @classmethod
-    def from_args(  # type: ignore[override]  # of LlamaIndex's arguments, only these are passed by place
+    def from_args(  # type: ignore[override]  # the only LlamaIndex arguments that are passed by position
         cls,
         retriever: BaseRetriever,
         llm: LLM | None = None,
         response_synthesizer: BaseSynthesizer | None = None,
         **kwargs: Any,
     ) -> Self:
-        """Make one as LlamaIndex's engines are made; see the class. Without ``llm`` the retriever's answers."""
+        """Create an engine with LlamaIndex's arguments; see the class. ``llm`` defaults to the retriever's."""
         own: dict[str, Any] = kwargs if llm is None else {**kwargs, "llm": llm}
         return cls(retriever, response_synthesizer, **own)
 
     def with_retriever(self, retriever: BaseRetriever) -> Self:
-        """Return an engine that answers alike from what another retriever finds."""
+        """Return a copy of this engine that uses another retriever."""
         twin = copy(self)
         twin._retriever = _agentic(retriever)  # noqa: SLF001 (of the same class)
         return twin
 
     @property
     def retriever(self) -> AgenticRetriever:
-        """What is searched."""
+        """The retriever of this engine."""
         assert isinstance(self._retriever, AgenticRetriever)
         return self._retriever
 
     def _get_prompt_modules(self) -> PromptMixinType:
         return {"retriever": self.retriever, "response_synthesizer": self.synthesizer}
 
-    # -- LlamaIndex's doors ----------------------------------------------------------------------------------------
+    # -- LlamaIndex's methods --------------------------------------------------------------------------------------
 
     def _query(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
         request = self.retriever.request_for(query_bundle)
@@ -199,11 +199,11 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         return await self.arespond(request, query_bundle)
 
     def retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        """Return the nodes that an answer would rest on."""
+        """Return the nodes that a query would be answered from."""
         return run(self.retrieved(self.retriever.request_for(query_bundle), query_bundle)).nodes
 
     async def aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
-        """Return the nodes that an answer would rest on."""
+        """Return the nodes that a query would be answered from."""
         return (await arun(self.retrieved(self.retriever.request_for(query_bundle), query_bundle))).nodes
 
     def respond(self, request: RetrievalRequest, bundle: QueryBundle | None = None) -> Response | PydanticResponse:
@@ -217,22 +217,22 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         return (await arun(self.answer(request, bundle))).llama_response()
 
     def stream(self, request: RetrievalRequest, bundle: QueryBundle | None = None) -> AgenticStreamingResponse:
-        """Retrieve, and return a LlamaIndex response whose tokens come as they are read."""
+        """Retrieve, and return a LlamaIndex response whose tokens are generated while it is read."""
         work, nodes, metadata = run(self.begin(request, bundle))
         return AgenticStreamingResponse(iterate(work(), contextvars.copy_context()), nodes, metadata)
 
     async def astream(
         self, request: RetrievalRequest, bundle: QueryBundle | None = None
     ) -> AgenticAsyncStreamingResponse:
-        """Retrieve, and return a LlamaIndex response whose tokens come as they are read."""
+        """Retrieve, and return a LlamaIndex response whose tokens are generated while it is read."""
         work, nodes, metadata = await arun(self.begin(request, bundle))
         return AgenticAsyncStreamingResponse(aiterate(work(), contextvars.copy_context()), nodes, metadata)
 
     @property
     def _streams(self) -> bool:
-        return bool(getattr(self.synthesizer, "_streaming", False))  # core's name; ours has it too
+        return bool(getattr(self.synthesizer, "_streaming", False))  # core's name; we use it too
 
-    # -- the way of a query ----------------------------------------------------------------------------------------
+    # -- the stages of a query -------------------------------------------------------------------------------------
 
     async def answer(
         self,
@@ -246,20 +246,20 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         """Retrieve, synthesize, and check the answer against its evidence.
 
         Args:
-            request: What is asked.
-            bundle: The caller's query; its vector serves the search of the question itself.
+            request: The retrieval request.
+            bundle: The caller's query. Its embedding, if any, is used to search for the question itself.
             observer: Called with each activity record when it is opened and when it is closed.
             instructions: See ``AgenticSynthesizer.synthesis``.
             announced: See ``asked``.
 
         Raises:
-            SynthesisError: The language model failed while answering, and its server is not down.
-            DeadlineExceededError: An object (``output_cls``) was not there in time.
+            SynthesisError: The language model failed with an error other than an unavailable server.
+            DeadlineExceededError: An object (``output_cls``) was not complete by the deadline.
         """
         with asked(self.callback_manager, request.question, announced=announced) as tell:
             retrieval = await self.retrieved(request, bundle, observer)
             synthesis = await self.synthesis(retrieval, instructions=instructions)
-            if synthesis.is_extract:  # it says what the evidence says
+            if synthesis.is_extract:  # copied from the evidence, so there is nothing to check
                 answered = Answered(retrieval, synthesis)
             else:
                 answered = await self.grounded(retrieval, synthesis, self.checks)
@@ -273,7 +273,7 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         observer: Observer = None,
         classification: ClassificationSpec | None = None,
     ) -> Retrieval:
-        """Retrieve the evidence that an answer rests on; see ``AgenticRetriever.retrieval``."""
+        """Retrieve and postprocess the evidence for an answer; see ``AgenticRetriever.retrieval``."""
         share = 0.4 if getattr(self.synthesizer, "needs_llm", True) else 0.1
         query = bundle or QueryBundle(request.question)
         dispatcher.event(RetrievalStartEvent(str_or_query_bundle=query))
@@ -310,20 +310,20 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         instructions: str = "",
         aside: Callable[[Spotlight], str] | None = None,
     ) -> Synthesis:
-        """Make the answer, with its record.
+        """Synthesize the answer and record the step in the activity log.
 
-        An answer that is late, or whose model's server is down, is replaced by its part so far (the steps of refine,
-        the partial answers of a tree), or else by the evidence as extracted data. ``missing`` says so.
+        If the deadline passes or the model's server is unavailable, the answer is replaced by the partial answer (steps
+        of refine, partial answers of a tree) or else by the evidence as extracted data, and reported in ``missing``.
 
         Args:
             retrieval: The evidence.
-            streaming: Whether deltas of the text are emitted.
+            streaming: Whether to emit deltas of the text.
             instructions: See ``AgenticSynthesizer.synthesis``.
             aside: See ``AgenticSynthesizer.synthesis``.
 
         Raises:
-            SynthesisError: The language model failed while answering, and its server is not down.
-            DeadlineExceededError: An object (``output_cls``) was not there in time: it has no parts.
+            SynthesisError: The language model failed with an error other than an unavailable server.
+            DeadlineExceededError: An object (``output_cls``), which can't be partial, was not complete in time.
         """
         asking = synthesized(self.synthesizer, retrieval, streaming=streaming, instructions=instructions, aside=aside)
         try:
@@ -334,16 +334,16 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
             return await in_its_place(retrieval, error)
 
     def _is_replaced(self, error: Exception) -> bool:
-        """Return whether the evidence is given in place of an answer that failed so; an object has no parts."""
-        makes_objects = getattr(self.synthesizer, "_output_cls", None) is not None  # core's name; ours has it too
+        """Return whether a failed answer is replaced by a partial one or by the evidence; never for objects."""
+        makes_objects = getattr(self.synthesizer, "_output_cls", None) is not None  # core's name; we use it too
         return not makes_objects and (isinstance(error, DeadlineExceededError) or is_transient(error))
 
     @property
     def checks(self) -> Grounding | None:
-        """How answers are checked against their evidence; None where they are not.
+        """The settings for checking answers against their evidence; None if answers are not checked.
 
-        Answers of this library that a model writes from evidence are checked. Those of LlamaIndex's synthesizers, which
-        have no markers, are where the user asked for it.
+        Answers that a model writes from evidence are checked. Those of LlamaIndex's synthesizers, which have no
+        citation markers, are checked only if the caller set ``grounding``.
         """
         synthesizer = self.synthesizer
         if getattr(synthesizer, "_output_cls", None) is not None:
@@ -355,12 +355,12 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         return self.grounding if checked else None
 
     async def grounded(self, retrieval: Retrieval, synthesis: Synthesis, grounding: Grounding | None) -> Answered:
-        """Check the answer against the evidence, and record why there is no answer, or why it is withheld.
+        """Check the answer against the evidence, and record why an answer is missing or withheld.
 
         Args:
-            retrieval: The evidence. Where markers are renumbered, the result's nodes are in the order of the answer.
+            retrieval: The evidence. If markers are renumbered, the result's nodes are in order of first citation.
             synthesis: The answer.
-            grounding: How; None does not check it.
+            grounding: The settings of the check. None means no check.
         """
         answered = Answered(retrieval, synthesis)
         if not retrieval.nodes:
@@ -391,7 +391,7 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
     async def begin(
         self, request: RetrievalRequest, bundle: QueryBundle | None = None, instructions: str = ""
     ) -> tuple[Callable[[], Coroutine[Any, Any, None]], list[NodeWithScore], dict[str, Any]]:
-        """Retrieve; return what emits the answer, and the nodes and metadata of its response, which it completes."""
+        """Retrieve; return a coroutine function that streams the answer, and the nodes and metadata it will update."""
         with asked(self.callback_manager, request.question) as tell:
             retrieval = await self.retrieved(request, bundle)
             answered = Answered(retrieval, Synthesis(text=""))
@@ -407,9 +407,9 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         left: float | None,
         instructions: str,
     ) -> None:
-        """Answer, then complete the nodes and the metadata that the response holds already.
+        """Stream the answer, then update the response's nodes and metadata in place.
 
-        It starts when somebody reads: the time until then is not taken off the budget.
+        It runs when the stream is first read; the time before that does not count against the budget.
         """
         retrieval.budget = replace(retrieval.budget, deadline=deadline_after(left))
         set_budget(retrieval.budget)
@@ -449,7 +449,7 @@ def _agentic(retriever: BaseRetriever) -> AgenticRetriever:
 
 
 def default_mode(retriever: AgenticRetriever) -> str:
-    """Return the mode that a retriever's language model, or the lack of one, makes sensible."""
+    """Return the default response mode: extracted data if the retriever has no language model, else an answer."""
     return (OutputMode.EXTRACTIVE_DATA if retriever.llm is None else OutputMode.ANSWER_SYNTHESIS).value
 
 
@@ -457,15 +457,15 @@ def default_mode(retriever: AgenticRetriever) -> str:
 def asked(
     manager: CallbackManager, question: str, *, announced: bool = False
 ) -> Iterator[Callable[[Callable[[], RESPONSE_TYPE]], None]]:
-    """Announce a question to callback handlers, as LlamaIndex's query engines do.
+    """Open a query event for callback handlers, as LlamaIndex's query engines do.
 
     Args:
-        manager: Has the handlers.
+        manager: The callback manager.
         question: The question.
-        announced: Whether the dispatcher's listeners hear of it too: LlamaIndex's own ``query`` does that itself.
+        announced: Whether to send instrumentation events too; LlamaIndex's own ``query`` already sends them.
 
     Yields:
-        A function that takes what makes the response; where nobody listens, it is not made.
+        A function to call with a factory of the response, which is called only if there are listeners.
     """
     if announced:
         dispatcher.event(QueryStartEvent(query=question))
@@ -492,9 +492,9 @@ async def synthesized(
     instructions: str = "",
     aside: Callable[[Spotlight], str] | None = None,
 ) -> Synthesis:
-    """Make the answer, with its record; what needs no model adds to the agent's record instead.
+    """Synthesize the answer and record it; modes without a model amend the reasoning activity record instead.
 
-    LlamaIndex's own synthesizers keep no account, and take no instructions. See ``AgenticQueryEngine.synthesis``.
+    LlamaIndex's synthesizers are not recorded and get no instructions. See ``AgenticQueryEngine.synthesis``.
     """
     if not isinstance(synthesizer, AgenticSynthesizer):
         return await _foreign(synthesizer, retrieval)
@@ -503,7 +503,7 @@ async def synthesized(
     body = synthesizer.synthesis(
         QueryBundle(format_question(question, retrieval.scope.history, chain)),
         retrieval.nodes,
-        # What needs no model takes milliseconds: it is made also where a source took all the time.
+        # Modes without a model take milliseconds: they run even if a source used up the time.
         deadline=retrieval.budget.answer_deadline if synthesizer.needs_llm else None,
         max_output_tokens=retrieval.budget.output_tokens,
         sources={name: chosen.source for name, chosen in retrieval.selected.items()},
@@ -536,7 +536,7 @@ def _account_for_extracts(retrieval: Retrieval, synthesis: Synthesis) -> None:
 async def _written(
     body: Coroutine[Any, Any, Synthesis], synthesizer: AgenticSynthesizer, retrieval: Retrieval
 ) -> Synthesis:
-    """Await the answer that a model writes, with its record in the account."""
+    """Await the model's answer and record it in the activity log."""
     name, log = synthesizer.model.name, retrieval.log
     with log.record(
         ModelAnswerSynthesisActivity,
@@ -568,7 +568,7 @@ async def _written(
 
 
 async def _foreign(synthesizer: BaseSynthesizer, retrieval: Retrieval) -> Synthesis:
-    """Answer by one of LlamaIndex's synthesizers; the tokens of its streams are emitted."""
+    """Answer with one of LlamaIndex's synthesizers, and emit the tokens of its stream."""
     query = QueryBundle(retrieval.scope.question)
     response = await Call(
         sync=partial(synthesizer.synthesize, query, retrieval.nodes),
@@ -596,7 +596,7 @@ async def _foreign(synthesizer: BaseSynthesizer, retrieval: Retrieval) -> Synthe
 
 
 async def in_its_place(retrieval: Retrieval, error: DeadlineExceededError | SynthesisError) -> Synthesis:
-    """Return what there is of an answer that did not come: its part so far, or else the evidence as extracted data."""
+    """Return the replacement of a failed answer: its partial text, or else the evidence as extracted data."""
     late = isinstance(error, DeadlineExceededError)
     if error.partial:
         synthesis, given = Synthesis(error.partial), "what there was of it is given"
@@ -610,7 +610,7 @@ async def in_its_place(retrieval: Retrieval, error: DeadlineExceededError | Synt
                 sources={name: chosen.source for name, chosen in retrieval.selected.items()},
             )
             given = "the evidence is given as extracted data"
-        except DeadlineExceededError:  # of very much text
+        except DeadlineExceededError:  # the evidence is very long
             synthesis, given = Synthesis(""), "the references name the evidence"
         synthesis.is_extract = True
     synthesis.lacking = f"{'it was not done by its deadline' if late else error_message(error)}: {given}"
@@ -638,7 +638,7 @@ def _renumbered(text: str, retrieval: Retrieval) -> tuple[str, Retrieval]:
 
 
 def _record_check(retrieval: Retrieval, ledger: GroundingLedger, grounding: Grounding, bill: Usage) -> None:
-    """Note what a check found and cost in the record of the synthesis, and one that could not be made as missing."""
+    """Add the result and cost of the check to the synthesis record, and a failed check to ``missing``."""
     record = retrieval.log.last(ModelAnswerSynthesisActivity)
     if record is not None:
         scored = [claim for claim in ledger.claims if claim.score is not None]
@@ -664,13 +664,13 @@ def _record_check(retrieval: Retrieval, ledger: GroundingLedger, grounding: Grou
 
 @dataclass(slots=True)
 class Answered:
-    """The result of a question: the evidence, the answer, and what the answer rests on.
+    """The result of a question: the evidence, the answer, and the result of the grounding check.
 
     Args:
-        retrieval: The evidence and the account.
-        synthesis: The answer as the synthesizer wrote it.
-        grounded: The answer as it was checked; None where there is nothing to check.
-        skipped: Why there is no answer, or why it is withheld; empty where there is one.
+        retrieval: The evidence and the activity log.
+        synthesis: The answer before the grounding check.
+        grounded: The answer after the grounding check. None if it was not checked.
+        skipped: The reasons why the answer is missing or withheld; empty if there is an answer.
     """
 
     retrieval: Retrieval
@@ -680,13 +680,13 @@ class Answered:
 
     @property
     def text(self) -> str:
-        """The answer, repaired where that was asked for, or the text in its place."""
+        """The answer text, repaired if so configured, or the fixed text that replaces a withheld answer."""
         if self.grounded is None:
             return self.synthesis.text
         return WITHHELD if self.grounded.skipped else self.grounded.text
 
     def response(self, *, include_activity: bool = True) -> RetrievalResponse:
-        """Return the response object."""
+        """Return the ``RetrievalResponse``."""
         retrieval, text = self.retrieval, self.text
         ledger = None if self.grounded is None else self.grounded.ledger
         shown = {reference.id for reference in retrieval.references if reference.source_data is not None}
@@ -704,12 +704,12 @@ class Answered:
         )
 
     def metadata(self) -> dict[str, Any]:
-        """Return the metadata of a LlamaIndex response: each node's, as core has it, and the account."""
+        """Return the metadata of a LlamaIndex response: each node's by node id, and the JSON ``RetrievalResponse``."""
         nodes = {node.node.node_id: node.node.metadata for node in self.retrieval.nodes}
         return {**nodes, PROVENANCE_KEY: self.response().to_dict()}
 
     def llama_response(self) -> Response | PydanticResponse:
-        """Return a LlamaIndex response: its text, its nodes, and the account in its metadata."""
+        """Return a LlamaIndex response with the text, the nodes, and ``metadata()``."""
         nodes, metadata = self.retrieval.nodes, self.metadata()
         if self.synthesis.output is not None:
             return PydanticResponse(self.synthesis.output, source_nodes=nodes, metadata=metadata)
@@ -717,24 +717,24 @@ class Answered:
 
 
 class _Accounted:
-    """What our LlamaIndex responses tell beside their text."""
+    """Mixin of our LlamaIndex responses that reads the ``RetrievalResponse`` from their metadata."""
 
     source_nodes: list[NodeWithScore]
     metadata: dict[str, Any] | None
 
     @property
     def account(self) -> RetrievalResponse:
-        """Answer, references, grounding, activity, plan and what is missing; of a stream, once it was read."""
+        """The ``RetrievalResponse``: answer, references, grounding, activity, plan; complete once a stream was read."""
         return RetrievalResponse.parse((self.metadata or {}).get(PROVENANCE_KEY, {}))
 
     @property
     def cited_nodes(self) -> list[NodeWithScore]:
-        """Those of ``source_nodes`` that the answer cites, in order of first mention; of a stream, once it was read."""
+        """The ``source_nodes`` that the answer cites, in order of first citation; complete once a stream was read."""
         account = self.account
         if SkippedReason.LOW_GROUNDED_ANSWER in account.skipped_reasons:
             return []
         claimed = [] if account.grounding is None else map(int, account.grounding.cited)
-        numbers = dict.fromkeys([*cited_ids(account.text), *claimed])  # headings and lead-ins are no claims
+        numbers = dict.fromkeys([*cited_ids(account.text), *claimed])  # headings and lead-ins are not claims
         return [self.source_nodes[number] for number in numbers if number < len(self.source_nodes)]
 
     def _repr_html_(self) -> str:
@@ -742,12 +742,12 @@ class _Accounted:
 
 
 class AgenticResponse(_Accounted, Response):
-    """A LlamaIndex ``Response`` that carries the whole account and shows itself in a notebook."""
+    """A LlamaIndex ``Response`` with the full ``RetrievalResponse`` (``account``) and an HTML view for notebooks."""
 
 
 class AgenticStreamingResponse(_Accounted, StreamingResponse):
-    """A LlamaIndex ``StreamingResponse`` that carries the whole account."""
+    """A LlamaIndex ``StreamingResponse`` with the full ``RetrievalResponse`` (``account``)."""
 
 
 class AgenticAsyncStreamingResponse(_Accounted, AsyncStreamingResponse):
-    """A LlamaIndex ``AsyncStreamingResponse`` that carries the whole account."""
+    """A LlamaIndex ``AsyncStreamingResponse`` with the full ``RetrievalResponse`` (``account``)."""

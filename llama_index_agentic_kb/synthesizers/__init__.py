@@ -1,15 +1,15 @@
-"""Synthesizers: from a question and its evidence to a response.
+"""Response synthesizers: from a question and its evidence to a response.
 
-    modes            one call, or calls side by side: answerSynthesis, simple_summarize, accumulate, tree_summarize, ...
-    refine           refine, compact: an answer improved from call to call
+    modes            one call, or concurrent calls: answerSynthesis, simple_summarize, accumulate, tree_summarize, ...
+    refine           refine, compact: each call improves the previous answer
     extractive       without a model: extractiveData, context_only, no_text
 
-    base             what modes share, with LlamaIndex's public methods
-    draft            an answer in the making: prompts, calls, accounts
-    passages         nodes as passages; cut, shared out, packed
+    base             the base class of all modes, with LlamaIndex's public methods
+    draft            the state of one synthesis: prompts, model calls, token usage
+    passages         nodes as passages; truncated, selected by budget, packed into prompts
     structured       objects instead of text
 
-A new mode is a subclass of ``AgenticSynthesizer`` and a line in ``MODES``. Nothing is imported before it is used.
+To add a mode, subclass ``AgenticSynthesizer`` and add a line to ``MODES``. Modules are imported on first use.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ MODES: Final[Mapping[str, str]] = MappingProxyType(
         "context_only": "extractive.ContextOnly",
     }
 )
-"""The module and class of each mode."""
+"""The module and class name of each response mode."""
 
 _HOMES = {"AgenticSynthesizer": "base", "Synthesis": "draft"}
 _HOMES |= {cls: module for module, _, cls in (where.partition(".") for where in MODES.values())}
@@ -58,7 +58,7 @@ __all__ = ["MODES", "get_response_synthesizer", *sorted(_HOMES)]  # noqa: PLE060
 
 
 def __getattr__(name: str) -> Any:
-    """Import what is used (PEP 562): the base, and the class of each mode."""
+    """Import the base class or the class of a mode on first access (PEP 562)."""
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)
@@ -69,7 +69,7 @@ def __dir__() -> list[str]:
 
 
 class OwnSettings(TypedDict, total=False):
-    """The arguments of our synthesizers that LlamaIndex's function does not know; see ``AgenticSynthesizer``."""
+    """Arguments of our synthesizers that LlamaIndex's function does not have; see ``AgenticSynthesizer``."""
 
     empty_response: str | None
     max_output_tokens: int | None
@@ -78,7 +78,7 @@ class OwnSettings(TypedDict, total=False):
 
 
 class SynthesizerArguments(OwnSettings, total=False):
-    """What ``get_response_synthesizer`` takes beside mode, streaming and callback manager."""
+    """Arguments of ``get_response_synthesizer`` other than response mode, streaming and callback manager."""
 
     llm: LLM | None
     prompt_helper: PromptHelper | None
@@ -111,7 +111,7 @@ def get_response_synthesizer(  # noqa: PLR0917 (LlamaIndex's signature)
     chat_summary_template: BasePromptTemplate | None = None,  # noqa: ARG001 (same)
     response_mode: str | Enum = "compact",
     callback_manager: CallbackManager | None = None,
-    use_async: bool = False,  # noqa: ARG001 (calls that can run side by side always do)
+    use_async: bool = False,  # noqa: ARG001 (independent calls always run concurrently)
     streaming: bool = False,
     structured_answer_filtering: bool = False,
     output_cls: type[BaseModel] | None = None,
@@ -120,34 +120,34 @@ def get_response_synthesizer(  # noqa: PLR0917 (LlamaIndex's signature)
     multimodal: bool = False,
     **settings: Unpack[OwnSettings],
 ) -> AgenticSynthesizer:
-    """Return a synthesizer; arguments and their order are those of LlamaIndex's function of this name.
+    """Return the synthesizer of a response mode, with the arguments of LlamaIndex's function of the same name.
 
-    They are described at ``AgenticSynthesizer``. A template that the mode has no use for is let go, as in LlamaIndex.
+    See ``AgenticSynthesizer`` for details. As in LlamaIndex, templates that the mode does not use are ignored.
 
     Args:
-        llm: None is ``Settings.llm``, in modes that need one.
-        prompt_helper: Its sizes are kept to.
-        chat_prompt_helper: As LlamaIndex takes it.
-        text_qa_template: Of answerSynthesis, refine, compact, simple_summarize and the accumulating modes.
-        refine_template: Of refine and compact.
-        summary_template: Of tree_summarize.
-        simple_template: Of generation.
-        chat_content_qa_template: Only multimodal synthesis would use it.
-        chat_content_refine_template: Same.
-        chat_summary_template: Same.
+        llm: The language model. Defaults to ``Settings.llm`` in modes that need one.
+        prompt_helper: The context window, output size, chunk size limit and overlap to use.
+        chat_prompt_helper: Ignored; accepted for compatibility with LlamaIndex.
+        text_qa_template: Prompt of answerSynthesis, refine, compact, simple_summarize and the accumulate modes.
+        refine_template: Prompt of refine and compact.
+        summary_template: Prompt of tree_summarize.
+        simple_template: Prompt of generation.
+        chat_content_qa_template: Ignored; only for multimodal synthesis, which is not supported.
+        chat_content_refine_template: Ignored, like ``chat_content_qa_template``.
+        chat_summary_template: Ignored, like ``chat_content_qa_template``.
         response_mode: A name in ``MODES``, or a value of ``OutputMode`` or of LlamaIndex's ``ResponseMode``.
-        callback_manager: None is ``Settings.callback_manager``.
-        use_async: Taken and not needed.
-        streaming: Whether responses stream.
-        structured_answer_filtering: Of refine and compact.
-        output_cls: The pydantic class of the object that is wanted in place of text.
-        program_factory: Of refine and compact, with structured answer filtering.
-        verbose: Whether each synthesis is logged.
-        multimodal: Not supported: True is refused.
-        settings: See ``OwnSettings``.
+        callback_manager: The callback manager. Defaults to ``Settings.callback_manager``.
+        use_async: Ignored: independent calls always run concurrently.
+        streaming: Whether to stream responses.
+        structured_answer_filtering: Whether refine and compact skip steps whose passages don't answer the question.
+        output_cls: The pydantic class of the object to return in place of text.
+        program_factory: Creates the programs of refine and compact; needs ``structured_answer_filtering``.
+        verbose: Whether to log each synthesis.
+        multimodal: Not supported: True raises an error.
+        settings: The arguments listed in ``OwnSettings``.
 
     Raises:
-        ConfigurationError: The mode is unknown or can't do what is asked, or there is no LLM and it needs one.
+        ConfigurationError: The mode is unknown, does not support an argument, or needs an LLM and none is configured.
     """
     asked = str(response_mode.value if isinstance(response_mode, Enum) else response_mode)
     known = {_plain(name): where for name, where in MODES.items()}
@@ -177,5 +177,5 @@ def get_response_synthesizer(  # noqa: PLR0917 (LlamaIndex's signature)
 
 
 def _plain(name: str) -> str:
-    """``answerSynthesis``, ``answer_synthesis`` and ``answer-synthesis`` are one name."""
+    """Normalize a mode name: ``answerSynthesis``, ``answer_synthesis`` and ``answer-synthesis`` become the same."""
     return name.replace("_", "").replace("-", "").lower()

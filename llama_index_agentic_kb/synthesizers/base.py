@@ -1,4 +1,4 @@
-"""What all modes share: LlamaIndex's public methods, the set-up, and the frame around each mode's ``_compose``."""
+"""The base class of all modes: LlamaIndex's public methods, the setup, and the steps around each ``_compose``."""
 
 from __future__ import annotations
 
@@ -45,59 +45,61 @@ logger = logging.getLogger("llama_index_agentic_kb")
 dispatcher = get_dispatcher(__name__)
 
 RESERVED: Final = 1_024
-"""Tokens of the window that are kept for an answer of a model that doesn't say how long its answers get."""
+"""Tokens of the context window to reserve for the answer if the model's metadata does not state its output size."""
 
 ProgramFactory: TypeAlias = Callable[[BasePromptTemplate], BasePydanticProgram[Any]]
-"""Makes of a prompt a program that returns an object with ``query_satisfied`` and ``answer``."""
+"""Creates, from a prompt, a program that returns an object with ``query_satisfied`` and ``answer``."""
 
 LONG: Final = 200_000
-"""Characters of all nodes together up to which they are read on the event loop: about 5 ms."""
+"""Total characters of the nodes up to which passages are prepared on the event loop (about 5 ms)."""
 
 
 class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
-    """Makes a response of a question and its evidence: LlamaIndex's ``BaseSynthesizer``, with references kept.
+    """Synthesizes a response to a question from its evidence: a LlamaIndex ``BaseSynthesizer`` that cites nodes.
 
-    Node N is ``[ref_id:N]`` in prompts and answers, and ``source_nodes[N]`` of the response. The given LLM is never
-    changed. A language model's failure is raised as ``SynthesisError``.
+    Node N is ``[ref_id:N]`` in prompts and answers, and ``source_nodes[N]`` of the response. The given LLM object is
+    never modified. If the language model fails, ``SynthesisError`` is raised.
 
     Args:
-        llm: None is ``Settings.llm``, in modes that need one. A ``StructuredLLM`` sets ``output_cls``.
-        callback_manager: None is ``Settings.callback_manager``. Handlers that raise are logged, no more.
-        prompt_helper: Its window, output size, chunk size limit and overlap are kept to; None asks the LLM's metadata.
-        chat_prompt_helper: As LlamaIndex takes it; only multimodal synthesis would use it.
-        streaming: Whether responses stream. An object, with ``output_cls``, then comes as JSON in one piece.
-        output_cls: The pydantic class of the object that is wanted in place of text.
-        empty_response: The text where there is nothing to answer from. Default "Empty Response".
-        multimodal: Not supported: True is refused.
-        verbose: Whether each synthesis is logged (level INFO).
-        max_output_tokens: The answer's budget; None leaves it to the model.
-        retries: How failed calls of the language model are tried again; None is ``RetryPolicy()``.
-        spotlighting: How prompts mark what was retrieved as data: "delimit" (default), "datamark", "encode", or None
-            for not at all; see ``guard.spotlighting``. A query engine's is its retriever's, unless given.
-        structured_answer_filtering: Of refine and compact: each step also says whether its passages answer the
-            question; a step that does not, or whose reply can't be read, is skipped. If none does, the text is that of
-            an empty response; if none could be read, that is a ``SynthesisError``.
-        program_factory: Makes the programs of these steps, as in LlamaIndex. What they bill is not seen.
-        use_async: Taken and not needed: calls that can run side by side always do.
-        response_padding_size: Taken and not needed: the room for an answer so far is known.
-        strict_truncation: Taken and not needed: nothing is sent that does not fit.
-        templates: By their keys in ``get_prompts()``: ``text_qa_template``, ...; None is the mode's own. LlamaIndex's
-            ``chat_*_template``, of multimodal synthesis, are let go.
+        llm: The language model. Defaults to ``Settings.llm`` in modes that need one. The output class of a
+            ``StructuredLLM`` is the default of ``output_cls``.
+        callback_manager: Defaults to ``Settings.callback_manager``. Exceptions of handlers are logged only.
+        prompt_helper: The context window, output size, chunk size limit and overlap to use. Defaults to
+            ``Settings.prompt_helper`` if set, else to the LLM's metadata.
+        chat_prompt_helper: Ignored; only for multimodal synthesis, which is not supported.
+        streaming: Whether to stream responses. With ``output_cls``, the object is streamed as one piece of JSON.
+        output_cls: The pydantic class of the object to return in place of text.
+        empty_response: The response text if there are no nodes. Default "Empty Response".
+        multimodal: Not supported: True raises an error.
+        verbose: Whether to log each synthesis (level INFO).
+        max_output_tokens: The maximum length of the answer in tokens. None means the model's own limit.
+        retries: The retry policy for failed calls of the language model. Defaults to ``RetryPolicy()``.
+        spotlighting: How prompts mark retrieved text as data: "delimit" (default), "datamark", "encode", or None for
+            not at all; see ``guard.spotlighting``. A query engine passes its retriever's setting unless one is given.
+        structured_answer_filtering: For refine and compact: whether each step also reports if its passages answer the
+            question. Steps that don't answer it, or whose reply can't be parsed, are skipped. If no step answers, the
+            text is the empty response; if no reply could be parsed, ``SynthesisError`` is raised.
+        program_factory: Creates the programs of these steps, as in LlamaIndex. Their token usage is not recorded.
+        use_async: Ignored: independent calls always run concurrently.
+        response_padding_size: Ignored: the length of the answer so far is measured.
+        strict_truncation: Ignored: prompts never exceed the context window.
+        templates: Prompt templates by their keys in ``get_prompts()`` (``text_qa_template``, ...). They default to the
+            mode's own. LlamaIndex's ``chat_*_template`` for multimodal synthesis are ignored.
 
     Raises:
-        ConfigurationError: An argument doesn't fit the mode, or there is no LLM and the mode needs one.
+        ConfigurationError: The mode does not support an argument, or needs an LLM and none is configured.
     """
 
     mode: ClassVar[str]
     needs_llm: ClassVar[bool] = True
     needs_nodes: ClassVar[bool] = True
-    """Without nodes there is nothing to say, and no model is asked."""
+    """Whether the mode returns the empty response, without a model call, if there are no nodes."""
     makes_objects: ClassVar[bool] = True
-    """Whether ``output_cls`` is possible."""
+    """Whether the mode supports ``output_cls``."""
     filters_steps: ClassVar[bool] = False
-    """Whether ``structured_answer_filtering`` is possible."""
+    """Whether the mode supports ``structured_answer_filtering``."""
     nothing: ClassVar[str | None] = None
-    """The text of a synthesis without nodes; None is the empty response."""
+    """The text of a synthesis without nodes. Defaults to the empty response."""
     default_templates: ClassVar[Mapping[str, BasePromptTemplate]] = {}
 
     def __init__(
@@ -122,8 +124,8 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
         strict_truncation: bool = False,  # noqa: ARG002 (same)
         **templates: BasePromptTemplate | None,
     ) -> None:
-        # Not super().__init__: it asks for Settings.llm where none is needed, writes into the caller's LLM, and asks
-        # it for a window that an OpenAI of unknown name refuses to say.
+        # Not super().__init__: it reads Settings.llm even if no LLM is needed, modifies the caller's LLM, and reads
+        # its context window, which fails for OpenAI models of unknown name.
         if multimodal:
             raise ConfigurationError("multimodal: not supported; images and audio in nodes are not sent to a model")
         if max_output_tokens is not None and max_output_tokens <= 0:
@@ -157,12 +159,12 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
         self.templates = {key: given.get(key) or template for key, template in self.default_templates.items()}
         self._asker = ObjectAsker()
         sizes: dict[str, Any] = {"context_window": self.model.context_window, "num_output": _num_output(inner)}
-        sizes["tokenizer"] = tokens_of  # core's helpers would load a tokenizer when they are made
+        sizes["tokenizer"] = tokens_of  # core's helpers would load a tokenizer in their constructors
         self._prompt_helper = prompt_helper or Settings._prompt_helper or PromptHelper(**sizes)  # noqa: SLF001
         self._chat_prompt_helper = chat_prompt_helper or Settings._chat_prompt_helper or ChatPromptHelper(**sizes)  # noqa: SLF001
 
     def _resolve(self, llm: LLM | None) -> LLM:
-        """Return the LLM as LlamaIndex does; modes that need none never ask for ``Settings.llm``."""
+        """Return the given LLM or ``Settings.llm``; modes without a model never read ``Settings.llm``."""
         if not self.needs_llm:
             return MockLLM(is_chat_model=True)
         try:
@@ -174,7 +176,7 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
 
     @property
     def streaming(self) -> bool:
-        """Whether responses stream. Chat engines of LlamaIndex set ``_streaming`` for a while."""
+        """Whether responses are streamed. LlamaIndex's chat engines temporarily set ``_streaming``."""
         return self._streaming
 
     def _get_prompts(self) -> PromptDictType:
@@ -198,15 +200,15 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
         Args:
             query: The question.
             nodes: The evidence: node N is ``[ref_id:N]``. Without any, the response is "Empty Response".
-            additional_source_nodes: Listed in the response behind the nodes, and not answered from.
-            response_kwargs: Those of ``synthesis``; what is left are further variables of the templates.
+            additional_source_nodes: Nodes to list in the response after the evidence; they are not used to answer.
+            response_kwargs: Keyword arguments of ``synthesis``; all others are passed to the templates as variables.
 
         Returns:
             A ``Response``, a ``PydanticResponse`` with ``output_cls``, or a ``StreamingResponse``.
 
         Raises:
-            SynthesisError: The language model failed; a streamed response raises it where it is read.
-            DeadlineExceededError: The answer was not there in time.
+            SynthesisError: The language model failed; a streamed response raises it while it is being read.
+            DeadlineExceededError: The answer was not complete by the deadline.
         """
         dispatcher.event(SynthesizeStartEvent(query=query))
         sources, metadata = self._sources(nodes, additional_source_nodes)
@@ -261,7 +263,7 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
         bundle = QueryBundle(query) if isinstance(query, str) else query
         manager, asked = self.callback_manager, {EventPayload.QUERY_STR.value: bundle.query_str}
         response: Response | PydanticResponse
-        # Outside of any trace, each call of a language model would begin one of its own and have no parent.
+        # Outside a trace, each call of the language model would start its own trace without a parent.
         with manager.as_trace("synthesize"), manager.event(CBEventType.SYNTHESIZE, payload=asked) as event:
             synthesis = await self.synthesis(bundle, nodes, **response_kwargs)
             metadata = self._get_metadata_for_response([node.node for node in sources])
@@ -270,7 +272,7 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
             else:
                 response = PydanticResponse(synthesis.output, source_nodes=sources, metadata=metadata)
             event.on_end(payload={EventPayload.RESPONSE.value: response})
-        for warning in synthesis.warnings:  # the response has no place for them, and nothing is dropped silently
+        for warning in synthesis.warnings:  # the response has no field for warnings
             logger.warning("%s: %s", self.mode, warning)
         return response
 
@@ -282,15 +284,15 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
 
         Args:
             query_str: The question.
-            text_chunks: The evidence.
-            response_kwargs: As in ``synthesize``.
+            text_chunks: The texts to answer from.
+            response_kwargs: See ``synthesize``.
 
         Returns:
-            The text, the object with ``output_cls``, or a generator of tokens when streaming.
+            The answer text, the object if ``output_cls`` is set, or a generator of tokens if streaming.
 
         Raises:
             SynthesisError: The language model failed.
-            DeadlineExceededError: The answer was not there in time.
+            DeadlineExceededError: The answer was not complete by the deadline.
         """
         work = self.synthesis(QueryBundle(query_str), _as_nodes(text_chunks), **response_kwargs)
         if self._streaming:
@@ -324,27 +326,28 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
         aside: Callable[[Spotlight], str] | None = None,
         **response_kwargs: Any,
     ) -> Synthesis:
-        """Make the answer. When streaming, deltas of its text are emitted, which together are the text.
+        """Synthesize the answer. If streaming, emit text deltas that add up to the text.
 
         Args:
             query: The question.
             nodes: The evidence, best first; their positions are the reference ids.
-            deadline: ``time.monotonic()`` by which the answer must be there; None waits.
-            max_output_tokens: In place of the synthesizer's own.
-            sources: By name: they know the fields of the nodes that name them.
-            streaming: In place of the synthesizer's own.
-            instructions: The caller's own, on tone, form, language; they stand behind the template's, and rank below.
-            aside: Returns what the model may read beside the evidence and never cites, marked as data.
+            deadline: The ``time.monotonic()`` value by which the answer must be complete. None means no deadline.
+            max_output_tokens: Maximum tokens of the answer. Defaults to the synthesizer's own.
+            sources: The knowledge sources by name; they define the title and text fields of their nodes.
+            streaming: Whether to emit deltas. Defaults to the synthesizer's own setting.
+            instructions: The caller's instructions on tone, format or language, added after the template's
+                instructions with lower priority.
+            aside: Returns further text for the prompt, marked as data, that the model must not cite.
             response_kwargs: Further variables of the templates.
 
         Raises:
-            SynthesisError: The language model failed; what it had answered before is in ``partial``.
-            DeadlineExceededError: The answer was not there in time; what there was of it is in ``partial``.
+            SynthesisError: The language model failed; ``partial`` is the text generated before.
+            DeadlineExceededError: The answer was not complete by the deadline; ``partial`` is the text so far.
         """
         limit, helper = max_output_tokens or self.max_output_tokens, self._prompt_helper
         spotlight = draw(self.spotlighting) if self.needs_llm else PLAIN
         reading = partial(passages, nodes, sources, spotlight)
-        if sum(map(_length, nodes)) > LONG:  # off the event loop: each character is looked at
+        if sum(map(_length, nodes)) > LONG:  # off the event loop: every character is scanned
             shown = await Call(sync=reading, deadline=deadline, what="reading passages")
         else:
             shown = reading()
@@ -388,7 +391,7 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
         return text or ("" if draft.result.answerable else self._empty_response)
 
     async def _compose(self, draft: Draft) -> str:
-        """Return the answer's text; what was emitted of it by then is its start. For modes to define."""
+        """Return the answer's text, of which the emitted text is a prefix. Subclasses must implement this."""
         raise NotImplementedError
 
 
