@@ -210,7 +210,7 @@ def _ledger(
 def _entry(
     claim: Claim, score: ClaimScore | None, sources: Sequence[GroundingSource], threshold: float
 ) -> GroundedClaim:
-    """Return the ledger entry of a claim; without a verdict if the claim has no score."""
+    """Return the ledger entry of a claim; its verdict is ``NOT_CHECKABLE`` if the claim has no score."""
     cited = list(map(str, claim.cited))
     flags: list[ClaimFlag] = []
     wrong: list[str] = []

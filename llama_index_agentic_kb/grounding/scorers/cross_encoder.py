@@ -188,7 +188,7 @@ def _load(name: str) -> PairModel:
     """Load a cross-encoder from a folder, or from the local cache by its name.
 
     Raises:
-        ConfigurationError: The model is not on this machine, or is not a cross-encoder.
+        ConfigurationError: The model is not on this machine, or can't be loaded as a cross-encoder.
     """
     try:
         from sentence_transformers import CrossEncoder  # noqa: PLC0415 (takes seconds, for those who use it)

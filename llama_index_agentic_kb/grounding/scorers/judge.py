@@ -1,4 +1,4 @@
-"""A language model as judge: all claims in one call, its quotes checked against the passages."""
+"""A language model as judge: several claims in one call, with its quotes checked against the passages."""
 
 from __future__ import annotations
 
