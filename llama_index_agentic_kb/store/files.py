@@ -1,4 +1,4 @@
-"""Which files an ingestion takes, and which source each belongs to."""
+"""Selection of the files to ingest, and assignment of each file to a source."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.store.reading import IRREGULAR
 
 SUFFIXES: Final = frozenset({".txt", ".md", ".markdown", ".html", ".htm", ".pdf", ".docx"})
-"""The kinds of files that are read, by lower-case suffix."""
+"""The lower-case suffixes of supported files."""
 MAX_DEPTH: Final = 64
-"""Folders below this depth are not gone into."""
+"""The maximum folder depth; deeper folders are reported as failed."""
 _LEAVES: Final = "is a symlink that leaves the folder, or leads nowhere (see follow_symlinks=, --follow-symlinks)"
 NO_SUCH_PATH: Final = "no such file or folder"
 _DEFAULT_SOURCE: Final = "documents"
-"""The source of files that are named one by one."""
+"""The default source of files that are passed directly."""
 
 
 @dataclass(frozen=True)
@@ -27,40 +27,40 @@ class FoundFile:
     """A file to ingest."""
 
     path: Path
-    """Its absolute path."""
+    """The file's absolute path."""
     relative: str
-    """Its path inside its source, with forward slashes."""
+    """The file's path relative to its source, with forward slashes."""
     root: str
-    """The absolute path of the folder it was found under; empty for a file that was named itself."""
+    """The absolute path of the ingested folder that contained the file; empty for a file that was passed directly."""
 
 
 @dataclass
 class SourceFiles:
-    """What one ingestion brings to one source."""
+    """The files and folders that one ingestion reads for one source."""
 
     files: dict[str, FoundFile] = field(default_factory=dict)
-    """By their path inside the source."""
+    """The files by their path relative to the source."""
     roots: set[str] = field(default_factory=set)
-    """The folders that were searched; documents of theirs that are not among ``files`` are gone."""
+    """The ingested folders; their stored documents that are not in ``files`` were removed from disk."""
     unlisted: set[str] = field(default_factory=set)
-    """Folders that could not be looked into; nothing is known about documents below them."""
+    """Folders that could not be listed; documents below them are left unchanged."""
 
 
 class Selection:
-    """The files of an ingestion by source, in an order that doesn't depend on the file system; and what can't be taken.
+    """The files of an ingestion by source, in an order independent of the file system, and the paths that failed.
 
-    Hidden files and folders are left out. A symlink to a file is followed while it stays under its folder; symlinks
-    to folders are not: what they show inside the folder is found without them. What leaves the folder is reported.
+    Hidden files and folders are skipped. A symlink to a file inside the ingested folder is followed. A symlink to a
+    folder inside it is skipped, since its files are found directly. Symlinks that leave the folder are reported.
 
     Args:
-        paths: Files and folders.
-        source: The source of all of them; None names each folder's source after the folder, and the source of
-            single files ``documents``.
-        follow_symlinks: Whether to follow all symlinks, wherever they lead.
-        sources_at: Returns the sources that hold documents from an absolute path, for paths that are gone from disk.
+        paths: The files and folders to ingest.
+        source: The source name for all paths. If None, each folder's source is named after the folder, and the source
+            of single files is ``documents``.
+        follow_symlinks: Whether to also follow symlinks that leave the ingested folder.
+        sources_at: A function that returns the names of sources with documents from a path that was deleted.
 
     Raises:
-        ConfigurationError: A folder has no name to call its source by.
+        ConfigurationError: A folder has no name to use as its source's name.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class Selection:
                     raise ConfigurationError(f"The folder {str(path)!r} has no name; pass source= to name its source.")
                 self._add_folder(self._group(path.name if source is None else source), path)
             elif not path.exists():
-                # A path that is gone takes its documents out of the store; one that never was in it is a mistake.
+                # The documents of a deleted path are removed from the store; an unknown path is an error.
                 names = [name for name in sources_at(str(path)) if source in (None, name)]
                 for name in names:
                     self._group(name)
@@ -90,13 +90,13 @@ class Selection:
                     self._fail(path, NO_SUCH_PATH)
             elif path.suffix.lower() not in SUFFIXES:
                 self._fail(path, f"is not of a kind that is read ({', '.join(sorted(SUFFIXES))})")
-            else:  # named by the caller: it may lie behind a symlink
+            else:  # passed by the caller: it may be a symlink
                 self._add(_DEFAULT_SOURCE if source is None else source, FoundFile(path, path.name, ""), None)
         for group in self._sources.values():
             group.files = dict(sorted(group.files.items()))
 
     def sources(self) -> list[tuple[str, SourceFiles]]:
-        """Return the files by source, in the order of the sources' names."""
+        """Return the files of each source, in order of source name."""
         return sorted(self._sources.items())
 
     def _group(self, source: str) -> SourceFiles:
@@ -106,7 +106,7 @@ class Selection:
         self.failed.append((printable(path), reason))
 
     def _add(self, source: str | SourceFiles, file: FoundFile, inside: Path | None) -> None:
-        """Take a file; one that is irregular, leaves its folder, or has another's place is recorded as failed."""
+        """Add a file to a source; record an irregular, outside or conflicting file as failed."""
         if reason := _unfit(file.path, inside):
             self._fail(file.path, reason)
         elif file.relative != printable(file.relative):
@@ -128,7 +128,7 @@ class Selection:
                 self._add(group, file, None if self._follow else root)
 
     def _walk(self, group: SourceFiles, root: Path) -> Iterator[Path]:
-        """Yield every entry that is not hidden and no folder."""
+        """Yield all non-hidden files below a folder; add folders that can't be listed to ``unlisted``."""
 
         def unlisted(error: OSError) -> None:
             group.unlisted.add(str(error.filename))
@@ -150,7 +150,7 @@ class Selection:
         if not folder.is_symlink():
             return True
         if _stays_inside(folder, root):
-            return False  # what it shows is found without it
+            return False  # its files are found directly
         if not self._follow:
             self._fail(folder, _LEAVES)
             return False
@@ -161,12 +161,12 @@ class Selection:
 
 
 def printable(path: str | Path) -> str:
-    """Return a path as text, whose name may not be valid text."""
+    """Return a path as valid UTF-8 text; undecodable characters are escaped."""
     return str(path).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
 def _unfit(path: Path, root: Path | None) -> str:
-    """Return why a file can't be taken: it is not regular, or a symlink out of its folder; else ""."""
+    """Return why a file can't be ingested (not a regular file, or a symlink out of its folder); empty if it can."""
     if root is not None and not _stays_inside(path, root):
         return _LEAVES
     try:
