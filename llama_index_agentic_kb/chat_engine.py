@@ -1,4 +1,4 @@
-"""A conversation over a knowledge base: each message is answered as a query, with the messages before it."""
+"""A chat engine over a knowledge base: each message is answered as a query, with the earlier messages as context."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ __all__ = ["AgenticChatEngine"]
 dispatcher = get_dispatcher(__name__)
 
 EXTRACTS: Final = '[{"ref_id": '
-"""The start of extracted data, which stands in for an answer that did not come."""
+"""The prefix of extracted data, which replaces an answer that failed or timed out."""
 MEMORY_TOKENS: Final = 8_000
-"""Tokens of conversation that the engine's own memory keeps."""
+"""Token limit of the engine's default memory."""
 
 
 class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
-    """A LlamaIndex chat engine whose every answer is planned, searched, cited and accounted for.
+    """A LlamaIndex chat engine that answers each message with planned retrieval and citations.
 
-    Works without a language model too: an answer is then the extracts, written to be read. A turn is stored in the
-    memory once its answer is complete (for a streamed one: once its stream was read to the end), question and answer
-    together.
+    Without a language model, answers are the extracted passages as readable text. A turn (question and answer) is
+    stored in the memory once its answer is complete, or, if streamed, once the stream was read to the end.
 
-    A conversation belongs to its principal, if any (see ``guard.permissions``): answers repeat what its first speaker
-    may see, so nobody else may read it, until ``reset``.
+    A conversation belongs to the principal of its first message, if any (see ``guard.permissions``): since answers
+    repeat documents which that principal may see, other principals are denied until ``reset``.
 
     Args:
-        query_engine: Answers each message.
-        memory: The conversation. None is a buffer of the last 8,000 tokens.
-        callback_manager: None is the query engine's.
-        prefix_messages: Stand before every conversation; those of the system instruct the model that answers.
-        skip_condense: Whether each message is searched as it is, unplanned; the conversation still reaches the answer.
+        query_engine: The query engine that answers each message.
+        memory: The conversation memory. Defaults to a buffer of the last 8,000 tokens.
+        callback_manager: Defaults to the query engine's.
+        prefix_messages: Messages to put before every conversation; system messages become instructions for the answer.
+        skip_condense: Whether to search for each message unchanged, without planning; the conversation is still part
+            of the answer's prompt.
     """
 
     def __init__(
@@ -84,21 +84,21 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         skip_condense: bool = False,
         **engine: Any,
     ) -> Self:
-        """Make one with the arguments of LlamaIndex's chat engines.
+        """Create a chat engine with the arguments of LlamaIndex's chat engines.
 
         Args:
-            retriever: Searches for each message.
+            retriever: The retriever for each message.
             memory: See the class.
-            chat_history: The conversation to begin with, where there is no memory.
-            system_prompt: Instructions to the model that answers.
-            prefix_messages: See the class; in place of a system prompt.
-            context_prompt: The system message of the prompt, in place of our own, with ``{context_str}`` in it.
-            context_template: The same; LlamaIndex's engines differ in its name.
+            chat_history: The initial conversation; used only if no memory is given.
+            system_prompt: Instructions for the model that answers.
+            prefix_messages: See the class; can't be combined with ``system_prompt``.
+            context_prompt: The system message of the answer prompt, with ``{context_str}``. Defaults to our own.
+            context_template: An alias of ``context_prompt``, as some of LlamaIndex's engines call it.
             skip_condense: See the class.
-            engine: Arguments of ``AgenticQueryEngine``. Prompts of LlamaIndex's own condensing and refining are let go.
+            engine: Arguments of ``AgenticQueryEngine``. LlamaIndex's prompts for condensing and refining are ignored.
 
         Raises:
-            ConfigurationError: There are a system prompt and prefix messages.
+            ConfigurationError: Both ``system_prompt`` and ``prefix_messages`` are given.
         """
         if system_prompt is not None and prefix_messages is not None:
             raise ConfigurationError("system_prompt, prefix_messages: pass one of them")
@@ -124,7 +124,7 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
 
         Args:
             message: The user's message.
-            chat_history: Replaces the memory's conversation from now on.
+            chat_history: Replaces the messages in the memory. None keeps them.
         """
         return run(self._chat(message, chat_history))
 
@@ -141,7 +141,7 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
     def stream_chat(
         self, message: str | QueryBundle, chat_history: list[ChatMessage] | None = None
     ) -> StreamingAgentChatResponse:
-        """Answer a message as a stream of token deltas; see ``chat``. An error is raised where it is read."""
+        """Answer a message as a stream of token deltas; see ``chat``. Errors are raised while the stream is read."""
         work, sources = run(self._begin(message, chat_history))
         deltas = iterate(work, contextvars.copy_context())
         return StreamingAgentChatResponse(chat_stream=deltas, is_writing_to_memory=False, **sources)
@@ -151,18 +151,18 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
     async def astream_chat(
         self, message: str | QueryBundle, chat_history: list[ChatMessage] | None = None
     ) -> StreamingAgentChatResponse:
-        """Answer a message as a stream of token deltas; see ``chat``. An error is raised where it is read."""
+        """Answer a message as a stream of token deltas; see ``chat``. Errors are raised while the stream is read."""
         work, sources = await arun(self._begin(message, chat_history))
         deltas = aiterate(work, contextvars.copy_context())
         return StreamingAgentChatResponse(achat_stream=deltas, is_writing_to_memory=False, **sources)
 
     def reset(self) -> None:
-        """Forget the conversation; an answer that is still being streamed is not remembered.
+        """Clear the conversation; an answer that is still being streamed will not be stored.
 
-        A memory that keeps something all the same (LlamaIndex's ``memory_blocks``) stays its owner's.
+        A memory that keeps content after a reset (LlamaIndex's ``memory_blocks``) still belongs to its principal.
 
         Raises:
-            DeniedError: It is another principal's.
+            DeniedError: The conversation belongs to another principal.
         """
         owner_of(self.memory).claim(self.query_engine.retriever.resolve_principal())
         self.memory.reset()
@@ -178,7 +178,7 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         """The conversation so far.
 
         Raises:
-            DeniedError: The current principal is not the one that the conversation belongs to.
+            DeniedError: The conversation belongs to another principal.
         """
         owner_of(self.memory).check(current_principal())
         return list(self.memory.get_all())
@@ -196,7 +196,7 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
     async def _begin(
         self, message: str | QueryBundle, history: Sequence[ChatMessage] | None
     ) -> tuple[Coroutine[Any, Any, None], dict[str, Any]]:
-        """Retrieve; return what emits the answer's deltas and remembers the turn, and the evidence."""
+        """Retrieve; return a coroutine that streams the answer and stores the turn, and the evidence."""
         request, number = await self._request(message, history)
         work, nodes, _ = await self.query_engine.begin(request, instructions=self._instructions)
         text = ""
@@ -216,13 +216,13 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
     async def _request(
         self, message: str | QueryBundle, chat_history: Sequence[ChatMessage] | None
     ) -> tuple[RetrievalRequest, int]:
-        """Return the request of a message, and the number of the conversation that it belongs to."""
+        """Return the request for a message, and the number of its conversation."""
         message = text_of(message)
         if not message.strip():
             raise InvalidRequestError("message: the message is empty")
         principal = self.query_engine.retriever.resolve_principal()
         number = owner_of(self.memory).claim(principal)
-        set_principal(principal)  # a memory may be kept for one principal
+        set_principal(principal)  # a memory may be restricted to one principal
         if chat_history is not None:
             history = list(chat_history)
             await Call(sync=partial(self.memory.set, history), native=partial(self.memory.aset, history), what="memory")
@@ -233,7 +233,7 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         return request.model_copy(update={"retrieval_reasoning_effort": self._effort}), number
 
     async def _remember(self, message: str, answer: str, number: int) -> None:
-        """Store a turn in its conversation; where that has ended meanwhile, it is not stored."""
+        """Store a turn in the memory, unless the conversation was reset meanwhile."""
         if owner_of(self.memory).number != number:
             return
         turn = [
@@ -246,7 +246,7 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
 
 
 def conversation_request(messages: Sequence[ChatMessage]) -> RetrievalRequest:
-    """Return the request for a LlamaIndex conversation; messages without text are left out."""
+    """Return the request for a LlamaIndex conversation; messages without text are omitted."""
     texts = [(message.role.value, message.content or "") for message in messages]
     kept = [Message.model_validate({"role": role, "content": text}) for role, text in texts if text.strip()]
     return RetrievalRequest(messages=kept)
@@ -258,7 +258,7 @@ def text_of(message: str | QueryBundle) -> str:
 
 
 def _readable(extracts: str) -> str:
-    """Return extracted data as text to read, each extract with its marker; of an empty text, why there is none."""
+    """Format extracted data as plain text with ``[ref_id:N]`` markers, or return a notice if it is empty."""
     if not extracts:
         return "The answer was not there in time. The sources are listed."
     items = json.loads(extracts)
@@ -267,7 +267,7 @@ def _readable(extracts: str) -> str:
 
 
 def _sources(message: str | QueryBundle, nodes: Sequence[NodeWithScore]) -> dict[str, Any]:
-    """Return the evidence of a chat response, in the form of LlamaIndex's own chat engines."""
+    """Return the ``sources`` and ``source_nodes`` arguments of a LlamaIndex chat response."""
     listed, asked = list(nodes), {"message": text_of(message)}
     output = ToolOutput(tool_name="knowledge_base", content=str(len(listed)), raw_input=asked, raw_output=listed)
     return {"sources": [output], "source_nodes": listed}

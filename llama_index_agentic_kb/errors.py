@@ -1,8 +1,7 @@
-"""Every error this library raises, as one tree under ``AgenticKBError``.
+"""The exception classes of this library, all derived from ``AgenticKBError``.
 
-Each class has a stable ``code``, for logs and wire contracts, and a ``status_code`` where Azure AI Search's contract
-has one for what happened: 400, 403, or 502. Messages name the field or part at fault and the remedy; they hold no
-secrets.
+Each class has a stable ``code`` for logs and JSON responses, and a ``status_code`` if an HTTP status applies, as in
+Azure AI Search's API. Messages name the field or part at fault and the remedy, and contain no secrets.
 """
 
 from __future__ import annotations
@@ -19,32 +18,32 @@ E = TypeVar("E", bound=Enum)
 
 
 class AgenticKBError(Exception):
-    """Root of the tree: catch this to catch everything this library raises on purpose."""
+    """The base class of all errors that this library raises on purpose."""
 
     code: str = "agenticKbError"
     status_code: int | None = None
 
 
 class ConfigurationError(AgenticKBError, ValueError):
-    """An object was built with arguments that can't work together."""
+    """An object was constructed with invalid or conflicting arguments."""
 
     code = "configuration"
 
 
 class StoreMismatchError(ConfigurationError):
-    """A store was made with one embedding model and opened with another."""
+    """A store was created with one embedding model and opened with another."""
 
     code = "storeMismatch"
 
 
 class StoreDamagedError(ConfigurationError):
-    """A store's files don't hold together; the message names the remedy, mostly ``agentic-kb repair``."""
+    """A store's files are damaged or inconsistent; the message names the remedy, usually ``agentic-kb repair``."""
 
     code = "storeDamaged"
 
 
 class InvalidRequestError(AgenticKBError, ValueError):
-    """A request can't be carried out as asked; the message names the field and the remedy."""
+    """A request is invalid; the message names the field and the remedy."""
 
     code = "invalidRequest"
     status_code = 400
@@ -52,14 +51,14 @@ class InvalidRequestError(AgenticKBError, ValueError):
 
 @dataclass(frozen=True, slots=True)
 class FailedSearch:
-    """One search that failed, as data that may be shown: it holds no secrets.
+    """A failed search as data; contains no secrets, so it can be shown to users.
 
     Args:
         source: The source's name.
-        stage: What failed there: "search", or the stage before it.
-        code: The error's code, or its class.
-        message: The cause in words.
-        query: What was searched.
+        stage: The stage that failed: "search", or a stage before it.
+        code: The error's ``code``, or its class name.
+        message: The error message.
+        query: The search query.
     """
 
     source: str
@@ -73,9 +72,9 @@ class RetrievalError(AgenticKBError):
     """No selected source could answer.
 
     Args:
-        message: What failed, in one sentence.
-        causes: Each failed search's cause, by ``"source: query"``: the exceptions themselves, for programs.
-        failures: The same as data, for accounts and responses.
+        message: A one-sentence description of the failure.
+        causes: The exception of each failed search, by ``"source: query"``.
+        failures: The failed searches as data, for activity logs and responses.
     """
 
     code = "retrievalFailed"
@@ -87,7 +86,7 @@ class RetrievalError(AgenticKBError):
         causes: Mapping[str, BaseException] | None = None,
         failures: Sequence[FailedSearch] = (),
     ) -> None:
-        """Keep the causes beside the message."""
+        """Set the message, the causes and the failures."""
         super().__init__(message)
         self.causes, self.failures = dict(causes or {}), tuple(failures)
 
@@ -100,45 +99,45 @@ class DeniedError(RetrievalError):
 
 
 class SourceUnavailableError(AgenticKBError):
-    """A source was not asked: it would not have answered, or others would have waited for it."""
+    """A source was not called because its circuit breaker is open or its bulkhead is full."""
 
     code = "sourceUnavailable"
 
 
 class CircuitOpenError(SourceUnavailableError):
-    """A source failed so often lately that it is left alone for a while."""
+    """A source is temporarily not called because of repeated recent failures (circuit breaker)."""
 
     code = "circuitOpen"
 
 
 class BulkheadFullError(SourceUnavailableError):
-    """As many calls as may wait for a source wait already, or all its places are held by calls that hang."""
+    """The waiting queue of a source is full, or all its concurrent calls hang (bulkhead)."""
 
     code = "bulkheadFull"
 
 
 class NotFoundError(AgenticKBError, LookupError):
-    """There is nothing of this name, or it is another owner's: the error does not say which."""
+    """The named object does not exist or belongs to another owner; the error does not reveal which."""
 
     code = "notFound"
     status_code = 404
 
 
 class SessionStoreError(AgenticKBError):
-    """The database of the sessions can't be reached, or failed; what was written before is kept."""
+    """The session database is unreachable or failed; data written earlier is kept."""
 
     code = "sessionStoreFailed"
     status_code = 503
 
 
 class InvalidAnswerError(AgenticKBError, ValueError):
-    """An answer breaks a rule of the contract that it was to be written in; the message names the field."""
+    """An ``Answer`` violates a rule of its schema; the message names the field."""
 
     code = "invalidAnswer"
 
 
 class PlanningError(AgenticKBError):
-    """A model's reply held no usable plan. The planner turns it into a warning and a plain plan."""
+    """A model's reply has no usable plan. The planner converts it into a warning and a simple plan."""
 
     code = "planningFailed"
 
@@ -147,15 +146,15 @@ class SynthesisError(AgenticKBError):
     """The language model failed while answering.
 
     Args:
-        message: What failed, in one sentence.
-        step: The 0-based call that failed, in modes that make several.
-        partial: The text of the answer so far; empty when there was none.
+        message: A one-sentence description of the failure.
+        step: The 0-based number of the failed call, in modes with several calls.
+        partial: The text of the answer so far; may be empty.
     """
 
     code = "synthesisFailed"
 
     def __init__(self, message: str, *, step: int = 0, partial: str = "") -> None:
-        """Keep the failed step and the text before it."""
+        """Set the message, the failed step and the partial text."""
         super().__init__(message)
         self.step, self.partial = step, partial
 
@@ -164,21 +163,21 @@ class LLMError(AgenticKBError):
     """A language model's reply can't be used: empty, refused, filtered or cut off.
 
     Args:
-        message: What is wrong with it.
-        empty: Whether it simply holds no text: neither refused nor filtered.
-        usage: What it billed all the same (``llm.Usage``); None where that is not known.
+        message: A description of the problem.
+        empty: Whether the reply has no text although it was neither refused nor filtered.
+        usage: The billed tokens (``llm.Usage``); None if unknown.
     """
 
     code = "llmFailed"
 
     def __init__(self, message: str, *, empty: bool = False, usage: Usage | None = None) -> None:
-        """Keep the kind and the bill."""
+        """Set the message, the empty flag and the usage."""
         super().__init__(message)
         self.empty, self.usage = empty, usage
 
 
 class DeadlineExceededError(AgenticKBError, TimeoutError):
-    """A step was still running when its deadline passed. ``partial`` is the answer so far, where one was written."""
+    """A step was still running at its deadline. ``partial`` is the text of the answer so far; may be empty."""
 
     code = "deadlineExceeded"
     partial: str = ""
@@ -191,10 +190,10 @@ class IngestionError(AgenticKBError):
 
 
 def by_value(kind: type[E], value: E | str, field: str) -> E:
-    """Return the member of an enum that a value names.
+    """Return the enum member with the given value.
 
     Raises:
-        ConfigurationError: It names none; the message lists those that are known.
+        ConfigurationError: The value is unknown; the message lists the known ones.
     """
     try:
         return kind(value)

@@ -33,7 +33,7 @@ __all__ = ["AgenticVectorStoreIndex", "RetrieverArguments", "as_chat_engine", "s
 
 
 class RetrieverArguments(TypedDict, total=False):
-    """The arguments of ``AgenticRetriever``, beside its sources."""
+    """The keyword arguments of ``AgenticRetriever`` other than its sources."""
 
     llm: LLM | None
     effort: ReasoningEffort | str
@@ -52,29 +52,29 @@ class RetrieverArguments(TypedDict, total=False):
 STORE_ARGUMENTS: Final = frozenset(
     {"alpha", "doc_ids", "hybrid_top_k", "node_ids", "sparse_top_k", "vector_store_kwargs", "vector_store_query_mode"}
 )
-"""Keyword arguments that mean LlamaIndex's own vector retriever underneath."""
+"""Keyword arguments to pass to the underlying LlamaIndex vector retriever."""
 
 
 class AgenticVectorStoreIndex(NotPickled, VectorStoreIndex):
-    """A ``VectorStoreIndex`` in every other respect: build it, insert into it and persist it as usual.
+    """A ``VectorStoreIndex`` whose ``as_retriever``, ``as_query_engine`` and ``as_chat_engine`` are agentic.
 
-    ``as_retriever``, ``as_query_engine`` and ``as_chat_engine`` are agentic; without a language model they search the
-    question as it is and return extracts. ``as_plain_retriever`` is LlamaIndex's own.
+    Build, update and persist it as usual. Without a language model, the question is searched unchanged and responses
+    are extracts. ``as_plain_retriever`` returns LlamaIndex's own retriever.
     """
 
     instead_of_pickling = "Keep it with storage_context.persist(), and load it with load_index_from_storage."
 
     source_name = "index"
-    """The name under which plans, activity and references know the index."""
+    """The name of the index in plans, activity records and references."""
 
     source_description = ""
-    """Its content, for the planner."""
+    """A description of the content, for the planner."""
 
     source_hybrid: bool | None = None
-    """Whether words are searched beside vectors (BM25); see ``KnowledgeSource``."""
+    """Whether to combine keyword search (BM25) with vector search; see ``KnowledgeSource``."""
 
     source_permissions: Permissions | None = None
-    """The metadata fields that say who may see a document; see ``KnowledgeSource``."""
+    """The metadata fields that define who may see a document; see ``KnowledgeSource``."""
 
     @classmethod
     def from_index(
@@ -86,15 +86,15 @@ class AgenticVectorStoreIndex(NotPickled, VectorStoreIndex):
         hybrid: bool | None = None,
         permissions: Permissions | None = None,
     ) -> Self:
-        """Return an agentic index over a plain one. Both share the store: nothing is copied or embedded again.
+        """Return an agentic index over a plain one. Both share one store: nothing is copied or embedded again.
 
         Args:
             index: The plain index.
-            name: The name under which plans, activity and references know it.
-            description: Its content, for the planner.
-            hybrid: Whether words are searched beside vectors; see ``KnowledgeSource``.
-            permissions: The metadata fields that say who may see a document; see ``KnowledgeSource``.
-                ``as_plain_retriever`` knows nothing of them.
+            name: The name of the index in plans, activity records and references.
+            description: A description of the content, for the planner.
+            hybrid: Whether to combine keyword search with vector search; see ``KnowledgeSource``.
+            permissions: The metadata fields that define who may see a document; see ``KnowledgeSource``.
+                ``as_plain_retriever`` does not apply them.
         """
         agentic = cls(
             index_struct=index.index_struct,
@@ -116,10 +116,10 @@ class AgenticVectorStoreIndex(NotPickled, VectorStoreIndex):
         """Return an agentic retriever.
 
         Args:
-            hybrid: Whether words are searched beside vectors; None is the index's own ``source_hybrid``.
+            hybrid: Whether to combine keyword search with vector search. Defaults to ``source_hybrid``.
             kwargs: Arguments of ``AgenticRetriever`` (``llm``, ``similarity_top_k``, ``filters``, ``memory``, ...) and
                 of LlamaIndex's vector retriever (``vector_store_query_mode``, ...). Others, which
-                ``as_query_engine`` hands down as LlamaIndex does, are left alone.
+                ``as_query_engine`` passes on as LlamaIndex does, are ignored.
         """
         source = KnowledgeSource(
             self.source_name,
@@ -137,8 +137,8 @@ class AgenticVectorStoreIndex(NotPickled, VectorStoreIndex):
         """Return an agentic query engine.
 
         Args:
-            llm: Plans and answers; None is ``Settings.llm`` where there is one.
-            kwargs: Those of ``as_retriever``, of ``AgenticQueryEngine`` and of ``get_response_synthesizer``
+            llm: The language model that plans and answers. Defaults to ``Settings.llm`` if set.
+            kwargs: Arguments of ``as_retriever``, ``AgenticQueryEngine`` and ``get_response_synthesizer``
                 (``response_mode``, ``streaming``, ``text_qa_template``, ...).
         """
         return AgenticQueryEngine(self.as_retriever(llm=_resolve(llm), **kwargs), **split_kwargs(kwargs)[1])
@@ -146,13 +146,13 @@ class AgenticVectorStoreIndex(NotPickled, VectorStoreIndex):
     def as_chat_engine(
         self, chat_mode: ChatMode = ChatMode.BEST, llm: LLMType | None = None, **kwargs: Any
     ) -> BaseChatEngine:
-        """Return a chat engine: ours by default; LlamaIndex's own over our retriever for its other modes.
+        """Return a chat engine: ``AgenticChatEngine``, or for other modes LlamaIndex's own over our retriever.
 
         Args:
-            chat_mode: ``BEST`` (default) is ``AgenticChatEngine``.
-            llm: Plans and answers; None is ``Settings.llm`` where there is one.
-            kwargs: Those of ``as_query_engine`` and of LlamaIndex's chat engine of that mode: ``memory``,
-                ``system_prompt``, ...
+            chat_mode: ``BEST`` (default) selects ``AgenticChatEngine``; other modes select LlamaIndex's engines.
+            llm: The language model that plans and answers. Defaults to ``Settings.llm`` if set.
+            kwargs: Arguments of ``as_query_engine`` and of LlamaIndex's chat engine of the mode (``memory``,
+                ``system_prompt``, ...).
         """
         memory = kwargs.pop("memory", None)
         retriever = self.as_retriever(llm=_resolve(llm), **kwargs)
@@ -162,12 +162,12 @@ class AgenticVectorStoreIndex(NotPickled, VectorStoreIndex):
 def as_chat_engine(
     retriever: AgenticRetriever, chat_mode: ChatMode, memory: BaseMemory | None = None, **kwargs: Any
 ) -> BaseChatEngine:
-    """Return a chat engine over an agentic retriever: ours for ``BEST``, else LlamaIndex's own of the mode.
+    """Return a chat engine over an agentic retriever: ours for ``BEST``, else LlamaIndex's engine of the mode.
 
     Args:
-        retriever: Its postprocessors are the engine's too.
-        chat_mode: The mode.
-        memory: The conversation, which retriever and engine share; None makes one.
+        retriever: The retriever that the chat engine searches with.
+        chat_mode: The chat mode of LlamaIndex.
+        memory: The conversation memory. Defaults to a new one; LlamaIndex's engines share it with the retriever.
         kwargs: Arguments of ``AgenticQueryEngine`` and of the mode's engine.
 
     Raises:
@@ -180,7 +180,7 @@ def as_chat_engine(
             f"chat_mode {chat_mode.value!r} needs a language model: pass llm= or set Settings.llm; "
             "chat_mode 'best' works without one"
         )
-    # loaded by those who ask for it only
+    # imported only if needed
     from llama_index.core import chat_engine as theirs  # noqa: PLC0415
     from llama_index.core.memory import ChatMemoryBuffer  # noqa: PLC0415
 
@@ -203,9 +203,9 @@ def as_chat_engine(
 
 
 def split_kwargs(kwargs: dict[str, Any]) -> tuple[RetrieverArguments, dict[str, Any]]:
-    """Return the retriever's keyword arguments and an engine's: LlamaIndex hands one dict to both.
+    """Split keyword arguments, which LlamaIndex passes to both in one dict, into the retriever's and the engine's.
 
-    The language model serves both; postprocessors, and what means LlamaIndex's own retriever, the retriever alone.
+    ``llm`` goes to both; postprocessors and the arguments of LlamaIndex's own retriever don't go to the engine.
     """
     own: Any = {key: value for key, value in kwargs.items() if key in RetrieverArguments.__annotations__}
     taken = STORE_ARGUMENTS | RetrieverArguments.__annotations__.keys() - {"llm"} | {"hybrid"}
@@ -213,5 +213,5 @@ def split_kwargs(kwargs: dict[str, Any]) -> tuple[RetrieverArguments, dict[str, 
 
 
 def _resolve(llm: LLMType | None) -> LLM | None:
-    """Resolve as LlamaIndex does ("default", "local", a LangChain model), but None without asking for a key."""
+    """Resolve an LLM as LlamaIndex does ("default", "local", a LangChain model); None never requires an API key."""
     return resolve_llm(None) if llm is None else core_resolve_llm(llm)

@@ -66,13 +66,13 @@ from llama_index_agentic_kb.sources.filters import FilterLike, to_tree
 from llama_index_agentic_kb.sources.selection import SelectedSource, as_source, by_name, select
 
 MEMORY_SECONDS: Final = 5.0
-"""Time to read a shared memory at most; a quarter of the time for searching where that is less."""
+"""Maximum seconds for reading a shared memory, or a quarter of the retrieval time if that is less."""
 
 RETRIEVAL_ANSWER_SHARE: Final = 0.05
-"""The part of the time that is kept for what comes after a retrieval that no answer follows."""
+"""Fraction of the time limit reserved for postprocessing after a retrieval without an answer."""
 
 _MEMORIES: Final = WorkerPool("memories")
-"""A pool of their own: those that hang take no thread from anything else."""
+"""A separate thread pool, so that memories that hang don't block other calls."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,23 +80,23 @@ class RetrieverOptions:
     """The options of ``AgenticRetriever`` that most applications leave at their defaults.
 
     Args:
-        limits: Limits by effort, in place of ``DEFAULT_LIMITS``.
-        fusion: How the sub-queries' ranked lists are fused. Default ``interleave``.
-        join_neighbours: Whether adjacent chunks of one document become one reference. Default True.
-        max_per_document: References of one document before others get a place: a number, None for no limit, or
-            "auto" (default), a third of all and at least 3.
-        results_processing: "none" leaves what the searches found as they ranked it, in turns, unless a request says.
-        embedding_cache: Query vectors of earlier requests. Default ``SHARED_CACHE``, one for the process; None keeps
-            none.
-        retries: How failed calls of the language model are tried again, and how many retries all calls of a request,
-            searches too, may make together. Default three attempts, with full jitter.
-        spotlighting: How retrieved text is marked as data in every prompt of a request, the answer's too: "delimit"
-            (default), "datamark", "encode", or None for not at all; see ``guard.spotlighting``.
-        require_principal: Whether a request without a principal is denied, also where no source has permissions.
-        input_limits: The most that one request may hold: characters, messages, intents.
+        limits: Limits by reasoning effort. Defaults to ``DEFAULT_LIMITS``.
+        fusion: The function that fuses the sub-queries' ranked lists. Default ``interleave``.
+        join_neighbours: Whether to join adjacent chunks of a document into one reference. Default True.
+        max_per_document: Maximum references per document while other documents have candidates: a number, None for no
+            limit, or "auto" (default): a third of all references, but at least 3.
+        results_processing: The default of requests. "none" interleaves the searches' results without reranking.
+        embedding_cache: The cache of query embeddings. Default ``SHARED_CACHE``, shared by the process; None disables
+            caching.
+        retries: The retry policy for failed calls of the language model, and the retry budget that all calls of a
+            request share, including searches. Default three attempts with full jitter.
+        spotlighting: How retrieved text is marked as data in every prompt of a request, including the answer's:
+            "delimit" (default), "datamark", "encode", or None for not at all; see ``guard.spotlighting``.
+        require_principal: Whether to deny requests without a principal even if no source has permissions.
+        input_limits: The maximum size of a request: characters, messages, intents.
 
     Raises:
-        ConfigurationError: An option is unusable.
+        ConfigurationError: An option is invalid.
     """
 
     limits: Mapping[ReasoningEffort, EffortLimits] | None = None
@@ -113,19 +113,19 @@ class RetrieverOptions:
 
 @dataclass(slots=True)
 class Retrieval:
-    """What a retrieval found, and its account so far.
+    """The result of a retrieval, with the activity log and budget that later stages continue to use.
 
     Args:
         nodes: The evidence, best first.
-        plan: What was searched.
-        log: The request's account; later stages add to it.
-        budget: The request's budget; later stages spend what is left.
-        missing: What should have been searched and could not be.
-        selected: The sources that were allowed, by name.
+        plan: The query plan that was executed.
+        log: The request's activity log; later stages add to it.
+        budget: The request's budget of time and tokens; later stages use the rest.
+        missing: The searches and other parts that failed or were skipped.
+        selected: The sources selected for the request, by name.
         scope: The question and its conversation.
-        findings: What sub-queries found on the way.
-        chain: The steps with what was found for each, those that others build on first.
-        references: Those of the nodes, where an answer is made of them: made once, when the evidence stands.
+        findings: Intermediate findings of sub-queries.
+        chain: The plan's steps with their findings, dependencies first.
+        references: The references of the nodes, set by ``arrange``.
     """
 
     nodes: list[NodeWithScore]
@@ -140,12 +140,12 @@ class Retrieval:
     references: list[Reference] = field(default_factory=list)
 
     def arrange(self, nodes: Sequence[NodeWithScore]) -> None:
-        """Take the nodes as the evidence, in their order and as a reader may see them, and make their references."""
+        """Set ``nodes``, without their permission metadata, and ``references``."""
         self.nodes = self.concealed(nodes)
         self.references = references(self.nodes, self.selected)
 
     def concealed(self, nodes: Sequence[NodeWithScore]) -> list[NodeWithScore]:
-        """Return nodes without what says whom else they are shared with."""
+        """Return nodes without the metadata that lists who else may see them."""
         made = list(nodes)
         for permissions in [chosen.source.permissions for chosen in self.selected.values()]:
             if permissions is not None:
@@ -154,30 +154,30 @@ class Retrieval:
 
 
 class AgenticRetriever(GuardedCallbacks, BaseRetriever):
-    """Decomposes a question with a language model and searches several knowledge sources side by side.
+    """Decomposes a question with a language model and searches several knowledge sources concurrently.
 
-    A drop-in ``BaseRetriever``: chat engines, query engines and tools take it as it is. Without a language model it
-    searches the question itself at every source.
+    A drop-in ``BaseRetriever`` for chat engines, query engines and tools. Without a language model it searches every
+    source for the unchanged question.
 
     Args:
-        sources: What to search; names must differ.
-        llm: Plans. None is ``Settings.llm`` where one is set or an OpenAI key is there, else none.
-        effort: How hard to think unless a request says. Default low.
-        similarity_top_k: Nodes that a retrieval returns, and that each search returns at least; None is the effort's.
-        filters: Narrows every source's search, beside the source's own mandatory filter.
-        node_postprocessors: Applied to the fused nodes before they are cut to their number.
-        reranker: Reranks the candidates of each sub-query; a node postprocessor stands for ``Reranker`` with defaults.
-            If it is calibrated, what is below its threshold (2.5 of 4 unless it says) is dropped, and counted.
-        memory: A memory shared with a chat engine: the conversation that a question belongs to. It is its principal's,
-            where there is one: anybody else is denied.
-        principal: Who asks, in every request of this retriever; none can bring another. See ``guard.permissions``.
-        max_runtime_in_seconds: Deadline of a retrieval unless a request says. Default 90; None is no limit.
+        sources: The knowledge sources to search; their names must be unique.
+        llm: The language model that plans. Defaults to ``Settings.llm`` if set or if there is an OpenAI key.
+        effort: The default reasoning effort of requests. Default low.
+        similarity_top_k: Nodes returned by a retrieval, and the minimum per search. Defaults to that of the effort.
+        filters: A filter on every search, in addition to the source's own mandatory filter.
+        node_postprocessors: Applied to the fused nodes before the list is truncated.
+        reranker: Reranks the candidates of each sub-query; a node postprocessor is wrapped in a default ``Reranker``.
+            If it is calibrated, candidates below its threshold (default 2.5 of 4) are dropped and counted.
+        memory: A memory shared with a chat engine: the conversation of the question. If it belongs to a principal, the
+            requests of others are denied.
+        principal: The user on whose behalf every request runs; requests can't override it. See ``guard.permissions``.
+        max_runtime_in_seconds: The default time limit of a retrieval in seconds. Default 90; None means no limit.
         observer: Called with each activity record when it is opened and when it is closed.
-        callback_manager: None is ``Settings.callback_manager``. What a handler raises is logged.
-        options: Everything else; None is ``RetrieverOptions()``.
+        callback_manager: Defaults to ``Settings.callback_manager``. Exceptions of handlers are logged.
+        options: Further options. Defaults to ``RetrieverOptions()``.
 
     Raises:
-        ConfigurationError: There is no source, two have one name, or an argument is unusable.
+        ConfigurationError: There are no sources, two have the same name, or an argument is invalid.
     """
 
     def __init__(
@@ -234,12 +234,12 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         sources: Sequence[KnowledgeSource | BaseRetriever | BaseIndex[Any]] | BaseIndex[Any] | BaseRetriever,
         **kwargs: Any,
     ) -> Self:
-        """Make one from an index, a retriever, or a list of them.
+        """Create a retriever from an index, a retriever, or a list of them.
 
         Args:
-            sources: An index or a retriever becomes a ``KnowledgeSource`` named "source_1", "source_2", ...; retrievers
-                that are wrapped in tools or need filters are better described by hand.
-            kwargs: See the class.
+            sources: Knowledge sources, indexes or retrievers; the latter two become a ``KnowledgeSource`` named
+                "source_1", "source_2", ... Create it yourself if the source needs a description or filters.
+            kwargs: Further arguments of the class.
         """
         listed = list(sources) if isinstance(sources, Sequence) else [sources]
         return cls([as_source(item, position) for position, item in enumerate(listed, start=1)], **kwargs)
@@ -255,7 +255,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         return retrieval.concealed(retrieval.nodes)
 
     def _handle_recursive_retrieval(self, query_bundle: QueryBundle, nodes: list[NodeWithScore]) -> list[NodeWithScore]:
-        """Return the nodes: index nodes were followed at their sources, a bounded number of times."""
+        """Return the nodes unchanged: each source has already resolved its index nodes."""
         del query_bundle
         return nodes
 
@@ -272,7 +272,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             self._model.prompts.update({name: prompts[name] for name in prompts.keys() & self._model.prompts.keys()})
 
     def request_for(self, query: str | QueryBundle) -> RetrievalRequest:
-        """Return the request that a plain question stands for.
+        """Return the request for a plain question.
 
         Raises:
             InvalidRequestError: The question is empty.
@@ -283,15 +283,15 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         return RetrievalRequest(messages=[Message.model_validate({"role": "user", "content": text})])
 
     def resolve_principal(self, given: Principal | None = None) -> Principal | None:
-        """Return who asks: the principal that is bound to the retriever, comes with a request, or of ``acting_as``.
+        """Return the requesting principal: the retriever's, the request's, or that of ``acting_as``.
 
         Raises:
-            DeniedError: Two of them differ, or there is none and one is required.
+            DeniedError: Two of these principals differ, or a principal is required and missing.
         """
         required = self.options.require_principal
         return merge_principals(self.principal, given, current_principal(), required=required)
 
-    # -- the way of a query ----------------------------------------------------------------------------------------
+    # -- the stages of a query -------------------------------------------------------------------------------------
 
     async def retrieval(
         self,
@@ -305,18 +305,18 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         """Scope, plan, search, fuse and postprocess.
 
         Args:
-            request: What is asked.
-            bundle: The caller's query; its vector serves the search of the question itself.
-            answer_share: The part of the time that is kept for what comes after.
-            observer: In place of the retriever's own.
-            classification: What the question is classified as, in the planner's own call; the plan has the verdicts. A
-                question that needs no plan is then planned all the same. At minimal effort, with intents and without a
-                model nothing is classified.
+            request: The retrieval request.
+            bundle: The caller's query. Its embedding, if any, is used to search for the question itself.
+            answer_share: The fraction of the time limit to reserve for the stages after retrieval.
+            observer: Called with each activity record. Defaults to the retriever's own.
+            classification: The classes to sort the question into as part of planning; the plan has the results. It
+                forces planning even for questions that need no plan. Ignored at minimal effort, with intents, and
+                without a model.
 
         Raises:
-            InvalidRequestError: The request names an unknown source, leaves none, or is too large.
-            DeniedError: There is no principal where one is needed, or the principal may search no source.
-            RetrievalError: Every search failed, or one whose source has ``failOnError``.
+            InvalidRequestError: The request names an unknown source, excludes all sources, or is too large.
+            DeniedError: A required principal is missing, or the principal may not search any source.
+            RetrievalError: All searches failed, or one of a source with ``failOnError``.
         """
         self.options.input_limits.check(request)
         effort = request.retrieval_reasoning_effort or self.effort
@@ -370,17 +370,17 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         return retrieval
 
     async def _remember(self, question: str, deadline: float | None) -> tuple[list[Any], list[MissingPart]]:
-        """Read the shared memory as LlamaIndex's chat engines do: some memories look up what the question is about.
+        """Read the shared memory with the question as input, as LlamaIndex's chat engines do.
 
         Returns:
-            The conversation; and, where it could not be read, that it is missing: the question is then searched alone.
+            The messages, and the missing part to report if the memory could not be read.
         """
         if self.memory is None:
             return [], []
         read, aread = partial(self.memory.get, input=question), partial(self.memory.aget, input=question)
         try:
             return list(await Call(sync=read, native=aread, deadline=deadline, pool=_MEMORIES, what="memory")), []
-        except Exception as error:  # noqa: BLE001 (whatever a memory raises; the question can be searched all the same)
+        except Exception as error:  # noqa: BLE001 (any error of a memory; the question is then searched alone)
             outcome = Outcome.TIMEOUT if isinstance(error, DeadlineExceededError) else Outcome.ERROR
             reason = f"the conversation could not be read: {error_message(error)}"
             return [], [MissingPart(what="memory", outcome=outcome, reason=reason)]
@@ -388,7 +388,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
     async def _gather(
         self, retrieval: Retrieval, outcome: PlanOutcome, task: Task, options: EvidenceOptions, bundle: QueryBundle
     ) -> None:
-        """Make one list of evidence out of the searches, and count what became of every candidate."""
+        """Merge the search results into ``retrieval.nodes``, and log how many candidates each stage dropped."""
         log, budget = retrieval.log, retrieval.budget
         limit = budget.output_documents or self.similarity_top_k or task.limits.documents
         ranked = max(MAX_RANKED, limit)
