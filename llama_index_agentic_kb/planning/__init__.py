@@ -1,8 +1,8 @@
-"""Planning: from a conversation to the searches that find its evidence.
+"""Planning: turns a conversation into the searches that find evidence for its question.
 
     scope ─▶ planner (a model's reply ─▶ plan_graph) ─▶ rounds (search ─▶ findings ─▶ search … ─▶ verdict)
 
-``rounds`` is the loop; ``effort`` limits it. ``classification`` judges the question in the planner's call.
+``rounds`` is the search loop; ``effort`` limits it. ``classification`` classifies the question in the planner's call.
 """
 
 from llama_index_agentic_kb.planning.classification import ClassificationSpec

@@ -1,10 +1,10 @@
-"""Query classification: what kind of question it is, judged by the planning model in the planner's own call.
+"""Query classification by the planning model, in the same call that plans the searches.
 
-The classes are those of Google's ``queryClassificationSpec`` (Discovery Engine v1), and labels of the user's own. The
-verdicts stand first in the reply, so that they are read while the plan is still written, and are kept where the rest
-of it fails. They are made from the user's messages alone: no retrieved text is in the planner's prompt.
+The classes are those of Google's ``queryClassificationSpec`` (Discovery Engine v1), and user-defined labels. The
+verdicts come first in the reply, so they are parsed while the plan is still being written and are kept if planning
+fails. They depend on the user's messages only: the planner's prompt contains no retrieved text.
 
-A class that was not judged has no verdict: not classified is never the same as passed.
+A class without a verdict was not classified; that never means that the question passed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from llama_index_agentic_kb.schema import QueryPlan
 from llama_index_agentic_kb.schema.activity import QueryClass, QueryClassification
 
 PART: Final = "classification"
-"""The key of the verdicts in a reply."""
+"""JSON key of the verdicts in a planner's reply."""
 
 MAX_LABELS: Final = 50
 
@@ -36,16 +36,16 @@ KEYS: Final[Mapping[QueryClass, str]] = {
     QueryClass.NON_ANSWER_SEEKING_QUERY: "non_answer_seeking",
     QueryClass.NON_ANSWER_SEEKING_QUERY_V2: "no_clear_intent",
 }
-"""The key of each class in a reply; labels are ``label_1``, ``label_2``, ..."""
+"""JSON key of each class in a reply; labels have the keys ``label_1``, ``label_2``, ..."""
 
 MAX_REPLY: Final = 100_000
-"""Characters of a planner's reply that are read; a plan is never that long."""
+"""Maximum number of characters of a planner's reply that are parsed; a plan is never that long."""
 
 MAX_READ: Final = 8_000
-"""Characters of one set of verdicts that are read, and of a reply that is still written."""
+"""Maximum number of characters parsed from one set of verdicts, and from a reply that is still being streamed."""
 
 MAX_PARTS: Final = 20
-"""Sets of verdicts of one reply that are read: each may be 8,000 characters of nothing."""
+"""Maximum number of sets of verdicts parsed from one reply; bounds the work on a hostile reply."""
 
 _PART: Final = re.compile(rf'"{PART}"\s{{0,20}}:\s{{0,20}}(?=\{{)', re.IGNORECASE)
 _STARTS: Final = re.compile(r"\s{0,20}(?:```\w{0,10}\s{0,20})?\{\s{0,20}" + _PART.pattern, re.IGNORECASE)
@@ -54,24 +54,23 @@ _WORDS: Final = {"true": True, "false": False}
 
 @dataclass(frozen=True, slots=True)
 class ClassificationSpec:
-    """Which classes a question is judged by.
+    """The classes that a question is checked for.
 
     Args:
-        types: The classes that are asked for, each once. ``USER_DEFINED_CLASSIFICATION_QUERY`` can only be judged where
-            there are labels.
-        labels: The user's own labels: a name, and a description of the questions that it fits. With any, the
-            user-defined class is judged too: it is positive where a label fits.
+        types: The classes to check, without duplicates. ``USER_DEFINED_CLASSIFICATION_QUERY`` requires labels.
+        labels: User-defined labels: each label's name mapped to a description of the questions that it fits. If there
+            are labels, the user-defined class is checked too: it is positive if any label fits.
 
     Raises:
-        ConfigurationError: A type is unknown, a label has no name or no text, two labels have the same name, or there
-            are more than 50.
+        ConfigurationError: A type is unknown, a label's name is empty, a name or description is not a string, two
+            labels have the same name, or there are more than 50 labels.
     """
 
     types: tuple[QueryClass, ...] = ()
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Check the arguments, and keep copies of them."""
+        """Check the arguments and store copies of them."""
         try:
             types = tuple(dict.fromkeys(QueryClass(item) for item in self.types))
         except (TypeError, ValueError):
@@ -90,20 +89,20 @@ class ClassificationSpec:
 
     @property
     def keys(self) -> dict[str, str]:
-        """What is asked for: each key of the reply, with its name outside of it."""
+        """Each JSON key of the reply, mapped to the name of its class or label."""
         named = {KEYS[item]: item.value for item in self.types if item in KEYS}
         return named | {f"label_{number}": name for number, name in enumerate(self.labels, start=1)}
 
 
 def requested(spec: ClassificationSpec | None) -> ClassificationSpec | None:
-    """Return a specification that asks for anything, else None."""
+    """Return the specification if it has any class or label to check, else None."""
     return spec if spec is not None and spec.keys else None
 
 
 def ask_for_classes(messages: Sequence[ChatMessage], spec: ClassificationSpec) -> list[ChatMessage]:
-    """Return a planner's messages, whatever their template, with the classes asked for.
+    """Return a planner's messages with the classification rules added; works with any prompt template.
 
-    A label's words are the application's; they can't end a line or a block.
+    Label names and descriptions come from the application. They are escaped, so they can't end a line or a block.
     """
     lines = []
     for key, name in spec.keys.items():
@@ -117,17 +116,18 @@ def ask_for_classes(messages: Sequence[ChatMessage], spec: ClassificationSpec) -
 
 
 def strict_object(properties: Mapping[str, object]) -> dict[str, object]:
-    """Return the JSON schema of an object with these properties, strict enough for OpenAI's structured outputs."""
+    """Return the JSON schema of an object with these properties, in the strict form of OpenAI's structured outputs."""
     return {"type": "object", "properties": properties, "required": [*properties], "additionalProperties": False}
 
 
 def read_verdicts(reply: str, spec: ClassificationSpec, *, whole: bool = True) -> dict[str, bool] | None:
-    """Return the verdicts of a reply by key, for what it says plainly; None where it has none.
+    """Return the verdicts of a reply by key; None if it contains no clear verdict.
 
-    A model may repeat what a user wrote, verdicts and all, before it gives its own. So where there are several sets,
-    each class is positive where any of them says so, and negative only where all of them do.
+    A model may repeat the user's text, including fake verdicts, before its own. If a reply has several sets of
+    verdicts, a class is therefore positive if any set says so, and negative only if all sets do.
 
-    Before the reply has ended (``whole``), only complete verdicts at its very start are read, and nothing is repaired.
+    While the reply is still being written (``whole=False``), only complete verdicts at its start are read, and broken
+    JSON is not repaired.
     """
     text = reply[: MAX_REPLY if whole else MAX_READ]
     parts = _parts(text) if whole or _STARTS.match(text) else []
@@ -139,14 +139,14 @@ def read_verdicts(reply: str, spec: ClassificationSpec, *, whole: bool = True) -
 
 
 def _agreed(verdicts: Sequence[bool | None]) -> bool | None:
-    """Return True where any verdict is, False where all are, else None."""
+    """Return True if any verdict is True, False if all are False, else None."""
     if any(verdicts):
         return True
     return False if verdicts and None not in verdicts else None
 
 
 def _parts(text: str) -> list[Mapping[str, object]]:
-    """Return the complete verdicts of a text; inside a JSON string there are none, for its quotes are escaped."""
+    """Return the complete sets of verdicts in a text; quoted JSON inside a string never matches, as it is escaped."""
     parts: list[Mapping[str, object]] = []
     decoder, position = json.JSONDecoder(), 0
     while len(parts) < MAX_PARTS and (start := _PART.search(text, position)) is not None:
@@ -161,7 +161,7 @@ def _parts(text: str) -> list[Mapping[str, object]]:
 
 
 def _repaired(text: str) -> list[Mapping[str, object]]:
-    """Return the verdicts of broken JSON: cut off, with other quotes, with a comma too many."""
+    """Return the sets of verdicts in broken JSON (truncated, with wrong quotes or with trailing commas)."""
     body = strip_code_fence(text)
     start = body.find("{")
     try:
@@ -174,7 +174,7 @@ def _repaired(text: str) -> list[Mapping[str, object]]:
 
 
 def _booleans(part: Mapping[str, object], spec: ClassificationSpec) -> dict[str, bool]:
-    """Return the booleans of one set of verdicts by our keys; models also name a class or a label in full."""
+    """Return one set of verdicts as booleans by reply key; full names of classes and labels are also accepted."""
     known = {_form(name): key for key, name in spec.keys.items()} | {_form(key): key for key in spec.keys}
     read: dict[str, bool] = {}
     for name, value in part.items():
@@ -185,14 +185,14 @@ def _booleans(part: Mapping[str, object], spec: ClassificationSpec) -> dict[str,
 
 
 def _form(name: str) -> str:
-    """``jailBreakingQuery``, ``JAIL_BREAKING_QUERY``, ``jail-breaking`` and ``jail_breaking`` are one name."""
+    """Normalize a class name, so that ``jailBreakingQuery``, ``JAIL_BREAKING_QUERY`` and ``jail-breaking`` match."""
     return re.sub(r"[\W_]+", "", normalize(str(name)[:400])).removesuffix("query")
 
 
 def classify(plan: QueryPlan, spec: ClassificationSpec | None, verdicts: Mapping[str, bool] | None) -> None:
-    """Write the classes of its question into a plan, with a warning for those that were not judged.
+    """Set a plan's ``classifications`` and ``labels``, and add a warning for each class without a verdict.
 
-    Its ``classifications`` stay None where nothing was judged; ``verdicts`` are what the model said, by key.
+    ``classifications`` is None if there is no verdict at all; ``verdicts`` are the model's, by reply key.
     """
     if spec is None:
         return

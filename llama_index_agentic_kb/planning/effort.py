@@ -1,4 +1,4 @@
-"""What each level of effort may spend."""
+"""Limits of each level of reasoning effort."""
 
 from __future__ import annotations
 
@@ -12,29 +12,30 @@ from llama_index_agentic_kb.errors import ConfigurationError, by_value
 from llama_index_agentic_kb.schema import EffortUse, ReasoningEffort
 
 MAX_SOURCES: Final = 10
-"""Sources that one planned sub-query may go to; the question itself goes to all."""
+"""Maximum number of sources of one planned sub-query; the question itself is searched in all sources."""
 
 MAX_RANKED: Final = 50
-"""Fused documents that rerankers and node postprocessors see: a cross-encoder reads 50 in about a second."""
+"""Maximum number of fused documents passed to rerankers and postprocessors; a cross-encoder scores 50 in about 1 s."""
 
 
 @dataclass(frozen=True, slots=True)
 class EffortLimits:
-    """The limits of one level of effort. Every number but ``revisions`` must be above 0.
+    """The limits of one level of effort. Every limit except ``revisions`` must be above 0.
 
     Args:
-        sub_queries: Planned queries, the original question not counted; or intents.
-        rounds: Rounds of searches, the first counted: in a plan of 3 rounds a step may build twice on what was found
-            before. With 1, every sub-query is independent, and no passage is read while searching.
-        revisions: How often what was found is checked for gaps, and missing searches added.
-        tokens: Tokens that the language model may read and write before the answer. Once they are spent no further
-            call is made.
-        searches: Searches of a request, one a (sub-query, source) pair. Those beyond are not made, and are reported.
-        seconds: Time of the whole retrieval, where the request's own deadline is not earlier.
-        documents_per_search: Documents of each ranked list of a search.
-        documents: Documents in the result, unless the request says a number.
-        planning_seconds: Time of the planning call, and of each call between rounds.
-        search_seconds: Time of one search, unless the source has its own.
+        sub_queries: Maximum number of planned sub-queries (without the original question), or of intents.
+        rounds: Maximum number of search rounds, including the first. With 3, a sub-query may depend on answers found
+            in two earlier rounds. With 1, all sub-queries are independent and the model reads no passages.
+        revisions: How often the model checks the evidence for gaps and adds missing searches.
+        tokens: Input and output tokens of the language model before the answer. Once they are spent, the model is not
+            called again.
+        searches: Maximum number of searches of a request, one per (sub-query, source) pair. Further searches are
+            skipped and reported.
+        seconds: Time limit of the whole retrieval, unless the request's deadline is earlier.
+        documents_per_search: Maximum number of documents in each ranked list of a search.
+        documents: Number of documents in the result, unless the request sets one.
+        planning_seconds: Time limit of the planning call, and of each model call between rounds.
+        search_seconds: Time limit of one search, unless the source sets its own.
     """
 
     sub_queries: int = 3
@@ -49,7 +50,7 @@ class EffortLimits:
     search_seconds: float = 10.0
 
     def __post_init__(self) -> None:
-        """Raise ``ConfigurationError`` for a limit that lets nothing through."""
+        """Raise ``ConfigurationError`` if a limit is negative, or 0 where it must be positive."""
         for field in fields(self):
             value = getattr(self, field.name)
             if value < 0 or (value == 0 and field.name != "revisions"):
@@ -66,11 +67,11 @@ DEFAULT_LIMITS: Final[Mapping[ReasoningEffort, EffortLimits]] = MappingProxyType
         ReasoningEffort.AUTO: _DEEP,
     }
 )
-"""The limits of each effort, unless a retriever has its own."""
+"""Default limits of each level of effort; a retriever can override them."""
 
 
 def as_effort(value: ReasoningEffort | str) -> ReasoningEffort:
-    """Return an effort by its name.
+    """Return the level of effort with this name.
 
     Raises:
         ConfigurationError: The name is unknown.
@@ -79,10 +80,10 @@ def as_effort(value: ReasoningEffort | str) -> ReasoningEffort:
 
 
 def as_limits(own: Mapping[ReasoningEffort, EffortLimits] | None) -> dict[ReasoningEffort, EffortLimits]:
-    """Return the limits of every effort: ``own`` where it has some, else the defaults.
+    """Return the limits of every level of effort: the entries of ``own``, else the defaults.
 
     Raises:
-        ConfigurationError: It is no mapping, or names an unknown effort.
+        ConfigurationError: ``own`` is not a mapping, or has an unknown level of effort.
     """
     if own is not None and not isinstance(own, Mapping):
         raise ConfigurationError("limits: expected a mapping from efforts to EffortLimits, {'low': EffortLimits(...)}")
@@ -90,7 +91,7 @@ def as_limits(own: Mapping[ReasoningEffort, EffortLimits] | None) -> dict[Reason
 
 
 def planned_use(limits: EffortLimits, planned: bool, budget: Budget) -> EffortUse:
-    """Return what a request may spend; where no model plans, there is one round, and no token is spent."""
+    """Return the limits of a request; without a planning model they are one round and no tokens."""
     seconds = limits.seconds
     if budget.retrieval_deadline is not None:
         seconds = min(seconds, budget.retrieval_deadline - budget.started)

@@ -1,9 +1,9 @@
-"""Reads what a round of searches found: the answers of its steps, and at the end whether anything is missing.
+"""Model calls that read search results: one extracts the answers of the steps, one looks for missing evidence.
 
-Both calls are shown passages: the best of each sub-query, numbered, and cut around what it asks. Passages may be
-hostile, and so may what the model reads in them. So what it replies is bounded. An answer becomes words of a later
-query, and a proposed search is a short line of plain words with the names of allowed sources: no address, tag, marker,
-reference to a step, JSON or hidden character is left in them. Plans and filters come only from the user's messages.
+The prompts of both calls contain the best passages of each sub-query, numbered and shortened around its words.
+Passages may be hostile, and so may the model's reply to them, so the reply is restricted. An answer (part of a later
+query) or a proposed search is one short line of plain text: addresses, tags, markers, references to steps, JSON and
+hidden characters are removed, and only allowed sources are searched. Filters come only from the user's messages.
 """
 
 from __future__ import annotations
@@ -35,35 +35,35 @@ from llama_index_agentic_kb.sources.base import KnowledgeSource
 from llama_index_agentic_kb.sources.search import NodeKey, node_key
 
 MAX_PASSAGES: Final = 30
-"""Passages of one prompt, whatever the number of sub-queries."""
+"""Maximum number of passages in one prompt, whatever the number of sub-queries."""
 
 PASSAGES_PER_QUERY: Final = 5
-"""Passages of each sub-query: the answer of a well-put step is nearly always among its first five."""
+"""Passages per sub-query: the answer to a well-worded query is nearly always in the top five."""
 
 PASSAGE_WORDS: Final = 110
-"""Words of a passage around what the sub-query asks: a paragraph."""
+"""Number of words to which a passage is shortened, around the sub-query's words: a paragraph."""
 
 WHOLE_WORDS: Final = 150
-"""Words up to which a passage is shown whole: a cut would save little, and may lose the fact."""
+"""Number of words up to which a passage is not shortened: that would save little and might lose the fact."""
 
 PROOF_WORDS: Final = 400
-"""Words of a passage that proves a finding, or that the model asked to read in full."""
+"""Number of words to which a passage is shortened if it supports a finding or the model asked for its full text."""
 
 CUT: Final = "[...]"
-"""Stands where something of a passage was left out."""
+"""Marker for omitted text in a passage."""
 
 MAX_BRANCHES: Final = 3
-"""Answers of a step that are built on, and searches that a step may become (three directors, two candidates)."""
+"""Maximum number of answers used per step, and of searches made from one step (three directors, two candidates)."""
 
 MAX_REPLY: Final = 20_000
-"""Characters of a reply that are read."""
+"""Maximum number of characters of a reply that are parsed."""
 
 MAX_VALUE: Final = 200
-"""Characters of one answer or proposed search: enough for a missing fact, and little for a passage that wants to send
-data out."""
+"""Maximum number of characters of one answer or proposed search: enough for a fact, little for data exfiltration by a
+hostile passage."""
 
 MAX_READ: Final = 2_000
-"""Characters of one answer, as the model wrote it, that are looked at."""
+"""Maximum number of characters of one raw answer from the model that are processed."""
 
 MAX_GAPS: Final = 10
 
@@ -76,7 +76,7 @@ _NOTHING: Final = ("none", "null", "unknown", "n/a", "not stated", "not found", 
 
 @dataclass(frozen=True, slots=True)
 class ShownPassage:
-    """A passage as the model sees it."""
+    """A passage as shown to the model."""
 
     ref: int
     node: NodeWithScore
@@ -86,9 +86,9 @@ class ShownPassage:
     metadata: str = ""
 
     def says(self, value: str) -> bool:
-        """Return whether the value stands in the passage or its title; a qualifier behind the name need not.
+        """Return whether the passage or its title contains the value; a qualifier after the name may be absent.
 
-        Only whole words count: "ed" is not in "directed".
+        Only whole words match: "ed" does not match "directed".
         """
         text = normalize(f"{self.title}\n{self.content}\n{self.source.source_data(self.node).content}")
         form = normalize(value)
@@ -100,11 +100,11 @@ class ShownPassage:
 
 
 class PassageSet:
-    """Passages for one prompt, each once, numbered from 0.
+    """The passages of one prompt, without duplicates, numbered from 0.
 
     Args:
-        per_query: How many of each sub-query.
-        in_full: The ids of passages that are shown in full, up to ``PROOF_WORDS``.
+        per_query: Maximum number of passages per sub-query.
+        in_full: Node ids of passages that are shown with up to ``PROOF_WORDS`` words.
     """
 
     def __init__(self, per_query: int = PASSAGES_PER_QUERY, in_full: Collection[str] = ()) -> None:
@@ -114,7 +114,7 @@ class PassageSet:
         self._seen: set[NodeKey] = set()
 
     def add(self, query: str, found: Sequence[Candidate]) -> None:
-        """Add passages that a query found, best first, each cut around the query's words."""
+        """Add the passages that a query found, best first, each shortened around the query's words."""
         for candidate in found[: self._per_query]:
             node, source = candidate.node, candidate.search.source
             key = node_key(node.node)
@@ -128,7 +128,7 @@ class PassageSet:
             self.passages[ref] = ShownPassage(ref, node, source, data.title, shown, metadata)
 
     def as_prompt(self, spotlight: Spotlight = PLAIN) -> str:
-        """Return the passages as they stand in a prompt, marked as data by ``spotlight``."""
+        """Return the passages as prompt text, marked as data by ``spotlight``."""
         return format_passages(
             Passage(
                 passage.ref,
@@ -142,15 +142,15 @@ class PassageSet:
         )
 
     def refs(self) -> dict[str, int]:
-        """Return the number of each passage, by its node's id."""
+        """Return the number of each passage by node id."""
         return {passage.node.node_id: ref for ref, passage in self.passages.items()}
 
 
 def passage_excerpt(text: str, query: str, words: int) -> str:
-    """Return the sentences of a text that are nearest to a query, in the text's order, with a mark at each cut.
+    """Return the sentences of a text that best match a query, in the text's order, with ``CUT`` for omitted text.
 
-    A short text is returned whole. The first sentence, which names what the text is about, is always among them. A
-    word counts the more the fewer sentences hold it. A sentence too long for its room is cut around the query's words.
+    A short text is returned unchanged. The first sentence is preferred, as it usually names the subject. A query word
+    weighs more if fewer sentences contain it. A sentence that is too long is shortened around the query's words.
     """
     count = len(text.split())
     if count <= max(words, WHOLE_WORDS):
@@ -186,36 +186,36 @@ def passage_excerpt(text: str, query: str, words: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class OpenSteps:
-    """The steps that a call is asked for."""
+    """The steps that a model call has to answer."""
 
     steps: Mapping[str, str]
-    """Queries that were searched, by id: each gets a line."""
+    """Searched queries by id; the reply has a line for each."""
     later: Mapping[str, str] = field(default_factory=dict)
-    """Queries that wait for them: only what the passages already answer gets a line."""
+    """Queries that wait for answers, by id; the reply has a line only for those that the passages already answer."""
     known: Mapping[str, list[Finding]] = field(default_factory=dict)
-    """What earlier calls found; may be corrected."""
+    """Findings of earlier calls by id; the reply may correct them."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepAnswer:
-    """What was read for a step."""
+    """The answer to one step, as the model read it in the passages."""
 
     findings: list[Finding]
-    """Best first; none says that no answer was found."""
+    """Findings, best first; empty if no answer was found."""
     search: str = ""
-    """What to search next where the findings are only nearer to what was asked."""
+    """The query to search next if the findings are only partial answers; else empty."""
 
 
 Take: TypeAlias = Callable[[str, StepAnswer], Coroutine[object, object, None]]
-"""Awaited with a step's id and what was read for it."""
+"""Callback that is awaited with a step's id and its answer."""
 
 
 @dataclass(slots=True)
 class Reading(ModelCall):
-    """What a call that reads answers gave, beside the answers."""
+    """The result of a call that reads answers, apart from the answers themselves."""
 
     in_full: set[str] = field(default_factory=set)
-    """The ids of passages that the model asked to read in full."""
+    """Node ids of passages whose full text the model asked for."""
 
 
 async def read_findings(
@@ -228,9 +228,9 @@ async def read_findings(
     deadline: float | None,
     log: ActivityLog,
 ) -> Reading:
-    """Read the answers of steps; each step's are handed on as soon as its line is complete.
+    """Ask the model for the answers of steps; ``take`` is called for each step as soon as its line is complete.
 
-    Where the call fails, the result says why, and what was read before has been handed on.
+    If the call fails, the result has the error; answers that were read before have already been passed to ``take``.
     """
     call = Reading()
     spotlight = draw(models.spotlighting)
@@ -256,7 +256,7 @@ async def read_findings(
 
 
 def as_found(findings: Iterable[Finding], refs: Mapping[str, int] = MappingProxyType({})) -> str:
-    """Return findings as a prompt has them: "James Cameron (stated, ref_id 3)"; ``refs`` by the passage's id."""
+    """Return findings as prompt text: "James Cameron (stated, ref_id 3)"; ``refs`` has passage numbers by node id."""
     shown = []
     for one in findings:
         ref = refs.get(one.node_id or "")
@@ -269,7 +269,7 @@ def _one_a_line(steps: Mapping[str, str]) -> str:
 
 
 class FindingsIntake:
-    """Takes the lines of a reply as they are written."""
+    """Parses the lines of a reply while it is being streamed."""
 
     def __init__(self, open_steps: OpenSteps, passages: PassageSet, take: Take, spotlight: Spotlight) -> None:
         self._asked = open_steps.steps.keys()
@@ -280,15 +280,15 @@ class FindingsIntake:
         self._position = 0
         self._taken: set[str] = set()
         self.in_full: set[str] = set()
-        """The ids of passages that the model asked to read in full."""
+        """Node ids of passages whose full text the model asked for."""
 
     @property
     def is_complete(self) -> bool:
-        """Whether there was a line for every step."""
+        """Whether the reply had a line for every searched step."""
         return self._taken >= self._asked
 
     async def read(self, delta: str, text: str) -> None:
-        """Parse the reply where an object may have ended; a broken one does not hide others."""
+        """Parse the reply when a JSON object may have ended; a broken object is skipped."""
         position, decoder = self._position, json.JSONDecoder()
         while "}" in delta and (start := _STEP.search(text, position)) is not None:
             try:
@@ -300,7 +300,7 @@ class FindingsIntake:
             await self._take(line)
 
     async def finish(self, lines: Sequence[dict[str, object]]) -> None:
-        """Take what was no plain line: a reply of another form, repaired where it is broken."""
+        """Take the repaired lines of the complete reply, for steps that had no valid line while it was streamed."""
         before = set(self._taken)
         for line in lines:
             if self._step_of(line) not in before:
@@ -333,7 +333,7 @@ class FindingsIntake:
         await self._hand_on(step, StepAnswer(found, "" if refers(next_search) else next_search))
 
     def _finding(self, step: str, answer: object) -> Finding | None:
-        """Return one answer as a finding; "stated" only where the passage that is named for it says it."""
+        """Return an answer as a finding (None if invalid), "stated" only if the referenced passage contains it."""
         fields = answer if isinstance(answer, dict) else {"value": answer}
         value = fields.get("value", fields.get("answer"))
         sure = str(fields.get("confidence") or "stated").strip().lower()
@@ -355,13 +355,13 @@ class FindingsIntake:
 
 
 def _number(value: object) -> int:
-    """Return a ref: a number, or one in a text or a list; -1 where there is none."""
+    """Return the first number in a ref, which may be a number, a string or a list; -1 if it has none."""
     digits = re.search(r"\d{1,6}", str(value))
     return int(digits.group()) if digits else -1
 
 
 def lines_in(text: str) -> list[dict[str, object]]:
-    """Return the lines of a reply in whatever form: a list, an object of steps, broken JSON."""
+    """Return the lines of a reply in any form: a list, an object keyed by step, or broken JSON."""
     try:
         value = repair_json(strip_code_fence(text))
     except (ValueError, RecursionError):
@@ -382,21 +382,21 @@ def _is_line(value: object) -> bool:
 
 @dataclass(slots=True)
 class Verdict(ModelCall):
-    """What a look for gaps gave."""
+    """The model's verdict on whether the evidence is sufficient."""
 
     sufficient: bool | None = None
-    """Whether nothing is missing, as the model judges; None where it could not say."""
+    """Whether the model judged the evidence sufficient; None if it gave no judgement."""
     gaps: list[str] = field(default_factory=list)
     refs: list[int] = field(default_factory=list)
-    """The passages that it rests on, in the order of the chain."""
+    """Numbers of the passages that support the verdict, in the order in which the facts lead to the answer."""
     proposals: list[Proposal] = field(default_factory=list)
     warnings: list[str] = field(default_factory=list)
 
     def read(self, text: str) -> None:
-        """Read a reply.
+        """Parse a reply and fill the fields of this verdict.
 
         Raises:
-            PlanningError: There is no verdict in it.
+            PlanningError: The reply contains no verdict.
         """
         body = strip_code_fence(text)
         start = body.find("{")
@@ -431,9 +431,10 @@ async def look_for_gaps(
     deadline: float | None,
     log: ActivityLog,
 ) -> Verdict:
-    """Ask once whether the evidence is sufficient; a failure is reported, never raised.
+    """Ask the model whether the evidence is sufficient; a failure is reported in the result, never raised.
 
-    ``searches`` is what was searched and found, one search a line; at most ``limit`` further ones may be proposed.
+    ``searches`` lists the searches and their findings, one per line. The model is asked for at most ``limit`` further
+    searches.
     """
     verdict = Verdict(fields={"sub_queries": []})
     spotlight = draw(models.spotlighting)

@@ -1,7 +1,7 @@
-"""Makes a plan out of proposals: each query once, known sources only, within the limits, without cycles.
+"""Builds a plan from the model's proposals: unique queries, known sources only, within the limits, without cycles.
 
-A plan is a graph: a sub-query may build on what others find, and has ``#q1`` where the answer of q1 belongs. The graph
-grows while the model still writes, so that what depends on nothing is searched at once.
+A plan is a dependency graph: a sub-query may depend on the answers of others, with ``#q1`` as the placeholder for the
+answer of q1. The graph grows while the model is still writing, so independent sub-queries are searched at once.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from llama_index_agentic_kb.schema import FilterNode, QueryPlan, SubQuery, SubQu
 from llama_index_agentic_kb.sources.filters import FilterField, read_planner_filter
 
 MAX_QUERY: Final = 1_000
-"""Characters of one sub-query; longer ones are cut."""
+"""Maximum number of characters of one sub-query; longer ones are truncated."""
 
-# Interrogatives that leave the thing asked for: "Who is the director of Titanic?" asks for "the director of Titanic".
+# Interrogatives whose removal leaves a noun phrase: "Who is the director of Titanic?" -> "the director of Titanic".
 _ASKING: Final = re.compile(
     r"^(?:who|what|which|where|when)(?:\s+(?:is|are|was|were)|['\u2019]s)\s+(?=\S+\s+\S)", re.IGNORECASE
 )
@@ -36,19 +36,19 @@ _STEP_ID: Final = re.compile(r"(?:q|r\d{1,3}\.)\d+")
 
 @dataclass(frozen=True, slots=True)
 class PlannerSource:
-    """A source as the planner sees it."""
+    """A knowledge source as described to the planner."""
 
     name: str
     description: str
     always: bool = False
-    """Whether each sub-query goes to it, whatever the planner chose."""
+    """Whether every sub-query is searched in this source, whatever sources the planner chose."""
     fields: Mapping[str, FilterField] = field(default_factory=dict)
-    """What a planned filter may use."""
+    """The metadata fields that a planned filter may use."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """One sub-query as the model proposed it, nothing checked yet."""
+    """One sub-query as the model proposed it, not validated yet."""
 
     id: str
     query: str
@@ -59,7 +59,7 @@ class Proposal:
 
 
 def plain_plan(scope: Scope, sources: Sequence[PlannerSource], limits: EffortLimits | None = None) -> QueryPlan:
-    """Return the plan without a model: each intent, or else the question, at all sources."""
+    """Return the plan made without a model: the intents, or else the question, each searched in all sources."""
     names = [source.name for source in sources]
     if not scope.intents:
         question = SubQuery(id="q0", query=scope.question, sources=names, origin=SubQueryOrigin.QUESTION)
@@ -80,15 +80,16 @@ def plain_plan(scope: Scope, sources: Sequence[PlannerSource], limits: EffortLim
 
 
 class PlanGraph:
-    """A plan that grows.
+    """A plan to which the model's proposals are added as they arrive.
 
     Args:
-        plan: What it starts from; its first sub-query is the question.
-        sources: Those that may be searched, in declaration order.
-        limits: How many sub-queries.
-        revision: Which revision it is made for, from 1; its ids, origin and first round follow from it. 0: no revision.
-        steps: What was planned before, which a revision may build on, by id.
-        first_round: The round of what builds on nothing.
+        plan: The initial plan, to which sub-queries are added; its first sub-query is the question.
+        sources: The sources that may be searched, in declaration order.
+        limits: The limits of the request; sets the maximum number of sub-queries.
+        revision: Number of the revision that the plan is for, from 1; sets the ids and origin of new sub-queries. 0 is
+            the first plan.
+        steps: Earlier sub-queries, by id, that a revision may depend on.
+        first_round: Number of the search round of sub-queries without dependencies.
     """
 
     def __init__(
@@ -103,34 +104,34 @@ class PlanGraph:
     ) -> None:
         self.plan = plan
         self.finds: dict[str, str] = {}
-        """What each sub-query finds, in words in which ``#q1`` stands for what q1 finds."""
+        """Description of each sub-query's answer, by id, with ``#q1`` as the placeholder for the answer of q1."""
         self._prefix = f"r{revision}." if revision else "q"
         self._origin = SubQueryOrigin.REVISION if revision else SubQueryOrigin.PLANNER
         self._steps = steps
         self._first_round = first_round
         self._sources = sources
         self._limit = limits.sub_queries
-        self._ids = {name: name for name in steps}  # ours by the model's
+        self._ids = {name: name for name in steps}  # our ids by the model's ids
         self._by_query = {normalize(sub_query.query): sub_query for sub_query in plan.sub_queries}
-        self._parents: dict[str, tuple[str, ...]] = {}  # as the model named them, by our id
+        self._parents: dict[str, tuple[str, ...]] = {}  # as the model wrote them, by our id
         self._seen: set[Proposal] = set()
         self._cut = 0
         self._unknown: set[str] = set()
 
     @property
     def full(self) -> bool:
-        """Whether there are as many sub-queries as there may be."""
+        """Whether the maximum number of sub-queries is reached."""
         return len(self._parents) >= self._limit
 
     def add(self, proposals: Sequence[Proposal]) -> list[SubQuery]:
-        """Take the proposals that are new.
+        """Add the proposals that are new.
 
         Args:
-            proposals: All that were read so far, in order; some may have been taken before.
+            proposals: All proposals parsed so far, in order; those added before are ignored.
 
         Returns:
-            What can be searched now, each as it is now: new sub-queries that build on nothing, and earlier ones that
-            are to go to further sources, with these sources alone.
+            Copies of the sub-queries that can be searched now: new ones without dependencies, and earlier ones that
+            were proposed for further sources, with only these sources.
         """
         ready: dict[str, tuple[SubQuery, list[str]]] = {}
         for proposal in proposals:
@@ -143,7 +144,7 @@ class PlanGraph:
         return [one.model_copy(update={"sources": self._in_order(names)}) for one, names in ready.values()]
 
     def _take(self, proposal: Proposal) -> tuple[SubQuery | None, list[str]]:
-        """Return the sub-query that a proposal stands for, and the sources that it brings."""
+        """Return the new or existing sub-query of a proposal (None over the limit), and the sources that it adds."""
         named = {normalize(name) for name in proposal.sources}
         known = {source.name: normalize(source.name) for source in self._sources}
         self._unknown |= named.difference(known.values())
@@ -179,7 +180,7 @@ class PlanGraph:
         return sub_query, names
 
     def _waits(self, sub_query: SubQuery) -> bool:
-        """Return whether it builds on others, as far as can be known before the plan is complete."""
+        """Return whether a sub-query depends on others, as far as is known before the plan is complete."""
         return bool(self._parents.get(sub_query.id)) or any(not name.isdigit() for name in _names_in(sub_query.query))
 
     def _in_order(self, names: Iterable[str]) -> list[str]:
@@ -187,7 +188,7 @@ class PlanGraph:
         return [source.name for source in self._sources if source.name in chosen]
 
     def _filters(self, proposal: Proposal, names: Sequence[str]) -> dict[str, FilterNode]:
-        """Return a proposal's filter for each source that declares fields; where it does not fit, it is left out."""
+        """Return a proposal's filter by source, for sources with declared fields; an invalid one adds a warning."""
         read: dict[str, FilterNode] = {}
         for source in self._sources if proposal.filter else ():
             if source.name not in names or not source.fields:
@@ -202,10 +203,10 @@ class PlanGraph:
     # -- when the plan is complete ---------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Settle who depends on whom: unknown parents and cycles are dropped, with a warning.
+        """Resolve the dependencies of all sub-queries; unknown parents and cycles are removed, with a warning.
 
-        Every sub-query that still depends on others gets a ``template`` with our ids, and the number of its round; its
-        ``query`` has the question's own words for what is not known yet. None refers to a step that does not exist.
+        Sets the ``template`` (with our ids) and the round number of every sub-query with dependencies. In its
+        ``query``, references are replaced by descriptions of the missing answers.
         """
         planned = {one.id: one for one in self.plan.sub_queries if one.id in self._parents}
         for sub_query in planned.values():
@@ -225,7 +226,7 @@ class PlanGraph:
             self.plan.warnings.append(f"{self._cut} sub-queries over the limit of {self._limit} were left out")
 
     def _known_parents(self, sub_query: SubQuery) -> list[str]:
-        """Return the known parents that a sub-query names, or refers to in its text."""
+        """Return the ids of existing sub-queries that a sub-query depends on, by its parent list or by its text."""
         named = self._parents[sub_query.id]
         referred = [name for name in _names_in(sub_query.query) if name in self._ids and not name.isdigit()]
         ids = dict.fromkeys(self._ids.get(name) or self._ids.get(f"q{name}", "") for name in (*named, *referred))
@@ -235,14 +236,14 @@ class PlanGraph:
         return known
 
     def _word(self, sub_query: SubQuery, parents: Sequence[SubQuery]) -> None:
-        """Put our ids, and the question's own words, in the place of references."""
+        """Set a sub-query's template (references with our ids), query (references described), ``finds`` and round."""
         words = {parent.id: description_of(parent) for parent in parents}
         if sub_query.finds:
             finds, complete = self._with_our_ids(sub_query.finds, sub_query.depends_on)
             self.finds |= {sub_query.id: finds} if complete else {}
             sub_query.finds = (fill(finds, words, add=False) or None) if complete else None
         text, complete = self._with_our_ids(sub_query.query, sub_query.depends_on)
-        if not complete:  # with a gap in it, it would search for nothing
+        if not complete:  # a query with a gap would find nothing useful
             text = sub_query.finds or fill(text, {}) or self.plan.sub_queries[0].query
         sub_query.query = text
         if parents:
@@ -252,9 +253,9 @@ class PlanGraph:
             sub_query.query = fill(text, words, add=False)
 
     def _with_our_ids(self, text: str, parents: Sequence[str]) -> tuple[str, bool]:
-        """Return a text whose references are ``#q1`` with our ids, and whether each is to one of the parents.
+        """Return a text with references in the form ``#q1`` with our ids, and whether all of them could be resolved.
 
-        A number alone is a reference only where the dependency is named too ("the #1 song of 1999").
+        A bare number is a reference only if the dependency is declared too (unlike "the #1 song of 1999").
         """
         question, unknown = description_of(self.plan.sub_queries[0]), False
 
@@ -274,30 +275,30 @@ class PlanGraph:
 
 
 def description_of(sub_query: SubQuery) -> str:
-    """Return what a sub-query finds in words that can be searched: its ``finds``, else what its question asks for."""
+    """Return a searchable description of a sub-query's answer: its ``finds``, else a noun phrase from its query."""
     return sub_query.finds or asked_for(sub_query.query)
 
 
 def asked_for(query: str) -> str:
-    """Return what a question asks for, as a noun phrase where its form is known; else the question."""
+    """Return the noun phrase that a question asks for, without its interrogative; else the question itself."""
     return _ASKING.sub("", query).rstrip(" ?.") or query
 
 
 def refers(text: str) -> bool:
-    """Return whether a text refers to a step of a plan, as ``#q1`` or in another of the ways in which models do."""
+    """Return whether a text refers to a step of a plan, as ``#q1`` or in another form that models use."""
     return any(_STEP_ID.fullmatch(name) for name in _names_in(text))
 
 
 def fill(template: str, answers: Mapping[str, str], *, add: bool = True) -> str:
-    """Put answers in the place of ``#q1`` ....
+    """Replace the references (``#q1``) in a template by answers.
 
     Args:
         template: A query with references.
-        answers: What stands for each sub-query, by id.
-        add: Whether an answer that has no place in the text is added at its end.
+        answers: The replacement text of each sub-query, by id.
+        add: Whether an answer that the template does not refer to is appended.
 
     Returns:
-        One line, no longer than a query may be.
+        One line of at most ``MAX_QUERY`` characters.
     """
     text = _replace(template, lambda name, written: answers.get(name, "") if _STEP_ID.fullmatch(name) else written)
     words, form, named = text.split(), normalize(text), _names_in(template)
@@ -308,17 +309,17 @@ def fill(template: str, answers: Mapping[str, str], *, add: bool = True) -> str:
 
 
 def _names_in(text: str) -> list[str]:
-    """Return what a text seems to refer to, in order."""
+    """Return the names in the references of a text, in order."""
     return [match.group(match.lastindex or 0).strip() for match in _REFERENCE.finditer(text)]
 
 
 def _replace(text: str, replacement: Callable[[str, str], str]) -> str:
-    """Replace each reference by what a function of its name, and of how it was written, returns."""
+    """Replace each reference by the result of ``replacement(name, matched_text)``."""
     return _REFERENCE.sub(lambda match: replacement(match.group(match.lastindex or 0).strip(), match.group()), text)
 
 
 def _reaches(start: str, goal: str, by_id: Mapping[str, SubQuery]) -> bool:
-    """Return whether ``start`` depends on ``goal``, through any number of others."""
+    """Return whether ``start`` depends on ``goal``, directly or through others."""
     seen, todo = {start}, [start] if start in by_id else []
     while todo:
         current = todo.pop()

@@ -1,7 +1,7 @@
 """The planner: one language model call turns the conversation into a ``QueryPlan``.
 
-Whatever the model writes ends in a sane plan; at worst the question alone goes to all sources, with a warning. The
-reply is read while it is written, so that a sub-query is searched as soon as it stands in it.
+Any reply results in a valid plan; at worst only the question is searched, in all sources, with a warning. The reply is
+parsed while it is being streamed, so that each sub-query is searched as soon as it is complete.
 """
 
 from __future__ import annotations
@@ -59,16 +59,16 @@ from llama_index_agentic_kb.schema import ModelInfo, ModelQueryPlanningActivity,
 from llama_index_agentic_kb.sources.filters import describe_fields
 
 HISTORY_MESSAGES: Final = 10
-"""Messages before the question that the planner reads: what a question leaves out stands in the last few."""
+"""Number of messages before the question that the planner's prompt contains, to resolve pronouns and references."""
 
 MAX_LOOKS: Final = 400
-"""How often a reply is parsed while it is written, each time from its start: about 20 times a sub-query."""
+"""Maximum number of times that a reply is parsed while it is streamed, each time from its start."""
 
 MAX_PARTIAL: Final = 20_000
-"""Characters of a reply that are parsed while it is still written; more waits for the end."""
+"""Maximum number of characters parsed while a reply is streamed; the rest is parsed when it is complete."""
 
 MAX_ITEMS: Final = 2_000
-"""Sub-queries of a reply that are read."""
+"""Maximum number of sub-queries read from a reply."""
 
 _EMPTY_WORDS: Final = (
     "a",
@@ -84,10 +84,10 @@ _EMPTY_WORDS: Final = (
     "texts",
     "the",
 )
-"""Words that tell a planner nothing of a source."""
+"""Words in a source's description that are no information for the planner."""
 
 MAX_NUMBER: Final = 2**63
-"""Numbers are read up to here; Python refuses to write those of thousands of digits."""
+"""Numbers must be below this limit; Python can't convert integers of thousands of digits to text."""
 
 _LISTS: Final = ("sub_queries", "subqueries", "sub_questions", "subquestions", "queries", "questions", "plan", "items")
 _QUERIES: Final = ("query", "sub_query", "sub_question", "question", "search", "q", "text")
@@ -102,7 +102,7 @@ _FOLLOWING: Final = re.compile(r"[\s,]*[{\[]")
 _FIRST_ITEM: Final = re.compile(r"\[\s{0,100}(?=\{)")
 _NEXT_ITEM: Final = re.compile(r"\s{0,100},\s{0,100}(?=\{)")
 _LAST_KEY: Final = re.compile(r'"finds"\s{0,3}:\s{0,3}"')
-"""Begins the last key of a sub-query, which no search needs."""
+"""Start of the last key of a sub-query (``finds``), which is not needed to search it."""
 _DECODER: Final = json.JSONDecoder()
 
 
@@ -110,17 +110,17 @@ _DECODER: Final = json.JSONDecoder()
 
 
 class PlanningModel:
-    """The language model that plans, with its prompts by the names under which ``update_prompts`` changes them.
+    """The language model that plans, with its prompts by the names that ``update_prompts`` uses.
 
     Args:
         model: The language model.
-        spotlighting: How passages are marked as data; see ``guard.spotlighting``.
+        spotlighting: How passages are marked as data in prompts; see ``guard.spotlighting``. Defaults to "delimit".
     """
 
     def __init__(self, model: LanguageModel, spotlighting: Spotlighting | None = "delimit") -> None:
         self.model = model
         self.spotlighting = spotlighting
-        self.structured = True  # until the server refuses it
+        self.structured = True  # set to False once the server refuses structured output
         self.prompts: dict[str, BasePromptTemplate] = {
             "planner_prompt": PLANNER_TEMPLATE,
             "findings_prompt": FINDINGS_TEMPLATE,
@@ -130,15 +130,15 @@ class PlanningModel:
 
 @dataclass(slots=True)
 class ModelCall:
-    """What came of one call: its bill, and the error where it failed. A failed call is reported, never raised."""
+    """The result of one model call: its token usage, and its error if it failed. An error is reported, never raised."""
 
     usage: Usage = field(default_factory=Usage, kw_only=True)
     error: Exception | None = field(default=None, kw_only=True)
     fields: dict[str, Any] = field(default_factory=dict, kw_only=True)
-    """Further fields of its record in the account."""
+    """Further fields of the call's record in the activity log."""
 
     def fail(self, error: Exception) -> None:
-        """Keep an error, and what the failed call billed."""
+        """Store an error, and the token usage of the failed call."""
         self.error = error
         if isinstance(error, LLMError) and error.usage is not None:
             self.usage = error.usage
@@ -147,7 +147,7 @@ class ModelCall:
     def recorded(
         self, log: ActivityLog, model: LanguageModel, purpose: Literal["plan", "findings", "revision"]
     ) -> Iterator[None]:
-        """Record the call in the account, whatever the body of the ``with`` statement raises: it is the call's."""
+        """Record the call in the activity log; an exception of the ``with`` body is stored as the call's error."""
         info = None if model.name is None else ModelInfo(model_name=model.name)
         with log.record(ModelQueryPlanningActivity, CBEventType.AGENT_STEP, model=info, purpose=purpose) as record:
             try:
@@ -169,15 +169,15 @@ class ModelCall:
 
 @dataclass(slots=True)
 class Planning(ModelCall):
-    """What planning gave: a plan whose first sub-query is always the question itself."""
+    """The result of planning: a plan whose first sub-query is always the question itself."""
 
     plan: QueryPlan
     finds: dict[str, str] = field(default_factory=dict)
-    """What each sub-query finds; see ``PlanGraph.finds``."""
+    """Description of each sub-query's answer; see ``PlanGraph.finds``."""
 
 
 Begin: TypeAlias = Callable[[Sequence[SubQuery]], Coroutine[object, object, None]]
-"""What is done with sub-queries that can be searched."""
+"""Callback that starts the search of sub-queries."""
 
 
 async def plan_searches(
@@ -190,10 +190,10 @@ async def plan_searches(
     log: ActivityLog,
     begin: Begin | None = None,
 ) -> Planning:
-    """Plan the searches of a question, and classify it in the same call where that is asked for.
+    """Plan the searches of a question, and classify it in the same call if the scope asks for it.
 
-    Verdicts and sub-queries that were read before a failure are kept. ``begin`` is awaited with sub-queries as soon as
-    they can be searched, while the model still writes; those that build on others are never among them.
+    Verdicts and sub-queries that were parsed before a failure are kept. ``begin`` is awaited with independent
+    sub-queries as soon as they can be searched, while the reply is still being streamed.
     """
     planning = Planning(plain_plan(scope, sources))
     plan = planning.plan
@@ -243,9 +243,9 @@ def _messages(
 
 
 def describe_sources(sources: Sequence[PlannerSource]) -> str:
-    """Return sources as they stand in a prompt, one a line, each with the fields that a filter may use.
+    """Return the sources as prompt text, one per line, each followed by the fields that a filter may use.
 
-    A description that says no more than the name ("documents of docs") is left out.
+    A description that adds nothing to the name ("documents of docs") is left out.
     """
     lines = []
     for source in sources:
@@ -263,10 +263,10 @@ async def _ask(
     sources: Sequence[PlannerSource],
     deadline: float | None,
 ) -> Reply:
-    """Ask for structured output where the model has it; where its server refuses the form, for plain text.
+    """Ask for structured output if the model supports it; if its server refuses that, ask for plain text.
 
-    The refusal is remembered once the same question was answered as plain text: then it was the form that the server
-    refused. A model that can't stream is asked for the whole.
+    The refusal is remembered once the same prompt succeeds as plain text, which proves that the output format was the
+    cause. A model that can't stream is asked for a complete reply.
     """
 
     async def ask(form: dict[str, object]) -> Reply:
@@ -289,7 +289,7 @@ async def _ask(
 
 
 def _reason(error: Exception) -> str:
-    """Return a failure in a few words; a client's own message may be a page of HTML."""
+    """Return a short description of an error; a client's own message may be a page of HTML."""
     if isinstance(error, LLMError):
         return error_message(error)
     name = error.code if isinstance(error, AgenticKBError) else type(error).__name__
@@ -297,7 +297,7 @@ def _reason(error: Exception) -> str:
 
 
 class _Intake:
-    """Takes the proposals of a reply as they are written, and begins what can be searched."""
+    """Adds a reply's proposals to the plan while the reply is streamed, and starts searches that are ready."""
 
     def __init__(self, graph: PlanGraph, begin: Begin | None, spec: ClassificationSpec | None) -> None:
         self.began = False
@@ -308,7 +308,7 @@ class _Intake:
         self._begin = begin
 
     async def read(self, delta: str, text: str) -> None:
-        """Parse the reply where an object or a list ends, or the last key of a sub-query begins."""
+        """Parse the reply when an object or a list ends, or when the last key of a sub-query begins."""
         ends = "}" in delta or "]" in delta or _LAST_KEY.search(text, max(0, len(text) - len(delta) - 15)) is not None
         if ends and self._looks < MAX_LOOKS and not self._graph.full:
             self._looks += 1
@@ -317,12 +317,12 @@ class _Intake:
             await self.take(read_partial_plan(text))
 
     def read_whole(self, reply: str) -> list[Proposal]:
-        """Return the proposals of a reply that has ended, and keep its verdicts.
+        """Return the proposals of a complete reply, and store its verdicts.
 
-        Some models say no more of a question than what is wrong with it: that is no failure.
+        A reply with verdicts but without a plan is valid: some models only classify a harmful question.
 
         Raises:
-            PlanningError: There is neither a plan nor a verdict in it.
+            PlanningError: The reply contains neither a plan nor a verdict.
         """
         if self.spec is not None:
             self.verdicts = read_verdicts(reply, self.spec) or self.verdicts
@@ -334,7 +334,7 @@ class _Intake:
             return []
 
     async def take(self, proposals: Sequence[Proposal]) -> None:
-        """Take all proposals that were read so far."""
+        """Add all proposals parsed so far to the plan, and start the searches that are ready."""
         ready = self._graph.add(proposals)
         if ready:
             self.began = True
@@ -346,7 +346,7 @@ class _Intake:
 
 
 def plan_schema(sources: Sequence[PlannerSource], spec: ClassificationSpec | None = None) -> dict[str, object]:
-    """Return the JSON schema of a plan over these sources, the verdicts of ``spec`` before the sub-queries."""
+    """Return the JSON schema of a plan over these sources, with the verdicts of ``spec`` before the sub-queries."""
     text = {"type": "string"}
     sub_query = {
         "id": text,
@@ -366,7 +366,7 @@ def read_proposals(reply: str | Mapping[str, Any]) -> list[Proposal]:
     """Return the proposals of a reply: JSON with or without preamble and fences, broken JSON, or a numbered list.
 
     Raises:
-        PlanningError: The reply holds no plan.
+        PlanningError: The reply contains no plan.
     """
     items = _items_of_text(reply[:MAX_REPLY]) if isinstance(reply, str) else _items(reply)
     if items is None:
@@ -375,10 +375,10 @@ def read_proposals(reply: str | Mapping[str, Any]) -> list[Proposal]:
 
 
 def read_partial_plan(text: str) -> list[Proposal]:
-    """Return the proposals of a reply that is still being written, as far as they can be searched.
+    """Return the complete proposals of a reply that is still being streamed.
 
-    The last one counts when its object ends, or as soon as its last key (``finds``, which no search needs) begins.
-    Nothing is repaired: what can't be read yet is read at the end.
+    The last one is complete when its object ends, or when its last key (``finds``, not needed to search it) begins.
+    Broken JSON is not repaired here, only when the reply has ended.
     """
     items: list[object] = []
     start = _FIRST_ITEM.search(text[:MAX_PARTIAL])
@@ -398,7 +398,7 @@ def read_partial_plan(text: str) -> list[Proposal]:
 
 
 def _items_of_text(text: str) -> list[object] | None:
-    """Return the list of sub-queries in a text: as JSON, as JSON that can be repaired, or as a numbered list."""
+    """Return the list of sub-queries in a text: JSON, repairable JSON or a numbered list; None if there is no list."""
     body = strip_code_fence(text)
     start = _BRACKET.search(body)
     for read in (_whole_values, repair_json) if start is not None else ():
@@ -412,7 +412,7 @@ def _items_of_text(text: str) -> list[object] | None:
 
 
 def _whole_values(text: str) -> object:
-    """Return the JSON value that a text begins with; a list of them where several follow one another (JSON lines)."""
+    """Return the JSON value at the start of a text, or a list if several values follow one another (JSON lines)."""
     values, end = list[object](), 0
     while (start := _FOLLOWING.match(text, end)) is not None:
         try:
@@ -426,11 +426,11 @@ def _whole_values(text: str) -> object:
 
 
 def _items(value: object) -> list[object] | None:
-    """Return the list of sub-queries in a JSON value; None where there is no such list."""
+    """Return the list of sub-queries in a JSON value; None if it has no such list."""
     if isinstance(value, list):
         objects = [item for item in value if isinstance(item, dict)]
         for item in objects:
-            if (items := _listed(item)) is not None:  # several objects: the text held more than the plan
+            if (items := _listed(item)) is not None:  # several objects: the text contained more than the plan
                 return items
         return value if objects or (value and all(isinstance(item, str) for item in value)) else None
     if isinstance(value, Mapping):
@@ -456,7 +456,7 @@ def _proposals(items: Sequence[object]) -> list[Proposal]:
         fields = {"query": item} if isinstance(item, str) else _fields(item) if isinstance(item, dict) else {}
         query = " ".join(_text(fields, _QUERIES)[:MAX_REPLY].split())
         numbered = _NUMBERED.match(query)
-        if numbered and numbered.group(1) in (None, str(position)):  # another number belongs to it ("7. Symphonie")
+        if numbered and numbered.group(1) in (None, str(position)):  # other numbers belong to the text ("7. Symphonie")
             query = numbered.group(2)
         query = query.strip("\"'` ")
         if normalize(query):
@@ -469,7 +469,7 @@ def _proposals(items: Sequence[object]) -> list[Proposal]:
 
 
 def _fields(item: Mapping[object, object]) -> dict[str, object]:
-    """Return an object's values by our form of their keys: ``subQueries`` and ``Sub-Queries`` are ``sub_queries``."""
+    """Return an object with its keys in snake case: ``subQueries`` and ``Sub-Queries`` become ``sub_queries``."""
     fields = {}
     for key, value in item.items():
         name = str(key)
@@ -480,12 +480,12 @@ def _fields(item: Mapping[object, object]) -> dict[str, object]:
 
 
 def _text(fields: Mapping[str, object], names: Sequence[str]) -> str:
-    """Return the first text under any of these names; "" where there is none."""
+    """Return the first non-empty text under any of these keys; "" if there is none."""
     return next((text for name in names if (text := _as_text(fields.get(name)))), "")
 
 
 def _names(fields: Mapping[str, object], keys: Sequence[str]) -> tuple[str, ...]:
-    """Return the names that stand under the first of these keys, as a list or in one text."""
+    """Return the names under the first of these keys with a value, which is a list or a comma-separated text."""
     for key in keys:
         value = fields.get(key)
         if isinstance(value, str):
@@ -496,7 +496,7 @@ def _names(fields: Mapping[str, object], keys: Sequence[str]) -> tuple[str, ...]
 
 
 def _as_text(value: object) -> str:
-    """Return a text that UTF-8 can write, or a number as text; "" for anything else."""
+    """Return a string without surrogates, or an integer as text; "" for any other value."""
     if isinstance(value, str):
         return without_surrogates(value) if value.strip() else ""
     return str(value) if isinstance(value, int) and abs(value) < MAX_NUMBER else ""

@@ -1,12 +1,12 @@
-"""Searches a question: as it is, or as a model plans it, in rounds that build on one another.
+"""Searches a question unplanned, or by a model's plan in rounds that depend on one another (multi-hop search).
 
-    search_question ─▶ the question as it is (minimal effort; auto effort where its evidence is strong)
-           └▶ MultiHopSearch: plan ─▶ search what builds on nothing ─▶ read answers ─▶ search what waited for them ─▶ …
-                                   ─▶ look for gaps, search what is missing
+    search_question ─▶ the question as it is (minimal effort; auto effort if its evidence is strong)
+           └▶ MultiHopSearch: plan ─▶ search independent steps ─▶ read their answers ─▶ search dependent steps ─▶ …
+                                   ─▶ look for gaps, search for missing evidence
 
-The question itself is searched while the model plans, and a sub-query as soon as it stands in the plan. A step that
-waits for an answer is searched as soon as that is read, and waits for nothing else. A failure of the model costs its
-own call alone: what waits is searched in the question's own words.
+The question itself is searched while the model plans, and a sub-query as soon as it is in the plan. A dependent step is
+searched as soon as the answers that it needs are read. If a model call fails, the steps that wait for its answers are
+searched with descriptions of these answers, in the question's own words.
 """
 
 from __future__ import annotations
@@ -67,27 +67,27 @@ from llama_index_agentic_kb.sources.search import NodeKey, node_key
 _SURE: Final = {Confidence.PARTIAL: 1, Confidence.IMPLIED: 2, Confidence.STATED: 3}
 
 MAX_SEARCHES: Final = 2 * MAX_BRANCHES
-"""Searches of one step in all: its branches as its parents were read first, and once more as they were corrected. A
-model that reads one step again and again would otherwise search without end."""
+"""Maximum number of searches of one step: one per branch, and once more after its parents' answers were corrected.
+Without this limit, a model that keeps correcting answers would search endlessly."""
 
 OTHERS_SECONDS: Final = 1.0
-"""How long a round of reading waits for searches that none of its steps needs."""
+"""Seconds that the model call of a round waits for searches that none of its steps depends on."""
 
 NEWS_DEPTH: Final = 5
-"""Documents of each search that are compared to see whether a round brought anything new."""
+"""Number of top documents of each search that are compared to decide whether a round found new evidence."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Task:
-    """What one request searches, and with what."""
+    """The question, limits and components of one request's search."""
 
     scope: Scope
     effort: ReasoningEffort
     limits: EffortLimits
     model: PlanningModel | None
-    """Plans and reads; None where there is no model, and so no plan."""
+    """The model that plans and reads; without one (None), the question is searched unplanned."""
     fusion: Fusion
-    """How ranked lists of different corpora are fused for the model to read."""
+    """Fuses ranked lists of different corpora into the passages that the model reads."""
     fan_out: FanOut
     budget: Budget
     log: ActivityLog
@@ -95,7 +95,7 @@ class Task:
 
 @dataclass(frozen=True, slots=True)
 class FoundStep:
-    """A step of the chain: what it asks, with what it builds on put in, and what was found."""
+    """A step of the reasoning chain: its query, with earlier answers filled in, and its findings."""
 
     id: str
     query: str
@@ -104,29 +104,29 @@ class FoundStep:
 
 @dataclass(slots=True)
 class PlanOutcome:
-    """What was searched, and what came of it."""
+    """The searches of a request, their findings and their costs."""
 
     plan: QueryPlan
-    """Every query that was searched, in the order in which their evidence is fused."""
+    """The plan of all searched queries, in the order in which their evidence is fused."""
     searches: list[SourceSearch] = field(default_factory=list)
-    """One a (query, source) pair, in the plan's order."""
+    """Finished searches, one per (query, source) pair, in the plan's order."""
     findings: list[Finding] = field(default_factory=list)
-    """In the order in which they were read."""
+    """All findings, in the order in which they were read."""
     chain: list[FoundStep] = field(default_factory=list)
-    """The steps with what was found for each, those that others build on first."""
+    """The steps with their findings; each step comes after those that it depends on."""
     proof: list[Proof] = field(default_factory=list)
-    """The passages behind the chain, and behind the verdict on it."""
+    """The passages that support the chain's findings, and those that support the verdict on the evidence."""
     usage: Usage = field(default_factory=Usage)
     rounds: int = 1
     revisions: int = 0
     planned: bool = False
     decision: str = ""
-    """Why a model planned or not, and why it stopped."""
+    """Explanation of why a model planned or not, and why the search stopped."""
     signals: dict[str, float] | None = None
-    """How strong the question's own evidence was, where that decided."""
+    """Strength of the unplanned question's evidence (``EvidenceStrength.signals``); None if it was not rated."""
 
     def spent(self, budget: Budget, ranked: int) -> EffortUse:
-        """Return what the search spent, in the terms of its limits; ``ranked`` documents were ranked."""
+        """Return the resources that the search used; ``ranked`` is the number of ranked documents."""
         queries = [one for one in self.plan.sub_queries if one.origin is not SubQueryOrigin.QUESTION]
         return EffortUse(
             sub_queries=len(queries),
@@ -140,7 +140,7 @@ class PlanOutcome:
 
 
 def chain_lines(chain: Sequence[FoundStep], nodes: Sequence[NodeWithScore]) -> list[str]:
-    """Return the chain as the prompt of the answer has it, a step a line, with the references of what proves it."""
+    """Return the chain's steps for the answer prompt, one per line, with findings and reference numbers."""
     refs: dict[str, int] = {}
     for ref, node in enumerate(nodes):
         for part in (provenance(node) or {}).get("parts") or [{"node_id": node.node.node_id}]:
@@ -149,10 +149,10 @@ def chain_lines(chain: Sequence[FoundStep], nodes: Sequence[NodeWithScore]) -> l
 
 
 async def search_question(task: Task) -> PlanOutcome:
-    """Search the question as it is, or what a model plans.
+    """Search the question as it is, or by a model's plan.
 
-    A question that is to be classified is planned, however simple it is and however strong its evidence: the planner's
-    call says its class. At minimal effort, with intents and without a model it stays unclassified.
+    At auto effort, a question that is to be classified is always planned, since the planner's call classifies it. At
+    minimal effort, with intents or without a model it stays unclassified.
     """
     scope, fan_out = task.scope, task.fan_out
     sources = [
@@ -182,28 +182,28 @@ async def search_question(task: Task) -> PlanOutcome:
 
 
 class Steps:
-    """What was planned, what was searched for it, and what was found.
+    """The state of a multi-hop search: planned steps, their searches and their findings.
 
-    A step is a planned sub-query. It is served by the search of its own query, by one search for each answer that was
-    put into it, or by another step's search where both come to the same query.
+    A step is a planned sub-query. Its results come from a search of its own query, from one search per combination of
+    answers filled into it, or from another step's search with the same query.
     """
 
     def __init__(self) -> None:
         self.planned: dict[str, SubQuery] = {}
         self.waiting: dict[str, SubQuery] = {}
-        """Steps that build on answers which are not known yet."""
+        """Steps, by id, that depend on answers which are not known yet."""
         self.searched: dict[str, SubQuery] = {}
-        """Every query whose search was started, by id; each with all the sources that it was started at."""
+        """Every query whose search was started, by id, with all sources in which it is searched."""
         self.found: dict[str, list[Finding]] = {}
-        """By the id of the search that they were read for, or of the step that needed none."""
+        """Findings by the id of their search, or by the id of a step that needed no search."""
         self.finds: dict[str, str] = {}
-        """What each step finds, with references; see ``PlanGraph.finds``."""
+        """Description of each step's answer, with references; see ``PlanGraph.finds``."""
         self.next: dict[str, str] = {}
-        """What to search next for a step whose findings are partial."""
-        self._serves: dict[str, list[str]] = {}  # steps by search
+        """The follow-up query of each step whose findings are partial, by id."""
+        self._serves: dict[str, list[str]] = {}  # ids of steps by the id of the search that provides their results
 
     def note(self, sub_query: SubQuery, names: Sequence[str]) -> None:
-        """Note that a search was started; ``names`` are all sources in order."""
+        """Record that a search was started; ``names`` are the names of all sources, in order."""
         self._share(sub_query.id, sub_query.part_of or sub_query.id)
         known = self.searched.setdefault(sub_query.id, sub_query)
         chosen = {*known.sources, *sub_query.sources}
@@ -215,11 +215,11 @@ class Steps:
             steps.append(step)
 
     def searches_of(self, steps: Collection[str]) -> list[str]:
-        """Return the searches that serve any of some steps."""
+        """Return the ids of the searches that provide results for any of these steps."""
         return [search for search, served in self._serves.items() if any(step in served for step in steps)]
 
     def plan(self, sub_queries: Sequence[SubQuery], finds: Mapping[str, str]) -> None:
-        """Take the steps of a plan, or of a revision."""
+        """Add the steps of a plan or of a revision."""
         self.finds |= finds
         for one in sub_queries:
             self.planned[one.id] = one
@@ -227,23 +227,22 @@ class Steps:
                 self.waiting[one.id] = one
 
     def to_read(self, *, every: bool = False) -> list[str]:
-        """Return the steps that were searched, have no answer yet, and are waited for; or every one that had none."""
+        """Return unanswered steps that waiting steps depend on; with ``every``, also searched parents of any step."""
         parents = {parent for child in self.waiting.values() for parent in child.depends_on} - self.waiting.keys()
         if every:
             parents |= {name for one in self.planned.values() for name in one.depends_on if self.searches_of([name])}
         return [step for step in self.planned if step in parents and not self.answers_of(step)]
 
     def started_children_of(self, search: str) -> list[SubQuery]:
-        """Return the steps that build on what a search finds, and were searched already."""
+        """Return the already searched steps that depend on a search's findings."""
         served = {*self._serves.get(search, [search])}
         children = [step for step in self.planned.values() if not served.isdisjoint(step.depends_on)]
         return [step for step in children if self.searches_of([step.id])]
 
     def answers_of(self, step: str, *, partial: bool = False) -> list[Finding]:
-        """Return a step's answers: the best of each of its searches before the second of any.
+        """Return a step's answers: the best answer of each of its searches first, then the second best, and so on.
 
-        Those that are only nearer to what was asked are no answers, and are among them where ``partial`` ones are
-        wanted too.
+        Findings with the confidence "partial" are only included if ``partial`` is True.
         """
         by_search = [self.found.get(search, []) for search in self.searches_of([step])] or [self.found.get(step, [])]
         distinct: dict[str, Finding] = {}
@@ -253,12 +252,12 @@ class Steps:
         return list(distinct.values())[:MAX_BRANCHES]
 
     def take(self, search: str, answers: Sequence[Finding]) -> list[Finding]:
-        """Keep what was read for a search, in place of what was read for it before.
+        """Store the answers of a search, replacing earlier ones.
 
-        What merely follows from passages does not replace what a passage says.
+        A less certain answer never replaces a stated one, and a partial answer never replaces a complete one.
 
         Returns:
-            The answers that it corrects, if any.
+            The earlier answers that were corrected, if any.
         """
         before = self.found.get(search, [])
         sure, sure_before = (max((_SURE[one.confidence] for one in read), default=0) for read in (answers, before))
@@ -269,10 +268,10 @@ class Steps:
         return [] if same or sure_before == 1 else before
 
     def searches_for(self, step: SubQuery, number: int, started: Sequence[SubQuery], query: str = "") -> list[SubQuery]:
-        """Return one search for each combination of the answers that a step builds on, best first.
+        """Return one search for each combination of the answers that a step depends on, best first.
 
-        A query that is searched already, or ``started`` in this round, is not searched again, and serves both steps.
-        ``query`` is searched in place of the step's own.
+        A query that was searched before, or ``started`` in this round, is not searched again in the same sources; its
+        results are shared. If ``query`` is set, it replaces the step's own query.
         """
         known = {normalize(one.query): one for one in (*self.searched.values(), *started)}
         queries = {normalize(query): query for query in ([query] if query else self._queries(step))}
@@ -295,7 +294,7 @@ class Steps:
         return made
 
     def _queries(self, step: SubQuery) -> Iterator[str]:
-        """Yield the queries that a step becomes; what is not known is described, with all that is known put in."""
+        """Yield a step's queries, one per combination of its parents' answers; missing answers are described."""
         template, choices = step.template or step.query, []
         for parent in step.depends_on:
             words = self.description_of(parent) if f"#{parent}" in template else ""
@@ -304,7 +303,7 @@ class Steps:
             yield fill(template, dict(zip(step.depends_on, values, strict=True)))
 
     def description_of(self, name: str) -> str:
-        """Return what a step finds in words that can be searched: with the values of its own parents, where known."""
+        """Return a searchable description of a step's answer, with the known answers of its own parents filled in."""
         step, nearer = self.planned[name], self.answers_of(name, partial=True)
         words = {parent: self.words_for(parent) for parent in step.depends_on}
         text = self.next.get(name) or fill(self.finds.get(name, ""), words, add=False)
@@ -313,12 +312,12 @@ class Steps:
         return " ".join([asked_for(text), *(one.value for one in nearer[:1] if one.value not in text)])
 
     def words_for(self, name: str) -> str:
-        """Return a step's best answer, or else its description."""
+        """Return a step's best answer, or a description of it if it is not known."""
         answers = self.answers_of(name)
         return answers[0].value if answers else self.description_of(name)
 
     def chain(self) -> list[FoundStep]:
-        """Return the steps with what was found for each, those that others build on first."""
+        """Return the steps with their findings; each step comes after those that it depends on."""
         steps = sorted(self.planned.values(), key=lambda step: step.wave)
         made = []
         for step in steps:
@@ -330,7 +329,7 @@ class Steps:
 
 
 class MultiHopSearch:
-    """The searches of one request that a model plans."""
+    """The planned search of one request, in rounds that depend on one another."""
 
     def __init__(self, task: Task, model: PlanningModel, sources: Sequence[PlannerSource]) -> None:
         self._task = task
@@ -339,19 +338,19 @@ class MultiHopSearch:
         self._limits = task.limits
         self._deadline = task.budget.retrieval_deadline
         self._steps = Steps()
-        self._running: list[RunningSearch] = []  # what was started, in the order in which it was planned
-        self._in_full: set[str] = set()  # passages that the model asked to read whole
-        self._rests_on: list[str] = []  # passages that a verdict rests on
+        self._running: list[RunningSearch] = []  # started searches, in the order in which they were planned
+        self._in_full: set[str] = set()  # ids of passages whose full text the model asked for
+        self._rests_on: list[str] = []  # ids of passages that support a verdict
         self._outcome = PlanOutcome(QueryPlan(sub_queries=[]), planned=True)
         self._model_lost = False
-        """Whether the model did not answer at all. It is not asked again: each call would cost its whole time."""
+        """Whether a call got no reply. The model is then not called again: each call would use its full timeout."""
 
     async def search(
         self, question: QueryPlan, first: Sequence[RunningSearch] | None = None, why: str = ""
     ) -> PlanOutcome:
-        """Plan and search until everything is found, spent or settled.
+        """Plan and search until the evidence is complete, a limit is reached or no further search is left.
 
-        The question is searched while the model plans; ``first`` is its search, where that was started already.
+        The question is searched while the model plans; ``first`` are its searches if they were started already.
         """
         self._decide(why)
         planning = start(
@@ -377,10 +376,10 @@ class MultiHopSearch:
     # -- searching -------------------------------------------------------------------------------------------------
 
     async def _search(self, sub_queries: Sequence[SubQuery], running: Sequence[RunningSearch] | None = None) -> None:
-        """Start to search, or note what was started already; what is ready together is embedded in one batch."""
+        """Start the searches of sub-queries (embedded in one batch), or record ``running`` searches as started."""
         if not sub_queries:
             return
-        copies = [one.model_copy() for one in sub_queries]  # what is noted here may get further sources
+        copies = [one.model_copy() for one in sub_queries]  # the recorded ones may get further sources later
         names = [source.name for source in self._sources]
         for one in sub_queries:
             self._steps.note(one, names)
@@ -388,17 +387,17 @@ class MultiHopSearch:
         self._running += running or await self._task.fan_out.begin(QueryPlan(sub_queries=copies))
 
     async def _search_steps(self, steps: Sequence[SubQuery], number: int) -> None:
-        """Search steps with what is known by now."""
+        """Search steps, with the answers that are known so far filled in."""
         started: list[SubQuery] = []
         for step in steps:
             started += self._steps.searches_for(step, number, started)
         await self._search(started)
 
     async def _wait_for(self, ids: Collection[str]) -> None:
-        """Wait for some searches as long as they are worth waiting for, see ``FanOut.wait_for``, then for the others.
+        """Wait for these searches (see ``FanOut.wait_for``), then up to ``OTHERS_SECONDS`` for all others.
 
-        So what is read depends on what was searched, not on which search came first. The others, which no step waits
-        for, get a moment; what is read without is reported.
+        The passages that the model reads then do not depend on which search finished first. Each search that is still
+        running after that is reported in a warning.
         """
         await self._task.fan_out.wait_for([search for search in self._running if search.sub_query_id in ids])
         jobs = [search.job for search in self._running if not search.job.done]
@@ -410,7 +409,7 @@ class MultiHopSearch:
 
     @property
     def _done(self) -> list[SourceSearch]:
-        """What is there, in the order in which it was planned."""
+        """The results of finished searches, in the order in which they were planned."""
         order = {name: position for position, name in enumerate(self._steps.searched)}
         searches = [search.job.result() for search in self._running if search.job.done]
         return sorted(searches, key=lambda search: order[search.sub_query.id])
@@ -424,9 +423,9 @@ class MultiHopSearch:
         self._steps.plan(planned.sub_queries, planning.finds)
 
     async def _follow(self, number: int) -> None:
-        """Search the steps that build on nothing, and then the others, as the answers they build on are read.
+        """Search the independent steps, then the dependent ones as soon as their parents' answers are read.
 
-        ``number`` is the first round. A revision's findings are read for every step that has no answer yet.
+        ``number`` is the number of the first round. After a revision, every unanswered parent step is read again.
         """
         steps, revised = self._steps, self._outcome.revisions > 0
         new = [
@@ -460,7 +459,7 @@ class MultiHopSearch:
             await self._search_rest(number)
 
     async def _read(self, to_read: Sequence[str], number: int) -> Reading:
-        """Read what the steps found; their children's searches start as soon as answers are there."""
+        """Read the answers of steps; searches of dependent steps start as soon as answers arrive."""
         steps = self._steps
         searches = steps.searches_of(to_read)
 
@@ -486,7 +485,7 @@ class MultiHopSearch:
         )
 
     def _take(self, name: str, answers: list[Finding]) -> None:
-        """Keep a step's answers. A step that waits needs no search where a passage states its answer."""
+        """Store a step's answers. A waiting step needs no search if a passage already states its answer."""
         if name in self._steps.waiting:
             answers = [answer for answer in answers if answer.confidence is Confidence.STATED and answer.node_id]
             if answers:
@@ -497,7 +496,7 @@ class MultiHopSearch:
             self._warn(f"{name} was read again: {values}, not {'; '.join(answer.value for answer in before)}")
 
     async def _search_next(self, name: str, read: StepAnswer, number: int) -> None:
-        """Search on for a step whose findings are only nearer to what it asks."""
+        """Search the follow-up query of steps whose findings are only partial."""
         steps = self._steps
         served = [step for step in steps.planned if name in steps.searches_of([step])]
         for step in served:
@@ -509,9 +508,9 @@ class MultiHopSearch:
                 await self._search(started)
 
     async def _search_ready(self, number: int, read: Collection[str] = ()) -> None:
-        """Search the waiting steps whose parents all have answers, or were read without one.
+        """Search the waiting steps whose parents all have answers, or were read without finding one.
 
-        Where there is no answer, the step is searched in the question's own words, never with a blank.
+        A missing answer is replaced by a description in the question's own words, never by an empty string.
         """
         steps, started = self._steps, list[SubQuery]()
         while ready := [
@@ -519,7 +518,7 @@ class MultiHopSearch:
             for one in steps.waiting.values()
             if all(parent in read or steps.answers_of(parent) for parent in one.depends_on)
         ]:
-            for child in ready:  # one that shares another's search may have its answers at once: look again
+            for child in ready:  # a step that shares a search may have answers at once: check again
                 del steps.waiting[child.id]
                 started += steps.searches_for(child, number, started)
                 for parent in child.depends_on:
@@ -528,7 +527,7 @@ class MultiHopSearch:
         await self._search(started)
 
     async def _search_rest(self, number: int) -> None:
-        """Search what still waits with what is known by now, and else in the question's own words."""
+        """Search the steps that still wait, with known answers filled in and missing ones described."""
         rest = [*self._steps.waiting.values()]
         if number >= self._limits.rounds:
             self._warn(
@@ -541,7 +540,7 @@ class MultiHopSearch:
     # -- gaps ------------------------------------------------------------------------------------------------------
 
     async def _revised(self) -> bool:
-        """Look for gaps in what was found, and take the plan of what is missing; return whether there is one."""
+        """Ask the model for gaps in the evidence and add its new searches to the plan; return whether it had any."""
         outcome, steps = self._outcome, self._steps
         if outcome.revisions >= self._limits.revisions or not self._may_ask():
             return False
@@ -562,7 +561,7 @@ class MultiHopSearch:
         graph = PlanGraph(
             plan, self._sources, self._limits, revision=outcome.revisions, steps=known, first_round=last + 1
         )
-        # A known query at further sources is a search of its own: what was planned is not changed by what was read.
+        # A known query in further sources becomes a new search: passages must not change the user's plan.
         change: dict[str, object] = {
             "filters": {},
             "depends_on": [],
@@ -588,7 +587,7 @@ class MultiHopSearch:
         return True
 
     async def _judge(self) -> Verdict:
-        """Ask whether anything is missing, with what was searched and found, one search a line."""
+        """Ask the model whether evidence is missing, and store the passages that support its verdict."""
         passages = await Call(sync=partial(self._passages, [*self._steps.searched][::-1]), what="choosing passages")
         verdict = await look_for_gaps(
             self._model,
@@ -606,7 +605,7 @@ class MultiHopSearch:
         return verdict
 
     def _account_of_searches(self, refs: Mapping[str, int]) -> Iterator[str]:
-        """Yield what was searched and found, a search a line, and the steps that needed none."""
+        """Yield one line for each search with its findings, and for each step that needed no search."""
         steps, nodes = self._steps, dict[str, int]()
         for search in self._done:
             nodes[search.sub_query.id] = nodes.get(search.sub_query.id, 0) + len(search.nodes)
@@ -616,10 +615,10 @@ class MultiHopSearch:
             nothing = "" if nodes.get(name) or name in early else "nothing was found"
             yield f"- {name}: {query}" + (f" -> {found or nothing}" if found or nothing else "")
 
-    # -- what both read and decide by --------------------------------------------------------------------------------
+    # -- shared by reading and judging -------------------------------------------------------------------------------
 
     def _passages(self, first: Sequence[str]) -> PassageSet:
-        """Return the passages that prove findings, in full, and the best of all searches, some queries' first."""
+        """Return the supporting passages in full, and the best of all searches, those of ``first`` before others."""
         proof = [one.node_id for one in self._proof()]
         share = min(max(1, MAX_PASSAGES // max(1, len(first))), PASSAGES_PER_QUERY)
         passages = PassageSet(share, {*proof, *self._in_full})
@@ -633,14 +632,14 @@ class MultiHopSearch:
         return passages
 
     def _proof(self) -> list[Proof]:
-        """Return the passages behind the findings, in the chain's order, and behind verdicts."""
+        """Return the passages that support findings, in the chain's order, then those that support verdicts."""
         made: list[Proof] = []
         for step in self._steps.chain():
             made += [Proof(one.node_id, step.id, one.value) for one in step.findings if one.node_id is not None]
         return [*made, *(Proof(node_id, "verdict") for node_id in self._rests_on)]
 
     def _brought_nothing_new(self, number: int) -> bool:
-        """Return whether a round is a reason to stop: auto effort ends where one brings no new document."""
+        """Return whether to stop because a round found no new document; always False except at auto effort."""
         if self._task.effort is not ReasoningEffort.AUTO:
             return False
         before: set[NodeKey] = set()
@@ -655,18 +654,18 @@ class MultiHopSearch:
 
     @property
     def _call_deadline(self) -> float | None:
-        """``time.monotonic()`` at which a call that is made now is given up."""
+        """``time.monotonic()`` at which a model call that starts now is abandoned."""
         return self._task.budget.retrieval_stage(self._limits.planning_seconds)
 
     def _count(self, call: ModelCall) -> None:
-        """Add a call's bill, and note whether the model replied; what its client raised is an error's cause."""
+        """Add a call's token usage, and record if the model gave no reply (its error has the client's as its cause)."""
         self._outcome.usage.add(call.usage)
         error = call.error
         has_replied = isinstance(error, PlanningError) or (isinstance(error, LLMError) and error.__cause__ is None)
         self._model_lost = self._model_lost or (error is not None and not has_replied)
 
     def _may_ask(self) -> bool:
-        """Return whether the model may be called again; what is spent is a warning."""
+        """Return whether the model may be called again; add a warning if its tokens or its time are used up."""
         spent = (self._outcome.usage.input_tokens or 0) + (self._outcome.usage.output_tokens or 0)
         if self._model_lost:
             return False
@@ -688,7 +687,7 @@ class MultiHopSearch:
         self._outcome.decision = "; ".join(part for part in (self._outcome.decision, text) if part)
 
     def _finished(self) -> PlanOutcome:
-        """Return the outcome, and put into the plan's record what came out after that was closed."""
+        """Complete and return the outcome; add later warnings to the planning call's closed record."""
         outcome = self._outcome
         outcome.plan.sub_queries = list(self._steps.searched.values())
         outcome.findings = [finding for found in self._steps.found.values() for finding in found]

@@ -1,4 +1,4 @@
-"""What a request is about, and whether it needs a plan: by its form and by what it found. No model is asked."""
+"""Decides whether a question needs a plan, from its wording and its first search results, without a model call."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from llama_index_agentic_kb.sources.fan_out import SourceSearch
 from llama_index_agentic_kb.sources.search import node_key
 
 SIMPLE_WORDS: Final = 8
-"""Words of the longest question that may be simple."""
+"""Maximum number of words of a simple question."""
 
 FEW_WORDS: Final = 4
-"""Words of the longest question that is simple in any language: the form of others is known of English alone."""
+"""Maximum number of words of a question that is simple in any language; longer ones must be recognised as English."""
 
 TOP: Final = 3
-"""Passages that are looked at for the question's words."""
+"""Number of top passages searched for the question's words."""
 
 COVERED: Final = 0.75
-"""Share of the question's words that strong evidence holds."""
+"""Share of the question's words that strong evidence must contain."""
 
-# What joins two facts, or compares them, in the languages that users ask most in; others are judged by length alone.
+# Words that join or compare facts, in the most common languages; for other languages only the length counts.
 _JOINING: Final = re.compile(
     r"\b(and|or|both|either|than|same|between|versus|vs|compared?|compare|difference|first|last|earlier|later|older|"
     r"younger|more|less|most|least|before|after|while|who|which|that|whose|where|when|if|because|why|how|"
     r"und|oder|beide|als|et|ou|y|o)\b"
 )
-# What asks for a relation itself ("who is the director of ..."), not for a fact about what it leads to.
+# Openings that ask for a relation itself ("who is the director of ..."), not for a fact about the related thing.
 _ASKS_FOR_IT: Final = re.compile(r"(?:who|what)(?:['\u2019]s| is| are| was| were)\s")
 _ENGLISH: Final = re.compile(r"\b(?:the|of|is|are|were|do|does|did|has|have|who|what|where|when|which|how|a|to|for)\b")
-# Whether something is so ("would a Pict be confused by Old English?") hangs on facts of each thing that it names.
+# A yes/no question ("would a Pict be confused by Old English?") needs facts about each thing that it names.
 _YES_OR_NO: Final = re.compile(
     r"(?:is|are|was|were|do|does|did|has|have|had|can|could|will|would|should|may|might|must)(?:n['\u2019]t)?\s"
 )
 _RELATIONS: Final = re.compile(r"\bof\b|['\u2019]s\b|s['\u2019]\s")
-# One word, two relations: a father's father, a spouse's mother.
+# Kinship words that combine two relations: a father's father, a spouse's mother.
 _KINSHIP: Final = re.compile(
     r"\b(grand|great-grand|step|half-)\w+|\b\w+-in-law\b|\b(aunt|uncle|cousin|nephew|niece)s?\b"
 )
@@ -57,13 +57,13 @@ _STOP: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """The question and what was said before it.
+    """A question and its conversation.
 
     Args:
         question: The last user message.
-        history: (role, text) pairs before it, oldest first.
-        intents: Queries that need no planning; then there is no single question.
-        classification: What the question is to be classified as; None classifies nothing.
+        history: Earlier messages as (role, text) pairs, oldest first.
+        intents: Search queries given by the caller, which need no planning and replace the question.
+        classification: The classes to check the question for. Defaults to no classification.
     """
 
     question: str
@@ -78,9 +78,9 @@ class Scope:
         memory: Sequence[ChatMessage] = (),
         classification: ClassificationSpec | None = None,
     ) -> Scope:
-        """Return the scope of a request; ``memory`` is the history where the request has none.
+        """Return the scope of a request; ``memory`` is used as the history if the request has none.
 
-        Some chat engines store the question in their memory before they ask, some after.
+        A copy of the question at the end of the memory is removed: some chat engines store it before they ask.
         """
         history = [(message.role, message.text) for message in request.history if message.text.strip()]
         if not history:
@@ -93,10 +93,10 @@ class Scope:
 
 
 def is_simple(scope: Scope) -> bool:
-    """Return whether a question asks for one fact, by its form alone; where in doubt it does not.
+    """Return whether a question asks for a single fact, judged by its wording only; in doubt, False.
 
-    It is short, stands alone, has one interrogative at most and at its start, joins, compares and judges nothing, and
-    asks for no more than one relation ("the mother of the director of", "where was the director of ... born").
+    A simple question is short, has no history, has at most one interrogative (at its start), joins or compares
+    nothing, is not a yes/no question and asks for at most one relation (not "the mother of the director of").
     """
     words = scope.question.split()
     if scope.history or not words or len(words) > SIMPLE_WORDS or "\n" in scope.question.strip():
@@ -109,14 +109,14 @@ def is_simple(scope: Scope) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceStrength:
-    """How well a question is served by what it found by itself.
+    """How well the search results of the unplanned question cover it.
 
     Args:
-        reason: Why a plan is needed or not, in words.
-        signals: Each between 0 and 1: ``coverage``, the share of the question's words (but for stop words) in the best
-            passages; ``agreement``, the overlap of the best five of each way of searching, 1 where there is one way;
-            ``found``, the share of sources that found anything.
-        sufficient: Whether no plan is needed.
+        reason: Explanation of why a plan is needed or not.
+        signals: Values between 0 and 1: ``coverage``, the share of the question's words (without stop words) in the
+            best passages; ``agreement``, the overlap of the top five dense and lexical results (1 if a source has only
+            one list); ``found``, the share of sources with results.
+        sufficient: Whether the evidence is strong enough to answer without a plan.
     """
 
     reason: str
@@ -125,9 +125,9 @@ class EvidenceStrength:
 
 
 def evidence_strength(scope: Scope, searches: Sequence[SourceSearch], fusion: Fusion) -> EvidenceStrength:
-    """Judge the searches of the question itself, one a source.
+    """Rate the evidence that the searches of the question itself found, one search per source.
 
-    A question that joins several facts is never judged by its evidence: one of its facts always looks well served.
+    It is never sufficient for a question that joins several facts: high coverage may come from one fact alone.
     """
     best = best_of(searches, fusion)[:TOP]
     text = normalize("\n".join(one.node.node.get_content(MetadataMode.EMBED) for one in best))
@@ -155,7 +155,7 @@ def evidence_strength(scope: Scope, searches: Sequence[SourceSearch], fusion: Fu
 
 
 def _joins(text: str) -> bool:
-    """Return whether a question, in normal form, asks for more than one fact, or for a relation of a relation."""
+    """Return whether a normalized question asks for more than one fact, or for a relation of a relation."""
     asks_for_it = _ASKS_FOR_IT.match(text) is not None
     return bool(
         _JOINING.search(" ".join(text.split()[1:]))
