@@ -1,8 +1,8 @@
-"""Evidence: from the ranked lists of many searches to one list, each piece with its provenance.
+"""Evidence: turns the ranked lists of many searches into one list of nodes with provenance.
 
-    candidates (every node once) ─▶ reranking ─▶ fusion, each sub-query's best covered ─▶ postprocessing ─▶ arrangement
+    candidates (deduplicated) ─▶ reranking ─▶ fusion, each sub-query's best covered ─▶ postprocessing ─▶ arrangement
 
-``gathering`` goes this way; its ``EvidenceOptions`` say how.
+``gathering`` runs this pipeline; ``EvidenceOptions`` configures it.
 """
 
 from llama_index_agentic_kb.evidence.gathering import EvidenceOptions, gather_evidence

@@ -1,6 +1,6 @@
-"""Chooses the evidence: adjacent chunks of one document become one node, and long documents leave room for others.
+"""Selects the evidence: joins adjacent chunks of a document and limits the number of nodes per document.
 
-Only nodes that were found, and passed every filter and postprocessor, are ever joined: nothing is fetched.
+Only nodes that were found and passed every filter and postprocessor are joined; no further nodes are fetched.
 """
 
 from __future__ import annotations
@@ -16,31 +16,31 @@ from llama_index.core.schema import BaseNode, ImageNode, IndexNode, NodeRelation
 from llama_index_agentic_kb.evidence.provenance import CHUNK_INDEX, PROVENANCE_KEY, provenance
 
 MAX_CHARACTERS: Final = 6_000
-"""Characters of a joined node: about 1,500 tokens, under a third of the default budget of extracted data."""
+"""Maximum number of characters of a joined node: about 1,500 tokens, under a third of the default budget."""
 
 MIN_OVERLAP: Final = 20
-"""Characters that two texts must share to count as overlapping where their positions are not known: text that comes
-twice does no harm, text that is lost does."""
+"""Minimum number of shared characters for two texts of unknown position to count as overlapping: repeated text is
+harmless, lost text is not."""
 
 MAX_GAP: Final = 2
-"""Characters between two chunks' positions that a splitter may have stripped: a paragraph's end at most."""
+"""Maximum number of characters between two adjacent chunks: whitespace that a splitter removed."""
 
 _Part: TypeAlias = tuple[int, NodeWithScore]
-"""A node with its place in the ranking."""
+"""A node's rank (0 is best) and the node."""
 
 
 @dataclass(slots=True)
 class Arrangement:
-    """The evidence, best first."""
+    """The selected evidence."""
 
     nodes: list[NodeWithScore] = field(default_factory=list)
     used: int = 0
-    """How many of the ranked nodes are in it; more than ``nodes`` where neighbours were joined."""
+    """Number of ranked nodes used in ``nodes``; greater than their number if neighbours were joined."""
 
 
 @dataclass(slots=True, eq=False)
 class _Piece:
-    """What will be one reference: chunks in the document's order."""
+    """The chunks that become one reference, in document order."""
 
     document: tuple[str, str]
     parts: list[_Part]
@@ -51,24 +51,25 @@ class _Piece:
 
 
 def pieces_per_document(limit: int) -> int:
-    """Return how many pieces one document may have before others get a place: a third of all, and at least 3."""
+    """Return how many pieces a document may have before others take precedence: a third of ``limit``, at least 3."""
     return max(3, math.ceil(limit / 3))
 
 
 def arrange(
     nodes: Sequence[NodeWithScore], limit: int, *, joining: bool = True, max_per_document: int | None = None
 ) -> Arrangement:
-    """Choose the evidence: at most ``limit`` pieces, each a node or several neighbours joined.
+    """Select at most ``limit`` pieces of evidence, each a node or several joined neighbours.
 
-    Nodes are taken in order. One that is adjacent to a piece joins it and takes no place of its own; one whose
-    document has ``max_per_document`` pieces already waits behind all others, unless it is proof or a sub-query's best
-    evidence. The first one for which there is no place ends it.
+    Nodes are processed in order. A node that is adjacent to a piece is joined to it. A node whose document already has
+    ``max_per_document`` pieces is moved to the end, unless it is proof or a sub-query's best evidence. The selection
+    ends at the first node that exceeds the limit.
 
     Args:
-        nodes: Best first.
-        limit: How many places there are.
-        joining: Whether neighbours are joined.
-        max_per_document: Pieces of one document before others get a place; None sets no number.
+        nodes: Ranked nodes, best first.
+        limit: Maximum number of pieces.
+        joining: Whether adjacent chunks are joined.
+        max_per_document: Number of pieces of one document before other documents take precedence. Defaults to no
+            limit.
     """
     pieces: list[_Piece] = []
     waiting: list[tuple[tuple[str, str], _Part]] = []
@@ -76,7 +77,7 @@ def arrange(
         if joining and _joins(pieces, part):
             continue
         node, mark = part[1].node, provenance(part[1]) or {}
-        # a node that names no document is one of its own
+        # a node without a source document counts as its own document
         document = mark.get("source", ""), node.ref_doc_id or f"node {node.node_id}"
         same = [piece for piece in pieces if piece.document == document]
         if (
@@ -98,7 +99,7 @@ def arrange(
 
 
 def _joins(pieces: list[_Piece], part: _Part) -> bool:
-    """Put a node into the pieces that it is adjacent to, if it fits; two that it bridges become one."""
+    """Join a node to adjacent pieces if the length allows (merging two pieces); return whether it was joined."""
     node = part[1].node
     after = before = None
     around = []  # better first
@@ -124,16 +125,16 @@ def _joins(pieces: list[_Piece], part: _Part) -> bool:
     return False
 
 
-# -- what is adjacent ----------------------------------------------------------------------------------------------
+# -- adjacency -----------------------------------------------------------------------------------------------------
 
 
 def follows(first: BaseNode, second: BaseNode) -> bool:
-    """Return whether one chunk comes right after another in their document.
+    """Return whether ``second`` comes directly after ``first`` in their document and can be joined to it.
 
-    They must be plain text of one source with the same metadata: a joined node has one set of it, so that what differs
-    (a page, an audience, a sentence window) would be lost for all parts but one. The chunk's number and the provenance
-    may differ. Then LlamaIndex's own links (``NodeRelationship.NEXT`` and ``PREVIOUS``) decide; or, within one source
-    document, consecutive ``chunk_index`` in the metadata; or, where neither is there, character positions that touch.
+    Both must be plain text of one source with equal metadata, because a joined node has only one set of metadata (a
+    page, an audience). Only the chunk number and the provenance may differ. Adjacency is decided by LlamaIndex's
+    links (``NodeRelationship.NEXT`` and ``PREVIOUS``), else within one document by consecutive ``chunk_index``
+    metadata, else by touching character positions.
     """
     if not (_joinable(first) and _joinable(second)) or first.node_id == second.node_id:
         return False
@@ -162,7 +163,7 @@ def _joinable(node: BaseNode) -> bool:
 
 
 def _alike(one: BaseNode, other: BaseNode) -> bool:
-    """Return whether two nodes are of one source and have the same metadata."""
+    """Return whether two nodes have the same source and, except for chunk number and provenance, the same metadata."""
     first, second = dict(one.metadata), dict(other.metadata)
     marks = [metadata.pop(PROVENANCE_KEY, None) or {} for metadata in (first, second)]
     first.pop(CHUNK_INDEX, None)
@@ -180,10 +181,10 @@ def _span(node: BaseNode) -> tuple[int, int] | None:
 
 
 def join(parts: Sequence[_Part]) -> NodeWithScore:
-    """Return one node made of neighbours, in the document's order; the lowest place is the best part.
+    """Return one node made of adjacent chunks in document order; the part with the lowest rank is the best.
 
-    It has the id, the metadata and the source of the best part, the best score of all, the text of all with what
-    overlaps once, and its parts in its provenance. It has no embedding: none was made of that text.
+    The node has the id and metadata of the best part, the highest score of all parts, the combined text without
+    repeated overlaps, and the parts in its provenance. It has no embedding, as none was computed for that text.
     """
     best = min(parts, key=lambda part: part[0])[1]
     if len(parts) == 1:
@@ -193,7 +194,7 @@ def join(parts: Sequence[_Part]) -> NodeWithScore:
     text, spans = _joined_text(chunks)
     places = [span for chunk in chunks if (span := _span(chunk)) is not None]
     is_known = len(places) == len(chunks) and all(one[0] < two[0] for one, two in pairwise(places))
-    links = dict(best.node.relationships)  # those that lead out of both ends
+    links = dict(best.node.relationships)  # the links at both ends of the joined node
     for key, end in ((NodeRelationship.PREVIOUS, chunks[0]), (NodeRelationship.NEXT, chunks[-1])):
         links.pop(key, None)
         if key in end.relationships:
@@ -212,12 +213,12 @@ def join(parts: Sequence[_Part]) -> NodeWithScore:
 
 
 def _joined_text(nodes: Sequence[BaseNode]) -> tuple[str, list[tuple[int, int]]]:
-    """Return the text of neighbours, and where in it each one's own text stands."""
+    """Return the combined text of adjacent chunks, and the (start, end) position of each chunk in it."""
     text = _text(nodes[0])
     spans = [(0, len(text))]
     for before, node in pairwise(nodes):
         own, one, two = _text(node), _span(before), _span(node)
-        gap = None if one is None or two is None else two[0] - one[1]  # below 0 where they overlap
+        gap = None if one is None or two is None else two[0] - one[1]  # negative if they overlap
         shared = _overlap(_text(before), own, gap)
         if not shared:
             text += {0: "", 1: " "}.get(gap, "\n") if gap is not None else "\n"
@@ -228,7 +229,7 @@ def _joined_text(nodes: Sequence[BaseNode]) -> tuple[str, list[tuple[int, int]]]
 
 
 def _overlap(one: str, two: str, gap: int | None) -> int:
-    """Return how many characters at the end of one text are the start of the next."""
+    """Return the length of the overlap between the end of one text and the start of the next."""
     if gap is not None and gap >= 0:
         return 0
     if gap is not None and -gap < len(two) and one.endswith(two[:-gap]):

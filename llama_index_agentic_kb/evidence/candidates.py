@@ -1,7 +1,7 @@
-"""From the searches of a plan to candidates, and to one ranked list of them for each sub-query.
+"""Collects the nodes that a plan's searches found as candidates, and ranks them in one list per sub-query.
 
-Nodes that sources gave are never changed: evidence is made of copies, with the searches that found them in their
-metadata under ``PROVENANCE_KEY``. That key is shown to neither language model nor embedding model.
+Nodes from sources are never changed: evidence consists of copies with their provenance in the metadata under
+``PROVENANCE_KEY``. That key is hidden from language models and embedding models.
 """
 
 from __future__ import annotations
@@ -22,47 +22,47 @@ from llama_index_agentic_kb.sources.search import NodeKey, NodeList
 LEXICAL: Final = "lexical"
 
 Fusion: TypeAlias = Callable[[Sequence[Ranked[NodeKey]]], list[Fused[NodeKey]]]
-"""Fuses ranked lists: ``interleave``, ``reciprocal_rank_fusion``, or your own."""
+"""A function that fuses ranked lists: ``interleave``, ``reciprocal_rank_fusion`` or a custom one."""
 
 CORPUS_FUSION: Final[Fusion] = relative_score_fusion
-"""Fuses the ways of searching one corpus (dense and lexical); see ``search.fusion`` for the measurement."""
+"""Fuses the dense and lexical lists of one corpus; see ``search.fusion`` for the measurement."""
 
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """Why a passage belongs before all others: a step's finding was read in it, or a verdict rests on it."""
+    """A passage that supports a step's finding or a verdict on the evidence, and is therefore ranked first."""
 
     node_id: str
     step: str
-    """The step's id, or "verdict"."""
+    """The id of the supported step, or "verdict"."""
     finding: str | None = None
 
 
 @dataclass(slots=True)
 class Candidate:
-    """Everything that is known of one node."""
+    """A found node with its searches and scores."""
 
     node: NodeWithScore
-    """As a source gave it."""
+    """The node as its source returned it."""
     search: SourceSearch
     """The search that found it first."""
     score: float | None = None
-    """The best score that a source gave it; None where none compares with others."""
+    """The highest comparable score from a source; None if there is none."""
     searches: list[dict[str, Any]] = field(default_factory=list)
-    """Every search that found it."""
+    """All searches that found the node, with its rank and score."""
     best_for: list[str] = field(default_factory=list)
-    """Sub-queries whose best evidence it is."""
+    """Ids of the sub-queries for which this node is the best evidence."""
     proof: list[dict[str, Any]] = field(default_factory=list)
-    """What it proves: step, finding, and its rank in the chain."""
+    """The findings that the node supports: step, finding, and rank in the chain."""
     reranked: float | None = None
-    """What stands for its score where it was reranked: the score of 0 to 4, else the reranker's own."""
+    """The reranked score: the calibrated score of 0 to 4, else the reranker's own; None if not reranked."""
     reranker_score: float | None = None
-    """The score of 0 to 4, where the reranker is calibrated."""
+    """The score of 0 to 4; None unless a calibrated reranker scored the node."""
     unjudged: bool = False
-    """Whether others were judged by a reranker that failed over this one."""
+    """Whether the reranker scored other candidates but not this one."""
 
     def evidence(self) -> NodeWithScore:
-        """Return a copy with its provenance; the score is the reranker's where there is one, else the source's."""
+        """Return a copy of the node with its provenance; its score is the reranker's, else the source's."""
         node = self.node.node
         mark: dict[str, Any] = {
             "source": self.search.source.name,
@@ -90,25 +90,24 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True)
 class CandidateList:
-    """Candidates of one sub-query, or of one of its searches, best first, by their keys."""
+    """The candidate keys of one sub-query, or of one of its searches, best first."""
 
     sub_query: SubQuery
     searches: tuple[SourceSearch, ...]
     ranked: Ranked[NodeKey]
     processed: bool = True
-    """Whether they are reranked; False where their source's results are left as they are."""
+    """Whether the list may be reranked; False if its source's results must stay unprocessed."""
     judged: bool = False
-    """Whether a reranker has put them in order."""
+    """Whether the list is in a reranker's order."""
 
 
 def collect(searches: Sequence[SourceSearch]) -> dict[NodeKey, Candidate]:
-    """Return every node that was found, each once (by id and text), with all searches that found it.
+    """Return all found nodes without duplicates (by id and text), each with all searches that found it.
 
-    Its score is the best that a source gave it, not changed by fusion. None is invented: where a source was searched
-    in several ways its scores are those of the first that is not lexical, a similarity; a node that BM25 alone found
-    beside a dense search has None, for a BM25 score says nothing beside similarities. (``SimilarityPostprocessor``
-    drops such a node: it has no similarity.) A source that is searched in one way keeps that way's scores. All scores
-    of all lists stand in ``searches``.
+    A candidate's score is the highest that a source returned; fusion does not change it. If a source was searched
+    both by vectors and by keywords, only the similarities count, as BM25 scores can't be compared with them: a node
+    that only BM25 found then has the score None (and ``SimilarityPostprocessor`` drops it). A source with a single
+    list keeps that list's scores. ``searches`` contains all scores of all lists.
     """
     found: dict[NodeKey, Candidate] = {}
     for search in searches:
@@ -132,19 +131,18 @@ def collect(searches: Sequence[SourceSearch]) -> dict[NodeKey, Candidate]:
 
 
 def best_of(searches: Sequence[SourceSearch], fusion: Fusion) -> list[Candidate]:
-    """Return what one sub-query found at all its sources, best first; ``fusion`` fuses lists of different corpora."""
+    """Return one sub-query's candidates of all sources, best first; ``fusion`` fuses lists of different corpora."""
     candidates = collect(searches)
     return [candidates[key] for one in lists_by_sub_query(searches, fusion) for key in one.ranked.keys]
 
 
 def lists_by_sub_query(searches: Sequence[SourceSearch], fusion: Fusion) -> list[CandidateList]:
-    """Return one list a sub-query, in the plan's order.
+    """Return one list per sub-query, in the plan's order.
 
-    Searches whose dense scores can be compared (one embedding model and kind of store) make one group. In a group,
-    dense lists are merged by score times their source's weight. Lexical lists of several sources take turns by
-    weight: a BM25 score counts words by how rare they are in its own index, so those of two indexes don't compare.
-    Then the group's dense and lexical lists, which rank one corpus for one query, are fused by ``CORPUS_FUSION``.
-    Groups hold different documents, scored differently, and are fused by ``fusion``.
+    Searches with comparable dense scores (same embedding model and kind of store) form a group. In a group, dense
+    lists are merged by score times source weight. Lexical lists of several sources are interleaved by weight, because
+    BM25 scores depend on the word frequencies of their own index. Then the group's dense and lexical lists are fused
+    by ``CORPUS_FUSION``. Groups, which have different documents and scores, are fused by ``fusion``.
     """
     by_sub_query: dict[str, dict[Hashable, list[SourceSearch]]] = {}
     for search in searches:
@@ -160,16 +158,16 @@ def lists_by_sub_query(searches: Sequence[SourceSearch], fusion: Fusion) -> list
         for group_searches in groups.values():
             lists.append(_corpus_list(group_searches))
             members += group_searches
-        with outside_loop():  # the user's may start a loop of its own
+        with outside_loop():  # a custom function may start its own event loop
             fused = Ranked(lists[0].keys, scores=lists[0].scores) if len(lists) == 1 else _as_ranked(fusion(lists))
         made.append(CandidateList(members[0].sub_query, tuple(members), fused))
     return made
 
 
 def lists_by_search(searches: Sequence[SourceSearch], processed: Callable[[str], bool]) -> list[CandidateList]:
-    """Return one list a search, for results that are to be left as they are, in the order in which they take turns.
+    """Return one list per search, in the order in which unprocessed lists are interleaved.
 
-    ``processed`` returns by a source's name whether its results are processed all the same.
+    ``processed`` returns, for a source's name, whether its results may be reranked.
     """
     return [
         CandidateList(search.sub_query, (search,), Ranked(_corpus_list([search]).keys), processed(search.source.name))
@@ -178,7 +176,7 @@ def lists_by_search(searches: Sequence[SourceSearch], processed: Callable[[str],
 
 
 def _corpus_list(searches: Sequence[SourceSearch]) -> Ranked[NodeKey]:
-    """Fuse the ways of searching one corpus; the result weighs as much as its heaviest source that found anything."""
+    """Fuse the dense and lexical lists of one corpus; the weight is the highest of the sources with results."""
     kinds: dict[Hashable, list[tuple[NodeList, float]]] = {}
     weight = None
     for search in searches:
@@ -198,7 +196,7 @@ def _corpus_list(searches: Sequence[SourceSearch]) -> Ranked[NodeKey]:
 
 
 def _one_kind(group: Sequence[tuple[NodeList, float]]) -> Ranked[NodeKey]:
-    """Join lists of one kind from several sources: by score where their scores compare, else by turns."""
+    """Merge lists of one kind from several sources by score if their scores are comparable, else interleave them."""
     scored, best = [], dict[NodeKey, float]()
     for found, _ in group:
         scores = _scores(found)
@@ -213,7 +211,7 @@ def _one_kind(group: Sequence[tuple[NodeList, float]]) -> Ranked[NodeKey]:
 
 
 def _scores(found: NodeList) -> list[float] | None:
-    """Return the scores of a list; None where a node has none."""
+    """Return the scores of a list; None if any node lacks a score."""
     scores = [node.score for node in found.nodes if node.score is not None]
     return scores if len(scores) == len(found.nodes) else None
 

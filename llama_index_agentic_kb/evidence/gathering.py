@@ -1,8 +1,8 @@
-"""From the searches of a plan to one ranked list of evidence.
+"""Turns the results of a plan's searches into one ranked list of evidence.
 
     collect ─▶ a list for each sub-query ─▶ rerank ─▶ fuse, each sub-query's best covered ─▶ postprocess ─▶ arrange
 
-Every candidate is counted, whatever becomes of it.
+``EvidenceCounts`` counts every candidate, whether it is kept or dropped.
 """
 
 from __future__ import annotations
@@ -40,33 +40,33 @@ from llama_index_agentic_kb.sources.selection import SelectedSource
 T = TypeVar("T")
 
 REVISION_BEST: Final = 2
-"""Documents of each query of a revision that come before those of the plan: it was asked for what was missing."""
+"""Top documents of each revision query that are ranked before the plan's, as they were missing evidence."""
 
 DUPLICATES_DEPTH: Final = 100
-"""Fused documents among which near-duplicates are looked for."""
+"""Number of top fused documents that are checked for near-duplicates."""
 
 NEW_SHARE: Final = 0.1
-"""Share of a passage's words that must be new beside an earlier one of its title."""
+"""A passage is a near-duplicate if at most this share of its words is new compared to one with the same title."""
 
 MANY: Final = 200
-"""Candidates that are fused on the event loop: about 5 ms."""
+"""Maximum number of candidates fused on the event loop (about 5 ms); more are fused on a thread."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvidenceOptions:
-    """How ranked lists become one list of evidence.
+    """Options for combining ranked lists into one list of evidence.
 
     Args:
-        fusion: How the sub-queries' lists are fused. Default ``interleave``.
-        postprocessors: Applied in order to the fused nodes.
-        reranker: Reranks the candidates of each sub-query.
+        fusion: Function that fuses the sub-queries' lists. Defaults to ``interleave``.
+        postprocessors: Node postprocessors that are applied to the fused nodes, in order.
+        reranker: Reranker for the candidates of each sub-query. Defaults to no reranking.
         join_neighbours: Whether adjacent chunks of one document become one reference.
-        max_per_document: References of one document before others get a place: a number, None for no limit, or
-            "auto" (default), a third of all and at least 3. What is beyond is moved behind, not dropped.
-        results_processing: "rerank" (default), or "none": no reranker, no merging, the searches take turns.
+        max_per_document: Number of references per document before other documents take precedence: a number, None for
+            no limit, or "auto" (default), a third of all and at least 3. Further ones are moved to the end.
+        results_processing: "rerank" (default), or "none" to interleave the searches without reranking or merging.
 
     Raises:
-        ConfigurationError: An option is unusable.
+        ConfigurationError: ``reranker`` is not a ``Reranker``, or ``max_per_document`` is invalid.
     """
 
     fusion: Fusion = interleave
@@ -77,7 +77,7 @@ class EvidenceOptions:
     results_processing: ResultsProcessing = ResultsProcessing.RERANK
 
     def __post_init__(self) -> None:
-        """Raise ``ConfigurationError`` for what can't be used."""
+        """Raise ``ConfigurationError`` for an invalid option."""
         if self.reranker is not None and not isinstance(self.reranker, Reranker):
             raise ConfigurationError(f"reranker: expected a Reranker, got {type(self.reranker).__name__}")
         limit = self.max_per_document
@@ -86,12 +86,12 @@ class EvidenceOptions:
 
     @property
     def calibrated(self) -> bool:
-        """Whether there is a reranker whose scores are on the scale of 0 to 4."""
+        """Whether a reranker is set whose scores are on the scale of 0 to 4."""
         return self.reranker is not None and self.reranker.calibrated
 
 
 def as_processing(value: ResultsProcessing | str) -> ResultsProcessing:
-    """Return the results processing of that name.
+    """Return the results processing with this name.
 
     Raises:
         ConfigurationError: The name is unknown.
@@ -101,48 +101,48 @@ def as_processing(value: ResultsProcessing | str) -> ResultsProcessing:
 
 @dataclass(frozen=True, slots=True)
 class EvidenceCounts:
-    """What became of every candidate.
+    """The number of candidates that were merged, joined, kept or dropped.
 
     ``candidates + added_by_postprocessors == merged + joined + kept + dropped_by_threshold +
     dropped_by_postprocessors + dropped_by_cap + dropped_by_budget``.
     """
 
     candidates: int = 0
-    """What the searches found, a node once for each list that holds it."""
+    """Found nodes, counted once per list that contains them."""
     merged: int = 0
-    """Candidates that were found more than once, counted once less than found."""
+    """Duplicates: for each node, the number of lists that contain it, minus one."""
     joined: int = 0
-    """Candidates that became part of a neighbour's reference."""
+    """Candidates that were joined to a neighbour's reference."""
     kept: int = 0
-    """References."""
+    """References in the result."""
     dropped_by_threshold: int = 0
     dropped_by_postprocessors: int = 0
-    """Dropped by postprocessors, or left out by the reranker."""
+    """Nodes that postprocessors removed or the reranker did not return."""
     dropped_by_cap: int = 0
-    """Beyond their source's ``maxOutputDocuments``."""
+    """Nodes beyond their source's ``maxOutputDocuments``."""
     dropped_by_budget: int = 0
-    """Beyond what was asked for, or what is ranked."""
+    """Nodes beyond the requested number, or beyond the number that is ranked."""
     added_by_postprocessors: int = 0
     reranked: int = 0
-    """(sub-query, candidate) pairs that the reranker read."""
+    """(sub-query, candidate) pairs that were passed to the reranker."""
 
     def as_fields(self) -> dict[str, Any]:
-        """Return them as fields of an activity record."""
+        """Return the counts as fields of an activity record."""
         return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
 class GatheredEvidence:
-    """The evidence, best first, and its account."""
+    """The evidence, best first, with its counts and warnings."""
 
     nodes: list[NodeWithScore]
     counts: EvidenceCounts = field(default_factory=EvidenceCounts)
     warning: str | None = None
-    """What went wrong without ending the request: a reranker that failed."""
+    """Message of a reranker failure that did not end the request; None if there was none."""
     cut_searches: list[tuple[SourceActivity, dict[str, int]]] = field(default_factory=list)
-    """The records of searches that a threshold cut, each with the fields that it changes."""
+    """Activity records of reranked searches, each with the fields to update after thresholding."""
     missing: MissingPart | None = None
-    """Why evidence was withheld; None where none was."""
+    """The reason why evidence was withheld; None if none was."""
 
 
 async def gather_evidence(
@@ -157,23 +157,22 @@ async def gather_evidence(
     rerank_deadline: float | None = None,
     proof: Sequence[Proof] = (),
 ) -> GatheredEvidence:
-    """Fuse, rerank, postprocess, join neighbours and cut.
+    """Rerank, fuse and postprocess the search results, join neighbours and select the evidence.
 
-    Where a source's results are not to be processed (``resultsProcessing: none``), nothing is merged: the searches
-    take turns in the plan's order, those of other sources in the reranker's order, and neither are neighbours joined
-    nor documents capped.
+    If any source has ``resultsProcessing: none``, lists are not merged: all searches are interleaved in the plan's
+    order (those of other sources in the reranker's order), neighbours are not joined and documents are not capped.
 
     Args:
-        searches: In the plan's order.
-        selected: The sources; their parameters may set thresholds, cap their nodes, or leave them unprocessed.
-        options: How it is done.
+        searches: Finished searches, in the plan's order.
+        selected: The sources by name; their parameters may set thresholds, cap their nodes or disable processing.
+        options: Options for fusion, reranking and postprocessing.
         bundle: The question, for the postprocessors.
-        ranked: How many candidates of each sub-query the reranker reads, and how many fused nodes the postprocessors.
-        limit: How many nodes are kept.
-        deadline: ``time.monotonic()`` at which a postprocessor is given up, and its nodes are withheld: it may be what
-            keeps a document from the answer.
-        rerank_deadline: ``time.monotonic()`` at which the reranker is given up; None is ``deadline``.
-        proof: Passages that come before all others, in the order of the chain that they prove.
+        ranked: Maximum number of candidates per sub-query for the reranker, and of fused nodes for the postprocessors.
+        limit: Maximum number of nodes in the result.
+        deadline: ``time.monotonic()`` at which a running postprocessor is abandoned and its nodes are withheld: it may
+            be an access filter.
+        rerank_deadline: ``time.monotonic()`` at which the reranker is abandoned. Defaults to ``deadline``.
+        proof: Supporting passages that are ranked first, in the order of the reasoning chain.
     """
     params = {name: chosen.params for name, chosen in selected.items()}
     found, untouched = 0, set[str]()
@@ -231,7 +230,7 @@ async def gather_evidence(
 
 
 async def _off_loop(work: Callable[[], T], over: int) -> T:
-    """Do work over so many candidates; over very many of them on a thread, since it would hold the event loop up."""
+    """Run work over ``over`` candidates, on a thread if there are more than ``MANY``: it would block the event loop."""
     return work() if over <= MANY else await Call(sync=work, what="fusing evidence")
 
 
@@ -242,10 +241,10 @@ def _order(
     limit: int,
     proof: Sequence[Proof] | None,
 ) -> list[Fused[NodeKey]]:
-    """Fuse the lists, by the reranker's scores where all have some, and mark each list's best candidate.
+    """Fuse the lists (by reranker scores if all lists have them), and add sub-query ids to candidates' ``best_for``.
 
-    Where there is proof, it comes first, then the best of each revision, then the rest, near-duplicates last. None is
-    for results that are left as they are, and take turns.
+    With ``proof``, supporting passages come first, then the best of each revision, then the rest, then near-duplicates.
+    If ``proof`` is None, the lists are only interleaved, for unprocessed results.
     """
     lists = [one.ranked for one in reranking.lists]
     for one in reranking.lists:
@@ -273,7 +272,7 @@ def _order(
 def _proving(
     fused: Sequence[Fused[NodeKey]], candidates: Mapping[NodeKey, Candidate], proof: Sequence[Proof]
 ) -> list[NodeKey]:
-    """Return the candidates that prove something, in the chain's order, and mark what they prove."""
+    """Return the candidates listed in ``proof``, in its order, and add the supported findings to their ``proof``."""
     by_id: dict[str, NodeKey] = {}
     for item in fused:
         by_id.setdefault(candidates[item.key].node.node.node_id, item.key)
@@ -288,7 +287,7 @@ def _proving(
 
 
 def _near_duplicates(keys: Sequence[NodeKey], candidates: Mapping[NodeKey, Candidate]) -> set[NodeKey]:
-    """Return those that say nothing but what another of the same title, which stands before them, says."""
+    """Return the keys of passages with hardly any new words compared to an earlier passage with the same title."""
     seen: dict[str, list[set[str]]] = {}
     again = set()
     for key in keys:
@@ -302,7 +301,7 @@ def _near_duplicates(keys: Sequence[NodeKey], candidates: Mapping[NodeKey, Candi
 
 
 def _cap_per_source(nodes: Sequence[NodeWithScore], selected: Mapping[str, SelectedSource]) -> list[NodeWithScore]:
-    """Keep at most ``maxOutputDocuments`` nodes of each source that has such a parameter."""
+    """Return the nodes, with at most ``maxOutputDocuments`` of each source that sets this parameter."""
     seen: Counter[str] = Counter()
     kept = []
     for node in nodes:
@@ -317,7 +316,7 @@ def _cap_per_source(nodes: Sequence[NodeWithScore], selected: Mapping[str, Selec
 def _cut_searches(
     searches: Sequence[SourceSearch], reranking: Reranking
 ) -> list[tuple[SourceActivity, dict[str, int]]]:
-    """Return the records of the searches whose results were reranked, with what the threshold left of them."""
+    """Return the records of reranked searches, each with its updated counts after thresholding."""
     judged = {search.record.id for one in reranking.lists if one.judged for search in one.searches}
     changed = []
     for search in searches:
@@ -333,16 +332,16 @@ def _cut_searches(
 
 @dataclass(slots=True)
 class Reranking:
-    """What became of the lists."""
+    """The result of reranking."""
 
     lists: list[CandidateList]
-    """Those that the reranker judged are in its order and without what it dropped; the others are unchanged."""
+    """All lists; reranked ones are in the reranker's order without dropped candidates, the others are unchanged."""
     below: set[NodeKey] = field(default_factory=set)
-    """Candidates that are in no list any more because of a threshold."""
+    """Candidates that a threshold removed from all lists."""
     left_out: set[NodeKey] = field(default_factory=set)
-    """Candidates that are in no list any more because the reranker did not return them."""
+    """Candidates that were removed from all lists because the reranker did not return them."""
     read: int = 0
-    """How many (sub-query, candidate) pairs the reranker read."""
+    """Number of (sub-query, candidate) pairs that were passed to the reranker."""
     warning: str | None = None
 
 
@@ -355,19 +354,19 @@ async def rerank(
     limit: int,
     deadline: float | None,
 ) -> Reranking:
-    """Rerank the lists that are to be processed: one call a sub-query, over its candidates of all sources.
+    """Rerank all lists with ``processed`` set: one reranker call per sub-query, for its candidates of all sources.
 
-    A candidate that several sub-queries found keeps its best score. It is dropped where its score for every sub-query
-    that found it is below its source's threshold. Where the reranker fails or is late, that sub-query's fused order
-    stays, nothing of it is dropped, and there is a warning; nothing is raised.
+    A candidate found by several sub-queries keeps its best score. It is dropped if its score for every sub-query that
+    found it is below its source's threshold. If the reranker fails or misses the deadline, that sub-query's fused
+    order is kept with a warning, and no error is raised.
 
     Args:
-        lists: Of sub-queries, or of searches, which take turns.
-        candidates: Get their scores.
-        reranker: Asked.
-        threshold: Returns a source's threshold by its name.
-        limit: Candidates of each sub-query that are read; those beyond are dropped.
-        deadline: ``time.monotonic()`` at which the reranker is given up.
+        lists: Candidate lists, one per sub-query or one per search; the lists of one sub-query are interleaved.
+        candidates: All candidates by key; their reranker scores are set.
+        reranker: The reranker to call.
+        threshold: Function that returns the minimum score of a source by its name.
+        limit: Maximum number of candidates per sub-query for the reranker; further ones are dropped.
+        deadline: ``time.monotonic()`` at which the reranker is abandoned.
     """
     groups: dict[str, list[CandidateList]] = {}
     for one in lists:
@@ -376,7 +375,7 @@ async def rerank(
     read: dict[str, list[NodeKey]] = {}
     calls = []
     for name, group in groups.items():
-        turns = [fused.key for fused in interleave([one.ranked for one in group])]  # of one list: its own order
+        turns = [fused.key for fused in interleave([one.ranked for one in group])]  # a single list keeps its order
         read[name] = turns[:limit]
         nodes = [NodeWithScore(node=candidates[key].node.node, score=candidates[key].score) for key in read[name]]
         calls.append(reranker.rank(group[0].sub_query.query, nodes, deadline=deadline))
@@ -396,7 +395,7 @@ async def rerank(
             made.below |= {key for key in one.ranked.keys if key in said}
             made.left_out |= {key for key in one.ranked.keys if key in asked and key not in said}
     alive = {key for one in made.lists for key in one.ranked.keys}
-    made.below -= alive  # the others were beyond what is read
+    made.below -= alive  # further ones exceeded ``limit``
     made.left_out -= alive | made.below
     _score(made, candidates, verdicts)
     reasons = [
@@ -412,7 +411,7 @@ def _judged(
     candidates: Mapping[NodeKey, Candidate],
     threshold: Callable[[str], float | None],
 ) -> CandidateList:
-    """Return a list in the reranker's order, without what is below its threshold."""
+    """Return a list in the reranker's order, without candidates below their source's threshold."""
     own, kept, scores = set(one.ranked.keys), [], []
     for key, verdict in verdicts.items():
         least = threshold(candidates[key].search.source.name)
@@ -428,7 +427,7 @@ def _judged(
 def _score(
     made: Reranking, candidates: Mapping[NodeKey, Candidate], verdicts: Mapping[str, Mapping[NodeKey, Reranked]]
 ) -> None:
-    """Keep each candidate's best score, and mark those that the reranker failed over."""
+    """Set each candidate's best reranker score, and set ``unjudged`` on those without a score."""
     for said in verdicts.values():
         for key, verdict in said.items():
             known, score = candidates[key], verdict.raw if verdict.score is None else verdict.score

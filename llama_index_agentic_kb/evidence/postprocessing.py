@@ -1,9 +1,8 @@
-"""The user's node postprocessors, each with the deadline.
+"""Runs the user's node postprocessors with a deadline.
 
-A postprocessor may be what keeps a document, or a name in it, from the answer. One that has not answered by the
-deadline is therefore never skipped: its nodes are withheld, the response says so, and its status is 206. One that
-raises ends the request with its error, as in LlamaIndex. A reranker only orders nodes and may be skipped: it has an
-argument of its own, ``reranker=``.
+A postprocessor may be an access filter or remove personal data. One that misses the deadline is therefore never
+skipped: its nodes are withheld, and the response reports that with status 206. An exception of a postprocessor ends the
+request, as in LlamaIndex. A reranker only orders nodes and may be skipped, so it has its own argument, ``reranker=``.
 """
 
 from __future__ import annotations
@@ -25,18 +24,18 @@ from llama_index_agentic_kb.sources.search import node_key
 from llama_index_agentic_kb.sources.selection import SelectedSource, passing
 
 _POOL: Final = WorkerPool("postprocessors")
-"""A pool of their own: those that hang take no thread from anything else."""
+"""Separate thread pool, so that postprocessors that hang block no other work."""
 
 
 @dataclass(frozen=True, slots=True)
 class PostprocessedNodes:
-    """What postprocessors left."""
+    """The nodes after postprocessing, with the numbers of removed and added ones."""
 
     nodes: list[NodeWithScore]
     dropped: int = 0
     added: int = 0
     missing: MissingPart | None = None
-    """Why nodes were withheld; None where none were."""
+    """The reason why nodes were withheld; None if none were."""
 
 
 async def postprocess(
@@ -46,10 +45,10 @@ async def postprocess(
     deadline: float | None,
     selected: Mapping[str, SelectedSource],
 ) -> PostprocessedNodes:
-    """Apply postprocessors in order: each gets the nodes that the one before it left.
+    """Apply postprocessors in order; each gets the output of the previous one.
 
-    The one under way at the deadline is given up, and its nodes are withheld. Nodes that a postprocessor makes or adds
-    have to pass the filters of the ``selected`` sources.
+    The postprocessor that runs at the deadline is abandoned, and its nodes are withheld. Nodes that a postprocessor
+    creates must pass the filters of the ``selected`` sources.
     """
     if not postprocessors:
         return PostprocessedNodes(nodes)
@@ -74,11 +73,11 @@ async def postprocess(
 
 
 class _Check:
-    """Passes what was found, and what postprocessors made or added if it passes the sources' filters.
+    """Removes nodes that postprocessors created and that don't pass the sources' filters.
 
     Args:
-        found: What postprocessors get, each with its provenance.
-        selected: The sources that the request may search.
+        found: The found nodes, with provenance, that are passed to the postprocessors.
+        selected: The sources that the request may search, by name.
     """
 
     def __init__(self, found: Sequence[NodeWithScore], selected: Mapping[str, SelectedSource]) -> None:
@@ -87,7 +86,7 @@ class _Check:
         self._passes = passing(selected, {name: str(mark["source"]) for name, mark in self._marks.items()})
 
     def shown(self, nodes: Sequence[NodeWithScore]) -> list[NodeWithScore]:
-        """Return those that may be shown, with the provenance that we made: metadata may have been forged."""
+        """Return the nodes that may be shown; forged provenance in their metadata is replaced by the original."""
         return [
             node if node_key(node.node) in self._known else self._marked(node)
             for node in nodes

@@ -1,4 +1,4 @@
-"""The provenance of a piece of evidence: which searches found it, how it was scored, and its reference."""
+"""The provenance of evidence nodes (their searches and scores), and the references made from it."""
 
 from __future__ import annotations
 
@@ -14,26 +14,26 @@ from llama_index_agentic_kb.sources.selection import SelectedSource
 PROVENANCE_KEY: Final = "agentic_kb"
 """Metadata key of a node's provenance, a dictionary.
 
-    source            the source that found it (first, if several did)
-    activity          the id of that search's record
-    searches          every search that found it: activity, source, sub_query, query, list, rank, score
-    best_for          sub-queries whose best evidence it is
-    proof             what it proves: step (or "verdict"), finding, and rank in the chain of findings
-    reranker_score    0 to 4, where a calibrated reranker scored it
-    source_score      the source's score, where a reranker's stands in the node's ``score``
-    parts             of a node made of neighbouring chunks: node_id, start, end (characters of its text), score
+    source            name of the source that found the node (the first, if there are several)
+    activity          id of that search's activity record
+    searches          all searches that found the node: activity, source, sub_query, query, list, rank, score
+    best_for          ids of the sub-queries for which the node is the best evidence
+    proof             findings that the node supports: step (or "verdict"), finding, and rank in the chain
+    reranker_score    score of 0 to 4, if a calibrated reranker scored the node
+    source_score      the source's score, if the node's ``score`` is a reranker's
+    parts             chunks of a joined node: node_id, start, end (character positions in its text), score
 """
 
 
 CHUNK_INDEX: Final = "chunk_index"
-"""Metadata key of a chunk's number in its document."""
+"""Metadata key of a chunk's position in its document."""
 
 MAX_METADATA_VALUE: Final = 100
-"""Characters of one metadata value in a prompt."""
+"""Maximum number of characters of one metadata value in a prompt."""
 
 
 def provenance(node: NodeWithScore) -> dict[str, Any] | None:
-    """Return the provenance of a piece of evidence; None for a node that no search found."""
+    """Return the provenance of a node; None if it has none, as no search found it."""
     mark = node.node.metadata.get(PROVENANCE_KEY)
     return mark if isinstance(mark, dict) else None
 
@@ -42,9 +42,9 @@ def shown_metadata(node: NodeWithScore, permissions: Permissions | None, known: 
     """Return the metadata that LlamaIndex shows to a language model (``MetadataMode.LLM``), on one line.
 
     Args:
-        node: Its ``excluded_llm_metadata_keys`` are left out.
-        permissions: Its source's: whom a document is shared with is never shown.
-        known: Values that are shown anyway, such as the title.
+        node: The node; its ``excluded_llm_metadata_keys`` are left out.
+        permissions: The permission settings of the node's source, whose permission fields are never shown.
+        known: Values that the prompt shows already, such as the title.
     """
     hidden = {PROVENANCE_KEY, CHUNK_INDEX, *node.node.excluded_llm_metadata_keys}
     parts = []
@@ -58,9 +58,9 @@ def shown_metadata(node: NodeWithScore, permissions: Permissions | None, known: 
 
 
 def references(nodes: Sequence[NodeWithScore], selected: Mapping[str, SelectedSource]) -> list[Reference]:
-    """Return the references of the evidence: the N-th node is reference N.
+    """Return the references of the evidence; the id of a reference is its node's position, from 0.
 
-    A source whose parameters say ``includeReferences: false`` has none; numbers stay as they are in the text.
+    Sources with ``includeReferences: false`` get no references; the other ids do not change.
     """
     made = []
     for position, node in enumerate(nodes):
