@@ -1,7 +1,7 @@
-"""Files into a store: read, cut, embedded in batches; only what changed.
+"""Ingestion of files into a store: reads, chunks and embeds changed files in batches.
 
-A document counts as stored when its transaction in the database has ended: with its chunks and their vectors. What a
-crash cuts off is ingested by the next run. Lexical indexes and graphs follow at the end of each source.
+A document is stored with its chunks and vectors in one database transaction. Files that a crash left unprocessed are
+ingested by the next run. The lexical index and HNSW graph of a source are updated after all its files.
 """
 
 from __future__ import annotations
@@ -37,29 +37,29 @@ if TYPE_CHECKING:
     from llama_index_agentic_kb.store.store import KnowledgeStore
 
 DEFAULT_CHUNK_SIZE: Final = 254
-"""all-MiniLM-L6-v2 reads 256 tokens, two of which are its own marks. It drops the rest of a longer text silently."""
+"""The default chunk size in tokens: all-MiniLM-L6-v2 reads 256 tokens, including two special ones."""
 DEFAULT_CHUNK_OVERLAP: Final = 32
 
 ProgressCallback = Callable[[int, int, str], None]
-"""Called with the number of files done, the number of all files, and the path of the last one done."""
+"""A function called with the number of processed files, the total number of files, and the last processed path."""
 
 _BATCH_CHUNKS = 256
-"""Chunks embedded together: enough to fill the model's batches, little enough to lose in a crash."""
+"""The number of chunks embedded together: enough to fill the model's batches, few enough to redo after a crash."""
 
 
 @dataclass(frozen=True)
 class IngestReport:
-    """What an ingestion did. Documents are listed by their ids, ``<source>/<path>``.
+    """The result of an ingestion. Documents are listed by their ids, ``<source>/<path>``.
 
     Args:
-        added: Documents that are new in the store.
-        updated: Documents whose content, settings or place on disk changed.
-        unchanged: Documents left as they were.
-        deleted: Documents removed, because their files are gone or hold no text any more.
-        failed: ``(path, reason)`` of files that can't be taken; an earlier version stays unless it is in ``deleted``.
-        skipped: How many files in the folders are of a kind that isn't read.
-        chunks_embedded: How many chunks went through the embedding model.
-        seconds: How long it took.
+        added: The documents that are new in the store.
+        updated: The documents whose content, settings or location on disk changed.
+        unchanged: The documents that did not change.
+        deleted: The documents removed because their files were deleted or no longer contain text.
+        failed: The ``(path, reason)`` of each failed file; its earlier version remains unless it is in ``deleted``.
+        skipped: The number of files in the folders with unsupported suffixes.
+        chunks_embedded: The number of chunks that the embedding model processed.
+        seconds: The duration of the ingestion in seconds.
     """
 
     added: tuple[str, ...]
@@ -89,38 +89,38 @@ def ingest(
     stamp: Stamp = None,
     trust_urls: bool = False,
 ) -> IngestReport:
-    """Bring a store up to date with files and folders.
+    """Update a store from files and folders.
 
-    Unchanged files are not embedded again; of changed files only the chunks whose embedded text is new; what is gone
-    from the folders is removed from the store. A file that can't be read never stops the others.
+    Unchanged files are not embedded again. Of changed files, only chunks with new text are embedded. Documents of
+    deleted files are removed from the store. A file that can't be read does not stop the ingestion of the others.
 
     Args:
-        paths: Files (.txt, .md, .html, .pdf, .docx) and folders; one or several.
+        paths: One or more files (.txt, .md, .html, .pdf, .docx) or folders.
         store: The open store.
-        source: The source of all paths. Default: each folder makes a source named after it, files go to ``documents``.
-        description: What the source holds, for the planner; ``None`` keeps what is there.
-        chunk_size: Tokens of a chunk with its title line.
-        chunk_overlap: Tokens that neighbouring chunks share.
-        progress: Called after each file.
-        wait: Seconds to wait for another process that is writing into the store.
-        max_file_bytes: The largest file that is read, and the largest content of a packed one. Default 100 MB.
-        read_seconds: The time that a file's parser is given; cutting may take as long for each started 10 MB.
-            Default 60.
-        follow_symlinks: Whether to read what lies outside the folders, behind symlinks in them. By default it is
+        source: The source name for all paths. By default, each folder's name; files go to the source ``documents``.
+        description: A description of the source's content for the planner; None keeps the current one.
+        chunk_size: The maximum number of tokens in a chunk, including its title line.
+        chunk_overlap: The number of tokens that neighbouring chunks share.
+        progress: A function called after each file; see ``ProgressCallback``.
+        wait: The seconds to wait while another process is writing to the store.
+        max_file_bytes: The maximum size of a file, and of an archive's unpacked content. Defaults to 100 MB.
+        read_seconds: The time limit for parsing a file, in seconds. Chunking has the same limit for each started
+            10 MB. Defaults to 60.
+        follow_symlinks: Whether to read files outside the folders through symlinks. By default, such symlinks are
             listed in the report's ``failed``.
-        permissions: The metadata fields that say who may see a document, where they are not ``tenant``, ``owner``,
-            ``acl_user_...``, ``acl_group_...`` and ``acl_public``. What a file says of them itself is left out.
-        stamp: Who may see the files (``{"tenant": "acme", "groups": ["hr"]}``; see ``Permissions.stamp``), or a
-            function from a file's path to that. None stamps nothing: with permissions, nobody sees them.
-        trust_urls: Whether the ``url:`` of a file's front matter is its link, which answers may lead to.
+        permissions: The names of the permission metadata fields. Defaults to ``tenant``, ``owner``, ``acl_user_...``,
+            ``acl_group_...`` and ``acl_public``. Values for these fields in the files themselves are ignored.
+        stamp: The grants to write to the files (``{"tenant": "acme", "groups": ["hr"]}``; see ``Permissions.stamp``),
+            or a function from a file's path to its grants. If None, searches with permissions hide the files.
+        trust_urls: Whether the ``url:`` in a file's front matter is used as its link in answers.
 
     Returns:
-        What was done.
+        The report of added, updated, deleted and failed files.
 
     Raises:
-        ConfigurationError: No paths, sizes that don't fit the embedding model, or a stamp that can't be.
-        IngestionError: Another process is writing into the store, or embedding or storing failed; what was stored
-            before stays, and the next call goes on from there.
+        ConfigurationError: No paths are given, the chunk sizes don't fit the embedding model, or a grant is invalid.
+        IngestionError: Another process is writing to the store, or embedding or storing failed. Documents stored
+            before remain, and the next call continues from there.
     """
     from llama_index_agentic_kb.store.chunking import Chunker  # noqa: PLC0415 (loads LlamaIndex)
 
@@ -156,7 +156,7 @@ def ingest(
 
 @dataclass
 class _Ingestion:
-    """An ingestion under way, and its report in the making."""
+    """The state of a running ingestion, including the data for its report."""
 
     store: KnowledgeStore
     chunker: Chunker
@@ -171,25 +171,25 @@ class _Ingestion:
     chunks_embedded: int = 0
     done: int = 0
     known: Mapping[str, StoredDocument] = field(default_factory=dict)
-    """The stored documents of the source under way, by path."""
+    """The stored documents of the current source, by path."""
     pending: list[tuple[FoundFile, StoredDocument, list[Chunk]]] = field(default_factory=list)
-    """Small documents that are embedded together."""
+    """Small documents waiting to be embedded together."""
 
     def bring(self, source: str, group: SourceFiles) -> None:
-        """Bring a source in step with its files."""
+        """Update a source from its files: store changed documents, and delete those whose files were removed."""
         self.known = self.store.documents.documents(source)
         for file in group.files.values():
             self._take(source, file, group.roots)
             if sum(len(chunks) for *_, chunks in self.pending) >= _BATCH_CHUNKS:
                 self._flush(source)
         self._flush(source)
-        # Last, so that a file that was renamed finds its vectors under the old name.
+        # Last, so that a renamed file can reuse the vectors stored under its old name.
         for path, known in self.known.items():
             if path not in group.files and _is_gone(known, group):
                 self._remove(path)
 
     def _take(self, source: str, file: FoundFile, roots: set[str]) -> None:
-        """Read a file if it changed; whatever is wrong with it is that file's failure alone."""
+        """Read a file if it changed, and store or queue its chunks; record any error as this file's failure."""
         try:
             document = self._document(source, file, roots)
             if document == self.known.get(file.relative):
@@ -199,7 +199,7 @@ class _Ingestion:
             parsed = self.reader.read(file.path)
             chunks = _within(self._allowed(file), self.chunker.chunks(source, file, parsed, self.access))
             first = list(islice(chunks, _BATCH_CHUNKS))
-            if len(first) == _BATCH_CHUNKS:  # stored while it is read: it may be larger than memory
+            if len(first) == _BATCH_CHUNKS:  # stored while being read: it may exceed memory
                 self._flush(source)
                 self._put(file, document, self._embedded(source, chain(first, chunks)))
                 return
@@ -215,9 +215,9 @@ class _Ingestion:
             self._remove(file.relative)
 
     def _document(self, source: str, file: FoundFile, roots: set[str]) -> StoredDocument:
-        """Return the record of a file as it is now.
+        """Return a new record of a file, with its current hash.
 
-        The hash is taken before it is read: if the file changes in between, the next ingestion sees another one.
+        The hash is computed before parsing: if the file changes in between, the next ingestion detects it.
         """
         known = self.known.get(file.relative)
         anothers = known is not None and known.origin != str(file.path) and known.root not in roots
@@ -232,11 +232,11 @@ class _Ingestion:
         return StoredDocument(source, file.relative, str(file.path), file.root, digest, settings)
 
     def _allowed(self, file: FoundFile) -> float:
-        """Return the seconds that a file may be cut for."""
+        """Return the time limit for chunking a file, in seconds."""
         return self.reader.seconds * (1 + file.path.stat().st_size // 10_000_000)
 
     def _flush(self, source: str) -> None:
-        """Embed the files that wait, and store each in a transaction of its own."""
+        """Embed all pending files, and store each in a separate transaction."""
         pending, self.pending = self.pending, []
         vectors = iter(list(self._embedded(source, chain.from_iterable(chunks for *_, chunks in pending))))
         for file, document, chunks in pending:
@@ -248,7 +248,7 @@ class _Ingestion:
         self._file_done(file)
 
     def _embedded(self, source: str, chunks: Iterable[Chunk]) -> Iterator[tuple[Chunk, Floats]]:
-        """Yield chunks with their vectors; a text that moved, in a file or to another of the source, keeps its own."""
+        """Yield chunks with their vectors; texts that the source already contains reuse their stored vectors."""
         chunks = iter(chunks)
         while batch := list(islice(chunks, _BATCH_CHUNKS)):
             texts = {chunk.embedding_hash: chunk for chunk in batch}
@@ -265,7 +265,7 @@ class _Ingestion:
             self.deleted.append(known.document_id)
 
     def _file_done(self, file: FoundFile, reason: str = "") -> None:
-        """Count a file, which failed where there is a reason."""
+        """Count a file as processed, report progress, and record a failure if a reason is given."""
         self.done += 1
         if reason:
             self.selection.failed.append((printable(file.path), reason))
@@ -275,7 +275,7 @@ class _Ingestion:
 
 
 def _within(seconds: float, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
-    """Yield chunks; whatever is raised where their file is read or cut, or takes too long there, is its failure."""
+    """Yield chunks; raise ``UnreadableError`` if parsing or chunking fails or exceeds the time limit."""
     left = seconds
     while left > 0:
         began = time.monotonic()
@@ -293,10 +293,10 @@ def _within(seconds: float, chunks: Iterator[Chunk]) -> Iterator[Chunk]:
 
 
 def _embed(store: KnowledgeStore, chunks: Sequence[Chunk]) -> list[Floats]:
-    """Return the vectors of chunks, by the store's model.
+    """Return the vectors of chunks from the store's embedding model.
 
     Raises:
-        IngestionError: The model failed, or returned what no search would find, or another model's vectors.
+        IngestionError: The model failed, or returned the wrong number or dimension of vectors, or non-finite values.
     """
     from llama_index.core.schema import MetadataMode  # noqa: PLC0415 (takes seconds)
 
@@ -323,7 +323,7 @@ def _embed(store: KnowledgeStore, chunks: Sequence[Chunk]) -> list[Floats]:
 
 
 def _is_gone(known: StoredDocument, group: SourceFiles) -> bool:
-    """Return whether a document's file is gone, or its folder was searched and doesn't show it any more."""
+    """Return whether a document's file was deleted, or is no longer found in its ingested folder."""
     if any(Path(known.origin).is_relative_to(folder) for folder in group.unlisted):
         return False
     if not os.path.lexists(known.origin):

@@ -1,8 +1,8 @@
-"""The lexical index of a source: derived from the store's documents, in a directory of its own.
+"""The lexical (BM25) index of a source, derived from the store's documents, in a separate directory.
 
-Each commit of the index notes the version of the source that it holds. One that is missing, damaged or of another
-version is brought in step by whoever searches it, by comparing node ids, which change with whatever their chunks say.
-Hits are read from the documents: a node that is gone is never found.
+Each commit of the index records the version of the source that it reflects. A search updates an index that is missing,
+damaged or outdated, by comparing node ids, which change with their chunks' content.
+Hits are read from the document database, so deleted nodes are never returned.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 
 class StoredLexicalSearch:
-    """BM25 over a source of a store; safe to use from many threads, beside any number of other processes.
+    """BM25 search over a source of a store; safe to use from many threads and processes.
 
     Args:
-        store: The store.
+        store: The store that contains the source.
         source: The source's name.
-        directory: Where the store's lexical indexes are.
+        directory: The parent directory of the store's lexical indexes.
     """
 
     def __init__(self, store: KnowledgeStore, source: str, directory: Path) -> None:
@@ -51,39 +51,39 @@ class StoredLexicalSearch:
         """Find nodes by the words of a query.
 
         The first search of a source without an index builds it: about a second for each ten thousand chunks. While
-        another process is ingesting, its last commit is searched.
+        another process is ingesting, the last committed index is searched.
 
         Args:
-            query: Any text.
-            top_k: How many nodes at most.
-            filters: Each node's metadata must match it; None lets all through.
+            query: The query text.
+            top_k: The maximum number of nodes to return.
+            filters: A filter on the nodes' metadata. Defaults to None, which matches all nodes.
 
         Returns:
             Nodes with their BM25 scores, best first.
 
         Raises:
-            ConfigurationError: The source is gone.
-            RetrievalError: There is no index, and another process keeps it from being built.
+            ConfigurationError: The source no longer exists.
+            RetrievalError: The index is missing, and another process has the write lock needed to build it.
         """
         index = self._current()
         try:
             hits = index.search(query, top_k, filters)
         except RetrievalError as error:  # damaged
             with self._lock:
-                damage = str(error) if self._index is index else ""  # else another thread was faster
+                damage = str(error) if self._index is index else ""  # else another thread has replaced it
                 hits = self._in_step(self._version(), damage).search(query, top_k, filters)
         chunks = self._store.documents.chunks_of("node_id", [hit.node_id for hit in hits])
         nodes = {chunk.node_id: chunk_to_node(chunk) for chunk in chunks}
         return [NodeWithScore(node=nodes[hit.node_id], score=hit.score) for hit in hits if hit.node_id in nodes]
 
     def update(self, damage: str = "") -> None:
-        """Bring the index in step with the documents, for the one who has the store's right to write.
+        """Update the index to match the documents; the caller must have the store's write lock.
 
         Args:
-            damage: What is known to be wrong with it; it is built again then.
+            damage: A description of known damage; if not empty, the index is rebuilt.
 
         Raises:
-            IngestionError: It can't be written.
+            IngestionError: The index can't be written.
         """
         with self._lock:
             try:
@@ -95,11 +95,11 @@ class StoredLexicalSearch:
                 ) from error
 
     def fault(self) -> str:
-        """Read the index's files; return what is wrong with them, empty where nothing is."""
+        """Check the index's files against their checksums, and return a description of any damage; empty if intact."""
         if not (self._directory / "meta.json").exists():
             return f"{str(self._directory)!r} is missing"
         for path in self._directory.iterdir():
-            # Each file of tantivy ends with its checksum as JSON, the length of that, and a mark.
+            # Each tantivy file ends with its checksum as JSON, the length of the JSON, and a magic number.
             try:
                 if path.suffix not in (".json", ".lock"):
                     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -112,13 +112,13 @@ class StoredLexicalSearch:
         return ""
 
     def remove(self) -> None:
-        """Delete the index, for the one who has the store's right to write."""
+        """Delete the index; the caller must have the store's write lock."""
         with self._lock:
             self._index = None
             shutil.rmtree(self._directory, ignore_errors=True)
 
     def _current(self) -> LexicalIndex:
-        """Return the index, in step if that can be had: while another thread is at it, the one before will do."""
+        """Return the index, updated if possible; while another thread updates it, return the previous version."""
         version, index = self._version(), self._index
         if index is not None and index.mark == version and (self._in_memory or self._directory.is_dir()):
             return index
@@ -130,7 +130,7 @@ class StoredLexicalSearch:
             self._lock.release()
 
     def _in_step(self, version: str, damage: str = "") -> LexicalIndex:
-        """Return the index, brought in step if this process may write; one that is damaged is built again."""
+        """Return the index, updated, or rebuilt if damaged; in a read-only store, build it in memory."""
         index = None
         if not damage:
             with suppress(RetrievalError):
@@ -145,14 +145,14 @@ class StoredLexicalSearch:
             if index is None or index.mark is None:
                 raise RetrievalError(f"The lexical index of the source {self._source!r} is missing: {busy}") from busy
             return index
-        except (IngestionError, RetrievalError, OSError):  # a store that can be read and not written
+        except (IngestionError, RetrievalError, OSError):  # a read-only store
             self._in_memory = True
             self._index = LexicalIndex()
             self._write(self._index)
             return self._index
 
     def _opened(self) -> LexicalIndex:
-        """Open the index, or see what others have committed since; raise ``RetrievalError`` where it is damaged."""
+        """Open the index, or reload it to see other processes' commits; raise ``RetrievalError`` if it is damaged."""
         if self._index is None or not (self._in_memory or self._directory.is_dir()):
             with suppress(OSError):  # reported when the index is opened
                 self._directory.parent.mkdir(mode=0o700, exist_ok=True)
@@ -162,7 +162,7 @@ class StoredLexicalSearch:
         return self._index
 
     def _mend(self, damage: str) -> None:
-        """Bring the index in step, or build it again where it is damaged."""
+        """Update the index on disk, or rebuild it if it is damaged."""
         if not damage:
             try:
                 self._write(self._opened())
@@ -183,7 +183,7 @@ class StoredLexicalSearch:
         listed = sorted(node_ids)
         for start in range(0, len(listed), 1_000):
             for chunk in self._store.documents.chunks_of("node_id", listed[start : start + 1_000]):
-                # The title and the text: what the embedding model sees of a chunk.
+                # The title and the text, as the embedding model receives them.
                 yield LexicalDocument(chunk.node_id, f"{chunk.metadata['title']}\n{chunk.text}", chunk.metadata)
 
     def _version(self) -> str:

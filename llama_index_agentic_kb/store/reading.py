@@ -1,12 +1,12 @@
-"""From a file to text with a title and metadata.
+"""Parsing of files into text with a title and metadata.
 
-PDF, .docx and HTML are read in a process of its own: a file can make its parser loop without end, recurse until the
-interpreter is gone, or unpack more than there is memory for. There it costs that file alone: the process is ended, and
-the next file gets another. Requests and replies are lines of JSON. Text and Markdown are only decoded, block by block.
+PDF, .docx and HTML are parsed in a separate process, because a malformed file can make its parser loop forever, crash
+the interpreter or run out of memory. In that case only this file fails: the process is killed, and the next file gets
+a new one. Requests and replies are lines of JSON. Text and Markdown are only decoded, block by block.
 
-LlamaIndex's readers do the reading where they keep the text whole (measured with llama-index-readers-file 0.7): not
-FlatReader (hands bytes to a str field), MarkdownReader (drops blank lines, indentation and everything between < and >)
-or HTMLTagReader (runs neighbouring paragraphs together, keeps scripts), but PDFReader, page by page, and DocxReader.
+LlamaIndex's readers are used where they preserve the text (checked with llama-index-readers-file 0.7): PDFReader, page
+by page, and DocxReader. Not used are FlatReader (passes bytes to a str field), MarkdownReader (drops blank lines,
+indentation and everything between < and >) and HTMLTagReader (joins neighbouring paragraphs, keeps scripts).
 """
 
 from __future__ import annotations
@@ -33,51 +33,51 @@ from llama_index_agentic_kb.errors import IngestionError
 from llama_index_agentic_kb.store.database import MetadataValue
 
 READER_VERSION: Final = 3
-"""Grows when files are read differently, so that stored ones are ingested again."""
+"""The version of the parsing code; a change causes stored files to be ingested again."""
 MAX_BYTES: Final = 100_000_000
 READ_SECONDS: Final = 60.0
 MAX_FIELDS: Final = 100
 MAX_FIELD_CHARACTERS: Final = 2_000
 MAX_FRONT_MATTER: Final = 8_000
-"""Front matter beyond (all keys and values together) is left out: it would be stored with each chunk."""
+"""The maximum number of characters of all front matter keys and values, which are stored with each chunk."""
 IRREGULAR: Final = "is no regular file: a pipe, a socket or a device"
-"""Why something with a document's name is not read: it might never give an end."""
+"""The reason reported for irregular files, which are rejected because reading them might never end."""
 BLOCK: Final = 1 << 18
-"""Characters that are cut at once; chunks don't reach across. What is slow beyond measure there ends soon."""
+"""The maximum number of characters that are chunked at once, which limits the splitter's worst-case time."""
 
 _MEMORY: Final = 4 << 30
-"""Bytes of address space of the parsers' process; loading them takes a good part of one GB."""
+"""The address space limit of the parser process in bytes; loading the parsers takes almost 1 GB."""
 _PROGRAM: Final = f"from {__name__} import serve; serve()"
 
 
 class UnreadableError(IngestionError):
-    """One file can't be read; the message is the reason alone, without the path. Never leaves the store."""
+    """A file can't be read; the message is the reason without the path. Raised and handled only inside the store."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """A stretch of a file's text that chunks don't reach across."""
+    """A part of a file's text that is chunked separately, such as a PDF page."""
 
     text: str
     metadata: Mapping[str, MetadataValue] = field(default_factory=dict)
-    """What holds for it alone, such as ``page_label``."""
+    """The metadata of this section, such as ``page_label``."""
     start: int = 0
-    """Where it begins in the file's (or page's) text."""
+    """The offset of the section's first character in the file's (or page's) text."""
 
 
 @dataclass(frozen=True)
 class ParsedFile:
-    """A file's content; the sections can be read once."""
+    """A file's parsed content; the sections can be iterated only once."""
 
     title: str
-    """From front matter, else the first heading, else HTML's ``<title>``, else the file's stem."""
+    """The title from front matter, else the first heading, else HTML's ``<title>``, else the file's stem."""
     sections: Iterable[Section]
     metadata: Mapping[str, MetadataValue] = field(default_factory=dict)
-    """Scalars from front matter."""
+    """The scalar fields of the front matter."""
 
 
 class _Parsed(TypedDict, total=False):
-    """A reply of the parsers' process."""
+    """A reply of the parser process: the title and sections, or an error message."""
 
     title: str
     sections: list[tuple[str, dict[str, str]]]
@@ -85,11 +85,11 @@ class _Parsed(TypedDict, total=False):
 
 
 class FileReader:
-    """Reads files one after the other; close it, or use it as a context manager.
+    """A parser of files, one at a time; close it, or use it as a context manager.
 
     Args:
-        max_bytes: The largest file that is read, and the largest content of a packed one.
-        seconds: The time that a file's parser is given, the first one's start included.
+        max_bytes: The maximum size of a file, and of an archive's unpacked content, in bytes.
+        seconds: The time limit for parsing a file, including the start of the parser process.
     """
 
     def __init__(self, max_bytes: int = MAX_BYTES, seconds: float = READ_SECONDS) -> None:
@@ -102,15 +102,15 @@ class FileReader:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End its process."""
+        """Kill the parser process."""
         self.close()
 
     def read(self, path: Path) -> ParsedFile:
-        """Read a file by its suffix; NUL and lone surrogates are out of its text, which no store takes.
+        """Parse a file by its suffix; NUL characters are removed, and lone surrogates replaced, to make it storable.
 
         Raises:
-            UnreadableError: It can't be read. Text is read with the sections, which may raise it too.
-            OSError: The same.
+            UnreadableError: The file can't be parsed. Iterating over the sections may raise it too.
+            OSError: The file can't be opened. Iterating over the sections may raise it too.
         """
         kind = path.suffix.lower()
         if kind in (".txt", ".md", ".markdown"):
@@ -123,7 +123,7 @@ class FileReader:
         return ParsedFile(parsed["title"] or path.stem, chain.from_iterable(sections))
 
     def close(self) -> None:
-        """End the process; the next file starts another."""
+        """Kill the parser process; reading another file starts a new one."""
         process, self._process = self._process, None
         if process is None:
             return
@@ -131,7 +131,7 @@ class FileReader:
         process.wait()
         for pipe in (process.stdin, process.stdout):
             if pipe is not None:
-                with suppress(OSError):  # what it has not read
+                with suppress(OSError):  # unsent data in the pipe
                     pipe.close()
 
     def _ask(self, path: Path) -> _Parsed:
@@ -163,12 +163,12 @@ class FileReader:
 
 
 def open_regular(path: Path) -> io.BufferedReader:
-    """Open a file for reading, unless it has become a pipe or a device, which might never give an end.
+    """Open a regular file for reading; pipes and devices are rejected, since reading them might never end.
 
     Raises:
-        OSError: It can't be opened, or is no regular file.
+        OSError: The file can't be opened, or is not a regular file.
     """
-    # Not blocking: to open a pipe nobody writes into would wait without end.
+    # Not blocking: opening a pipe without a writer would wait forever.
     flags = os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
     opened = os.fdopen(os.open(path, flags), "rb")
     if not stat.S_ISREG(os.fstat(opened.fileno()).st_mode):
@@ -178,7 +178,7 @@ def open_regular(path: Path) -> io.BufferedReader:
 
 
 def check_size(size: int, limit: int) -> None:
-    """Raise ``UnreadableError`` for a file of more than so many bytes."""
+    """Raise ``UnreadableError`` if a file's size exceeds the limit (both in bytes)."""
     if size > limit:
         raise UnreadableError(f"is too large: {size:,} bytes, of at most {limit:,} (max_file_bytes=, --max-megabytes)")
 
@@ -188,7 +188,7 @@ def check_size(size: int, limit: int) -> None:
 _BOMS: Final = ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"))
 _FRONT_MATTER: Final = re.compile(r"\A---[ \t]*\n(.*?)^(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
 _FIELD: Final = re.compile(r"([A-Za-z][A-Za-z0-9_-]*)[ \t]*:(?:[ \t]+(.*))?")
-# Lines that a YAML mapping may hold beside fields: empty, comment, continuation of a list or block.
+# Lines allowed in a YAML mapping besides fields: empty, comment, continuation of a list or block.
 _OTHER_LINE: Final = re.compile(r"\s*(?:#.*)?|[ \t].*|-(?:[ \t].*)?")
 _INTEGER: Final = re.compile(r"-?(?:0|[1-9][0-9]{0,17})")
 _FLOAT: Final = re.compile(r"-?(?:0|[1-9][0-9]{0,17})\.[0-9]{1,17}")
@@ -222,7 +222,7 @@ def _clean(text: str) -> str:
 
 
 def _blocks(pieces: Iterable[str], metadata: Mapping[str, MetadataValue] | None = None) -> Iterator[Section]:
-    """Yield a text in sections of at most a block, which end with a paragraph, a line or a word where they can."""
+    """Yield a text in sections of at most ``BLOCK`` characters, split at a paragraph, line or word if possible."""
     held, start = "", 0
     for piece in pieces:
         held += piece
@@ -244,16 +244,16 @@ def _markdown(path: Path, pieces: Iterator[str]) -> ParsedFile:
 
 
 def split_front_matter(text: str) -> tuple[dict[str, MetadataValue], str]:
-    """Take the front matter off a Markdown text.
+    """Split a Markdown text into its front matter and the remaining text.
 
-    Front matter is a block of ``key: value`` lines between two lines of ``---`` at the very start. Anything else
-    between such lines is text, and stays. Lists and nested values are left out.
+    Front matter is a block of ``key: value`` lines between two lines of ``---`` at the very start. A block with any
+    other content is treated as text. Lists and nested values are ignored.
 
     Args:
         text: The file's text.
 
     Returns:
-        The fields with a scalar value (text, whole number, decimal, ``true`` or ``false``), and the text behind them.
+        The fields with a scalar value (text, whole number, decimal, ``true`` or ``false``), and the remaining text.
     """
     match = _FRONT_MATTER.match(text)
     if match is None:
@@ -287,27 +287,27 @@ def _scalar(value: str) -> MetadataValue | None:
 
 
 def first_heading(text: str) -> str:
-    """Return the first ``#`` heading of a Markdown text outside code blocks; empty without one."""
+    """Return the first ``#`` heading of a Markdown text outside code blocks; empty if there is no heading."""
     in_code = False
     for line in text.split("\n"):
         if _CODE_FENCE.match(line):
             in_code = not in_code
         elif not in_code and (match := _HEADING.match(line)):
             heading = line[match.end() :].strip()
-            bare = heading.rstrip("#")  # what closes a heading stands apart from it: "C#" is a name
+            bare = heading.rstrip("#")  # closing "#" follow a space: "C#" is a name
             heading = bare if bare.endswith((" ", "\t")) else heading
             return _LINK.sub(r"\1", heading).strip(" *`")
     return ""
 
 
 def without_title(text: str, title: str) -> str:
-    """Drop the heading with which a Markdown text begins, where it only repeats the title and more follows it."""
+    """Remove the first heading of a Markdown text if it repeats the title and more text follows."""
     head, _, rest = text.lstrip().partition("\n")
     repeats = head.startswith("# ") and " ".join(head[2:].split()).casefold() == " ".join(title.split()).casefold()
     return rest.lstrip("\n") if repeats and rest.strip() else text
 
 
-# -- in the parsers' process ------------------------------------------------------------------------------------------
+# -- in the parser process --------------------------------------------------------------------------------------------
 
 _NO_TEXT: Final = ("script", "style", "template", "noscript", "svg", "head", "title")
 _BLOCK_TAGS: Final = (
@@ -319,7 +319,7 @@ _BLOCK_TAGS: Final = (
 
 def _start() -> subprocess.Popen[str]:
     return subprocess.Popen(  # noqa: S603 (our own module)
-        # -P: a module in the working directory, or in a folder that is ingested, must not stand in for another.
+        # -P: a module in the working directory, or in an ingested folder, must not shadow another module.
         [sys.executable, "-P", "-c", _PROGRAM],
         env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
         stdin=subprocess.PIPE,
@@ -331,14 +331,14 @@ def _start() -> subprocess.Popen[str]:
 
 
 def serve() -> None:
-    """Read requests and write replies until the requests end."""
+    """Read parse requests from stdin and write replies to stdout, until stdin is closed."""
     if sys.platform != "win32":
         import resource  # noqa: PLC0415 (not on Windows)
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
         resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
     logging.getLogger("pypdf").setLevel(logging.CRITICAL)
-    # What parsers print must not get among the replies.
+    # Output printed by parsers must not mix with the replies.
     with os.fdopen(os.dup(1), "w", encoding="ascii") as replies:
         os.dup2(2, 1)
         for line in sys.stdin:
@@ -348,14 +348,14 @@ def serve() -> None:
 
 
 def parse(path: Path, max_bytes: int) -> _Parsed:
-    """Return what a parser reads of a PDF, a .docx or a page; or why it can't."""
+    """Return the title and sections of a PDF, .docx or HTML file, or an error message."""
     parsers = {".pdf": _pdf, ".docx": _docx}
     try:
         parsed = parsers.get(path.suffix.lower(), _html)(path, max_bytes)
         check_size(sum(len(text) for text, _ in parsed["sections"]), max_bytes)
     except UnreadableError as error:
         return {"error": str(error)}
-    except OSError as error:  # its text holds the path
+    except OSError as error:  # its text contains the path
         return {"error": f"can't be read as {path.suffix.lower()}: {error.strerror or type(error).__name__}"}
     except Exception as error:  # noqa: BLE001 (file parsers raise anything; the error is reported)
         return {"error": f"can't be read as {path.suffix.lower()}: {type(error).__name__}: {error}"}
@@ -387,21 +387,21 @@ def _docx(path: Path, max_bytes: int) -> _Parsed:
 
 
 def _html(path: Path, _: int) -> _Parsed:
-    """Return the first ``<h1>``, else the ``<title>``; and a page's text without scripts and styles.
+    """Return an HTML page's title (the first ``<h1>``, else ``<title>``) and its text without scripts and styles.
 
-    Blocks are a blank line apart, list items and rows stand on lines of their own.
+    Blocks are separated by blank lines; list items and table rows are on separate lines.
     """
     from bs4 import BeautifulSoup  # noqa: PLC0415 (comes with LlamaIndex's file readers)
 
     data = path.read_bytes()
     _refuse_binary(data[:8192])
-    # html.parser warns about an XML declaration, which means nothing to it.
+    # html.parser warns about an XML declaration, which it ignores.
     soup = BeautifulSoup(re.sub(rb"\A\s*<\?xml[^>]*\?>", b"", data), "html.parser")
     heading = soup.find("h1") or soup.find("title")
     title = " ".join(heading.get_text(" ").split()) if heading is not None else ""
     for tag in soup(_NO_TEXT):
         tag.decompose()
-    # White space in the source means one space; only the marks put in below break lines.
+    # White space in the source is one space; only the line breaks inserted below break lines.
     for string in soup.find_all(string=True):
         if string.find_parent("pre") is None:
             string.replace_with(type(string)(re.sub(r"\s+", " ", string)))
