@@ -57,7 +57,7 @@ async def test_a_context_chat_engine_takes_it(server: LoopbackOpenAI) -> None:
     assert TEXT in server.chats[-1].text
     await engine.achat("And its rocket stages?")
     assert "user: How tall was the Saturn V rocket?\nassistant: It was 110.6 m tall." in plans(server)[1]
-    assert "user: And its rocket stages?" in plans(server)[1]
+    assert plans(server)[1].count("And its rocket stages?") == 1
 
 
 async def test_a_router_takes_it(server: LoopbackOpenAI) -> None:
