@@ -1,4 +1,4 @@
-"""An answer in the making: what it rests on, what it may spend, and what it has come to so far."""
+"""The state of one synthesis: its evidence, its limits, its model calls and its result so far."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from llama_index_agentic_kb.synthesizers.passages import Packed, Packer
 from llama_index_agentic_kb.synthesizers.structured import ObjectAsker, read_object
 
 MESSAGE_TOKENS: Final = 4
-"""What a message costs beside its text."""
+"""Overhead of a message in tokens, in addition to its text."""
 SLACK: Final = 64
-"""Tokens kept free in each prompt: a model's own tokenizer may count a little more than ours."""
+"""Tokens to leave free in each prompt, since the model's tokenizer may count slightly more than ours."""
 MIN_ROOM: Final = 64
-"""Tokens of evidence below which a prompt is not worth sending."""
+"""Minimum space for evidence in a prompt, in tokens."""
 
 _SIGNS: Final = " \t\r\n*_`\"'#>"
 _OPENING: Final = re.compile(r"[ \t\r\n*_`\"'#>]{0,100}UNANSWERABLE(?!\w)[\s*_`\"':.,;!–—-]{0,100}")  # noqa: RUF001 (dashes)
-"""``prompts.UNANSWERABLE`` at the start of a reply, with the signs that models put around it."""
+"""``prompts.UNANSWERABLE`` at the start of a reply, with the punctuation that models put around it."""
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")
@@ -43,16 +43,16 @@ class Synthesis:
 
     Args:
         text: The answer, with its ``[ref_id:N]`` markers, or the extracted data as JSON.
-        output: The validated object, where one was asked for; ``text`` is its JSON.
-        usage: What all calls billed together.
-        dropped: How many passages fitted neither budget nor model.
-        warnings: What the reader of the answer should know of how it was made.
-        cut: Whether the model stopped before it was done, in any of its calls: the text may end too early.
-        links_removed: Links that led to no reference, and were taken out of the model's replies.
-        answerable: False where the model says that the evidence does not answer the question; the text is then what
-            is missing.
-        lacking: Why the text is not the answer, where it is only its start, or extracted data in its place.
-        is_extract: Whether it is extracted data.
+        output: The validated object if ``output_cls`` is set; ``text`` is then its JSON.
+        usage: The total token usage of all calls.
+        dropped: The number of passages that did not fit into the budget or the context window.
+        warnings: Warnings for the reader of the answer.
+        cut: Whether any reply was truncated by the model, so that the text may end too early.
+        links_removed: The number of links removed from the replies because they match no reference.
+        answerable: False if the model states that the evidence does not answer the question; the text then describes
+            the missing information.
+        lacking: The reason why the text is only a partial answer, or extracted data in its place; else empty.
+        is_extract: Whether the text is extracted data.
     """
 
     text: str
@@ -68,11 +68,11 @@ class Synthesis:
 
 
 class TextAnswer(NamedTuple):
-    """The text that a model answered, without the words that are meant for this library.
+    """A model's answer without the control words of the prompt (``UNANSWERABLE``, ``UNCHANGED``).
 
     Args:
         text: The answer.
-        answerable: False where the model says that the evidence does not answer the question.
+        answerable: False if the model states that the evidence does not answer the question.
     """
 
     text: str
@@ -80,11 +80,10 @@ class TextAnswer(NamedTuple):
 
 
 def read_answer(reply: str, earlier: TextAnswer | None = None) -> TextAnswer:
-    """Read a reply, or its start, for the words that are meant for this library.
+    """Parse a reply, or its start, and remove the control words of the prompt.
 
-    The earlier answer, which the reply refines, is returned where the reply leaves it as it is: it is the template's
-    word for that, or it has no answer where the earlier one is there, or it cites nothing where the earlier answer
-    cites (models that ignore the word remark, in any language, that there was nothing to refine).
+    The earlier answer is returned if the reply is ``UNCHANGED``, if only the earlier one is an answer, or if the reply
+    cites nothing while the earlier answer does (some models write a remark that nothing changed instead).
     """
     opening = _OPENING.match(reply)
     answer = TextAnswer(reply) if opening is None else TextAnswer(reply[opening.end() :], answerable=False)
@@ -103,10 +102,10 @@ def _bare(text: str) -> str:
 
 
 class _Gate:
-    """Holds the start of a streamed reply back as long as it may yet be a word that is no part of the answer.
+    """Buffers the start of a streamed reply while it may still turn out to be a control word of the prompt.
 
     Args:
-        earlier: The answer that the reply refines; a reply that may yet leave it as it is stays held back.
+        earlier: The answer that the reply refines; the reply is buffered while it may still leave it unchanged.
     """
 
     def __init__(self, earlier: TextAnswer | None) -> None:
@@ -114,7 +113,7 @@ class _Gate:
         self._held: str | None = ""
 
     def feed(self, delta: str) -> str:
-        """Return what of the reply can be passed on now."""
+        """Return the part of the reply that can be emitted now."""
         if self._held is None:
             return delta
         self._held += delta
@@ -132,18 +131,18 @@ class _Gate:
 
 @dataclass(slots=True, kw_only=True)
 class Draft:
-    """One synthesis under way.
+    """The state of one running synthesis.
 
     Args:
-        window: Tokens of prompt and reply together; ``reserved`` of these are the reply's.
-        largest: The most evidence that a prompt may hold, in tokens; None is what fits.
-        overlap: The share of a passage's part that the next part repeats, where a passage is split.
-        passages: The evidence; their order is that of the nodes.
+        window: The context window in tokens (prompt and reply); ``reserved`` of these are for the reply.
+        largest: The maximum tokens of evidence per prompt. None means as many as fit.
+        overlap: The fraction of a part that the next part repeats if a passage is split.
+        passages: The evidence, in the order of the nodes.
         variables: Further variables of the templates.
-        asked_cls: The class that prompts must leave room to describe; None is ``output_cls``.
-        result: What it has come to so far.
-        emitted: What was emitted so far: a start of the answer.
-        so_far: The answer as it stands between two calls: what is left of it where time runs out.
+        asked_cls: The class whose JSON schema prompts must leave room for. Defaults to ``output_cls``.
+        result: The result so far.
+        emitted: The text emitted so far, a prefix of the answer.
+        so_far: The answer after the last completed call, used as partial answer on a timeout.
     """
 
     model: LanguageModel
@@ -169,7 +168,7 @@ class Draft:
     # -- prompts ---------------------------------------------------------------------------------------------------
 
     def messages(self, template: BasePromptTemplate, variables: dict[str, Any]) -> list[ChatMessage]:
-        """Fill a template in and add what the LLM itself adds to prompts, as core's ``LLM.predict`` does."""
+        """Format a template and add the LLM's own system prompt and output format, as core's ``LLM.predict`` does."""
         llm = self.model.llm
         values = {"query_str": self.query, **self.variables, **variables}
         messages = with_instructions(template.format_messages(llm=llm, **values), self.instructions)
@@ -178,7 +177,7 @@ class Draft:
         return llm._extend_messages(messages)  # noqa: SLF001 (core's own prompt assembly has no public name)
 
     def room(self, template: BasePromptTemplate, **variables: str) -> int:
-        """Return the tokens of evidence that fit into a template's prompt; may be below 0."""
+        """Return the number of tokens of evidence that fit into a template's prompt; may be negative."""
         nothing = self.spotlight.framed("")
         messages = self.messages(template, {"context_str": nothing, "context_msg": nothing, **variables})
         asked = self.asked_cls or self.output_cls
@@ -197,19 +196,19 @@ class Draft:
         max_calls: int | None = None,
         **variables: str,
     ) -> list[list[Passage]]:
-        """Pack passages into prompts of a template; count what did not fit, and what more calls would have shown.
+        """Pack passages into prompts of a template, and count dropped passages in ``result``.
 
-        It is done off the event loop: counting tokens takes its time.
+        Runs off the event loop, since counting tokens is slow.
 
         Args:
-            packer: One of ``passages``.
-            template: The prompt.
-            candidates: None is all passages.
-            max_calls: How many groups there may be.
-            variables: The template's.
+            packer: A packing function of the module ``passages``.
+            template: The prompt template.
+            candidates: The passages to pack. Defaults to all passages.
+            max_calls: The maximum number of groups. None means no limit.
+            variables: The variables of the template.
 
         Raises:
-            SynthesisError: Question and template leave no room for any evidence.
+            SynthesisError: The question and the template leave no room for evidence.
         """
         listed = self.passages if candidates is None else candidates
 
@@ -232,13 +231,13 @@ class Draft:
         return groups
 
     def count(self, packed: Packed, limit: str) -> None:
-        """Count the passages that did not fit into what the limit says, and those that were cut for it."""
+        """Add the dropped passages to ``result``, with warnings that name the limit."""
         if packed.cut:
             self.result.warnings.append(f"{packed.cut} passages were cut to fit into {limit}")
         self.drop(packed.dropped, f"did not fit into {limit}")
 
     def drop(self, count: int, why: str) -> None:
-        """Count passages that are left out."""
+        """Add a number of dropped passages to ``result``, with a warning that gives the reason."""
         if count:
             self.result.dropped += count
             self.result.warnings.append(f"{count} passages {why} and were left out")
@@ -255,19 +254,19 @@ class Draft:
         earlier: TextAnswer | None = None,
         **variables: str,
     ) -> TextAnswer:
-        """Ask the model once and return its answer, its markers and links checked.
+        """Call the model once and return its answer with invalid markers and links removed.
 
         Args:
-            template: The prompt.
+            template: The prompt template.
             valid: The reference ids that the answer may cite.
-            stream: Whether its deltas are the whole answer's, and emitted.
-            step: Which call it is, from 0, for errors.
-            earlier: The answer that this call refines; it is returned where the reply leaves it as it is.
-            variables: The template's.
+            stream: Whether to emit deltas of the reply.
+            step: The 0-based number of the call, for errors.
+            earlier: The answer that this call refines; it is returned if the reply leaves it unchanged.
+            variables: The variables of the template.
 
         Raises:
             SynthesisError: The model failed.
-            DeadlineExceededError: It did not answer in time.
+            DeadlineExceededError: The reply was not complete by the deadline.
         """
         messages, parser = self.messages(template, variables), self.model.llm.output_parser
         rules = self.rules(valid)
@@ -300,7 +299,7 @@ class Draft:
         earlier: TextAnswer | None = None,
         **variables: str,
     ) -> M:
-        """Ask the model once for an object; see ``ask``."""
+        """Call the model once for an object; see ``ask``."""
         messages = self.messages(template, variables)
         asking = self.asker.ask(self.model, messages, output_cls, deadline=self.deadline, **self._limits())
         reply = await self._reply(asking, step, earlier)
@@ -314,7 +313,7 @@ class Draft:
     async def finish(
         self, template: BasePromptTemplate, valid: Collection[int], *, step: int = 0, context_str: str = ""
     ) -> str:
-        """Make the last call of an answer: its text is streamed, or its object kept as the result's ``output``."""
+        """Make the last call of an answer; stream its text, or set ``result.output`` to its object."""
         if self.output_cls is None:
             answer = await self.ask(template, valid, stream=self.streaming, step=step, context_str=context_str)
             self.result.answerable = answer.answerable
@@ -323,18 +322,18 @@ class Draft:
         return self.result.output.model_dump_json()
 
     async def answer_at_once(self, packer: Packer, template: BasePromptTemplate) -> str:
-        """Answer in one call from all passages that a packer keeps."""
+        """Answer in one call from the passages that the packer selects."""
         (group,) = await self.pack(packer, template)
         return await self.finish(template, ids_of(group), context_str=format_passages(group))
 
     async def emit(self, text: str) -> None:
-        """Emit a piece of the answer, where it is streamed."""
+        """Emit a piece of the answer if streaming."""
         if self.streaming:
             self.emitted += text
             await emit(text)
 
     async def _reply(self, asking: Awaitable[Reply], step: int, earlier: TextAnswer | None) -> Reply:
-        """Await a reply and count what it billed, also where it can't be used."""
+        """Await a reply and add its token usage to ``result``, even if the reply is unusable."""
         try:
             reply = await asking
         except DeadlineExceededError:
@@ -352,17 +351,17 @@ class Draft:
         return reply
 
     def _limits(self) -> dict[str, int]:
-        """Return the call arguments that keep the reply within the budget, for models that know them."""
+        """Return the ``max_tokens`` argument for models that support it."""
         if self.max_output_tokens is None or "max_tokens" not in type(self.model.llm).model_fields:
             return {}
         return {"max_tokens": self.max_output_tokens}
 
     def rules(self, valid: Collection[int]) -> AnswerRules:
-        """Return what an answer may hold that cites some of the passages; its links lead to the references alone."""
+        """Return the rules for an answer: the reference ids it may cite and the URLs it may link to."""
         return AnswerRules(valid, {passage.url for passage in self.passages if passage.url})
 
     def count_removed(self, checked: CheckedText) -> None:
-        """Warn of what was taken out of a reply."""
+        """Add the removed links to ``result``, with warnings for all removed content."""
         self.result.links_removed += checked.links
         removed = {
             "markers naming no passage": checked.markers,
@@ -374,7 +373,7 @@ class Draft:
                 self.result.warnings.append(f"{number} {what} were removed from the answer")
 
     def failure(self, error: Exception, step: int, earlier: TextAnswer | None) -> SynthesisError:
-        """Return the error of a failed call, with the answer so far."""
+        """Return the ``SynthesisError`` of a failed call, with the answer so far."""
         known = isinstance(error, AgenticKBError)
         why = error_message(error) if known else f"{type(error).__name__}: {one_line(error_message(error), 200)}"
         so_far = self.emitted if earlier is None else earlier.text
@@ -389,11 +388,11 @@ def ids_of(*groups: Sequence[Passage]) -> set[int]:
 async def side_by_side(
     calls: Sequence[Coroutine[Any, Any, T]], each: Callable[[int, T], Awaitable[None]] | None = None
 ) -> list[T]:
-    """Run calls side by side and return their results in order; the first failure stops the rest and is raised.
+    """Run calls concurrently and return their results in order; the first failure cancels the rest and is raised.
 
     Args:
-        calls: Not yet started; each has its own deadline.
-        each: Run with each position and result, in order, as soon as it and those before it are there.
+        calls: The coroutines to run; each has its own deadline.
+        each: Called with the position and result of each call, in order, as soon as all earlier ones are complete.
     """
     jobs = [start(call) for call in calls]
     results: list[T] = []

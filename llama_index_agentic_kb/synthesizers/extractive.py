@@ -1,4 +1,4 @@
-"""Modes without a language model: ``extractiveData``, ``context_only``, ``no_text``; and answers that came too late."""
+"""Modes without a language model: ``extractiveData``, ``context_only``, ``no_text``."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from llama_index_agentic_kb.synthesizers.draft import Draft
 from llama_index_agentic_kb.synthesizers.passages import Packed, fit, shortened
 
 DEFAULT_BUDGET: Final = 5_000
-"""Tokens of the whole JSON text."""
+"""The default maximum length of the JSON text in tokens."""
 
 
 class ExtractiveData(AgenticSynthesizer):
     """Returns a JSON array of ``{"ref_id": 0, "title": ..., "terms": ..., "content": ...}``. Needs no language model.
 
-    ``terms`` is there where the source has some. The text as a whole keeps to ``max_output_tokens`` (default 5,000
-    where the request has no ``maxOutputDocuments``):
-    a passage that overflows is cut at a sentence end, and what doesn't fit at all is counted and warned of.
+    ``terms`` is included if the source provides it. The whole text is limited to ``max_output_tokens`` (default 5,000
+    if the request has no ``maxOutputDocuments``): passages that overflow are truncated at a sentence end, and passages
+    that don't fit at all are dropped with a warning.
     """
 
     mode = "extractiveData"
@@ -34,7 +34,7 @@ class ExtractiveData(AgenticSynthesizer):
     nothing = "[]"
 
     async def _compose(self, draft: Draft) -> str:
-        # A number of documents, where only that was asked for, is a limit of its own.
+        # If the request only limits the number of documents, the default token budget does not apply.
         default = DEFAULT_BUDGET if current_budget().output_documents is None else MAX_TOKENS
         budget = draft.max_output_tokens or default
         work = partial(extract, draft.passages, budget)
@@ -46,7 +46,7 @@ class ExtractiveData(AgenticSynthesizer):
 class ContextOnly(AgenticSynthesizer):
     """Returns the passages' contents in order, with a blank line between them. Needs no language model.
 
-    Whole, unless there is a ``max_output_tokens``. The text is raw: it was retrieved, and is data.
+    The text is truncated only if ``max_output_tokens`` is set. It is raw retrieved text.
     """
 
     mode = "context_only"
@@ -77,11 +77,11 @@ class NoText(AgenticSynthesizer):
 
 
 def extract(passages: Sequence[Passage], budget: int) -> tuple[str, Packed]:
-    """Return passages as a JSON array of at most ``budget`` tokens (an empty one always fits), and the account.
+    """Return passages as a JSON array, and the numbers of truncated and dropped passages.
 
     Args:
-        passages: Best first.
-        budget: Tokens, of LlamaIndex's global tokenizer.
+        passages: The passages, best first.
+        budget: The maximum tokens of the array (LlamaIndex's global tokenizer); an empty array is always returned.
     """
     packed, items = Packed(), list[str]()
     room = budget - count_tokens("[]")
@@ -98,7 +98,7 @@ def extract(passages: Sequence[Passage], budget: int) -> tuple[str, Packed]:
         room -= _cost(item)
     while (
         items and count_tokens(f"[{', '.join(items)}]") > budget
-    ):  # tokens may join differently than they were counted
+    ):  # the joined text may have more tokens than its items
         items.pop()
         packed.dropped += 1
     return f"[{', '.join(items)}]", packed
@@ -107,7 +107,7 @@ def extract(passages: Sequence[Passage], budget: int) -> tuple[str, Packed]:
 def _item(passage: Passage, content: str) -> str:
     item = {"ref_id": passage.ref_id, "title": passage.title, "terms": passage.terms, "content": content}
     text = json.dumps({key: value for key, value in item.items() if value is not None}, ensure_ascii=False)
-    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # no encoding holds half a surrogate pair
+    return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")  # lone surrogates can't be encoded
 
 
 def _cost(item: str) -> int:

@@ -1,7 +1,7 @@
-"""Modes of one call, or of calls side by side.
+"""Modes with one call or with concurrent calls.
 
 ``answerSynthesis``, ``simple_summarize``, ``generation``: one call. ``accumulate``, ``compact_accumulate``: an answer
-for each passage, or for each full prompt. ``tree_summarize``: answers of answers.
+for each passage, or for each full prompt. ``tree_summarize``: answers combined recursively.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from llama_index_agentic_kb.synthesizers.draft import Draft, TextAnswer, ids_of,
 from llama_index_agentic_kb.synthesizers.passages import fit, pack, share, singly
 
 SEPARATOR: Final = "\n---------------------\n"
-"""Between accumulated answers, unless ``separator=`` is given; as in LlamaIndex."""
+"""The default separator of accumulated answers, as in LlamaIndex."""
 MAX_ANSWERS: Final = 100
-"""Calls of an accumulating synthesis; passages beyond are counted as dropped."""
+"""Maximum calls of an accumulating synthesis; further passages are counted as dropped."""
 MAX_DEPTH: Final = 6
-"""Levels of a tree, the last one included: the one before it is cut to fit into a single call."""
+"""Maximum levels of a tree, including the last; the answers for the last level are truncated to fit one call."""
 MAX_CALLS: Final = 64
-"""Calls of a tree. Packs beyond are counted as dropped; partial answers beyond are cut to fit into one call."""
+"""Maximum calls of a tree. Further passages are counted as dropped; further answers are truncated to fit one call."""
 
 
 class AnswerSynthesis(AgenticSynthesizer):
     """Answers in one call and cites with ``[ref_id:N]`` markers.
 
-    Passages are taken in order as long as they fit into the model's window; the one that overflows is cut at a
-    sentence end, and what doesn't fit at all is counted. Template: ``text_qa_template``.
+    Passages are added in order until the context window is full; those that overflow are truncated at a sentence end
+    or counted as dropped. Template: ``text_qa_template``.
     """
 
     mode = "answerSynthesis"
@@ -52,7 +52,7 @@ class AnswerSynthesis(AgenticSynthesizer):
 
 
 class SimpleSummarize(AgenticSynthesizer):
-    """Answers in one call that holds a share of every passage; short passages leave room to the others.
+    """Answers in one call from all passages, truncating long ones to equal shares of the context window.
 
     Template: ``text_qa_template``.
     """
@@ -65,9 +65,9 @@ class SimpleSummarize(AgenticSynthesizer):
 
 
 class Generation(AgenticSynthesizer):
-    """Asks the model the question alone, also without nodes; its answer cites nothing. Template: ``simple_template``.
+    """Sends only the question to the model; the answer has no citations. Template: ``simple_template``.
 
-    The nodes stay the response's source nodes, as in LlamaIndex.
+    The nodes, if any, are still the response's source nodes, as in LlamaIndex.
     """
 
     mode = "generation"
@@ -75,21 +75,21 @@ class Generation(AgenticSynthesizer):
     default_templates: ClassVar[Mapping[str, BasePromptTemplate]] = {"simple_template": SIMPLE_TEMPLATE}
 
     async def _compose(self, draft: Draft) -> str:
-        draft.passages = []  # it sees none: no link of its answer leads to one
+        draft.passages = []  # the prompt has no passages, so the answer may not link to any
         return await draft.finish(self.templates["simple_template"], ())
 
 
 class Accumulate(AgenticSynthesizer):
     """Answers from each passage alone and returns all answers: "Response 1: ...", "Response 2: ...", ...
 
-    When streaming, each answer is emitted whole, in order, as soon as it is complete. Template: ``text_qa_template``; a
-    ``separator`` may be given with each question. With ``output_cls`` each answer is an object's JSON.
+    If streaming, each answer is emitted as one piece, in order, once it is complete. Template: ``text_qa_template``; a
+    ``separator`` may be passed with each question. With ``output_cls``, each answer is an object as JSON.
     """
 
     mode: ClassVar[str] = "accumulate"
     default_templates: ClassVar[Mapping[str, BasePromptTemplate]] = {"text_qa_template": ANSWER_TEMPLATE}
     packs: ClassVar[bool] = False
-    """Whether a call takes as many passages as fit."""
+    """Whether each call gets as many passages as fit, rather than one."""
 
     async def _compose(self, draft: Draft) -> str:
         separator = str(draft.variables.pop("separator", SEPARATOR))
@@ -114,18 +114,18 @@ class Accumulate(AgenticSynthesizer):
 
 
 class CompactAccumulate(Accumulate):
-    """Packs passages, whole and in order, into as few calls as fit the window, and returns the answer of each."""
+    """Packs whole passages in order into as few calls as possible, and returns the answer of each call."""
 
     mode = "compact_accumulate"
     packs = True
 
 
 class TreeSummarize(AgenticSynthesizer):
-    """Answers from all packs of passages side by side, then from the partial answers, until one is left.
+    """Answers from all groups of passages concurrently, then combines the partial answers until one remains.
 
-    Partial answers keep their markers. It always ends: each level has fewer calls than the one below, or its texts
-    are cut to fit into the last one; depth and number of calls are bounded. When streaming, the last call's deltas
-    are emitted; with ``output_cls``, the last call returns the object. Template: ``summary_template``.
+    Partial answers keep their citation markers. Depth and number of calls are bounded: each level has fewer calls than
+    the one before, or its texts are truncated to fit the last call. If streaming, the deltas of the last call are
+    emitted; with ``output_cls``, the last call returns the object. Template: ``summary_template``.
     """
 
     mode = "tree_summarize"
@@ -138,7 +138,7 @@ class TreeSummarize(AgenticSynthesizer):
         calls, depth = 0, 1
 
         async def keep(position: int, answer: TextAnswer) -> None:
-            if depth == 1:  # what is left of the answer where time runs out
+            if depth == 1:  # the partial answer on a timeout
                 draft.so_far += "\n\n" * (position > 0) + answer.text
 
         def joined(answers: Sequence[str], limit: int) -> tuple[list[str], int]:
@@ -168,12 +168,12 @@ def join(answers: Sequence[str], room: int, limit: int) -> tuple[list[str], int]
     """Pack partial answers into contexts.
 
     Args:
-        answers: The model's own texts.
-        room: Tokens of one context.
-        limit: How many contexts there may be; where more are needed, all answers are cut to equal shares of one.
+        answers: The partial answers of the model.
+        room: The maximum tokens of one context.
+        limit: The maximum number of contexts; if more are needed, all answers are truncated to equal shares of one.
 
     Returns:
-        The contexts, and how many answers were cut.
+        The contexts, and the number of truncated answers.
     """
     contexts: list[list[str]] = []
     used = room

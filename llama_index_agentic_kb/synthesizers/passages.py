@@ -1,6 +1,6 @@
-"""From nodes to passages, and passages into a language model's window: cut, shared out, or packed.
+"""Converts nodes to passages, and fits passages into a context window by truncating, sharing or packing.
 
-The position of a node is its reference id, and stays so whatever becomes of its text.
+The reference id of a passage is the position of its node; it never changes.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from llama_index_agentic_kb.prompts import Passage, format_passage
 from llama_index_agentic_kb.sources.base import KnowledgeSource
 
 MIN_CONTENT: Final = 16
-"""Tokens of content below which a passage is left out rather than cut: a few words support nothing."""
+"""Minimum tokens of content of a truncated passage; if fewer fit, the passage is dropped."""
 
 MAX_PARTS: Final = 100
-"""Parts of one passage: a hostile document must not cost thousands of calls. What is beyond counts as cut."""
+"""Maximum parts of a split passage, so that a huge document can't cost thousands of calls; the rest is truncated."""
 
 _SENTENCE_END: Final = re.compile(r"[.!?][\"')\]\u2019\u201d]*\s+|[\u3002\uff01\uff1f]|\n\s*")
 _SPACE: Final = re.compile(r"\s+")
@@ -32,12 +32,12 @@ _SPACE: Final = re.compile(r"\s+")
 
 @dataclass(slots=True)
 class Packed:
-    """Passages in groups, each of which fits.
+    """Passages in groups, each of which fits into one prompt.
 
     Args:
-        groups: None of them is empty.
-        dropped: How many passages fitted nowhere.
-        cut: How many passages lost their end.
+        groups: The groups, which are never empty.
+        dropped: The number of dropped passages.
+        cut: The number of truncated passages.
     """
 
     groups: list[list[Passage]] = field(default_factory=list)
@@ -46,7 +46,7 @@ class Packed:
 
 
 Packer: TypeAlias = Callable[[Sequence[Passage], int, float], Packed]
-"""Arranges passages, best first, in so many tokens; parts of one passage overlap by a share of their length."""
+"""A function that packs passages (best first), given the tokens per prompt and the overlap of split passages."""
 
 
 def passages(
@@ -54,13 +54,13 @@ def passages(
     sources: Mapping[str, KnowledgeSource] | None = None,
     spotlight: Spotlight = PLAIN,
 ) -> list[Passage]:
-    """Return nodes as passages: node N has reference id N. Hidden characters are left out of their texts.
+    """Convert nodes to passages: node N gets reference id N. Hidden characters are removed from the texts.
 
     Args:
-        nodes: Evidence of our retriever, or plain LlamaIndex nodes.
-        sources: By name; where a node names one, its field names tell title and content. Else the title is the
-            metadata's "title" or "file_name", or the node's id, and the content what LlamaIndex shows to a model.
-        spotlight: How they are marked as data in prompts.
+        nodes: The evidence from our retriever, or plain LlamaIndex nodes.
+        sources: The knowledge sources by name, which define the title and content of their nodes. For other nodes,
+            the title is the metadata "title" or "file_name", or the node id, and the content LlamaIndex's LLM text.
+        spotlight: The marking of the passages as data in prompts.
     """
     made = []
     for position, node in enumerate(nodes):
@@ -82,23 +82,23 @@ def passages(
 
 
 def cost(passage: Passage, content: str | None = None) -> int:
-    """Count the tokens that a passage, or one with another content, takes up in a prompt."""
+    """Return the tokens of a passage in a prompt, optionally with other content."""
     shown = passage if content is None else replace(passage, content=content)
     return count_tokens(format_passage(shown)) + 1  # and a line feed
 
 
 def shortened(content: str, room: int, measure: Callable[[str], int]) -> str:
-    """Return the start of a text that measures at most ``room``, cut at a sentence end; empty where little would fit.
+    """Return a prefix of a text that fits into ``room``, truncated at a sentence end; empty if too little would fit.
 
     Args:
         content: The text.
-        room: Tokens, for the text and what stands around it.
-        measure: Counts a text with what stands around it.
+        room: The maximum tokens of the text and its frame.
+        measure: Returns the tokens of a text including its frame.
     """
     if measure("") + MIN_CONTENT > room:
         return ""
     end = room * 6
-    for _ in range(8):  # measuring a long text is slow: a start of it that is too long, but not many times, will do
+    for _ in range(8):  # measuring long texts is slow, so start from a slightly too long prefix
         if end >= len(content):
             break
         counted = count_tokens(content[:end])
@@ -114,7 +114,7 @@ def _cut(passage: Passage, room: int) -> Passage | None:
 
 
 def fit(candidates: Sequence[Passage], room: int, _: float = 0.0) -> Packed:
-    """Keep what fits into one prompt: passages in order, the one that overflows cut at a sentence end."""
+    """Select passages in order for one prompt; those that overflow are truncated at a sentence end or dropped."""
     packed, group = Packed(), list[Passage]()
     for passage in candidates:
         whole = cost(passage)
@@ -130,7 +130,7 @@ def fit(candidates: Sequence[Passage], room: int, _: float = 0.0) -> Packed:
 
 
 def share(candidates: Sequence[Passage], room: int, _: float = 0.0) -> Packed:
-    """Keep every passage in one prompt, each cut to an equal share; what short ones leave over goes to the others."""
+    """Put all passages into one prompt, truncated to equal shares; space left by short passages goes to the others."""
     costs = [cost(passage) for passage in candidates]
     packed, kept = Packed(), dict[int, Passage]()
     for done, position in enumerate(sorted(range(len(candidates)), key=costs.__getitem__)):
@@ -147,7 +147,7 @@ def share(candidates: Sequence[Passage], room: int, _: float = 0.0) -> Packed:
 
 
 def singly(candidates: Sequence[Passage], room: int, overlap: float = 0.0) -> Packed:
-    """Put each passage into a prompt of its own; one too big for a prompt is split at sentence ends.
+    """Put each passage into its own prompt; passages too long for a prompt are split at sentence ends.
 
     All parts keep the passage's reference id; there are at most ``MAX_PARTS``.
     """
@@ -161,7 +161,7 @@ def singly(candidates: Sequence[Passage], room: int, overlap: float = 0.0) -> Pa
 
 
 def pack(candidates: Sequence[Passage], room: int, overlap: float = 0.0) -> Packed:
-    """Put passages, in order and whole, into as few prompts as they fit; one too big for a prompt is split."""
+    """Pack whole passages in order into as few prompts as possible; passages too long for a prompt are split."""
     packed = singly(candidates, room, overlap)
     groups: list[list[Passage]] = []
     used = room
@@ -178,7 +178,7 @@ def pack(candidates: Sequence[Passage], room: int, overlap: float = 0.0) -> Pack
 
 
 def _split(passage: Passage, room: int, overlap: float) -> tuple[list[Passage], bool]:
-    """Return a passage in parts that fit, in order, and whether it was cut; no parts where hardly a word fits."""
+    """Split a passage into parts that fit; return them (none if too little fits) and whether the end was cut off."""
     if room < cost(passage, "") + MIN_CONTENT:
         return [], False
     text, start, parts = passage.content, 0, list[Passage]()
@@ -194,10 +194,10 @@ def _split(passage: Passage, room: int, overlap: float) -> tuple[list[Passage], 
 
 
 def _part_end(passage: Passage, text: str, room: int) -> int:
-    """Return where the first part of a text ends: at a sentence end if there is one near, else between words.
+    """Return the end of the first part of a text: a sentence end in its second half, else the end of a word.
 
-    A part goes on in the next one, so a full stop that ends no sentence does no harm: a pattern will do, which is
-    a hundred times faster than the segmenter. The longest part is found by interpolation, to nine tenths.
+    A regular expression finds sentence ends: it is a hundred times faster than the segmenter, and errors are harmless
+    here. The length is found by interpolation, to within 10 % of the maximum.
     """
     low, high, guess = 1, len(text) + 1, min(len(text), room * 4)
     while high - low > 1:

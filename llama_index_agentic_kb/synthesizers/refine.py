@@ -1,4 +1,4 @@
-"""``refine`` and ``compact``: an answer from the first passages, improved with each further group of them."""
+"""``refine`` and ``compact``: an answer from the first passages, refined with each further group of passages."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ from llama_index_agentic_kb.synthesizers.structured import UnreadableReplyError
 dispatcher = get_dispatcher(__name__)
 
 ANSWER_TOKENS: Final = 500
-"""Room kept for the answer so far when passages are arranged, as in LlamaIndex; a longer one splits them again."""
+"""Tokens to reserve for the existing answer when packing, as in LlamaIndex; for longer answers, groups are repacked."""
 MAX_CALLS: Final = 100
-"""Calls of one answer; one hostile document must not cost hundreds. Passages beyond are counted as dropped."""
+"""Maximum calls of one answer, to bound the cost of huge documents. Further passages are counted as dropped."""
 
 
 @dataclass(slots=True)
 class _Chain:
-    """The steps of an answer under way: what waits, and what the steps so far have come to."""
+    """The state of a refinement: the waiting groups of passages, and the answer so far."""
 
     draft: Draft
     waiting: deque[list[Passage]]
@@ -44,11 +44,11 @@ class _Chain:
 
 
 class Refine(AgenticSynthesizer):
-    """Answers from the first passage and refines with each further one, in the order of the nodes.
+    """Answers from the first passage and refines the answer with each further one, in the order of the nodes.
 
-    A reply that is empty, that is the template's word for "nothing changes", that has no answer, or that cites
-    nothing where the earlier answer does, keeps the earlier answer. When streaming, the last call's deltas are
-    emitted. Templates: ``text_qa_template``, ``refine_template``.
+    The earlier answer is kept if a reply is empty, is ``UNCHANGED``, has no answer, or cites nothing although the
+    earlier answer does. If streaming, the deltas of the last call are emitted. Templates: ``text_qa_template``,
+    ``refine_template``.
     """
 
     mode: ClassVar[str] = "refine"
@@ -58,7 +58,7 @@ class Refine(AgenticSynthesizer):
     }
     filters_steps = True
     packs: ClassVar[bool] = False
-    """Whether a step takes as many passages as fit."""
+    """Whether each step gets as many passages as fit, rather than one."""
 
     async def _compose(self, draft: Draft) -> str:
         earlier = draft.variables.pop("prev_response", None)
@@ -68,7 +68,7 @@ class Refine(AgenticSynthesizer):
         packer = pack if self.packs else singly
 
         def arrange(passages: Sequence[Passage], room: int, overlap: float) -> Packed:
-            """Arrange all passages: for one call where that is enough, else with room for the answer between calls."""
+            """Pack all passages for one call if possible, else with room for the existing answer."""
             at_once = packer(passages, room, overlap)
             later = max(min(room, draft.room(refining, existing_answer=answer)), room // 2)
             return at_once if len(at_once.groups) <= 1 else packer(passages, later, overlap)
@@ -81,12 +81,12 @@ class Refine(AgenticSynthesizer):
             await self._next(chain)
         dispatcher.event(GetResponseEndEvent())
         if chain.answer is None and chain.unreadable and len(chain.unreadable) == chain.step:
-            raise chain.unreadable[-1]  # nothing says that the evidence does not answer the question
+            raise chain.unreadable[-1]  # whether the evidence answers the question is unknown
         draft.result.answerable = chain.answer is not None and chain.answer.answerable
         return self._empty_response if chain.answer is None else chain.answer.text
 
     async def _next(self, chain: _Chain) -> None:
-        """Take the next group: make one step of it, or split it where it no longer fits beside the answer."""
+        """Run one step with the next group, or split the group if it no longer fits with the existing answer."""
         group = chain.waiting.popleft()
         template, name, variables = self.templates["text_qa_template"], "context_str", dict[str, str]()
         if chain.answer is not None:
@@ -95,7 +95,7 @@ class Refine(AgenticSynthesizer):
             packer = pack if self.packs else singly
             try:
                 parts = await chain.draft.pack(packer, template, group, existing_answer=so_far)
-            except SynthesisError:  # no room: the answer so far stands
+            except SynthesisError:  # no room: keep the existing answer
                 chain.draft.drop(len(group), "did not fit into the model's window beside the answer so far")
                 return
             if len(parts) != 1:
@@ -110,7 +110,7 @@ class Refine(AgenticSynthesizer):
         chain.step += 1
 
     async def _text(self, chain: _Chain, template: BasePromptTemplate, variables: dict[str, str]) -> TextAnswer | None:
-        """Return the answer after a step; None keeps the earlier one."""
+        """Run a step and return its answer; None keeps the earlier answer."""
         draft = chain.draft
         try:
             if self._output_cls is not None:
@@ -131,7 +131,7 @@ class Refine(AgenticSynthesizer):
     async def _filtered(
         self, chain: _Chain, template: BasePromptTemplate, variables: dict[str, str]
     ) -> TextAnswer | None:
-        """Return the answer after a step that may find its passages unsatisfying; None keeps the earlier one."""
+        """Run a step with structured answer filtering and return its answer; None keeps the earlier answer."""
         draft = chain.draft
         if self._program_factory is not None:
             reply: object = await self._programmed(chain, template, variables, self._program_factory)
@@ -157,7 +157,7 @@ class Refine(AgenticSynthesizer):
     async def _programmed(
         self, chain: _Chain, template: BasePromptTemplate, variables: dict[str, str], factory: ProgramFactory
     ) -> object:
-        """Run the user's program; as in core, its prompt has all but the passages filled in."""
+        """Run the user's program on a prompt in which, as in core, only the passages are left to fill in."""
         draft = chain.draft
         context = {name: text for name, text in variables.items() if name.startswith("context")}
         fixed = {name: text for name, text in variables.items() if not name.startswith("context")}
@@ -182,7 +182,7 @@ class Refine(AgenticSynthesizer):
 
     @cached_property
     def _step_cls(self) -> type[BaseModel]:
-        """The class of a step's reply. ``query_satisfied`` comes first, as models write in this order."""
+        """The class of a step's reply; models generate its fields in this order."""
         satisfied = Field(description="Whether the evidence is enough for an answer that satisfies the question.")
         answer = Field(description="The answer to the question, from the evidence and not from prior knowledge.")
         made = create_model(
@@ -192,7 +192,7 @@ class Refine(AgenticSynthesizer):
 
 
 class Compact(Refine):
-    """Packs passages, whole and in order, into as few calls as fit the window, then refines from call to call."""
+    """Packs whole passages in order into as few calls as possible, and refines the answer with each call."""
 
     mode = "compact"
     packs = True

@@ -1,4 +1,4 @@
-"""Objects instead of text: asked for in the strictest form that a model has, read tolerantly, validated."""
+"""Structured output: requested in the strictest form that a model supports, parsed leniently, and validated."""
 
 from __future__ import annotations
 
@@ -26,19 +26,19 @@ from llama_index_agentic_kb.llm import (
 )
 
 _KEYWORDS: Final = ("default", "title", "examples")
-"""Keywords of a JSON schema that OpenAI's strict mode does not take, or that only cost tokens."""
+"""JSON schema keywords to remove: OpenAI's strict mode rejects them, or they only cost tokens."""
 
 M = TypeVar("M", bound=BaseModel)
 
 
 class UnreadableReplyError(LLMError):
-    """A reply came, and holds no object of the class that was asked for."""
+    """A model's reply contains no valid object of the requested class."""
 
 
 class ObjectAsker:
-    """Asks a model for an object: by JSON schema where it has that, by a tool call, else in words.
+    """Requests an object from a model: by JSON schema if supported, else by a tool call, else in the prompt text.
 
-    A form that the model's server refuses is not tried again, once a plainer one has worked.
+    A form that the model's server rejects is not tried again once a simpler form has worked.
     """
 
     def __init__(self) -> None:
@@ -53,19 +53,19 @@ class ObjectAsker:
         deadline: float | None,
         **limits: int,
     ) -> Reply:
-        """Ask for an object; ``read_object`` reads it out of the reply.
+        """Request an object; use ``read_object`` to parse the reply.
 
         Args:
             model: The language model.
             messages: The prompt.
-            output_cls: What is wanted.
-            deadline: ``time.monotonic()`` by which the reply must be there; None waits.
+            output_cls: The class of the object.
+            deadline: The ``time.monotonic()`` value by which the reply must be complete. None means no deadline.
             limits: Further arguments of the call.
 
         Raises:
             LLMError: The reply is empty, was refused or was filtered.
         """
-        name = re.sub(r"\W+", "_", output_cls.__name__)[:64]  # generic classes have brackets in theirs
+        name = re.sub(r"\W+", "_", output_cls.__name__)[:64]  # names of generic classes have brackets
         strict = strict_schema(output_cls)
         schema = None if strict is None else structured_output(model.llm, name, strict)
         possible = {"schema": schema is not None, "tool": is_function_calling(model.llm), "words": True}
@@ -91,7 +91,7 @@ class ObjectAsker:
 
 
 def in_words(messages: Sequence[ChatMessage], output_cls: type[BaseModel]) -> list[ChatMessage]:
-    """Return messages whose last one says in words what object is wanted."""
+    """Return the messages with the JSON schema of the object added to the last user message."""
     schema = json.dumps(output_cls.model_json_schema(), ensure_ascii=False)
     wish = f"\n\nReply with one JSON object and nothing else. It must fit this JSON schema:\n{schema}"
     *before, last = messages
@@ -101,17 +101,17 @@ def in_words(messages: Sequence[ChatMessage], output_cls: type[BaseModel]) -> li
 
 
 def _take(**_: object) -> None:
-    """Never runs: the call's arguments are what is wanted."""
+    """The tool's function, which is never called: only the arguments of the tool call are used."""
 
 
 def strict_schema(output_cls: type[BaseModel]) -> dict[str, Any] | None:
-    """Return the JSON schema of a class as OpenAI's strict mode takes it; None where it can't be put that way."""
+    """Return the JSON schema of a class for OpenAI's strict mode; None if it can't be expressed there."""
     schema: dict[str, Any] = output_cls.model_json_schema()
     return _strict(schema) if _closed(schema) else None
 
 
 def _closed(schema: object) -> bool:
-    """Whether no object of a schema may have keys that it doesn't list."""
+    """Return whether all objects of a schema list all their keys."""
     if isinstance(schema, list):
         return all(map(_closed, schema))
     if not isinstance(schema, dict):
@@ -121,7 +121,7 @@ def _closed(schema: object) -> bool:
 
 
 def _strict(schema: Any, *, names: bool = False) -> Any:
-    """Require every property and allow no other; ``names``: the keys are names, not keywords."""
+    """Return a schema that requires all properties and allows no others; ``names`` means its keys are names."""
     if isinstance(schema, list):
         return [_strict(item) for item in schema]
     if not isinstance(schema, dict):
@@ -139,19 +139,19 @@ def _strict(schema: Any, *, names: bool = False) -> Any:
 def read_object(
     reply: Reply, output_cls: type[M], rules: AnswerRules, spotlight: Spotlight = PLAIN
 ) -> tuple[M, CheckedText]:
-    """Read an object out of a reply; markers and links in its texts are checked as in any answer.
+    """Parse the object in a reply, and remove invalid markers and links from its texts.
 
     Args:
-        reply: A tool call's arguments, or JSON with or without preamble and fences, mended where it is broken.
-        output_cls: What it is validated as.
-        rules: What its texts may hold.
-        spotlight: How the prompt marked what was retrieved.
+        reply: A reply with tool call arguments, or with JSON, which may have a preamble, fences or syntax errors.
+        output_cls: The class to validate the object with.
+        rules: The allowed citation markers and links.
+        spotlight: The marking of retrieved text in the prompt, which is removed from the reply.
 
     Returns:
-        The object, and what was removed from its texts.
+        The object, and the counts of removed items.
 
     Raises:
-        UnreadableReplyError: There is no such object in it.
+        UnreadableReplyError: The reply contains no valid object of the class.
     """
     spoken = reply.text if reply.tool_arguments is None else json.dumps(reply.tool_arguments, ensure_ascii=False)
     why = "it holds no JSON object"
@@ -169,7 +169,7 @@ def read_object(
 
 
 def _objects(text: str) -> Iterator[dict[str, Any]]:
-    """Yield the JSON objects in a text, likeliest first: the text itself, then what stands in it, then within that."""
+    """Yield the JSON objects in a text, then the objects nested one level below them."""
     body = strip_code_fence(text)
     start = max(body.find("{"), 0)
     try:
