@@ -1,8 +1,8 @@
-"""The sessions' database, SQLite or PostgreSQL: its tables at their newest revision, and transactions that hold.
+"""The session database (SQLite or PostgreSQL): its schema, migrations and durable transactions.
 
-Times are microseconds since 1970 in UTC, the same and comparable in every database. What a turn says is JSON in ASCII,
-so that any text can be stored, NUL and lone surrogates included. A transaction whose connection breaks is tried again
-until its deadline: what runs inside must come to the same when it is run twice.
+Times are microseconds since 1970 in UTC, in both databases. Questions and answers are stored as ASCII JSON, so that
+any text can be stored, including NUL and lone surrogates. A transaction whose connection breaks is retried until its
+deadline, so its work must be idempotent.
 """
 
 from __future__ import annotations
@@ -49,22 +49,22 @@ from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededEr
 T = TypeVar("T")
 
 REVISION: Final = "0001"
-"""The newest revision of the tables, and of the JSON in them: a change of either needs a new one."""
+"""The latest revision of the tables and of the JSON in them; a change to either needs a new revision."""
 VERSION_TABLE: Final = "agentic_kb_sessions_version"
 MAX_NAME: Final = 512
-"""Characters of an owner's key."""
+"""The maximum length of an owner's key, in characters."""
 MAX_ID: Final = 128
-"""Characters of a session's or an answer's id."""
+"""The maximum length of a session's or answer's id, in characters."""
 _UPGRADE_LOCK: Final = 7_391_204_118
-"""Names the lock under which one process at a time upgrades a PostgreSQL database."""
+"""The key of the PostgreSQL advisory lock that allows one process at a time to upgrade the database."""
 _TOO_SLOW: Final = frozenset({"57014", "55P03"})
-"""PostgreSQL's codes of a statement and of a lock that took too long."""
+"""PostgreSQL's error codes for statement timeouts and lock timeouts."""
 _PASSING: Final = frozenset({"40001", "40P01", "23505", "57P01", "57P02", "57P03", "53300"})
-"""... of conflicts (two that make one session at once, too), of a server that is going down or coming up, and of one
-with too many clients."""
-_ALEMBIC: Final = threading.Lock()  # its proxies are global
+"""PostgreSQL's error codes that are retried: conflicts (including concurrent creation of one session), server shutdown
+or startup, and too many clients."""
+_ALEMBIC: Final = threading.Lock()  # Alembic's proxies are global
 _inherited: Final[list[Engine]] = []
-"""Engines of a parent process: never used, closed or collected here, for their connections are the parent's."""
+"""Engines inherited from a parent process; never used, closed or garbage-collected, since the parent owns them."""
 
 METADATA: Final = MetaData()
 
@@ -115,23 +115,23 @@ turns: Final = Table(
 
 
 def microseconds(moment: datetime) -> int:
-    """Return a time as microseconds since 1970; raise ``TypeError`` for one without a zone."""
+    """Return a time as microseconds since 1970; raise ``TypeError`` if it has no time zone."""
     return (moment - datetime.fromtimestamp(0, UTC)) // timedelta(microseconds=1)
 
 
 class SessionDatabase:
-    """An engine whose connections are set up so that a committed transaction stays.
+    """A database engine whose connections are configured for durable transactions.
 
-    SQLite: write-ahead log, ``synchronous=FULL``, one connection a transaction (nothing open is inherited by a
-    forked child). PostgreSQL: ``synchronous_commit=on``, a pool of connections that are checked before use.
+    SQLite: write-ahead log, ``synchronous=FULL``, one connection per transaction (a forked child inherits no open
+    connection). PostgreSQL: ``synchronous_commit=on``, a pool of connections that are checked before use.
 
     Args:
         url: A path (SQLite), or a URL: ``sqlite:///...``, ``postgresql://...`` (psycopg 3).
-        connections: The most connections at once, of PostgreSQL.
-        timeout: Seconds for opening it.
+        connections: The maximum number of concurrent PostgreSQL connections.
+        timeout: The time limit for opening the database, in seconds.
 
     Raises:
-        ConfigurationError: The URL can't be used, its driver is not installed, or the database is of a newer release.
+        ConfigurationError: The URL is invalid, its driver is not installed, or a newer release created the database.
         SessionStoreError: The database can't be opened.
     """
 
@@ -142,7 +142,7 @@ class SessionDatabase:
         self._engine = self._make_engine()
         reset_after_fork(self)
         if self._is_sqlite:
-            with suppress(OSError):  # conversations are their owner's alone
+            with suppress(OSError):  # readable only by the file's owner
                 os.close(os.open(str(self._url.database), os.O_CREAT, 0o600))
         deadline = time.monotonic() + timeout
         if self.transact(_revision, write=False, deadline=deadline, what="opening the sessions") != REVISION:
@@ -153,22 +153,22 @@ class SessionDatabase:
         self._engine.dispose()
 
     def reset(self) -> None:
-        """Begin anew in a forked child; the parent's connections are left as they are."""
+        """Replace the engine in a forked child, without closing the parent's connections."""
         _inherited.append(self._engine)
         self._engine = self._make_engine()
 
     def transact(self, work: Callable[[Connection], T], *, write: bool, deadline: float, what: str) -> T:
-        """Run work in one transaction, and commit it; what it raises rolls it back.
+        """Run a function in one transaction and commit it; an exception rolls it back.
 
         Args:
-            work: Takes the connection. It may be run again after a broken connection, even if it was committed.
-            write: Whether it writes; one writer at a time. Else it reads all from one moment.
-            deadline: ``time.monotonic()`` at which it is given up.
-            what: Names it in errors.
+            work: A function of the connection. After a connection error it may run again, even if it was committed.
+            write: Whether the transaction writes. A read-only transaction sees one snapshot.
+            deadline: The ``time.monotonic()`` value after which the transaction is aborted.
+            what: The name of the operation in error messages.
 
         Raises:
-            DeadlineExceededError: It waited too long for other writers, or for a server that is not there.
-            SessionStoreError: The database failed.
+            DeadlineExceededError: The deadline passed while waiting for other writers or an unreachable server.
+            SessionStoreError: The database reported an error that can't be retried.
         """
         pause = 0.02
         while True:
@@ -177,7 +177,7 @@ class SessionDatabase:
                     return work(connection)
             except DBAPIError as error:
                 left = deadline - time.monotonic()
-                # Without the statement and its parameters: these are people's questions.
+                # Without the statement and its parameters, which contain users' questions.
                 message = f"{what}: {_text.one_line(_text.redacted(str(error.orig)))}"
                 if _code(error) in _TOO_SLOW or (left <= 0 and _is_passing(error)):
                     raise DeadlineExceededError(f"{message} (not done by its deadline)") from error
@@ -193,7 +193,7 @@ class SessionDatabase:
         if not self._is_sqlite:
             options = {} if write else {"isolation_level": "REPEATABLE READ"}
         with self._engine.connect().execution_options(**options) as connection, connection.begin():
-            if not self._is_sqlite:  # the server gives up when the caller does
+            if not self._is_sqlite:  # the server aborts at the caller's deadline
                 connection.exec_driver_sql(f"SET LOCAL statement_timeout = {milliseconds}")
             if not self._is_sqlite and write:
                 connection.exec_driver_sql("SET LOCAL synchronous_commit = on")
@@ -239,7 +239,7 @@ def _database_url(given: str | Path) -> URL:
 
 
 def _set_up_sqlite(connection: SQLiteConnection, _record: object) -> None:
-    connection.isolation_level = None  # transactions begin where SQLAlchemy says, not where sqlite3 guesses
+    connection.isolation_level = None  # SQLAlchemy begins transactions, not sqlite3 implicitly
     # FULL: a turn counts as stored once its transaction ends, even if the power fails right after.
     for setting in ("busy_timeout = 1000", "journal_mode = WAL", "synchronous = FULL", "foreign_keys = ON"):
         connection.execute(f"PRAGMA {setting}")
@@ -259,7 +259,7 @@ def _revision(connection: Connection) -> str | None:
 
 
 def _upgrade(connection: Connection) -> None:
-    """Bring the tables to the newest revision; another process may be doing the same right now, and is waited for."""
+    """Migrate the tables to the latest revision; wait if another process is already migrating them."""
     if connection.dialect.name == "postgresql":
         connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _UPGRADE_LOCK})
     found = _revision(connection)
@@ -285,7 +285,7 @@ def _code(error: DBAPIError) -> str:
 
 
 def _is_passing(error: DBAPIError) -> bool:
-    """Return whether it may go well a moment later: SQLite is busy, the server is away, two were in conflict."""
+    """Return whether an error is transient: SQLite is locked, the server is unreachable, or transactions conflict."""
     if re.search("database (table )?is locked", str(error.orig)):
         return True
     of_sqlite = type(error.orig).__module__.startswith("sqlite3")

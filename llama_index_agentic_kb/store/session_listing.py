@@ -1,7 +1,7 @@
-"""Lists of sessions: filters and orders as SQL, and pages that go on after the last session of the page before.
+"""Session listing: filters and sort orders as SQL, and pagination.
 
-A page begins behind a key, not at a number: sessions that are made or deleted between two pages neither repeat nor
-hide others.
+Pages use keyset pagination instead of offsets: sessions created or deleted between two requests cause neither
+duplicates nor gaps.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _KINDS: Final = {"is_pinned": bool, "started_at": int, "updated_at": int, "id": 
 
 
 def page(owner: str, query: SessionQuery) -> Select[Any]:
-    """Return the statement of a page of an owner's sessions, and of the one behind it.
+    """Return the SQL statement for a page of an owner's sessions, plus one row to detect a next page.
 
     Raises:
-        InvalidRequestError: The filter asks for a field that sessions don't have, or compares one with what it can't
-            be; or the page's token is unknown, or of another filter or order.
+        InvalidRequestError: The filter uses an unknown field, operator or value type, or the page token is invalid or
+            belongs to another filter or order.
     """
     order = _order(query)
     columns = (sessions.c[by.key].desc() if by.descending else sessions.c[by.key].asc() for by in order)
@@ -96,19 +96,19 @@ def _value(key: str, value: Scalar) -> str | int:
 
 
 def _order(query: SessionQuery) -> list[SessionOrder]:
-    """Return a query's order, made total by the ids."""
+    """Return a query's sort order without duplicate fields, with the session id added as tie-breaker."""
     order = list({by.key: by for by in reversed(query.order_by)}.values())[::-1]
     return order if any(by.key == "id" for by in order) else [*order, SessionOrder(key="id")]
 
 
 def next_token(query: SessionQuery, row: Row[Any]) -> str:
-    """Return the token of the page that begins behind a row."""
+    """Return the token of the page that starts after a row."""
     values = [getattr(row, by.key) for by in _order(query)]
     return base64.urlsafe_b64encode(json.dumps([_digest(query), values]).encode()).decode().rstrip("=")
 
 
 def _after(query: SessionQuery, order: list[SessionOrder]) -> Clause:
-    """Return the SQL of what comes behind the page that a query's token ends."""
+    """Return the SQL condition for rows after the query's page token; always true without a token."""
     if query.page_token is None:
         return true()
     clauses: list[Clause] = []

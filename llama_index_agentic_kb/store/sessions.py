@@ -1,15 +1,15 @@
-"""Sessions: conversations with their whole answers, kept in SQL, each by one owner.
+"""Sessions: conversations with their complete answers, stored in SQL; each session belongs to one owner.
 
     store = SessionStore("sessions.db")              # or postgresql://user@host/database
     turn = store.add_turn("alice", "-", "Who directed Titanic?", answer)
     store.session_messages("alice", turn.session_id) # the conversation so far, for a chat engine
     session = await store.aget("alice", turn.session_id, include_answers=True)
 
-A turn (question, whole answer, times) is stored in one transaction: it is there whole once ``add_turn`` returns, or not
-at all. Turns of a session are numbered 1, 2, ... in the order in which they were stored, whoever stores them.
+A turn (question, complete answer, times) is stored in one transaction, which is committed before ``add_turn`` returns.
+The turns of a session are numbered 1, 2, ... in the order in which they were stored.
 
-The work inside a transaction comes to the same when it is run again after a connection broke: ids and times are made
-before.
+The work inside a transaction is idempotent, so that it can be retried after a connection error: ids and times are
+generated before the transaction.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ __all__ = ["SessionStore"]
 T = TypeVar("T")
 P = ParamSpec("P")
 
-_TITLE_CHARACTERS: Final = 200  # of the first question, as a display name
+_TITLE_CHARACTERS: Final = 200  # of the first question, used as a display name
 MAX_OWNER: Final = 100_000
-"""Characters of an owner's name: a principal of many groups, or of long names, has a long one."""
+"""The maximum length of an owner's name in characters; principals with many groups have long names."""
 _HASHED: Final = "sha256:"
 _NO_SEGMENT: Final = re.compile(r"[/\s]")
 _UNSTORABLE: Final = re.compile("[\x00\ud800-\udfff]")
-"""What no text column holds: PostgreSQL has no NUL, UTF-8 no lone surrogates."""
+"""Characters that no text column can store: NUL (PostgreSQL) and lone surrogates (UTF-8)."""
 _WITHOUT_ANSWER: Final = [column for column in turns.c if column.name != "answer"]
-"""Of a turn all but its answer."""
+"""All columns of a turn except its answer."""
 
 
 def _door(
@@ -83,29 +83,29 @@ def _door(
 
 
 class _Key(NamedTuple):
-    """Whose session, and which."""
+    """The key of a session: its owner and its id."""
 
     owner: str
     id: str
 
 
 class SessionStore:
-    """Sessions and answers in SQLite or PostgreSQL; safe for threads, processes and forked children.
+    """A store of sessions and answers in SQLite or PostgreSQL; safe for threads, processes and forked children.
 
-    Every call names an owner, an opaque key (of a tenant's user, say); another owner's session is not found. Calls
-    that come to nothing leave nothing behind. A call that ran into its deadline may yet be carried out: storing a turn
-    again under the same ``answer.id`` stores it once. A ``deadline`` is a ``time.monotonic()``; None is the store's
-    timeout.
+    Every call takes an owner, an opaque key (of a tenant's user, for example), and finds only this owner's sessions. A
+    failed call changes nothing, but a call that exceeded its deadline may still complete: storing a turn again under
+    the same ``answer.id`` stores it only once. A ``deadline`` is a ``time.monotonic()`` value; it defaults to the
+    store's timeout.
 
     Args:
-        url: A path (SQLite), or a URL: ``sqlite:///file``, ``postgresql://...`` (needs psycopg 3). Tables are made, and
-            brought to this release's form, when it is opened.
-        timeout: Seconds that a call may take where it has no earlier deadline; also waits for other writers and for a
-            server that is restarted.
-        connections: The most connections, and threads, at once.
+        url: A path (SQLite), or a URL: ``sqlite:///file``, ``postgresql://...`` (needs psycopg 3). Opening the store
+            creates or migrates the tables.
+        timeout: The time limit of a call in seconds, unless its deadline is earlier. Includes waiting for other writers
+            and for a server restart.
+        connections: The maximum number of concurrent connections and threads. Defaults to 8.
 
     Raises:
-        ConfigurationError: The URL can't be used, or the database is of a newer release.
+        ConfigurationError: An argument is invalid, or a newer release created the database.
         SessionStoreError: The database can't be opened.
     """
 
@@ -117,7 +117,7 @@ class SessionStore:
         self._pool = WorkerPool("sessions", connections)
 
     def __enter__(self) -> Self:
-        """Return the store; it is closed at the end of the block."""
+        """Return the store, which is closed at the end of the block."""
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -131,11 +131,11 @@ class SessionStore:
     async def acreate(
         self, owner: str, changes: SessionChanges | None = None, *, deadline: float | None = None
     ) -> Session:
-        """Make a session without turns; without a display name it will be named for its first question."""
+        """Create a session without turns; if it has no display name, the first question becomes its name."""
         key, now = _key(owner, uuid.uuid4().hex), microseconds(datetime.now(UTC))
 
         def work(connection: Connection) -> Session:
-            if _find(connection, key) is None:  # else a lost try has made it already
+            if _find(connection, key) is None:  # else an earlier try has created it
                 _insert(connection, key, changes or SessionChanges(), now)
             return _session(connection, key)
 
@@ -144,9 +144,9 @@ class SessionStore:
     async def aget(
         self, owner: str, session_id: str, *, include_answers: bool = False, deadline: float | None = None
     ) -> Session:
-        """Return a session with its turns, in their order.
+        """Return a session with its turns in order.
 
-        With ``include_answers`` each turn has its whole answer; else only the answer's id.
+        With ``include_answers`` each turn has its complete answer; otherwise only the answer's id.
 
         Raises:
             NotFoundError: The owner has no such session.
@@ -162,10 +162,10 @@ class SessionStore:
     async def alist_sessions(
         self, owner: str, query: SessionQuery | None = None, *, deadline: float | None = None
     ) -> SessionPage:
-        """Return a page of an owner's sessions, without turns; by default those changed last first, 50 a page.
+        """Return a page of an owner's sessions, without turns; by default the latest updated first, 50 per page.
 
         Raises:
-            InvalidRequestError: The filter asks for what sessions don't have, or the page's token is unknown.
+            InvalidRequestError: The filter uses an unknown field, operator or value, or the page token is invalid.
         """
         query = query or SessionQuery()
         statement = page(_owner(owner), query)
@@ -182,7 +182,7 @@ class SessionStore:
     async def aupdate(
         self, owner: str, session_id: str, changes: SessionChanges, *, deadline: float | None = None
     ) -> Session:
-        """Change a session's display name, labels, pin or user, and return it without turns.
+        """Change a session's display name, labels, pinned state or user, and return it without turns.
 
         Raises:
             NotFoundError: The owner has no such session.
@@ -207,7 +207,7 @@ class SessionStore:
 
         def work(connection: Connection) -> None:
             nonlocal tried
-            if not tried:  # run again after a lost try, it doesn't miss what is gone
+            if not tried:  # on a retry, the session may already be deleted
                 _row(connection, key, lock=True)
             tried = True
             for table in (turns, labels):
@@ -229,22 +229,22 @@ class SessionStore:
         may_make: bool = False,
         deadline: float | None = None,
     ) -> Turn:
-        """Store a question and its whole answer as the next turn of a session.
+        """Store a question and its complete answer as the next turn of a session.
 
         Args:
-            owner: Whose session it is.
-            session_id: The session; ``-`` makes one in the same transaction.
+            owner: The session's owner.
+            session_id: The session's id; ``-`` creates a new session in the same transaction.
             query: The question.
-            answer: The answer, succeeded or failed. Without an id it gets one. A turn with its id that the session has
-                already is returned, and nothing is stored.
-            query_id: The question's id, if it has one.
-            query_config: What else is kept of the question.
-            user_pseudo_id: Of a session that is made: its user.
-            may_make: Whether a session that is not there is made, under this id and in the same transaction.
-            deadline: See the class.
+            answer: The answer, succeeded or failed. If it has no id, one is generated. If the session already has a
+                turn with this answer id, that turn is returned and nothing is stored.
+            query_id: The question's id. Defaults to an empty id.
+            query_config: Additional parameters to store with the question.
+            user_pseudo_id: The user's pseudonymous id, used only if a session is created.
+            may_make: Whether to create a missing session under this id, in the same transaction.
+            deadline: The time limit of the call; see the class.
 
         Raises:
-            InvalidRequestError: The answer is not complete.
+            InvalidRequestError: The answer is not complete, or an id can't be stored.
             NotFoundError: The owner has no such session.
         """
         if answer.state not in (AnswerState.SUCCEEDED, AnswerState.FAILED):
@@ -253,7 +253,7 @@ class SessionStore:
             )
         named = answer if answer.id else answer.model_copy(update={"id": uuid.uuid4().hex})
         if session_id == NEW_SESSION:
-            # Of the answer's id: storing the same turn again finds the session that the first try made.
+            # Derived from the answer's id: storing the same turn again finds the session created by the first try.
             may_make, session_id = True, uuid.uuid5(uuid.NAMESPACE_OID, f"{owner}\n{named.id}").hex
         key, now = _key(owner, session_id), microseconds(datetime.now(UTC))
         answer_id = _checked_id("answer.id", named.id or "")
@@ -291,7 +291,7 @@ class SessionStore:
         """Return an answer of a session.
 
         Raises:
-            NotFoundError: The owner has no such session, or it has no such answer.
+            NotFoundError: The owner has no such session, or the session has no such answer.
         """
         key = _key(owner, session_id)
 
@@ -310,14 +310,14 @@ class SessionStore:
     ) -> list[Message]:
         """Return a session as a conversation, oldest first: a user's and an assistant's message for each turn.
 
-        It is what ``RetrievalRequest.messages`` and a chat engine's history begin with. Turns that were not answered
-        for what was asked, or for what the answer said, are left out: else the next question would ask again for them.
+        The messages can be passed to ``RetrievalRequest.messages`` or a chat engine's history. Turns that failed, or
+        were refused because of their question or answer, are omitted: the next question must not repeat their content.
 
         Args:
-            owner: Whose session it is.
-            session_id: Its id; ``-``, a session that is yet to be made, has no messages.
-            last: How many turns at most, the newest; None returns all.
-            deadline: See the class.
+            owner: The session's owner.
+            session_id: The session's id; ``-``, a session not yet created, has no messages.
+            last: The maximum number of turns, the newest ones. Defaults to all turns.
+            deadline: The time limit of the call; see the class.
 
         Raises:
             NotFoundError: The owner has no such session.
@@ -350,23 +350,23 @@ class SessionStore:
     session_messages = _door(asession_messages)
 
     async def _do(self, what: str, work: Callable[[Connection], T], deadline: float | None, *, write: bool) -> T:
-        """Run work in a transaction, on a thread of the store's own."""
+        """Run a function in a transaction, on a thread of the store's pool, and return its result."""
         limit = time.monotonic() + self._timeout
         until = limit if deadline is None else min(limit, deadline)
         transact = partial(self._database.transact, work, write=write, deadline=until, what=what)
         return await arun(Call(sync=transact, deadline=until, pool=self._pool, what=what).perform())
 
 
-# -- what is in the database ------------------------------------------------------------------------------------------
+# -- rows and keys ----------------------------------------------------------------------------------------------------
 
 
 def _key(owner: str, session_id: str) -> _Key:
-    """Return the key of a session; raise ``InvalidRequestError`` where a part of it can't be stored."""
+    """Return the key of a session; raise ``InvalidRequestError`` if the owner or the id can't be stored."""
     return _Key(_owner(owner), _checked_id("session", session_id))
 
 
 def _owner(owner: str) -> str:
-    """Return an owner as the tables hold it: one that is too long by its hash, which no other owner can pass for."""
+    """Return the owner's key in the tables: its name, or a hash if it is too long or could be mistaken for a hash."""
     if len(owner) > MAX_NAME or owner.startswith(_HASHED):
         _checked("owner", owner, MAX_OWNER)
         return _HASHED + hashlib.sha256(owner.encode()).hexdigest()
@@ -382,14 +382,14 @@ def _checked(field: str, value: str, limit: int) -> str:
 
 
 def _checked_id(field: str, value: str) -> str:
-    """Return a session's or an answer's id, if it can be a part of a resource name."""
+    """Return a session's or answer's id; raise ``InvalidRequestError`` if it is invalid in a resource name."""
     if _NO_SEGMENT.search(value):
         raise InvalidRequestError(f"{field}: an id holds neither '/' nor white space")
     return _checked(field, value, MAX_ID)
 
 
 def _storable(text: str) -> str:
-    """Return a text that every database holds: what it can't becomes U+FFFD."""
+    """Return a text with characters that can't be stored replaced by U+FFFD."""
     return _UNSTORABLE.sub("\ufffd", text)
 
 
@@ -398,18 +398,18 @@ def _is(key: _Key) -> tuple[ColumnElement[bool], ...]:
 
 
 def _of(table: Table, key: _Key) -> tuple[ColumnElement[bool], ...]:
-    """Return the SQL that picks what belongs to a session, of its turns or labels."""
+    """Return the SQL conditions that select a session's rows from the table of turns or labels."""
     return table.c.owner == key.owner, table.c.session_id == key.id
 
 
 def _find(connection: Connection, key: _Key, *, lock: bool = False) -> Row[Any] | None:
-    """Return a session's row, in PostgreSQL locked against other writers (SQLite has one writer at a time)."""
+    """Return a session's row or None; with ``lock``, locked for writing (PostgreSQL; SQLite has a single writer)."""
     statement = select(sessions).where(*_is(key))
     return connection.execute(statement.with_for_update() if lock else statement).one_or_none()
 
 
 def _row(connection: Connection, key: _Key, *, lock: bool = False) -> Row[Any]:
-    """Return a session's row; raise ``NotFoundError`` where it does not exist, or is another owner's."""
+    """Return a session's row; raise ``NotFoundError`` if it does not exist or belongs to another owner."""
     row = _find(connection, key, lock=lock)
     if row is None:
         raise NotFoundError("session: there is no session of this name")
@@ -417,7 +417,7 @@ def _row(connection: Connection, key: _Key, *, lock: bool = False) -> Row[Any]:
 
 
 def _labels(connection: Connection, owner: str, ids: Sequence[str]) -> dict[str, list[str]]:
-    """Return the labels of some of an owner's sessions, by the session's id."""
+    """Return the labels of the given sessions of an owner, by session id."""
     found: dict[str, list[str]] = {session_id: [] for session_id in ids}
     wanted = (labels.c.owner == owner, labels.c.session_id.in_(ids))
     listed = select(labels).where(*wanted).order_by(labels.c.session_id, labels.c.position)
@@ -453,12 +453,12 @@ def _change(connection: Connection, key: _Key, changes: SessionChanges) -> None:
 
 
 def _dumped(data: object) -> str:
-    """Return data as JSON in ASCII; what JSON has no type for, in a document's metadata, becomes text."""
+    """Return data as ASCII JSON; values of types that JSON lacks (in a document's metadata) are converted to text."""
     return json.dumps(_plain(data), separators=(",", ":"))
 
 
 def _plain(data: object) -> object:
-    # Not pydantic's own JSON mode: it raises on bytes that are no UTF-8, and an answer must not be lost for those.
+    # Not pydantic's JSON mode: it raises on bytes that are not UTF-8, which must not prevent storing an answer.
     if isinstance(data, Mapping):
         return {str(key): _plain(value) for key, value in data.items()}
     if isinstance(data, list | tuple | set | frozenset):
@@ -473,7 +473,7 @@ def _moment(count: int) -> datetime:
 
 
 def _read(row: Row[Any], its_labels: Iterable[str], its_turns: Iterable[Turn] = ()) -> Session:
-    """Return the session of a row."""
+    """Return a session from its row, labels and turns."""
     return Session(
         id=row.id,
         display_name=row.display_name,
@@ -488,7 +488,7 @@ def _read(row: Row[Any], its_labels: Iterable[str], its_turns: Iterable[Turn] = 
 
 
 def _turn(row: Row[Any]) -> Turn:
-    """Return the turn of a row, with its answer if the row has it."""
+    """Return a turn from its row, with its answer if the row includes it."""
     return Turn(
         session_id=row.session_id,
         number=row.number,
@@ -501,5 +501,5 @@ def _turn(row: Row[Any]) -> Turn:
 
 
 def _answer(text: str) -> Answer:
-    # Not from the text itself: pydantic's parser refuses lone surrogates, which json's keeps.
+    # Not model_validate_json: pydantic's parser rejects lone surrogates, which json's accepts.
     return Answer.model_validate(json.loads(text))

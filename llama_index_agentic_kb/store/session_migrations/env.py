@@ -1,6 +1,6 @@
-"""What Alembic runs: all migrations in the transaction that ``store.session_database`` has begun.
+"""Alembic environment: runs all migrations in the transaction that ``store.session_database`` has begun.
 
-A new revision stands in ``versions/``, under the next number, and ``session_database.REVISION`` names it.
+Add a new revision to ``versions/`` under the next number, and set ``session_database.REVISION`` to it.
 """
 
 from __future__ import annotations

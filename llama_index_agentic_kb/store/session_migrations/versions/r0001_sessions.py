@@ -1,4 +1,4 @@
-"""Sessions, their labels, and turns with whole answers."""
+"""Revision 0001: tables for sessions, their labels, and turns with complete answers."""
 
 from __future__ import annotations
 
@@ -13,6 +13,6 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Make the first tables."""
-    # As the code has them: the second revision changes METADATA, and copies the tables as they are now to here.
+    """Create the initial tables."""
+    # From METADATA: the second revision must change METADATA and copy its present table definitions to here.
     METADATA.create_all(op.get_bind())
