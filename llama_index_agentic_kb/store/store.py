@@ -1,4 +1,4 @@
-"""The directory that a knowledge base lives in."""
+"""The on-disk store of a knowledge base, and its repair."""
 
 from __future__ import annotations
 
@@ -37,26 +37,26 @@ if TYPE_CHECKING:
     from llama_index_agentic_kb.store.vectors import SourceVectors
 
 Repair: TypeAlias = Literal["never", "auto"]
-"""What opening a store does where the graph of a large source is missing or damaged: nothing, or build it again."""
+"""Whether opening a store rebuilds a missing or damaged HNSW graph of a large source ("auto") or not ("never")."""
 RepairProgress: TypeAlias = Callable[[int, int, str], None]
-"""Called with the number of chunks done, the number of all chunks, and the source that they are of."""
+"""A function called with the number of processed chunks, the total number of chunks, and the source's name."""
 
 _DOCUMENTS: Final = "documents.db"
 _MODEL: Final = "embedding model"
 
 
 class KnowledgeStore:
-    """Sources on disk: their documents, their vectors, and the one embedding model that all vectors come from.
+    """A store of sources on disk: their documents, and vectors that all come from one embedding model.
 
-        documents.db    every document, chunk and vector (SQLite): all the rest is derived from it
-        graphs/         for each source of more than 20,000 chunks, a graph over its vectors (Chroma)
-        lexical/        every word (tantivy), a directory for each source
-        write.lock      held by the one process that writes; writer.pid names it
+        documents.db    all documents, chunks and vectors (SQLite); the indexes are derived from it
+        graphs/         the vector index (HNSW graph, Chroma) of each source with more than 20,000 chunks
+        lexical/        the lexical indexes (tantivy), one directory per source
+        write.lock      the lock of the process that is writing; writer.pid contains its process id
 
-    Open one with `KnowledgeStore.open`; close it with `close` or as a context manager. Safe to use from many threads,
-    and from any number of processes while one of them ingests: a document is found once it is stored. A process that
-    is forked from one that has opened a store must open it anew, and can only if its parent has not used a graph: else
-    start it with "spawn". A new store is readable by its owner alone.
+    Open a store with `KnowledgeStore.open`; close it with `close` or as a context manager. Safe to use from many
+    threads, and from many processes while one of them ingests: a document is searchable once it is stored. A forked
+    child must open the store again, which fails if its parent has used an HNSW graph; start it with "spawn" instead.
+    A new store is readable only by its owner.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class KnowledgeStore:
         fingerprint: EmbedModelFingerprint,
         embed_model: BaseEmbedding | None,
     ) -> None:
-        """Use `open`, which checks that all belong together."""
+        """Create a store object from its parts; use `open` instead, which checks that they match."""
         self.path = path
         self.fingerprint = fingerprint
         self._documents = documents
@@ -91,22 +91,21 @@ class KnowledgeStore:
 
         Args:
             path: The store's directory.
-            embed_model: The model to embed with; must be the one that the store was made with. Default:
-                all-MiniLM-L6-v2 (see `default_embed_model`), loaded when it is first needed.
-            create: Make an empty store where none exists.
-            repair: What to do where the graph of a large source is missing or damaged, as after a killed ingestion.
-                "never", the default, does nothing: a program that answers questions should not stand still unasked.
-                Up to 200,000 chunks are searched without a graph; beyond, a search raises an error that names
-                ``agentic-kb repair``. "auto" builds it here, about 1 s for each thousand chunks.
+            embed_model: The embedding model; must be the one the store was created with. Defaults to all-MiniLM-L6-v2
+                (see `default_embed_model`), loaded on first use.
+            create: Whether to create an empty store if none exists.
+            repair: Whether to rebuild a missing or damaged vector index (HNSW graph) of a large source. Defaults to
+                "never": up to 200,000 chunks are searched without a graph; beyond that, a search raises an error that
+                recommends ``agentic-kb repair``. "auto" rebuilds it while opening, about 1 s for each thousand chunks.
 
         Returns:
             The open store.
 
         Raises:
-            StoreMismatchError: The store was made with another embedding model.
-            StoreDamagedError: Its documents are damaged or gone; the message names the remedy.
-            ConfigurationError: There is no store at ``path``, something else is, or its format is of another release.
-            IngestionError: A graph can't be built: the disk is full.
+            StoreMismatchError: The store was created with another embedding model.
+            StoreDamagedError: The document database is damaged or missing; the message names the remedy.
+            ConfigurationError: The path contains no store, other files, or a store of an incompatible release.
+            IngestionError: An HNSW graph can't be built, for example because the disk is full.
         """
         if repair not in ("never", "auto"):
             raise ConfigurationError(f"repair is {repair!r}; it is 'never' or 'auto'.")
@@ -126,13 +125,13 @@ class KnowledgeStore:
             documents = _open_documents(path)
         try:
             made_with = _fingerprint(documents)
-            if made_with is None:  # new, or the process that made it died right after
+            if made_with is None:  # new, or the process that created it died right after
                 made_with = new or embed_model_fingerprint(embed_model or default_embed_model())
                 documents.put_state(_MODEL, made_with.to_json())
             _check_embed_model(directory, made_with, embed_model)
             store = cls(directory, documents, made_with, embed_model)
             if repair == "auto":
-                with suppress(BusyError), store.writing():  # who writes does it itself
+                with suppress(BusyError), store.writing():  # the writing process builds the graphs itself
                     for info in store.sources():
                         store.update_graph(info.name)
         except BaseException:
@@ -149,11 +148,11 @@ class KnowledgeStore:
         self.close()
 
     def close(self) -> None:
-        """Release all files; a second call does nothing. Indexes taken from the store can't be used afterwards."""
+        """Close all files; a second call does nothing. Indexes obtained from the store become unusable."""
         try:
             self._documents.check_process()
         except ConfigurationError:
-            return  # forked: the files are the parent's, and its threads may hold the locks
+            return  # forked: the files belong to the parent, and its threads may have the locks
         with self._lock:
             self._closed = True
             self._indexes.clear()
@@ -163,10 +162,10 @@ class KnowledgeStore:
 
     @property
     def embed_model(self) -> BaseEmbedding:
-        """The embedding model; the default one is loaded here, at first use.
+        """The store's embedding model; the default model is loaded on first use.
 
         Raises:
-            StoreMismatchError: The default model has another dimension than the store's vectors.
+            StoreMismatchError: The default model does not match the store's fingerprint.
             ConfigurationError: The default model can't be loaded.
         """
         with self._lock:
@@ -178,21 +177,21 @@ class KnowledgeStore:
 
     @property
     def documents(self) -> DocumentDatabase:
-        """The record of all documents, chunks and vectors."""
+        """The database of all documents, chunks and vectors."""
         self._documents.check_process()
         if self._closed:
             raise ConfigurationError(f"The store {str(self.path)!r} is closed.")
         return self._documents
 
     def sources(self) -> list[SourceInfo]:
-        """Return the sources by name, with descriptions and counts; loads neither model nor Chroma."""
+        """Return the sources in order of name, with descriptions and counts; loads neither the model nor Chroma."""
         return self.documents.sources()
 
     def index(self, source: str) -> VectorStoreIndex:
-        """Return the vector index of a source, with the store's embedding model; the same object for all threads.
+        """Return the vector index of a source with the store's embedding model; each call returns the same object.
 
         Raises:
-            ConfigurationError: There is no such source.
+            ConfigurationError: The source does not exist.
         """
         from llama_index.core import VectorStoreIndex  # noqa: PLC0415 (takes seconds)
 
@@ -206,7 +205,7 @@ class KnowledgeStore:
             return self._indexes[source]
 
     def vectors(self, source: str) -> SourceVectors:
-        """Return the dense search of a source; the same object at each call."""
+        """Return the dense search of a source; each call returns the same object."""
         from llama_index_agentic_kb.store.vectors import SourceVectors  # noqa: PLC0415 (loads LlamaIndex)
 
         with self._lock:
@@ -215,10 +214,10 @@ class KnowledgeStore:
             return self._vectors[source]
 
     def lexical(self, source: str) -> StoredLexicalSearch:
-        """Return the lexical search (BM25) of a source; its index is brought up to date when it is searched.
+        """Return the lexical search (BM25) of a source; its index is updated when it is searched.
 
         Raises:
-            ConfigurationError: There is no such source.
+            ConfigurationError: The source does not exist.
         """
         from llama_index_agentic_kb.store.lexical import StoredLexicalSearch  # noqa: PLC0415 (loads LlamaIndex)
 
@@ -229,10 +228,10 @@ class KnowledgeStore:
             return self._lexical[source]
 
     def nodes(self, source: str) -> list[TextNode]:
-        """Return all nodes of a source by document and place, as they stand in its index, without embeddings.
+        """Return all nodes of a source in order of document and position, without embeddings.
 
         Raises:
-            ConfigurationError: There is no such source.
+            ConfigurationError: The source does not exist.
         """
         from llama_index_agentic_kb.store.chunking import chunk_to_node  # noqa: PLC0415 (loads LlamaIndex)
 
@@ -240,20 +239,20 @@ class KnowledgeStore:
         return [chunk_to_node(chunk) for chunk in self.documents.chunks(source)]
 
     def metadata(self, source: str) -> Iterator[tuple[str, dict[str, MetadataValue]]]:
-        """Yield the document id and the metadata of each chunk of a source, a document's chunks one after the other.
+        """Yield the document id and metadata of each chunk of a source, grouped by document.
 
         Raises:
-            ConfigurationError: There is no such source.
+            ConfigurationError: The source does not exist.
         """
         self._check_source(source)
         return ((f"{source}/{path}", metadata) for path, metadata in self.documents.metadata(source))
 
     def check_permissions(self, source: str, permissions: Permissions) -> None:
-        """Check that documents have not said themselves who may see them.
+        """Check that the permission fields of a source's documents can't have been set by their files.
 
         Args:
             source: The source's name.
-            permissions: The fields that say so.
+            permissions: The permission fields to check.
 
         Raises:
             ConfigurationError: Files of the source may have set one of the fields; the message names the remedy.
@@ -265,11 +264,11 @@ class KnowledgeStore:
             )
 
     def remove_source(self, source: str) -> None:
-        """Remove a source with its documents and vectors.
+        """Delete a source with its documents, vectors and indexes.
 
         Raises:
-            ConfigurationError: There is no such source.
-            IngestionError: Another process is writing into the store.
+            ConfigurationError: The source does not exist.
+            IngestionError: Another process is writing to the store.
         """
         with self.writing(), self._lock:
             self.lexical(source).remove()
@@ -281,18 +280,18 @@ class KnowledgeStore:
 
     @contextmanager
     def writing(self, wait: float = 0.0) -> Iterator[None]:
-        """Hold the only right to change the store, among all processes and threads.
+        """Acquire the store's write lock, which excludes all other processes and threads, for the ``with`` block.
 
-        The operating system returns it when its process dies, however it dies.
+        The operating system releases the lock if the process dies.
 
         Args:
-            wait: Seconds to wait for another process that has it.
+            wait: The seconds to wait while another process has the lock. Defaults to 0.
 
         Yields:
-            Nothing; the right is held inside the ``with`` block.
+            None, while the lock is acquired.
 
         Raises:
-            IngestionError: Another process or thread has it; the message names its pid.
+            IngestionError: Another process or thread has the lock; the message contains its process id.
         """
         path, pid = self.documents.path.with_name("write.lock"), self.path / "writer.pid"
         lock = FileLock(path, timeout=wait, mode=0o600, thread_local=False)
@@ -315,10 +314,10 @@ class KnowledgeStore:
             lock.release()
 
     def update_graph(self, source: str) -> None:
-        """Build the graph of a source where too many chunks are outside of it; for the one who has the right to write.
+        """Update a source's HNSW graph if over 20,000 chunks are missing or deleted; requires the write lock.
 
         Raises:
-            IngestionError: It can't be written.
+            IngestionError: The graph can't be written.
         """
         from llama_index_agentic_kb.store import vectors  # noqa: PLC0415 (loads LlamaIndex)
 
@@ -326,14 +325,14 @@ class KnowledgeStore:
             self._graphs.build(source, anew=False)
 
     def mend(self, *, rebuild_all: bool, progress: RepairProgress | None) -> str:
-        """Bring graphs and lexical indexes in step, for the one who has the right to write.
+        """Update or repair the HNSW graphs and lexical indexes; the caller must have the write lock.
 
         Args:
-            rebuild_all: Whether to build everything again; else only what is damaged or missing.
-            progress: Called after each batch of chunks.
+            rebuild_all: Whether to rebuild all indexes; otherwise only missing or damaged ones.
+            progress: A function called after each batch of chunks; see ``RepairProgress``.
 
         Returns:
-            What was damaged; empty where nothing was.
+            A description of the damage found; empty if there was none.
         """
         from llama_index_agentic_kb.store import vectors  # noqa: PLC0415 (loads LlamaIndex)
 
@@ -362,14 +361,14 @@ class KnowledgeStore:
 
 @dataclass(frozen=True)
 class RepairReport:
-    """What a repair found and did.
+    """The result of a repair.
 
     Args:
-        fault: What was wrong; empty where nothing was.
-        rebuilt: Whether graphs and lexical indexes were built again.
-        documents: How many documents the store has.
-        chunks: How many chunks.
-        seconds: How long it took.
+        fault: A description of the damage found; empty if there was none.
+        rebuilt: Whether HNSW graphs or lexical indexes were rebuilt.
+        documents: The number of documents in the store.
+        chunks: The number of chunks in the store.
+        seconds: The duration of the repair in seconds.
     """
 
     fault: str
@@ -382,23 +381,23 @@ class RepairReport:
 def repair_store(
     path: str | Path, *, rebuild_all: bool = False, wait: float = 0.0, progress: RepairProgress | None = None
 ) -> RepairReport:
-    """Read a store, and build again what is damaged or missing of graphs and lexical indexes.
+    """Check a store, and rebuild its damaged or missing HNSW graphs and lexical indexes.
 
-    It needs no embedding model, may be killed and run again, and never changes documents or vectors.
+    A repair needs no embedding model, can be interrupted and run again, and never changes documents or vectors.
 
     Args:
         path: The store's directory.
-        rebuild_all: Whether to build everything again, whatever is found.
-        wait: Seconds to wait for another process that is writing into the store.
-        progress: Called after each batch of chunks.
+        rebuild_all: Whether to rebuild all indexes, even intact ones.
+        wait: The seconds to wait while another process is writing to the store.
+        progress: A function called after each batch of chunks; see ``RepairProgress``.
 
     Returns:
-        What was found and done.
+        The report of damage found and indexes rebuilt.
 
     Raises:
-        StoreDamagedError: The documents themselves are damaged.
-        ConfigurationError: There is no store at ``path``.
-        IngestionError: Another process is writing into the store, or the disk is full.
+        StoreDamagedError: The document database is damaged or missing.
+        ConfigurationError: The path contains no store.
+        IngestionError: Another process is writing to the store, or the disk is full.
     """
     started = time.monotonic()
     documents = _open_documents(path)
@@ -422,11 +421,11 @@ def _tell(progress: RepairProgress | None, info: SourceInfo, done: int) -> None:
 
 
 def _open_documents(path: str | Path) -> DocumentDatabase:
-    """Open the database of a store that is there.
+    """Open the document database of an existing store.
 
     Raises:
-        StoreDamagedError: It is damaged, or gone from among the rest.
-        ConfigurationError: There is no store.
+        StoreDamagedError: The database is damaged, or missing although the store's indexes exist.
+        ConfigurationError: The directory contains no store.
     """
     directory = Path(path).resolve()
     documents = directory / _DOCUMENTS
@@ -443,7 +442,7 @@ def _open_documents(path: str | Path) -> DocumentDatabase:
 
 
 def _check_empty(directory: Path) -> None:
-    """Raise ``ConfigurationError`` where a store would be made among other files."""
+    """Raise ``ConfigurationError`` if the path of a new store is a file or a non-empty directory."""
     if directory.exists() and not directory.is_dir():
         raise ConfigurationError(f"{str(directory)!r} is a file; a store is a directory.")
     if directory.is_dir() and any(directory.iterdir()):
@@ -464,10 +463,10 @@ def _fingerprint(documents: DocumentDatabase) -> EmbedModelFingerprint | None:
 
 
 def _check_embed_model(directory: Path, made_with: EmbedModelFingerprint, embed_model: BaseEmbedding | None) -> None:
-    """Check that a store's vectors come from a model; names first, for measuring the dimension loads or calls it.
+    """Check that a store was created with a model; names are compared first, since a fingerprint calls the model.
 
     Raises:
-        StoreMismatchError: It has another name, another dimension or other weights.
+        StoreMismatchError: The model has another name, dimension or weights than the one the store was created with.
     """
     found: EmbedModelFingerprint | str = DEFAULT_EMBED_MODEL if embed_model is None else embed_model_name(embed_model)
     if found == made_with.name:

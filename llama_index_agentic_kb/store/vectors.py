@@ -1,12 +1,12 @@
-"""Dense search in a source of a store: exact over the vectors in SQLite, with a graph where there are many.
+"""Dense search in a source of a store: exact over the vectors in SQLite, with an HNSW graph for large sources.
 
-The rows that a query may find are those that the graph holds (chunks up to its last id) and those that came later.
-The latter are kept in memory and compared exactly, so that a document is found as soon as it is stored, whatever
-becomes of the process that stored it. Up to `EXACT_ROWS` rows need no graph at all. Under a filter, the rows that SQL
-lets through are compared exactly up to the same number; more are sieved from the nearest rows of all.
+A query searches the chunks in the vector index (HNSW graph), up to its last id, and all later chunks. The later chunks
+are cached in memory and compared exactly, so that a document is searchable as soon as it is stored. Up to `EXACT_ROWS`
+rows need no graph. With a filter, up to `EXACT_ROWS` matching rows are compared exactly; if more rows match, the
+nearest rows of the whole source are filtered instead.
 
-Each query asks the database once for the source's version. What a graph still holds of chunks that are gone is left
-out when the hits are read from the database.
+Each query reads the source's version from the database to detect changes. Deleted chunks that are still in a graph are
+dropped when the hits are read from the database.
 """
 
 from __future__ import annotations
@@ -54,36 +54,36 @@ if TYPE_CHECKING:
     from llama_index_agentic_kb.store.store import KnowledgeStore
 
 EXACT_ROWS = 20_000
-"""Rows that are compared exactly: 30 MB at 384 dimensions, 2-4 ms a query, where a graph takes 2 ms."""
+"""The maximum number of rows searched without a graph: 30 MB at 384 dimensions, 2-4 ms a query (a graph: 2 ms)."""
 MAX_ROWS = 200_000
-"""Rows outside of a graph that are still compared exactly (300 MB); beyond, the graph must be built first."""
+"""The maximum number of rows outside the HNSW graph (300 MB); with more, a search fails until the graph is built."""
 CANDIDATES: Final = 400
 MAX_CANDIDATES: Final = 10_000
 MARGIN: Final = 5
-"""A sieve takes at least, and at most, so many of the nearest rows; so many times what is needed on average."""
+"""The minimum and maximum number of nearest rows to filter, and the factor by which they exceed the expected need."""
 MEMORY_BYTES: Final = 256 << 20
-"""What the rows of all remembered filters of a source may take together."""
+"""The maximum memory, in bytes, for the cached rows of all filters on a source."""
 _ATTEMPTS: Final = 5
 _MAX_PORTION: Final = 2_000
 
 Key = TypeVar("Key", int, str)
 Passes: TypeAlias = Callable[[BaseNode], bool]
-"""Checks a node against a filter."""
+"""A function that returns whether a node matches a filter."""
 Ranked: TypeAlias = tuple[int, float]
-"""A chunk's id and its distance."""
+"""A chunk's id and its cosine distance to the query."""
 Sql: TypeAlias = tuple[str, list[object]]
-"""A condition and its parameters."""
+"""A SQL condition and its parameters."""
 
 
 @dataclass(eq=False)
 class _Rows:
-    """Chunks with their vectors, at unit length."""
+    """Chunk ids with their vectors, normalized to unit length."""
 
     ids: Ids
     vectors: Floats
 
     def nearest(self, vector: Floats, count: int) -> list[Ranked]:
-        """Return the nearest rows with their cosine distances, best first; equal ones in the order of the ids."""
+        """Return the nearest rows with their cosine distances, best first; ties are in order of id."""
         far = 1.0 - self.vectors @ vector
         best = np.argpartition(far, count)[:count] if count < len(far) else np.arange(len(far))
         best = best[np.lexsort((self.ids[best], far[best]))]
@@ -91,7 +91,7 @@ class _Rows:
 
 
 class _Matches(NamedTuple):
-    """The rows that a filter lets through, with their vectors where they are few."""
+    """The rows that match a filter, with their vectors if there are at most `EXACT_ROWS`."""
 
     ids: Ids
     rows: _Rows | None
@@ -99,7 +99,7 @@ class _Matches(NamedTuple):
 
 @dataclass(eq=False)
 class _Loaded:
-    """What is in memory of one state of a source: the rows that its graph lacks, and those of filters."""
+    """The cached data of one version of a source: the rows missing from its HNSW graph, and the rows of filters."""
 
     state: SourceState
     last_id: int
@@ -109,12 +109,12 @@ class _Loaded:
 
 
 class SourceVectors:
-    """Searches one source; safe to use from many threads.
+    """Dense search in one source; thread-safe.
 
     Args:
-        store: The store.
+        store: The store that contains the source.
         source: The source's name.
-        graphs: Opens the store's graphs.
+        graphs: The store's vector indexes (HNSW graphs).
     """
 
     def __init__(self, store: KnowledgeStore, source: str, graphs: Graphs) -> None:
@@ -131,19 +131,19 @@ class SourceVectors:
         """Find the nearest chunks.
 
         Args:
-            query: With a vector; its filters, document ids and node ids all narrow the search.
-            passes: Checks each node; others take the places of those that fail. None lets all through.
-            deadline: ``time.monotonic()`` after which nothing further is begun; None goes on.
+            query: The query with its vector, filters, document ids and node ids; without a vector, chunks are listed.
+            passes: A function that rejects nodes, which are replaced by the next ones. Defaults to None (no check).
+            deadline: The ``time.monotonic()`` value after which no further step is started; None for no limit.
 
         Returns:
-            The nodes, best first, with the similarities exp(-cosine distance); and how they were found.
+            The nodes, best first, with the similarities exp(-cosine distance); and a note on the search method used.
 
         Raises:
-            DeniedError: The filter is empty, or one that the store can't apply.
-            DeadlineExceededError: The time was over between two steps.
-            RetrievalError: The query's vector is not as long as the store's, or the mode is another than "default".
-            StoreDamagedError: The graph of a large source can't be used; the message names the remedy.
-            ConfigurationError: The source is gone.
+            DeniedError: The filter is empty or not supported by the store.
+            DeadlineExceededError: The deadline passed between two steps.
+            RetrievalError: The query's vector dimension or mode is wrong, or the source's vectors kept changing.
+            StoreDamagedError: The HNSW graph of a large source is missing or damaged; the message names the remedy.
+            ConfigurationError: The source no longer exists.
         """
         if query.mode is not VectorStoreQueryMode.DEFAULT:
             raise RetrievalError(f"A knowledge store searches in the mode 'default'; found {query.mode.value!r}.")
@@ -156,7 +156,7 @@ class SourceVectors:
         where = _where(query)
         taken = partial(take, fetch=self._nodes, top_k=query.similarity_top_k, passes=passes, deadline=deadline)
         for _ in range(_ATTEMPTS):
-            # A graph that fails is not used again: it was replaced since, or it is damaged.
+            # A graph that fails is not used again: it was replaced, or it is damaged.
             with suppress(GraphError):
                 with self._turn(deadline):
                     loaded = self._current()
@@ -194,7 +194,7 @@ class SourceVectors:
         return found, f"too few among the {limit:,} nearest of all: searched exactly"
 
     def outside_graph(self) -> int:
-        """Return how many chunks the source's graph lacks, and how many of its chunks are gone."""
+        """Return the number of chunks missing from the source's HNSW graph plus the deleted chunks still in it."""
         state, documents = self._state(), self._store.documents
         held, total = self._graphs.count(state), documents.count(self._source)
         there = documents.count(self._source, state.last_id)
@@ -204,7 +204,7 @@ class SourceVectors:
 
     @contextmanager
     def _turn(self, deadline: float | None) -> Iterator[None]:
-        """One thread loads; others that need the same wait for it."""
+        """Lock the cached data, so that one thread loads it while others wait, at most until the deadline."""
         check_deadline(deadline)
         if not self._lock.acquire(timeout=-1 if deadline is None else max(0.0, deadline - time.monotonic())):
             raise DeadlineExceededError("another search was still reading the source's vectors at the deadline")
@@ -220,10 +220,10 @@ class SourceVectors:
         return state
 
     def _current(self) -> _Loaded:
-        """Return what is in memory, brought in step with the database."""
+        """Return the cached data, reloaded if the source has changed in the database."""
         old, state = self._loaded, self._state()
         if state.directory and self._graphs.count(state) is None:
-            state = self._state()  # it may have been replaced, and removed, since
+            state = self._state()  # the graph may have been replaced and deleted
         last_id = 0 if self._graphs.count(state) is None else state.last_id
         if old is not None and (old.state, old.last_id) == (state, last_id):
             return old
@@ -238,7 +238,7 @@ class SourceVectors:
         return self._loaded
 
     def _grown(self, old: _Rows, ids: Ids) -> _Rows:
-        """Return rows of which most are in memory already."""
+        """Return the rows with the given ids, reusing cached vectors and loading the others."""
         kept = np.isin(old.ids, ids)
         new = self._rows(ids[~np.isin(ids, old.ids)])
         found = np.concatenate([old.ids[kept], new.ids])
@@ -246,7 +246,7 @@ class SourceVectors:
         return _Rows(found[order], np.concatenate([old.vectors[kept], new.vectors])[order])
 
     def _matches(self, loaded: _Loaded, sql: str, parameters: list[object]) -> _Matches:
-        """Return the rows of a filter, remembered for as long as the source does not change."""
+        """Return the rows that match a filter, cached until the source changes or the memory limit is reached."""
         key = hashlib.sha256(json.dumps([sql, parameters]).encode()).digest()
         known = loaded.matches.pop(key, None)
         if known is None:
@@ -265,7 +265,7 @@ class SourceVectors:
     # -- ranking -----------------------------------------------------------------------------------------------------
 
     def _nearest(self, loaded: _Loaded, vector: Floats, count: int) -> list[Ranked]:
-        """Return the nearest rows of all: of the graph, and of those that came later."""
+        """Return the nearest rows of the whole source: of its HNSW graph and of the later rows."""
         ranked = loaded.later.nearest(vector, count)
         if loaded.last_id:
             ranked += self._graphs.nearest(loaded.state, vector, count)
@@ -273,7 +273,7 @@ class SourceVectors:
         return ranked[:count]
 
     def _in_blocks(self, vector: Floats, ids: Ids, deadline: float | None) -> list[Ranked]:
-        """Rank more rows than are kept in memory, reading their vectors block by block."""
+        """Rank rows that exceed the memory limit, reading their vectors block by block."""
         best: list[Ranked] = []
         for start in range(0, len(ids), EXACT_ROWS):
             check_deadline(deadline)
@@ -287,7 +287,7 @@ class SourceVectors:
 def growing(
     nearest: Callable[[int], Sequence[tuple[Key, float]]], count: int, limit: int
 ) -> Iterator[tuple[Key, float]]:
-    """Yield the nearest rows, best first: four times as many each time they are all taken, to a limit."""
+    """Yield the nearest rows, best first, requesting four times as many whenever they are used up, up to a limit."""
     seen: set[Key] = set()
     while True:
         ranked = nearest(count)
@@ -305,9 +305,9 @@ def take(
     passes: Passes | None,
     deadline: float | None,
 ) -> VectorStoreQueryResult:
-    """Fetch nodes of ranked rows, best first, until enough of them are there and pass the check.
+    """Fetch the nodes of ranked rows, best first, until ``top_k`` of them have passed the check.
 
-    ``fetch`` leaves out rows that are gone. Similarities are those of LlamaIndex's Chroma store, exp(-distance).
+    ``fetch`` omits deleted rows. Similarities are exp(-distance), as in LlamaIndex's Chroma store.
     """
     left = iter(ranked)
     taken: list[tuple[BaseNode, float]] = []
@@ -327,14 +327,14 @@ def take(
 
 
 def unit(vectors: Floats) -> Floats:
-    """Return vectors at length 1; zeros stay zeros."""
+    """Return vectors normalized to unit length; zero vectors are unchanged."""
     length = np.linalg.norm(vectors, axis=-1, keepdims=True)
     scaled: Floats = (vectors / np.where(length == 0, 1, length)).astype(np.float32)
     return scaled
 
 
 def check_deadline(deadline: float | None) -> None:
-    """Raise ``DeadlineExceededError`` where the time is over: a thread can only stop itself, between two steps."""
+    """Raise ``DeadlineExceededError`` if the deadline has passed; called between steps, as threads can't be killed."""
     if deadline is not None and time.monotonic() >= deadline:
         raise DeadlineExceededError("the filtered search was still under way at its deadline")
 
@@ -345,11 +345,11 @@ def _holds(ids: Ids, row: int) -> bool:
 
 
 class StoreVectorStore(BasePydanticVectorStore):
-    """LlamaIndex's view of a source's vectors: they are searched here, and changed by ingestion alone.
+    """A read-only LlamaIndex vector store over a source; documents are changed only by ingestion.
 
     Args:
-        vectors: The source's search.
-        lexical: The source's search by words.
+        vectors: The source's dense search.
+        lexical: The source's lexical search (BM25).
     """
 
     stores_text: bool = True
@@ -366,22 +366,22 @@ class StoreVectorStore(BasePydanticVectorStore):
 
     @classmethod
     def class_name(cls) -> str:
-        """Return the name of the kind of store: similarities of one name can be compared."""
+        """Return the name of the store class; similarities from stores of the same class are comparable."""
         return "KnowledgeStore"
 
     @property
     def client(self) -> None:
-        """None: there is no client to go around the store with."""
+        """Always None: the store has no underlying client."""
         return
 
     @property
     def filtered_search(self) -> Callable[..., tuple[VectorStoreQueryResult, str]]:
-        """The search that sources use under a filter."""
+        """The dense search function that sources use for filtered queries."""
         return self._vectors.search
 
     @property
     def lexical_search(self) -> LexicalSearch:
-        """The word search that sources use beside it."""
+        """The lexical search (BM25) that sources use in addition to dense search."""
         return self._lexical
 
     def query(self, query: VectorStoreQuery, **_: Any) -> VectorStoreQueryResult:
@@ -389,26 +389,26 @@ class StoreVectorStore(BasePydanticVectorStore):
         return self._vectors.search(query)[0]
 
     def get_nodes(self, node_ids: list[str] | None = None, filters: MetadataFilters | None = None) -> list[BaseNode]:
-        """Return nodes by their ids, by a filter, or by both; all where neither is given."""
+        """Return nodes by their ids, by a filter, or by both; all nodes if neither is given."""
         if node_ids is not None and not node_ids:
             return []
         query = VectorStoreQuery(node_ids=node_ids, filters=filters, similarity_top_k=MAX_ROWS)
         return list(self.query(query).nodes or [])
 
     def add(self, nodes: Sequence[BaseNode], **_: Any) -> list[str]:
-        """Raise: an index entry without its document would be lost with the next ingestion."""
+        """Raise ``ConfigurationError``: nodes can only be added by ingesting their document."""
         raise ConfigurationError(f"{len(nodes)} nodes: documents come into a knowledge store by ingest() alone.")
 
     def delete(self, ref_doc_id: str, **_: Any) -> None:
-        """Raise, for the same reason."""
+        """Raise ``ConfigurationError``: documents can only be deleted by ingestion."""
         raise ConfigurationError(f"{ref_doc_id!r}: documents leave a knowledge store by ingest() alone.")
 
 
-# -- filters as SQL on a chunk's metadata, which stand in the database as JSON ----------------------------------------
+# -- filters as SQL on a chunk's metadata, which are stored as JSON ---------------------------------------------------
 
 _ORDERS: Final = {Operator.GT: ">", Operator.GTE: ">=", Operator.LT: "<", Operator.LTE: "<="}
 _KINDS: Final = {bool: "'true', 'false'", float: "'integer', 'real'", str: "'text'"}
-_MANY: Final = 8  # equalities of an "or" group from which on they are looked up by the keys that a chunk has
+_MANY: Final = 8  # minimum equalities in an "or" group for which a lookup by the chunk's own keys is used
 _FACTS: Final = (
     "EXISTS (SELECT 1 FROM json_each(metadata) AS fact WHERE fact.key || char(31) || fact.type || char(31) ||"
     " CASE fact.type WHEN 'text' THEN fact.atom ELSE '' END IN (SELECT value FROM json_each(?)))"
@@ -416,7 +416,7 @@ _FACTS: Final = (
 
 
 def _where(query: VectorStoreQuery) -> Sql | None:
-    """Return all that narrows a query as one condition in SQL; None where nothing does."""
+    """Return a query's filters, node ids and document ids as one SQL condition; None if it has none."""
     parts = [] if query.filters is None else [sql_filter(query.filters)]
     if query.node_ids:  # an index over a vector store passes an empty list always
         parts.append(("node_id IN (SELECT value FROM json_each(?))", [json.dumps(list(query.node_ids))]))
@@ -427,22 +427,22 @@ def _where(query: VectorStoreQuery) -> Sql | None:
 
 
 def sql_filter(filters: MetadataFilters) -> Sql:
-    """Return a filter as a condition in SQL, which holds exactly as ``schema.matches`` does.
+    """Return a filter as a SQL condition that is equivalent to ``schema.matches``.
 
-    A condition on an absent key, or on a value of another kind, never holds.
+    A condition on a missing key is false, and so is an equality or order comparison with a value of another type.
 
     Args:
-        filters: At least one filter; groups are "and" or "or".
+        filters: A non-empty filter; its groups must be "and" or "or".
 
     Raises:
-        DeniedError: It is empty, which must not mean "everything", or has a group or an operator that is not known.
+        DeniedError: The filter is empty (which must not match everything), or has an unknown group or operator.
     """
     if not filters.filters or filters.condition not in (FilterCondition.AND, FilterCondition.OR, None):
         raise DeniedError("a filter of the store has at least one condition, and no groups under 'not'")
     parts = list(filters.filters)
     if filters.condition is not FilterCondition.OR:
         return _joined("AND", [_part(part) for part in parts])
-    # Who is in a thousand groups has a thousand conditions, of which a chunk's metadata hold few keys.
+    # A user in a thousand groups has a thousand conditions, but a chunk's metadata contain only a few of the keys.
     facts = [fact for part in parts if (fact := _fact(part))]
     if len(facts) < _MANY:
         return _joined("OR", [_part(part) for part in parts])
@@ -454,12 +454,12 @@ def _part(part: MetadataFilter | MetadataFilters) -> Sql:
         return sql_filter(part)
     path = _path(part)
     if part.operator in _ORDERS:
-        # Of booleans and numbers, as Python orders them; of text by code points.
+        # Booleans and numbers are ordered as in Python, text by code points.
         kinds = "'text'" if isinstance(part.value, str) else "'integer', 'real', 'true', 'false'"
         compared = f"json_extract(metadata, ?) {_ORDERS[part.operator]} json_extract(?, '$')"
         return f"json_type(metadata, ?) IN ({kinds}) AND {compared}", [path, path, json.dumps(part.value)]
     if part.operator in (Operator.CONTAINS, Operator.ANY):
-        return "0", []  # no value of a store is a list
+        return "0", []  # the store contains no list values
     if part.operator not in (Operator.EQ, Operator.IN, Operator.NE, Operator.NIN):
         raise DeniedError(f"the store has no operator {part.operator.value!r}, which the filter on {part.key!r} needs")
     equal: list[Sql] = []
@@ -474,7 +474,7 @@ def _part(part: MetadataFilter | MetadataFilters) -> Sql:
 
 
 def _joined(word: str, parts: Sequence[Sql]) -> Sql:
-    """Join conditions as a balanced tree: SQLite refuses one that is 1,000 deep."""
+    """Join conditions with AND or OR as a balanced tree, since SQLite rejects expressions 1,000 levels deep."""
     if len(parts) == 1:
         return f"({parts[0][0]})", parts[0][1]
     half = len(parts) // 2
@@ -483,7 +483,7 @@ def _joined(word: str, parts: Sequence[Sql]) -> Sql:
 
 
 def _fact(part: MetadataFilter | MetadataFilters) -> str:
-    """Return an equality with a text or a boolean as ``_FACTS`` compares it; empty for any other filter."""
+    """Return an equality with a text or boolean in the format that ``_FACTS`` compares; empty for other filters."""
     if not isinstance(part, MetadataFilter) or part.operator is not Operator.EQ:
         return ""
     if not isinstance(part.value, bool | str):
@@ -494,7 +494,7 @@ def _fact(part: MetadataFilter | MetadataFilters) -> str:
 
 
 def _path(part: MetadataFilter) -> str:
-    """Return the JSON path of a filter's key; raise ``DeniedError`` for what no key or text of a store holds."""
+    """Return the JSON path of a filter's key; raise ``DeniedError`` for characters that the store can't contain."""
     if any(letter in part.key for letter in '"\\\x1f'):  # they have no escape
         raise DeniedError(f"no metadata key of the store is called {part.key[:60]!r}")
     for value in (part.key, *_values(part)):
