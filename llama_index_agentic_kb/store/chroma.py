@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _BATCH: Final = 2_000
 _CHANGING: Final = "chroma.sqlite3"
 """The only file that Chroma modifies when it opens an HNSW graph."""
-_opened_in: int | None = None  # the process that first opened a directory
+_opened_in: int | None = None  # id of the process that first opened a directory
 
 
 class ChromaDirectory:

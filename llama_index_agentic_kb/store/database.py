@@ -252,7 +252,7 @@ class DocumentDatabase:
                 yield self._writer
                 self._writer.execute("COMMIT")
             except BaseException:
-                if self._writer.in_transaction:  # SQLite itself ends it where the disk is full
+                if self._writer.in_transaction:  # SQLite itself ends it if the disk is full
                     self._writer.execute("ROLLBACK")
                 raise
 

@@ -46,7 +46,7 @@ BLOCK: Final = 1 << 18
 """The maximum number of characters that are chunked at once, which limits the splitter's worst-case time."""
 
 _MEMORY: Final = 4 << 30
-"""The address space limit of the parser process in bytes; loading the parsers takes almost 1 GB."""
+"""The address space limit of the parser process in bytes; loading the parsers takes a large part of 1 GB."""
 _PROGRAM: Final = f"from {__name__} import serve; serve()"
 
 

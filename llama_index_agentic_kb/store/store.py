@@ -288,7 +288,7 @@ class KnowledgeStore:
             wait: The seconds to wait while another process has the lock. Defaults to 0.
 
         Yields:
-            None, while the lock is acquired.
+            None, inside the lock.
 
         Raises:
             IngestionError: Another process or thread has the lock; the message contains its process id.

@@ -200,7 +200,7 @@ class SourceVectors:
         there = documents.count(self._source, state.last_id)
         return total if held is None else total - there + held - there
 
-    # -- what is in memory -------------------------------------------------------------------------------------------
+    # -- cached data -------------------------------------------------------------------------------------------------
 
     @contextmanager
     def _turn(self, deadline: float | None) -> Iterator[None]:
