@@ -1,6 +1,6 @@
-"""Answering: the ``Answer`` resource, made of a retrieval, a synthesis and their check.
+"""Answering: the ``Answer`` resource, built from a retrieval, a synthesis and a grounding check.
 
-- ``engine.AnswerEngine``: the way of an ``AnswerQuery``; ``policy``: when there is no answer.
-- ``results``: references, steps, the resource and its pieces; ``supplied_results``: evidence that the asker brings.
+- ``engine.AnswerEngine``: runs an ``AnswerQuery``; ``policy``: the reasons to withhold an answer.
+- ``results``: references, steps, the resource and its stream pieces; ``supplied_results``: evidence from the caller.
 - ``related``: related questions; ``sessions``: turns, and sessions as a LlamaIndex memory.
 """

@@ -1,8 +1,9 @@
-"""The way of an ``AnswerQuery``.
+"""The stages of answering an ``AnswerQuery``.
 
     policy ─▶ retrieval, classification ─▶ gate ─▶ synthesis ─▶ grounding ─▶ policy ─▶ related questions ─▶ session
 
-Wherever it ends early, steps and references so far are kept, the state is SUCCEEDED, and ``skipped_reasons`` say why.
+If a stage withholds the answer, steps and references so far are kept, the state is SUCCEEDED, and ``skipped_reasons``
+lists the reasons.
 """
 
 from __future__ import annotations
@@ -59,16 +60,16 @@ from llama_index_agentic_kb.store.sessions import SessionStore
 from llama_index_agentic_kb.synthesizers import Synthesis
 
 MIN_SECONDS: Final = 0.01
-"""Time that is left at least: a request without any is reported as late, and not as one that can't be read."""
+"""Minimum time limit in seconds, so that a request without time left is reported as late, not as invalid."""
 
 RELATED_SECONDS: Final = 10.0
-"""Time that related questions may take, within the request's own."""
+"""Maximum seconds for related questions, within the request's time limit."""
 
 MAX_SUPPLIED: Final = 32_000
-"""Characters of all that the end user sent along; Google takes 8,000 of each piece."""
+"""Maximum total characters of the end user's own text chunks; Google allows 8,000 per chunk."""
 
 _LANGUAGE_TAG: Final = re.compile(r"[A-Za-z]{2,8}(?:-[A-Za-z0-9]{1,8}){0,5}")
-"""A language tag as BCP 47 has them; enough to keep anything else out of a prompt."""
+"""The form of a BCP 47 language tag, so that no other text gets into a prompt."""
 
 _AGAINST_POLICY: Final = {SkippedReason.CUSTOMER_POLICY_VIOLATION, SkippedReason.POTENTIAL_POLICY_VIOLATION}
 
@@ -79,9 +80,9 @@ class AnswerEngine:
     """Answers queries with ``Answer`` resources.
 
     Args:
-        engine: Retrieves and answers; its synthesizer is our own, and a model writes for it.
-        policy: The application's own rules.
-        sessions: Keeps turns; None keeps none, and refuses queries that name a session.
+        engine: The query engine; it must use a synthesizer of this library that needs a model.
+        policy: The application's rules. Defaults to ``AnswerPolicy()``.
+        sessions: The store of sessions. If None, queries that name a session raise an error.
 
     Raises:
         InvalidRequestError: ``engine`` has no language model.
@@ -100,18 +101,18 @@ class AnswerEngine:
         """Answer a query.
 
         Args:
-            query: What is asked, and how it is answered.
+            query: The question and the settings of the answer.
             observer: Called with each activity record when it is opened and when it is closed.
-            streaming: Whether pieces are emitted, in lists: steps, references, text and citations, the whole response.
+            streaming: Whether to emit lists of pieces: steps, references, text and citations, the whole response.
 
         Raises:
-            InvalidRequestError: The query can't be carried out as asked.
-            DeniedError: There is no principal where one is needed, or the one may search no source.
+            InvalidRequestError: The query is invalid.
+            DeniedError: A required principal is missing, or the principal may not search any source.
             RetrievalError: No selected source could answer.
             SynthesisError: The language model failed while answering.
-            NotFoundError: The session is not there, or is another's.
+            NotFoundError: The session does not exist, or belongs to another principal.
         """
-        instructions = _instructions(query)  # before anything is searched: it may be refused
+        instructions = _instructions(query)  # before any search, since it may raise
         retriever = self.engine.retriever
         owner = session_owner(retriever.resolve_principal(query.request.principal))
         deadline = deadline_after(query.request.max_runtime_in_seconds or retriever.max_runtime_in_seconds)
@@ -125,7 +126,7 @@ class AnswerEngine:
         if answering.state is not AnswerState.FAILED:
             try:
                 response.answer, response.session = await keep_turn(self.sessions, query, owner, response.answer)
-            except Exception as error:  # noqa: BLE001 (the answer is there: it is not lost to its keeping)
+            except Exception as error:  # noqa: BLE001 (an answer is returned even if it can't be stored)
                 reason = f"the turn was not stored: {error_message(error)}"
                 response.warnings.append(reason)
                 response.missing.append(MissingPart(what="session", outcome=Outcome.ERROR, reason=reason))
@@ -136,7 +137,7 @@ class AnswerEngine:
 
 @dataclass(slots=True)
 class _Answering:
-    """One query under way, and what it has come to so far."""
+    """The state of one running query, with its results so far."""
 
     engine: AgenticQueryEngine
     policy: AnswerPolicy
@@ -160,13 +161,13 @@ class _Answering:
     warnings: list[str] = field(default_factory=list)
 
     def skip(self, *reasons: SkippedReason, warning: str = "") -> None:
-        """Withhold the answer."""
+        """Withhold the answer: add the reasons and the warning, and replace the text."""
         self.skipped += reasons
         self.text = WITHHELD
         self.warnings += [warning] if warning else []
 
     async def go(self, history: Sequence[Message], observer: Observer) -> None:
-        """Search and write, as far as nothing objects."""
+        """Run the stages until one withholds the answer; fill this object's fields and emit the pieces."""
         if await self._allowed(self.query.question):
             retrieval = await self._search(history, observer)
             if history and not self.skipped and self.policy.question is not None:
@@ -186,7 +187,7 @@ class _Answering:
     # -- searching -------------------------------------------------------------------------------------------------
 
     async def _allowed(self, question: str) -> bool:
-        """Ask the policy about a question; where it objects, the answer is withheld."""
+        """Return whether the policy allows a question; if not, withhold the answer."""
         objection = await check(self.policy.question, question, "question check", self._hook_deadline())
         if objection is not None:
             self.skip(SkippedReason.CUSTOMER_POLICY_VIOLATION, warning=f"the question is not answered: {objection}")
@@ -200,7 +201,7 @@ class _Answering:
             supplied = supplied_retriever(query.search_results, engine.retriever)
             engine = AgenticQueryEngine(supplied, engine.synthesizer, callback_manager=engine.callback_manager)
             request = supplied_request(request, query.search_results)
-        if self.deadline is not None:  # what came before is taken off
+        if self.deadline is not None:  # subtract the time already used
             left = max(self.deadline - time.monotonic(), MIN_SECONDS)
             request = request.model_copy(update={"max_runtime_in_seconds": left})
         spec = _classes_of(query, self.policy)
@@ -218,7 +219,7 @@ class _Answering:
 
     async def _write(self, retrieval: Retrieval) -> None:
         query, own = self.query, self.engine.grounding or DEFAULT_GROUNDING
-        # Markers are data here, in citations, and not in the text.
+        # Citations are returned as data, so markers are removed from the text.
         grounding = replace(own, markers=Markers.STRIP, filtering=query.filtering_level or own.filtering)
         held = grounding.may_change or self.policy.answer is not None or query.safety
         chunks = query.end_user_chunks
@@ -234,9 +235,9 @@ class _Answering:
             writing = emitting(writing, pieces.feed, pieces.close)
         synthesis = await writing
         if synthesis.lacking:
-            self.state = AnswerState.FAILED  # never by its text alone
+            self.state = AnswerState.FAILED  # the text alone does not show it
             synthesis.text = synthesis.text.rstrip()
-        if synthesis.is_extract:  # it is no answer
+        if synthesis.is_extract:  # extracted data is not an answer
             self.answered = Answered(retrieval, synthesis)
             self.warnings.append(f"there is no answer: {synthesis.lacking}")
             return
@@ -249,7 +250,7 @@ class _Answering:
             await emit([TextPiece(text=self.text)])
 
     async def _judge(self, answered: Answered) -> None:
-        """Take an answer, or withhold one that is grounded too badly or is against a policy."""
+        """Set the text to the answer, or withhold it if it is poorly grounded or violates a policy."""
         self.text = answered.text
         self.skipped += answered.skipped
         text = answered.synthesis.text if answered.grounded is None else answered.grounded.text
@@ -281,7 +282,7 @@ class _Answering:
         return earliest(self.deadline, deadline_after(self.policy.seconds))
 
     def shown(self) -> Answered | None:
-        """Return the account of the answer; one that is against a policy is nowhere in it."""
+        """Return the ``Answered`` for the response, without an answer that violates a policy."""
         if self.retrieval is None:
             return None
         shown = None if _AGAINST_POLICY.intersection(self.skipped) else self.answered
@@ -290,7 +291,7 @@ class _Answering:
         return shown
 
     def response(self) -> AnswerResponse:
-        """Return what the query has come to."""
+        """Return the response built from the current state."""
         retrieval, answered, shown = self.retrieval, self.answered, self.shown()
         grounded = None if answered is None else answered.grounded
         answer = make_answer(
@@ -314,18 +315,18 @@ class _Answering:
         return response
 
 
-# -- what a query asks of each stage -----------------------------------------------------------------------------------
+# -- the settings of each stage ----------------------------------------------------------------------------------------
 
 
 def _request_of(query: AnswerQuery, history: Sequence[Message], retriever: AgenticRetriever) -> RetrievalRequest:
     """Return the retrieval request of a query.
 
-    Its filters narrow every source; of data stores, which are sources here, only those that are named are searched. A
-    query that is not to be rephrased is searched as it is (minimal effort), one of several rephrasing steps at medium
-    effort; an effort that the request names goes before both.
+    The query's filters apply to every source. If it names data stores, only the sources of these names are searched.
+    Unless the request sets an effort, it is minimal if rephrasing is disabled, and medium if the query allows several
+    rephrasing steps.
 
     Raises:
-        InvalidRequestError: A data store is no source.
+        InvalidRequestError: A data store is not the name of a source.
     """
     request = query.request
     changes: dict[str, object] = {}
@@ -361,7 +362,7 @@ def _source_params(query: AnswerQuery, retriever: AgenticRetriever) -> list[Sour
 
 
 def _unsupported(query: AnswerQuery) -> list[str]:
-    """Return warnings of what a query asks for that is not done; nothing is left out silently."""
+    """Return warnings for settings of a query that are not supported."""
     asked = {
         "boostSpec": bool(query.boosts) or any(store.boosts for store in query.data_stores),
         "orderBy": bool(query.order_by),
@@ -372,7 +373,7 @@ def _unsupported(query: AnswerQuery) -> list[str]:
 
 
 def _classes_of(query: AnswerQuery, policy: AnswerPolicy) -> ClassificationSpec | None:
-    """Return what a question is classified as: what is to be reported, and what the answer depends on."""
+    """Return the classes to check a question for: those to report, and those that can withhold the answer."""
     types = list(query.classify)
     types += [QueryClass.ADVERSARIAL_QUERY] if query.ignore_adversarial_query else []
     types += [QueryClass.JAIL_BREAKING_QUERY] if query.ignore_jail_breaking_query else []
@@ -382,7 +383,7 @@ def _classes_of(query: AnswerQuery, policy: AnswerPolicy) -> ClassificationSpec 
 
 
 def _unclassified(spec: ClassificationSpec | None, plan: QueryPlan) -> list[str]:
-    """Return a warning of the classes that were asked for and not judged."""
+    """Return a warning that lists the requested classes without a result."""
     if spec is None:
         return []
     judged = {classification.type for classification in plan.classifications or ()}
@@ -393,10 +394,10 @@ def _unclassified(spec: ClassificationSpec | None, plan: QueryPlan) -> list[str]
 
 
 def _instructions(query: AnswerQuery) -> str:
-    """Return the application's instructions to the model that writes: its preamble, and the answer's language.
+    """Return the instructions for the model that answers: the query's preamble and the language of the answer.
 
     Raises:
-        InvalidRequestError: The language is no language tag, or the end user sent too much along.
+        InvalidRequestError: The language is not a valid language tag, or the end user's chunks are too long.
     """
     size = sum(len(chunk.content) for chunk in query.end_user_chunks)
     if size > MAX_SUPPLIED:  # it would leave no room for evidence

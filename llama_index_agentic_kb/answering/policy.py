@@ -1,7 +1,7 @@
-"""When there is no answer: the application's own rules, the question's classes, and what was found.
+"""Reasons to withhold an answer: the application's own rules, the question's classes, and irrelevant evidence.
 
-Evidence is judged by a calibrated reranker's scores alone. Without them nothing says how relevant it is: counting
-words misjudges a question that is worded otherwise than its answer, so that only finding nothing is a reason.
+The relevance of evidence is judged only by a calibrated reranker's scores, since word overlap misjudges questions that
+are worded differently from their answers. Without such scores, only empty evidence is a reason.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from llama_index_agentic_kb.schema.answer import HarmLevel, SafetyRating
 from llama_index_agentic_kb.schema.answer_query import AnswerQuery, HarmBlockThreshold
 
 Objection: TypeAlias = str | bool | None
-"""Why a text is against a policy, or whether it is; None, False and "" mean that it is not."""
+"""The reason why a text violates a policy, or whether it does; None, False and "" mean no violation."""
 
 TextCheck: TypeAlias = Callable[[str], Objection | Awaitable[Objection]]
 SafetyRater: TypeAlias = Callable[[str, str], Sequence[SafetyRating] | Awaitable[Sequence[SafetyRating]]]
 
 _HOOKS: Final = WorkerPool("policies", 16)
-"""A pool of their own: those that hang take no thread from anything else."""
+"""A separate thread pool, so that hooks that hang don't block other calls."""
 
 _LEVELS: Final = (HarmLevel.NEGLIGIBLE, HarmLevel.LOW, HarmLevel.MEDIUM, HarmLevel.HIGH)
 _MIN_LEVEL: Final = {
@@ -45,26 +45,28 @@ _MIN_LEVEL: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerPolicy:
-    """What an application does not want answered. Hooks may be plain functions (called on a thread) or coroutines.
+    """The application's rules for refusing questions and withholding answers.
 
-    A hook that fails or is late withholds the answer: what could not be checked is not shown.
+    Hooks may be plain functions (called on a thread) or coroutine functions. If a hook fails or times out, the answer
+    is withheld.
 
     Args:
-        question: Called with the question before anything is searched; what it returns is why the question is not
-            answered (CUSTOMER_POLICY_VIOLATION).
-        answer: The same for the answer, before it is shown. A streamed answer then comes in one piece.
-        safety: Called with question and answer where a query asks for safety ratings; returns the ratings. Without it
-            there are none: this library invents none.
-        labels: Classes of the application's own: a name and a description of the questions that it fits. A question of
-            one is not answered (USER_DEFINED_CLASSIFICATION_QUERY_IGNORED), nor is one that could not be judged, as at
-            minimal effort.
-        low_relevance: The relevance gate where a query does not say, by the scores of a calibrated reranker: True
-            withholds an answer where the evidence is barely relevant, None (default) where it is about something else,
-            False never. Where nothing was found there is no answer in any case.
-        seconds: Time that each hook may take, within the request's own. Default 5.
+        question: Called with the question before any search; returns the reason not to answer it
+            (CUSTOMER_POLICY_VIOLATION).
+        answer: Called with the answer before it is shown; returns the reason to withhold it. A streamed answer is then
+            sent as one piece.
+        safety: Called with question and answer if a query requests safety ratings; returns the ratings. Without it
+            there are no ratings.
+        labels: Application-specific question classes: names with descriptions. Questions of these classes are not
+            answered (USER_DEFINED_CLASSIFICATION_QUERY_IGNORED), nor are questions that could not be classified, as
+            at minimal effort.
+        low_relevance: The default relevance gate of queries, by the scores of a calibrated reranker: True withholds the
+            answer if the evidence is barely relevant, None (default) if it is unrelated, False never. Without any
+            evidence there is never an answer.
+        seconds: The time limit of each hook in seconds, within the request's own. Default 5.
 
     Raises:
-        ConfigurationError: A value does not fit.
+        ConfigurationError: A hook is not callable, or ``seconds`` is not above 0.
     """
 
     question: TextCheck | None = None
@@ -85,13 +87,13 @@ class AnswerPolicy:
 
 
 async def check(hook: TextCheck | None, text: str, what: str, deadline: float | None) -> str | None:
-    """Return why a hook finds a text against the policy, or that the hook failed; None where there is no objection."""
+    """Return the hook's objection to a text, or a message that the hook failed; None if there is no objection."""
     if hook is None:
         return None
     try:
         found = await _called(hook, (text,), what, deadline)
         reason = one_line(found, 200) if isinstance(found, str) else "it is against the policy" if found else ""
-    except Exception as error:  # noqa: BLE001 (whatever a user's hook raises: what is not checked is not shown)
+    except Exception as error:  # noqa: BLE001 (any error of a user's hook withholds the answer)
         return f"the {what} failed: {error_message(error)}"
     return reason or None
 
@@ -99,10 +101,10 @@ async def check(hook: TextCheck | None, text: str, what: str, deadline: float | 
 async def rate(
     hook: SafetyRater | None, query: AnswerQuery, answer: str, deadline: float | None
 ) -> tuple[list[SafetyRating], str | None]:
-    """Return the safety hook's ratings, where the query wants some; and why it could not be asked, if so.
+    """Return the safety hook's ratings, if the query requests them, and a message if the hook failed.
 
-    A rating blocks where the hook says so, or where its probability reaches the query's threshold of its category: low
-    in every category, or what ``safety_settings`` say of those that they name.
+    A rating is blocked if the hook sets ``blocked`` or its probability reaches the threshold of its category. The
+    threshold is low for all categories, or, if the query has ``safety_settings``, set for the listed categories only.
     """
     if not query.safety or hook is None:
         return [], None
@@ -121,7 +123,7 @@ async def rate(
 
 
 async def _called(hook: Callable[..., object], arguments: tuple[str, ...], what: str, deadline: float | None) -> Any:
-    """Call a hook: a coroutine function in the loop, anything else on a thread; what it returns may be awaitable."""
+    """Call a hook: coroutine functions on the event loop, others on a thread; an awaitable result is awaited."""
     work: Any = partial(hook, *arguments)
     if inspect.iscoroutinefunction(hook) or inspect.iscoroutinefunction(getattr(hook, "__call__", None)):  # noqa: B004 (an object whose call is a coroutine)
         return await Call(native=work, deadline=deadline, what=what)
@@ -131,12 +133,12 @@ async def _called(hook: Callable[..., object], arguments: tuple[str, ...], what:
     )
 
 
-# -- the question's classes, and what was found ------------------------------------------------------------------------
+# -- the question's classes, and the evidence -------------------------------------------------------------------------
 
 UNRELATED: Final = 1.0
-"""A calibrated reranker's score, 0 to 4, below which the best passage is about something else ..."""
+"""The calibrated reranker score (0 to 4) below which the best passage is unrelated to the question."""
 BARELY_RELATED: Final = 2.0
-"""... and below which it holds nothing relevant."""
+"""The calibrated reranker score (0 to 4) below which the best passage is barely relevant."""
 
 UNJUDGED: Final = "ignoreLowRelevantContent: relevance was not judged: no calibrated reranker is set"
 
@@ -152,17 +154,17 @@ _IGNORED: Final = {
         SkippedReason.NON_ANSWER_SEEKING_QUERY_IGNORED_V2,
     ),
 }
-"""The switch that withholds the answer to a query of a class, and the reason."""
+"""The query's switch that withholds answers to a class of questions, and the skip reason, by class."""
 
 
 def skip_reasons(
     query: AnswerQuery, policy: AnswerPolicy, retrieval: Retrieval
 ) -> tuple[list[SkippedReason], list[str]]:
-    """Return the reasons, empty where the question is to be answered, and warnings of what could not be judged.
+    """Return the reasons not to answer the question (may be empty), and warnings of criteria that were not judged.
 
     Args:
-        query: Its switches say which classes are not answered, and how strict the relevance gate is.
-        policy: The application's own labels, and its gate where the query does not say.
+        query: The query, whose switches select the classes not to answer and the relevance gate.
+        policy: The application's labels and its default relevance gate.
         retrieval: The plan and the evidence.
     """
     positive = {judged.type for judged in retrieval.plan.classifications or () if judged.positive}
@@ -177,12 +179,12 @@ def skip_reasons(
 
 
 def judge_relevance(nodes: Sequence[NodeWithScore], *, gate: bool | None) -> tuple[SkippedReason | None, bool]:
-    """Judge the evidence; return why it bears no answer, if so, and whether anything said how relevant it is.
+    """Return the reason why the evidence can't support an answer, or None, and whether relevance could be judged.
 
     Args:
         nodes: The evidence.
-        gate: True withholds an answer also where the evidence is barely relevant, None where it is about something
-            else, False only where there is none.
+        gate: True withholds the answer if the evidence is barely relevant, None if it is unrelated, False only if
+            there is no evidence.
     """
     if not any(node.node.get_content(MetadataMode.NONE).strip() for node in nodes):
         return SkippedReason.NO_RELEVANT_CONTENT, True
@@ -196,7 +198,7 @@ def judge_relevance(nodes: Sequence[NodeWithScore], *, gate: bool | None) -> tup
 
 
 def _may_have_label(plan: QueryPlan) -> bool:
-    """Return whether a question has one of the application's labels, or was not judged: unchecked is not passed."""
+    """Return whether a question has one of the application's labels, or could not be classified."""
     kind = QueryClass.USER_DEFINED_CLASSIFICATION_QUERY
     verdicts = [judged.positive for judged in plan.classifications or () if judged.type is kind]
     return bool(plan.labels) or not verdicts or any(verdicts)

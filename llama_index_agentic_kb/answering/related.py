@@ -1,7 +1,7 @@
-"""Related questions: what a reader may ask next, and only what the evidence answers.
+"""Related questions: follow-up questions that the evidence can answer.
 
-A language model proposes them in one call, each with the passage that answers it and the words of it that do. Each
-proposal is then checked without a model: its quote must stand in that passage.
+A language model proposes them in one call, each with a passage and a quote that answers it. Each proposal is then
+checked without a model: the quote must occur in that passage.
 """
 
 from __future__ import annotations
@@ -27,17 +27,17 @@ __all__ = ["related_questions"]
 
 COUNT: Final = 3
 SPARE: Final = 2
-"""Questions that are asked for beyond the count, in the place of those that do not pass."""
+"""Additional questions to request, as replacements for rejected ones."""
 MAX_REPLY: Final = 20_000
-"""Characters of a reply that are read."""
+"""Maximum characters of a reply to parse."""
 MAX_QUESTION: Final = 200
 MAX_PASSAGES: Final = 30
 MAX_TOKENS: Final = 6_000
-"""Of all passages in the prompt; beyond them, the least important are left out."""
+"""Maximum tokens of all passages in the prompt; the lowest-ranked passages are omitted."""
 MIN_QUOTE_WORDS: Final = 3
-"""Words of a quote, below which it could stand anywhere; of scripts without spaces, pairs of characters."""
+"""Minimum words of a quote; pairs of characters in scripts without spaces."""
 SAME: Final = 0.8
-"""Share of common words (Jaccard) from which two questions are one."""
+"""Word overlap (Jaccard index) from which two questions count as duplicates."""
 
 _UNSPACED: Final = re.compile(
     r"(?<=[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff])\s+(?=[\u0e00-\u0eff\u3040-\u30ff\u3400-\u9fff])"
@@ -54,18 +54,18 @@ async def related_questions(
     spotlighting: Spotlighting | None = "delimit",
     deadline: float | None = None,
 ) -> tuple[list[str], list[str]]:
-    """Return questions, best first, and warnings: a failure ends in a warning, never in an error.
+    """Return related questions, best first, and warnings. Failures are returned as warnings, never raised.
 
-    Left out is a question whose quote does not stand in the passage that it names, or has fewer than three words; that
-    is longer than 200 characters; or that asks in nearly the same words as the question or another of the list.
+    A question is rejected if its quote does not occur in the named passage or has fewer than three words, if it is
+    longer than 200 characters, or if it nearly repeats the original question or an earlier one.
 
     Args:
-        model: Who proposes.
-        question: What was asked.
-        nodes: The evidence, best first. Without any there is no call.
-        answer: What was answered; it need not be asked again.
+        model: The language model that proposes the questions.
+        question: The original question.
+        nodes: The evidence, best first. If empty, the model is not called.
+        answer: The answer, so that its content is not asked for again.
         spotlighting: How the prompt marks the passages as data.
-        deadline: ``time.monotonic()`` at which it is given up; None waits.
+        deadline: The ``time.monotonic()`` value at which to give up. None means no deadline.
     """
     if not nodes:
         return [], []
@@ -84,13 +84,13 @@ async def related_questions(
         reply = await model.chat(messages, deadline=deadline)
         choose = partial(_chosen, reply.text[:MAX_REPLY], shown, question)
         chosen: tuple[list[str], list[str]] = await Call(sync=choose, deadline=deadline, what="related questions")
-    except Exception as error:  # noqa: BLE001 (an answer stands without the questions that may follow it)
+    except Exception as error:  # noqa: BLE001 (the answer is valid without related questions)
         return [], [f"no related questions: {one_line(error_message(error), 200)}"]
     return chosen
 
 
 def _chosen(text: str, shown: Sequence[Passage], question: str) -> tuple[list[str], list[str]]:
-    """Return the questions of a reply that pass, and a warning of those that do not."""
+    """Return the accepted questions of a reply, and a warning that counts the rejected ones."""
     by_ref = {passage.ref_id: passage for passage in shown}
     asked, chosen = [_words(question)], []
     proposals = list(_proposals(text, shown[0].spotlight if shown else PLAIN))
@@ -112,7 +112,7 @@ def _proposals(text: str, spotlight: Spotlight) -> Iterator[tuple[str, int, str]
     """Yield question, reference id and quote of each proposal of a reply: an object, a list, or broken JSON.
 
     Raises:
-        LLMError: There is no list of them in it.
+        LLMError: The reply contains no list of questions.
     """
     body = strip_code_fence(text)
     start = min((at for at in (body.find("{"), body.find("[")) if at >= 0), default=-1)
@@ -134,7 +134,7 @@ def _proposals(text: str, spotlight: Spotlight) -> Iterator[tuple[str, int, str]
 
 
 def _holds(passage: Passage, quote: str) -> bool:
-    """Return whether a quote stands in a passage as whole words; in the passage as it was shown, or as it is."""
+    """Return whether a quote occurs as whole words in a passage, in its original or prompt form."""
     folded = _folded(quote).strip(" .…\"'")
     if len(split_words(folded)) < MIN_QUOTE_WORDS:
         return False
@@ -143,7 +143,7 @@ def _holds(passage: Passage, quote: str) -> bool:
 
 
 def _folded(text: str) -> str:
-    """Return a form in which a quote equals its source: without differences of letters, spaces and signs."""
+    """Normalize case, whitespace and punctuation, so that a quote matches its source."""
     return _UNSPACED.sub("", normalize(" ".join(text.translate(_SIGNS).split())))
 
 

@@ -1,6 +1,6 @@
-"""Results that the asker brings along: they are evidence, in their order, and nothing is searched.
+"""Search results supplied by the caller: they are used as evidence, in the given order, without any search.
 
-References, ledger and citations come about as after a search. Google calls it ``searchSpec.searchResultList``.
+References, grounding ledger and citations are as after a search. Google's name is ``searchSpec.searchResultList``.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from llama_index_agentic_kb.sources import KnowledgeSource
 __all__ = ["SUPPLIED_SOURCE", "SuppliedResults", "supplied_request", "supplied_retriever"]
 
 SUPPLIED_SOURCE: Final = "given_results"
-"""The name of the source that holds them."""
+"""The name of the source of supplied results."""
 
 MAX_NAME: Final = 1_000
-"""Characters of a name that a node's id has."""
+"""Maximum characters of a result's name to use in a node id."""
 
 
 class SuppliedResults(KnowledgeSource):
-    """A source that returns the same results for every query, all of them and in their order.
+    """A source that returns all supplied results, in the given order, for every query.
 
     Args:
-        results: A document is one node, its passages as paragraphs; a record is its JSON text. A node's id is the
-            passage's or the document's name, and further marked where two have the same.
+        results: The supplied results. Each becomes one node: a document with its passages as paragraphs, a record as
+            JSON text. The node id is the name of the passage or document, with a suffix for duplicates.
     """
 
     def __init__(self, results: Sequence[AnswerReference]) -> None:
@@ -65,7 +65,7 @@ class SuppliedResults(KnowledgeSource):
         )
 
     def result_of(self, node: BaseNode) -> AnswerReference | None:
-        """Return the result that a node was made of; None for another's, and where its text was changed on the way."""
+        """Return the result that a node was created from; None if there is none or the node's text was changed."""
         text, result = self._made.get(node.node_id, ("", None))
         return result if node.get_content(metadata_mode=MetadataMode.NONE) == text else None
 
@@ -88,7 +88,7 @@ def _node(node_id: str, result: AnswerReference) -> TextNode:
 
 
 class _SameNodes(BaseRetriever):
-    """Returns the same nodes for every query. They have no scores: nobody ranked them for this question."""
+    """Returns the same nodes for every query, without scores."""
 
     def __init__(self, nodes: Sequence[TextNode]) -> None:
         super().__init__()
@@ -103,15 +103,14 @@ class _SameNodes(BaseRetriever):
 
 
 def supplied_retriever(results: Sequence[AnswerReference], like: AgenticRetriever) -> AgenticRetriever:
-    """Return a retriever over results that were brought along; none of the other's sources is searched.
+    """Return a retriever over supplied results only.
 
-    The results are not ranked, joined or dropped: neither filters nor postprocessors nor the reranker of the other
-    retriever apply. It shares no memory either: a memory is read by the retriever that knows whose it is, and the
-    conversation comes with the request.
+    The results are not ranked, joined or dropped: the other retriever's sources, filters, postprocessors and reranker
+    are not used. Its memory is not used either, since the conversation is part of the request.
 
     Args:
-        results: May be empty.
-        like: Whose language model, limits, deadline, principal and callbacks it has.
+        results: The supplied results; may be empty.
+        like: The retriever to copy the language model, options, time limit, principal and callbacks from.
     """
     shared: dict[str, Any] = {
         name: getattr(like, name)
@@ -127,7 +126,7 @@ def supplied_retriever(results: Sequence[AnswerReference], like: AgenticRetrieve
 
 
 def supplied_request(request: RetrievalRequest, results: Sequence[AnswerReference]) -> RetrievalRequest:
-    """Return the request under which all results are read, unplanned and in their order."""
+    """Return the request changed so that all results are returned in order, without planning."""
     return request.model_copy(
         update={
             "retrieval_reasoning_effort": ReasoningEffort.MINIMAL,
