@@ -1,8 +1,8 @@
-"""What goes in, what comes out, and what is said about it: pydantic models in the terms of agentic retrieval.
+"""Pydantic models of requests, responses, plans and activity records of agentic retrieval.
 
-The names and shapes follow Azure AI Search's ``retrieve`` action (REST, camelCase on the wire, snake_case in
-Python); ranges are ours: any sensible positive value. A contract's own ranges live in its codec under ``wire``. The
-answer and its query (``answer``, ``answer_query``) are imported from there: few need them.
+The names and shapes follow Azure AI Search's ``retrieve`` action (camelCase in JSON, snake_case in Python). Numeric
+ranges are wider than Azure's: any sensible positive value. The ranges of each HTTP API are checked by its codec under
+``wire``. Import ``Answer`` and ``AnswerQuery`` from the modules ``answer`` and ``answer_query``.
 """
 
 from llama_index_agentic_kb.schema.activity import ActivityError as ActivityError

@@ -1,4 +1,4 @@
-"""The base of every model here."""
+"""The base class of all models in this package."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from llama_index_agentic_kb._text import one_line, without_surrogates
 from llama_index_agentic_kb.errors import InvalidRequestError
 
 MAX_DEPTH: Final = 200
-"""Objects and lists inside each other; about as many as pydantic reads of JSON text."""
+"""Maximum nesting of objects and lists; close to pydantic's own limit for JSON text."""
 MAX_FIELDS: Final = 20
-"""Fields at fault that an error names."""
+"""Maximum number of invalid fields named in an error message."""
 MAX_CHARACTERS: Final = 300
-"""Characters that it says of each: names and values are the caller's, and may be long."""
+"""Maximum number of characters for each field's path and message, as callers may send long names and values."""
 
 
 class Model(BaseModel):
-    """A model with camelCase names on the wire and snake_case names in Python; both are taken as input."""
+    """A model with camelCase names in JSON and snake_case names in Python; input may use either."""
 
     model_config = ConfigDict(
         alias_generator=to_camel,
@@ -31,21 +31,21 @@ class Model(BaseModel):
         extra="forbid",
         serialize_by_alias=True,
         protected_namespaces=(),
-        defer_build=True,  # validators are built at first use: importing the models stays quick
+        defer_build=True,  # build validators at first use, to keep imports fast
     )
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the wire form: camelCase, JSON types only, nothing that is None; what JSON has no type for is text."""
+        """Return the JSON form: camelCase keys, no None values; values without a JSON type become text."""
         return self.model_dump(mode="json", by_alias=True, exclude_none=True, fallback=str)
 
     def to_json(self, *, indent: int | None = None) -> str:
-        """Return the wire form as JSON text."""
+        """Return the JSON form as text."""
         return self.model_dump_json(by_alias=True, exclude_none=True, indent=indent, fallback=str)
 
     def model_dump_json(self, *, indent: int | None = None, **options: Any) -> str:
-        """Return JSON text as pydantic does, which a terminal may show: control characters are escaped, all of them.
+        """Return JSON text as pydantic does, with all control characters escaped, so that a terminal may show it.
 
-        Lone surrogates, which UTF-8 can't write, become U+FFFD.
+        Lone surrogates, which UTF-8 can't encode, become U+FFFD.
         """
         try:
             text = super().model_dump_json(indent=indent, **options)
@@ -58,10 +58,10 @@ class Model(BaseModel):
 
     @classmethod
     def parse(cls, data: object) -> Self:
-        """Load wire data (a mapping, or JSON text), with errors that name each field at fault.
+        """Load a model from a mapping or JSON text.
 
         Raises:
-            InvalidRequestError: The data doesn't fit; the message lists field and reason.
+            InvalidRequestError: The data is invalid; the message names each invalid field and the reason.
         """
         try:
             if isinstance(data, (str, bytes)):
@@ -72,7 +72,7 @@ class Model(BaseModel):
 
 
 def _plain(data: object, depth: int = 0) -> object:
-    """Return mappings of any kind, such as the models of Azure's SDK, as dictionaries, all the way down."""
+    """Convert nested mappings of any type, such as the models of Azure's SDK, to dictionaries."""
     if depth > MAX_DEPTH:
         raise InvalidRequestError(f"request: it is nested too deep; at most {MAX_DEPTH} objects inside each other")
     if isinstance(data, Mapping):
@@ -81,7 +81,7 @@ def _plain(data: object, depth: int = 0) -> object:
 
 
 def describe(error: ValidationError) -> str:
-    """Return a validation error as one line: the path of each field and what is wrong with it; of very many, some."""
+    """Return a validation error as one line: the path and the error of each invalid field, at most 20."""
     problems = error.errors(include_url=False, include_context=False, include_input=False)
     parts = []
     for problem in problems[:MAX_FIELDS]:

@@ -1,4 +1,4 @@
-"""The plan of a request and the account of it: one record a stage, in the terms of Azure's ``activity`` array."""
+"""The query plan of a request and its activity log: one record per stage, as in Azure's ``activity`` array."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class QueryClass(StrEnum):
 
 
 class QueryClassification(Model):
-    """Whether a query is of a class. Classes that were not judged are absent."""
+    """Whether a query belongs to a class. Classes that were not checked have no entry."""
 
     type: QueryClass
     positive: bool
@@ -38,16 +38,16 @@ class QueryClassification(Model):
 
 
 class SubQueryOrigin(StrEnum):
-    """Where a sub-query comes from."""
+    """The origin of a sub-query."""
 
     QUESTION = "question"
     """The question itself; it is always searched."""
     INTENT = "intent"
     """An intent of the request."""
     PLANNER = "planner"
-    """The language model."""
+    """The language model's plan."""
     REVISION = "revision"
-    """The language model, after it had read what the plan found."""
+    """The language model's revision, made after it has read the results of the plan."""
 
 
 class SubQuery(Model):
@@ -56,68 +56,68 @@ class SubQuery(Model):
     id: str
     query: str = Field(min_length=1)
     sources: list[str]
-    """Names of the sources that it goes to, in declaration order."""
+    """Names of the sources to search, in declaration order."""
     depends_on: list[str] = Field(default_factory=list)
-    """Ids of the sub-queries whose findings it builds on."""
+    """Ids of the sub-queries whose findings are inserted into this query."""
     origin: SubQueryOrigin = SubQueryOrigin.PLANNER
     filters: dict[str, FilterNode] = Field(default_factory=dict)
-    """The planner's filter, by the name of each source that declares its fields; it joins the effective filter."""
+    """The planner's filters, by source name; each is combined (AND) with the source's other filters."""
     finds: str | None = None
-    """What its answer will be, in the question's own words: "the director of Titanic"."""
+    """A description of the answer in the question's words, such as "the director of Titanic"."""
     template: str | None = None
-    """The query as it was planned, ``#q1`` standing for what q1 finds; None where it depends on nothing."""
+    """The planned query with placeholders: ``#q1`` is replaced by q1's finding. None if it has no dependencies."""
     part_of: str | None = None
-    """The planned sub-query of which this is a branch, with one of several answers put in."""
+    """The id of the planned sub-query, if this is one of its branches (one branch per finding)."""
     wave: int = Field(default=1, ge=1)
-    """The round of searches that it belongs to."""
+    """The number of the search round, from 1."""
 
 
 class Confidence(StrEnum):
-    """How certain a finding is."""
+    """The certainty of a finding."""
 
     STATED = "stated"
-    """A passage says it in so many words."""
+    """A passage states the finding explicitly."""
     IMPLIED = "implied"
-    """The passages tie it together and nothing in them contradicts it, or its passage words it otherwise."""
+    """The finding follows from several passages without contradiction, or from a passage in other words."""
     PARTIAL = "partial"
-    """It is only nearer to what was asked: the town, where the county was asked."""
+    """The finding answers only a part of the sub-query, such as the town if the county was asked for."""
 
 
 class Finding(Model):
-    """What a sub-query found, as the model read it in the passages."""
+    """An answer to a sub-query, extracted from the passages by the language model."""
 
     sub_query_id: str
     value: str = Field(min_length=1)
-    """The answer, qualified as a page's title would have it."""
+    """The answer, qualified as in a page title ("Paris, Texas")."""
     confidence: Confidence = Confidence.STATED
     node_id: str | None = None
-    """The passage that it was read in; None where it is unknown."""
+    """The node id of the passage that states the answer; None if unknown."""
     title: str | None = None
-    """The title of its document."""
+    """The title of the passage's document."""
 
 
 class QueryPlan(Model):
-    """All queries of a request, in the order in which their evidence is interleaved."""
+    """All queries of a request, in the order in which their results are interleaved."""
 
     sub_queries: list[SubQuery]
     warnings: list[str] = Field(default_factory=list)
-    """What was wrong with the model's plan, and what was done about it."""
+    """Errors in the model's plan, and how each was handled."""
     classifications: list[QueryClassification] | None = None
-    """The classes that were asked for and judged. None, where it was not classified, never means harmless."""
+    """The results for the requested classes. None if the query was not classified; this does not mean harmless."""
     labels: list[str] = Field(default_factory=list)
-    """Which of the user's own labels fit the question."""
+    """The user-defined labels that apply to the question."""
 
     @property
     def sources(self) -> list[str]:
-        """Every source that a sub-query goes to, once, in order of appearance."""
+        """The distinct sources of all sub-queries, in order of appearance."""
         return list(dict.fromkeys(name for sub_query in self.sub_queries for name in sub_query.sources))
 
 
-# -- the account ------------------------------------------------------------------------------------------------------
+# -- the activity log -------------------------------------------------------------------------------------------------
 
 
 class Outcome(StrEnum):
-    """How a search, or a stage, ended. "Empty" is never used for "failed"."""
+    """The outcome of a search or a stage. A failure is never reported as "empty"."""
 
     OK = "ok"
     EMPTY = "empty"
@@ -128,29 +128,29 @@ class Outcome(StrEnum):
 
     @property
     def failed(self) -> bool:
-        """Whether something is missing from the evidence because of it."""
+        """Whether evidence is missing because of this outcome."""
         return self in (Outcome.TIMEOUT, Outcome.ERROR, Outcome.DENIED)
 
 
 class ActivityError(Model):
-    """What went wrong in a stage."""
+    """An error in a stage."""
 
     code: str
     message: str
     target: str | None = None
-    """The source or model at fault."""
+    """The name of the source or model that failed."""
     stage: str | None = None
-    """What it was doing: "preparation", "embedding" or "search" of a source; else the record's type."""
+    """The failed step of a source ("preparation", "embedding" or "search"); else the record's type."""
 
 
 class ModelInfo(Model):
-    """Which language model was called."""
+    """The language model of a call."""
 
     model_name: str
 
 
 class ActivityRecord(Model):
-    """What every record has."""
+    """The fields that all activity records share."""
 
     id: Count
     type: str
@@ -163,30 +163,30 @@ class ActivityRecord(Model):
 
 
 class ModelQueryPlanningActivity(ActivityRecord):
-    """A call of the language model that decides what is searched."""
+    """A language model call for query planning."""
 
     type: Literal["modelQueryPlanning"] = "modelQueryPlanning"
     input_tokens: Count | None = None
     output_tokens: Count | None = None
     model: ModelInfo | None = None
     purpose: Literal["plan", "findings", "revision"] = "plan"
-    """Whether it planned, read what a round of searches had found, or looked for gaps at the end."""
+    """The task: write the plan, extract findings from a round of searches, or look for gaps at the end."""
     sub_queries: list[str] | None = None
-    """The plan's queries, the original question included; a revision's new ones."""
+    """The queries of the plan, including the original question; for a revision, the new queries."""
     classifications: list[QueryClassification] | None = None
-    """The classes of the question, as far as it was judged; None where it was not classified."""
+    """The results for the requested classes; None if the question was not classified."""
     labels: list[str] | None = None
-    """The user's own labels that fit the question, where any does."""
+    """The user-defined labels that apply to the question; None if there are none."""
 
 
 class SearchArguments(Model):
-    """What a source was asked. On the wire ``filter`` is OData text, as Azure has it, and ``filterTree`` the tree."""
+    """The query and filter sent to a source. In JSON ``filter`` is OData text, as in Azure; ``filterTree`` the tree."""
 
-    model_config = ConfigDict(extra="ignore")  # where there is a tree, the text says nothing more
+    model_config = ConfigDict(extra="ignore")  # ``filter`` is redundant if ``filterTree`` is present
 
     search: str
     filter: FilterNode | str | None = Field(default=None, validation_alias=AliasChoices("filterTree", "filter"))
-    """The effective filter: mandatory AND caller AND planner. Text only where it was loaded without its tree."""
+    """The effective filter: mandatory AND caller AND planner. OData text if it was loaded without its tree."""
 
     @model_serializer(mode="wrap")
     def _filter_as_text(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
@@ -198,40 +198,40 @@ class SearchArguments(Model):
 
 
 class SearchLane(Model):
-    """One way in which a search asked its source."""
+    """One retrieval method of a search, such as dense or lexical."""
 
     kind: str
     """"dense", "lexical", "hybrid" (the store's own), or "retriever"."""
     count: Count
-    """Documents that passed every check."""
+    """The number of documents that passed all checks."""
     candidates: Count
-    """Documents that came back."""
+    """The number of documents returned."""
     elapsed_ms: Count | None = None
     error: ActivityError | None = None
     note: str | None = None
 
 
 class SourceActivity(ActivityRecord):
-    """One search: a sub-query at a source. On the wire its arguments are named for its type, the source's kind."""
+    """One search of a sub-query in one source. In JSON the key of its arguments is ``<type>Arguments``."""
 
     type: str = "searchIndex"
     knowledge_source_name: str
     sub_query_id: str
     query_time: datetime | None = None
     count: Count | None = None
-    """Documents that passed every check."""
+    """The number of documents that passed all checks."""
     candidates: Count | None = None
-    """Documents that the source returned."""
+    """The number of documents that the source returned."""
     dropped_by_filter: Count | None = None
-    """Documents that the source returned against its filter, dropped here."""
+    """The number of returned documents that did not match the filter."""
     dropped_as_unusable: Count | None = None
-    """Results of the source that are no usable nodes; the lanes' notes say why."""
+    """The number of results that are not valid nodes; the notes in ``lanes`` name the reason."""
     dropped_by_threshold: Count | None = None
     """Documents below the reranker's threshold for every sub-query that found them; not counted in ``count``."""
     retries: int | None = Field(default=None, ge=1)
-    """Repeated calls after failures; None without any."""
+    """The number of retries after failures; None if there were none."""
     lanes: list[SearchLane] | None = None
-    """The ways in which the source was asked side by side."""
+    """The retrieval methods that searched the source concurrently."""
     arguments: SearchArguments | None = None
 
     @model_serializer(mode="wrap")
@@ -250,61 +250,61 @@ class SourceActivity(ActivityRecord):
 
 
 class EffortUse(Model):
-    """What an effort may spend, or has spent."""
+    """The limits of a reasoning effort, or the amounts used."""
 
     sub_queries: Count
-    """Distinct queries that were searched, the question's own not counted."""
+    """Distinct queries searched, excluding the question itself."""
     sources: Count
-    """Sources that one sub-query went to."""
+    """The largest number of sources searched for one sub-query."""
     waves: Count
     revisions: Count
     tokens: Count
-    """Tokens that the planning model read and wrote, as far as it reports them."""
+    """Input and output tokens of the planning model, if it reports them."""
     seconds: float = Field(ge=0)
     documents_ranked: Count
 
 
 class AgenticReasoningActivity(ActivityRecord):
-    """What the agent was asked for, what it did, and what happened to the candidates."""
+    """The requested and applied reasoning effort, and the number of candidates after each step."""
 
     type: Literal["agenticReasoning"] = "agenticReasoning"
     reasoning_tokens: Count | None = None
-    """Tokens that language models read and wrote to find and rank the evidence, without planning."""
+    """Input and output tokens of language models for finding and ranking evidence, excluding planning."""
     retrieval_reasoning_effort: EffortField | None = None
-    """The effort that was spent."""
+    """The effort applied: ``minimal`` if the request was not planned."""
     logical_reasoning_effort: EffortField | None = None
-    """The effort that was asked for."""
+    """The effort requested."""
     candidates: Count | None = None
     kept: Count | None = None
     merged: Count | None = None
-    """Candidates that several searches found: times found, less one each."""
+    """Duplicate candidates: a candidate found by n searches counts n - 1."""
     joined: Count | None = None
-    """Candidates that became part of a neighbouring chunk's reference."""
+    """Candidates merged into the reference of a neighbouring chunk."""
     reranked: Count | None = None
-    """Pairs of a sub-query and a candidate that the reranker read."""
+    """Pairs of a sub-query and a candidate scored by the reranker."""
     dropped_by_threshold: Count | None = None
     """Candidates below the reranker's threshold."""
     dropped_by_budget: Count | None = None
-    """Candidates beyond the number of documents, or the number that is ranked."""
+    """Candidates beyond the maximum number of documents to return, or to rank."""
     dropped_by_postprocessors: Count | None = None
-    """Candidates that node postprocessors dropped, or the reranker left out."""
+    """Candidates removed by node postprocessors, or missing from the reranker's result."""
     dropped_by_cap: Count | None = None
     """Candidates beyond their source's ``maxOutputDocuments``."""
     added_by_postprocessors: Count | None = None
-    """Nodes that node postprocessors added."""
+    """Nodes added by node postprocessors."""
     planned: EffortUse | None = None
     """The limits of the effort."""
     spent: EffortUse | None = None
     findings: list[Finding] | None = None
-    """What sub-queries found on the way, each with the passage that says it."""
+    """The findings of sub-queries, each with its passage."""
     signals: dict[str, float] | None = None
-    """How strong the question's own evidence was (0 to 1), where it decided about planning."""
+    """Strength of the evidence for the original question (0 to 1); None if it did not decide about planning."""
     decision: str | None = None
-    """Why it planned or did not, and why it stopped."""
+    """The reason for planning or not, and the reason for stopping."""
 
 
 class ModelAnswerSynthesisActivity(ActivityRecord):
-    """The calls that wrote the answer, and those that checked and repaired it."""
+    """The model calls that wrote, checked and repaired the answer."""
 
     type: Literal["modelAnswerSynthesis"] = "modelAnswerSynthesis"
     input_tokens: Count | None = None
@@ -313,19 +313,19 @@ class ModelAnswerSynthesisActivity(ActivityRecord):
     calls: Count | None = None
     response_mode: str | None = None
     dropped_by_budget: Count | None = None
-    """Passages that did not fit the budget, or the model."""
+    """Passages left out because of the token budget or the model's context size."""
     links_removed: Count | None = None
-    """Links of the model's replies that led to no reference, and were taken out."""
+    """Links removed from the model's replies because they point to no reference."""
     grounding_score: UnitScore | None = None
-    """The mean score of the answer's claims; None where none was checked."""
+    """The mean score of the answer's claims; None if no claim was checked."""
     claims: Count | None = None
-    """Claims of the answer that were checked against the evidence."""
+    """The number of claims checked against the evidence."""
     supported_claims: Count | None = None
-    """Those of them that it supports."""
+    """The number of checked claims that the evidence supports."""
 
 
 AnyActivity: TypeAlias = Annotated[
     ModelQueryPlanningActivity | AgenticReasoningActivity | ModelAnswerSynthesisActivity | SourceActivity,
     Field(union_mode="left_to_right"),
 ]
-"""Any record. A ``type`` that is not the model's or the agent's is a source's kind."""
+"""Any activity record. A ``type`` other than those of the first three classes is the kind of a source."""

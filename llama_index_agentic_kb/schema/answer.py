@@ -1,8 +1,8 @@
-"""The answer as a resource, and the sessions that keep answers as turns.
+"""Answers, and the sessions that store answers as turns.
 
-The parts are those of Google's ``Answer`` (Discovery Engine v1): the text, what each part of it rests on, how it was
-found, and why it was withheld; ``wire.google_answer`` writes them. Here spans are in characters of ``Answer.text``
-(Python's), start included and end excluded; sources are indices into ``references``.
+The fields are those of Google's ``Answer`` (Discovery Engine v1): text, citations, references, search steps and the
+reasons for withholding it. ``wire.google_answer`` converts them to Google's JSON. Spans count Python characters of
+``Answer.text``, end exclusive; sources are indices into ``references``.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from llama_index_agentic_kb.schema.response import SkippedReason
 
 
 class AnswerState(StrEnum):
-    """How far an answer is. One that was withheld on purpose has succeeded, with ``skipped_reasons``."""
+    """The state of an answer. A deliberately withheld answer has ``SUCCEEDED``, and has ``skipped_reasons``."""
 
     IN_PROGRESS = "inProgress"
     FAILED = "failed"
@@ -37,7 +37,7 @@ class AnswerState(StrEnum):
 
 
 class StepState(StrEnum):
-    """How far a step is."""
+    """The state of a step."""
 
     IN_PROGRESS = "inProgress"
     FAILED = "failed"
@@ -45,19 +45,19 @@ class StepState(StrEnum):
 
 
 class Citation(Span):
-    """A claim, and the references that it cites."""
+    """The span of a claim, and the references that it cites."""
 
     sources: list[Annotated[int, Field(ge=0)]] = Field(default_factory=list)
     """Indices into the answer's references."""
 
 
 class GroundingSupport(Citation):
-    """A claim as it was checked, and the references that support it."""
+    """The check result of a claim, and the references that support it."""
 
     score: UnitScore | None = None
-    """How well the sources support it; None where it was not checked, or needs no check."""
+    """How well the sources support the claim; None if it was not checked."""
     check_required: bool | None = None
-    """False for sentences that claim nothing ("Here is what I found.")."""
+    """False for sentences without a factual claim ("Here is what I found.")."""
 
     @model_validator(mode="after")
     def _nothing_without_check(self) -> Self:
@@ -75,7 +75,7 @@ class ChunkContent(Model):
 
 
 class _Document(Model):
-    """What is known of a document."""
+    """The name, URI and title of a document."""
 
     document: str = ""
     uri: str = ""
@@ -83,7 +83,7 @@ class _Document(Model):
 
 
 class DocumentReference(_Document):
-    """A document with the passages of it that were used."""
+    """A document, with the passages used for the answer."""
 
     kind: Literal["document"] = "document"
     chunks: list[ChunkContent] = Field(default_factory=list)
@@ -91,11 +91,11 @@ class DocumentReference(_Document):
 
 
 class ChunkReference(_Document):
-    """One passage, with what is known of its document."""
+    """One passage, with the name, URI and title of its document."""
 
     kind: Literal["chunk"] = "chunk"
     chunk: str = ""
-    """The name of the passage: a LlamaIndex node's id."""
+    """The id of the passage's LlamaIndex node."""
     content: str = ""
     relevance_score: UnitScore | None = None
     page_identifier: str = ""
@@ -103,7 +103,7 @@ class ChunkReference(_Document):
 
 
 class StructuredReference(_Document):
-    """A record: data instead of text."""
+    """A structured record instead of text."""
 
     kind: Literal["structured"] = "structured"
     data: dict[str, object] = Field(default_factory=dict)
@@ -112,11 +112,11 @@ class StructuredReference(_Document):
 AnswerReference: TypeAlias = Annotated[
     DocumentReference | ChunkReference | StructuredReference, Field(discriminator="kind")
 ]
-"""What an answer may rest on: everything that the model read, cited or not."""
+"""A reference of an answer: a document, passage or record that the model read, cited or not."""
 
 
 class Snippet(Model):
-    """A few words around what was found."""
+    """A short excerpt around the matching words."""
 
     snippet: str = ""
     status: str = "SUCCESS"
@@ -127,20 +127,20 @@ class SearchObservation(_Document):
 
     snippets: list[Snippet] = Field(default_factory=list)
     chunks: list[ChunkReference] = Field(default_factory=list)
-    """Only name, content and score are written."""
+    """The passages found; Google's JSON contains only name, content and score."""
     metadata: dict[str, object] = Field(default_factory=dict)
 
 
 class AnswerStepAction(Model):
-    """One search: what was asked, and what it found."""
+    """One search: the query and its results."""
 
     query: str | None = None
     results: list[SearchObservation] | None = None
-    """None where nothing was observed yet."""
+    """The documents found; None if the search has no results yet."""
 
 
 class AnswerStep(Model):
-    """One step on the way to the answer."""
+    """One step of the search for an answer."""
 
     state: StepState = StepState.SUCCEEDED
     description: str = ""
@@ -149,7 +149,7 @@ class AnswerStep(Model):
 
 
 class HarmCategory(StrEnum):
-    """What a safety rating is about."""
+    """The kind of harm that a safety rating is about."""
 
     HATE_SPEECH = "hateSpeech"
     DANGEROUS_CONTENT = "dangerousContent"
@@ -159,7 +159,7 @@ class HarmCategory(StrEnum):
 
 
 class HarmLevel(StrEnum):
-    """How probable, or how severe, a harm is."""
+    """The probability or the severity of a harm."""
 
     NEGLIGIBLE = "negligible"
     LOW = "low"
@@ -168,7 +168,7 @@ class HarmLevel(StrEnum):
 
 
 class SafetyRating(Model):
-    """The verdict of a user's own safety hook; this library makes none."""
+    """A rating by a user-defined safety hook; this library itself rates nothing."""
 
     category: HarmCategory
     probability: HarmLevel | None = None
@@ -188,24 +188,24 @@ _OFFENSIVE: Final = {
 
 
 class Answer(Model):
-    """One answer, whole or as far as it is."""
+    """One answer, complete or in progress."""
 
     id: str | None = None
-    """Its id within its session; None without a session."""
+    """The id of the answer within its session; None without a session."""
     state: AnswerState = AnswerState.SUCCEEDED
     text: str = ""
-    """May be Markdown. For a withheld answer: what is said instead."""
+    """The answer, possibly in Markdown; if it was withheld, a notice instead."""
     language: str | None = None
-    """BCP 47."""
+    """The language of the text, as a BCP 47 tag."""
     grounding_score: UnitScore | None = None
-    """Mean support over the claims that need a check; None where nothing was checked."""
+    """The mean score of the claims that need a check; None if no claim was checked."""
     citations: list[Citation] = Field(default_factory=list)
     grounding_supports: list[GroundingSupport] = Field(default_factory=list)
     references: list[AnswerReference] = Field(default_factory=list)
     related_questions: list[str] = Field(default_factory=list)
     steps: list[AnswerStep] = Field(default_factory=list)
     query_classifications: list[QueryClassification] | None = None
-    """None where the query was not classified, which is not the same as harmless."""
+    """The results for the requested classes; None if the query was not classified (this does not mean harmless)."""
     skipped_reasons: list[SkippedReason] = Field(default_factory=list)
     created_at: AwareDatetime | None = None
     completed_at: AwareDatetime | None = None
@@ -213,14 +213,14 @@ class Answer(Model):
 
     @property
     def skipped(self) -> bool:
-        """Whether the answer was withheld on purpose; ``skipped_reasons`` say why."""
+        """Whether the answer was withheld deliberately; ``skipped_reasons`` lists the reasons."""
         return bool(self.skipped_reasons)
 
     @property
     def is_kept_from_prompts(self) -> bool:
-        """Whether its turn is left out of the conversation that later questions are read with.
+        """Whether the turn is left out of the conversation history of later questions.
 
-        It failed, or was withheld for what was asked or said: of a class or a label that is ignored, against a policy.
+        True if it failed or was withheld for an adversarial or jailbreak query, a user's label or a policy violation.
         """
         return self.state is AnswerState.FAILED or bool(_OFFENSIVE.intersection(self.skipped_reasons))
 
@@ -240,14 +240,14 @@ class Answer(Model):
 def ledger_citations(
     ledger: GroundingLedger, reference_ids: Sequence[str], *, threshold: float = CITATION_THRESHOLD
 ) -> list[Citation]:
-    """Return the citations of the claims: what the model cited, and what supports them.
+    """Return the citations of the claims: the references that the model cited, and those that support the claims.
 
-    A marker stays a citation where support is missing; the ledger and ``ledger_supports`` show that it is.
+    Cited references remain citations even without support; ``ledger_supports`` contains only supporting references.
 
     Args:
         ledger: The claims of an answer, with spans in that answer's text.
-        reference_ids: The ids of the answer's references, in their order.
-        threshold: The minimum score, 0 to 1, of a source.
+        reference_ids: The ids of the answer's references, in the order of ``Answer.references``.
+        threshold: The minimum score, 0 to 1, of a supporting reference.
     """
     citations = []
     for claim in ledger.claims:
@@ -261,7 +261,7 @@ def ledger_citations(
 def ledger_supports(
     ledger: GroundingLedger, reference_ids: Sequence[str], *, threshold: float = CITATION_THRESHOLD
 ) -> list[GroundingSupport]:
-    """Return every claim as it was checked, with or without support; see ``ledger_citations``."""
+    """Return the check result of every claim, supported or not; see ``ledger_citations`` for the arguments."""
     return [
         GroundingSupport(
             start=claim.span.start,
@@ -275,7 +275,7 @@ def ledger_supports(
 
 
 def _sources(claim: GroundedClaim, reference_ids: Sequence[str], threshold: float) -> list[int]:
-    """Return the indices of the references that support a claim. Evidence that contradicts it is no source."""
+    """Return the indices of the references that support a claim; an empty list if it is contradicted."""
     if claim.verdict is Verdict.CONTRADICTED:
         return []
     index = {reference_id: position for position, reference_id in enumerate(reference_ids)}
@@ -287,7 +287,7 @@ def _sources(claim: GroundedClaim, reference_ids: Sequence[str], threshold: floa
 
 
 class SessionState(StrEnum):
-    """How far a session is. Google's has no other state, ended or not."""
+    """The state of a session. Google's API has this one state only, also for ended sessions."""
 
     IN_PROGRESS = "inProgress"
 
@@ -297,17 +297,17 @@ class Turn(Model):
 
     session_id: str
     number: int = Field(ge=1)
-    """Its place in the session; 1, 2, ... without a gap."""
+    """The position in the session: 1, 2, ... without gaps."""
     query: str
     query_id: str = ""
     answer_id: str
     answer: Answer | None = None
-    """The whole answer; None where only its name was asked for."""
+    """The full answer; None if only its name was requested."""
     query_config: dict[str, str] = Field(default_factory=dict)
     created_at: AwareDatetime
-    """When the question was asked, as far as the answer says; else when the turn was stored."""
+    """The time of the question if the answer contains it; else the time when the turn was stored."""
     completed_at: AwareDatetime
-    """When the turn was stored."""
+    """The time when the turn was stored."""
 
 
 class Session(Model):
@@ -315,7 +315,7 @@ class Session(Model):
 
     id: str
     display_name: str = ""
-    """At first the first question."""
+    """The name shown to users; defaults to the first question."""
     state: SessionState = SessionState.IN_PROGRESS
     user_pseudo_id: str = ""
     turns: list[Turn] = Field(default_factory=list)
@@ -323,21 +323,21 @@ class Session(Model):
     is_pinned: bool = False
     started_at: AwareDatetime
     updated_at: AwareDatetime
-    """When its last turn was stored, or it was last changed."""
+    """The time when the last turn was stored, or of the last other change."""
     ended_at: AwareDatetime | None = None
-    """When its last answer was complete; None before the first. Further turns may follow."""
+    """The time when the last answer was completed; None before the first. Further turns may follow."""
 
 
 class SessionPage(Model):
-    """Some of an owner's sessions; their turns are not listed."""
+    """One page of an owner's sessions, without their turns."""
 
     sessions: list[Session] = Field(default_factory=list)
     next_page_token: str | None = None
-    """Asks for the next page; None on the last one."""
+    """The ``page_token`` of the next page; None on the last page."""
 
 
 class SessionChanges(Model):
-    """Changes of a session; None leaves a field as it is."""
+    """Changes to a session; a field that is None is not changed."""
 
     display_name: str | None = None
     labels: list[str] | None = None
@@ -346,18 +346,18 @@ class SessionChanges(Model):
 
 
 class SessionOrder(Model):
-    """The order of sessions."""
+    """A sort key for sessions."""
 
     key: Literal["updated_at", "started_at", "id", "is_pinned"]
     descending: bool = False
 
 
 class SessionQuery(Model):
-    """Which of an owner's sessions are listed, and in which order."""
+    """The filter, order and page of a list of an owner's sessions."""
 
     page_size: int = Field(default=50, ge=1, le=1000)
     page_token: str | None = None
     filters: FilterNode | None = None
-    """Of ``id``, ``display_name``, ``user_pseudo_id``, ``state``, ``is_pinned``, ``labels`` (``any``), ``started_at``
-    and ``updated_at`` (RFC 3339)."""
+    """A filter on ``id``, ``display_name``, ``user_pseudo_id``, ``state``, ``is_pinned``, ``labels`` (operator
+    ``any``), ``started_at`` and ``updated_at`` (RFC 3339)."""
     order_by: list[SessionOrder] = Field(default_factory=lambda: [SessionOrder(key="updated_at", descending=True)])

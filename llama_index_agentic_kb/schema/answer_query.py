@@ -1,6 +1,6 @@
-"""A question that is answered with an ``Answer``, and the pieces in which the answer is streamed.
+"""The query for an ``Answer``, and the pieces of a streamed answer.
 
-``AnswerQuery`` is the retrieval request and what Google's ``answer`` method adds to it.
+``AnswerQuery`` contains the retrieval request and the further options of Google's ``answer`` method.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ NEW_SESSION: Final = "-"
 
 
 class ResultMode(StrEnum):
-    """What searches find."""
+    """The kind of search results."""
 
     DOCUMENTS = "documents"
     CHUNKS = "chunks"
 
 
 class HarmBlockThreshold(StrEnum):
-    """From which probability of harm on an answer is withheld."""
+    """The minimum probability of harm for which an answer is withheld."""
 
     BLOCK_LOW_AND_ABOVE = "blockLowAndAbove"
     BLOCK_MEDIUM_AND_ABOVE = "blockMediumAndAbove"
@@ -39,10 +39,10 @@ class HarmBlockThreshold(StrEnum):
 
 
 class DataStoreQuery(Model):
-    """What is asked of one data store; only those that are named are searched."""
+    """The search options of one data store. If any are listed, only these data stores are searched."""
 
     data_store: str
-    """Its full resource name."""
+    """The full resource name of the data store."""
     filters: FilterNode | None = None
     boosts: list[dict[str, object]] = Field(default_factory=list)
     custom_search_operators: str = ""
@@ -50,7 +50,7 @@ class DataStoreQuery(Model):
 
 
 class Rephrasing(Model):
-    """How far a query may be taken apart before it is searched."""
+    """How a query may be rephrased or split before the search."""
 
     disabled: bool = False
     max_steps: int = Field(default=1, ge=0, le=5)
@@ -58,72 +58,72 @@ class Rephrasing(Model):
 
 
 class SafetySetting(Model):
-    """From when on one kind of harm withholds an answer."""
+    """The threshold of one kind of harm for withholding an answer."""
 
     category: HarmCategory
     threshold: HarmBlockThreshold
 
 
 class EndUserChunk(Model):
-    """A text from the end user. The model may read it; it is never cited."""
+    """A text supplied by the end user. The model may read it, but never cites it."""
 
     content: str
     title: str = ""
 
 
 class AnswerQuery(Model):
-    """One question, how it is searched, and how it is answered."""
+    """One question, with the options for search and answer."""
 
     request: RetrievalRequest
-    """The question, as the one user message."""
+    """The retrieval request; its only user message is the question."""
     query_id: str = ""
     serving_config: str | None = None
-    """The resource that was asked."""
+    """The resource name of the serving config that the request was sent to."""
     session: str | None = None
-    """None keeps nothing; the id of a session continues it, and ``-`` starts one. Of a resource name only the id."""
+    """The id (not the resource name) of the session to continue; ``-`` starts a new one. None stores nothing."""
     session_name: str | None = None
-    """The name as it was sent."""
+    """The session's resource name as sent by the caller."""
     user_pseudo_id: str = ""
     user_labels: dict[str, str] = Field(default_factory=dict)
     filters: FilterNode | None = None
-    """For every source."""
+    """A filter that is applied to every source."""
     boosts: list[dict[str, object]] = Field(default_factory=list)
-    """Rules that raise or lower documents, as Google writes them: kept as data, not acted on."""
+    """Google's boost specifications; they are stored, but have no effect."""
     order_by: str = ""
     result_mode: ResultMode | None = None
     data_stores: list[DataStoreQuery] = Field(default_factory=list)
     search_results: list[AnswerReference] | None = None
-    """Results to answer from instead of searching; None searches."""
+    """Results to answer from instead of searching; None to search."""
     end_user_chunks: list[EndUserChunk] = Field(default_factory=list)
     classify: list[QueryClass] = Field(default_factory=list)
-    """The classes that the query is judged for; the result is only reported."""
+    """The classes to check the query for; the result is only reported."""
     rephrasing: Rephrasing = Field(default_factory=Rephrasing)
     spell_correction: bool = True
     model_version: str = ""
     preamble: str = ""
     language: str | None = None
-    """BCP 47; None is the question's."""
+    """The language of the answer as a BCP 47 tag; defaults to the language of the question."""
     include_citations: bool = False
     ignore_adversarial_query: bool = False
     ignore_non_answer_seeking_query: bool = False
     ignore_jail_breaking_query: bool = False
     ignore_low_relevant_content: bool | None = None
-    """True withholds the answer where nothing relevant was found, False never does; None leaves it to the service."""
+    """Whether to withhold the answer if nothing relevant was found; None uses the setting of the service."""
     related_questions: bool = False
     grounding_supports: bool = False
     filtering_level: FilteringLevel | None = None
     safety: bool = False
     safety_settings: list[SafetySetting] = Field(default_factory=list)
-    """Empty, with ``safety``: from low probability on, in every category."""
+    """The thresholds by category; others are ``OFF``. If empty, ``BLOCK_LOW_AND_ABOVE`` applies to all categories."""
 
     @property
     def question(self) -> str:
-        """What is asked."""
+        """The text of the question."""
         return self.request.question
 
     @property
     def makes_session(self) -> bool:
-        """Whether a new session is to be made."""
+        """Whether the query starts a new session."""
         return self.session == NEW_SESSION
 
     @model_validator(mode="after")
@@ -135,53 +135,53 @@ class AnswerQuery(Model):
 
 
 class StepsPiece(Model):
-    """The steps; first in a stream."""
+    """The steps of the answer; the first piece of a stream."""
 
     kind: Literal["steps"] = "steps"
     steps: list[AnswerStep]
 
 
 class ReferencesPiece(Model):
-    """All references; before the text."""
+    """All references; they precede the text."""
 
     kind: Literal["references"] = "references"
     references: list[AnswerReference]
 
 
 class TextPiece(Model):
-    """The next part of the text."""
+    """The next part of the answer's text."""
 
     kind: Literal["text"] = "text"
     text: str
 
 
 class CitationPiece(Model):
-    """A claim's sources by its own markers; the whole answer has the sources that support it."""
+    """A claim with the references that its markers cite; the final answer also has supporting references."""
 
     kind: Literal["citation"] = "citation"
     citation: Citation
 
 
 class WholePiece(Model):
-    """The whole answer; last. It replaces the pieces before it."""
+    """The complete answer; the last piece. It replaces all earlier pieces."""
 
     kind: Literal["whole"] = "whole"
     answer: Answer
     session: Session | None = None
-    """The session that keeps the turn, without its turns; None without a session."""
+    """The session in which the turn was stored, without its turns; None without a session."""
 
 
 AnswerPiece: TypeAlias = StepsPiece | ReferencesPiece | TextPiece | CitationPiece | WholePiece
-"""A piece of a streamed answer: steps, references, text and citations in turns, and the whole answer."""
+"""A piece of a streamed answer. Order: steps, references, text and citations alternately, the complete answer."""
 
 
 class AnswerResponse(WholePiece):
-    """An answer with what belongs to it."""
+    """An answer with its activity log, missing parts and warnings."""
 
     account: RetrievalResponse | None = None
-    """The activity, the plan, and the ledger of the answer's claims; None where nothing was searched."""
+    """The activity records, the plan and the grounding ledger; None if nothing was searched."""
     missing: list[MissingPart] = Field(default_factory=list)
-    """Parts that the answer lacks, sub-questions without evidence included."""
+    """Missing parts of the answer, including sub-questions without evidence."""
     warnings: list[str] = Field(default_factory=list)
 
     @property

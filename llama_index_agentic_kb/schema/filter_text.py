@@ -1,4 +1,4 @@
-"""Reading filters that are written as text, in linear time: what OData and Google's syntax share."""
+"""A linear-time parser of filter texts, shared by the OData and the Google filter syntax."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ if TYPE_CHECKING:
     from lark import Lark, Token
 
 MAX_LENGTH: Final = 65_536
-"""Characters of a filter."""
+"""Maximum number of characters of a filter."""
 MAX_DEPTH: Final = 32
-"""Parentheses inside each other."""
+"""Maximum nesting of parentheses."""
 MAX_VALUES: Final = 5_000
-"""Values of one list."""
+"""Maximum number of values in a list."""
 _INT64: Final = 2**63
 _DIGITS: Final = 40
 
 
 class RefusedError(Exception):
-    """What is wrong with the text, and where: a token, or a 0-based position."""
+    """A filter text is invalid. ``place`` is the token, or the 0-based character position, of the error."""
 
     def __init__(self, message: str, place: Token | int) -> None:
         super().__init__(message)
@@ -40,12 +40,12 @@ class Syntax:
     """A filter language.
 
     Args:
-        parser: Builds the parser, once; lark is loaded there (0.1 s).
-        words: What errors call each terminal. Those that are not named are not mentioned.
-        terms: Terminals of which at most ``max_terms`` are read.
-        max_terms: Their limit, and the remedy.
-        hints: Patterns of what may stand at the place of an error, and what was probably meant.
-        opens: Terminals after which a parenthesis is open.
+        parser: A function that returns the parser, built once; it imports lark (0.1 s).
+        words: The name of each terminal in error messages. Unnamed terminals are not mentioned.
+        terms: The terminals counted against ``max_terms``.
+        max_terms: The maximum number of terms, and the remedy for the error message.
+        hints: Pairs of a pattern for the text at an error, and the correction to suggest.
+        opens: The terminals that open a parenthesis.
     """
 
     parser: Callable[[], Lark]
@@ -57,35 +57,35 @@ class Syntax:
 
 
 class TreeBuilder:
-    """Makes the tree from the bottom up, while the text is parsed: nothing here is recursive.
+    """Builds the filter tree bottom-up during parsing, without recursion.
 
-    Methods are named for the grammar's rules, and take what those hold.
+    Each method is named after a grammar rule, and takes the list of that rule's children.
     """
 
     def any_of(self, trees: list[FilterNode]) -> FilterNode:
-        """Return the group in which one tree holds."""
+        """Return a group that matches if any tree matches."""
         return FilterGroup(logic=FilterLogic.OR, filters=trees)
 
     def all_of(self, trees: list[FilterNode]) -> FilterNode:
-        """Return the group in which all trees hold."""
+        """Return a group that matches if all trees match."""
         return FilterGroup(logic=FilterLogic.AND, filters=trees)
 
     def negation(self, trees: list[FilterNode]) -> FilterNode:
-        """Return the group in which no tree holds."""
+        """Return a group that matches if no tree matches."""
         return FilterGroup(logic=FilterLogic.NOT, filters=trees)
 
 
 def parse(syntax: Syntax, text: str, what: str) -> FilterNode:
-    """Return the tree of a filter text.
+    """Parse a filter text.
 
     Args:
-        syntax: Its language.
+        syntax: The filter language.
         text: The filter; not empty.
-        what: Names the filter in errors.
+        what: The name of the filter in error messages.
 
     Raises:
-        InvalidRequestError: It is no such filter, or is longer or deeper than the limits here; the message names the
-            place, what was found there, and what could stand there.
+        InvalidRequestError: The text is no valid filter, or exceeds the limits of this module. The message names the
+            position, the text found there, and the expected tokens.
     """
     if len(text) > MAX_LENGTH:
         raise InvalidRequestError(f"{what}: {len(text)} characters; at most {MAX_LENGTH} are read")
@@ -93,7 +93,7 @@ def parse(syntax: Syntax, text: str, what: str) -> FilterNode:
         return _parse(syntax, text)
     except RefusedError as error:
         raise InvalidRequestError(f"{what}, character {error.position + 1}: {error}") from None
-    except ValidationError as error:  # what no condition can hold, such as the key "$or"
+    except ValidationError as error:  # an invalid condition, such as one with the key "$or"
         raise InvalidRequestError(f"{what}: {describe(error)}") from None
 
 
@@ -123,9 +123,9 @@ def _parse(syntax: Syntax, text: str) -> FilterNode:
 
 
 def _unexpected(syntax: Syntax, text: str, position: int, accepted: set[str]) -> RefusedError:
-    """Return an error that says what stands at a place, what could stand there, and what was probably meant."""
+    """Return an error with the text found at a position, the expected tokens and a suggested correction."""
     if "OPERATOR" not in accepted and {"PATH", "NULL"} <= accepted:
-        accepted = accepted - {"PATH"}  # OData's grammar knows a field there only for a better message
+        accepted = accepted - {"PATH"}  # OData's grammar accepts a field there only for a better error message
     expected = ", ".join(dict.fromkeys(words for name, words in syntax.words.items() if name in accepted))
     found = re.match(r"\w{1,30}|/?\w{0,30}\s?\(|\S", text[position : position + 40])
     if found is None:
@@ -136,7 +136,7 @@ def _unexpected(syntax: Syntax, text: str, position: int, accepted: set[str]) ->
 
 
 def to_number(token: Token, text: str) -> int | float:
-    """Return the number that a token's text holds; refuse numbers that no store can hold."""
+    """Parse a number; raise ``RefusedError`` if it is too long, not finite or an integer beyond 64 bits."""
     if len(text) <= _DIGITS:  # reading very long numbers takes more than linear time
         whole = text.lstrip("+-").isdigit()
         number = int(text) if whole else float(text)

@@ -1,9 +1,9 @@
-"""Metadata filters as a tree: what a source is asked to narrow its search to.
+"""Metadata filters of searches, as a tree.
 
 A tree is a ``Condition`` (key, operator, value) or a ``FilterGroup`` (and, or, not over trees). The same tree is
-lowered to a store's own filters (``sources.filters``) and evaluated here on each node that comes back: a store is
-never trusted alone. Evaluation fails closed: a condition on an absent key is false, whatever the operator but
-``is_empty``. As text a tree is OData (``schema.odata``).
+converted to a store's own filters (``sources.filters``) and evaluated here on each returned node, so that the store's
+filtering is verified. Evaluation fails closed: a condition on an absent key is false, except with ``is_empty``. The
+text form of a tree is OData (``schema.odata``).
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ Scalar: TypeAlias = bool | int | float | str
 
 
 class FilterOperator(StrEnum):
-    """How a value of the metadata is compared."""
+    """The comparison operator of a condition."""
 
     EQ = "eq"
     NE = "ne"
@@ -35,20 +35,20 @@ class FilterOperator(StrEnum):
     IN = "in"
     NIN = "nin"
     ANY = "any"
-    """One of the items of a list-valued key is one of the values."""
+    """The key's value is a list that contains at least one of the condition's values."""
     EXISTS = "exists"
-    """The key is there, with a value that is no empty list; its own value is always true."""
+    """The key is present, and its value is neither null nor an empty list. The condition's value is always true."""
     IS_EMPTY = "is_empty"
-    """The key is absent, or its value is null, "" or an empty list: a caller asks for what is not known by this alone.
-    Its own value is always true."""
+    """The key is absent, or its value is null, "" or an empty list; no other operator matches absent keys.
+    The condition's value is always true."""
     TEXT_MATCH = "text_match"
-    """A text holds the value."""
+    """The key's text contains the condition's value."""
     TEXT_MATCH_INSENSITIVE = "text_match_insensitive"
-    """The same, whatever the letter case."""
+    """The key's text contains the condition's value, ignoring letter case."""
 
 
 class FilterLogic(StrEnum):
-    """How the trees of a group combine."""
+    """The logical operator of a group."""
 
     AND = "and"
     OR = "or"
@@ -57,10 +57,10 @@ class FilterLogic(StrEnum):
 
 _INT64: Final = 2**63
 _MANY: Final = 8
-"""Conditions of a group from which on they are looked up by the keys that are there."""
+"""Minimum size of an OR group whose conditions are looked up by the document's keys."""
 _LISTS: Final = frozenset({FilterOperator.IN, FilterOperator.NIN, FilterOperator.ANY})
 _RESERVED: Final = frozenset({"_node_content", "_node_type"})
-"""Keys under which LlamaIndex's stores keep the node itself: they say nothing of a document."""
+"""Keys under which LlamaIndex's stores save the serialized node; not metadata of the document."""
 _EQUAL: Final = {
     FilterOperator.EQ: True,
     FilterOperator.IN: True,
@@ -87,9 +87,9 @@ class Condition(Model):
 
     @model_validator(mode="after")
     def _is_possible(self) -> Self:
-        """Refuse what no store could be asked, and replace lone surrogates, as in documents.
+        """Reject conditions that stores can't evaluate, and replace lone surrogates, as in documents.
 
-        A key is as much from outside as a value: stores read ``$or`` and its like as operators.
+        Keys are untrusted input too: stores interpret ``$or`` and similar keys as operators.
         """
         key, wants_list = without_surrogates(self.key), self.operator in _LISTS
         if key.startswith("$") or key in _RESERVED:
@@ -117,17 +117,17 @@ class Condition(Model):
 
     @property
     def values(self) -> list[Scalar]:
-        """The value, or those of the list."""
+        """The values as a list, also for a single value."""
         return self.value if isinstance(self.value, list) else [self.value]
 
 
 class FilterGroup(Model):
-    """Several trees under one logic; ``not`` means none of them holds."""
+    """Several trees with one logical operator; ``not`` matches if none of them matches."""
 
     type: Literal["group"] = "group"
     logic: FilterLogic = FilterLogic.AND
     filters: list[FilterNode] = Field(min_length=1)
-    """At least one: an empty group would let everything through."""
+    """The child trees; at least one, as an empty group would match everything."""
 
 
 def _kind(value: object) -> str:
@@ -138,13 +138,13 @@ def _kind(value: object) -> str:
 FilterNode: TypeAlias = Annotated[
     Annotated[Condition, Tag("condition")] | Annotated[FilterGroup, Tag("group")], Discriminator(_kind)
 ]
-"""A filter tree."""
+"""A filter tree: a condition or a group."""
 
 FilterGroup.model_rebuild()
 
 
 def all_of(*filters: FilterNode | None) -> FilterNode | None:
-    """Return the tree that holds where all of these hold; None without any."""
+    """Combine filters with AND, ignoring None; return None if no filter remains."""
     trees: list[FilterNode] = [tree for tree in filters if tree is not None]
     if len(trees) <= 1:
         return trees[0] if trees else None
@@ -152,7 +152,7 @@ def all_of(*filters: FilterNode | None) -> FilterNode | None:
 
 
 def any_of(*filters: FilterNode) -> FilterNode:
-    """Return the tree that holds where one of these holds."""
+    """Combine filters with OR."""
     return FilterGroup(logic=FilterLogic.OR, filters=list(filters))
 
 
@@ -164,23 +164,23 @@ def matches(tree: FilterNode, metadata: Mapping[str, object]) -> bool:
         metadata: The node's metadata, flat.
 
     Returns:
-        False also where a key is absent or a value can't be compared (fail closed).
+        Whether it matches; False also if a key is absent or a value can't be compared (fail closed).
     """
     return _ready(tree)(metadata) is True
 
 
 def matcher(tree: FilterNode) -> Callable[[Mapping[str, object]], bool]:
-    """Return ``matches`` for one filter and the metadata of many documents.
+    """Return a function that evaluates one filter on the metadata of many documents, equal to ``matches``.
 
-    A caller in a thousand groups has a filter of a thousand conditions, of which a document's metadata hold few keys:
-    only these are compared.
+    In a large OR group, such as the filter of a caller with a thousand groups, only conditions on keys that the
+    document has are evaluated.
     """
     holds = _ready(tree)
     return lambda metadata: holds(metadata) is True
 
 
 def _ready(tree: FilterNode) -> Callable[[Mapping[str, object]], bool | None]:
-    """Return what tells whether a tree holds: None where that is unknown, which no negation makes true."""
+    """Return an evaluator of a tree; its result is None if unknown, and the negation of unknown is unknown."""
     if isinstance(tree, Condition):
         return partial(_compare, tree)
     by_key: dict[str, list[Condition]] = {}
@@ -212,7 +212,7 @@ def _ready(tree: FilterNode) -> Callable[[Mapping[str, object]], bool | None]:
 
 
 def _compare(condition: Condition, metadata: Mapping[str, object]) -> bool | None:
-    """Compare a value; None where it is absent or of another kind than what it is compared with."""
+    """Evaluate a condition; return None if the key is absent or its value has another type than the condition's."""
     value, wanted = metadata.get(condition.key), condition.operator
     items = value if isinstance(value, (list, tuple, set, frozenset)) else None
     if wanted is FilterOperator.IS_EMPTY:
@@ -229,7 +229,7 @@ def _compare(condition: Condition, metadata: Mapping[str, object]) -> bool | Non
 
 
 def _compare_two(wanted: FilterOperator, value: object, expected: object) -> bool | None:
-    """Compare texts, or numbers, by their order or by what they hold."""
+    """Compare two texts or two numbers by order, or two texts by containment; return None for other types."""
     if isinstance(value, str) and isinstance(expected, str):
         if wanted is FilterOperator.TEXT_MATCH_INSENSITIVE:
             return expected.lower() in value.lower()

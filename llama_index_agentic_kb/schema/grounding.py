@@ -1,8 +1,8 @@
-"""Grounding: what each claim of an answer rests on, and how well; and questions about text that is brought along.
+"""Grounding: the evidence and score of each claim of an answer; and queries that check or rank texts of the caller.
 
-Spans count characters (Python's: Unicode code points), end exclusive; ``grounding.spans`` turns them into UTF-8 bytes
-(Google's Answer) and UTF-16 units (browsers). Pydantic checks what Google's protos don't: scores from 0 to 1, spans
-that are not empty, no score and no support where there is nothing to check.
+Spans count Python characters (Unicode code points), end exclusive; ``grounding.spans`` converts them to UTF-8 bytes
+(Google's Answer) and UTF-16 units (browsers). The models validate more than Google's protos: scores from 0 to 1,
+no empty spans, and neither score nor support for claims that need no check.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.schema._model import Model
 
 CITATION_THRESHOLD: Final = 0.6
-"""A reference that supports a claim less than this is no source of it (Google: ``citationThreshold``)."""
+"""The minimum support score for citing a reference (Google: ``citationThreshold``)."""
 
-# Google's limits of CheckGrounding and Rank, and ours.
+# The limits of Google's CheckGrounding and Rank methods, also used here.
 MAX_FACTS: Final = 200
 MAX_FACT_CHARACTERS: Final = 10_000
 MAX_ANSWER_TOKENS: Final = 4_096
@@ -31,37 +31,37 @@ UnitScore: TypeAlias = Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)]
 
 
 class Verdict(StrEnum):
-    """What the evidence says of a claim."""
+    """The relation of the evidence to a claim."""
 
     SUPPORTED = "supported"
-    """The evidence says all of it."""
+    """The evidence supports the whole claim."""
     PARTIALLY_SUPPORTED = "partiallySupported"
-    """The evidence says a part of it. Google counts it as not grounded."""
+    """The evidence supports a part of the claim. Google counts it as not grounded."""
     UNSUPPORTED = "unsupported"
-    """The evidence does not say it."""
+    """The evidence does not support the claim."""
     CONTRADICTED = "contradicted"
-    """The evidence speaks of the same and says otherwise: another number, date, name, or the opposite."""
+    """The evidence contradicts the claim: another number, date or name, or the opposite."""
     NOT_CHECKABLE = "notCheckable"
-    """There is nothing to check ("Here is what I found."), or the scorer could not judge it."""
+    """The claim has no factual content ("Here is what I found."), or the scorer could not score it."""
 
 
 class ClaimFlag(StrEnum):
-    """What is remarkable of a claim beside its verdict."""
+    """A further observation about a claim, besides its verdict."""
 
     MISATTRIBUTED = "misattributed"
     """A marker names a reference that doesn't support the claim, while another one does."""
     UNCITED = "uncited"
-    """Evidence supports the claim, and it bears no marker."""
+    """Evidence supports the claim, but the claim has no citation marker."""
     CITED_WITHOUT_SUPPORT = "citedWithoutSupport"
-    """It bears markers, and no evidence supports it."""
+    """The claim has citation markers, but no evidence supports it."""
     CONFLICTING_SOURCES = "conflictingSources"
     """Some evidence supports the claim and some contradicts it."""
     NOT_SCORED = "notScored"
-    """It needs a check that was not made: the scorer failed, or time was over."""
+    """The claim needs a check, but the scorer failed or the time ran out."""
 
 
 class ConflictKind(StrEnum):
-    """What sources disagree in."""
+    """The kind of disagreement between sources."""
 
     NUMBER = "number"
     DATE = "date"
@@ -71,21 +71,21 @@ class ConflictKind(StrEnum):
 
 
 class ChangeKind(StrEnum):
-    """What repairing did to a claim."""
+    """The kind of change made to a claim by repair."""
 
     DROPPED = "dropped"
     REWRITTEN = "rewritten"
 
 
 class FilteringLevel(StrEnum):
-    """How well an answer must be grounded. Below, it is withheld."""
+    """The grounding level that an answer needs; an answer below it is withheld."""
 
     LOW = "low"
     HIGH = "high"
 
 
 class Span(Model):
-    """A stretch of a text, in characters; not empty. The end is exclusive."""
+    """A non-empty range of characters in a text; the end is exclusive."""
 
     start: int = Field(ge=0)
     end: int = Field(ge=1)
@@ -97,49 +97,49 @@ class Span(Model):
         return self
 
     def of(self, text: str) -> str:
-        """Return the stretch of a text."""
+        """Return the part of a text that the span covers."""
         return text[self.start : self.end]
 
     def moved(self, by: int) -> Span:
-        """Return the same stretch, so many characters further on."""
+        """Return a copy of the span, shifted by a number of characters."""
         return Span(start=self.start + by, end=self.end + by)
 
 
 class Support(Model):
-    """Where a reference speaks of a claim."""
+    """The place in a reference that supports or contradicts a claim."""
 
     reference_id: str
     """The N of ``[ref_id:N]``, as in ``Reference.id``."""
     node_id: str
     span: Span
-    """In the node's text."""
+    """The position in the node's text."""
     quote: str
-    """What stands there, to the letter."""
+    """The node's text at ``span``, verbatim."""
     score: UnitScore
-    """How well it supports the claim; where two references are needed, how well both do together."""
+    """The support for the claim; if it takes two references, the support by both together."""
 
 
 class GroundedClaim(Model):
-    """One claim of an answer, and what it rests on."""
+    """One claim of an answer, with its evidence."""
 
     text: str
-    """What stands at ``span``, to the letter, with its markers."""
+    """The answer's text at ``span``, verbatim, including citation markers."""
     span: Span
-    """In the answer."""
+    """The position in the answer."""
     check_required: bool = True
-    """Whether it says something of the world ("Here is what I found." doesn't)."""
+    """Whether the claim has factual content ("Here is what I found." doesn't)."""
     verdict: Verdict = Verdict.NOT_CHECKABLE
     score: UnitScore | None = None
-    """Of the evidence together. None where no check is required or none was made."""
+    """The support by all evidence together; None if the claim was not checked."""
     supports: list[Support] = Field(default_factory=list)
-    """What supports it (or, where contradicted, contradicts it), best first: one for each stretch of a reference."""
+    """The passages that support the claim (or contradict it, if its verdict is CONTRADICTED), best first."""
     cited: list[str] = Field(default_factory=list)
-    """Ids that the model's own markers name."""
+    """The reference ids in the model's citation markers."""
     flags: list[ClaimFlag] = Field(default_factory=list)
     misattributed: list[str] = Field(default_factory=list)
-    """Those of ``cited`` that the evidence does not bear out."""
+    """The ids in ``cited`` whose references do not support the claim."""
     lacking: Span | None = None
-    """The part, in the answer, that keeps the claim from being supported: what stands before it is. None: unknown."""
+    """The position in the answer of the unsupported end of a claim whose start is supported; None if unknown."""
 
     @model_validator(mode="after")
     def _scores_what_is_checked(self) -> Self:
@@ -154,33 +154,33 @@ class ConflictingValue(Model):
     """One side of a conflict."""
 
     value: str
-    """What this source says, in its own words ("1969", "3 March"), or the whole quote."""
+    """The value as written in the source ("1969", "3 March"), or the whole quote."""
     support: Support
     date: str | None = None
-    """When the source was written, where its metadata says so."""
+    """The date of the source, if its metadata contains one."""
 
 
 class Conflict(Model):
-    """Sources that say different things of the same."""
+    """A disagreement between sources."""
 
     claim: int = Field(ge=0)
-    """Which of the ledger's claims it concerns."""
+    """The index of the claim in the ledger."""
     kind: ConflictKind
     values: list[ConflictingValue] = Field(min_length=2)
-    """Each value with one place that says it."""
+    """The differing values, each with one passage that states it."""
 
 
 class AnswerChange(Model):
-    """What repairing did to one claim."""
+    """A change made to one claim by repair."""
 
     kind: ChangeKind
     before: str
     after: str = ""
-    """Empty where dropped."""
+    """The rewritten claim; empty if the claim was dropped."""
     span: Span
-    """Of ``before``, in the answer as it was."""
+    """The position of ``before`` in the original answer."""
     verdict: Verdict
-    """Of ``before``."""
+    """The verdict on ``before``."""
     reason: str = ""
 
 
@@ -189,12 +189,12 @@ class GroundingLedger(Model):
 
     claims: list[GroundedClaim] = Field(default_factory=list)
     grounding_score: UnitScore | None = None
-    """The mean score over the claims that need a check and got one; None without any."""
+    """The mean score of the checked claims; None if no claim was checked."""
     scorer: str = ""
-    """Names what scored."""
+    """The name of the scorer."""
     conflicts: list[Conflict] = Field(default_factory=list)
     changes: list[AnswerChange] = Field(default_factory=list)
-    """What repairing changed; the claims are those of the repaired answer."""
+    """The changes made by repair; ``claims`` are those of the repaired answer."""
     warnings: list[str] = Field(default_factory=list)
 
     @model_validator(mode="after")
@@ -213,11 +213,11 @@ class GroundingLedger(Model):
 
     @property
     def cited(self) -> list[str]:
-        """The references that the answer's markers name, each once, in order of first mention."""
+        """The distinct reference ids in the answer's citation markers, in order of first mention."""
         return list(dict.fromkeys(reference for claim in self.claims for reference in claim.cited))
 
     def quoting(self, shown: Collection[str]) -> GroundingLedger:
-        """Return the ledger without the words of references that are not among these, by their ids."""
+        """Return a copy of the ledger without quotes and values of references whose ids are not in ``shown``."""
 
         def bare(support: Support) -> Support:
             return support if support.reference_id in shown else support.model_copy(update={"quote": ""})
@@ -233,41 +233,41 @@ class GroundingLedger(Model):
         return self.model_copy(update={"claims": claims, "conflicts": conflicts})
 
     def check_spans(self, answer: str) -> None:
-        """Check that each claim stands in the answer where its span says.
+        """Check that each claim's span in the answer contains the claim's text.
 
         Raises:
-            InvalidRequestError: One does not.
+            InvalidRequestError: The text at a claim's span differs from the claim.
         """
         for number, claim in enumerate(self.claims):
             if claim.span.of(answer) != claim.text:
                 raise InvalidRequestError(f"claims[{number}].span: the answer does not say {claim.text[:60]!r} there")
 
 
-# -- questions about text that is brought along -----------------------------------------------------------------------
+# -- queries that check or rank texts of the caller -------------------------------------------------------------------
 
 
 def answer_tokens(answer: str) -> int:
-    """Count an answer's tokens as Google does: a word is one, and so is a full stop."""
+    """Count an answer's tokens as Google does: each word and each punctuation mark is one token."""
     return len(re.findall(r"\w+|[^\w\s]", answer))
 
 
 class Fact(Model):
-    """A text that an answer may rest on."""
+    """A text that may support an answer."""
 
     text: str
     attributes: dict[str, str] = Field(default_factory=dict)
-    """Part of the premise: "Wikipedia says ..." is grounded where the author is Wikipedia."""
+    """Metadata that counts as evidence too: "Wikipedia says ..." is grounded if the author is Wikipedia."""
 
 
 class GroundingQuery(Model):
-    """Whether an answer is grounded in facts."""
+    """A request to check whether an answer is grounded in facts."""
 
     answer: str
     facts: list[Fact] = Field(default_factory=list)
     citation_threshold: UnitScore = CITATION_THRESHOLD
-    """The least score with which a fact is cited for a claim."""
+    """The minimum score for citing a fact for a claim."""
     claim_scores: bool = False
-    """Whether each claim's own score is wanted."""
+    """Whether to return a score for each claim."""
 
 
 class RankRecord(Model):
@@ -280,17 +280,17 @@ class RankRecord(Model):
 
     @property
     def text(self) -> str:
-        """Title and content."""
+        """The title and content, joined by a line break."""
         return f"{self.title}\n{self.content}".strip()
 
 
 class RankQuery(Model):
-    """How records rank for a query."""
+    """A request to rank records for a query."""
 
     query: str = ""
     records: list[RankRecord] = Field(min_length=1)
     top_n: int | None = Field(default=None, ge=1, le=2**31 - 1)
-    """None gives all."""
+    """The maximum number of records to return; None returns all."""
     model: str = ""
     ids_only: bool = False
-    """Whether titles and contents are left out of the response."""
+    """Whether the response omits titles and contents."""

@@ -1,24 +1,24 @@
-"""Filters as OData text: a grammar for the subset of ``$filter`` that has a meaning here, and its writer.
+"""Filters as OData text: a parser and a writer for the supported subset of ``$filter``.
 
     (category eq 'a''b' or year ge 1969) and not (public eq false) and tags/any(t: t eq 'x' or t eq 'y')
 
 The subset is Azure AI Search's (its OData expression syntax reference), with the ``in`` of OData 4.01:
 
 * ``eq ne gt ge lt le`` of a field and a value, in either order; a field alone is ``field eq true``.
-* ``and``, ``or``, ``not`` (which takes what follows it: ``not a eq 1`` is ``not (a eq 1)``), parentheses.
+* ``and``, ``or``, ``not`` (applied to the comparison after it: ``not a eq 1`` is ``not (a eq 1)``), parentheses.
 * ``field in ('a', 'b')`` and ``search.in(field, 'a,b', ',')``: by default at commas and spaces, else at each character
   of the third argument.
 * ``list/any(x: x eq 'a' or x in ('b', 'c'))``, ``list/any(x: search.in(x, 'a,b'))``, ``list/any()``.
 * ``contains(field, 'a')``, and ``contains(tolower(field), 'a')`` for any letter case; ``isempty(field)`` (an extension)
-  for a document without the field, or with nothing in it.
-* ``field ne null`` (and ``list/any()``): the key is there. ``field eq null`` is refused: a filter never lets a
-  document through for what is not known of it.
+  for a document in which the field is absent or empty.
+* ``field ne null`` (and ``list/any()``): the key is present. ``field eq null`` is rejected; use ``isempty(field)`` to
+  match documents without the field.
 * Text in single quotes, a quote doubled; whole and decimal numbers; ``true`` and ``false``; dates and date-times
-  (``2024-01-31``, ``2024-01-31T12:00:00Z``), which are compared as text, as metadata keep them: write them in the form
-  that the store has.
+  (``2024-01-31``, ``2024-01-31T12:00:00Z``), which are compared as text: write them in the same format as in the
+  metadata.
 
-``a/b`` is the metadata key "a/b"; keys that are no OData names stand in square brackets, ``[file name]``, with "]"
-doubled (an extension, T-SQL's form).
+``a/b`` is the metadata key "a/b"; keys that are no OData names are written in square brackets, ``[file name]``, with
+"]" doubled (an extension, in T-SQL's form).
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
     from lark import Lark, Token
 
 MAX_TERMS: Final = 1_000
-"""Fields and values that are written in a filter."""
+"""Maximum number of fields and values in a filter."""
 _RESERVED: Final = ("or", "and", "not", "in", "eq", "ne", "gt", "ge", "lt", "le", "true", "false", "null")
-"""Words that are no fields, unless in brackets."""
+"""Reserved words; as field names they are written in brackets."""
 
 _GRAMMAR: Final = r"""
     ?start: disjunction
@@ -98,7 +98,7 @@ _WRITTEN: Final = {
 }
 
 _Items: TypeAlias = "tuple[list[Token], list[Scalar]]"
-"""A lambda's variable wherever it is compared, and what it may be equal to."""
+"""The occurrences of a lambda's variable in comparisons, and the values compared with it."""
 
 
 @cache
@@ -143,11 +143,11 @@ _SYNTAX: Final = Syntax(
 
 
 def parse_odata(text: str) -> FilterNode:
-    """Return the tree of a filter that is written as OData text; see the module for what is understood.
+    """Parse a filter from OData text; the module docstring describes the supported syntax.
 
     Raises:
-        InvalidRequestError: It is no such filter, or is longer or deeper than the limits here; the message names the
-            place, what was found there, and what could stand there.
+        InvalidRequestError: The text is no valid filter, or exceeds the limits of length, nesting or terms. The
+            message names the position, the text found there, and the expected tokens.
     """
     if not text.strip():
         raise InvalidRequestError("OData filter: it is empty; leave it out to search everything")
@@ -188,7 +188,7 @@ class _ODataBuilder(TreeBuilder):
         return tokens[:1], [_value(value) for value in tokens[1:]]
 
     def search_in(self, tokens: list[Token]) -> _Items:
-        """Split the list: by default at commas and spaces, else at each of the delimiters."""
+        """Split the value list at each of the delimiter characters; defaults to commas and spaces."""
         field, values, delimiters = tokens
         marks = str(_value(delimiters)) if delimiters else " ,"
         text = str(_value(values))
@@ -245,13 +245,13 @@ def _value(token: Token) -> Scalar:
 
 
 def to_odata(tree: FilterNode) -> str:
-    """Return a filter as OData text, for accounts and contracts; ``parse_odata`` reads it with the same meaning."""
+    """Return a filter as OData text, which ``parse_odata`` parses to an equivalent filter."""
     if isinstance(tree, Condition):
         return _condition(tree)
     parts = [to_odata(child) for child in tree.filters]
     if tree.logic is FilterLogic.NOT:
         inner = parts[0] if len(parts) == 1 else " or ".join(parts)
-        grouped = len(parts) == 1 and inner.startswith("(")  # and so ends with the same parenthesis
+        grouped = len(parts) == 1 and inner.startswith("(")  # and so ends with the matching parenthesis
         return f"not {inner}" if grouped else f"not ({inner})"
     return parts[0] if len(parts) == 1 else f"({f' {tree.logic.value} '.join(parts)})"
 

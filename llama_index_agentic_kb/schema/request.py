@@ -1,4 +1,4 @@
-"""The request: who asks, a conversation or intents, how hard to think, which sources, and how much of everything."""
+"""The request: principal, conversation or intents, reasoning effort, source parameters and limits."""
 
 from __future__ import annotations
 
@@ -27,35 +27,35 @@ from llama_index_agentic_kb.schema._model import Model
 from llama_index_agentic_kb.schema.filters import FilterNode
 
 MAX_DOCUMENTS: Final = 10_000
-"""Documents that a request may ask for; several times what a model reads. A search engine allocates for as many."""
+"""Maximum number of documents of a request. The limit protects search engines, which allocate memory for as many."""
 MAX_TOKENS: Final = 10_000_000
-"""Tokens of an answer or of extracted data; more than any model has."""
+"""Maximum token budget of an answer or of extracted data; beyond any model's context size."""
 MAX_SECONDS: Final = 86_400
-"""A day. Timers of the operating system do not take any number."""
+"""Maximum runtime of a request: one day. Operating system timers fail for very large numbers."""
 MAX_NAME: Final = 256
-"""Characters of a tenant's, a user's or a group's name."""
+"""Maximum number of characters in the name of a tenant, user or group."""
 MAX_GROUPS: Final = 10_000
-"""Groups of one principal."""
+"""Maximum number of groups of one principal."""
 _HIDDEN: Final = frozenset({"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"})
-"""Unicode categories of characters that nobody sees: two names must not differ in these alone."""
+"""Unicode categories of invisible characters; rejected, so that names that look the same are the same."""
 
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Who asks. Immutable and hashable; names are compared exactly, letter case included.
+    """The identity that makes a request. Immutable and hashable; names are compared case-sensitively.
 
-    A principal is made by the program that has authenticated its caller, never out of what the caller sends.
+    The program that authenticates the caller creates the principal, never from data that the caller sends.
 
         alice = Principal(tenant="acme", user="alice", groups=["engineering", "managers"])
 
     Args:
-        tenant: The organisation; None where there is only one.
-        user: The person or service.
-        groups: What it belongs to, in any order; kept as a frozenset.
+        tenant: The name of the organisation; None if there is only one.
+        user: The name of the person or service.
+        groups: The names of the principal's groups, in any order; stored as a frozenset.
 
     Raises:
-        ConfigurationError: A name is empty, has hidden or control characters, or is too long; there are too many
-            groups; or nothing is set.
+        ConfigurationError: A name is empty, too long or contains hidden or control characters; there are too many
+            groups; or tenant, user and groups are all unset.
     """
 
     tenant: str | None = None
@@ -63,7 +63,7 @@ class Principal:
     groups: Iterable[str] = field(default=frozenset())
 
     def __post_init__(self) -> None:
-        """Check every name, and keep the groups as a frozenset."""
+        """Check all names, and convert the groups to a frozenset."""
         if isinstance(self.groups, (str, bytes)):
             raise ConfigurationError("Principal.groups: expected several names, got one text; put it into a list")
         groups = frozenset(self.groups)
@@ -87,20 +87,20 @@ class Principal:
 
 
 class ReasoningEffort(StrEnum):
-    """How much a request plans (Azure: ``retrievalReasoningEffort``); as ``minimal`` without a language model."""
+    """How much a request is planned (Azure: ``retrievalReasoningEffort``); without a language model as ``minimal``."""
 
     MINIMAL = "minimal"
-    """No language model: the question, or each intent, is searched as it is."""
+    """No language model: the question, or each intent, is searched unchanged."""
     LOW = "low"
-    """One planning call."""
+    """One planning call of the language model."""
     MEDIUM = "medium"
-    """A plan whose sub-queries build on each other, in several rounds, and one look for gaps."""
+    """A plan with dependent sub-queries, searched in several rounds, and one check for gaps."""
     AUTO = "auto"
-    """No planning where the question's own evidence is strong; else as ``medium``."""
+    """No planning if a first search of the question finds strong evidence; else as ``medium``."""
 
 
 class OutputMode(StrEnum):
-    """What a response holds (Azure: ``outputMode``)."""
+    """The content of a response (Azure: ``outputMode``)."""
 
     EXTRACTIVE_DATA = "extractiveData"
     """The passages themselves, as a JSON array."""
@@ -112,9 +112,9 @@ class ResultsProcessing(StrEnum):
     """How the results of the searches are combined (Azure: ``resultsProcessing``)."""
 
     RERANK = "rerank"
-    """Fused, reranked where there is a reranker, neighbours joined."""
+    """Results are fused, reranked if there is a reranker, and neighbouring chunks are joined."""
     NONE = "none"
-    """Left as the sources ranked it; the searches take turns."""
+    """Results remain in the order of their source; the lists of the searches are interleaved."""
 
 
 EffortField: TypeAlias = Annotated[
@@ -122,18 +122,18 @@ EffortField: TypeAlias = Annotated[
     BeforeValidator(lambda value: value["kind"] if isinstance(value, dict) and set(value) == {"kind"} else value),
     PlainSerializer(lambda effort: {"kind": ReasoningEffort(effort).value}, return_type=dict[str, str]),
 ]
-"""An effort; on the wire it is ``{"kind": ...}``, and ``"low"`` is taken too."""
+"""A reasoning effort; in JSON ``{"kind": "low"}``. Input may also be plain text, ``"low"``."""
 
 Text: TypeAlias = Annotated[
     str, BeforeValidator(lambda value: without_surrogates(value) if isinstance(value, str) else value)
 ]
-"""Text that can be written as UTF-8: lone surrogates become U+FFFD."""
+"""Text that can be encoded as UTF-8: lone surrogates become U+FFFD."""
 
 _SIZES: Final = ("maxOutputSizeInTokens", "max_output_size_in_tokens", "maxOutputSize", "max_output_size")
-"""The names of a response's size in tokens, the newest first."""
+"""The accepted names of the token budget of a response, the newest first."""
 Documents: TypeAlias = Annotated[int, Strict(), Field(ge=1, le=MAX_DOCUMENTS)]
 Flag: TypeAlias = Annotated[bool, Strict()]
-"""A truth value: "yes" and 1 are none."""
+"""A strict boolean: "yes" and 1 are rejected."""
 
 
 def _given(data: object) -> object:
@@ -141,7 +141,7 @@ def _given(data: object) -> object:
 
 
 class _Sent(Model):
-    """What a caller sends. Null is not given: it sets nothing, and removes no limit that another name of it set."""
+    """A model sent by a caller. A null field counts as absent, and does not override the field's other name."""
 
     @model_validator(mode="before")
     @classmethod
@@ -157,13 +157,13 @@ class TextContent(_Sent):
 
 
 class ImageUrl(_Sent):
-    """Where an image is."""
+    """The address of an image."""
 
     url: Text
 
 
 class ImageContent(_Sent):
-    """An image in a message. No stage reads it yet."""
+    """An image in a message. Images are accepted, but not used yet."""
 
     type: Literal["image"] = "image"
     image: ImageUrl
@@ -182,52 +182,52 @@ class Message(_Sent):
 
     @property
     def text(self) -> str:
-        """All text of the message, pieces joined by line breaks."""
+        """The text parts of the message, joined by line breaks."""
         return "\n".join([part.text for part in self.content if isinstance(part, TextContent)])
 
 
 class Intent(_Sent):
-    """A query to search as it is, without planning."""
+    """A query to search unchanged, without planning."""
 
     type: Literal["semantic"] = "semantic"
     search: Text = Field(min_length=1)
 
 
 class SourceParams(_Sent):
-    """The parameters of one source. They configure the source; they do not select it.
+    """The parameters of one source. They configure the source, but do not select it.
 
-    Unknown fields are kept, and named in the source's activity as ignored.
+    Unknown fields are accepted, and reported as ignored in the source's activity record.
     """
 
     model_config = ConfigDict(extra="allow")
 
     knowledge_source_name: Text = Field(min_length=1)
     kind: Text | None = None
-    """When set, it must be the source's kind."""
+    """The expected kind of the source; a request with another kind is invalid."""
     filters: FilterNode | None = None
-    """Narrows what the source returns, together with its mandatory filter; never widens it."""
+    """A filter on the source's results, combined (AND) with the source's mandatory filter."""
     filter_add_on: Text | None = None
-    """An OData filter (see ``schema.odata``); narrows as ``filters`` does."""
+    """A further filter as OData text (see ``schema.odata``), combined (AND) with ``filters``."""
     include_references: Flag = True
     include_reference_source_data: Flag | None = None
-    """False leaves no text of its documents in the references and the grounding."""
+    """False removes the documents' text from the references and the grounding ledger."""
     always_query_source: Flag = False
     never_query_source: Flag = False
     fail_on_error: Flag = False
     reranker_threshold: Annotated[float, Strict()] | None = Field(default=None, ge=0, le=4, allow_inf_nan=False)
-    """Documents whose reranker score is below it are dropped, on the scale of 0 to 4. Needs a calibrated reranker;
-    without one the source's activity says so."""
+    """The minimum reranker score, 0 to 4, of a document. It needs a calibrated reranker; without one it has no effect,
+    and the source's activity record has a warning."""
     results_processing: ResultsProcessing | None = None
-    """None is the request's, then the retriever's own."""
+    """The processing of this source's results; defaults to the request's setting, then the retriever's."""
     max_output_documents: Documents | None = None
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """The names of fields that were set and that this library does not act on."""
+        """The names of the unknown fields, which have no effect."""
         return tuple(sorted(self.model_extra or ()))
 
     def contradiction(self, processing: ResultsProcessing | None) -> str | None:
-        """Return what can't be together, with the results processing of the whole request; None where all is well."""
+        """Return the reason why these options conflict, given the request's processing; None if they don't."""
         if self.always_query_source and self.never_query_source:
             return "alwaysQuerySource and neverQuerySource exclude each other"
         if self.include_reference_source_data and not self.include_references:
@@ -239,15 +239,15 @@ class SourceParams(_Sent):
 
 
 class RetrievalRequest(_Sent):
-    """One question to a knowledge base.
+    """A retrieval request to a knowledge base.
 
-    Exactly one of ``messages`` and ``intents`` is set. What is unset comes from the knowledge base's defaults.
+    Exactly one of ``messages`` and ``intents`` is set. Unset options default to those of the knowledge base.
     """
 
     messages: list[Message] | None = None
     """The conversation, oldest first; the last user message is the question."""
     intents: list[Intent] | None = None
-    """Queries that need no planning."""
+    """Queries to search without planning."""
     retrieval_reasoning_effort: EffortField | None = None
     output_mode: OutputMode | None = None
     include_activity: Flag = True
@@ -262,17 +262,17 @@ class RetrievalRequest(_Sent):
     )
     """The budget of the extracted data, or of the answer, in tokens."""
     max_output_documents: Documents | None = None
-    """Alone it replaces the default budget of the extracted data."""
+    """The maximum number of documents. Set without a token budget, it replaces the default token budget."""
     results_processing: ResultsProcessing | None = None
-    """For every source whose parameters say nothing else; None is the retriever's own."""
+    """The processing for sources whose parameters set none; defaults to the retriever's setting."""
     knowledge_source_params: list[SourceParams] = Field(default_factory=list)
     principal: SkipJsonSchema[InstanceOf[Principal] | None] = Field(default=None, exclude=True)
-    """Who asks. Set by the program that has authenticated its caller; never read from wire data, nor written."""
+    """The caller's identity, set by the program that authenticated the caller; never read from or written to JSON."""
 
     @model_validator(mode="before")
     @classmethod
     def _as_sent(cls, data: object) -> object:
-        """Azure's versions have two names for one size, and an SDK sends both: the newer wins."""
+        """Reject a principal in the data, and of several names of the token budget use only the newest."""
         sent = _given(data)
         if isinstance(sent, dict):
             who = sent.get("principal")
@@ -302,7 +302,7 @@ class RetrievalRequest(_Sent):
 
     @property
     def question(self) -> str:
-        """The text of the last user message; with intents, theirs joined by line breaks."""
+        """The text of the last user message, or the queries of the intents, joined by line breaks."""
         if self.intents:
             return "\n".join([intent.search for intent in self.intents])
         rest = (self.messages or [])[len(self.history) :]
@@ -310,7 +310,7 @@ class RetrievalRequest(_Sent):
 
     @property
     def history(self) -> list[Message]:
-        """The messages before the question, oldest first; all of them where there is no question."""
+        """The messages before the question, oldest first; all messages if there is no question."""
         messages = self.messages or []
         for position in range(len(messages) - 1, -1, -1):
             if messages[position].role == "user" and messages[position].text.strip():
@@ -318,7 +318,7 @@ class RetrievalRequest(_Sent):
         return messages
 
     def params_for(self, source: str) -> SourceParams:
-        """Return the parameters of a source; the defaults where the request has none."""
+        """Return the parameters of a source; the defaults if the request has none for it."""
         for params in self.knowledge_source_params:
             if params.knowledge_source_name == source:
                 return params

@@ -1,4 +1,4 @@
-"""The response: an answer or the extracted data, its references, the activity, and what is missing."""
+"""The response: an answer or extracted data, with references, activity records and missing parts."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from llama_index_agentic_kb.schema.request import Message
 
 
 class SkippedReason(StrEnum):
-    """Why there is no answer."""
+    """The reason why there is no answer."""
 
     ADVERSARIAL_QUERY_IGNORED = "adversarialQueryIgnored"
     NON_ANSWER_SEEKING_QUERY_IGNORED = "nonAnswerSeekingQueryIgnored"
-    """Chit-chat."""
+    """The query is small talk."""
     OUT_OF_DOMAIN_QUERY_IGNORED = "outOfDomainQueryIgnored"
-    """Nothing of high relevance was found: the question is about something else than the sources."""
+    """Nothing highly relevant was found: the question is outside the subjects of the sources."""
     POTENTIAL_POLICY_VIOLATION = "potentialPolicyViolation"
     NO_RELEVANT_CONTENT = "noRelevantContent"
-    """What was found holds nothing relevant, or nothing was found."""
+    """Nothing was found, or no result is relevant."""
     JAIL_BREAKING_QUERY_IGNORED = "jailBreakingQueryIgnored"
     CUSTOMER_POLICY_VIOLATION = "customerPolicyViolation"
     NON_ANSWER_SEEKING_QUERY_IGNORED_V2 = "nonAnswerSeekingQueryIgnoredV2"
@@ -36,7 +36,7 @@ class SkippedReason(StrEnum):
 
 
 class SourceData(Model):
-    """A reference's document, under the same keys whatever the source calls them."""
+    """The document of a reference, with the same field names for all kinds of sources."""
 
     doc_key: str
     title: str
@@ -55,30 +55,30 @@ _OWN_FIELDS: Final[Mapping[str, tuple[str, str]]] = {
     "mcpServer": ("toolName", "knowledgeSourceName"),
     "remoteSharePoint": ("webUrl", "url"),
 }
-"""What Azure's reference of a kind has besides, and which of our fields it is."""
+"""By source kind: the additional field of Azure's reference, and the ``Reference`` field with its value."""
 
 
 class Reference(Model):
-    """One passage that the response rests on. Its ``type`` is its source's kind, whose own field stands on the wire."""
+    """One passage used for the response. ``type`` is the source's kind; JSON includes that kind's additional field."""
 
-    model_config = ConfigDict(extra="ignore")  # the kind's own field says nothing more
+    model_config = ConfigDict(extra="ignore")  # the kind's additional field is redundant
 
     type: str = "searchIndex"
     id: str
     """The N of ``[ref_id:N]``; "0", "1", ... in order of the evidence."""
     activity_source: int = Field(ge=0)
-    """The id of the activity record that found it (first, if several did)."""
+    """The id of the activity record of the first search that found the passage."""
     knowledge_source_name: str
     doc_key: str
     title: str
     url: str | None = None
     citation_url: str | None = None
     node_id: str
-    """The LlamaIndex node's id."""
+    """The id of the LlamaIndex node."""
     score: float | None = None
     """The source's own score; scales differ between sources."""
     reranker_score: float | None = None
-    """From 0 to 4. Set only where a calibrated reranker scored it."""
+    """The score of a calibrated reranker, 0 to 4; None without one."""
     source_data: SourceData | None = None
 
     @model_serializer(mode="wrap")
@@ -100,34 +100,34 @@ class Extract(Model):
 
 
 class MissingPart(Model):
-    """A part that the response lacks."""
+    """A missing part of the response."""
 
     what: str
-    """The source, or the stage."""
+    """The name of the source or stage that failed."""
     outcome: Outcome
     reason: str
     sub_query_id: str | None = None
 
 
 class RetrievalResponse(Model):
-    """What a knowledge base returns for one request."""
+    """The response of a knowledge base to one request."""
 
     status_code: int = 200
-    """200, or 206 when a part is missing."""
+    """The HTTP status: 200, or 206 if a part is missing."""
     response: list[Message] = Field(default_factory=list)
     activity: list[AnyActivity] | None = None
     references: list[Reference] = Field(default_factory=list)
     missing: list[MissingPart] = Field(default_factory=list)
     plan: QueryPlan | None = None
     grounding: GroundingLedger | None = None
-    """What each claim of the answer rests on; None without an answer to check. For a withheld answer, the ledger of
-    what was written."""
+    """The grounding ledger: each claim of the answer, or of the draft of a withheld answer, with its evidence. None if
+    there was no answer to check."""
     skipped_reasons: list[SkippedReason] = Field(default_factory=list)
-    """Why there is no answer, or why it is withheld. ``text`` is then what is said instead."""
+    """The reasons why there is no answer or it was withheld; ``text`` then contains a notice instead."""
 
     @property
     def skipped(self) -> bool:
-        """Whether there is no answer, or it is withheld; ``skipped_reasons`` say why."""
+        """Whether there is no answer or it was withheld; ``skipped_reasons`` lists the reasons."""
         return bool(self.skipped_reasons)
 
     @property
@@ -137,7 +137,7 @@ class RetrievalResponse(Model):
 
     @property
     def extracts(self) -> list[Extract]:
-        """The extracted data; empty where the response is an answer."""
+        """The extracted data; an empty list if the response is an answer."""
         try:
             items = json.loads(self.text)
         except json.JSONDecodeError:
@@ -151,7 +151,7 @@ class RetrievalResponse(Model):
         return self.text
 
     def _repr_html_(self) -> str:
-        """Return answer or extracts, sources and timeline for a notebook; everything is escaped."""
+        """Return HTML for notebooks with the answer or extracts, sources and timeline; all text is escaped."""
         from llama_index_agentic_kb import _html  # noqa: PLC0415 (for notebooks only)
 
         return _html.response_html(self.to_dict())
