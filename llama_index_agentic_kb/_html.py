@@ -1,7 +1,7 @@
-"""Shows a response as HTML for notebooks and pages: one fragment, no script, nothing loaded from elsewhere.
+"""Renders a response as an HTML fragment for notebooks and web pages, without scripts or external resources.
 
-The template is ``_html.jinja``. Whatever a response holds is shown as text: every value is escaped, without characters
-that hide or reverse text.
+The template is ``_html.jinja``. All values are shown as text: they are escaped, and characters that hide or reverse
+text are removed.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ __all__ = ["response_html"]
 Record: TypeAlias = Mapping[str, Any]
 
 ROWS: Final = 100
-"""Rows of a list that are shown."""
+"""Maximum rows of a list to show."""
 LONG: Final = 360
-"""Characters; an extract that has more is folded."""
+"""Number of characters above which an extract is collapsed."""
 MOST: Final = 20_000
-"""Characters of one passage that are shown."""
+"""Maximum characters of a passage to show."""
 
-_KEPT: Final = frozenset("\n\t\u200c\u200d")  # the joiners: some scripts and emoji can't be written without them
+_KEPT: Final = frozenset("\n\t\u200c\u200d")  # the joiners, which some scripts and emoji need
 _MARKER: Final = re.compile(r"[ \t]{0,8}\[ref_id:([0-9]{1,9})\]")
 _PIECE: Final = re.compile(rf"\n|{_MARKER.pattern}")
 _WEB: Final = re.compile(r"https?://[^\s\"'<>\\^`{|}]+", re.IGNORECASE)
@@ -42,13 +42,13 @@ _WORDS: Final = {"count": "found", "inputTokens": "tokens in", "outputTokens": "
 
 
 def response_html(data: Record) -> str:
-    """Render a response: what is missing, the answer or the extracts, the sources, the timeline.
+    """Render a response: missing parts, answer or extracts, sources, and timeline.
 
     Args:
-        data: The wire form of a ``RetrievalResponse``.
+        data: The JSON form of a ``RetrievalResponse``.
 
     Returns:
-        A fragment whose style is scoped to its class and whose ids are made from its content.
+        An HTML fragment with scoped styles, whose element ids are derived from its content.
     """
     text = "\n".join(map(_content, data.get("response") or ()))
     references, activity = data.get("references") or [], data.get("activity") or []
@@ -109,7 +109,7 @@ def _template() -> Template:
 
 
 def _source(item: Record, ref_id: object, content: object) -> dict[str, Any]:
-    """Return a source, or an extract, as a row of a list."""
+    """Return the template data for a source or an extract."""
     label = _plain(ref_id)
     number = int(label) if re.fullmatch("[0-9]{1,9}", label) else None
     scores = [
@@ -129,7 +129,7 @@ def _source(item: Record, ref_id: object, content: object) -> dict[str, Any]:
 
 
 def _extracts(text: str, known: Mapping[int | None, Record]) -> list[dict[str, Any]] | None:
-    """Read the extracted data, with what is known of each source; None where the text is an answer."""
+    """Parse extracted data into rows, with the data of their sources; return None if the text is an answer."""
     try:
         items = json.loads(text) if text.startswith("[") else None
     except (ValueError, RecursionError):
@@ -145,7 +145,7 @@ def _extracts(text: str, known: Mapping[int | None, Record]) -> list[dict[str, A
 
 
 def _paragraphs(text: str, titles: Mapping[int, object]) -> list[list[tuple[str, int | None]]]:
-    """Return an answer's paragraphs as pieces of text, line breaks, and numbers of references that are listed."""
+    """Split an answer into paragraphs of (text, None) pieces and (marker, number) pieces for listed references."""
     made = []
     for paragraph in re.split(r"\n[ \t]*\n", text):
         if not paragraph.strip():
@@ -163,7 +163,7 @@ def _paragraphs(text: str, titles: Mapping[int, object]) -> list[list[tuple[str,
 
 
 def _timeline(activity: Sequence[Record]) -> tuple[float, list[dict[str, Any]]]:
-    """Return the whole time in milliseconds, and one row a record, with a bar where it lies in that time."""
+    """Return the total time in milliseconds, and a timeline row with a bar for each activity record."""
     spans = [_span(record) for record in activity]
     first = min((span[0] for span in spans if span), default=0.0)
     total = max((span[1] for span in spans if span), default=0.0) - first
@@ -186,7 +186,7 @@ def _timeline(activity: Sequence[Record]) -> tuple[float, list[dict[str, Any]]]:
 
 
 def _facts(record: Record) -> list[str]:
-    """Return what a record asked and counts, under which filter it searched, and which model it called."""
+    """Return the details of an activity record: query, counts, filter, and model."""
     arguments = record.get(f"{record.get('type')}Arguments") or {}
     asked = (_cut(_plain(record.get("subQueryId")), 40), _cut(_plain(arguments.get("search")), 300))
     facts = [": ".join(filter(None, asked))]
@@ -202,7 +202,7 @@ def _facts(record: Record) -> list[str]:
 
 
 def _bar(span: tuple[float, float], first: float, total: float) -> str:
-    """Return a bar's place, in percent of the whole time."""
+    """Return the CSS position and width of a bar, in percent of the total time."""
     width = min(100.0, max(0.5, (span[1] - span[0]) / total * 100)) if total > 0 else 100.0
     left = min(100.0 - width, (span[0] - first) / total * 100) if total > 0 else 0.0
     return f"left:{left:.2f}%;width:{width:.2f}%"

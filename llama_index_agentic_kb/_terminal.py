@@ -1,4 +1,4 @@
-"""Shows plans, activity and responses in a terminal, with rich. Everything shown is text: no markup, no controls."""
+"""Prints plans, activity and responses to a terminal with rich. Markup and control characters are not interpreted."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ _VERDICTS = {
     Verdict.NOT_CHECKABLE: Text("not checked", "dim"),
 }
 BAR = 24
-"""Columns of a timeline bar."""
+"""Width of a timeline bar in columns."""
 
 
 def show_response(console: Console, response: RetrievalResponse, *, extract_lines: int = 3) -> None:
-    """Print a response: plan, timeline, answer or extracts, numbered sources, and what is missing.
+    """Print a response: plan, timeline, answer or extracts, numbered sources, and missing parts.
 
     Args:
-        console: Where.
-        response: What.
-        extract_lines: Lines of each extract that are shown; 0 shows all.
+        console: The rich console to print to.
+        response: The response to print.
+        extract_lines: Maximum lines per extract; 0 means all.
     """
     if response.plan is not None:
         _section(console, "Plan", _plan(response.plan))
@@ -70,7 +70,7 @@ def show_response(console: Console, response: RetrievalResponse, *, extract_line
 
 
 def described(record: ActivityRecord) -> Text:
-    """Return one line on a record, for what is under way."""
+    """Return a one-line description of an activity record, for progress output."""
     name, note = _described(record)
     return Text.assemble(name, " ", note)
 
@@ -154,7 +154,7 @@ def _tokens(record: ModelQueryPlanningActivity | ModelAnswerSynthesisActivity) -
 
 
 def _answer(text: str) -> Text:
-    """Return the answer with its markers as numbers from 1, like the list of sources below it."""
+    """Return the answer with its markers replaced by 1-based numbers, as in the list of sources."""
     return _text(_MARKER.sub(lambda marker: f"[{int(marker.group(1)) + 1}]", text) or "(no answer)")
 
 
@@ -165,13 +165,13 @@ def _counted(ledger: GroundingLedger) -> str:
 
 
 def _proof(ledger: GroundingLedger) -> Any:
-    """Show each checked claim with the words that support it, or contradict it."""
+    """Return a table of the checked claims with quotes that support or contradict them."""
     table = Table.grid(padding=(0, 1))
     for claim in ledger.claims:
         if claim.score is None:
             continue
         table.add_row(_VERDICTS[claim.verdict], _text(one_line(_SPACED_MARKER.sub("", claim.text), 100)))
-        best = {support.reference_id: support for support in reversed(claim.supports)}  # of each reference
+        best = {support.reference_id: support for support in reversed(claim.supports)}  # first of each reference
         for support in list(reversed(best.values()))[:3]:
             quote = Text(f"[{int(support.reference_id) + 1}] ", "dim")
             table.add_row("", quote.append(f"\u201c{printable(one_line(support.quote, 100))}\u201d", "dim"))
@@ -211,7 +211,7 @@ def _extracts(extracts: Sequence[Extract], references: Sequence[Reference], line
 
 
 def _short(content: str, lines: int) -> str:
-    text = " ".join(_HEADING.sub("", content, count=1).split())  # the title stands above it
+    text = " ".join(_HEADING.sub("", content, count=1).split())  # the title is shown above
     return text if lines == 0 else one_line(text, 100 * lines)
 
 

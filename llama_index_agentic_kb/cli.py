@@ -1,8 +1,8 @@
 """The command line: ``agentic-kb ingest``, ``ask``, ``chat``, ``list``, ``remove``, ``info``, ``doctor`` and others.
 
-Options may also stand in ``agentic-kb.toml`` in the working directory: those of all commands at the top (``store``,
-``model``), those of one under its name (``[ask]``). What is given on the command line wins. Modules that load
-LlamaIndex are imported where a command needs them: the others start in a fraction of a second.
+Options can also be set in ``agentic-kb.toml`` in the working directory: at the top level for all commands (``store``,
+``model``), or in a table for one command (``[ask]``). The command line takes precedence. Modules that import
+LlamaIndex are imported only by commands that need them, so that the others start fast.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ OPENAI_BASE_URL for any OpenAI-compatible server, and choose a model with --mode
 app = typer.Typer(
     add_completion=False,
     no_args_is_help=True,
-    pretty_exceptions_show_locals=False,  # one of them is the key
+    pretty_exceptions_show_locals=False,  # local variables include the API key
     help="An agentic knowledge base over your own documents.",
 )
 console = Console()
@@ -67,7 +67,7 @@ WindowOption = Annotated[
 
 
 def main() -> None:
-    """Run the command line; an ``AgenticKBError`` is one line on stderr and exit status 1."""
+    """Run the command line; on ``AgenticKBError``, print one line to stderr and exit with status 1."""
     try:
         app()
     except AgenticKBError as error:
@@ -133,7 +133,7 @@ def ingest_command(
     from llama_index_agentic_kb.store.files import NO_SUCH_PATH  # noqa: PLC0415 (with the store)
 
     missing = [path for path in paths if not path.exists()]
-    if missing and not store.exists():  # else what is gone is removed from the store
+    if missing and not store.exists():  # otherwise, deleted files are removed from the store
         raise ConfigurationError(f"{', '.join(map(str, missing))}: {NO_SUCH_PATH}")
     said = {"tenant": tenant, "groups": group, "public": public}
     stamp = {name: value for name, value in said.items() if value}
@@ -290,7 +290,7 @@ def doctor(store: StoreOption = DEFAULT_STORE, model: ModelOption = None, contex
     for name, check in {"store": sources, "embedding model": embedding, "language model": language_model}.items():
         try:
             console.print(Text(f"{name}: {printable(check())}", "green"))
-        except Exception as error:  # noqa: BLE001 (whatever fails is what is asked for)
+        except Exception as error:  # noqa: BLE001 (the check reports any failure)
             failed = True
             console.print(Text(f"{name}: {printable(error_message(error))}", "red"))
     if failed:
@@ -421,7 +421,7 @@ def _open(store: Path, llm: LLM | None, **kwargs: Any) -> KnowledgeBase:
 
 
 def _language_model(name: str | None, context_window: int) -> LLM | None:
-    """Return the model that the environment names; None without a key and without OPENAI_BASE_URL."""
+    """Return the language model set by environment variables; None if neither an API key nor OPENAI_BASE_URL is set."""
     key, url = os.environ.get("OPENAI_API_KEY"), os.environ.get("OPENAI_BASE_URL") or os.environ.get("OPENAI_API_BASE")
     if not key and not url:
         if name is not None:
@@ -453,7 +453,7 @@ def _ingest(paths: list[Path], store: Any, **kwargs: Any) -> IngestReport:
 
 @contextmanager
 def _progress(what: str = "Reading") -> Iterator[Any]:
-    """Show a bar while work goes on; nothing where the output is no terminal."""
+    """Show a progress bar if the output is a terminal."""
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
     with Progress(*columns, console=errors, transient=True, disable=not errors.is_terminal) as bar:
         task = bar.add_task(what, total=None)

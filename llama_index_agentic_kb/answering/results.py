@@ -1,8 +1,8 @@
 """The parts of an ``Answer``: references, steps, the resource itself, and the pieces of a stream.
 
-Everything is read off the plan, the evidence and the account of what was done; no model is asked again. What
-``RetrievalResponse.references`` would not show is not shown here either: a source without ``includeReferences``, the
-content where ``includeReferenceSourceData`` is false, the fields that say whom a document is shared with.
+Everything is derived from the plan, the evidence and the activity log, without further model calls. As in
+``RetrievalResponse.references``, sources without ``includeReferences``, content if ``includeReferenceSourceData`` is
+false, and permission metadata are omitted.
 """
 
 from __future__ import annotations
@@ -60,26 +60,26 @@ from llama_index_agentic_kb.schema.response import SkippedReason
 from llama_index_agentic_kb.sources.selection import SelectedSource
 
 PAGE_KEYS: Final = ("page_label", "page_identifier", "pageIdentifier", "page_number", "page")
-"""Metadata keys of a passage's page, the first that is there; LlamaIndex's PDF readers write ``page_label``."""
+"""Metadata keys of a passage's page, in order of preference; LlamaIndex's PDF readers set ``page_label``."""
 RECORD_KEYS: Final = ("struct_data", "structData")
-"""Metadata keys of a record: Google's own name, in both spellings."""
+"""Metadata keys of structured data: Google's name, in both spellings."""
 CALIBRATED: Final = 4.0
-"""The top of the calibrated rerankers' scale."""
+"""The maximum score of calibrated rerankers."""
 MAX_RECORD: Final = 100_000
-"""Characters of a text that is looked at for being a record."""
+"""Maximum characters of a text to try to parse as a JSON record."""
 MAX_LEVELS: Final = 20
-"""Levels of objects and lists inside of a record; deeper ones are read as text."""
+"""Maximum nesting depth of a JSON record; deeper JSON is treated as text."""
 MAX_VALUE: Final = 10_000
-"""Characters of one field of the metadata, as JSON; a longer one (a window of sentences) is left out."""
+"""Maximum characters of one metadata field as JSON; longer fields (such as sentence windows) are omitted."""
 MAX_METADATA: Final = 50_000
-"""Characters of all of them; what comes beyond is left out."""
+"""Maximum total characters of the metadata fields; fields beyond it are omitted."""
 
 MAX_THOUGHT: Final = 1_000
 SNIPPET_WORDS: Final = 30
 MAX_SNIPPET: Final = 240
 
 SUB_QUESTION: Final = "sub-question"
-"""``MissingPart.what`` of a part of the question that nothing was found for."""
+"""``MissingPart.what`` of a part of the question without evidence."""
 
 _ANSWERED: Final = frozenset((Outcome.OK, Outcome.EMPTY))
 
@@ -88,16 +88,16 @@ _ANSWERED: Final = frozenset((Outcome.OK, Outcome.EMPTY))
 
 
 def answer_references(retrieval: Retrieval) -> dict[str, AnswerReference]:
-    """Return the references of the evidence, cited or not, in its order, by the N of ``[ref_id:N]``.
+    """Return the references of all evidence, cited or not, by the N of ``[ref_id:N]``.
 
-    A source that shows no references leaves a gap in these ids. The kind of a reference:
+    The ids have gaps if a source hides its references. The kinds of references:
 
-    * structured: a record without prose. Its metadata hold an object under ``struct_data`` (or ``structData``), or its
-      text is one JSON object, or it has metadata and no text.
-    * document: a LlamaIndex ``Document``, or a node that names no other document as its own.
-    * chunk: a node of a document: one with a source document, or with a document's key of its source's.
+    * structured: a record. Its metadata have an object under ``struct_data`` (or ``structData``), or its text is a
+      JSON object, or it has metadata and no text.
+    * document: a LlamaIndex ``Document``, or a node whose document key is its own id.
+    * chunk: any other node, as a part of a document.
 
-    A relevance score is a calibrated reranker's, divided by 4; none is made of anything else.
+    The relevance score is a calibrated reranker's score divided by 4; without such a reranker it is None.
 
     """
     nodes, selected = retrieval.nodes, retrieval.selected
@@ -112,7 +112,7 @@ def _reference(node: NodeWithScore, shown: Reference, selected: Mapping[str, Sel
         scored = relevance is not None and isinstance(supplied, ChunkReference)
         return supplied.model_copy(update={"relevance_score": relevance}) if scored else supplied
     named: dict[str, Any] = {"document": shown.doc_key, "uri": shown.url or "", "title": shown.title}
-    # What kind it is does not depend on how much of it is shown.
+    # The kind must not depend on whether the content is shown.
     record = _record(data or source.source_data(node))
     if record is not None:
         return StructuredReference(**named, data={} if data is None else _small_fields(record))
@@ -126,12 +126,12 @@ def _reference(node: NodeWithScore, shown: Reference, selected: Mapping[str, Sel
 
 
 def _unit_relevance(shown: Reference) -> float | None:
-    """Return a calibrated reranker's score on the scale of 0 to 1; None without such a reranker."""
+    """Return a calibrated reranker's score scaled to 0 to 1; None without such a reranker."""
     return None if shown.reranker_score is None else min(1.0, max(0.0, shown.reranker_score / CALIBRATED))
 
 
 def _record(data: SourceData) -> Mapping[str, Any] | None:
-    """Return the record that a node is; None for prose."""
+    """Return the structured data of a node, or None if the node is plain text."""
     for key in RECORD_KEYS:
         record = data.metadata.get(key)
         if isinstance(record, Mapping) and record:
@@ -149,7 +149,7 @@ def _record(data: SourceData) -> Mapping[str, Any] | None:
 
 
 def _is_flat(value: object, level: int = 0) -> bool:
-    """Return whether data is nested no deeper than everything that reads it can follow."""
+    """Return whether data is nested at most ``MAX_LEVELS`` deep."""
     if not isinstance(value, (dict, list)):
         return True
     parts = value.values() if isinstance(value, dict) else value
@@ -157,7 +157,7 @@ def _is_flat(value: object, level: int = 0) -> bool:
 
 
 def _small_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return JSON data without what is huge, in its order."""
+    """Return the fields without those that exceed the size limits, in their order."""
     kept: dict[str, Any] = {}
     left = MAX_METADATA
     for key, value in fields.items():
@@ -172,15 +172,15 @@ def _small_fields(fields: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def answer_steps(retrieval: Retrieval, mode: ResultMode | None = None) -> list[AnswerStep]:
-    """Return a step for each round of searches, a revision's included, with an action for each query.
+    """Return a step for each round of searches, including revisions, with an action for each query.
 
-    An action's results are the part of the evidence that its search found; empty where nothing of it was kept, and
-    None where it failed or was not made. A step whose every search failed has failed. Its thought is what earlier steps
-    found that it builds on; of the first step also why there was a plan, or none; of the last also why it was the last.
+    The results of an action are the evidence found by its search: empty if none was kept, None if the search failed or
+    was skipped. A step has failed if all its searches failed. Its thought contains the earlier findings it builds on;
+    the first step adds the reason for planning or not, the last step the reason for stopping.
 
     Args:
-        retrieval: The plan, the evidence and the account; what its sources do not show as references is not observed.
-        mode: ``chunks`` reports what was found as passages; else as documents with snippets.
+        retrieval: The plan, the evidence and the activity log. Evidence of sources that hide references is omitted.
+        mode: ``chunks`` returns results as passages; otherwise they are documents with snippets.
     """
     outcomes = _outcomes(retrieval.log.records)
     for part in retrieval.missing:
@@ -211,7 +211,7 @@ def answer_steps(retrieval: Retrieval, mode: ResultMode | None = None) -> list[A
 
 
 def _outcomes(records: Iterable[ActivityRecord]) -> dict[str, list[Outcome]]:
-    """Return how the searches of each sub-query ended; one whose every document a threshold dropped found nothing."""
+    """Return the outcomes of the searches by sub-query id; a search without remaining results is EMPTY."""
     outcomes: dict[str, list[Outcome]] = {}
     for record in records:
         if isinstance(record, SourceActivity):
@@ -240,15 +240,15 @@ def _description(planned: Sequence[SubQuery], ended: Sequence[Outcome]) -> str:
 
 
 def _thoughts(retrieval: Retrieval, rounds: Sequence[int]) -> dict[int, str]:
-    """Return the thought of each round; what was read in a passage that is not shown is left out.
+    """Return the thought of each round, without findings from passages that are not shown.
 
-    A finding belongs to the round that first builds on it; else to the one that found it; else to the last.
+    A finding is assigned to the first round that builds on it, else to the round of its sub-query, else to the last.
     """
     reasoning, plan = retrieval.log.last(AgenticReasoningActivity), retrieval.plan
     if reasoning is None or not rounds:
         return dict.fromkeys(rounds, "")
     lines: dict[int, list[str]] = {number: [] for number in rounds}
-    # Where signals decided about planning, the decision begins with that; the rest is why it went on, or stopped.
+    # If signals decided about planning, the decision starts with that reason, followed by the reason for stopping.
     decision = reasoning.decision or ""
     why, _, stop = decision.partition("; ") if reasoning.signals is not None else ("", "", decision)
     lines[rounds[0]].append(why)
@@ -268,7 +268,7 @@ def _thoughts(retrieval: Retrieval, rounds: Sequence[int]) -> dict[int, str]:
 
 
 def _observations(sub_query: SubQuery, retrieval: Retrieval, mode: ResultMode | None) -> list[SearchObservation]:
-    """Return the documents of the evidence that a sub-query found, each once, with its passages, in their order."""
+    """Return the documents found by a sub-query, without duplicates, in the order of the evidence."""
     found: dict[tuple[str, str], SearchObservation] = {}
     for reference in retrieval.references:
         searches = (provenance(retrieval.nodes[int(reference.id)]) or {}).get("searches", ())
@@ -299,11 +299,11 @@ _WHY: Final = {
 
 
 def unanswered_parts(retrieval: Retrieval) -> list[MissingPart]:
-    """Return the parts of a question that lack evidence: planned sub-queries that come to nothing.
+    """Return the parts of a question without evidence, which are planned sub-queries without results.
 
-    One comes to nothing where all its searches, and those of its branches, found nothing or failed; or where further
-    searches waited for its answer, and no passage had one. The question itself is no part: that nothing at all was
-    found is reported as missing evidence. The outcome of a part is that of its searches: empty, or how they failed.
+    A sub-query is reported if all its searches (and those of its branches) failed or were empty, or if other
+    sub-queries depend on its answer and no passage has one. Its outcome is that of its failed searches, else EMPTY or
+    SKIPPED. The question itself is not reported here: if nothing at all is found, the evidence is reported as missing.
     """
     plan, records = retrieval.plan, retrieval.log.records
     outcomes = _outcomes(records)
@@ -350,28 +350,28 @@ def make_answer(
     completed_at: datetime | None = None,
     state: AnswerState = AnswerState.SUCCEEDED,
 ) -> Answer:
-    """Return the answer of a query, with the parts that the query asks for.
+    """Return the ``Answer`` to a query, with the parts that the query requests.
 
-    The grounding score is there where supports are asked for, or answers are filtered by it. A withheld answer has no
-    citations and no supports (its text is no longer what was checked); steps and references stay.
+    The grounding score is included if the query requests supports or sets a filtering level. A withheld answer has no
+    citations or supports, since its text was replaced, but keeps its steps and references.
 
     Args:
-        query: What was asked, and how. Its language is the answer's.
-        text: The answer, or the text in its place.
-        references: All that the model was shown, by the N of ``[ref_id:N]``; see ``answer_references``.
+        query: The query, which also sets the language of the answer.
+        text: The answer, or the text that replaces a withheld answer.
+        references: All references shown to the model, by the N of ``[ref_id:N]``; see ``answer_references``.
         steps: See ``answer_steps``.
-        ledger: The claims of this text, checked (``grounding.citations`` makes one of a text without markers); of a
-            withheld answer, those of what was written. None where nothing was checked.
+        ledger: The grounding ledger of the text, or of the original text if the answer is withheld. None if the answer
+            was not checked.
         related_questions: Questions that the evidence can answer.
-        classifications: Whether the query is of a class, for each that was judged (``QueryPlan.classifications``).
-        skipped_reasons: Why the answer was withheld; empty where it was not.
-        safety_ratings: Of the user's own hook.
-        created_at: When it was started, with its time zone.
-        completed_at: When it was done, with its time zone.
-        state: Of an answer that was withheld on purpose it is SUCCEEDED, too.
+        classifications: The classification results of the question (``QueryPlan.classifications``).
+        skipped_reasons: The reasons why the answer was withheld; empty if it was not.
+        safety_ratings: The ratings of the application's safety hook.
+        created_at: The start time, with time zone.
+        completed_at: The completion time, with time zone.
+        state: The state of the answer; SUCCEEDED also if it was withheld on purpose.
 
     Raises:
-        InvalidRequestError: The ledger is of another text.
+        InvalidRequestError: The ledger does not match the text.
     """
     references = references or {}
     checked = GroundingLedger() if ledger is None or skipped_reasons else ledger
@@ -389,7 +389,7 @@ def make_answer(
         references=list(references.values()),
         related_questions=list(dict.fromkeys(related_questions)) if query.related_questions else [],
         steps=list(steps),
-        # None where no class that was asked for was judged, which is no verdict.
+        # None, rather than an empty list, if none of the requested classes was judged.
         query_classifications=[judged[kind] for kind in query.classify if kind in judged] or None,
         skipped_reasons=list(dict.fromkeys(skipped_reasons)),
         created_at=created_at,
@@ -403,21 +403,21 @@ def make_answer(
 _ENDS: Final = frozenset(".!?]\n。！？")  # noqa: RUF001 (full-width ends of sentences)
 """Characters after which a claim may have ended."""
 MAX_PARAGRAPH: Final = 8_000
-"""Characters of a paragraph whose claims are cited while it is written; of a longer one only the whole answer tells."""
+"""Maximum characters of a paragraph with streamed citations; for longer ones, only the final answer has citations."""
 READS: Final = 20
-"""How often a paragraph is read while it doubles."""
+"""How often a paragraph is parsed again: whenever it has grown by a fraction of ``1 / READS``."""
 _FENCE: Final = re.compile(r"^[ \t]{0,3}(?:`{3,}|~{3,})", re.MULTILINE)
 
 
 class Pieces:
-    """The pieces of an answer while it is written: its text without markers, each claim's citations right after it.
+    """Converts streamed text to pieces: text without markers, and citations after each claim.
 
-    A claim is cited once the next one has started: until then its markers may yet come. Spans are in the text without
-    markers.
+    The citations of a claim are returned once the next claim has started, since markers may follow the claim. Spans
+    refer to the text without markers.
 
     Args:
-        reference_ids: The N of ``[ref_id:N]`` of each reference, in the answer's order; others are not cited.
-        cite: Whether there are citations at all.
+        reference_ids: The N of ``[ref_id:N]`` of each reference, in the answer's order; other markers are ignored.
+        cite: Whether to return citations.
     """
 
     def __init__(self, reference_ids: Sequence[str], *, cite: bool) -> None:
@@ -427,25 +427,25 @@ class Pieces:
         self._raw = ""
         self._shown = ""
         self._base = 0
-        """Where the paragraph begins that is being written: what stands before it was cited."""
+        """Start position of the current paragraph."""
         self._split = 0
-        """Where the answer ended when it was read last."""
+        """Length of the answer when it was last parsed."""
         self._cited = 0
-        """Claims from there on that were cited."""
+        """Number of claims of the current paragraph that are already cited."""
 
     def feed(self, delta: str) -> list[TextPiece | CitationPiece]:
-        """Take a delta of the answer, markers included, and return the pieces that are complete."""
+        """Add a delta of the answer, including markers, and return the completed pieces."""
         self._raw += delta
         pieces = self._text(self._markers.feed(delta))
         written = len(self._raw) - self._base
-        # A paragraph is read again when a twentieth of it was added, so that it costs little.
+        # Parsing again only after 5 % growth keeps the cost low.
         due = written <= MAX_PARAGRAPH and (len(self._raw) - self._split) * READS >= written
         if self._cite and due and not _ENDS.isdisjoint(delta):
             pieces += self._citations(whole=False)
         return pieces
 
     def close(self) -> list[TextPiece | CitationPiece]:
-        """Return the rest, when all of the answer was taken."""
+        """Return the remaining pieces after the last delta."""
         pieces = self._text(self._markers.close())
         if self._cite and len(self._raw) - self._base <= MAX_PARAGRAPH:
             pieces += self._citations(whole=True)
@@ -465,7 +465,7 @@ class Pieces:
             if end > len(self._shown):
                 break
             self._cited += 1
-            while start < end - 1 and self._shown[start].isspace():  # behind a marker that the claim began with
+            while start < end - 1 and self._shown[start].isspace():  # after a marker at the start of the claim
                 start += 1
             sources = [self._index[number] for number in claim.cited if number in self._index]
             if sources and start < end:
@@ -475,9 +475,9 @@ class Pieces:
         return pieces
 
     def _leave_paragraphs(self, claims: Sequence[Claim]) -> None:
-        """Go on from the paragraph of the claim that is being written, so that the whole is not read again and again.
+        """Move the start position to the current paragraph, so that earlier text is not parsed again.
 
-        Not out of a block of code, which may hold empty lines.
+        Not within a code block, which may contain empty lines.
         """
         base = self._base
         end = self._raw.rfind("\n\n", base, base + claims[self._cited].span.start)
