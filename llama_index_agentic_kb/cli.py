@@ -125,9 +125,9 @@ def ingest_command(
     public: Annotated[bool, typer.Option(help="Everybody of the tenant may see them.")] = False,
     trust_urls: Annotated[bool, typer.Option(help="A file's own `url:` is its link.")] = False,
 ) -> None:
-    """Read documents into a store: txt, md, html, pdf, docx. What has not changed is not embedded again.
+    """Read documents into a store: txt, md, html, pdf, docx. Unchanged documents are not embedded again.
 
-    An index over vectors that is missing or damaged is built again first.
+    A missing or damaged vector index is rebuilt first.
     """
     from llama_index_agentic_kb.store import KnowledgeStore  # noqa: PLC0415 (loads chromadb)
     from llama_index_agentic_kb.store.files import NO_SUCH_PATH  # noqa: PLC0415 (with the store)
@@ -163,7 +163,7 @@ def repair(
     rebuild: Annotated[bool, typer.Option(help="Build every index again, whatever is found.")] = False,
     wait: WaitOption = 0.0,
 ) -> None:
-    """Read a store, and build again from its documents what is damaged or missing. May be interrupted."""
+    """Check a store, and rebuild damaged or missing parts from its documents. Can be interrupted safely."""
     from llama_index_agentic_kb.store import repair_store  # noqa: PLC0415 (loads SQLite and more)
 
     with _progress("Chunks") as progress:
@@ -191,7 +191,7 @@ def ask(
     seconds: SecondsOption = 90.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the response as JSON, nothing else.")] = False,
 ) -> None:
-    """Ask a question over a store. On a terminal the work is shown while it is done."""
+    """Ask a question over a store. On a terminal, progress is shown."""
     base = _open(
         store, _language_model(model, context_window), effort=effort, max_runtime_in_seconds=seconds, filters=filters
     )
@@ -223,7 +223,7 @@ def chat(
     context_window: WindowOption = 8_192,
     seconds: SecondsOption = 90.0,
 ) -> None:
-    """Ask question after question: each is read with those before it. An empty line ends it."""
+    """Ask a series of questions, each in the context of the earlier ones. An empty line ends the chat."""
     llm = _language_model(model, context_window)
     if llm is None:
         raise ConfigurationError("chat needs a language model: set OPENAI_API_KEY or OPENAI_BASE_URL")
@@ -259,7 +259,7 @@ def remove(
 
 @app.command()
 def info(store: StoreOption = DEFAULT_STORE) -> None:
-    """Show what a store holds, the model that made its vectors, and its size on disk."""
+    """Show the contents of a store, its embedding model, and its size on disk."""
     with _stored(store) as opened:
         size = sum(path.stat().st_size for path in store.rglob("*") if path.is_file())
         console.print(Text(f"{printable(str(store.resolve()))}: {size / 1e6:.1f} MB"))
@@ -270,7 +270,7 @@ def info(store: StoreOption = DEFAULT_STORE) -> None:
 
 @app.command()
 def doctor(store: StoreOption = DEFAULT_STORE, model: ModelOption = None, context_window: WindowOption = 8_192) -> None:
-    """Check versions, store, embedding model and language model; exit status 1 where one of them fails."""
+    """Check versions, store, embedding model and language model; exit with status 1 if a check fails."""
 
     def language_model() -> str:
         llm = _language_model(model, context_window)
@@ -345,7 +345,7 @@ def bench_command(  # noqa: PLR0917 (typer makes options of them)
     model: ModelOption = None,
     context_window: WindowOption = 8_192,
 ) -> None:
-    """Measure retrieval on an evaluation set, systems side by side."""
+    """Compare the retrieval quality of several systems on an evaluation set."""
     from llama_index_agentic_kb.evaluation import command  # noqa: PLC0415 (loads LlamaIndex)
 
     if diff is not None:
@@ -398,7 +398,7 @@ def _ask_aloud(base: KnowledgeBase, question: str) -> None:
 
 
 def _replay(store: Path) -> None:
-    """Show what a model makes of a hard question, from replies that were recorded with the corpus."""
+    """Answer a hard question with a model's recorded replies, which ship with the corpus."""
     from llama_index_agentic_kb.replay import RecordedLLM, Recording  # noqa: PLC0415 (only the demo replays)
 
     recording = Recording.load(CORPUS / "recorded" / "demo-hard.json")
