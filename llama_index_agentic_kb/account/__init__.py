@@ -1,4 +1,4 @@
-"""What carries a query: one budget, one account, and the ways in which it is reported."""
+"""The budget and the activity log of a request, with the callbacks, events and loggers that report it."""
 
 from llama_index_agentic_kb.account.activity_log import ActivityLog
 from llama_index_agentic_kb.account.budget import Budget

@@ -1,4 +1,4 @@
-"""The account of one request: every stage opens a record here and closes it."""
+"""The activity log of one request, with one record per stage (planning, a search, an answer)."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ R = TypeVar("R", bound=ActivityRecord)
 
 
 class ActivityLog:
-    """Records of one request, in the order in which their stages began.
+    """The activity records of one request, in the order in which their stages began.
 
-    Its methods are called from flow bodies, which never run two at a time for one request: no lock is needed.
+    No lock is needed: the stages of one request never call its methods concurrently.
 
     Args:
-        manager: Told of each record by a callback event whose payload holds it under ``ACTIVITY_KEY``.
-        observer: Called with each record when it is opened and again when it is closed (``completed_at`` is set
-            then). What it raises is logged.
+        manager: Callback manager that gets an event for each record, with the record under ``ACTIVITY_KEY``.
+        observer: Function that is called with each record when it is opened, and again when it is closed (with
+            ``completed_at`` set). Its exceptions are logged.
     """
 
     def __init__(self, manager: CallbackManager, observer: Callable[[ActivityRecord], None] | None = None) -> None:
@@ -47,16 +47,15 @@ class ActivityLog:
     def record(
         self, kind: type[R], event: CBEventType, payload: dict[Any, Any] | None = None, **fields: Any
     ) -> Iterator[R]:
-        """Open a record for the body of a ``with`` statement; it is closed however the body ends.
+        """Open a record for the body of a ``with`` statement, and close it when the body ends.
 
-        The body closes it with what it has found out. Where it raises, the record has the error; where the request is
-        cancelled, the record says so.
+        The body may close it earlier, with its results. If the body raises or is cancelled, the record gets an error.
 
         Args:
             kind: The record's class.
-            event: The callback event that stands for the stage.
-            payload: The event's payload; the record is added to it.
-            fields: The record's fields, as far as known.
+            event: Type of the stage's callback event.
+            payload: The start event's payload, to which the record is added.
+            fields: Initial field values of the record.
 
         Yields:
             The open record.
@@ -73,7 +72,7 @@ class ActivityLog:
         self.close(record)
 
     def open(self, kind: type[R], event: CBEventType, payload: dict[Any, Any] | None = None, **fields: Any) -> R:
-        """Begin a stage; see ``record``."""
+        """Open a record for a stage that begins; see ``record``."""
         record = kind(id=len(self.records), started_at=datetime.now(UTC), **fields)
         self.records.append(record)
         event_id = str(uuid.uuid4()) if self.manager.handlers else ""
@@ -85,9 +84,9 @@ class ActivityLog:
         return record
 
     def close(self, record: ActivityRecord, payload: dict[Any, Any] | None = None, **fields: Any) -> None:
-        """End a stage with what its body has found out, and report it. Closing twice changes nothing.
+        """Close a record with the results of its stage, and report it. A closed record is not changed.
 
-        The end event has ``payload``, with the record added to it; ``fields`` are set on the record.
+        ``fields`` are set on the record. ``payload`` is the payload of the end event, to which the record is added.
         """
         if record.id not in self._open:
             return
@@ -102,23 +101,23 @@ class ActivityLog:
         self._observe(record)
 
     def fail(self, record: ActivityRecord, error: BaseException, target: str | None = None, **fields: Any) -> None:
-        """End a stage that failed."""
+        """Close the record of a failed stage with its error."""
         described = describe_error(error, target, record.type)
         self.close(record, error=described, **{"outcome": Outcome.ERROR, **fields})
 
     def cancel(self, record: ActivityRecord) -> None:
-        """End a stage whose request was cancelled."""
+        """Close the record of a stage whose request was cancelled."""
         error = ActivityError(code="cancelled", message="the request was cancelled before the stage was done")
         self.close(record, outcome=Outcome.SKIPPED, error=error)
 
     def amend(self, record: ActivityRecord, **fields: Any) -> None:
-        """Correct a closed record: a later stage knows more. The observer is called again, handlers are not."""
+        """Update a closed record with later results. The observer is called again, callback handlers are not."""
         for name, value in fields.items():
             setattr(record, name, value)
         self._observe(record)
 
     def last(self, kind: type[R]) -> R | None:
-        """Return the newest record of a class."""
+        """Return the newest record of a class; None if there is none of it."""
         return next((record for record in reversed(self.records) if isinstance(record, kind)), None)
 
     def _observe(self, record: ActivityRecord) -> None:
@@ -127,12 +126,12 @@ class ActivityLog:
         try:
             with outside_loop():
                 self._observer(record)
-        except Exception:  # noqa: BLE001 (an observer must not break what it watches)
+        except Exception:  # noqa: BLE001 (an observer must not break the request)
             logger.warning("an activity observer failed", exc_info=True)
 
 
 def is_heard() -> bool:
-    """Return whether anybody listens to the dispatcher's events."""
+    """Return whether an event handler is registered for the dispatcher's events."""
     listening: Any = dispatcher
     while listening is not None:
         if any(not isinstance(handler, NullEventHandler) for handler in listening.event_handlers):
@@ -142,12 +141,12 @@ def is_heard() -> bool:
 
 
 def _dispatch(kind: type[ActivityStartEvent | ActivityEndEvent], record: ActivityRecord) -> None:
-    """Send an event, unless nobody listens: its wire form costs more than all the rest of a record."""
+    """Send an event if a handler is registered; the record's JSON form is too costly to build otherwise."""
     if is_heard():
         dispatcher.event(kind(activity=record.to_dict()))
 
 
 def describe_error(error: BaseException, target: str | None = None, stage: str | None = None) -> ActivityError:
-    """Return an error as data: our own by their code, others by their class."""
+    """Return an error as data, with the code of the package's own errors or the class name of any other."""
     code = error.code if isinstance(error, AgenticKBError) else type(error).__name__
     return ActivityError(code=code, message=error_message(error), target=target, stage=stage)

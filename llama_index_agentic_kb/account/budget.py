@@ -1,6 +1,7 @@
-"""One budget a request: a deadline, how much it may return, and how many retries its calls may make.
+"""The budget of a request: its deadline, the size of its response, and the number of retries.
 
-A door sets it once in the context (``set_budget``); whatever the request calls reads it there (``current_budget``).
+Each entry point sets it once per request in a context variable (``set_budget``), and all code that runs for the request
+reads it with ``current_budget``.
 """
 
 from __future__ import annotations
@@ -15,30 +16,30 @@ from llama_index_agentic_kb._aio import deadline_after, earliest
 from llama_index_agentic_kb.errors import ConfigurationError
 
 DEFAULT_SHARE: Final = 0.2
-"""Retries per call: Envoy's ``retry_budget.budget_percent`` of 20 %."""
+"""Default number of retries per call, from Envoy's ``retry_budget.budget_percent`` of 20 %."""
 
 MIN_RETRIES: Final = 5
-"""Retries of a request, however few calls it makes."""
+"""Default number of retries that every request may make, however few calls it makes."""
 
 LAST_SHARE: Final = 0.05
-"""The part of the whole time that is kept after the answer, to give what arrived where it came too late ..."""
+"""Share of the total time that is reserved after the answer's deadline, to return a partial answer ..."""
 
 LAST_SECONDS: Final = 0.5
-"""... and seconds of it at most."""
+"""... and the maximum of that reserve in seconds."""
 
 
 class RetryBudget:
-    """Bounds the retries of a request by a share of its calls, so that trouble is not multiplied. Thread-safe.
+    """Limits the retries of a request to a share of its calls, so that retries don't overload services. Thread-safe.
 
-    With a share of 0.2 and a minimum of 5, a request of four calls may retry five times, one of a hundred calls twenty
-    times. Bounding by a share is Envoy's ``retry_budget``, and the Google SRE book's advice (chapter 22).
+    With a share of 0.2 and a minimum of 5, a request with 4 calls may make 5 retries, one with 100 calls may make 20.
+    Envoy's ``retry_budget`` works like this, and the Google SRE book (chapter 22) recommends it.
 
     Args:
-        share: Retries per call, 0 or more.
-        minimum: Retries that are allowed however few calls were made, 0 or more.
+        share: Number of retries per call, 0 or more.
+        minimum: Number of retries that are always allowed, 0 or more.
 
     Raises:
-        ConfigurationError: A number is negative.
+        ConfigurationError: ``share`` or ``minimum`` is negative.
     """
 
     def __init__(self, share: float = DEFAULT_SHARE, minimum: int = MIN_RETRIES) -> None:
@@ -47,9 +48,9 @@ class RetryBudget:
         self.share = share
         self.minimum = minimum
         self.calls = 0
-        """How many calls were made, retries not counted."""
+        """Number of calls so far, without retries."""
         self.retries = 0
-        """How many retries were made."""
+        """Number of retries so far."""
         self._lock = threading.Lock()
 
     def count_call(self) -> None:
@@ -58,7 +59,7 @@ class RetryBudget:
             self.calls += 1
 
     def take(self) -> bool:
-        """Take one retry, and return whether there was one left."""
+        """Count a retry if one is left, and return whether it is allowed."""
         with self._lock:
             left = self.retries < max(self.minimum, int(self.share * self.calls))
             self.retries += left
@@ -67,16 +68,16 @@ class RetryBudget:
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """What a request may spend. Every wait in the package takes its timeout from it.
+    """The limits of a request. All timeouts in the package are derived from it.
 
     Args:
         started: ``time.monotonic()`` of the request's arrival.
-        deadline: ``time.monotonic()`` by which the response must be there; None is no limit.
-        answer_share: The part of the time, 0 to 1, that is kept for the answer.
-        output_tokens: Tokens of the extracted data or the answer; None is no limit.
-        output_documents: Documents in the response; None is no limit.
-        retrieval_seconds: Time that searching may take at most; None is no limit of its own.
-        retries: How many retries all calls of the request may make together.
+        deadline: ``time.monotonic()`` by which the response must be complete; None is no limit.
+        answer_share: Share of the total time, 0 to 1, that is reserved for the answer.
+        output_tokens: Maximum number of tokens of the extracted data or the answer; None is no limit.
+        output_documents: Maximum number of documents in the response; None is no limit.
+        retrieval_seconds: Maximum duration of the retrieval; if None, only ``deadline`` limits it.
+        retries: Retry budget that all calls of the request share.
     """
 
     started: float
@@ -98,7 +99,7 @@ class Budget:
         retrieval_seconds: float | None = None,
         retries: RetryBudget | None = None,
     ) -> Budget:
-        """Start the clock: the deadline is ``seconds`` from now, None is no deadline."""
+        """Return a budget that starts now, with a deadline in ``seconds``; None is no deadline."""
         now = time.monotonic()
         deadline = None if seconds is None else now + seconds
         limits = (output_tokens, output_documents, retrieval_seconds)
@@ -106,50 +107,50 @@ class Budget:
 
     @property
     def left(self) -> float | None:
-        """Seconds until the deadline, at least 0; None is no limit."""
+        """Seconds until the deadline, at least 0; None if there is no deadline."""
         return None if self.deadline is None else max(0.0, self.deadline - time.monotonic())
 
     @property
     def answer_deadline(self) -> float | None:
-        """``time.monotonic()`` at which the answer is given up, so that what arrived can still be given in time."""
+        """``time.monotonic()`` at which the answer is stopped, so that a partial answer can be returned in time."""
         if self.deadline is None:
             return None
         return self.deadline - min(LAST_SECONDS, LAST_SHARE * (self.deadline - self.started))
 
     @property
     def check_deadline(self) -> float | None:
-        """``time.monotonic()`` at which an answer's check is given up: half of what is kept after the answer."""
+        """``time.monotonic()`` at which the check of an answer is abandoned, in the middle of the reserve after it."""
         answer = self.answer_deadline
         return None if answer is None or self.deadline is None else (answer + self.deadline) / 2
 
     @property
     def retrieval_deadline(self) -> float | None:
-        """``time.monotonic()`` at which searching ends, so that the answer keeps its share."""
+        """``time.monotonic()`` at which the retrieval ends, so that the answer's share of the time is left."""
         longest = None if self.retrieval_seconds is None else self.started + self.retrieval_seconds
         return earliest(longest, self._before_answer(1.0))
 
     @property
     def evidence_deadline(self) -> float | None:
-        """``time.monotonic()`` at which the evidence must stand: half of the answer's share after that of searching.
+        """``time.monotonic()`` by which the evidence must be complete, when half of the answer's share is left.
 
-        Where searches or a reranker hang, nothing would else be left for the postprocessors that come after them.
+        It leaves time for postprocessors even if searches or a reranker use all of the retrieval's time.
         """
         return self._before_answer(0.5)
 
     def _before_answer(self, part: float) -> float | None:
-        """Return the time at which ``part`` of the answer's share is left."""
+        """Return the ``time.monotonic()`` at which ``part`` (0 to 1) of the answer's share of the time is left."""
         if self.deadline is None:
             return None
         return self.deadline - part * self.answer_share * (self.deadline - self.started)
 
     def retrieval_share(self, part: float, seconds: float) -> float | None:
-        """Return the deadline of what comes before searching: ``seconds``, or ``part`` (0 to 1) of its time if less."""
+        """Return an early stage's deadline: ``seconds`` from now, or ``part`` (0 to 1) of the retrieval if earlier."""
         searching = self.retrieval_deadline
         share = None if searching is None else self.started + part * (searching - self.started)
         return earliest(share, deadline_after(seconds))
 
     def retrieval_stage(self, seconds: float | None) -> float | None:
-        """Return the deadline of a stage of the retrieval that may take ``seconds`` from now."""
+        """Return the deadline of a retrieval stage: ``seconds`` from now, or the retrieval's deadline if earlier."""
         return earliest(self.retrieval_deadline, deadline_after(seconds))
 
 
@@ -157,10 +158,10 @@ _current: ContextVar[Budget | None] = ContextVar("agentic_kb_budget", default=No
 
 
 def set_budget(budget: Budget) -> None:
-    """Make a budget the one of all that is called from here on in this context: a door does so once a request."""
+    """Set the budget of the current context; each entry point calls this once per request."""
     _current.set(budget)
 
 
 def current_budget() -> Budget:
-    """Return the budget of the request that this code runs for; outside of one, a new one without limits."""
+    """Return the budget of the current request; outside of a request, a new budget without limits."""
     return _current.get() or Budget.start()

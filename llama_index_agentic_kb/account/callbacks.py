@@ -1,6 +1,6 @@
-"""The account as LlamaIndex sees it: callback events, dispatcher events, and a handler that collects it.
+"""Reports the activity log to LlamaIndex: callback events, dispatcher events, and a handler that collects records.
 
-Handlers are guarded: one of the user's that raises is logged and never breaks a query.
+Callback handlers are wrapped ("guarded"): an exception of a user's handler is logged and never breaks a query.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from llama_index_agentic_kb.errors import AgenticKBError
 from llama_index_agentic_kb.schema import ActivityRecord
 
 ACTIVITY_KEY: Final = "agentic_kb.activity"
-"""Where a callback event's payload holds its ``ActivityRecord``."""
+"""Key of the ``ActivityRecord`` in a callback event's payload."""
 
 TRACE_LIMIT: Final = 10_000
-"""Parents that a manager's trace map holds at most: a twin inside another manager's trace never sees it end."""
+"""Maximum number of parents in a trace map; the end of a trace, which resets the map, may never be reported."""
 
 C = TypeVar("C")
 
 
 class ActivityStartEvent(BaseEvent):
-    """A stage has begun. ``activity`` is the open record's wire form."""
+    """A stage has begun; ``activity`` is its open activity record in JSON form."""
 
     activity: dict[str, Any]
 
@@ -46,7 +46,7 @@ class ActivityStartEvent(BaseEvent):
 
 
 class ActivityEndEvent(BaseEvent):
-    """A stage has ended. ``activity`` is the closed record's wire form."""
+    """A stage has ended; ``activity`` is its closed activity record in JSON form."""
 
     activity: dict[str, Any]
 
@@ -57,16 +57,16 @@ class ActivityEndEvent(BaseEvent):
 
 
 class ActivityCallbackHandler(BaseCallbackHandler):
-    """Collects the activity of every query and logs it.
+    """Collects and logs the activity records of all queries.
 
-    Each closed record goes to the logger ``llama_index_agentic_kb.activity`` as one line of JSON (level INFO; a
-    failed stage WARNING), to ``on_activity`` if given, and to ``records``. In the log, what looks like a secret is
-    ``***`` in questions and queries too.
+    Each closed record is logged to ``llama_index_agentic_kb.activity`` as one line of JSON (level INFO, or WARNING for
+    a failed stage), passed to ``on_activity`` and appended to ``records``. In the log, text that looks like a secret
+    is replaced by ``***``, also in questions and queries.
 
     Args:
-        on_activity: Called with each closed record.
-        log: Whether to log. Default True.
-        limit: How many records are kept; older ones are let go. Default 10,000.
+        on_activity: Function that is called with each closed record.
+        log: Whether records are logged. Defaults to True.
+        limit: Maximum number of records in ``records``; the oldest are removed. Defaults to 10,000.
     """
 
     def __init__(
@@ -86,7 +86,7 @@ class ActivityCallbackHandler(BaseCallbackHandler):
         return event_id
 
     def on_event_end(self, event_type: CBEventType, payload: dict[str, Any] | None = None, *_: Any, **__: Any) -> None:
-        """Take the record of an ended stage."""
+        """Store, log and report the record of an ended stage."""
         del event_type
         record = (payload or {}).get(ACTIVITY_KEY)
         if not isinstance(record, ActivityRecord):
@@ -100,41 +100,41 @@ class ActivityCallbackHandler(BaseCallbackHandler):
             self._on_activity(record)
 
     def start_trace(self, trace_id: str | None = None) -> None:
-        """Traces are not needed: records name what they belong to."""
+        """Ignore the start of a trace."""
 
     def end_trace(self, trace_id: str | None = None, trace_map: dict[str, list[str]] | None = None) -> None:
-        """Traces are not needed."""
+        """Ignore the end of a trace."""
 
 
 class _GuardedHandler(BaseCallbackHandler):
-    """Passes everything on to a handler; what it raises is logged, and goes no further."""
+    """Forwards all events to a handler; its exceptions are logged and not raised."""
 
     def __init__(self, handler: BaseCallbackHandler) -> None:
         super().__init__(list(handler.event_starts_to_ignore), list(handler.event_ends_to_ignore))
         self.handler = handler
 
     def on_event_start(self, *args: Any, **kwargs: Any) -> str:
-        """Pass the start of an event on."""
+        """Forward the start of an event."""
         self._try(self.handler.on_event_start, *args, **kwargs)
         return str(kwargs.get("event_id", ""))
 
     def on_event_end(self, *args: Any, **kwargs: Any) -> None:
-        """Pass the end of an event on."""
+        """Forward the end of an event."""
         self._try(self.handler.on_event_end, *args, **kwargs)
 
     def start_trace(self, *args: Any, **kwargs: Any) -> None:
-        """Pass the start of a trace on."""
+        """Forward the start of a trace."""
         self._try(self.handler.start_trace, *args, **kwargs)
 
     def end_trace(self, *args: Any, **kwargs: Any) -> None:
-        """Pass the end of a trace on."""
+        """Forward the end of a trace."""
         self._try(self.handler.end_trace, *args, **kwargs)
 
     def _try(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
         try:
             with outside_loop():
                 method(*args, **kwargs)
-        except Exception:  # noqa: BLE001 (whatever it is, it stays here and is logged)
+        except Exception:  # noqa: BLE001 (any error of a handler is only logged)
             logger.warning("a callback handler failed: %s", type(self.handler).__name__, exc_info=True)
 
 
@@ -143,12 +143,12 @@ def _guard(handler: BaseCallbackHandler) -> _GuardedHandler:
 
 
 class GuardedCallbackManager(CallbackManager):
-    """A manager whose handlers can't break what they watch.
+    """A callback manager that logs the exceptions of its handlers instead of raising them.
 
     Args:
-        handlers: They are wrapped, not changed. Those wrapped already are taken as they are. A manager stands for
-            the handlers that it has at any time.
-        traces: Whose trace its events belong to; None is its own.
+        handlers: Handlers to wrap; those wrapped already are used unchanged. For a callback manager, its current
+            handlers are used at each event.
+        traces: The manager to whose trace the events are added. Defaults to this manager.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class GuardedCallbackManager(CallbackManager):
 
     @property
     def _trace_map(self) -> dict[str, list[str]]:
-        """The events of the trace under way, by parent; core's name."""
+        """The event ids of the current trace, by parent id; LlamaIndex core reads this attribute."""
         return self._own_trace_map if self._traces is None else self._traces._trace_map  # noqa: SLF001 (of its own class)
 
     @_trace_map.setter
@@ -175,7 +175,7 @@ class GuardedCallbackManager(CallbackManager):
 
     @property
     def handlers(self) -> list[BaseCallbackHandler]:
-        """The handlers, guarded; each one's guard is made once."""
+        """The wrapped handlers; each handler is wrapped once."""
         given = self._source.handlers if self._source is not None else []
         live = [self._wrapped.setdefault(id(handler), _guard(handler)) for handler in given]
         return [*live, *self._own]
@@ -187,7 +187,7 @@ class GuardedCallbackManager(CallbackManager):
     def on_event_start(
         self, event_type: CBEventType, payload: dict[str, Any] | None = None, *args: Any, **kwargs: Any
     ) -> str:
-        """Pass an event on without secrets; forget the trace map where nobody ends the trace that resets it."""
+        """Forward the start of an event without secrets; reset the trace map if it exceeds ``TRACE_LIMIT``."""
         if len(self._trace_map) > TRACE_LIMIT:
             self._trace_map = defaultdict(list)
         return super().on_event_start(event_type, _without_secrets(payload), *args, **kwargs)
@@ -195,24 +195,24 @@ class GuardedCallbackManager(CallbackManager):
     def on_event_end(
         self, event_type: CBEventType, payload: dict[str, Any] | None = None, *args: Any, **kwargs: Any
     ) -> None:
-        """Pass an event on without secrets."""
+        """Forward the end of an event without secrets."""
         super().on_event_end(event_type, _without_secrets(payload), *args, **kwargs)
 
     def add_handler(self, handler: BaseCallbackHandler) -> None:
-        """Add a handler, guarded."""
+        """Wrap and add a handler."""
         self._own.append(_guard(handler))
 
     def remove_handler(self, handler: BaseCallbackHandler) -> None:
-        """Remove a handler, guarded or not."""
+        """Remove a handler, given in its wrapped or original form."""
         self._own = [guard for guard in self._own if handler not in (guard, guard.handler)]
         if self._source is not None and handler in self._source.handlers:
             self._source.remove_handler(handler)
 
 
 def _without_secrets(payload: dict[str, Any] | None) -> dict[str, Any] | None:
-    """Return an event's payload; an error in it that quotes secrets is replaced by one that doesn't.
+    """Return an event's payload; an error that contains secrets is replaced by a redacted one.
 
-    LlamaIndex tells handlers of its clients' own errors, and servers repeat keys and headers in them.
+    LlamaIndex passes its clients' errors to handlers, and servers repeat keys and headers in error messages.
     """
     error = (payload or {}).get(EventPayload.EXCEPTION)
     if payload is None or not isinstance(error, BaseException):
@@ -224,14 +224,14 @@ def _without_secrets(payload: dict[str, Any] | None) -> dict[str, Any] | None:
 
 
 def guarded(manager: CallbackManager | None) -> GuardedCallbackManager:
-    """Return a manager with the same handlers, guarded; None stands for ``Settings.callback_manager``."""
+    """Return a manager with the same handlers, wrapped; ``manager`` defaults to ``Settings.callback_manager``."""
     if isinstance(manager, GuardedCallbackManager):
         return manager
     return GuardedCallbackManager(manager or Settings.callback_manager)
 
 
 class GuardedCallbacks(NotPickled):
-    """Returns a component a ``callback_manager`` that is guarded, however it is set."""
+    """Mixin with a ``callback_manager`` property whose handlers are always wrapped (``GuardedCallbackManager``)."""
 
     _guarded: GuardedCallbackManager
 
@@ -246,14 +246,14 @@ class GuardedCallbacks(NotPickled):
 
 
 def with_handlers(component: C, manager: CallbackManager) -> C:
-    """Return a component (a language model, an embedding model) that tells our handlers and its own, all guarded.
+    """Return a language or embedding model that also reports to the handlers of ``manager``, all wrapped.
 
     Args:
-        component: Left as it is; where there is nothing to add or guard, it is returned itself.
-        manager: Ours.
+        component: The model, which is not changed. It is returned itself if no handler has to be added or wrapped.
+        manager: Callback manager whose handlers are added to the model's own.
 
     Returns:
-        A shallow copy with a manager that has each handler once.
+        A shallow copy with a callback manager that has each handler once.
     """
     own: CallbackManager | None = getattr(component, "callback_manager", None)
     own_handlers = list(own.handlers) if isinstance(own, CallbackManager) else []
@@ -267,7 +267,7 @@ def with_handlers(component: C, manager: CallbackManager) -> C:
 
 
 def guard_component(component: C) -> C:
-    """Return a component whose own handlers are guarded: itself where it has none, else a shallow copy."""
+    """Return a shallow copy of a component with its own handlers wrapped; the component itself if it has none."""
     own: CallbackManager | None = getattr(component, "callback_manager", None)
     if not isinstance(own, CallbackManager) or not own.handlers:
         return component

@@ -1,4 +1,4 @@
-"""The library's loggers: what goes through them holds nothing that looks like a secret or steers a terminal."""
+"""The library's loggers; secrets and terminal control characters are removed from their records."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from llama_index_agentic_kb._text import printable, redacted
 
 
 class _Redacting(logging.Filter):
-    """Takes secrets out of a record before any handler sees it: of its message, its traceback and its stack.
+    """Removes secrets from the message and the traceback of a log record before any handler gets it.
 
-    A record that has none is left as it is. In one that has, the message is already put together, and the traceback
-    is text: handlers that look into ``exc_info`` would find the client's own exception, with its headers.
+    A message with secrets is replaced by its formatted, redacted text. A traceback is always replaced by redacted text,
+    because handlers could read the client's exception with its headers from ``exc_info``.
     """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        """Return True: every record is logged."""
+        """Redact a record in place, and return True, as every record is logged."""
         message = record.getMessage()
-        clean = "\\n".join(printable(redacted(message)).splitlines())  # one record is one line, whoever wrote its words
+        clean = "\\n".join(printable(redacted(message)).splitlines())  # prevents log injection: one line per record
         if clean != message:
             record.msg, record.args = clean, None
         if record.exc_info and record.exc_info[1] is not None:
@@ -32,7 +32,7 @@ class _Redacting(logging.Filter):
 
 
 def redacted_leaves(value: Any) -> Any:
-    """Return plain data (of dicts, lists and scalars) with every text in it redacted; keys stay."""
+    """Return data of dicts, lists and scalars with all strings redacted, except for the keys of dicts."""
     if isinstance(value, str):
         return redacted(value)
     if isinstance(value, dict):
@@ -42,7 +42,7 @@ def redacted_leaves(value: Any) -> Any:
 
 logger: Final = logging.getLogger("llama_index_agentic_kb")
 activity_logger: Final = logging.getLogger("llama_index_agentic_kb.activity")
-"""Its lines are JSON, whose texts are redacted one by one: over the whole line, a replacement could break it."""
+"""Logger of activity records as lines of JSON; strings are redacted one by one, so that the JSON stays valid."""
 
 if not any(type(one).__name__ == _Redacting.__name__ for one in logger.filters):  # once, also after a reload
     logger.addFilter(_Redacting())

@@ -1,4 +1,4 @@
-"""What holds clients, threads and keys is not pickled: a pickle would carry the keys of the models in it."""
+"""Prevents pickling of objects with clients, threads or API keys: a pickle would contain the models' keys."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ ANEW: Final = (
 
 
 class PicklingRefusedError(AgenticKBError, TypeError):
-    """An object was to be pickled, or copied in depth, that holds keys; the message names the remedy."""
+    """Raised when an object with API keys is pickled or deep-copied; the message names the alternative."""
 
     code = "picklingRefused"
 
 
 class NotPickled:
-    """Refuses ``pickle`` and ``copy.deepcopy`` with an error that says what to do; ``copy.copy`` works.
+    """Base class whose objects can't be pickled or deep-copied, with a helpful error; ``copy.copy`` works.
 
-    LlamaIndex's models keep API keys and headers in plain attributes, which their pickles hold in readable form.
+    LlamaIndex's models store API keys and headers in plain attributes, so their pickles contain them in readable form.
     """
 
     instead_of_pickling: ClassVar[str] = ANEW
-    """What to do, for the error."""
+    """Text of the error message that names the alternative to pickling."""
 
     def __copy__(self) -> Self:
-        """Return a shallow copy, as ``copy.copy`` makes of any object."""
+        """Return a shallow copy."""
         twin = type(self).__new__(type(self))
         twin.__dict__.update(self.__dict__)
         return twin
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
-        """Refuse to be pickled.
+        """Raise an error instead of supporting ``pickle``.
 
         Raises:
             PicklingRefusedError: Always.

@@ -1,8 +1,7 @@
-"""The one way in which this package calls a language model: with a deadline, with retries, and with its bill.
+"""Calls to language models, with a deadline, retries and token usage; the package calls models only through this.
 
-Nothing here decides what a failure means: a call that fails and a reply that can't be used raise ``LLMError``, and
-planner and synthesizers each do what is right for them. ``openai_compatible`` is not imported here: it loads the
-OpenAI client.
+A failed call and an unusable reply raise ``LLMError``; the planner and the synthesizers decide how to handle it.
+``openai_compatible`` is not imported here, because it loads the OpenAI client.
 """
 
 from llama_index_agentic_kb.llm.capabilities import (

@@ -1,9 +1,9 @@
-"""One call of a model: in its bulkhead, tried once, over at its deadline, and with one kind of error.
+"""A single model call: in the model's bulkhead, without retries, ended at its deadline, with a uniform error type.
 
-LlamaIndex's ``OpenAI`` retries inside and outside of OpenAI's client, which retries too: 12 requests for one failing
-call (llama-index-llms-openai 0.8.3, openai 2.54). And its sync client only bounds the time between two bytes, so that
-a server which drips keeps a thread without end. Here a shallow copy of the model is called, with clients that try once
-and share the user's connections, settings and credentials.
+LlamaIndex's ``OpenAI`` retries in addition to OpenAI's client: 12 requests for one failing call
+(llama-index-llms-openai 0.8.3, openai 2.54). Its sync client only limits the time between two bytes, so a server that
+sends slowly can block a thread forever. Here a shallow copy of the model is called, whose clients don't retry and share
+the user's connections, settings and credentials.
 """
 
 from __future__ import annotations
@@ -30,21 +30,21 @@ if TYPE_CHECKING:
     import httpx
 
 MODEL_PLACES: Final = 128
-"""Calls of one model object that may be under way at once, abandoned ones included; further ones wait."""
+"""Maximum number of concurrent calls of one model object, including abandoned ones; further calls wait."""
 
 GRACE_SECONDS: Final = 0.1
-"""How long after its deadline a call ends by itself: by then whoever waited for it has its error."""
+"""Seconds after its deadline at which a sync call ends itself; its caller has got the timeout error by then."""
 
 NextChunk: TypeAlias = Callable[[], Awaitable[Any]]
 
 
 class ModelCalls:
-    """Calls a model's methods by name; one object for each model, over all that use it (see ``calls_of``).
+    """Calls a model's methods by name; all users of a model share one object (see ``calls_of``).
 
     Args:
-        model: The user's, not kept alive. What is called is a copy (see ``once``).
-        what: Names it in errors.
-        as_failure: Takes what its client raised, and returns what is raised here.
+        model: The user's model, weakly referenced. Calls are made on a copy of it (see ``once``).
+        what: The model's name in error messages.
+        as_failure: Function that converts an exception of the model's client to the one that is raised.
     """
 
     def __init__(self, model: Any, what: str, as_failure: Callable[[Exception], Exception]) -> None:
@@ -56,11 +56,11 @@ class ModelCalls:
         know_secrets(secrets_of(model))
 
     async def call(self, model: Any, method: str, *args: Any, deadline: float | None, **kwargs: Any) -> Any:
-        """Call a method of the copy by its sync name; the async one has an "a" before it.
+        """Call a method of ``model``, a copy, by its sync name; the async method has the prefix "a".
 
         Raises:
-            Exception: It failed; where that is another error than its client's own, the client's is the cause.
-            DeadlineExceededError: It did not return by ``deadline``.
+            Exception: The call failed; the error is the result of ``as_failure``, with the client's own as its cause.
+            DeadlineExceededError: The call did not return by ``deadline``.
         """
         held, permit = _HeldSocket(deadline), Permit()
         work = self._works(held, model, method, args, kwargs)
@@ -75,7 +75,7 @@ class ModelCalls:
     async def stream(
         self, model: Any, method: str, *args: Any, deadline: float | None, **kwargs: Any
     ) -> AsyncIterator[NextChunk]:
-        """Open a stream and yield what returns its next chunk, or ``END``; see ``call``."""
+        """Open a stream and yield a function that returns its next chunk, or ``END``; see ``call``."""
         if deadline is not None and time.monotonic() >= deadline:
             raise DeadlineExceededError(f"{self.what} was not begun: its deadline had passed")
         held, permit = _HeldSocket(deadline), Permit()
@@ -94,12 +94,12 @@ class ModelCalls:
         try:
             yield next_chunk
         finally:
-            opened.close()  # else the model would write on, and bill it
+            opened.close()  # otherwise the model would continue to generate billed tokens
             self.bulkhead.leave(permit)
             held.hang_up(permit)
 
     def _raise(self, error: Exception, deadline: float | None) -> NoReturn:
-        """Raise what a failed call is: one that fails at its deadline or after it was too late, no more."""
+        """Raise a failed call's error: ``DeadlineExceededError`` after the deadline, else that of ``as_failure``."""
         know_secrets(secrets_of(self._model()))  # its client may have been made since, or its key changed
         if isinstance(error, DeadlineExceededError | NotImplementedError):  # the latter: a model that can't stream
             raise error
@@ -113,11 +113,11 @@ class ModelCalls:
     def _works(
         self, held: _HeldSocket, model: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[Callable[[], Any], Callable[[], Awaitable[Any]] | None]:
-        """Return the sync and the native way to call a method; None where async has none of its own."""
+        """Return functions that call a method synchronously and natively async; the latter is None if unsupported."""
         speaks, async_method = speaks_openai(model), f"a{method}"
 
         def sync() -> Any:
-            _held_socket.set(held)  # the context is this call's own
+            _held_socket.set(held)  # each call has its own context
             if speaks:
                 self._set_client(model, is_async=False)
             return getattr(model, method)(*args, **kwargs)
@@ -130,17 +130,17 @@ class ModelCalls:
         return sync, native if has_native_async(model, async_method) else None
 
     def _set_client(self, model: Any, *, is_async: bool) -> None:
-        """Set the client of a copy to one that tries once, each made once.
+        """Set the client of a copied model to a cached one that does not retry.
 
-        The user's model makes its client where it has none so far, as its own calls would. A model that makes a new
-        client for each call does so itself.
+        The user's model creates its own client first if it has none yet. A model that creates a new client for each
+        call (``reuse_client=False``) is not changed.
         """
         if not model.reuse_client:
             return
         own: Any = self._model()
         name = "_aclient" if is_async else "_client"
         client = own._get_aclient() if is_async else own._get_client()  # noqa: SLF001 (they have no public name)
-        made = self._clients.get(name)  # two threads may make one each: either serves
+        made = self._clients.get(name)  # two threads may create one each: both work
         if made is None or made[0] is not client:
             ends = client.with_options(max_retries=0) if is_async else _ending_client(client)
             made = self._clients[name] = (client, ends)
@@ -156,17 +156,17 @@ _SECRET: Final = re.compile(
 _PLAIN_HEADERS: Final = re.compile(r"accept|connection$|content-|host$|user-agent$|x-stainless", re.IGNORECASE)
 
 MAX_DEPTH: Final = 4
-"""Clients within clients that are looked into."""
+"""Maximum nesting depth of clients that are searched for secrets."""
 
 
 def secrets_of(client: object, depth: int = MAX_DEPTH) -> Iterator[str]:
-    """Yield what a client holds that nobody else may read: keys, values of headers, credentials in addresses.
+    """Yield the secrets of a client: API keys, header values, and credentials in URLs.
 
-    Those of the environment are among them: a client may take its own from there.
+    Secrets in environment variables are included, since a client may read its own from there.
 
     Args:
         client: A model, its client, or a mapping of arguments.
-        depth: How many more are looked into.
+        depth: Remaining nesting depth of clients to search.
     """
     if depth == MAX_DEPTH:
         yield from (value for name, value in os.environ.items() if _SECRET.search(name) and not value.startswith("/"))
@@ -188,11 +188,11 @@ def secrets_of(client: object, depth: int = MAX_DEPTH) -> Iterator[str]:
 
 
 _CALLS: Final[dict[int, ModelCalls]] = {}
-"""The ``ModelCalls`` of each model that lives, by its id. Single operations on a dictionary need no lock."""
+"""The ``ModelCalls`` of each live model, by ``id(model)``. Single dictionary operations need no lock."""
 
 
 def calls_of(model: Any, what: str, as_failure: Callable[[Exception], Exception]) -> ModelCalls:
-    """Return the one ``ModelCalls`` of a model; it lives as long as the model's object. See there for the arguments."""
+    """Return the shared ``ModelCalls`` of a model, created on first use and removed with the model object."""
     known = _CALLS.get(id(model))
     if known is None:
         known = _CALLS.setdefault(id(model), ModelCalls(model, what, as_failure))
@@ -201,22 +201,22 @@ def calls_of(model: Any, what: str, as_failure: Callable[[Exception], Exception]
 
 
 def speaks_openai(model: Any) -> bool:
-    """Whether a model is LlamaIndex's ``OpenAI`` or ``OpenAIEmbedding``, or of a subclass: both have its client."""
+    """Return whether a model uses OpenAI's client: LlamaIndex's ``OpenAI`` or ``OpenAIEmbedding``, or a subclass."""
     return is_openai(model) or "OpenAIEmbedding" in [kind.__name__ for kind in type(model).__mro__]
 
 
 def retries_itself(model: Any) -> bool:
-    """Whether a model's client retries and can't be kept from it."""
+    """Return whether a model's client retries and this can't be turned off."""
     own = getattr(model, "max_retries", None)
     return not speaks_openai(model) and isinstance(own, int) and own > 0
 
 
 def once(twin: Any, model: Any) -> Any:
-    """Return a copy of a model of OpenAI's client that tries once; any other model as it is.
+    """Return a copy of a model with OpenAI's client that does not retry; any other model is returned unchanged.
 
     Args:
-        twin: The model itself, or a copy of it.
-        model: The model itself: never changed.
+        twin: The model itself, or a copy of it that may be changed.
+        model: The user's model, which is never changed.
     """
     if not speaks_openai(model):
         return twin
@@ -225,14 +225,14 @@ def once(twin: Any, model: Any) -> Any:
     return made
 
 
-# -- sync clients that end in time ------------------------------------------------------------------------------------
+# -- sync clients with a deadline ------------------------------------------------------------------------------------
 
 
 class _HeldSocket:
-    """What a sync call reads from, so that it can be ended from another thread.
+    """The socket of a sync call, which another thread can shut down to end the call.
 
     Args:
-        deadline: ``time.monotonic()`` of the call; None is no limit.
+        deadline: ``time.monotonic()`` at which the call ends; None is no limit.
     """
 
     def __init__(self, deadline: float | None) -> None:
@@ -241,7 +241,7 @@ class _HeldSocket:
         self._hung_up = False
 
     def cut(self, timeouts: dict[str, float | None]) -> dict[str, float | None]:
-        """Return the timeouts of a request's phases, none longer than the call has left."""
+        """Return the timeouts of a request's phases, limited to the call's remaining time."""
         if self._ends is None:
             return timeouts
         left = max(0.001, self._ends - time.monotonic())
@@ -249,14 +249,14 @@ class _HeldSocket:
         return {phase: left if seconds is None else min(left, seconds) for phase, seconds in own.items()}
 
     def hold(self, response: httpx.Response) -> None:
-        """Keep the socket that a response is read from; it is closed where nobody waits for the call any more."""
+        """Store the socket of a response, and shut it down if the call was abandoned already."""
         stream = response.extensions.get("network_stream")
         self._socket = None if stream is None else stream.get_extra_info("socket")
         if self._hung_up:
             self._shut_down()
 
     def hang_up(self, permit: Permit) -> None:
-        """End a call that is still at work, though nobody waits for it: what reads its socket returns at once."""
+        """Shut down the socket of a call that still runs after it was abandoned, so that it returns at once."""
         if permit.at_work:
             self._hung_up = True
             self._shut_down()
@@ -268,15 +268,15 @@ class _HeldSocket:
 
 
 _held_socket: ContextVar[_HeldSocket | None] = ContextVar("agentic_kb_held_socket", default=None)
-"""That of the call which this code runs in."""
+"""The socket holder of the current call."""
 
 
 def _ending_client(client: Any) -> Any:
-    """Return a sync client that tries once, and ends with the deadline of the call that it serves.
+    """Return a copy of a sync client without retries, whose requests end at the deadline of their call.
 
-    It sends through the user's own client: its proxies, certificates, authentication and pool.
+    Requests are sent through the user's HTTP client, with its proxies, certificates, authentication and pool.
     """
-    import httpx  # noqa: PLC0415 (the client is loaded, so this is too; it is not imported with this module)
+    import httpx  # noqa: PLC0415 (already loaded by the client; not imported with this module)
 
     inner = client._client  # noqa: SLF001 (OpenAI's client has no public name for it)
 

@@ -1,4 +1,4 @@
-"""Which language model to use, and what it can do. LlamaIndex's OpenAI is recognised without being imported."""
+"""Selects the language model and detects its capabilities, without importing LlamaIndex's OpenAI integration."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from llama_index.core.settings import Settings
 from llama_index.core.utils import get_tokenizer
 
 MAX_PIECE: Final = 100_000
-"""Characters that are tokenized at a time."""
+"""Maximum number of characters that are tokenized at once."""
 
 
 def resolve_llm(llm: LLM | None) -> LLM | None:
-    """Return the LLM to use: this one, else ``Settings.llm``, else None.
+    """Return the LLM to use: ``llm``, else ``Settings.llm``, else None.
 
-    ``Settings.llm`` raises where no OpenAI key is set, so it is only asked when somebody set it or a key is there;
-    a disabled one (``Settings.llm = None`` sets core's ``MockLLM``) counts as none.
+    ``Settings.llm`` is only read if it was set or an OpenAI key is set, because its default raises without a key. A
+    disabled LLM (``Settings.llm = None`` sets core's ``MockLLM``) counts as None.
     """
     if llm is not None:
         return llm
@@ -32,10 +32,10 @@ def resolve_llm(llm: LLM | None) -> LLM | None:
 
 
 def warm_up_llm(llm: LLM) -> None:
-    """Load tokenizer and client before the first call; nothing is sent.
+    """Load the tokenizer and the clients before the first call; no request is sent.
 
-    llama_index's OpenAI makes its clients on first use (0.1 s each), and they load their resources on first use
-    (0.6 s): in an async query both would hold up the event loop.
+    LlamaIndex's OpenAI creates its clients on first use (0.1 s each), and they load their resources on first use
+    (0.6 s). In an async query both would block the event loop.
     """
     count_tokens("warm up")
     if not is_openai(llm):
@@ -48,9 +48,9 @@ def warm_up_llm(llm: LLM) -> None:
 
 
 def tokens_of(text: str) -> list[Any]:
-    """Return the tokens of a text, by LlamaIndex's global tokenizer; a long text is cut into pieces of ``MAX_PIECE``.
+    """Return the tokens of a text, by LlamaIndex's global tokenizer; long texts are split at ``MAX_PIECE`` characters.
 
-    Uncut, OpenAI's tokenizer raises on a million spaces. A cut costs at most a token or two.
+    OpenAI's tokenizer raises on a text of a million spaces. A split adds at most a token or two.
     """
     encode = get_tokenizer()
     if len(text) <= MAX_PIECE:
@@ -59,12 +59,12 @@ def tokens_of(text: str) -> list[Any]:
 
 
 def count_tokens(text: str) -> int:
-    """Return how many tokens LlamaIndex's global tokenizer counts."""
+    """Return the number of tokens of a text, by LlamaIndex's global tokenizer."""
     return len(tokens_of(text))
 
 
 def model_name(llm: LLM) -> str | None:
-    """Return a model's name, or None where it says none."""
+    """Return a model's name, or None if it has none."""
     name = getattr(llm, "model", None) or getattr(llm, "model_name", None)
     if isinstance(name, str):
         return name
@@ -75,7 +75,7 @@ def model_name(llm: LLM) -> str | None:
 
 
 def structured_output(llm: LLM, name: str, schema: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the call arguments that make an OpenAI model reply in a JSON schema; None where it can't."""
+    """Return the arguments that make an OpenAI model reply in a JSON schema; None if the model does not support it."""
     utils = sys.modules.get("llama_index.llms.openai.utils")
     if utils is None or not is_openai(llm) or not utils.is_json_schema_supported(llm.model):  # type: ignore[attr-defined]
         return None
@@ -83,7 +83,7 @@ def structured_output(llm: LLM, name: str, schema: dict[str, Any]) -> dict[str, 
 
 
 def is_function_calling(llm: LLM) -> bool:
-    """Return whether a model can be made to call a tool."""
+    """Return whether a model supports function calling."""
     try:
         return bool(llm.metadata.is_function_calling_model) and hasattr(llm, "chat_with_tools")
     except ValueError:
@@ -91,7 +91,7 @@ def is_function_calling(llm: LLM) -> bool:
 
 
 def chats(llm: LLM) -> bool:
-    """Return whether a model takes messages; else it takes a prompt to complete."""
+    """Return whether a model is a chat model; otherwise it only completes prompts."""
     try:
         return bool(llm.metadata.is_chat_model)
     except ValueError:  # llama_index's OpenAI raises for names that it doesn't know
@@ -99,20 +99,20 @@ def chats(llm: LLM) -> bool:
 
 
 def prompt_of(llm: LLM, messages: Sequence[ChatMessage]) -> str:
-    """Return messages as the one prompt that core makes for a model which only completes."""
+    """Return messages as one prompt for a completion model, in the form that LlamaIndex core makes."""
     if len(messages) == 1 and messages[0].role is MessageRole.USER:
         return llm.completion_to_prompt(messages[0].content or "")  # type: ignore[misc]  # core's validators set both
     return llm.messages_to_prompt(messages)  # type: ignore[misc]
 
 
 def is_openai(llm: LLM) -> bool:
-    """Whether it is llama_index's OpenAI, without importing it: if it was never imported, it is not."""
+    """Return whether a model is LlamaIndex's ``OpenAI``, without importing that class."""
     module = sys.modules.get("llama_index.llms.openai.base")
     return module is not None and isinstance(llm, module.OpenAI)
 
 
 def has_native_async(llm: LLM, method: str = "achat") -> bool:
-    """Whether an async method really awaits: core's ``CustomLLM`` runs the sync call on the loop."""
+    """Return whether an async method is truly async; that of core's ``CustomLLM`` blocks the event loop."""
     if not isinstance(llm, CustomLLM):
         return True
     own, core = (inspect.unwrap(getattr(kind, method)) for kind in (type(llm), CustomLLM))  # core's spans wrap methods

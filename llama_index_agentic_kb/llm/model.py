@@ -1,4 +1,4 @@
-"""A language model as this package calls it: with a deadline, with retries, and with its bill."""
+"""The wrapper through which the package calls a language model, with a deadline, retries and token usage."""
 
 from __future__ import annotations
 
@@ -23,23 +23,23 @@ from llama_index_agentic_kb.llm.replies import Choice, Reply, Usage, as_llm_erro
 from llama_index_agentic_kb.llm.thoughts import ThoughtFilter, without_thoughts
 
 FALLBACK_CONTEXT_WINDOW: Final = 8_192
-"""Tokens assumed for a model whose ``metadata`` does not know its own window."""
+"""Context window in tokens that is assumed if a model's ``metadata`` does not have it."""
 
 NOTHING_CAME: Final = "the model's server sent no piece of a reply: a web page, or nothing, in place of a stream"
 NO_CHOICES: Final = "the model's server sent a reply without choices"
 
 MAX_REPLY: Final = 200_000
-"""Characters of a reply that are read: what looks at text afterwards would be held up by more."""
+"""Maximum number of characters of a reply; more would slow down the processing of its text."""
 
 MAX_THOUGHTS: Final = 200_000
-"""Characters of thoughts after which a stream with a limit of its own is read no further."""
+"""Maximum number of characters of reasoning text in a stream; after that, reading stops."""
 
 _BILL: ContextVar[Usage | None] = ContextVar("bill", default=None)
 
 
 @contextmanager
 def billed() -> Iterator[Usage]:
-    """Yield a bill to which every call that is made inside is added, whichever model it asks."""
+    """Yield a ``Usage`` to which the token usage of every model call inside the ``with`` block is added."""
     bill, outer = Usage(), _BILL.get()
     _BILL.set(bill)
     try:
@@ -49,17 +49,17 @@ def billed() -> Iterator[Usage]:
 
 
 class LanguageModel(NotPickled):
-    """A LlamaIndex LLM, ready to be called.
+    """A LlamaIndex LLM with retries, a concurrency limit and callback handlers.
 
-    Its calls hold a place of the model's bulkhead (``MODEL_PLACES``, 128 for each model object), and failures that
-    are worth it are retried here alone: of LlamaIndex's ``OpenAI`` and its subclasses a copy is called that tries
-    once. A model of another kind that says ``max_retries`` retries itself, and is not retried here.
+    At most 128 calls of a model object run concurrently (``MODEL_PLACES``). Transient failures are retried only here:
+    for LlamaIndex's ``OpenAI`` and its subclasses, a copy without its own retries is called. Any other model with
+    ``max_retries`` above 0 retries itself and is not retried here.
 
     Args:
-        llm: Left as it is: a shallow copy is called instead, with further handlers and without its own retries.
-        manager: Returns the manager whose handlers see each call, beside the LLM's own.
-        retries: How failed calls are tried again; None is ``RetryPolicy()``. How often, in all, is the request's
-            ``RetryBudget``.
+        llm: The user's LLM, which is not changed; calls are made on a shallow copy with additional handlers.
+        manager: Function that returns the callback manager whose handlers also receive the events of each call.
+        retries: Retry policy for failed calls. Defaults to ``RetryPolicy()``. The request's ``RetryBudget`` limits the
+            total number of retries.
     """
 
     def __init__(self, llm: LLM, manager: Callable[[], CallbackManager], *, retries: RetryPolicy | None = None) -> None:
@@ -71,19 +71,19 @@ class LanguageModel(NotPickled):
 
     @property
     def name(self) -> str | None:
-        """The model's name, where it says one."""
+        """The model's name; None if it has none."""
         return model_name(self.llm)
 
     @property
     def context_window(self) -> int:
-        """Tokens of prompt and reply together."""
+        """Maximum number of tokens of prompt and reply together."""
         try:
             return self.llm.metadata.context_window
         except ValueError:  # llama_index's OpenAI raises for names that it doesn't know
             return FALLBACK_CONTEXT_WINDOW
 
     def ready(self) -> LLM:
-        """Return the LLM to call; the same copy as long as the handlers are the same, so that its client is kept."""
+        """Return the LLM copy to call, cached while the handlers stay the same so that its client is reused."""
         own = getattr(self.llm, "callback_manager", None)
         handlers = (*self._manager().handlers, *(own.handlers if own is not None else ()))
         key = tuple(id(getattr(handler, "handler", handler)) for handler in handlers)
@@ -94,11 +94,11 @@ class LanguageModel(NotPickled):
     # -- whole replies ---------------------------------------------------------------------------------------------
 
     async def chat(self, messages: Sequence[ChatMessage], *, deadline: float | None, **kwargs: Any) -> Reply:
-        """Ask for a whole reply.
+        """Request a complete reply, without streaming.
 
         Raises:
-            LLMError: The call failed, or the reply is empty, was refused or was filtered.
-            DeadlineExceededError: It did not come in time.
+            LLMError: The call failed, the model refused, or the reply is empty or was filtered.
+            DeadlineExceededError: The reply did not arrive by ``deadline``.
         """
 
         async def attempt(until: float | None) -> Reply:
@@ -115,11 +115,11 @@ class LanguageModel(NotPickled):
     async def call_tool(
         self, messages: Sequence[ChatMessage], tool: Any, *, deadline: float | None, **kwargs: Any
     ) -> Reply:
-        """Ask a function-calling model to call one tool; its arguments are the reply's ``tool_arguments``.
+        """Ask a function-calling model to call one tool; the arguments are in the reply's ``tool_arguments``.
 
         Raises:
-            LLMError: The call failed, or the model neither called the tool nor said anything.
-            DeadlineExceededError: The reply did not come in time.
+            LLMError: The call failed, or the reply has neither a tool call nor usable text.
+            DeadlineExceededError: The reply did not arrive by ``deadline``.
         """
         arguments = {"tools": [tool], "chat_history": list(messages), "tool_required": True, **kwargs}
 
@@ -147,9 +147,9 @@ class LanguageModel(NotPickled):
         through: Callable[[str], str] = str,
         **kwargs: Any,
     ) -> Reply:
-        """Ask for a streamed reply: each piece of text is emitted as it comes, the whole is the result; see ``read``.
+        """Request a streamed reply, emit each piece of text as it arrives, and return the whole reply; see ``read``.
 
-        Each piece goes ``through`` a function before it is emitted; the result is the model's own text.
+        Each piece is transformed by ``through`` before it is emitted; the returned reply has the original text.
         """
 
         async def pass_on(delta: str, _: str) -> None:
@@ -167,18 +167,18 @@ class LanguageModel(NotPickled):
         max_chars: int = MAX_REPLY,
         **kwargs: Any,
     ) -> Reply:
-        """Ask for a streamed reply and act on it as it comes.
+        """Request a streamed reply and call a function for each piece as it arrives.
 
         Args:
-            messages: The prompt.
-            each: Awaited with each piece of text, and the whole text so far.
-            deadline: ``time.monotonic()`` by which the stream must have ended; None waits.
-            max_chars: Characters after which no more is read.
+            messages: The prompt messages.
+            each: Async callback that is awaited with each piece of text and the whole text so far.
+            deadline: ``time.monotonic()`` by which the stream must have ended; None is no limit.
+            max_chars: Number of characters after which reading stops.
             kwargs: Further arguments of the model's ``stream_chat``.
 
         Raises:
-            LLMError: The reply is empty, was refused or filtered, or the stream ended before the model did.
-            DeadlineExceededError: It did not end in time.
+            LLMError: The call failed, the model refused, the reply is empty or was filtered, or the stream broke off.
+            DeadlineExceededError: The stream did not end by ``deadline``.
         """
         reply = Reply("")
 
@@ -198,7 +198,7 @@ class LanguageModel(NotPickled):
         kwargs: dict[str, Any],
     ) -> None:
         speaks_openai = is_openai(self.llm)
-        if speaks_openai:  # the bill comes at the end of a stream where it is asked for
+        if speaks_openai:  # usage is only sent at the end of a stream on request
             kwargs = {"stream_options": {"include_usage": True}, **kwargs}
         llm, method, prompt, arguments = self._arguments("stream_chat", messages, kwargs)
         reply.refusal, wrong, thoughts = "", NOTHING_CAME, ThoughtFilter()
@@ -227,7 +227,7 @@ class LanguageModel(NotPickled):
         if reply.finish_reason is None and speaks_openai:
             raise LLMError("the model's stream ended before the model did", usage=reply.usage)
 
-    # -- what both share -------------------------------------------------------------------------------------------
+    # -- shared helpers --------------------------------------------------------------------------------------------
 
     async def _retried(
         self,
@@ -250,7 +250,7 @@ class LanguageModel(NotPickled):
     def _arguments(
         self, method: str, messages: Sequence[ChatMessage], kwargs: dict[str, Any]
     ) -> tuple[Any, str, Any, dict[str, Any]]:
-        """Return model, method and arguments; a model that doesn't chat gets a prompt to complete, as core makes it."""
+        """Return model, method, prompt and arguments; a completion model gets a prompt instead of messages."""
         llm = self.ready()
         if chats(llm):
             return llm, method, messages, kwargs

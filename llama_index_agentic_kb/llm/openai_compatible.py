@@ -1,6 +1,6 @@
-"""OpenAI's client for other people's servers: any model name, a context window of your own.
+"""An LLM class for OpenAI-compatible servers, with any model name and a configurable context window.
 
-Not imported by its package, because it imports the OpenAI client.
+The package does not import this module by itself, because it loads the OpenAI client.
 """
 
 from __future__ import annotations
@@ -19,26 +19,26 @@ from pydantic import SerializationInfo, SerializerFunctionWrapHandler, model_ser
 from llama_index_agentic_kb._text import redacted
 
 NO_KEY = "no-key"
-"""Sent to servers other than OpenAI's where no key is set: the client insists on one, they often don't."""
+"""API key sent to servers other than OpenAI's if none is set, because the client requires a key."""
 
 SECRET_FIELDS: Final = frozenset({"api_key", "default_headers"})
-"""What is never printed, serialized or pickled; user and password in ``api_base`` neither."""
+"""Fields that are never printed, serialized or pickled, like the credentials in ``api_base``."""
 
 
 class OpenAICompatible(OpenAI):
-    """LlamaIndex's ``OpenAI`` for servers that speak its protocol with model names of their own.
+    """LlamaIndex's ``OpenAI`` for servers that use its protocol with other model names.
 
-    ``OpenAI`` raises where a name's context window or tokenizer is asked for and the name is not OpenAI's. This
-    one doesn't. All arguments are those of ``OpenAI``, and two:
+    ``OpenAI`` raises an error if the context window or the tokenizer of an unknown model name is needed; this class
+    does not. It has all arguments of ``OpenAI`` and two more:
 
         llm = OpenAICompatible(model="my-model", api_base="http://localhost:8000/v1", context_window=32_768)
 
-    Its ``repr``, ``to_dict``, ``model_dump`` and pickle hold no key, no headers and no password of ``api_base``: what
-    is loaded from them takes its key from ``OPENAI_API_KEY``, and headers have to be set again.
+    Its ``repr``, ``to_dict``, ``model_dump`` and pickle contain no key, no headers and no password in ``api_base``. A
+    model loaded from them reads its key from ``OPENAI_API_KEY``; headers must be set again.
 
     Attributes:
-        context_window: Tokens of prompt and reply together, for a name that LlamaIndex doesn't know. Default 8,192.
-        is_function_calling_model: Whether a model of such a name can be made to call tools. Default False.
+        context_window: Tokens of prompt and reply together, for model names unknown to LlamaIndex. Defaults to 8,192.
+        is_function_calling_model: Whether a model with an unknown name supports function calling. Defaults to False.
     """
 
     context_window: int = Field(
@@ -50,12 +50,12 @@ class OpenAICompatible(OpenAI):
 
     @classmethod
     def class_name(cls) -> str:
-        """Name the class in serialized forms."""
+        """Return the name of this class in serialized forms."""
         return "openai_compatible_llm"
 
     @property
     def metadata(self) -> LLMMetadata:
-        """What LlamaIndex knows of the model, or else what was said."""
+        """LlamaIndex's metadata of the model, or metadata from the arguments if the model name is unknown."""
         try:
             return super().metadata
         except ValueError:
@@ -69,7 +69,7 @@ class OpenAICompatible(OpenAI):
 
     @property
     def _tokenizer(self) -> Tokenizer | None:
-        """OpenAI's tokenizer for its own models, where it can be had; LlamaIndex's global one for all others."""
+        """OpenAI's tokenizer if it is available for the model, else LlamaIndex's global tokenizer."""
         try:
             return super()._tokenizer
         except (KeyError, OSError):
@@ -82,28 +82,28 @@ class OpenAICompatible(OpenAI):
         return kwargs
 
     def __repr_args__(self) -> Iterable[tuple[str | None, Any]]:
-        """Leave keys and headers out of what is printed."""
+        """Yield the fields for ``repr``, without keys, headers and credentials in URLs."""
         for name, value in super().__repr_args__():
             if name not in SECRET_FIELDS:
                 yield name, redacted(value) if isinstance(value, str) else value
 
     @model_serializer(mode="wrap")
     def custom_model_dump(self, handler: SerializerFunctionWrapHandler, info: SerializationInfo) -> dict[str, Any]:
-        """Leave keys and headers out of ``model_dump``, ``to_dict``, ``to_json`` and whatever holds the model."""
+        """Return the serialized fields without keys, headers and credentials, also inside other serialized objects."""
         data = super().custom_model_dump(handler, info)
         kept = {name: value for name, value in data.items() if name not in SECRET_FIELDS}
         return {**kept, "api_base": redacted(kept["api_base"])} if "api_base" in kept else kept
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave keys and headers out of pickles: where one is loaded, the key is that of OPENAI_API_KEY."""
+        """Return the state to pickle, without keys, headers and credentials."""
         state = super().__getstate__()
         kept = {name: value for name, value in state["__dict__"].items() if name not in SECRET_FIELDS}
         return {**state, "__dict__": {**kept, "api_base": redacted(self.api_base or "") or None}}
 
 
 class _GlobalTokenizer:
-    """LlamaIndex's global tokenizer, with the method that OpenAI's have."""
+    """LlamaIndex's global tokenizer with the ``encode`` method of OpenAI's tokenizers."""
 
     def encode(self, text: str) -> list[int]:
-        """Return a text's tokens."""
+        """Return the tokens of a text."""
         return list(get_tokenizer()(text))

@@ -1,4 +1,4 @@
-"""What a language model replied, what it billed, whether it can be used, and why a call failed."""
+"""Replies of language models: their text, token usage, validity and errors."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from llama_index_agentic_kb.errors import AgenticKBError, LLMError
 from llama_index_agentic_kb.guard.failures import breaks_connection, status_of
 
 FORM_REFUSED: Final = (400, 404, 415, 422, 501)
-"""HTTP statuses with which servers refuse a request form that they don't know."""
+"""HTTP statuses of servers that don't support the requested output format."""
 
 MAX_REPAIRED: Final = 8_000
-"""Characters of broken JSON that are repaired, which takes quadratic time (20,000 brackets: 7 s, measured)."""
+"""Maximum number of characters of broken JSON to repair; repair takes quadratic time (7 s for 20,000 brackets)."""
 
 SHOWN: Final = 200
-"""Characters of a server's own words in an error's message."""
+"""Maximum number of characters quoted from a server's message in an error message."""
 
 READ: Final = 2_000
-"""Characters of them that are read: on one line, and without secrets, they may be fewer."""
+"""Maximum number of characters of a server's message that are processed before it is redacted and shortened."""
 
 _FENCE: Final = re.compile(r"```(?:json)?(.*?)```", re.DOTALL | re.IGNORECASE)  # no \s*: it would be quadratic
 
@@ -34,14 +34,14 @@ CUT_SHORT: Final = "the model stopped before it was done"
 
 @dataclass(slots=True)
 class Usage:
-    """What language model calls billed; None where a reply did not say."""
+    """Token usage and number of model calls; a token count is None if no reply reported it."""
 
     input_tokens: int | None = None
     output_tokens: int | None = None
     calls: int = 0
 
     def add(self, other: Usage) -> None:
-        """Add another bill to this one."""
+        """Add another usage to this one."""
         if other.input_tokens is not None:
             self.input_tokens = (self.input_tokens or 0) + other.input_tokens
         if other.output_tokens is not None:
@@ -51,29 +51,29 @@ class Usage:
 
 @dataclass(slots=True)
 class Reply:
-    """What a model said."""
+    """The reply of a model."""
 
     text: str
     usage: Usage = field(default_factory=Usage)
     finish_reason: str | None = None
     tool_arguments: dict[str, Any] | None = None
     thoughts: int = 0
-    """Characters of a reasoning model's thoughts that were left out of the text."""
+    """Number of reasoning characters that were removed from the text."""
     refusal: str = ""
 
     @classmethod
     def of(cls, response: ChatResponse | CompletionResponse) -> Reply:
-        """Read a whole response."""
+        """Build a reply from a complete response."""
         choice = Choice.of(response.raw)
         return cls(text_of(response), usage_of(response), choice.finish_reason, refusal=choice.refusal)
 
     @property
     def cut_short(self) -> bool:
-        """Whether the model ran out of tokens."""
+        """Whether the reply ended at the token limit."""
         return self.finish_reason in ("length", "max_tokens")
 
     def check(self) -> None:
-        """Raise ``LLMError`` where it is empty, refused or filtered."""
+        """Raise ``LLMError`` if the reply is empty, the model refused, or a content filter stopped it."""
         if self.refusal:
             raise LLMError(f"the model refused: {self.refusal}", usage=self.usage)
         if self.finish_reason == "content_filter":
@@ -85,16 +85,16 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What the first choice of a raw response, or of a stream's chunk, says beside its text."""
+    """Data from the first choice of a raw response or stream chunk, apart from its text."""
 
     is_there: bool = False
     finish_reason: str | None = None
     refusal: str = ""
-    """A stream has it in pieces."""
+    """Refusal text of the model; a stream sends it in pieces."""
 
     @classmethod
     def of(cls, raw: Any) -> Choice:
-        """Read a raw response, an object or a dictionary."""
+        """Build a choice from a raw response, which is an object or a dictionary."""
         choices = _get(raw, "choices")
         if not choices:
             return cls()
@@ -113,7 +113,7 @@ def text_of(response: ChatResponse | CompletionResponse) -> str:
 
 
 def usage_of(response: ChatResponse | CompletionResponse) -> Usage:
-    """Return what a response says that it billed."""
+    """Return the token usage that a response reports."""
     try:
         read, written = get_tokens_from_response(response)
     except (TypeError, ValueError, AttributeError):  # a raw reply of a shape that core doesn't know
@@ -123,22 +123,22 @@ def usage_of(response: ChatResponse | CompletionResponse) -> Usage:
 
 
 def refuses_form(error: BaseException) -> bool:
-    """Return whether an error may mean that the server doesn't know the form of structured output asked for."""
+    """Return whether an error's HTTP status may mean that the server does not support structured output."""
     return status_of(error) in FORM_REFUSED
 
 
 def strip_code_fence(text: str) -> str:
-    """Return what stands in a reply's first code fence, or the reply itself."""
+    """Return the content of a reply's first code fence, or the reply itself if it has none."""
     fence = _FENCE.search(text)
     return fence.group(1) if fence else text
 
 
 def repair_json(text: str) -> Any:
-    """Return the JSON value that broken text was meant to be, as far as its start shows.
+    """Return the JSON value of a text, repaired if broken; only the first ``MAX_REPAIRED`` characters are used.
 
     Raises:
-        ValueError: It has no JSON.
-        RecursionError: It is nested too deep.
+        ValueError: The text contains no JSON.
+        RecursionError: The JSON is nested too deeply.
     """
     return json_repair.loads(text[:MAX_REPAIRED])
 
@@ -147,10 +147,10 @@ def repair_json(text: str) -> Any:
 
 
 def as_llm_error(error: Exception) -> LLMError:
-    """Return the error that says what came in place of a reply; ``raise`` sets the client's own as its cause.
+    """Return an ``LLMError`` that describes a client's error, to be raised ``from`` it.
 
     Args:
-        error: What a model's client raised. An ``LLMError`` is returned as it is.
+        error: The exception of the model's client. An ``LLMError`` is returned unchanged.
     """
     return error if isinstance(error, LLMError) else LLMError(_reason(error))
 
@@ -170,14 +170,14 @@ def _reason(error: Exception) -> str:
 
 
 def _sent_instead(error: Exception, body: object) -> str | None:
-    """Return what came where a client could make nothing of it."""
+    """Return a description of an unusable response from the server; None if the error has another cause."""
     if isinstance(error, json.JSONDecodeError):
         return f"JSON that is broken off or malformed: {_words(str(error))}"
     page = getattr(error, "obj", None)
     if isinstance(error, AttributeError) and isinstance(page, str):
         kind = "a web page" if page.lstrip().startswith("<") else "plain text"
         return f"{kind} in place of JSON: {_words(page)!r}"
-    if not isinstance(body, dict):  # one that is was found in a stream by OpenAI's client
+    if not isinstance(body, dict):  # OpenAI's client sets a dictionary for errors in a stream
         reply = _reply_in(error) if isinstance(error, (IndexError, TypeError, AttributeError)) else None
         body = getattr(reply, "error", None)
         if not body:
@@ -186,7 +186,7 @@ def _sent_instead(error: Exception, body: object) -> str | None:
 
 
 def _reply_in(error: Exception) -> Any:
-    """Return the parsed reply without choices that a client failed on: what the innermost ``response`` is."""
+    """Return the parsed reply without choices that a client failed on, taken from the error's traceback."""
     reply, traceback = None, error.__traceback__
     while traceback is not None:
         response = traceback.tb_frame.f_locals.get("response")

@@ -1,6 +1,6 @@
-"""Thoughts of reasoning models: blocks such as ``<think>...</think>`` that a server leaves in the text of a reply.
+"""Removes the reasoning text of models: blocks such as ``<think>...</think>`` in the text of a reply.
 
-They are no part of an answer, nor of a plan: they are left out where a reply is read, whole or in a stream.
+The blocks are no part of an answer or a plan. They are removed from complete and from streamed replies.
 """
 
 from __future__ import annotations
@@ -15,30 +15,30 @@ _BEGUN: Final = re.compile(r"</?[a-z]{0,9}\Z", re.IGNORECASE)
 
 
 class ThoughtFilter:
-    """Passes a reply on piece by piece, without its thoughts. However the text is cut into pieces, the same comes out.
+    """Removes reasoning blocks from a reply that arrives in pieces.
 
-    A tag in backquotes is text. An end without a beginning ends thoughts that began in the prompt: of a whole reply all
-    that stands before it is left out, of a stream what was not passed on yet.
+    A tag after a backquote is normal text. A closing tag without an opening one ends reasoning that began in the
+    prompt: all text before it is removed, in a stream only the text that was not returned yet.
     """
 
     def __init__(self) -> None:
         self.left_out = 0
-        """Characters of thoughts so far."""
+        """Number of reasoning characters removed so far."""
         self._held = ""
         self._inside: str | None = None
         self._started = False
-        """Whether anything was passed on."""
+        """Whether any visible text was returned."""
         self._last = ""
 
     def feed(self, delta: str) -> str:
-        """Take a piece and return the text that can be passed on now."""
+        """Process a piece of the reply and return the text that can be shown now."""
         text, passed = self._held + delta, ""
         self._held = ""
         while text:
             if self._inside is not None:
                 text = self._think(text, self._inside)
                 continue
-            # The character before decides whether a tag is one.
+            # The previous character decides whether this is a tag: a backquote makes it text.
             found = _OPEN.search(self._last + text) or None
             ended = _CLOSE.search(self._last + text)
             if ended is not None and (found is None or ended.start() < found.start()):
@@ -57,7 +57,7 @@ class ThoughtFilter:
         return self._given(passed)
 
     def _think(self, text: str, name: str) -> str:
-        """Leave thoughts out, and return what stands behind their end."""
+        """Remove reasoning text, and return the text after its closing tag."""
         end, tag = text.lower().find(f"</{name}>"), len(name) + 3
         if end < 0:
             cut = max(0, len(text) - tag + 1)
@@ -69,7 +69,7 @@ class ThoughtFilter:
         return text[end + tag :]
 
     def close(self) -> str:
-        """Return what was held back; thoughts that never ended are left out."""
+        """Return the remaining text at the end of the reply; an unclosed reasoning block is removed."""
         rest, self._held = self._held, ""
         if self._inside is not None:
             self.left_out += len(rest)
@@ -77,13 +77,13 @@ class ThoughtFilter:
         return self._given(rest)
 
     def _given(self, text: str) -> str:
-        """Return a text, without the line breaks between thoughts and the reply's first word."""
+        """Return a text, without whitespace between the reasoning and the reply's first word."""
         shown = text if self._started or not self.left_out else text.lstrip()
         self._started = self._started or bool(shown.strip())
         return shown
 
 
 def without_thoughts(text: str) -> tuple[str, int]:
-    """Return a whole reply without its thoughts, and how many characters these had."""
+    """Return a complete reply without its reasoning text, and the number of removed characters."""
     thoughts = ThoughtFilter()
     return thoughts.feed(text) + thoughts.close(), thoughts.left_out
