@@ -1,4 +1,4 @@
-"""Knowledge sources: what is searched, and the one place where filters are computed and checked."""
+"""Knowledge sources: searchable indexes and retrievers, and the computation and checking of their filters."""
 
 from llama_index_agentic_kb.sources.base import Fields as Fields
 from llama_index_agentic_kb.sources.base import KnowledgeSource as KnowledgeSource

@@ -1,7 +1,7 @@
-"""A knowledge source: one thing that can be searched, its fields, its filters, and how its calls are made.
+"""A knowledge source: a searchable index or retriever with its metadata fields, filters and resilience settings.
 
-This is the one place where the effective filter of a search is computed (mandatory AND caller AND planner); each
-returned node is checked against it again (``sources.search``).
+Only this module computes the effective filter of a search (mandatory AND caller AND planner); each returned node is
+checked against it again (``sources.search``).
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from llama_index_agentic_kb.sources.search import PreparedSource, bounded, own_r
 
 RetrieverFactory: TypeAlias = Callable[[MetadataFilters | None], BaseRetriever]
 MetadataReader: TypeAlias = Callable[[], Iterable[tuple[str, Mapping[str, Any]]]]
-"""Returns the document's id and the metadata of each chunk of a source, a document's chunks one after the other."""
+"""Returns the document ID and the metadata of each chunk of a source, grouped by document."""
 
 DEFAULT_RESILIENCE: Final = Resilience()
 
 _INTERNAL: Final = "agentic_kb"
-"""The key of our provenance marks; it and keys that begin with "_" are no fields of a document."""
+"""The metadata key of this package's provenance data; it and keys that begin with "_" are not shown as fields."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +47,11 @@ class Fields:
     """The metadata keys of a source's documents.
 
     Args:
-        title: Of the title; the file name stands in for a missing one.
-        content: Of the content to cite; None is the node's text.
-        url: Of the URL.
-        key: Of the document's key; None is the source document's id.
-        terms: Of the document's terms, one key or several; None shows none.
+        title: The key of the title; the file name replaces a missing title.
+        content: The key of the content to cite. Defaults to the node's text.
+        url: The key of the URL.
+        key: The key of the document key. Defaults to the source document's ID.
+        terms: The key or keys of the document's terms. Defaults to no terms.
     """
 
     title: str = "title"
@@ -61,7 +61,7 @@ class Fields:
     terms: str | Sequence[str] | None = None
 
     def data(self, node: NodeWithScore, permissions: Permissions | None = None) -> SourceData:
-        """Return a node's document under uniform keys, without those that ``permissions`` declares."""
+        """Return a node's document under uniform keys, without the metadata keys that ``permissions`` declares."""
         inner = node.node
         metadata = inner.metadata
         content = metadata.get(self.content) if self.content else None
@@ -90,13 +90,13 @@ class Fields:
 
 
 def _as_json(value: object) -> Any:
-    """Return a value of the metadata as JSON has it, without lone surrogates; what JSON does not have as text."""
+    """Return a metadata value as JSON-compatible data without lone surrogates; other types become text."""
     if isinstance(value, str):
         return without_surrogates(value)
     try:
         made = to_jsonable_python(value, fallback=str, inf_nan_mode="null")
         text = json.dumps(made, ensure_ascii=False)
-    except ValueError:  # it holds itself, or bytes that are no text
+    except ValueError:  # a circular reference, or bytes that are not UTF-8
         return without_surrogates(str(value))
     clean = without_surrogates(text)
     return made if clean is text else json.loads(clean)
@@ -106,35 +106,35 @@ class KnowledgeSource(NotPickled):
     """Something to search: an index, a retriever, or a function from filters to a retriever.
 
     Args:
-        name: Unique in a knowledge base. Planner, activity and references call the source by it.
-        description: What is in it, for the planner to choose by.
-        index: Any LlamaIndex index. Its retriever is made anew for each effective filter.
-        retriever: Any LlamaIndex retriever. It can't take filters: a search under one is denied.
+        name: The source's name, unique in a knowledge base; used in plans, the activity log and references.
+        description: A description of the content, by which the planner chooses sources.
+        index: Any LlamaIndex index. A new retriever is created for each effective filter.
+        retriever: Any LlamaIndex retriever. It can't apply filters: a search with a filter is denied.
         retriever_factory: Takes ``MetadataFilters`` or None and returns a retriever that applies them; called for each
             search.
-        retriever_kwargs: Further arguments of the index's ``as_retriever`` (``vector_store_query_mode``, ...); its
-            ``filters`` join the mandatory filter, its ``similarity_top_k`` stands in for this class's own.
+        retriever_kwargs: Additional arguments of the index's ``as_retriever`` (``vector_store_query_mode``, ...);
+            ``filters`` are added to the mandatory filter, ``similarity_top_k`` is used if this class has none.
         filters: The mandatory filter. No request, plan or parameter can widen it.
         permissions: The metadata fields that say who may see a document. Each request then needs a ``Principal``, and
-            finds what that one may see; without one the source is denied.
-        filterable: The metadata fields that a planner may filter on, by name; None lets it make no filters.
-        metadata_reader: Reads the metadata of what the source holds, for facets and lists; None reads them from the
-            index where it keeps its nodes.
+            finds only documents that this principal may see; without a principal the source is denied.
+        filterable: The metadata fields that a planner may filter on, by name. Defaults to no planner filters.
+        metadata_reader: Reads the metadata of the source's chunks, for facets and lists. Defaults to reading them from
+            an index that stores its nodes.
         fields: The metadata keys of its documents' title, URL, ...
-        weight: How much its results count in fusion beside those of others. Above 0. Default 1.
-        similarity_top_k: Documents of each search; None is the effort's own number.
-        resilience: Its timeout, concurrency, retries and circuit breaker, and how long it is waited for when the
+        weight: The weight of its results in rank fusion. Above 0. Default 1.
+        similarity_top_k: The number of documents per search. Defaults to the number set by the effort.
+        resilience: The timeout, concurrency, retries, circuit breaker, and the time to wait for this source after the
             others have answered.
-        native_async: Whether ``aretrieve`` really awaits; None finds out as far as it can. A source that blocks the
-            event loop in its async method should be given False. An async-only retriever raises NotImplementedError
-            from ``_retrieve``: sync calls then take its async way.
-        hybrid: Whether each search asks a lexical index (BM25) beside the source, with a ranked list of its own: one
-            that is given here (it has to apply filters; what it returns is checked again), or one that is made in
-            memory (``sources.lexical``). None makes one where that is cheap, True demands it, False forgoes it.
+        native_async: Whether ``aretrieve`` really awaits. Defaults to detecting this where possible. Pass False for a
+            source whose async method blocks the event loop. If ``_retrieve`` raises NotImplementedError, sync calls use
+            the async method.
+        hybrid: Whether each search also queries a lexical index (BM25), which returns a ranked list of its own. Pass a
+            lexical index (it must apply filters; its results are checked again), True to require one in memory
+            (``sources.lexical``), or False for none. Defaults to building one if that is cheap.
 
     Raises:
-        ConfigurationError: Not exactly one of index, retriever and retriever_factory is given, an argument is unusable,
-            or ``hybrid`` is True where no lexical index can be made.
+        ConfigurationError: Not exactly one of index, retriever and retriever_factory is given, an argument is invalid,
+            or ``hybrid`` is True and no lexical index can be built.
     """
 
     kind = "searchIndex"
@@ -197,7 +197,7 @@ class KnowledgeSource(NotPickled):
         self._lexical = lexical_for(name, index, hybrid=hybrid, retriever_kwargs=further)
 
     def __repr__(self) -> str:
-        """Return the source's name and what it is over."""
+        """Return the source's name and the class of its index, retriever or factory."""
         over = self.index or self._retriever or self._factory
         return f"{type(self).__name__}({self.name!r}, {type(over).__name__})"
 
@@ -206,22 +206,22 @@ class KnowledgeSource(NotPickled):
     def effective_filter(
         self, caller: FilterNode | None = None, planner: FilterNode | None = None
     ) -> FilterNode | None:
-        """Return the filter of a search: mandatory AND caller AND planner. None where none is set."""
+        """Return the effective filter of a search: mandatory AND caller AND planner. None if all are unset."""
         return all_of(self.mandatory, caller, planner)
 
     def permitted(self, principal: Principal | None) -> FilterNode | None:
-        """Return the filter of what a principal may see; None where the source has no permissions declared.
+        """Return the filter for documents that a principal may see; None if the source declares no permissions.
 
         Raises:
-            DeniedError: It has, and there is no principal, or one that lacks what they ask for.
+            DeniedError: The source declares permissions, and the principal is missing or lacks a required attribute.
         """
         return None if self.permissions is None else self.permissions.filter_for(principal)
 
     def refuse_hidden(self, filters: FilterNode | None) -> None:
-        """Raise where a caller's filter names what says whom else documents are shared with.
+        """Reject a caller's filter on metadata keys that say whom else documents are shared with.
 
         Raises:
-            InvalidRequestError: It does: by counting what passes, a caller could find out.
+            InvalidRequestError: The filter uses such a key: a caller could infer permissions from the results.
         """
         if filters is None or self.permissions is None:
             return
@@ -236,27 +236,27 @@ class KnowledgeSource(NotPickled):
 
     @property
     def health(self) -> Health:
-        """How the source stands: searches at work, waiting and abandoned, and the state of its circuit breaker."""
+        """The number of running, waiting and abandoned searches, and the state of the circuit breaker."""
         return self._calls.health
 
     @property
     def usual_seconds(self) -> float | None:
-        """How long its last answers took, the middle one; None before the first."""
+        """The median duration of its recent answers in seconds; None before the first."""
         return self._calls.median_seconds
 
     # -- searching -------------------------------------------------------------------------------------------------
 
     @property
     def has_factory(self) -> bool:
-        """Whether ``prepare`` calls the user's code, which may take its time."""
+        """Whether the source has a retriever factory: ``prepare`` then calls user code, which may be slow."""
         return self._factory is not None
 
     def prepared(self, filters: FilterNode | None, top_k: int) -> PreparedSource:
-        """Return what searches under an effective filter (``sources.search``); not for a source with a factory.
+        """Return the source prepared for one effective filter (``sources.search``); not for a source with a factory.
 
         Args:
-            filters: What ``effective_filter`` returned.
-            top_k: Documents of a search, unless the source has a number of its own.
+            filters: The effective filter.
+            top_k: The number of documents per search, unless the source sets ``similarity_top_k``.
 
         Raises:
             DeniedError: The filter can't be applied to this source.
@@ -275,17 +275,17 @@ class KnowledgeSource(NotPickled):
     async def prepare(
         self, filters: FilterNode | None, top_k: int, progress: CallProgress | None = None
     ) -> PreparedSource:
-        """Return what searches under an effective filter, made by the factory where there is one; see ``prepared``.
+        """Return the source prepared for one effective filter, calling its factory if it has one; see ``prepared``.
 
         Args:
-            filters: What ``effective_filter`` returned.
-            top_k: Documents of a search, unless the source has a number of its own.
-            progress: Notes a factory's calls.
+            filters: The effective filter.
+            top_k: The number of documents per search, unless the source sets ``similarity_top_k``.
+            progress: Records the factory's calls.
 
         Raises:
             DeniedError: The filter can't be applied to this source.
             DeadlineExceededError: The factory did not return in time.
-            SourceUnavailableError: The factory was not called: it failed too often lately, or too many wait for it.
+            SourceUnavailableError: The factory was not called: its circuit is open, or too many calls are waiting.
         """
         if self._factory is None:
             return self.prepared(filters, top_k)
@@ -295,13 +295,13 @@ class KnowledgeSource(NotPickled):
 
     def _prepared(self, retriever: BaseRetriever, filters: FilterNode | None) -> PreparedSource:
         traits = traits_of(retriever, self._native_async)
-        # A retriever that turns out to search in a way of its own is left to it.
+        # An index retriever that is not dense searches in its own way, without a lexical index.
         lexical = self._lexical if self.index is None or traits.kind == "dense" else None
         calls, private = (self._calls, self._lexical_calls), self.permissions is not None
         return PreparedSource(self.name, retriever, traits, filters, *calls, lexical, is_private=private)
 
     async def warm_up(self) -> None:
-        """Load what the first search would have to load: embedding model and store. What fails is left to it."""
+        """Load the embedding model and the store by a trial search, whose result is discarded."""
         if self.index is None or refusal(self.index, self.mandatory) is not None:
             return
         prepared, bundle = self.prepared(self.mandatory, 1), QueryBundle("warm up")
@@ -316,5 +316,5 @@ class KnowledgeSource(NotPickled):
         await search_source(prepared, bundle.query_str, embedded, limit=1, progress=CallProgress())
 
     def source_data(self, node: NodeWithScore) -> SourceData:
-        """Return a node's document under uniform keys, without whom it is shared with."""
+        """Return a node's document under uniform keys, without its permission fields."""
         return self.fields.data(node, self.permissions)

@@ -1,16 +1,16 @@
-"""Searches every (sub-query x source) of a plan side by side; one that fails or hangs costs only itself.
+"""Searches every (sub-query x source) pair of a plan concurrently; a search that fails or hangs affects no other.
 
-A source that hangs would cost each request its whole timeout, although the answer may be there in milliseconds. So
-there is one rule for stragglers (``FanOut._waited_until``). Once some other source has found something, a search that
-is at work gets, counted from the last answer or from its own beginning,
+A hanging source would cost each request its whole timeout, although other sources answer in milliseconds. So there is
+one rule for slow searches, called stragglers (``FanOut._waited_until``). Once another source has found something, a
+running search gets, counted from the last answer or from its own start,
 
-    the greatest of  its source's ``straggler_grace`` (1 s; 3 s until the source has answered for the first time),
-                     twice the time that the slowest of the others took,
-                     twice the time that its source usually takes
+    the maximum of  its source's ``straggler_grace`` (1 s; 3 s until the source has answered for the first time),
+                    twice the duration of the slowest search of another source,
+                    twice the usual duration of its source
 
-and is then given up: a timeout, reported with its reason. What counts is work: while a search waits for a query's
-vector or for a permit of a bulkhead, its source is not to blame. A source with ``failOnError``, and one whose grace is
-None, has its whole time; and where there is only one source, nothing is gained by not waiting.
+and is then cancelled: a timeout, reported with its reason. Time in which a search waits for a query vector or for a
+bulkhead permit does not count. A source with ``failOnError``, or whose grace is None, gets its whole timeout; so does
+the only source of a request.
 """
 
 from __future__ import annotations
@@ -52,27 +52,27 @@ from llama_index_agentic_kb.sources.search import NodeList, PreparedSource, dist
 from llama_index_agentic_kb.sources.selection import SelectedSource
 
 USUAL_FACTOR: Final = 2.0
-"""So many times what is usual is still no sign of a hang."""
+"""A search may take this multiple of the usual duration before it counts as hanging."""
 
 FIRST_FACTOR: Final = 3.0
-"""What was never called before may have to load."""
+"""The multiple of the grace for a source that has never answered: it may have to load first."""
 
 LOOK_SECONDS: Final = 0.05
-"""The least time after which is looked again, however short a grace is."""
+"""The minimum number of seconds between two checks of a running search."""
 
 
 @dataclass(slots=True)
 class SourceSearch:
-    """One search and what came of it.
+    """One search and its outcome.
 
     Args:
-        sub_query: What was searched.
-        source: Where.
-        record: Its record in the account.
-        lists: What it found, one ranked list for each way in which the source was searched.
-        error: Why it failed; None where it did not.
-        must_answer: Whether its failure is the request's (``failOnError``).
-        stage: What was done last: "preparation", "embedding" or "search".
+        sub_query: The sub-query.
+        source: The source that was searched.
+        record: Its record in the activity log.
+        lists: The results, one ranked list for each search method of the source.
+        error: Why the search failed; None if it succeeded.
+        must_answer: Whether the request fails if this search fails (``failOnError``).
+        stage: The last stage that was reached: "preparation", "embedding" or "search".
     """
 
     sub_query: SubQuery
@@ -94,11 +94,11 @@ class RunningSearch:
     """A search that was started.
 
     Args:
-        sub_query_id: What is searched.
-        chosen: Where.
-        progress: How far it has come.
-        job: Ends with its ``SourceSearch``.
-        look: When it is looked at next; None where it has all its time.
+        sub_query_id: The ID of the sub-query.
+        chosen: The source that is searched.
+        progress: The state of the search's calls.
+        job: The job that returns its ``SourceSearch``.
+        look: The timer of its next straggler check; None if it gets its whole timeout.
     """
 
     sub_query_id: str
@@ -109,17 +109,17 @@ class RunningSearch:
 
     @property
     def found_something(self) -> bool:
-        """Whether it is done and has evidence."""
+        """Whether the search has succeeded and found nodes."""
         done = self.job.done and self.job.error is None
         return done and any(ranked.nodes for ranked in self.job.result().lists)
 
     @property
     def grace(self) -> float:
-        """The least seconds that it is waited for."""
+        """The minimum number of seconds to wait for the search."""
         source = self.chosen.source
         usual, grace = source.usual_seconds, source.resilience.grace
         if grace is None:
-            grace = STRAGGLER_GRACE  # of those who go on beside it
+            grace = STRAGGLER_GRACE  # used by ``wait_for``, which lets the search continue
         return FIRST_FACTOR * grace if usual is None else max(grace, USUAL_FACTOR * usual)
 
 
@@ -131,16 +131,16 @@ class _Answer(NamedTuple):
 
 
 class FanOut:
-    """All searches of one request. Its deadlines are those of the request's budget (``current_budget``).
+    """All searches of one request, within the deadlines of the request's budget (``current_budget``).
 
     Args:
         selected: The sources, by name.
-        log: The request's account.
-        top_k: Documents of each search.
-        search_seconds: Time of each search, unless its source has its own.
-        bundle: The caller's query; its vector or embedding strings serve the question's own search.
-        embedding_cache: Query vectors of earlier requests; None keeps none.
-        max_searches: Searches that are made in all, whatever is planned; None makes every one.
+        log: The request's activity log.
+        top_k: The number of documents per search.
+        search_seconds: The timeout of each search in seconds, unless its source has its own.
+        bundle: The caller's query; its vector or embedding strings are used to search for the question itself.
+        embedding_cache: The cache of query vectors shared by requests; None for no cache.
+        max_searches: The maximum number of searches. Defaults to no limit.
     """
 
     def __init__(
@@ -170,16 +170,16 @@ class FanOut:
         """Search every sub-query at each of its sources.
 
         Returns:
-            One outcome a search, in the plan's order. None is missing: each says how it ended.
+            One outcome for each search, in the plan's order, failed searches included.
         """
         running = await self.begin(plan)
         await wait([search.job for search in running])
         return [search.job.result() for search in running]
 
     async def begin(self, plan: QueryPlan) -> list[RunningSearch]:
-        """Begin to search every sub-query at each of its sources, and return the running searches, in its order.
+        """Start searching each sub-query in each of its sources, and return the running searches in the plan's order.
 
-        Those that are too many are left out. Each is given up where it is waited for in vain.
+        Searches beyond ``max_searches`` are left out. Stragglers are cancelled.
         """
         every = [(sub_query, self.selected[name]) for sub_query in plan.sub_queries for name in sub_query.sources]
         if self._max_searches is not None:
@@ -205,7 +205,7 @@ class FanOut:
 
     @property
     def left_out(self) -> list[MissingPart]:
-        """The searches that were not made because they were too many."""
+        """A report of the searches that exceeded ``max_searches``; empty if there are none."""
         if self._max_searches is None or self._planned <= self._max_searches:
             return []
         many = self._planned - self._max_searches
@@ -215,11 +215,10 @@ class FanOut:
     # -- stragglers ------------------------------------------------------------------------------------------------
 
     async def wait_for(self, searches: Sequence[RunningSearch]) -> None:
-        """Wait for searches, as long as searching may take.
+        """Wait for searches until all are done or the retrieval deadline has passed.
 
-        Where each of their sub-queries has found something, the rest is waited for as a slow source is when the others
-        have answered, and goes on beside what follows: a source that hangs costs a round a second, even where it is not
-        given up.
+        Once each sub-query has found something, the remaining searches are only waited for as long as stragglers are,
+        and then continue in the background: a hanging source delays a round by about a second.
         """
         while pending := [search for search in searches if not search.job.done]:
             now = time.monotonic()
@@ -232,7 +231,7 @@ class FanOut:
             await wait([search.job for search in pending], deadline=earliest(self._deadline, look), first=True)
 
     def _look_after(self, seconds: float, search: RunningSearch) -> None:
-        """Look again whether a search is to be given up; no answer brings that forward."""
+        """Schedule the next check whether a search is to be cancelled, in ``seconds``."""
         search.look = asyncio.get_running_loop().call_later(seconds, self._look, search)
 
     def _look(self, search: RunningSearch) -> None:
@@ -249,7 +248,7 @@ class FanOut:
         search.job.task.cancel()
 
     def _waited_until(self, search: RunningSearch) -> float | None:
-        """Return ``time.monotonic()`` until which a search is waited for; None where nothing speaks against it yet."""
+        """Return the ``time.monotonic()`` to cancel a search at; None if it is idle, or no other source found nodes."""
         since = search.progress.at_work_since
         others = [answer for answer in self._answers if answer.source != search.chosen.source.name]
         if since is None or not any(answer.found_something for answer in others):
@@ -260,19 +259,19 @@ class FanOut:
     # -- one search ------------------------------------------------------------------------------------------------
 
     async def _search(self, sub_query: SubQuery, chosen: SelectedSource, progress: CallProgress) -> SourceSearch:
-        """Search one source. Never raises: what happened stands in the outcome and in its record."""
+        """Search one source. Errors are stored in the outcome and its record; only cancellation is raised."""
         source, started = chosen.source, time.monotonic()
         search = SourceSearch(sub_query, source, self._open(sub_query, chosen), must_answer=chosen.must_answer)
         set_deadline(earliest(self._deadline, deadline_after(source.resilience.timeout or self._search_seconds)))
         try:
             lists = await self._lists(search, chosen, progress)
-            nodes = distinct_nodes(lists)  # reads the nodes, which are anybody's
+            nodes = distinct_nodes(lists)  # calls methods of user-defined nodes
         except asyncio.CancelledError:
             if progress.given_up is None:
                 self._log.cancel(search.record)
                 raise
             return self._failed(search, DeadlineExceededError(progress.given_up), progress)
-        except Exception as error:  # noqa: BLE001 (one search's failure is its own; it is kept and reported)
+        except Exception as error:  # noqa: BLE001 (a failure affects only its search; it is stored and reported)
             return self._failed(search, error, progress)
         search.lists, ended = lists, time.monotonic()
         self._answers.append(_Answer(source.name, ended, ended - started, bool(nodes)))
@@ -317,7 +316,7 @@ class FanOut:
         return search
 
     def _prepare(self, sub_query: SubQuery, chosen: SelectedSource) -> PreparedSource | Exception | None:
-        """Return the source with the sub-query's effective filter, one for all; None where a factory makes it."""
+        """Return the source prepared for the sub-query's effective filter, cached; None if it has a factory."""
         if chosen.denied is not None:
             return DeniedError(f"source {chosen.source.name!r} was not searched: {chosen.denied}")
         if chosen.source.has_factory:
@@ -332,7 +331,7 @@ class FanOut:
         return self._prepared[key]
 
     async def _bundle_for(self, search: SourceSearch, prepared: PreparedSource) -> QueryBundle:
-        """Return a bundle of its own for each search: retrievers write into theirs."""
+        """Return a new query bundle with its vector for one search: retrievers may modify it."""
         search.stage, query, model = "embedding", search.sub_query.query, prepared.traits.embed_model
         made = QueryBundle(query_str=query)
         if self._bundle is not None and self._brings_vector(search.sub_query):
@@ -347,7 +346,7 @@ class FanOut:
         return made
 
     def _brings_vector(self, sub_query: SubQuery) -> bool:
-        """Return whether the caller's bundle says how this sub-query is embedded."""
+        """Return whether the caller's bundle has a vector or embedding strings for this sub-query."""
         bundle = self._bundle
         if bundle is None or sub_query.origin is not SubQueryOrigin.QUESTION:
             return False
@@ -378,7 +377,7 @@ def _look_no_more(search: RunningSearch, _: object) -> None:
 
 
 def _lane(ranked: NodeList, source: str) -> SearchLane:
-    """Return a ranked list as the account has it."""
+    """Return the activity log's record of a ranked list."""
     return SearchLane(
         kind=ranked.kind,
         count=len(ranked.nodes),
@@ -393,11 +392,11 @@ def _lane(ranked: NodeList, source: str) -> SearchLane:
 
 
 def raise_if_lost(searches: Sequence[SourceSearch]) -> None:
-    """Raise where no search could answer, or one that must did not; anything less is reported in the response.
+    """Raise if all searches failed, or one whose source has ``failOnError``; other failures go into the response.
 
     Raises:
-        DeniedError: Every cause is a filter that could not be applied.
-        RetrievalError: Every search failed, or one whose source has ``failOnError``. It holds every cause.
+        DeniedError: A search failed as above, and every cause is a ``DeniedError``.
+        RetrievalError: Every search failed, or one whose source has ``failOnError``. It contains all causes.
     """
     failed = [(search, search.error) for search in searches if search.error is not None]
     strict = [(search, error) for search, error in failed if search.must_answer]
@@ -417,7 +416,7 @@ def raise_if_lost(searches: Sequence[SourceSearch]) -> None:
 
 
 def missing_parts(searches: Sequence[SourceSearch]) -> list[MissingPart]:
-    """Return what the failed searches leave missing."""
+    """Return a ``MissingPart`` for each failed search."""
     return [
         MissingPart(
             what=search.source.name,

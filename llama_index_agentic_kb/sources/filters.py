@@ -1,8 +1,8 @@
-"""Filter trees as LlamaIndex's ``MetadataFilters`` and back, which stores can't apply them, and planners' filters.
+"""Conversion between filter trees and LlamaIndex's ``MetadataFilters``, limits of vector stores, and planners' filters.
 
-What a planner's model writes is checked against the fields, operators and values that a source declares, and refused
-with a reason; nothing is guessed. A filter that passes is joined to the mandatory one
-(``KnowledgeSource.effective_filter``), so that it can only narrow.
+A filter written by the planner's model is checked against the fields, operators and values that a source declares, and
+rejected with a reason; nothing is guessed. A valid filter is combined by AND with the mandatory filter
+(``KnowledgeSource.effective_filter``), so that it can only narrow a search.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from llama_index_agentic_kb.schema import (
 )
 
 FilterLike: TypeAlias = "Condition | FilterGroup | MetadataFilters | MetadataFilter | str | None"
-"""What callers may pass as a filter; a string is OData text."""
+"""A filter as callers may pass it; a string is an OData filter."""
 
 _LOWERED: Final = {
     FilterOperator.EQ: StoreOperator.EQ,
@@ -61,9 +61,9 @@ _NEGATED: Final = {**dict(_OPPOSITES), **{other: one for one, other in _OPPOSITE
 
 
 def lower(tree: FilterNode) -> MetadataFilters:
-    """Return the store's form of a filter, see ``flat``: few stores know ``not``.
+    """Return a filter tree as ``MetadataFilters``, simplified by ``flat``: few stores support ``not``.
 
-    The negation of ``any``, which has no opposite, and "is not empty" are the only groups that come out under ``not``.
+    Only negated ``any`` conditions, which have no opposite, and "is not empty" become ``not`` groups.
     """
     lowered = _lower(flat(tree))
     return lowered if isinstance(lowered, MetadataFilters) else MetadataFilters(filters=[lowered])
@@ -87,14 +87,14 @@ def _lower(tree: FilterNode) -> MetadataFilter | MetadataFilters:
 
 
 def flat(tree: FilterNode, *, negate: bool = False) -> FilterNode:
-    """Return a tree that lets through no more, without groups inside groups of the same logic and with few negations.
+    """Return a simplified filter that matches no more nodes, without nested groups of the same logic.
 
-    Negations are pushed down to the conditions (De Morgan). Only those without an opposite, ``any`` and ``exists``,
-    stay under a ``not`` of their own. Where all keys are known, the tree lets through the same.
+    Negations are pushed down to the conditions (De Morgan). Only conditions without an opposite, ``any`` and
+    ``exists``, keep a ``not`` group. For nodes that have all keys, the result matches exactly the same nodes.
 
     Args:
         tree: The filter.
-        negate: Whether the opposite is meant.
+        negate: Whether to return the negation of the filter.
     """
     if isinstance(tree, Condition):
         if not negate:
@@ -102,7 +102,7 @@ def flat(tree: FilterNode, *, negate: bool = False) -> FilterNode:
         if tree.operator in _NEGATED:
             return tree.model_copy(update={"operator": _NEGATED[tree.operator]})
         return FilterGroup(logic=FilterLogic.NOT, filters=[tree])
-    negates = tree.logic is FilterLogic.NOT  # none of them holds: the opposite of "or"
+    negates = tree.logic is FilterLogic.NOT  # no child matches: the opposite of "or"
     negate = negate != negates
     joins = (tree.logic is not FilterLogic.AND) != negate
     logic = FilterLogic.OR if joins else FilterLogic.AND
@@ -114,10 +114,10 @@ def flat(tree: FilterNode, *, negate: bool = False) -> FilterNode:
 
 
 def store_refusal(store: BasePydanticVectorStore, tree: FilterNode) -> str | None:
-    """Return why a vector store can't apply a filter; None where it can, or where only the store itself knows.
+    """Return why a vector store can't apply a filter; None if it can, or if only the store itself knows.
 
-    A store that can't must not be asked: it would raise, or ignore the condition and fill its result with what the
-    check of each returned node then drops.
+    Such a store must not be queried: it would raise, or ignore the condition and return nodes that the check of each
+    returned node then drops.
     """
     simple = flat(tree)
     if any(one.operator is FilterOperator.EXISTS for one in conditions(simple)) or _negates(simple):
@@ -142,7 +142,7 @@ def _negates(tree: FilterNode) -> bool:
 
 
 def is_chroma(store: Any) -> bool:
-    """Return whether a vector store is LlamaIndex's over Chroma, or made of it; without importing it."""
+    """Return whether a vector store is LlamaIndex's ``ChromaVectorStore`` or a subclass, without importing it."""
     return any(base.__name__ == "ChromaVectorStore" for base in type(store).__mro__)
 
 
@@ -156,10 +156,10 @@ def conditions(tree: FilterNode) -> Iterator[Condition]:
 
 
 def to_tree(filters: FilterLike) -> FilterNode | None:
-    """Return our form of what a caller passed; None for None.
+    """Convert a caller's filter to a filter tree; None stays None.
 
     Raises:
-        InvalidRequestError: It is empty (which would mean "everything"), is text that is no OData filter, or has an
+        InvalidRequestError: The filter is empty (which would mean "everything"), is not valid OData, or has an
             operator that can't be checked on returned nodes.
     """
     if filters is None or isinstance(filters, (Condition, FilterGroup)):
@@ -210,9 +210,9 @@ FieldType: TypeAlias = Literal["string", "integer", "number", "boolean", "date"]
 Value: TypeAlias = bool | int | float | str
 
 MAX_FILTER: Final = 2_000
-"""Characters of a planner's filter."""
+"""The maximum length of a planner's filter in characters."""
 _LISTED_VALUES: Final = 30
-"""Declared values that the planner is shown of a field."""
+"""The maximum number of a field's declared values listed in the planner's prompt."""
 
 _EQUAL: Final = (FilterOperator.EQ, FilterOperator.NE)
 _MANY: Final = (FilterOperator.IN, FilterOperator.NIN)
@@ -230,16 +230,16 @@ class FilterField:
     """A metadata field that a planner may filter on.
 
     Args:
-        type: What its values are: "string", "integer", "number" (whole or decimal), "boolean", or "date": text that
-            is an ISO date or date-time, compared as text, so that all documents must write it in one form (Chroma
-            orders numbers only: there, an "integer" such as 20240131).
-        description: What it says of a document, for the planner.
-        values: All values that it has; the planner may use no other. None leaves them open.
-        operators: Those that may be used. None is all that fit the type: eq and ne, their lists (in, nin), and the
-            orders (gt, ge, lt, le) of numbers and dates. ``("any",)`` declares a list-valued field.
+        type: The type of the values: "string", "integer", "number" (whole or decimal), "boolean", or "date". A date is
+            an ISO date or date-time, compared as text, so all documents must use one format (Chroma compares only
+            numbers: use an "integer" such as 20240131 there).
+        description: A description of the field, for the planner.
+        values: All allowed values; the planner may use no other. Defaults to any value of the type.
+        operators: The allowed operators. Defaults to all that fit the type: eq, ne, in and nin (booleans: eq and ne),
+            and gt, ge, lt and le for numbers and dates. ``("any",)`` declares a list-valued field.
 
     Raises:
-        ConfigurationError: Type or operators are unknown, or a value is not of the type.
+        ConfigurationError: The type or an operator is unknown, or a value does not have the type.
     """
 
     type: FieldType
@@ -248,7 +248,7 @@ class FilterField:
     operators: Sequence[FilterOperator | str] | None = None
 
     def __post_init__(self) -> None:
-        """Check the declaration, and fix its lists."""
+        """Check the declaration, and convert its sequences to tuples."""
         if self.type not in _OPERATORS:
             raise ConfigurationError(f"FilterField: type {self.type!r} is unknown; known are {', '.join(_OPERATORS)}")
         if self.values is not None and (isinstance(self.values, str) or not self.values):
@@ -267,10 +267,10 @@ class FilterField:
 
 
 def declared_fields(source: str, fields: Mapping[str, FilterField] | None) -> dict[str, FilterField]:
-    """Return a source's declared fields, checked.
+    """Return a source's declared fields after checking them.
 
     Raises:
-        ConfigurationError: One is no ``FilterField``, or has no name.
+        ConfigurationError: A value is not a ``FilterField``, or a field has no name.
     """
     declared: list[tuple[object, object]] = list((fields or {}).items())
     for name, field in declared:
@@ -283,7 +283,7 @@ def declared_fields(source: str, fields: Mapping[str, FilterField] | None) -> di
 
 
 def describe_fields(fields: Mapping[str, FilterField]) -> str:
-    """Return what a planner reads of the fields that it may filter on, a line each; empty where there are none."""
+    """Return the planner's description of the filterable fields, one line each; empty if there are no fields."""
     lines = []
     for name, field in fields.items():
         about = f": {one_line(field.description)}" if field.description else ""
@@ -297,7 +297,7 @@ def describe_fields(fields: Mapping[str, FilterField]) -> str:
 
 
 def _example(name: str, field: FilterField) -> str:
-    """Return the field as it stands in a filter, with the words that may follow it."""
+    """Return the field as written in an OData filter, with its allowed operators."""
     if field.operators == (FilterOperator.ANY,):
         return to_odata(Condition(key=name, operator=FilterOperator.ANY, value=["..."]))
     key = to_odata(Condition(key=name, value=0)).removesuffix(" eq 0")
@@ -310,15 +310,15 @@ def _literal(value: Value) -> str:
 
 
 def read_planner_filter(text: str, fields: Mapping[str, FilterField]) -> FilterNode:
-    """Return the tree of a filter that a planner wrote.
+    """Parse and check a filter written by the planner.
 
     Args:
-        text: OData.
-        fields: What the source declares.
+        text: The OData filter.
+        fields: The source's declared fields.
 
     Raises:
-        PlanningError: It is no filter, or has a field, an operator or a value that is not declared; the message names
-            it, and what is declared.
+        PlanningError: The text is not a valid filter, or uses an undeclared field, operator or value; the message names
+            it and the declared ones.
     """
     if len(text) > MAX_FILTER:
         raise PlanningError(f"the filter has {len(text)} characters; at most {MAX_FILTER} are read")
@@ -326,7 +326,7 @@ def read_planner_filter(text: str, fields: Mapping[str, FilterField]) -> FilterN
         tree = parse_odata(text)
     except InvalidRequestError as error:
         raise PlanningError(str(error)) from error
-    for condition in conditions(flat(tree)):  # with "not" resolved: it may need an operator that is not declared
+    for condition in conditions(flat(tree)):  # "not" is resolved first: it may need an undeclared operator
         _check_declared(condition, fields)
     return tree
 

@@ -1,9 +1,9 @@
-"""Sources over a LlamaIndex index: its retriever for one effective filter, and what can be known of it.
+"""Retrievers of LlamaIndex indexes for one effective filter, and their detected properties.
 
-Where a vector store offers a better search under a filter than its query (``filtered_search``), that is used. Requests
-to a Chroma server get an end: Chroma's HTTP client has no timeout (httpx with ``timeout=None``), so that a stopped
-server would keep each thread that asks it. The user's client is left as it is; searches go through a twin of its store
-that sends the same requests on the same connections, each with the time that its call has left.
+If a vector store offers a better filtered search than its query (``filtered_search``), that is used. Requests to a
+Chroma server get a timeout: Chroma's HTTP client has none (httpx with ``timeout=None``), so that a stopped server would
+block each calling thread. The user's client is unchanged; searches use a copy of its store that sends the same requests
+over the same connections, each with the time remaining for its call.
 """
 
 from __future__ import annotations
@@ -55,13 +55,13 @@ _KINDS: Final = {
 def index_retriever(
     index: BaseIndex[Any], filters: FilterNode | None, top_k: int | None, further: Mapping[str, Any]
 ) -> BaseRetriever:
-    """Return an index's own retriever for one effective filter; one that searches better under it, where its store can.
+    """Return an index's retriever for one effective filter, with a better filtered search if its store offers one.
 
-    An index whose ``as_retriever`` is agentic would search itself through itself: such a one offers
-    ``as_plain_retriever``.
+    ``as_plain_retriever`` is preferred to ``as_retriever``: an index whose ``as_retriever`` is agentic would otherwise
+    call itself.
 
     Raises:
-        DeniedError: It should search some documents only, by their ids, and its store would search all.
+        DeniedError: ``doc_ids`` are set, and the index's store is Chroma, which ignores them.
     """
     if further.get("doc_ids") is not None and is_chroma(getattr(index, "vector_store", None)):
         raise DeniedError("Chroma ignores doc_ids, and would search everything: narrow it by filters=")
@@ -74,7 +74,7 @@ def index_retriever(
     elif filters is not None:
         kwargs["filters"] = lower(filters)
     retriever: BaseRetriever = make(**kwargs)
-    if isinstance(retriever, VectorIndexRetriever):  # made for us: a store of its own takes nothing from anybody
+    if isinstance(retriever, VectorIndexRetriever):  # created here: replacing its store affects nobody else
         retriever._vector_store = with_request_timeouts(retriever._vector_store)
         if filters is not None and type(retriever) is VectorIndexRetriever and _is_plainly_dense(retriever):
             search = _search_of(retriever._vector_store)
@@ -83,10 +83,10 @@ def index_retriever(
 
 
 def _for_simple_store(store: SimpleVectorStore, filters: FilterNode) -> dict[str, Any]:
-    """Return the arguments of a search in LlamaIndex's in-memory store under a filter.
+    """Return the retriever arguments for a filtered search in LlamaIndex's in-memory store.
 
-    The store knows no groups in groups, lets documents without the key through ``!=``, and raises where one document's
-    value can't be ordered. All this is left to the check of each returned node; for enough to be left, all are asked.
+    The store has no nested groups, matches documents without the key by ``!=``, and raises if a value can't be
+    ordered. The check of each returned node does this instead; so that enough nodes remain, all nodes are requested.
     """
     tree = flat(filters)
     parts = tree.filters if isinstance(tree, FilterGroup) else [tree]
@@ -100,7 +100,7 @@ def _for_simple_store(store: SimpleVectorStore, filters: FilterNode) -> dict[str
 
 
 def refusal(index: BaseIndex[Any], filters: FilterNode | None) -> str | None:
-    """Return why an index can't apply a filter; None where it can."""
+    """Return why an index can't apply a filter; None if it can."""
     if filters is None:
         return None
     if not isinstance(index, VectorStoreIndex):
@@ -109,14 +109,14 @@ def refusal(index: BaseIndex[Any], filters: FilterNode | None) -> str | None:
 
 
 class Traits(NamedTuple):
-    """What can be known of a retriever.
+    """The detected properties of a retriever.
 
     Args:
-        kind: How it searches: "dense", "lexical" or "hybrid" in a store, else "retriever".
-        embed_model: Embeds a query that has no vector; None if it needs no vector.
-        scale: What retrievers share whose scores can be compared: embedding model and kind of store; None for none.
-            Stores make different scores of one distance, and modes other than plain similarity rank by more than it.
-        documents: The documents' ids that it is limited to; None where it is not limited.
+        kind: The kind of search: "dense", "lexical" or "hybrid" in a store, else "retriever".
+        embed_model: The model that embeds a query without a vector; None if no vector is needed.
+        scale: A key shared by retrievers with comparable scores: embedding model and store class; None if scores can't
+            be compared. Stores compute different scores from a distance, and other query modes rank by more than it.
+        documents: The IDs of the documents to which the retriever is limited; None if unlimited.
         native_async: Whether ``aretrieve`` really awaits; see ``has_native_async``.
     """
 
@@ -128,7 +128,7 @@ class Traits(NamedTuple):
 
 
 def traits_of(retriever: BaseRetriever, native_async: bool | None) -> Traits:
-    """Return what can be known of a retriever, as far as can be seen from outside."""
+    """Return the properties of a retriever; ``native_async`` is detected if None."""
     native_async = has_native_async(retriever) if native_async is None else native_async
     if not isinstance(retriever, VectorIndexRetriever):
         return Traits("retriever", None, None, None, native_async)
@@ -140,10 +140,10 @@ def traits_of(retriever: BaseRetriever, native_async: bool | None) -> Traits:
 
 
 def has_native_async(retriever: BaseRetriever) -> bool:
-    """Return whether ``aretrieve`` really awaits, as far as can be seen from outside.
+    """Return whether ``aretrieve`` really awaits, as far as can be detected.
 
-    Core's defaults run the sync method on the event loop: a retriever without ``_aretrieve``, and a vector store
-    without ``aquery`` (Chroma's is sync underneath: 16 gathered queries blocked the loop for 164 ms, measured).
+    LlamaIndex runs the sync method on the event loop for a retriever without ``_aretrieve`` and for a vector store
+    without ``aquery`` (Chroma's: 16 gathered queries blocked the loop for 164 ms, measured).
     """
     if isinstance(retriever, VectorIndexRetriever):
         return type(retriever._vector_store).aquery is not BasePydanticVectorStore.aquery
@@ -156,7 +156,7 @@ def has_native_async(retriever: BaseRetriever) -> bool:
 
 
 class FilteredSearch(Protocol):
-    """What a vector store offers as its attribute ``filtered_search``; None there means that it can't."""
+    """The type of a vector store's attribute ``filtered_search``; None if the store has no such search."""
 
     def __call__(
         self, query: VectorStoreQuery, passes: Callable[[BaseNode], bool], *, deadline: float | None = None
@@ -164,22 +164,22 @@ class FilteredSearch(Protocol):
         """Find the nearest rows that match ``query.filters`` and pass the check.
 
         Args:
-            query: With a vector, filters and how many rows are wanted.
+            query: The query with a vector, filters and the number of rows.
             passes: Checks a node against the filter.
-            deadline: ``time.monotonic()`` after which it should end.
+            deadline: The ``time.monotonic()`` value at which the search should stop.
 
         Returns:
-            Nodes with the similarities of the store's own query, and a sentence on how they were found.
+            The nodes with similarities as in the store's own query, and a sentence on how they were found.
         """
         ...
 
 
 class NotedNodes(list[NodeWithScore]):
-    """Nodes, and what should be known of how they were found.
+    """Nodes with a note on how they were found.
 
     Args:
         nodes: The nodes.
-        note: A sentence.
+        note: A sentence for the activity log.
     """
 
     def __init__(self, nodes: Iterable[NodeWithScore], note: str) -> None:
@@ -191,9 +191,9 @@ class FilteredIndexRetriever(VectorIndexRetriever):
     """A ``VectorIndexRetriever`` whose store is searched by its ``FilteredSearch``.
 
     Args:
-        plain: The retriever that it stands in for; its filters are set.
-        filters: The same filters as a tree: each node is checked against it.
-        search: The store's.
+        plain: The retriever to replace; its filters are set.
+        filters: The same filters as a tree, against which each node is checked.
+        search: The store's filtered search.
     """
 
     def __init__(self, plain: VectorIndexRetriever, filters: FilterNode, search: FilteredSearch) -> None:
@@ -212,7 +212,7 @@ class FilteredIndexRetriever(VectorIndexRetriever):
     def _get_nodes_with_embeddings(self, query_bundle_with_embeddings: QueryBundle) -> list[NodeWithScore]:
         if not query_bundle_with_embeddings.embedding:
             return super()._get_nodes_with_embeddings(query_bundle_with_embeddings)
-        # Core's own way from the store's answer to nodes, with another way to the answer.
+        # LlamaIndex's own conversion of the store's answer to nodes, with another search.
         searched = _StoreTwin(self._vector_store, self._search, lambda node: self._matches(node.metadata))
         twin = copy.copy(self)
         twin._vector_store = searched  # type: ignore[assignment]  # answers the one call made
@@ -225,7 +225,7 @@ class FilteredIndexRetriever(VectorIndexRetriever):
 
 
 class _StoreTwin:
-    """A vector store during one search, which begins nothing new after its call's deadline."""
+    """A stand-in for a vector store during one filtered search, to which it passes the call's deadline."""
 
     def __init__(
         self, store: BasePydanticVectorStore, search: FilteredSearch, passes: Callable[[BaseNode], bool]
@@ -248,7 +248,7 @@ def _search_of(store: Any) -> FilteredSearch | None:
     if hasattr(type(store), "filtered_search"):
         offered: FilteredSearch | None = store.filtered_search
         return offered
-    if type(store).__name__ != "ChromaVectorStore":  # a subclass may search in a way of its own
+    if type(store).__name__ != "ChromaVectorStore":  # a subclass may override the search
         return None
     from llama_index_agentic_kb.store.chroma_search import ChromaFilteredSearch  # noqa: PLC0415 (loads the store)
 
@@ -259,16 +259,16 @@ def _search_of(store: Any) -> FilteredSearch | None:
 # -- timeouts of requests to a Chroma server --------------------------------------------------------------------------
 
 WITHOUT_DEADLINE: Final = 60.0
-"""Seconds of a request in a call that has no deadline."""
+"""The timeout, in seconds, of a request whose call has no deadline."""
 
 MARGIN: Final = 0.25
-"""Seconds after its call's deadline at which a request ends: whoever waits sees the deadline first."""
+"""Seconds between a call's deadline and its request's timeout, so that the caller sees the deadline error first."""
 
 Store = TypeVar("Store")
 
 
 def with_request_timeouts(store: Store) -> Store:
-    """Return a twin of a vector store over Chroma's HTTP client; any other store, and one with a timeout, as it is."""
+    """Return a copy, with timeouts, of a store that uses Chroma's HTTP client without one; other stores unchanged."""
     collection: Any = getattr(store, "_collection", None)
     server = getattr(collection, "_client", None)
     timeout = getattr(getattr(server, "_session", None), "timeout", None)
@@ -287,7 +287,7 @@ class _TimedSession:
     """An ``httpx.Client`` whose requests have a timeout.
 
     Args:
-        session: Sends them.
+        session: The client that sends the requests.
     """
 
     def __init__(self, session: Any) -> None:
@@ -297,7 +297,7 @@ class _TimedSession:
         return getattr(self._session, name)
 
     def request(self, *args: Any, **kwargs: Any) -> Any:
-        """Send a request with the time that its call has left; see ``httpx.Client.request``."""
+        """Send a request with the remaining time of its call as timeout; see ``httpx.Client.request``."""
         deadline = call_deadline()
         left = WITHOUT_DEADLINE if deadline is None else max(0.0, deadline - time.monotonic()) + MARGIN
         return self._session.request(*args, **{"timeout": left, **kwargs})

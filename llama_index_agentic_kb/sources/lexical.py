@@ -1,16 +1,15 @@
-"""The lexical side of a source: a BM25 index that is asked beside the retriever.
+"""Lexical search of a source: a BM25 index that is searched in addition to the retriever.
 
-What a source asks is given to it (a ``KnowledgeStore`` keeps an index of each of its sources on disk), or made here in
-memory of the nodes of a ``VectorStoreIndex``, when it is first searched:
+The index is passed by the caller, belongs to the store (a ``KnowledgeStore`` has one on disk for each source), or is
+built in memory from the nodes of a ``VectorStoreIndex`` at the first search:
 
-    nodes in the docstore       LlamaIndex's default store, FAISS, ...: compared by ids and hashes at each search
-    nodes in Chroma             compared by their number at each search, and by all ids and hashes now and then
-    nodes in another store      only where hybrid=True says so: compared by all ids and hashes now and then
+    nodes in the docstore       LlamaIndex's default store, FAISS, ...: compared by IDs and hashes at each search
+    nodes in Chroma             compared by their number at each search, and by all IDs and hashes periodically
+    nodes in another store      only if hybrid=True: compared by all IDs and hashes periodically
 
-By itself that is done for up to 10,000 nodes, which takes seconds; ``hybrid=True`` does it for any number. A source
-whose retriever searches in a way of its own (a ``vector_store_query_mode``, ``doc_ids``,
-``vector_store_kwargs``) has no lexical side: it may have the store's own hybrid search, or be narrowed in a way that
-words would get around.
+This happens automatically for up to 10,000 nodes, which takes seconds; ``hybrid=True`` allows any number. A source
+whose retriever has special arguments (a ``vector_store_query_mode``, ``doc_ids``, ``vector_store_kwargs``) has no
+lexical search: it may use the store's own hybrid search, or a restriction that lexical search would bypass.
 """
 
 from __future__ import annotations
@@ -35,11 +34,11 @@ from llama_index_agentic_kb.sources.filters import is_chroma
 from llama_index_agentic_kb.sources.index import with_request_timeouts
 
 MAX_NODES: Final = 10_000
-"""Nodes of an index that are indexed in memory without being asked for."""
+"""The maximum number of nodes that are indexed in memory without ``hybrid=True``."""
 
 _LISTED_EVERY: Final = 30.0
-"""Seconds after which a store's nodes are listed again, where it can't tell cheaply whether they changed; longer where
-listing takes long, so that it never takes more than a twentieth of the time."""
+"""Seconds after which a store's nodes are listed again if changes can't be detected cheaply; longer for slow listings,
+so that listing takes at most about a twentieth of the time."""
 
 
 def lexical_for(
@@ -49,16 +48,16 @@ def lexical_for(
     hybrid: bool | LexicalSearch | None,
     retriever_kwargs: Mapping[str, Any],
 ) -> LexicalSearch | None:
-    """Return what a source asks beside its retriever; None where it asks nothing.
+    """Return the lexical search of a source; None for none.
 
     Args:
-        name: The source's.
-        index: What it is over, if that is an index.
-        hybrid: What is asked, or whether something must or must not be; None where it is cheap.
+        name: The source's name.
+        index: The source's index, if it has one.
+        hybrid: A lexical search to use, True to require one, False for none, or None for one that is cheap to build.
         retriever_kwargs: Arguments of the index's retriever.
 
     Raises:
-        ConfigurationError: Something must be asked, and can't.
+        ConfigurationError: ``hybrid`` is True, and no lexical index can be built.
     """
     if hybrid is False:
         return None
@@ -86,18 +85,18 @@ def _own_way(retriever_kwargs: Mapping[str, Any]) -> str | None:
 
 @dataclass(frozen=True)
 class _DocstoreNodes:
-    """Nodes in an index's docstore, as where its vector store keeps no text. What is gone is not read."""
+    """The nodes of an index whose text is in the docstore, not in the vector store. Deleted nodes are skipped."""
 
     index_struct: Any
     docstore: Any
     listed_cheaply: ClassVar[bool] = True
-    """Whether ``hashes`` (of what the nodes say, by id) is quick enough for each search."""
+    """Whether ``hashes`` (content hashes by node ID) is fast enough to call at each search."""
 
     def count(self) -> int:
         return len(self.index_struct.nodes_dict)
 
     def hashes(self) -> dict[str, str]:
-        # list() first: another thread may be inserting. Only the docstore in memory tells a hash in a microsecond.
+        # list() first: another thread may be inserting. Only the docstore in memory returns a hash in a microsecond.
         node_ids = list(self.index_struct.nodes_dict.values())
         known = isinstance(self.docstore, SimpleDocumentStore)
         return {node_id: (self.docstore.get_document_hash(node_id) or "") if known else "" for node_id in node_ids}
@@ -111,7 +110,7 @@ class _DocstoreNodes:
 
 @dataclass(frozen=True)
 class _StoredNodes:
-    """Nodes in a vector store that keeps their text; ``count`` is None where it takes as long as listing them."""
+    """The nodes of a vector store that stores their text; ``count`` is None if counting is as slow as listing."""
 
     store: Any
     listed_cheaply: ClassVar[bool] = False
@@ -127,7 +126,7 @@ class _StoredNodes:
         return list(self.store.get_nodes(node_ids=list(node_ids), filters=None)) if node_ids else []
 
     def allowed(self, node_ids: Sequence[str], filters: FilterNode) -> Sequence[str]:
-        """A row's own keys may say other than the node in it: they were changed since, or forged."""
+        """Return the IDs of rows whose own metadata pass a filter: they may differ from the metadata in the node."""
         if not node_ids or not is_chroma(self.store):
             return node_ids
         rows = self.store.client.get(ids=list(node_ids), include=["metadatas"])
@@ -154,7 +153,7 @@ _indexed_lock: Final = threading.Lock()
 
 
 def _shared(index: VectorStoreIndex) -> IndexedNodes:
-    """Return the lexical index of an index: one for all sources and retrievers over it."""
+    """Return the lexical index of a LlamaIndex index, shared by all its sources and retrievers."""
     with _indexed_lock:
         if index not in _indexed:
             _indexed[index] = IndexedNodes(_nodes_of(index))
@@ -162,13 +161,13 @@ def _shared(index: VectorStoreIndex) -> IndexedNodes:
 
 
 class IndexedNodes:
-    """BM25 over the nodes of an index, in memory; brought in step with them before each search.
+    """An in-memory BM25 index over the nodes of an index, checked for updates before each search.
 
-    Hits are read from where the nodes are: what is found is what is there now, and what is gone is not found. Index
-    nodes are left to the retriever.
+    Hits are read from the nodes' store, so that results are current and deleted nodes are left out. Index nodes are
+    not indexed; only the retriever finds them.
 
     Args:
-        nodes: The nodes.
+        nodes: Access to the stored nodes.
     """
 
     def __init__(self, nodes: _Nodes) -> None:
@@ -210,7 +209,7 @@ class IndexedNodes:
         self._listing_took = self._listed_at - started
         if hashes != self._held:
             changed = [node_id for node_id, known in hashes.items() if self._held.get(node_id) != known]
-            # What index nodes stand for is found by the retriever's side alone: it may cost a call of a language model.
+            # Only the retriever's search resolves index nodes: that may call a language model.
             plain = (node for node in self._nodes.get(changed) if not isinstance(node, IndexNode))
             index.update(map(lexical_document, plain), delete=self._held.keys() - hashes.keys())
             self._held = hashes
@@ -219,7 +218,7 @@ class IndexedNodes:
 
 @dataclass(frozen=True)
 class _Bounded:
-    """What one source asks of a shared index."""
+    """One source's access to a shared index, with its maximum number of nodes."""
 
     indexed: IndexedNodes
     most: int | None

@@ -1,8 +1,8 @@
-"""What can be asked of a source's metadata without a question: facets, counts, groups and lists of documents.
+"""Queries over a source's metadata without a question: facets, counts, groups and lists of documents.
 
-The metadata are read as a stream under the source's effective filter. What is counted in it are *units*: a document
-(its chunks' metadata, together) or a chunk. A unit counts once for each value that it has; the items of a list are
-values each. Values are texts, numbers and booleans; anything else is left out.
+The metadata are read as a stream under the source's effective filter. Queries count *units*: a document (the metadata
+of all its chunks) or a chunk. A unit counts once for each distinct value; each item of a list is a value. Values are
+texts, numbers and booleans; anything else is ignored.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ T = TypeVar("T")
 Metadata: TypeAlias = Mapping[str, Any]
 Value: TypeAlias = bool | int | float | str
 Per: TypeAlias = Literal["document", "chunk"]
-"""What is counted."""
+"""The unit to count."""
 OrderBy: TypeAlias = Sequence[str | tuple[str, str]]
-"""Fields, the first first: "year", "year desc", or ("year", "desc"). Documents without the field come last."""
+"""Sort fields in order of priority: "year", "year desc", or ("year", "desc"). Documents without the field are last."""
 SortKey: TypeAlias = Callable[["SourceDocument"], Any]
 
 _EVERY: Final = 256
-"""Rows after which the time is looked at."""
+"""The number of rows between two checks of the deadline."""
 _PUSHED: Final = 100
-"""Values of a filter that any store takes in one request."""
+"""The maximum number of filter values sent to a store in one request."""
 _POOL: Final = WorkerPool("metadata", max_workers=4)
-"""Readings at once; they never take a search's thread."""
+"""The threads that read metadata, separate from those of searches."""
 _PERIODS: Final = ("year", "month", "day")
 
 
 class MetadataRow(NamedTuple):
-    """The metadata of one chunk, and the id of its document. Rows of one document follow each other."""
+    """The metadata of one chunk, and the ID of its document. Rows of one document are consecutive."""
 
     document: str
     metadata: Metadata
@@ -71,20 +71,20 @@ async def over_metadata(
     principal: Principal | None,
     deadline: float | None,
 ) -> T:
-    """Do work over the metadata of everything that passes a source's effective filter, on a thread.
+    """Run a function on a thread over the metadata of all chunks that pass a source's effective filter.
 
     Args:
-        source: What is read: through its ``metadata_reader``, else the documents of its index.
-        work: Takes the rows, without the keys that say who may see a document: they are not for its readers to count.
-        filters: The caller's filter, beside the source's mandatory one. Each row is checked, whatever the store did.
-        principal: Who asks; only what that one may see is read.
-        deadline: ``time.monotonic()`` after which reading stops.
+        source: The source to read: through its ``metadata_reader``, else from its index.
+        work: Takes the rows, without permission fields, which readers may not count.
+        filters: The caller's filter, combined with the source's mandatory filter. Each row is checked here.
+        principal: The principal of the request; only documents that it may see are read.
+        deadline: The ``time.monotonic()`` value at which reading stops.
 
     Raises:
         DeniedError: The principal may not see the source.
-        InvalidRequestError: The source can't list what it holds.
-        RetrievalError: Reading failed.
-        DeadlineExceededError: It took too long.
+        InvalidRequestError: The source can't list its documents.
+        RetrievalError: Reading the metadata failed.
+        DeadlineExceededError: The deadline passed while reading.
     """
     effective = source.effective_filter(all_of(source.permitted(principal), filters))
     read, permissions = source.metadata_reader or _index_reader(source, effective), source.permissions
@@ -140,10 +140,10 @@ def _index_reader(source: KnowledgeSource, filters: FilterNode | None) -> Metada
 
 
 def _pushed(index: VectorStoreIndex, filters: FilterNode | None) -> list[MetadataFilters | None]:
-    """Return what the store can leave out itself, in as many requests as it takes; all rows are checked in any case.
+    """Return the filters that the store can apply itself, one for each request; all rows are checked again anyway.
 
-    The check reads nodes, and a store's own row may say less: where a grant was taken from the row alone, only the
-    store knows. So who is in hundreds of groups is asked for in several requests.
+    The check reads the nodes' metadata, but a grant may have been removed only from the store's row. So a principal
+    with hundreds of groups needs several requests.
     """
     if filters is None:
         return [None]
@@ -157,7 +157,7 @@ def _pushed(index: VectorStoreIndex, filters: FilterNode | None) -> list[Metadat
 
 
 def _pieces(part: FilterNode) -> list[FilterNode]:
-    """Return filters that a store takes, of which one has to hold; none where a filter can't be taken apart so far."""
+    """Split a filter into alternatives (OR) small enough for a store; empty if it can't be split."""
     if _size(part) <= _PUSHED:
         return [part]
     if not isinstance(part, FilterGroup) or part.logic is not FilterLogic.OR or max(map(_size, part.filters)) > 1:
@@ -178,21 +178,21 @@ def _rows(nodes: Iterable[BaseNode]) -> list[tuple[str, Metadata]]:
 
 
 def _units(rows: Iterable[MetadataRow], per: Per) -> Iterator[list[MetadataRow]]:
-    """Return the rows of each document together, or each row alone."""
+    """Return the rows grouped by document, or each row on its own."""
     if per == "chunk":
         return ([row] for row in rows)
     return (list(together) for _, together in groupby(rows, key=attrgetter("document")))
 
 
 def _values(unit: Iterable[MetadataRow], name: str) -> Iterator[Value]:
-    """Return all values that a unit has of a field; one may come several times."""
+    """Yield all values of a field in a unit, duplicates included."""
     for row in unit:
         value = row.metadata.get(name)
         yield from filter(_is_value, value if isinstance(value, (list, tuple, set, frozenset)) else (value,))
 
 
 def _keys(unit: Iterable[MetadataRow], name: str) -> set[tuple[bool, Value]]:
-    """Return what tells a unit's values apart: to Python, ``True`` is 1."""
+    """Return the distinct values of a field in a unit, with a flag for booleans: in Python, ``True == 1``."""
     return {(isinstance(value, bool), value) for value in _values(unit, name)}
 
 
@@ -201,7 +201,7 @@ def _is_value(value: Any) -> bool:
 
 
 def _rank(value: Value) -> tuple[int, Any]:
-    """Return what values of all kinds are sorted by: truths, numbers, text."""
+    """Return the sort key of a value of any type: booleans come first, then numbers, then text."""
     return 2 if isinstance(value, str) else 0 if isinstance(value, bool) else 1, value
 
 
@@ -210,18 +210,18 @@ def _rank(value: Value) -> tuple[int, Any]:
 
 @dataclass(frozen=True, slots=True)
 class Facet:
-    """What to count of a field: its values, or how many fall into ranges.
+    """A field whose values, or ranges of values, are to be counted.
 
     Args:
         field: The metadata key.
-        limit: Values to give, the most frequent first; None is the call's. Ranges are all given.
-        ranges: Boundaries, ascending, all numbers or all text (ISO dates): ``[10, 20]`` counts below 10, from 10 to
+        limit: The maximum number of values, most frequent first. Defaults to the call's limit. Ignored for ranges.
+        ranges: Ascending boundaries, all numbers or all text (ISO dates): ``[10, 20]`` counts below 10, from 10 to
             below 20, and from 20.
-        interval: The width of equal ranges of numbers, counted from 0; or "year", "month" or "day" for ISO dates.
-            Ranges without a unit are left out.
+        interval: The width of equal numeric ranges starting at 0; or "year", "month" or "day" for ISO dates. Empty
+            ranges are left out.
 
     Raises:
-        InvalidRequestError: Ranges and interval are both given, or one can't be used.
+        InvalidRequestError: Both ``ranges`` and ``interval`` are given, or a value is invalid.
     """
 
     field: str
@@ -230,7 +230,7 @@ class Facet:
     interval: float | str | None = None
 
     def __post_init__(self) -> None:
-        """Check the form."""
+        """Check the arguments."""
         problem, width = None, self.interval
         if self.limit is not None and self.limit < 1:
             problem = f"limit must be above 0, got {self.limit}"
@@ -257,13 +257,13 @@ def _ascending(boundaries: Sequence[Any]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class FacetBucket:
-    """How many units have a value, or fall into a range.
+    """The number of units that have a value, or a value within a range.
 
     Args:
-        count: The units; at least 1, but for given ranges.
+        count: The number of units; 0 is possible only for given ranges.
         value: The value; None for a range.
-        start: The range's start, itself inside; None where it is open.
-        end: The range's end, itself outside; None where it is open.
+        start: The inclusive start of the range; None if unbounded.
+        end: The exclusive end of the range; None if unbounded.
     """
 
     count: int
@@ -273,17 +273,17 @@ class FacetBucket:
 
 
 class _Places(Protocol):
-    """Where values fall, and what the buckets look like."""
+    """A rule that assigns values to buckets."""
 
     def place(self, value: Value) -> Hashable | None:
-        """Return the bucket's key; None for a value that has no place."""
+        """Return the key of a value's bucket; None if it belongs to no bucket."""
 
     def buckets(self, counts: Counter[Any]) -> list[FacetBucket]:
         """Return the buckets in order."""
 
 
 def _most_frequent(counts: Counter[Any], limit: int) -> list[FacetBucket]:
-    """Return the values by count; among equals the smaller value comes first."""
+    """Return the most frequent values by count; of equally frequent values, the smaller comes first."""
     best = heapq.nsmallest(limit, counts.items(), key=lambda item: (-item[1], _rank(item[0][1])))
     return [FacetBucket(count, value=value) for (_, value), count in best]
 
@@ -349,7 +349,7 @@ class _Periods:
         return [FacetBucket(counts[day], start=day.isoformat(), end=self._next(day)) for day in sorted(counts)]
 
     def _next(self, day: date) -> str | None:
-        """Return the next period's first day; none comes after the year 9999."""
+        """Return the first day of the next period; None after the year 9999."""
         try:
             if self.unit == "day":
                 return date.fromordinal(day.toordinal() + 1).isoformat()
@@ -373,13 +373,13 @@ def facet_buckets(
     """Count several facets in one pass.
 
     Args:
-        rows: The metadata.
-        facets: What to count.
-        limit: Values of each, unless a facet says its own number.
-        per: What is counted.
+        rows: The metadata rows.
+        facets: The facets to count.
+        limit: The maximum number of values per facet, unless a facet sets its own.
+        per: The unit to count: "document" or "chunk".
 
     Returns:
-        The buckets of each facet, by its field: values by count, the smaller first among equals; ranges ascending.
+        The buckets of each facet, by field: values by descending count, then ascending value; ranges ascending.
     """
     counted: list[tuple[str, _Places, Counter[Any]]] = [(one.field, _places(one, limit), Counter()) for one in facets]
     for unit in _units(rows, per):
@@ -393,12 +393,12 @@ def facet_buckets(
 
 @dataclass(frozen=True, slots=True)
 class SourceDocument:
-    """A document of a source, as far as a filter lets it be seen.
+    """A document of a source, limited to its chunks that pass a filter.
 
     Args:
-        document_id: Its id: ``ref_doc_id`` of its nodes.
-        chunks: Its chunks that pass the filter.
-        metadata: The fields in which these agree, without those whose names begin with "_".
+        document_id: The document's ID (the ``ref_doc_id`` of its nodes).
+        chunks: The number of its chunks that pass the filter.
+        metadata: The fields with the same value in all these chunks, without keys that begin with "_".
     """
 
     document_id: str
@@ -408,12 +408,12 @@ class SourceDocument:
 
 @dataclass(frozen=True, slots=True)
 class ValueGroup:
-    """The units that have one value of a field.
+    """The units that have a certain value of a field.
 
     Args:
         value: The value.
-        count: How many there are.
-        documents: The first of their documents, in the order asked for.
+        count: The number of units.
+        documents: The first documents with the value, in the requested order.
     """
 
     value: Value
@@ -422,22 +422,22 @@ class ValueGroup:
 
 
 def list_documents(rows: Iterable[MetadataRow], *, order: SortKey, limit: int, offset: int) -> list[SourceDocument]:
-    """Return a page of the documents, in order."""
+    """Return one page of the sorted documents."""
     return heapq.nsmallest(offset + limit, map(_document, _units(rows, "document")), key=order)[offset:]
 
 
 def value_groups(
     rows: Iterable[MetadataRow], *, field: str, limit: int, per: Per, hits: int, order: SortKey
 ) -> list[ValueGroup]:
-    """Group by the values of a field: the most frequent ones, each with the first of its documents.
+    """Return the most frequent values of a field, each with its first documents.
 
     Args:
-        rows: The metadata.
+        rows: The metadata rows.
         field: The metadata key.
-        limit: Values to give.
-        per: What is counted.
-        hits: Documents of each value; 0 only counts.
-        order: The documents' order.
+        limit: The maximum number of values.
+        per: The unit to count: "document" or "chunk".
+        hits: The maximum number of documents per value; 0 only counts.
+        order: The sort key of documents.
     """
     counts: Counter[Any] = Counter()
     best: dict[Any, list[SourceDocument]] = {}
@@ -447,7 +447,7 @@ def value_groups(
         for key in _keys(unit, field) if hits else ():
             kept = best.setdefault(key, [])
             kept.append(_document(unit))
-            if len(kept) > 4 * hits + 64:  # memory is bounded by what is returned
+            if len(kept) > 4 * hits + 64:  # memory is bounded by the size of the result
                 kept[:] = heapq.nsmallest(hits, kept, key=order)
     return [
         ValueGroup(
@@ -466,7 +466,7 @@ def _document(unit: Sequence[MetadataRow]) -> SourceDocument:
 
 
 class _Descending:
-    """A value that sorts the other way round."""
+    """A wrapper that sorts values in descending order."""
 
     __slots__ = ("value",)
 
@@ -483,10 +483,10 @@ class _Descending:
 
 
 def sort_key(order_by: OrderBy) -> SortKey:
-    """Return what documents are sorted by: the fields, then the id.
+    """Return a sort key for documents: by the fields, then by document ID.
 
     Raises:
-        InvalidRequestError: One is no field and direction.
+        InvalidRequestError: An item is not a field with an optional direction.
     """
     order = [_order(one) for one in ([order_by] if isinstance(order_by, str) else order_by)]
 
@@ -504,7 +504,7 @@ def sort_key(order_by: OrderBy) -> SortKey:
 
 
 def _order(one: Any) -> tuple[str, bool]:
-    """Read "year", "year desc" or ("year", "desc")."""
+    """Return the field, and whether it sorts descending, of "year", "year desc" or ("year", "desc")."""
     if isinstance(one, str):
         head, _, last = one.rpartition(" ")
         one = (head, last) if head and last in ("asc", "desc") else (one, "asc")
@@ -532,17 +532,17 @@ def _bridged(method: Callable[Concatenate[S, P], Coroutine[Any, Any, T]]) -> Cal
 
 
 class MetadataQueries:
-    """Facets, counts, groups and lists over the metadata of index sources; a part of ``KnowledgeBase``.
+    """Facets, counts, groups and lists over the metadata of index sources; a mixin of ``KnowledgeBase``.
 
-    Every method reads all rows that pass the source's mandatory filter, the knowledge base's own and the caller's:
-    what they hide is neither listed nor counted. Time is linear in the number of chunks; memory is bounded by what is
-    returned and by the number of different values.
+    Every method reads all rows that pass the filters of the source, the knowledge base and the caller; other rows are
+    neither listed nor counted. Time is linear in the number of chunks; memory is bounded by the size of the result and
+    the number of distinct values.
 
     Every method raises:
-        DeniedError: The principal may not see the source, or there is none where one is needed.
-        InvalidRequestError: There is no such source, it can't list what it holds, or an argument can't be used.
-        RetrievalError: Reading failed.
-        DeadlineExceededError: It took longer than the knowledge base's ``max_runtime_in_seconds``.
+        DeniedError: The principal may not see the source, or a required principal is missing.
+        InvalidRequestError: The source is unknown or can't list its documents, or an argument is invalid.
+        RetrievalError: Reading the metadata failed.
+        DeadlineExceededError: The query took longer than the knowledge base's ``max_runtime_in_seconds``.
     """
 
     @property
@@ -551,11 +551,11 @@ class MetadataQueries:
         raise NotImplementedError
 
     def _standing(self) -> tuple[FilterNode | None, float | None]:
-        """Return the filter that stands beside every caller's, and the seconds that a query may take."""
+        """Return the knowledge base's own filter, and the maximum duration of a query in seconds."""
         raise NotImplementedError
 
     def _resolve_principal(self, given: Principal | None) -> Principal | None:
-        """Return who asks, where a principal is given, bound, or of the context."""
+        """Return the principal of a request: passed to it, bound to the knowledge base, or set in the context."""
         raise NotImplementedError
 
     async def afacets(
@@ -568,20 +568,20 @@ class MetadataQueries:
         per: Per = "document",
         principal: Principal | None = None,
     ) -> dict[str, list[FacetBucket]]:
-        """Count the values of fields, or how many fall into ranges; see the class for what is raised.
+        """Count the values, or ranges of values, of metadata fields; the class documents the errors.
 
             kb.facets("films", ["genre", Facet("year", interval=10)], filters="country eq 'IT'")
 
         Args:
             source: The source's name.
-            fields: Metadata keys, or a ``Facet`` for ranges; each once.
-            filters: What is counted; a filter, or OData text.
-            limit: Values of each field. Default 10.
-            per: Whether documents or chunks are counted. Default "document".
-            principal: Who asks; see ``KnowledgeBase.retrieve``.
+            fields: Metadata keys, or a ``Facet`` for ranges; no field may occur twice.
+            filters: A filter for the chunks to count; a filter tree, ``MetadataFilters`` or OData text.
+            limit: The maximum number of values per field. Default 10.
+            per: The unit to count, "document" or "chunk". Default "document".
+            principal: The principal of the request; see ``KnowledgeBase.retrieve``.
 
         Returns:
-            The buckets of each field: values by count, the smaller first among equals; ranges ascending.
+            The buckets of each field: values by descending count, then ascending value; ranges ascending.
         """
         _check(limit=limit, per=per)
         given: list[Any] = [fields] if isinstance(fields, (str, Facet)) else list(fields)
@@ -620,13 +620,13 @@ class MetadataQueries:
 
         Args:
             source: The source's name.
-            field: The metadata key; a document stands in the group of each item of a list.
-            filters: What is grouped; a filter, or OData text.
-            limit: Values to give, the most frequent first. Default 10.
-            per: Whether documents or chunks are counted. Default "document".
-            hits: Documents to give of each value. Default 3; 0 only counts.
-            order_by: The documents' order; see ``documents``.
-            principal: Who asks; see ``KnowledgeBase.retrieve``.
+            field: The metadata key; a document with a list belongs to the group of each item.
+            filters: A filter for the chunks to group; a filter tree, ``MetadataFilters`` or OData text.
+            limit: The maximum number of values, most frequent first. Default 10.
+            per: The unit to count, "document" or "chunk". Default "document".
+            hits: The maximum number of documents per value; 0 only counts. Default 3.
+            order_by: The order of the documents; see ``documents``.
+            principal: The principal of the request; see ``KnowledgeBase.retrieve``.
         """
         _check(limit=limit, per=per, hits=hits)
         order = sort_key(order_by)
@@ -645,16 +645,16 @@ class MetadataQueries:
         offset: int = 0,
         principal: Principal | None = None,
     ) -> list[SourceDocument]:
-        """List documents, a page at a time.
+        """Return one page of a source's documents.
 
         Args:
             source: The source's name.
-            filters: Which documents; a filter, or OData text.
-            order_by: Fields, the first first: "year", "year desc", or ("year", "desc"). Booleans come before numbers,
-                numbers before text, documents without the field last. Ties, and no order, are by id.
-            limit: Documents to give. Default 100.
-            offset: Documents to leave out before.
-            principal: Who asks; see ``KnowledgeBase.retrieve``.
+            filters: A filter for the chunks to list; a filter tree, ``MetadataFilters`` or OData text.
+            order_by: Sort fields in order of priority: "year", "year desc", or ("year", "desc"). Booleans come before
+                numbers, numbers before text, documents without the field last. Ties are sorted by ID.
+            limit: The maximum number of documents. Default 100.
+            offset: The number of documents to skip. Default 0.
+            principal: The principal of the request; see ``KnowledgeBase.retrieve``.
         """
         _check(limit=limit, offset=offset)
         work = partial(list_documents, order=sort_key(order_by), limit=limit, offset=offset)

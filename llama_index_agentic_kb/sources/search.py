@@ -1,8 +1,8 @@
-"""One search of one source: its ways (dense, lexical) side by side, each timed, each with an end of its own.
+"""One search of one source: dense and lexical search run concurrently, each timed and with its own deadline.
 
-Where one way fails or is late and the other finds something, its list holds the error and the search succeeds. What
-comes back is cleaned, for retrievers are other people's code and return anything; its index nodes are followed, a few
-levels deep; and each node is checked against the effective filter again.
+If one of them fails or is late and the other finds something, its list contains the error and the search succeeds.
+Results are cleaned, since user retrievers may return anything; index nodes are resolved, a few levels deep; and each
+node is checked against the effective filter again.
 """
 
 from __future__ import annotations
@@ -38,23 +38,23 @@ NodeKey: TypeAlias = tuple[str, str]
 """A node's id and text."""
 
 MAX_INLINE: Final = 200
-"""Nodes that are looked through on the event loop at a time: about 2 ms."""
+"""The maximum number of nodes that are checked on the event loop at a time: about 2 ms."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeList:
-    """One ranked list of a search: a source may search in several ways at once.
+    """One ranked list of a search: a source may be searched by several methods.
 
     Args:
-        kind: "dense", "lexical", "hybrid" (the store's own), or "retriever" (its way is its own).
-        nodes: Best first, every one checked against the effective filter; wrappers of our own.
-        scale: Lists of one scale have scores that can be compared; None is a scale of its own.
-        candidates: How many the source returned.
-        dropped_by_filter: How many of these broke the filter.
-        dropped_as_unusable: How many of these were no nodes that can be used; ``note`` says why.
-        elapsed_ms: How long it took, without the embedding of the query; None where it was not timed apart.
-        error: Why it has no nodes, where it failed; the search goes on with the others.
-        note: What else should be known of it: that it was searched exactly, or again with more candidates.
+        kind: The method: "dense", "lexical", "hybrid" (the store's own), or "retriever" (any other).
+        nodes: The nodes, best first, all checked against the effective filter; the wrappers are new objects.
+        scale: A key shared by lists with comparable scores. Defaults to no comparable list.
+        candidates: The number of results that the source returned.
+        dropped_by_filter: The number of results that did not match the filter.
+        dropped_as_unusable: The number of results that were invalid nodes; ``note`` says why.
+        elapsed_ms: The duration in milliseconds, without embedding the query; None if it was not measured.
+        error: The error if this method failed; the search continues with the other lists.
+        note: A remark, such as that the search was exact, or repeated with more candidates.
     """
 
     kind: str
@@ -70,19 +70,19 @@ class NodeList:
 
     @property
     def keys(self) -> list[NodeKey]:
-        """What tells each node apart, in order. Computed once: LlamaIndex makes a node's text anew each time."""
+        """The ID and text of each node, in order. Cached: LlamaIndex rebuilds a node's text at each call."""
         if len(self._keys) != len(self.nodes):
             self._keys[:] = [node_key(node.node) for node in self.nodes]
         return self._keys
 
 
 def node_key(node: BaseNode) -> NodeKey:
-    """Return what tells nodes apart: the same text under two ids stays two, and one id with two texts as well."""
+    """Return a node's identity, its ID and text: nodes are equal only if both are."""
     return node.node_id, node.get_content(metadata_mode=MetadataMode.NONE)
 
 
 def distinct_nodes(lists: Sequence[NodeList]) -> list[NodeWithScore]:
-    """Return the nodes of several lists, each once (by id and text), where it comes first."""
+    """Return the nodes of several lists without duplicates (by ID and text), in order of first occurrence."""
     nodes: dict[NodeKey, NodeWithScore] = {}
     for ranked in lists:
         for key, node in zip(ranked.keys, ranked.nodes, strict=True):
@@ -92,18 +92,18 @@ def distinct_nodes(lists: Sequence[NodeList]) -> list[NodeWithScore]:
 
 @dataclass(frozen=True, slots=True)
 class PreparedSource:
-    """A source's retriever for one effective filter, and what its searches need.
+    """A source's retriever for one effective filter, with everything that its searches need.
 
     Args:
-        name: The source's.
-        retriever: Applies the filter.
-        traits: What is known of the retriever.
-        filters: The effective filter: each node is checked against it again.
+        name: The source's name.
+        retriever: The retriever, which applies the filter.
+        traits: The retriever's detected properties.
+        filters: The effective filter, against which each node is checked again.
         calls: Makes the retriever's calls.
-        lexical_calls: Makes those of the lexical index. The ways have bulkheads of their own: a lexical index that is
-            being built never keeps a dense search waiting.
-        lexical: Is asked beside the retriever.
-        is_private: Whether there are documents that the caller may not see: no count and no note may show them.
+        lexical_calls: Makes the lexical index's calls, in a bulkhead of their own: a lexical index that is being built
+            never delays a dense search.
+        lexical: The lexical index to search as well; None for none.
+        is_private: Whether some documents may be hidden from the caller: no count and no note may reveal them.
     """
 
     name: str
@@ -124,19 +124,19 @@ async def search_source(
     limit: int,
     progress: CallProgress,
 ) -> tuple[NodeList, ...]:
-    """Search a prepared source in all its ways; the context's deadline ends each.
+    """Search a prepared source by all its methods, each bounded by the context's deadline.
 
     Args:
-        source: The retriever, its filter, and what is asked beside it.
-        query: The text. The lexical way begins with it at once.
-        bundle: Returns the query with its vector; the dense way waits for it.
-        limit: Documents of each list.
-        progress: Notes all calls.
+        source: The prepared source.
+        query: The query text. Lexical search starts with it at once.
+        bundle: Returns the query with its vector; dense search waits for it.
+        limit: The maximum number of nodes in each list.
+        progress: Records all calls.
 
     Raises:
-        RetrievalError: The source returned something that is no list of nodes.
-        DeadlineExceededError: It did not answer in time.
-        SourceUnavailableError: It was not asked: it failed too often lately, or too many wait for it.
+        RetrievalError: The source did not return a list of nodes.
+        DeadlineExceededError: The source did not answer in time.
+        SourceUnavailableError: The source was not called: its circuit is open, or too many calls are waiting.
     """
     if source.lexical is None:
         return (await _dense_list(source, bundle, limit, progress),)
@@ -145,7 +145,7 @@ async def search_source(
     try:
         try:
             dense = await _dense_list(source, bundle, limit, progress)
-        except Exception as error:  # noqa: BLE001 (kept in its list, or raised below)
+        except Exception as error:  # noqa: BLE001 (stored in its list, or raised below)
             dense = replace(dense, error=error)
         await wait([lexical])  # it has the deadline itself
     except asyncio.CancelledError:
@@ -195,7 +195,7 @@ async def _lexical_list(
 async def _checked(
     kind: str, found: object, source: PreparedSource, query: QueryBundle, limit: int, started: float
 ) -> NodeList:
-    """Return the list of what was found and passes the filter."""
+    """Return the ranked list of the found nodes that are valid and pass the filter."""
     cleaned = await _off_loop(source, found, partial(clean_nodes, found, source.name))
     every: list[NodeWithScore] = cleaned
     if getattr(source.retriever, _OURS, False) and any(isinstance(node.node, IndexNode) for node in cleaned):
@@ -204,7 +204,7 @@ async def _checked(
     kept = await _off_loop(source, every, partial(_passing, every, source))
     elapsed = round(1000 * (time.monotonic() - started))
     scale = None if kind == "lexical" else source.traits.scale
-    if source.is_private:  # all counts are of what passed, and notes, which may show how much there is, are left out
+    if source.is_private:  # only passing nodes are counted; notes are omitted, since they may reveal hidden counts
         return NodeList(kind, kept[:limit], scale, candidates=len(kept), elapsed_ms=elapsed)
     note = found.note if isinstance(found, NotedNodes) else None
     return NodeList(
@@ -220,7 +220,7 @@ async def _checked(
 
 
 async def _off_loop(source: PreparedSource, nodes: object, work: Callable[[], T]) -> T:
-    """Look through nodes; through very many of them off the event loop, which it would hold up."""
+    """Run work that checks nodes; for more than ``MAX_INLINE`` nodes on a thread, so as not to block the event loop."""
     if not isinstance(nodes, Sequence) or len(nodes) <= MAX_INLINE:
         return work()
     return await source.calls.bulkhead.call(Call(sync=work, what=f"checking source {source.name!r}"))
@@ -240,28 +240,28 @@ def _once_each(nodes: list[NodeWithScore]) -> list[NodeWithScore]:
     return list({node.node.node_id: node for node in reversed(nodes)}.values())[::-1]
 
 
-# -- what of an answer can be used ------------------------------------------------------------------------------------
+# -- cleaning of results ----------------------------------------------------------------------------------------------
 
 MAX_CHARACTERS: Final = 1_000_000
-"""Characters of a node that are read; more would hold up everything that looks at text."""
+"""The maximum length of a node's text in characters; longer text is cut."""
 
 MAX_NODES: Final = 10_000
-"""Nodes of one answer that are looked at; hardly any request wants more than some dozens."""
+"""The maximum number of nodes read from one answer; requests rarely need more than some dozens."""
 
 MAX_FIELDS: Final = 1_000
-"""Fields of a node's metadata."""
+"""The maximum number of metadata fields of a node."""
 
 MAX_ID: Final = 10_000
-"""Characters of a node's id."""
+"""The maximum length of a node's ID in characters."""
 
 MAX_ITEMS: Final = 100_000
-"""Values within one field of the metadata, lists and mappings in it counted."""
+"""The maximum number of values within one metadata field, nested lists and mappings included."""
 
 MAX_LEVELS: Final = 20
-"""Levels of lists and mappings within one field of the metadata."""
+"""The maximum nesting depth of lists and mappings within one metadata field."""
 
 MAX_BITS: Final = 10_000
-"""Of a whole number: Python refuses to write those of more than 4,300 digits."""
+"""The maximum size of an integer in bits: Python refuses to convert more than 4,300 digits to text."""
 
 _KINDS: Final[dict[str, type]] = {
     "relationships": dict,
@@ -271,33 +271,33 @@ _KINDS: Final[dict[str, type]] = {
     "metadata_template": str,
     "metadata_separator": str,
 }
-"""What LlamaIndex's own methods take a node's fields for; code that goes around pydantic sets anything."""
+"""The types that LlamaIndex's methods expect of a node's fields; code that bypasses pydantic may set any type."""
 
 _ATOMS: Final = frozenset({bool, float, NoneType})
 
 
 class CleanNodes(list[NodeWithScore]):
-    """The nodes of an answer that can be used: our own wrappers; scores that are no finite numbers are None."""
+    """The valid nodes of an answer in new ``NodeWithScore`` objects; scores that are not finite become None."""
 
     unusable = 0
-    """How many were left out because they can't be used."""
+    """The number of invalid nodes that were left out."""
     returned = 0
-    """How many the source returned."""
+    """The number of nodes that the source returned."""
     why: str | None = None
-    """The reason for the first that was left out, or that a node was cut; None where all was well."""
+    """Why the first node was left out or cut; None if all nodes are valid."""
 
 
 def clean_nodes(found: object, source: str) -> CleanNodes:
-    """Look through what a source returned; its own nodes are never changed.
+    """Check the result of a source; its own nodes are never changed.
 
-    A node that can't be used is left out, and counted with the reason; one that can be mended is replaced by a copy.
+    Invalid nodes are left out and counted, with the reason; nodes that can be repaired are replaced by copies.
 
     Args:
-        found: Whatever it was; what was looked through before is given as it is.
+        found: The result, of any type; ``CleanNodes`` are returned unchanged.
         source: The source's name, for errors.
 
     Raises:
-        RetrievalError: It is no list, or nothing in it can be used.
+        RetrievalError: The result is not a list, or none of its items is a valid node.
     """
     if isinstance(found, CleanNodes):
         return found
@@ -324,7 +324,7 @@ def clean_nodes(found: object, source: str) -> CleanNodes:
 
 
 def _usable(item: Any) -> tuple[NodeWithScore, str | None]:
-    """Return a node in which ids, text, metadata and score are what everything after this takes them for."""
+    """Return a node whose ID, text, metadata and score have the expected types, and a note if its text was cut."""
     node: Any = getattr(item, "node", None)
     if not isinstance(item, NodeWithScore) or not isinstance(node, BaseNode):
         raise TypeError(f"expected a NodeWithScore, got {type(item).__name__}")
@@ -357,7 +357,7 @@ def _usable(item: Any) -> tuple[NodeWithScore, str | None]:
 
 
 def _clean_metadata(metadata: Any) -> dict[str, Any]:
-    """Return metadata with text for keys; the same object where there is nothing to mend."""
+    """Return metadata with text keys and clean values; the same object if nothing needs repair."""
     if metadata is None:
         return {}
     if not isinstance(metadata, Mapping):
@@ -373,7 +373,7 @@ def _clean_metadata(metadata: Any) -> dict[str, Any]:
 
 
 def _is_plain(metadata: dict[Any, Any]) -> bool:
-    """Return whether metadata are what most are: short plain text, small numbers and truths."""
+    """Return whether metadata contain only short ASCII text, small numbers, booleans and None."""
     for key, value in metadata.items():
         kind = type(value)
         if type(key) is not str or not key.isascii():
@@ -387,7 +387,7 @@ def _is_plain(metadata: dict[Any, Any]) -> bool:
 
 
 def _clean_value(value: Any) -> Any:
-    """Return a value that can be written; None, which passes no filter, where it can't."""
+    """Return a metadata value without lone surrogates; None, which passes no filter, if it can't be serialized."""
     if isinstance(value, str):
         return without_surrogates(value[:MAX_CHARACTERS])
     if value is None or isinstance(value, (bool, float)):
@@ -400,7 +400,7 @@ def _clean_value(value: Any) -> Any:
 
 
 def _can_be_written(value: Any) -> bool:
-    """Return whether a value is small and flat enough, and each thing in it has a text."""
+    """Return whether a value is within ``MAX_ITEMS`` and ``MAX_LEVELS``, and all its items convert to text."""
     left, level = MAX_ITEMS, [value]
     for _ in range(MAX_LEVELS):
         left -= len(level)
@@ -430,7 +430,7 @@ def _has_words(value: Any) -> bool:
 
 
 def _finite(score: Any) -> float | None:
-    """Return a score as a finite number; None where it is not one."""
+    """Return a score as a finite number; None if it is not finite or not a number."""
     if score is None or isinstance(score, bool):
         return None
     try:
@@ -442,30 +442,29 @@ def _finite(score: Any) -> float | None:
 
 # -- index nodes ------------------------------------------------------------------------------------------------------
 
-# LlamaIndex's own recursion has no bound: a node that points at its own retriever ends in a RecursionError, five
-# levels of ten took 48 s (measured). It also follows ``obj`` as the store's metadata has it, so that whoever can write
+# LlamaIndex's own recursion has no bound: a node that points to its own retriever ends in a RecursionError, five
+# levels of ten took 48 s (measured). It also follows ``obj`` from the store's metadata, so that whoever can write
 # metadata can forge a node; here only live retrievers and query engines, and the index's own objects, are followed.
 
 MAX_DEPTH: Final = 3
-"""Levels of index nodes that are followed."""
+"""The maximum depth to which index nodes are followed."""
 
 MAX_FOLLOWED: Final = 32
-"""Index nodes of one search that are followed; further ones stay as they are."""
+"""The maximum number of index nodes followed in one search; the rest are returned unchanged."""
 
 _OURS: Final = "_agentic_kb_recursion"
 
 _THEIRS: Final = "_agentic_kb_made_by_user"
-"""Nodes of a user's own retriever: those behind index nodes are followed too, as LlamaIndex does."""
+"""The attribute that marks a user's own retriever: its index nodes may also point to nodes, as in LlamaIndex."""
 
 
 def own_recursion(retriever: BaseRetriever, source: str) -> BaseRetriever:
-    """Take recursion over from a retriever that was made for us: index nodes stay as found.
+    """Replace the recursive retrieval of a retriever in place, so that index nodes are returned unresolved.
 
-    What it found is looked through at this very place: core's own look at it, which comes next, would raise for one
-    node that is not one, and lose the others.
+    Its result is cleaned here, since LlamaIndex's next step would raise for one invalid node and lose the others.
 
     Args:
-        retriever: Is changed.
+        retriever: The retriever to change.
         source: The source's name, for errors.
     """
 
@@ -482,9 +481,10 @@ def own_recursion(retriever: BaseRetriever, source: str) -> BaseRetriever:
 
 
 def bounded(retriever: BaseRetriever, source: str) -> BaseRetriever:
-    """Return a twin of a user's retriever whose index nodes are followed here; the same where it has its own recursion.
+    """Return a copy of a user's retriever whose index nodes are followed here, within limits.
 
-    The twin shares all that the retriever has, and is made anew for each search: what its user sets later holds.
+    A retriever with its own recursion is returned unchanged. The copy is shallow and created for each search, so that
+    later changes to the user's retriever take effect.
     """
     kind = type(retriever)
     own = (kind._handle_recursive_retrieval, kind._ahandle_recursive_retrieval)  # noqa: SLF001 (core has no other way)
@@ -496,7 +496,7 @@ def bounded(retriever: BaseRetriever, source: str) -> BaseRetriever:
 
 
 class _Follower:
-    """Replaces the index nodes of one search by what they stand for; what is one too many stays an index node."""
+    """Replaces the index nodes of one search by the results of their objects, within the limits above."""
 
     def __init__(self, source: PreparedSource, query: QueryBundle) -> None:
         nodes_too = getattr(source.retriever, _THEIRS, False)
@@ -509,7 +509,7 @@ class _Follower:
     async def resolve(
         self, nodes: Sequence[NodeWithScore], objects: Mapping[str, Any], depth: int
     ) -> list[NodeWithScore]:
-        """Return the nodes with what they stand for; an index node's own object is trusted where it is live."""
+        """Return nodes with index nodes resolved, through ``objects`` or a live object of the index node."""
         resolved: list[NodeWithScore] = []
         for node in nodes:
             target: Any = None

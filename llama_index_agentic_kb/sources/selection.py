@@ -1,4 +1,4 @@
-"""Which sources a request may search, and what each is asked to keep to."""
+"""Selection of the sources that a request may search, with their parameters and effective filters."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from llama_index_agentic_kb.sources.base import KnowledgeSource
 
 @dataclass(frozen=True, slots=True)
 class SelectedSource:
-    """A source that a request may search, with what the request says about it."""
+    """A source that a request may search, with the request's parameters for it."""
 
     source: KnowledgeSource
     params: SourceParams
     filters: FilterNode | None
-    """The effective filter, before any planner's."""
+    """The effective filter without a planner's filter."""
     calibrated: bool = False
     """Whether a calibrated reranker scores its documents."""
     caller: FilterNode | None = None
-    """What the principal, the caller and the request add to the source's mandatory filter."""
+    """The combined filter of principal, caller and request, without the source's mandatory filter."""
     denied: str | None = None
-    """Why the principal may not search it at all; None where it may."""
+    """Why the principal may not search the source; None if it may."""
 
     @property
     def always(self) -> bool:
-        """Whether each sub-query goes to it, whatever the planner chose."""
+        """Whether every sub-query searches this source, whatever the planner chose."""
         return self.params.always_query_source
 
     @property
     def must_answer(self) -> bool:
-        """Whether its failure is the request's."""
+        """Whether the request fails if this source fails (``failOnError``)."""
         return self.params.fail_on_error
 
     def filters_for(self, planner: FilterNode | None) -> FilterNode | None:
@@ -47,7 +47,7 @@ class SelectedSource:
 
     @property
     def warning(self) -> str | None:
-        """Which of its parameters are not acted on."""
+        """A warning that names its ignored parameters; None if there are none."""
         ignored = [*self.params.ignored]
         if self.params.reranker_threshold is not None and not self.calibrated:
             ignored.append("rerankerThreshold (no calibrated reranker scores this source)")
@@ -63,19 +63,18 @@ def select(
 ) -> dict[str, SelectedSource]:
     """Return the sources that a request allows, by name, with the effective filter of each.
 
-    A source whose permissions the request's principal (``current_principal``) can't meet is denied, and the others are
-    searched.
+    A source that denies the request's principal (``current_principal``) is marked as denied; the others are searched.
 
     Args:
         sources: All sources, in declaration order.
-        request: Its ``knowledgeSourceParams`` configure sources and may rule them out.
+        request: The request, whose ``knowledgeSourceParams`` configure sources and may exclude them.
         filters: A caller's filter for every source.
-        calibrated: Whether a calibrated reranker scores what they find.
+        calibrated: Whether a calibrated reranker scores the results.
 
     Raises:
-        InvalidRequestError: A parameter names no source, or the wrong kind, or has a ``filterAddOn`` that is no OData
-            filter, or a filter that says whom documents are shared with, or no source is left.
-        DeniedError: The principal may search none of them. It holds the reason of each.
+        InvalidRequestError: A parameter names an unknown source or the wrong kind, its ``filterAddOn`` is not valid
+            OData, its filter uses a permission field, or no source remains.
+        DeniedError: The principal may search none of the sources. The error contains the reason for each.
     """
     for params in request.knowledge_source_params:
         _check(params, sources)
@@ -121,16 +120,16 @@ def _check(params: SourceParams, sources: Mapping[str, KnowledgeSource]) -> None
 
 
 def passing(selected: Mapping[str, SelectedSource], found_by: Mapping[str, str]) -> Callable[[BaseNode], bool]:
-    """Return the check whether a node may be shown that postprocessors have brought or changed.
+    """Return a predicate that checks whether a node added or changed by a postprocessor may be shown.
 
-    A node that a search found must still pass the effective filter of its source. Any other node names no source. If
-    no source has permissions, it must pass the effective filter of any source, and a source without a filter lets
-    everything through. If some source has permissions, it must pass the effective filter of such a source; so must
-    every node that has a field of these permissions.
+    A node that a search found must still pass the effective filter of its source. Any other node has no known source.
+    If no source has permissions, it must pass the effective filter of at least one source; a source without a filter
+    accepts every node. If a source has permissions, it must pass the effective filter of at least one such source; so
+    must every node from elsewhere that has one of these permission fields.
 
     Args:
         selected: The sources that the request may search.
-        found_by: The source of each node that a search found, by the node's id.
+        found_by: The source name of each node that a search found, by node ID.
     """
     declared = {name: kept for name, chosen in selected.items() if (kept := chosen.source.permissions) is not None}
     checks: dict[str, Callable[[Mapping[str, Any]], bool]] = {
@@ -156,7 +155,7 @@ def by_name(sources: Sequence[KnowledgeSource]) -> dict[str, KnowledgeSource]:
     """Return sources by name, in declaration order.
 
     Raises:
-        ConfigurationError: No source is given, one is no source, or two have one name.
+        ConfigurationError: No source is given, an item is not a ``KnowledgeSource``, or two have the same name.
     """
     if not sources:
         raise ConfigurationError("sources: give at least one KnowledgeSource")
@@ -174,7 +173,7 @@ def by_name(sources: Sequence[KnowledgeSource]) -> dict[str, KnowledgeSource]:
 
 
 def as_source(given: object, position: int) -> KnowledgeSource:
-    """Make a source named ``source_<position>`` of an index or a retriever; a source is itself."""
+    """Return an index or a retriever as a source named ``source_<position>``; a source is returned unchanged."""
     name = f"source_{position}"
     if isinstance(given, KnowledgeSource):
         return given
