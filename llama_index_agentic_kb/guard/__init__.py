@@ -1,1 +1,1 @@
-"""What stands between users and their documents: permissions, resilience, and hostile text made harmless."""
+"""Protection of requests: permissions, resilience, size limits, and neutralisation of hostile text."""

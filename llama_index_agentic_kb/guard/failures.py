@@ -1,7 +1,7 @@
-"""What a failure says: whether the same call may succeed if it is made again, and whether what was called is down.
+"""Classification of failures: whether a call is worth retrying, and whether the called service is down.
 
-Clients wrap what their transport raised, so the causes of an error are read too. Error classes of clients are
-recognised by name: no client is imported for it.
+Clients wrap the errors of their transport, so the causes of an error are inspected too. Error classes of clients are
+recognised by name, without importing any client.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from typing import Final
 from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError
 
 TRANSIENT_STATUSES: Final = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
-"""HTTP statuses worth another attempt: timeouts, conflicts (as OpenAI's client has it), limits, a server in trouble."""
+"""HTTP statuses worth a retry: timeouts, conflicts (as in OpenAI's client), rate limits and server errors."""
 
 PERMANENT_CODES: Final = frozenset({"insufficient_quota", "billing_hard_limit_reached", "content_filter"})
-"""Codes of error bodies that no waiting changes, whatever the status."""
+"""Codes in error bodies of permanent failures, which are not retried whatever the status."""
 
 OUTAGE_STATUSES: Final = frozenset({408, 425, 429, *range(500, 600)})
-"""HTTP statuses that speak of the server and not of the request."""
+"""HTTP statuses that indicate a problem of the server, not of the request."""
 
 # Names of exception classes of transports: Python's, requests', urllib3's, httpx's, aiohttp's, OpenAI's, Anthropic's.
 TRANSIENT_KINDS: Final = frozenset(
@@ -48,21 +48,21 @@ REQUEST_ERRORS: Final = (
     NotImplementedError,
     RecursionError,
 )
-"""What Python raises where a request or a program is wrong."""
+"""The exceptions that Python raises for an invalid request or a bug."""
 
 MAX_CAUSES: Final = 8
-"""How far a chain of causes is followed."""
+"""The maximum number of errors inspected in a chain of causes."""
 
 
 def is_transient(error: BaseException) -> bool:
-    """Return whether the same call may well succeed if it is made again.
+    """Return whether the same call is likely to succeed if it is repeated.
 
-    Yes for ``TRANSIENT_STATUSES``, for connections that were refused, reset or cut, and for timeouts. No for all other
-    statuses, for a quota that is used up, and for everything that is no failure of a transport. A server's
-    ``x-should-retry`` header has the last word.
+    True for ``TRANSIENT_STATUSES``, for refused, reset or broken connections, and for timeouts. False for all other
+    statuses, for an exhausted quota, and for errors other than of the transport. A server's ``x-should-retry`` header
+    takes precedence.
 
     Args:
-        error: What the call raised.
+        error: The exception that the call raised.
     """
     advice = (_header(error, "x-should-retry") or "").lower()
     if advice in ("true", "false"):
@@ -74,14 +74,15 @@ def is_transient(error: BaseException) -> bool:
 
 
 def breaks_connection(error: BaseException) -> bool:
-    """Return whether a failure is a transport's: no connection, a broken one, or a timeout."""
+    """Return whether a failure is a transport error: no connection, a broken connection, or a timeout."""
     return any(kind.__name__ in TRANSIENT_KINDS for cause in _chain(error) for kind in type(cause).__mro__)
 
 
 def is_outage(error: BaseException) -> bool:
-    """Return whether a failure speaks of the thing that was called, and not of what it was asked.
+    """Return whether a failure indicates a problem of the called service, not of the request.
 
-    No for this package's own refusals, for ``REQUEST_ERRORS``, and for HTTP statuses that are no ``OUTAGE_STATUSES``.
+    False for this package's own errors (except deadlines), for ``REQUEST_ERRORS``, and for HTTP statuses outside
+    ``OUTAGE_STATUSES``.
     """
     if isinstance(error, DeadlineExceededError):
         return True
@@ -89,7 +90,7 @@ def is_outage(error: BaseException) -> bool:
     if status is not None:
         return status in OUTAGE_STATUSES
     if isinstance(error, AgenticKBError):
-        return type(error) is AgenticKBError  # what a source raised that is no Exception
+        return type(error) is AgenticKBError  # wraps a BaseException that a source raised
     if isinstance(error, OSError):
         return True
     code = getattr(error, "code", None)  # Chroma's errors have their status as a method
@@ -101,7 +102,7 @@ def is_outage(error: BaseException) -> bool:
 
 
 def status_of(error: BaseException) -> int | None:
-    """Return the HTTP status that a failure or one of its causes holds."""
+    """Return the HTTP status of a failure or of one of its causes; None if there is no status."""
     for cause in _chain(error):
         for holder in (cause, getattr(cause, "response", None)):
             status = getattr(holder, "status_code", None)
@@ -111,10 +112,10 @@ def status_of(error: BaseException) -> int | None:
 
 
 def retry_after(error: BaseException) -> float | None:
-    """Return the seconds after which a server wants to be asked again; None where it does not say.
+    """Return the number of seconds that a server asks clients to wait before a retry; None if it sets none.
 
     Reads the headers ``retry-after-ms`` and ``Retry-After`` (seconds, or an HTTP date; RFC 9110, 10.2.3) of the
-    response that the failure or one of its causes holds. A time that has passed is 0.
+    response attached to the failure or one of its causes. Returns 0 for a date in the past.
     """
     milliseconds = _number(_header(error, "retry-after-ms"))
     if milliseconds is not None:
@@ -150,7 +151,7 @@ def _header(error: BaseException, name: str) -> str | None:
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """Yield a failure and what caused it."""
+    """Yield a failure and its causes, at most ``MAX_CAUSES`` errors."""
     cause: BaseException | None = error
     for _ in range(MAX_CAUSES):
         if cause is None:

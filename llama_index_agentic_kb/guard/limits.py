@@ -1,4 +1,4 @@
-"""How much one request may ask for: what is larger is refused before anything is spent on it."""
+"""Size limits of a request: larger requests are rejected before any work is done."""
 
 from __future__ import annotations
 
@@ -11,25 +11,26 @@ from llama_index_agentic_kb.schema.filters import Condition, FilterNode
 from llama_index_agentic_kb.schema.request import RetrievalRequest
 
 MAX_NAME: Final = 1_000
-"""Characters of a source's name."""
+"""The maximum length of a source's name in characters."""
 
 MAX_FILTER_LEVELS: Final = 64
-"""Groups inside each other in one filter: it is walked by recursion."""
+"""The maximum nesting depth of a filter, which is traversed recursively."""
 
 MAX_CHARACTERS_PER_VALUE: Final = 100
-"""Characters of a filter, for each value that it may hold."""
+"""The maximum number of characters in a filter per allowed value."""
 
 
 @dataclass(frozen=True, slots=True)
 class InputLimits:
-    """The most that one request may hold. Every number must be at least 1.
+    """The maximum size of a request. Every limit must be at least 1.
 
     Args:
-        question_characters: Characters of the question, of one intent, or of one ``filterAddOn``. Default 32,000.
-        conversation_characters: Characters of all messages together. Default 1,000,000.
-        entries: Messages of the conversation, its pieces of content, intents, and ``knowledgeSourceParams``, each.
+        question_characters: The maximum length of the question, of each intent and of each ``filterAddOn`` in
+            characters. Default 32,000.
+        conversation_characters: The maximum length of all messages together in characters. Default 1,000,000.
+        entries: The maximum number of messages, of their content parts, of intents, and of ``knowledgeSourceParams``.
             Default 1,000.
-        filter_values: Values that one source's ``filters`` compare with, in all their conditions; a hundred times as
+        filter_values: The maximum number of values in one source's ``filters``; a filter may have a hundred times as
             many characters. Default 10,000.
 
     Raises:
@@ -42,16 +43,16 @@ class InputLimits:
     filter_values: int = 10_000
 
     def __post_init__(self) -> None:
-        """Refuse what lets nothing through."""
+        """Check that every limit is at least 1."""
         for item in fields(self):
             if getattr(self, item.name) < 1:
                 raise ConfigurationError(f"InputLimits.{item.name} must be at least 1: {getattr(self, item.name)}")
 
     def check(self, request: RetrievalRequest) -> None:
-        """Refuse a request that holds more.
+        """Reject a request that exceeds a limit.
 
         Raises:
-            InvalidRequestError: It does; the message names the field, its size and the limit.
+            InvalidRequestError: The request exceeds a limit; the message names the field, its size and the limit.
         """
         for field_name, size, limit in self._sizes(request):
             maximum = limit if isinstance(limit, int) else getattr(self, limit)
@@ -60,7 +61,7 @@ class InputLimits:
                 raise InvalidRequestError(f"{field_name}: {size:,} are too many; at most {maximum:,}{named}")
 
     def _sizes(self, request: RetrievalRequest) -> Iterator[tuple[str, int, str | int]]:
-        """Yield fields with sizes and limits; counts first, so that no long list is read whole for nothing."""
+        """Yield fields with sizes and limits; counts come first, so that overlong lists are rejected unread."""
         messages, intents = request.messages or [], request.intents or []
         yield "messages: messages", len(messages), "entries"
         yield "intents: intents", len(intents), "entries"
@@ -81,7 +82,7 @@ class InputLimits:
                 yield from self._sizes_of(params.filters, f"{where}.filters")
 
     def _sizes_of(self, tree: FilterNode, where: str) -> Iterator[tuple[str, int, str | int]]:
-        """Yield the sizes of a filter, level by level: one that is too deep is not walked to its end."""
+        """Yield the sizes of a filter with their limits; traversal stops below the maximum depth."""
         level: list[FilterNode] = [tree]
         levels = values = characters = 0
         while level and levels <= MAX_FILTER_LEVELS:
@@ -97,4 +98,4 @@ class InputLimits:
 
 
 DEFAULT_INPUT_LIMITS: Final = InputLimits()
-"""What a retriever allows unless it is given its own."""
+"""The default limits of a retriever."""

@@ -1,12 +1,12 @@
-"""Permissions: who may see which documents, as a filter that nothing can widen.
+"""Permissions: who may see which documents, enforced by a filter that nothing can widen.
 
 A source declares the metadata fields that say who may see a document (``Permissions``). A request has a ``Principal``.
-Out of both comes a mandatory filter: it is joined by "and" to whatever callers and planners ask for, pushed down to
-the store, taken by the lexical index, facets and lists alike, and every node that comes back is checked against it.
+Both determine a mandatory filter: it is combined by AND with the filters of callers and planners, pushed down to the
+store, applied by the lexical index, facets and lists, and every returned node is checked against it.
 
-Stores differ in what they do with lists (Chroma refuses them), so a document's users and groups are boolean keys, one
-a name: ``{"acl_group_managers": True}``. ``Permissions.stamp`` makes them when documents are stored. Readers never see
-them: whom else a document is shared with is not for them (``Permissions.conceal``), nor may they filter on it.
+Stores differ in their support for lists (Chroma rejects them), so a document's users and groups are boolean keys, one
+for each name: ``{"acl_group_managers": True}``. ``Permissions.stamp`` adds them before documents are stored. Readers
+can neither see these keys (``Permissions.conceal``) nor filter on them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Document = TypeVar("Document", bound=Any)
 
 _NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _RESERVED: Final = frozenset({"_node_content", "_node_type", "agentic_kb", "doc_id", "document_id", "ref_doc_id"})
-"""Keys that LlamaIndex's stores, and our evidence, write themselves."""
+"""Metadata keys that LlamaIndex's stores and this package write themselves."""
 _OTHER: Final = re.compile(rb"[^A-Za-z0-9]")
 _EXCLUDED: Final = ("excluded_embed_metadata_keys", "excluded_llm_metadata_keys")
 _NOBODY: Final = "no principal was given: pass principal= or use acting_as(...)"
@@ -41,22 +41,22 @@ _current: ContextVar[Principal | None] = ContextVar("agentic_kb_principal", defa
 class Permissions:
     """The metadata fields that say who may see a document.
 
-    A document is seen by a principal of its tenant to whom at least one of the other fields grants it: it is public,
-    the principal's own, shared with the principal's user, or with one of its groups. Without any of the other fields,
-    its whole tenant sees it. What has none of the declared fields is seen by nobody.
+    A principal of the document's tenant may see it if at least one of the other fields allows it: the document is
+    public, owned by the principal's user, or shared with that user or one of its groups. If only ``tenant`` is
+    declared, the whole tenant may see it. A document with none of the declared fields is visible to nobody.
 
         KnowledgeSource("docs", index=index, permissions=Permissions(tenant="tenant", groups="acl_group_"))
 
     Args:
-        tenant: Key of the document's tenant.
-        owner: Key of the one user whom it belongs to.
-        users: Prefix of boolean keys, one for each user whom it is shared with.
-        groups: Prefix of boolean keys, one for each group that it is shared with.
-        public: Boolean key of what everybody (of its tenant) may see.
+        tenant: The key of the document's tenant.
+        owner: The key of the document's owner, a single user.
+        users: The prefix of boolean keys, one for each user that the document is shared with.
+        groups: The prefix of boolean keys, one for each group that the document is shared with.
+        public: The boolean key that makes a document visible to everybody (in its tenant).
 
     Raises:
-        ConfigurationError: No field is declared, one is no plain name (letters, digits and underscores; it stands in
-            OData filters), or two of them can name one key.
+        ConfigurationError: No field is declared, a name has characters other than letters, digits and underscores, is
+            reserved by stores, or can collide with another.
     """
 
     tenant: str | None = None
@@ -66,7 +66,7 @@ class Permissions:
     public: str | None = None
 
     def __post_init__(self) -> None:
-        """Check the names."""
+        """Check the field names."""
         declared = {one.name: name for one in fields(self) if (name := getattr(self, one.name)) is not None}
         if not declared:
             raise ConfigurationError("Permissions: declare at least one field, such as tenant='tenant'")
@@ -89,10 +89,10 @@ class Permissions:
                     )
 
     def filter_for(self, principal: Principal | None) -> FilterNode:
-        """Return the filter that a principal's searches must keep to.
+        """Return the mandatory filter for a principal's searches.
 
         Raises:
-            DeniedError: There is no principal, or it lacks what the fields ask for.
+            DeniedError: The principal is None, or lacks the tenant, user or groups that the fields require.
         """
         if principal is None:
             raise DeniedError(_NOBODY)
@@ -109,7 +109,7 @@ class Permissions:
         return whole
 
     def _grants(self, principal: Principal) -> Iterator[Condition]:
-        """Yield every condition of which one has to hold."""
+        """Yield the alternative conditions that grant a principal access."""
         if self.public is not None:
             yield Condition(key=self.public, value=True)
         if self.owner is not None and principal.user is not None:
@@ -130,20 +130,20 @@ class Permissions:
         groups: Iterable[str] = (),
         public: bool = False,
     ) -> dict[str, Any]:
-        """Return metadata that say who may see a document, for storing it.
+        """Return a copy of a document's metadata with permission fields, for storing it.
 
-        Whatever of the declared keys is in the metadata already is removed: a document can't grant itself to anybody.
+        Existing values of the declared keys are removed: a document can't grant access to itself.
 
         Args:
-            metadata: The document's; not changed.
-            tenant: Whose it is.
-            owner: The one user whom it belongs to.
-            users: Those whom it is shared with.
-            groups: Those that it is shared with.
-            public: Whether everybody (of its tenant) may see it.
+            metadata: The document's metadata; not changed.
+            tenant: The tenant that the document belongs to.
+            owner: The user who owns the document.
+            users: The users that the document is shared with.
+            groups: The groups that the document is shared with.
+            public: Whether everybody (in its tenant) may see the document.
 
         Raises:
-            ConfigurationError: Something is given for which no field is declared, or a name can't be one.
+            ConfigurationError: An argument has no declared field, or the required tenant is missing.
         """
         shared, members = tuple(users), tuple(groups)
         roles = {"tenant": tenant, "owner": owner, "users": shared, "groups": members, "public": public}
@@ -163,11 +163,11 @@ class Permissions:
         return stamped
 
     def protect(self, document: Document, **access: Any) -> Document:
-        """Return a copy of a document or node that is stamped, and whose permissions are neither embedded nor prompted.
+        """Return a copy of a document or node with permission fields, excluded from embeddings and prompts.
 
         Args:
             document: A LlamaIndex document or node; not changed.
-            access: Who may see it; see ``stamp``.
+            access: The permission arguments of ``stamp``.
         """
         stamped = self.stamp(document.metadata, **access)
         hidden = [key for key in stamped if self.declares(key)]
@@ -176,7 +176,7 @@ class Permissions:
         return copy
 
     def conceal(self, node: Document) -> Document:
-        """Return a node without what says who may see it, for its reader: itself where there is nothing of the kind.
+        """Return a copy of a node without permission fields; the node itself if it has none.
 
         Args:
             node: A LlamaIndex node; not changed.
@@ -197,23 +197,23 @@ class Permissions:
         return copy
 
     def without(self, metadata: Mapping[str, Any]) -> dict[str, Any]:
-        """Return metadata without what says who may see the document, for showing it to one of them."""
+        """Return a copy of metadata without the permission fields."""
         return {key: value for key, value in metadata.items() if not self.declares(key)}
 
     def declares(self, key: str) -> bool:
-        """Return whether a metadata key is one of those that say who may see a document."""
+        """Return whether a metadata key is a permission field."""
         return key == self.tenant or self.hides(key)
 
     def hides(self, key: str) -> bool:
-        """Return whether a metadata key says who else may see a document: no reader may filter on it."""
+        """Return whether a metadata key is a permission field other than the tenant: readers may not filter on it."""
         shared = (self.users is not None and key.startswith(self.users)) or key in (self.owner, self.public)
         return shared or (self.groups is not None and key.startswith(self.groups))
 
 
 def _key(prefix: str, name: str) -> str:
-    """Return the boolean key of a name: letters and digits as they are, every other byte as ``_`` and two hex digits.
+    """Return the boolean key of a name: letters and digits unchanged, every other byte as ``_`` and two hex digits.
 
-    No two names have one key, and every key is a plain one, as OData and all stores take it.
+    Distinct names have distinct keys, and every key is valid in OData and in all stores.
     """
     encoded = _OTHER.sub(lambda byte: b"_%02X" % byte[0][0], name.encode("utf-8"))
     return prefix + encoded.decode("ascii")
@@ -221,19 +221,20 @@ def _key(prefix: str, name: str) -> str:
 
 @contextmanager
 def acting_as(principal: Principal) -> Iterator[None]:
-    """Make requests on behalf of a principal, for code that can't hand it on (agents, chains, tools).
+    """Make requests on behalf of a principal, for code that can't pass one (agents, chains, tools).
 
         with acting_as(alice):
             agent_answer = agent.chat("What is our margin?")
 
-    It holds for this thread or task and what is started from it, and for streams that are begun inside and read
-    outside. A retriever that is bound to another principal refuses.
+    The principal applies to this thread or task, to tasks started from it, and to streams created inside and read
+    outside. A retriever bound to another principal raises ``DeniedError``.
 
     Args:
-        principal: Who asks.
+        principal: The principal of the requests.
 
     Raises:
-        DeniedError: Inside of another principal's context.
+        ConfigurationError: The argument is not a ``Principal``.
+        DeniedError: The context already has a different principal.
     """
     if not isinstance(principal, Principal):
         raise ConfigurationError(f"principal: expected a Principal, got {type(principal).__name__}")
@@ -250,15 +251,15 @@ def current_principal() -> Principal | None:
 
 
 def merge_principals(*given: Principal | None, required: bool = False) -> Principal | None:
-    """Return the one principal of a request: bound to the retriever, given with the request, or of the context.
+    """Return the principal of a request: bound to the retriever, passed with the request, or set in the context.
 
     Args:
-        given: Each of them.
-        required: Whether there must be one.
+        given: The principals from all of these places; None where unset.
+        required: Whether a principal is required.
 
     Raises:
-        DeniedError: Two of them differ, or there is none and one is required. None goes before the others: whoever
-            could choose would choose the wider one.
+        DeniedError: Two principals differ, or a required principal is missing. No place takes precedence, since a
+            caller could then choose the principal with more rights.
     """
     distinct = {one for one in given if one is not None}
     if len(distinct) > 1:
@@ -272,9 +273,9 @@ def merge_principals(*given: Principal | None, required: bool = False) -> Princi
 
 
 def set_principal(principal: Principal | None) -> None:
-    """Make the rest of this context a principal's: what a request calls, such as a knowledge base in it, acts for it.
+    """Set the principal of the current context, so that nested calls, such as other knowledge bases, act for it.
 
-    A flow does so once, in the context that it has to itself.
+    A flow calls this once, in its own context.
     """
     _current.set(principal)
 
@@ -283,23 +284,23 @@ _Person: TypeAlias = tuple[object, ...]
 
 
 class ConversationOwner:
-    """The owner of a conversation: its answers were made of what one principal may see. Thread-safe.
+    """The owner of a conversation, whose answers come from documents that one principal may see. Thread-safe.
 
-    The first who speaks in it owns it. A person whose groups change stays the same person; one who is known by groups
-    alone is another where these differ.
+    The principal of the first request owns the conversation. A principal is identified by tenant and user, so its
+    groups may change; without a user, by tenant and groups.
     """
 
     def __init__(self) -> None:
         self._lock = Lock()
         self._owner: tuple[Any, ...] | None = None
         self.number = 0
-        """How many conversations ended before the one under way."""
+        """The number of conversations that ended before the current one."""
 
     def claim(self, principal: Principal | None) -> int:
-        """Own the conversation, or go on in one's own; return its number.
+        """Make a principal the owner of the conversation if it has none, and return the conversation's number.
 
         Raises:
-            DeniedError: It is another's.
+            DeniedError: The conversation belongs to another principal.
         """
         with self._lock:
             self._owner = self._owner or _who(principal)
@@ -308,16 +309,16 @@ class ConversationOwner:
             return self.number
 
     def check(self, principal: Principal | None) -> None:
-        """Raise unless a principal may read the conversation; who asks for nobody (None) may.
+        """Check that a principal may read the conversation; None may read any.
 
         Raises:
-            DeniedError: It is another's.
+            DeniedError: The conversation belongs to another principal.
         """
         if principal is not None and self._owner not in (None, _who(principal)):
             raise DeniedError("the conversation is another principal's")
 
     def end(self, *, forgotten: bool) -> None:
-        """End the conversation; the next one is anybody's where nothing of it is left, else the same owner's."""
+        """End the conversation; the owner is kept for the next one unless its content is forgotten."""
         with self._lock:
             self.number += 1
             self._owner = None if forgotten else self._owner
@@ -328,7 +329,7 @@ _owners_lock: Final = Lock()
 
 
 def owner_of(memory: object) -> ConversationOwner:
-    """Return the owner of the conversation that a memory holds: one a memory, whatever speaks in it."""
+    """Return the conversation owner of a memory, shared by all chat engines that use the memory."""
     with _owners_lock:
         if id(memory) not in _owners:
             _owners[id(memory)] = ConversationOwner()
