@@ -47,8 +47,8 @@ def iterate(work: Coroutine[Any, Any, Any], context: contextvars.Context | None 
     """Perform a coroutine and yield the items that it emits; its error, if any, is raised after them.
 
     Args:
-        work: Begins when the first item is asked for.
-        context: What the coroutine sees; None is a copy of the context at that time.
+        work: The coroutine, started when the first item is requested.
+        context: The coroutine's context. Defaults to a copy of the context at that time.
     """
     items = _iterate(work, context)
     weakref.finalize(items, close_unstarted, work)  # one that is never read
@@ -105,8 +105,8 @@ class _Bridge(Generic[T]):
 
     Args:
         work: The coroutine.
-        context: What it sees.
-        emits: Whether what it emits is kept for a reader.
+        context: The coroutine's context.
+        emits: Whether emitted items are stored for a reader.
     """
 
     def __init__(self, work: Coroutine[Any, Any, T], context: contextvars.Context, *, emits: bool = False) -> None:

@@ -61,12 +61,12 @@ _bound: contextvars.ContextVar[_Bound | None] = contextvars.ContextVar("agentic_
 
 
 def deadline_after(seconds: float | None) -> float | None:
-    """Return the ``time.monotonic()`` of ``seconds`` from now; None stays None (no deadline)."""
+    """Return the ``time.monotonic()`` value ``seconds`` from now; None (no deadline) if ``seconds`` is None."""
     return None if seconds is None else time.monotonic() + seconds
 
 
 def earliest(*deadlines: float | None) -> float | None:
-    """Return the first of several deadlines; None where none is set."""
+    """Return the earliest of several deadlines; None if all are None."""
     first: float | None = None
     for deadline in deadlines:
         if deadline is not None and (first is None or deadline < first):
@@ -327,10 +327,10 @@ def _cancel_once(task: asyncio.Future[Any]) -> None:
 
 
 class Job(Generic[T]):
-    """Work that was started beside its starter.
+    """Work that runs concurrently with its starter.
 
     Args:
-        task: What performs it, or a future that has its result already.
+        task: The task that performs the work, or a future that already has the result.
     """
 
     __slots__ = ("_stopped", "task")
@@ -341,12 +341,12 @@ class Job(Generic[T]):
 
     @property
     def done(self) -> bool:
-        """Whether it has ended, well or badly."""
+        """Whether the job has finished, failed or been stopped."""
         return self._stopped or self.task.done()
 
     @property
     def error(self) -> BaseException | None:
-        """Its exception, where it failed or was stopped."""
+        """The exception if the job failed or was stopped; None otherwise."""
         if self._stopped or self.task.cancelled():
             return DeadlineExceededError("stopped before it was done")
         return self.task.exception() if self.task.done() else None
@@ -372,7 +372,7 @@ class Job(Generic[T]):
 
 
 def start(work: Coroutine[Any, Any, T] | Call[T], context: contextvars.Context | None = None) -> Job[T]:
-    """Start work beside its starter, in a copy of its context or in another one, and return its job at once."""
+    """Start work concurrently, in a copy of the current context or in a given one, and return its job at once."""
     return Job(_current_scope().create_task(work.perform() if isinstance(work, Call) else work, context))
 
 
@@ -396,14 +396,14 @@ async def cancel(job: Job[Any]) -> None:
 
 
 async def gather(works: Iterable[Coroutine[Any, Any, T] | Call[T]], *, deadline: float | None = None) -> list[Job[T]]:
-    """Run works side by side until all are done or the deadline passes; what is late is cancelled.
+    """Run coroutines and calls concurrently until all are done or the deadline passes; late ones are cancelled.
 
     Args:
-        works: Coroutines and calls.
-        deadline: ``time.monotonic()``; None waits for all.
+        works: The coroutines and calls.
+        deadline: The deadline as a ``time.monotonic()`` value. Defaults to waiting for all.
 
     Returns:
-        Their jobs in order. A late one holds a ``DeadlineExceededError``.
+        The jobs in order. The error of a late job is a ``DeadlineExceededError``.
     """
     jobs = [start(work) for work in works]
     await wait(jobs, deadline=deadline)
@@ -460,7 +460,7 @@ class Stream(Generic[T]):
         return value  # type: ignore[return-value]  # without an error there is a value
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading the stream."""
         self.closed.set()
         if self.abandon is not None:
             self.abandon()

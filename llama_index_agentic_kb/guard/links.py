@@ -118,7 +118,7 @@ class LinkFilter:
 
     def __init__(self, addresses: Collection[str]) -> None:
         self.removed = 0
-        """How many links were taken out so far."""
+        """The number of links removed so far."""
         known = {address for address in addresses if len(address) <= MAX and _WEB.fullmatch(address)}
         self._allowed = sorted(known, key=len, reverse=True)
         self._held = ""
@@ -126,11 +126,11 @@ class LinkFilter:
         self._ends_here = True
 
     def feed(self, delta: str) -> str:
-        """Take a piece and return what is certain by now."""
+        """Add a piece of text and return the filtered text that later pieces can't change."""
         return self._feed(self._held + delta, final=False)
 
     def close(self) -> str:
-        """Return what was held back."""
+        """Return the remaining filtered text at the end of the stream."""
         return self._feed(self._held, final=True)
 
     def _feed(self, text: str, *, final: bool) -> str:

@@ -1,4 +1,4 @@
-"""What stands around each call of something that may fail or hang.
+"""Retries, circuit breaker and bulkhead around each call of a service that may fail or hang.
 
     retries -> circuit breaker -> bulkhead -> the call
 
@@ -158,13 +158,12 @@ class BreakerPolicy:
 
 @dataclass(frozen=True, slots=True)
 class Resilience:
-    """How one thing that may fail or hang is called.
+    """Resilience settings for the calls of a service that may fail or hang.
 
     Args:
-        timeout: Seconds that one call may take, its retries included; None is the effort's own number.
-        max_concurrency: Calls that are under way at once, on threads and event loops together; more wait their turn.
-            A call that was given up holds its place until it returns. Default 8: a Chroma server does no more with
-            more.
+        timeout: The timeout of a call in seconds, its retries included. Defaults to the number set by the effort.
+        max_concurrency: The maximum number of concurrent calls, on threads and event loops together; more calls wait.
+            An abandoned call counts until it returns. Default 8: a Chroma server is no faster with more.
         retries: How often a call is tried again whose failure is worth it (a refused or reset connection, the statuses
             429 and 503), out of the request's retry budget. Default once. ``NO_RETRIES`` never does.
         breaker: When it is left alone after failures, and for how long; None never leaves it alone. Default after 5
@@ -262,7 +261,7 @@ def _pause(error: BaseException, number: int, policy: RetryPolicy, deadline: flo
 
 
 class CircuitState(StrEnum):
-    """What a breaker lets through."""
+    """The state of a circuit breaker."""
 
     CLOSED = "closed"
     OPEN = "open"
@@ -273,9 +272,9 @@ class CircuitBreaker:
     """Counts the failures of one thing that is called. Safe to use from any number of threads.
 
     Args:
-        name: For errors and the log.
-        policy: When it opens.
-        clock: Returns seconds; a test has its own.
+        name: The service's name, for errors and the log.
+        policy: The policy that decides when the circuit opens.
+        clock: Returns the time in seconds; replaced in tests.
     """
 
     def __init__(self, name: str, policy: BreakerPolicy, clock: Callable[[], float] = time.monotonic) -> None:
@@ -289,13 +288,13 @@ class CircuitBreaker:
         reset_after_fork(self)
 
     def reset(self) -> None:
-        """Begin with a lock that nobody holds; a forked child knows what its parent knew, but runs no probe."""
+        """Create a new lock and clear the probe; a forked child keeps the parent's failure count."""
         self._lock = threading.RLock()
         self._probing = False
 
     @property
     def state(self) -> CircuitState:
-        """What it lets through now."""
+        """The current state of the circuit."""
         with self._lock:
             if self._open_until is None:
                 return CircuitState.CLOSED
@@ -303,9 +302,9 @@ class CircuitBreaker:
 
     @property
     def reason(self) -> str | None:
-        """Why it is open, and until when; None where it is closed.
+        """Why the circuit is open, and until when; None if it is closed.
 
-        It names the last error's class and time. Never its words: they are another request's.
+        It names the last error's class and time, but not its message, which belongs to another request.
         """
         with self._lock:
             if self._open_until is None:
@@ -317,7 +316,7 @@ class CircuitBreaker:
         """Admit an attempt, and return whether it is the probe of a half-open circuit.
 
         Raises:
-            CircuitOpenError: It is open, or half open with a probe under way.
+            CircuitOpenError: The circuit is open, or half open with a probe running.
         """
         with self._lock:
             if self._open_until is None:
@@ -333,9 +332,9 @@ class CircuitBreaker:
         Nothing is counted where it was not begun, its caller left, or it had hardly any time.
 
         Args:
-            error: What was raised.
-            seconds: How long it took; None where it was not begun.
-            probe: What ``admit`` returned.
+            error: The exception that the attempt raised; None if it succeeded.
+            seconds: The duration of the attempt; None if it was not started.
+            probe: The return value of ``admit``.
         """
         hurried = isinstance(error, DeadlineExceededError) and (seconds or 0.0) < MIN_COUNTED
         dropped = error is not None and (seconds is None or hurried or not isinstance(error, Exception))
@@ -359,7 +358,7 @@ class CircuitBreaker:
                 logger.warning("%s: %s", self._name, self.reason)
 
     def came_late(self) -> None:
-        """Note that a call that was given up has answered after all: the thing is slow, and not gone."""
+        """Record that an abandoned call has returned: the service is slow, not down, so a probe is allowed now."""
         with self._lock:
             self._in_a_row = 0
             if self._open_until is not None:
@@ -392,16 +391,16 @@ class Permit:
         return self.began is not None and self.ended is None
 
     def requested(self, bulkhead: Bulkhead) -> None:
-        """Note whose permit it is."""
+        """Set the bulkhead of the permit."""
         self._bulkhead = bulkhead
 
     def __enter__(self) -> None:
-        """Begin the function."""
+        """Mark the function as started."""
         if self._bulkhead is None or not self._bulkhead.begin(self):
             raise DeadlineExceededError("given up before it was begun")
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        """End it, whatever becomes of it."""
+        """Mark the function as ended, release the permit and call ``on_end``."""
         self.ended = time.monotonic()
         if self._bulkhead is not None:
             self._bulkhead.leave(self)
@@ -434,7 +433,7 @@ class Bulkhead:
         reset_after_fork(self)
 
     def reset(self) -> None:
-        """Start empty: in a forked child nothing of the parent's runs."""
+        """Return to the empty state: a forked child runs none of the parent's calls."""
         # Reentrant: the garbage collector may close a coroutine, which leaves, on a thread that holds the lock.
         self._lock = threading.RLock()
         self._held: set[Permit] = set()
@@ -442,22 +441,22 @@ class Bulkhead:
 
     @property
     def state(self) -> BulkheadState:
-        """How many calls are at work, waiting, and abandoned."""
+        """The number of running, waiting and abandoned calls."""
         with self._lock:
             abandoned = sum(permit.abandoned_at is not None for permit in self._held)
             return BulkheadState(len(self._held) - abandoned, len(self._waiting), abandoned)
 
     async def call(self, call: Call[T], permit: Permit | None = None, *, deadline: float | None = None) -> T:
-        """Make a call when there is a permit for it; what has none by its deadline is never begun.
+        """Make a call once a permit is available; without a permit by its deadline, it is never started.
 
         Args:
-            call: Its pool is the bulkhead's.
-            permit: A new one.
-            deadline: ``time.monotonic()``, where the call's own is later.
+            call: The call; it runs on the bulkhead's pool, not its own.
+            permit: A new permit. Defaults to one created here.
+            deadline: A ``time.monotonic()`` value; the earlier of this and the call's own deadline applies.
 
         Raises:
-            BulkheadFullError: Too many wait already, or calls that hang hold every permit.
-            DeadlineExceededError: There was no permit in time, or the call did not return in time.
+            BulkheadFullError: Too many calls are waiting, or hanging calls occupy all permits.
+            DeadlineExceededError: No permit was available in time, or the call did not return in time.
         """
         permit = permit or Permit()
         deadline = earliest(deadline, call.deadline)
@@ -550,7 +549,7 @@ class Bulkhead:
             )
 
     def leave(self, permit: Permit) -> None:
-        """End the interest in a permit: it passes on to whoever waits first, but not while its function runs."""
+        """Release a permit and wake the next waiting call; if its function still runs, mark it as abandoned."""
         woken = []
         with self._lock:
             self._waiting.pop(permit, None)
@@ -605,12 +604,12 @@ class CallProgress:
         self.calls = 0
         self.attempts = 0
         self.given_up: str | None = None
-        """Why it was given up before its deadline."""
+        """Why the search was cancelled before its deadline; None if it was not."""
         self.permits: list[Permit] = []
 
     @property
     def retries(self) -> int:
-        """Calls that were made again."""
+        """The number of retries."""
         return max(0, self.attempts - self.calls)
 
     @property
@@ -621,16 +620,16 @@ class CallProgress:
 
 @dataclass(frozen=True, slots=True)
 class Health:
-    """How something that is called stands at one moment.
+    """The state of a called service at one moment.
 
     Args:
-        at_work: Calls under way that somebody waits for.
-        waiting: Calls that wait for a permit.
-        abandoned: Calls under way that were given up; each holds a permit until it returns.
-        places: How many calls may be under way.
-        circuit: Whether its breaker lets calls through; None where it has no breaker.
-        reason: Why it does not, and until when.
-        median_seconds: How long the last answers took; None before the first.
+        at_work: The number of running calls, without abandoned ones.
+        waiting: The number of calls that wait for a permit.
+        abandoned: The number of abandoned calls that still run; each occupies a permit until it returns.
+        places: The maximum number of concurrent calls.
+        circuit: The state of its circuit breaker; None if it has no breaker.
+        reason: Why the circuit is open, and until when; None if it is closed.
+        median_seconds: The median duration of recent answers in seconds; None before the first.
     """
 
     at_work: int
@@ -643,11 +642,11 @@ class Health:
 
 
 class ResilientCalls:
-    """Makes the calls of one thing. Safe to use from any number of threads and event loops.
+    """Makes the calls of one service with its resilience settings. Thread-safe, for any number of event loops.
 
     Args:
-        name: Of what is called, for threads and errors: "source 'docs'".
-        resilience: How it is called.
+        name: The service's name, for threads and errors: "source 'docs'".
+        resilience: The resilience settings.
     """
 
     def __init__(self, name: str, resilience: Resilience) -> None:
@@ -658,14 +657,14 @@ class ResilientCalls:
 
     @property
     def health(self) -> Health:
-        """How it stands."""
+        """The current state of the service."""
         breaker, places = self._breaker, self.bulkhead.max_concurrency
         circuit, reason = (None, None) if breaker is None else (breaker.state, breaker.reason)
         return Health(*self.bulkhead.state, places, circuit, reason, self.median_seconds)
 
     @property
     def median_seconds(self) -> float | None:
-        """How long the last answers took, the middle one; None before the first."""
+        """The median duration of recent answers in seconds; None before the first."""
         seconds = sorted(self._seconds.copy())
         return seconds[len(seconds) // 2] if seconds else None
 
@@ -673,10 +672,10 @@ class ResilientCalls:
         """Make a call; its deadline bounds waiting for a permit, all attempts, and what is waited between them.
 
         Raises:
-            CircuitOpenError: It failed too often lately.
-            BulkheadFullError: Too many calls wait already, or hang.
-            DeadlineExceededError: It did not answer in time.
-            Exception: What the call raised in its last attempt.
+            CircuitOpenError: The circuit is open after repeated failures.
+            BulkheadFullError: Too many calls are waiting or hanging.
+            DeadlineExceededError: The call did not return in time.
+            Exception: The exception of the last attempt.
         """
         progress = progress or CallProgress()
         progress.calls += 1
@@ -701,7 +700,7 @@ class ResilientCalls:
                 breaker.ended(failure, None if permit.began is None else time.monotonic() - permit.began, probe=probe)
 
     def _returned(self, permit: Permit, error: BaseException | None) -> None:
-        """Learn from an answer, also from one that nobody waits for any more."""
+        """Record the duration of a successful call, and tell the breaker if the call had been abandoned."""
         if error is None and permit.began is not None and permit.ended is not None:
             self._seconds.append(permit.ended - permit.began)
             if permit.abandoned_at is not None and self._breaker is not None:
@@ -709,5 +708,5 @@ class ResilientCalls:
 
 
 def _is_worth_another(error: BaseException) -> bool:
-    """Return whether a source may well answer if it is asked again; its deadline has used its time up."""
+    """Return whether a failure is transient and not one of this package's own errors, such as a deadline."""
     return not isinstance(error, AgenticKBError) and is_transient(error)

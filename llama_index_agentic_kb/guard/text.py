@@ -146,12 +146,12 @@ class HiddenFilter:
 
     def __init__(self) -> None:
         self.removed = 0
-        """How many characters were removed so far."""
+        """The number of characters removed so far."""
         self._held = ""
         self._before = ""
 
     def feed(self, delta: str) -> str:
-        """Take a piece and return what is certain by now."""
+        """Add a piece of text and return the cleaned text that later pieces can't change."""
         text = self._held + delta
         end = len(text)
         while end and end > len(text) - MAX_HELD and _is_open(text[end - 1]):
@@ -160,7 +160,7 @@ class HiddenFilter:
         return self._clean(text[:end])
 
     def close(self) -> str:
-        """Return what was held back."""
+        """Return the remaining cleaned text at the end of the stream."""
         rest, self._held = self._held, ""
         return self._clean(rest)
 
