@@ -26,7 +26,7 @@ from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError
 T = TypeVar("T")
 
 PARTING_TURNS: Final = 10
-"""How many turns of the loop cancelled tasks get to end in, before the caller goes on without them."""
+"""The number of event loop iterations that cancelled tasks get to finish, before the caller continues."""
 
 
 class _End(Enum):
@@ -97,10 +97,10 @@ _scope: contextvars.ContextVar[Scope | None] = contextvars.ContextVar("agentic_k
 
 
 class Scope:
-    """What one run of a door owns: its tasks and streams, which end with it, and which clients it prefers.
+    """The tasks and streams of one ``run``, ``arun``, ``iterate`` or ``aiterate``, which end with it.
 
     Args:
-        threads: Whether a sync door runs, which prefers sync functions on worker threads.
+        threads: Whether the caller is sync, so that sync functions on worker threads are preferred.
     """
 
     def __init__(self, *, threads: bool) -> None:
@@ -123,7 +123,7 @@ class Scope:
         return await work
 
     def create_task(self, work: Coroutine[Any, Any, T], context: contextvars.Context | None = None) -> asyncio.Task[T]:
-        """Return a task that ends with the scope."""
+        """Create a task that is cancelled when the scope ends."""
         task = asyncio.get_running_loop().create_task(work, context=context)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
@@ -139,9 +139,9 @@ class Scope:
             task.exception()  # marks it as seen: an abandoned task's late error is nobody's news
 
     async def close(self) -> None:
-        """Cancel all that still runs; sync calls are abandoned on their threads.
+        """Cancel all running tasks and close all streams; sync calls are abandoned on their threads.
 
-        What takes its cancellation in a few turns has ended then. Nothing else is waited for.
+        Waits ``PARTING_TURNS`` iterations of the event loop at most for tasks to end.
         """
         self._closed = True
         for stream in self._streams:
@@ -352,7 +352,7 @@ class Job(Generic[T]):
         return self.task.exception() if self.task.done() else None
 
     def cancel(self) -> None:
-        """Stop the work: a coroutine is cancelled, a sync call abandoned on its thread."""
+        """Stop the job: cancel its coroutine, or abandon its sync call on the thread."""
         if not self.done:
             _cancel_once(self.task)
             self._stopped = True
@@ -427,7 +427,7 @@ class Stream(Generic[T]):
         self._waiter: asyncio.Future[None] | None = None
 
     def put(self, value: T | _End | None, error: Exception | None, came: float) -> None:
-        """Add an item, or the error that ended the stream, and when it came."""
+        """Add an item, or the error that ended the stream, with its arrival time."""
         self._items.append((value, error, came))
         if self._waiter is not None:
             settle(self._waiter, None, None)
@@ -437,7 +437,7 @@ class Stream(Generic[T]):
 
         Raises:
             DeadlineExceededError: No item came before the deadline, or the context's. The stream is closed.
-            Exception: What the stream raised.
+            Exception: The exception that the stream raised.
         """
         if self.closed.is_set():
             return END
@@ -532,7 +532,7 @@ async def _pump_async(
 
 
 async def emit(item: Any) -> None:
-    """Hand an item to the reader of ``iterate`` or ``aiterate``; ``run`` and ``arun`` drop it."""
+    """Pass an item to the reader of ``iterate`` or ``aiterate``; ``run`` and ``arun`` discard it."""
     receive = _emit.get()
     if receive is not None:
         receive(item)
@@ -540,12 +540,12 @@ async def emit(item: Any) -> None:
 
 
 async def emitting(work: Awaitable[T], change: Callable[[Any], Any], rest: Callable[[], Any] | None = None) -> T:
-    """Await work, each item that it emits changed on the way.
+    """Await a coroutine and transform each item that it emits.
 
     Args:
-        work: Any coroutine.
-        change: Takes an item and returns what is emitted in its place; nothing is emitted for what is empty.
-        rest: Returns what is emitted last, when the work has returned; empty is nothing.
+        work: The coroutine.
+        change: Takes an item and returns its replacement; an empty replacement is not emitted.
+        rest: Returns a last item to emit after the coroutine has returned; an empty one is not emitted.
     """
     receive = _emit.get()
 

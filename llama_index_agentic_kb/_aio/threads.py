@@ -51,8 +51,8 @@ class WorkerPool:
     then smaller by one, and no other pool is touched.
 
     Args:
-        name: Shown in the threads' names.
-        max_workers: How many threads at most. At least 1.
+        name: The pool's name, used in thread names.
+        max_workers: The maximum number of threads. At least 1.
     """
 
     def __init__(self, name: str, max_workers: int = 8) -> None:
@@ -66,7 +66,7 @@ class WorkerPool:
     def reset(self) -> None:
         """Return to the empty state; in a forked child the parent's threads do not run."""
         self.threads = 0
-        """How many threads are alive, idle or at work."""
+        """The number of live threads, idle or working."""
         self._changed = threading.Condition()
         self._work: deque[Callable[[], None]] = deque()
         self._idle = 0  # threads that wait for work, those that were woken and have not taken theirs yet included
@@ -141,7 +141,7 @@ _background = _BackgroundLoop()
 
 
 def on_background_thread() -> bool:
-    """Return whether this code runs on the background loop's own thread, and holds it up."""
+    """Return whether this code runs on the background loop's own thread, and so blocks it."""
     return threading.current_thread() is _background.thread
 
 
