@@ -1,4 +1,4 @@
-"""Small work on plain text: cutting at sentence ends, squeezing, telling texts apart."""
+"""Helpers for plain text: normalization, redaction of secrets, sentence segmentation, cutting and excerpts."""
 
 from __future__ import annotations
 
@@ -13,38 +13,38 @@ from typing import Any, Final
 from urllib.parse import quote
 
 WINDOW: Final = 2_000
-"""How many characters before a cut are searched for a sentence end; the segmenter is slow on long text."""
+"""Number of characters before a cut that are searched for a sentence end; the segmenter is slow on long text."""
 MAX_ERROR: Final = 10_000
-"""Characters of an error that are reported at most: a server may answer with a page."""
+"""Maximum number of characters of an error message, as a server may return a whole page."""
 READ_ON: Final = 1_000
-"""Characters behind a cut that are looked at for the rest of a secret."""
+"""Number of characters after a cut that are searched for the rest of a secret."""
 _WORD: Final = re.compile(r"\S{1,16}")  # scripts without spaces are cut too
 _MARKS: Final = ".,;:!?\"'()[]"
 
 
 def normalize(text: str) -> str:
-    """Return a form in which texts that read the same are equal: NFKC, lower case, single spaces."""
+    """Return a normalized form for comparison: NFKC, casefolded, single spaces."""
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def one_line(text: str, limit: int = 200) -> str:
-    """Return a text on one line, cut to ``limit`` characters with an ellipsis."""
+    """Return a text as one line, truncated to ``limit`` characters with an ellipsis."""
     line = " ".join(text.split())
     return line if len(line) <= limit else line[: max(0, limit - 1)].rstrip() + "…"
 
 
 def printable(text: str) -> str:
-    """Return a text without what would steer a terminal or hide in it: control, format and surrogate characters.
+    """Remove characters that control a terminal or are invisible: control, format and surrogate characters.
 
-    Line breaks and tabs stay.
+    Line breaks and tabs are kept.
     """
     return "".join(char for char in text if char in "\n\t" or unicodedata.category(char) not in ("Cc", "Cf", "Cs"))
 
 
 def without_surrogates(text: str) -> str:
-    """Return a text that can be written as UTF-8: lone surrogates become U+FFFD, pairs of them the character they mean.
+    """Return a text that can be encoded as UTF-8: lone surrogates become U+FFFD, surrogate pairs one character.
 
-    The same object where there are none.
+    A text without surrogates is returned unchanged.
     """
     try:
         text.encode("utf-8")
@@ -55,9 +55,9 @@ def without_surrogates(text: str) -> str:
 
 _VALUE = r"(?:[^\s&;'\"<>\\]|\\(?!['\"]))"  # a character of a value without quotes
 _LIKELY = r"(?!https?://)(?:(?=\S{0,80}\d)(?=\S{0,80}[a-z])\S{6}|\d{6}|\S{0,40}(?-i:[a-z][A-Z])|\S{24})"
-"""How a key begins, and a word doesn't: letters and digits, capitals inside, or very long."""
+"""The start of a key, unlike that of a word: letters with digits, capitals inside, or very long."""
 
-# Names that stand in front of a secret: what no prose says, and what it does.
+# Names that precede a secret: _FIELD doesn't occur in prose, _WORD_FOR_IT does.
 _FIELD = (
     r"(?:(?:api|access|private|secret|signing|encryption|subscription|account|shared)[-_]?key(?:[-_]?id)?"
     r"|shared[-_]?access[-_]?signature|x-(?:amz|goog)-signature"
@@ -72,7 +72,7 @@ _QUOTED = r"(b?(?P<q>\\{0,3}['\"]))(?:(?!(?P=q)).){1,500}(?P=q)"
 
 _NAMES: Final = "key token secret pass pwd auth credential signature"
 _SECRETS: Final = (
-    # what is found, what takes its place, and words of which one stands in every text that holds such a thing
+    # pattern, replacement, and hints: every text that matches the pattern contains at least one of the hints
     (
         r"(-----BEGIN [A-Z ]{0,40}PRIVATE KEY-----).*?(?:-----END [A-Z ]{0,40}PRIVATE KEY-----|\Z)",
         r"\1***",
@@ -108,7 +108,7 @@ _SECRETS: Final = (
         _NAMES,
     ),
     (rf"({_WORD_FOR_IT}\s{{0,3}}[:=]\s{{1,3}}){_LIKELY}{_VALUE}*", r"\1***", _NAMES),
-    # keys that are known by their shape
+    # keys with a known format
     (
         r"(?<![a-z0-9])(sk|pk|rk)[-_](?:[\w*-]{16}|(?=[\w*-]{0,40}(?:\d|(?-i:[A-Z])))[\w*-]{8})[\w*-]*",
         r"\1-***",
@@ -134,19 +134,19 @@ def _pattern(text: str) -> re.Pattern[str]:
 
 
 _KNOWN: dict[str, None] = {}
-"""Secrets that clients hold, in the order in which they were learned; see ``know_secrets``."""
+"""Secrets of clients in the order of registration, in several encodings; see ``know_secrets``."""
 
 MIN_SECRET: Final = 8
-"""Characters of a known secret: what is shorter may be any word."""
+"""Minimum number of characters of a registered secret; a shorter one may be an ordinary word."""
 
 MAX_SECRETS: Final = 1_000
-"""How many are known; the oldest go first."""
+"""Maximum number of registered secrets; the oldest are removed first."""
 
 
 def know_secrets(values: Iterable[str]) -> None:
-    """Take these values out of whatever is redacted from now on, wherever and however somebody repeats them."""
+    """Register secrets, which ``redacted`` then removes from all texts, also URL-quoted, in JSON or in Base64."""
     for value in values:
-        parts = [value, *value.split()]  # a header's scheme stands before its key
+        parts = [value, *value.split()]  # a header value has a scheme before the key
         for part in [part for part in parts if len(part) >= MIN_SECRET]:
             for form in (part, quote(part, safe=""), json.dumps(part)[1:-1], b64encode(part.encode()).decode()):
                 _KNOWN[form.rstrip("=")] = None
@@ -155,18 +155,17 @@ def know_secrets(values: Iterable[str]) -> None:
 
 
 def redacted(text: str) -> str:
-    """Return a text without passwords and keys, for accounts, errors and logs that others read.
+    """Remove passwords and keys from a text, for activity logs, errors and log files.
 
-    Known ones (``know_secrets``) are taken out wherever they stand; then what looks like one. Replaced by ``***``:
-    user and password of URLs; values of headers, fields and query parameters that are named like secrets; Bearer
-    and Basic credentials; cookies; private keys in PEM form; JSON web tokens; keys that are known by their shape
-    (OpenAI, Anthropic, GitHub, GitLab, Slack, Hugging Face, Groq, Pinecone, npm, Google, AWS, SendGrid, Stripe). A
-    secret that has neither a name before it nor a shape of its own can't be recognised. Takes time proportional to
-    the text's length.
+    Registered secrets (``know_secrets``) are replaced by ``***``, then values that look like secrets: user and password
+    of URLs; values of headers, fields and query parameters with names such as "token"; Bearer and Basic credentials;
+    cookies; private keys in PEM form; JSON web tokens; keys with a known format (OpenAI, Anthropic, GitHub, GitLab,
+    Slack, Hugging Face, Groq, Pinecone, npm, Google, AWS, SendGrid, Stripe). A secret with neither such a name nor a
+    known format is not recognised. The run time is linear in the text's length.
     """
     for secret in sorted([known for known in list(_KNOWN) if known in text], key=len, reverse=True):
         text = text.replace(secret, "***")
-    hay = text.lower()  # most texts hold none: looking for a word costs a hundredth of looking for a pattern
+    hay = text.lower()  # most texts contain no hint, and a hint is found 100 times faster than a pattern
     for pattern, replacement, hints in _SECRETS:
         if any(hint in hay for hint in hints.split()):
             text = _pattern(pattern).sub(replacement, text)
@@ -174,11 +173,11 @@ def redacted(text: str) -> str:
 
 
 def error_message(error: BaseException, limit: int = MAX_ERROR) -> str:
-    """Return what an error says, on as many lines, without secrets or control characters; else its class.
+    """Return an error's message without secrets and control characters; if it is empty, the name of its class.
 
     Args:
-        error: Whose words are wanted: any client's.
-        limit: The most characters; of longer words the end is left out.
+        error: Any exception.
+        limit: The maximum number of characters; longer messages are truncated.
     """
     try:
         words = printable(redacted_excerpt(str(error), limit))
@@ -188,7 +187,7 @@ def error_message(error: BaseException, limit: int = MAX_ERROR) -> str:
 
 
 def redacted_excerpt(text: str, limit: int = MAX_ERROR) -> str:
-    """Return somebody else's words without secrets, cut after that: half of a key has no shape."""
+    """Redact a text, then truncate it to ``limit``; truncated keys would not be recognised."""
     read = text[: limit + READ_ON]
     words = redacted(read)
     if len(read) < len(text):
@@ -197,15 +196,15 @@ def redacted_excerpt(text: str, limit: int = MAX_ERROR) -> str:
 
 
 def sentence_spans(text: str) -> list[tuple[int, int]]:
-    """Return the (start, end) character spans of the sentences of a text; they follow each other without a gap.
+    """Return the (start, end) character spans of the sentences of a text, without gaps.
 
-    Segmented by pySBD (Sadvilkar and Neumann 2020), the rule-based segmenter of the Golden Rule Set. What it leaves
-    out (it drops a lone ``??`` at the start of a line) belongs to the sentence after it.
+    The segmenter is pySBD (Sadvilkar and Neumann 2020), based on the Golden Rule Set. Text that it drops, such as a
+    lone ``??`` at the start of a line, belongs to the next sentence.
     """
     ends = [0]
     for sentence in _segmenter().segment(text):
         start = text.find(sentence, ends[-1])
-        if start < 0:  # it changed the text: what is left is one sentence
+        if start < 0:  # it changed the text: treat the rest as one sentence
             break
         ends.append(start + len(sentence))
     if len(ends) == 1 or text[ends[-1] :].strip():
@@ -221,20 +220,20 @@ def _segmenter() -> Any:
 
 
 def cut_to_fit(text: str, limit: int, count: Callable[[str], int]) -> str:
-    """Return the longest start of a text that counts at most ``limit``, cut at a sentence end where there is one.
+    """Truncate a text to a maximum size, at a sentence end if possible.
 
     Args:
-        text: What to cut.
-        limit: The most it may count. Below 1 nothing fits.
-        count: Measures a text (tokens, say). Must not shrink as text grows.
+        text: The text to truncate.
+        limit: The maximum size in units of ``count``; below 1 the result is empty.
+        count: A function that returns a text's size, such as its tokens; it must not decrease as the text grows.
 
     Returns:
-        The text itself if it fits. Else whole sentences, or, where not even the first fits, whole words and an
-        ellipsis. Empty where not even one character fits.
+        The text itself if it fits; else whole sentences or, if none fits, whole words and an ellipsis. Empty if not
+        even one character fits.
     """
 
     def fits(part: str) -> bool:
-        # Counting is the cost: a text far too long is not counted whole (no token is longer than 32 characters).
+        # Counting is expensive: a text far too long is not counted whole (no token is longer than 32 characters).
         return count(part[: limit * 32 + 32]) <= limit and (len(part) <= limit * 32 + 32 or count(part) <= limit)
 
     if limit < 1:
@@ -256,16 +255,16 @@ def cut_to_fit(text: str, limit: int, count: Callable[[str], int]) -> str:
 
 
 def excerpt(text: str, around: str, words: int) -> str:
-    """Return the part of a text, at most so many words long, that holds most of the words of another.
+    """Return the excerpt of a text that contains the most words of a query.
 
     Args:
-        text: What to cut.
-        around: Whose words are looked for; those of one or two letters don't count.
-        words: The most words of the excerpt.
+        text: The text to excerpt.
+        around: The query; words of one or two letters are ignored.
+        words: The maximum number of words in the excerpt.
 
     Returns:
-        The text itself where it is short enough; else the best part, the earliest of several, with what stands before
-        and after the words, and with ellipses.
+        The text itself if it is short enough; else the best excerpt, the earliest of several, with the matching words
+        in its middle, and with ellipses.
     """
     spans = [match.span() for match in _WORD.finditer(text)]
     if len(spans) <= words:

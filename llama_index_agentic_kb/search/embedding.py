@@ -1,8 +1,8 @@
-"""The query vectors of a request: each distinct query once per model, from the cache or in as few calls as can be.
+"""The query vectors of a request: each distinct query once per model, from the cache or in as few calls as possible.
 
-A local model computes one batch at a time: texts that concurrent requests want meanwhile form the next batch
-(``MicroBatcher``). A model that is reached over a network is called through its bulkhead, with retries. Vectors are
-kept from request to request in an ``EmbeddingCache``.
+A local model computes one batch at a time: texts of concurrent requests that arrive meanwhile form the next batch
+(``MicroBatcher``). A remote model is called through its bulkhead (concurrency limit), with retries. Vectors are cached
+across requests in an ``EmbeddingCache``.
 """
 
 from __future__ import annotations
@@ -36,23 +36,23 @@ from llama_index_agentic_kb.llm.calls import calls_of, once, retries_itself
 from llama_index_agentic_kb.schema.request import Principal
 
 EMBEDDING_POOL: Final = WorkerPool("embedding", max_workers=8)
-"""Where local models compute."""
+"""The threads on which local models compute."""
 STALLED_SECONDS: Final = 15.0
-"""A local call that takes longer is taken to hang: later texts are computed beside it."""
+"""The duration after which a local call counts as hung: later texts are computed on another thread."""
 REMOTE_RETRIES: Final = RetryPolicy()
 DEFAULT_MAX_BYTES: Final = 64 * 1024 * 1024
 """About 19,000 vectors of 384 dimensions, or 5,000 of 1,536."""
 ENTRY_BYTES: Final = 400
-"""What a cached vector costs beside its numbers: its key, its place in the order, its object."""
+"""Estimated bytes of a cache entry in addition to its numbers."""
 MAX_ITEMS: Final = 64
-"""A list or mapping of a model's state with more is not looked through for each request."""
+"""Maximum size of nested collections in a model's state; a model with larger ones has no identity."""
 CALL_SETTINGS: Final = {
     *("callback_manager", "embed_batch_size", "embeddings_cache", "max_retries", "num_workers", "rate_limiter"),
     *("reuse_client", "show_progress_bar", "timeout"),
 }
-"""State that says how a model is called, not which vectors it has."""
+"""Attributes that affect how a model is called, but not its vectors."""
 OPENAI_CLIENTS: Final = {"_client", "_aclient"}
-"""Made of the other state when they are first needed."""
+"""Attributes for clients, which are created from the other attributes at first use."""
 
 Vector: TypeAlias = list[float]
 Compute: TypeAlias = Callable[[list[str]], list[Vector]]
@@ -63,7 +63,7 @@ Compute: TypeAlias = Callable[[list[str]], list[Vector]]
 
 @dataclass(frozen=True, slots=True)
 class CacheStatistics:
-    """Look-ups that were answered and not, and the vectors held with their memory, since the cache was made."""
+    """The hits and misses since the cache was created or cleared, its number of vectors, and their size in bytes."""
 
     hits: int
     misses: int
@@ -72,21 +72,20 @@ class CacheStatistics:
 
 
 class EmbeddingCache:
-    """Query vectors by embedding model and text; the longest unused go first when memory is full.
+    """An LRU cache of query vectors by embedding model and text.
 
-    Vectors are kept as doubles, so that what is found equals what the model returned, to the last bit. Each look-up
-    returns a list of its own. Texts are not kept, only their digests (BLAKE2b, 256 bits). Threads and event loops may
-    share it.
+    Vectors are stored as doubles, so that cached and computed vectors are identical. Each look-up returns a new list.
+    Texts are stored only as digests (BLAKE2b, 256 bits). The cache is safe to share between threads and event loops.
 
-    One process-wide cache, ``SHARED_CACHE``, serves every retriever that has no other. A vector is a function of model
-    and text alone and says nothing of documents; but how long it takes shows whether somebody asked the very same
-    words shortly before. Requests of a principal therefore find the vectors of its own requests only (``of``).
+    The process-wide ``SHARED_CACHE`` is the default of all retrievers. A vector depends on model and text alone and
+    reveals nothing about documents, but a fast response reveals that the same text was queried before. Requests of a
+    principal therefore use only vectors of the same principal's requests (``of``).
 
     Args:
-        max_bytes: Memory that the vectors may take, keys and bookkeeping included. Default 64 MiB; 0 keeps nothing.
+        max_bytes: The maximum memory of all entries, including keys and overhead. Default 64 MiB; 0 disables caching.
 
     Raises:
-        ConfigurationError: ``max_bytes`` is no whole number, or below 0.
+        ConfigurationError: ``max_bytes`` is no integer, or below 0.
     """
 
     def __init__(self, max_bytes: int = DEFAULT_MAX_BYTES) -> None:
@@ -101,18 +100,18 @@ class EmbeddingCache:
         self._entries = _Entries()
 
     def of(self, principal: Principal | None) -> EmbeddingCache:
-        """Return the part of this cache that is a principal's own; memory, counts and ``clear`` are the whole's."""
+        """Return a view with the entries of one principal; size limit, statistics and ``clear`` are shared."""
         part = copy.copy(self)
         if principal is not None:
             part._owner = (principal.tenant, principal.user, sorted(principal.groups))  # noqa: SLF001 (of the same class)
         return part
 
     def _key(self, identity: str, text: str) -> bytes:
-        """Return a digest; two are equal only where owner, model and text are."""
+        """Return a digest of owner, model and text."""
         return blake2b(repr((self._owner, identity, text)).encode("utf-8", "surrogatepass"), digest_size=32).digest()
 
     def get(self, identity: str, text: str) -> Vector | None:
-        """Return the vector of a text by the model of this identity, or None where it is not held."""
+        """Return the cached vector of a text for a model (see ``model_identity``), or None."""
         key, entries = self._key(identity, text), self._entries
         with entries.lock:
             vector = entries.vectors.get(key)
@@ -124,7 +123,7 @@ class EmbeddingCache:
         return vector.tolist()
 
     def put(self, identity: str, text: str, vector: Sequence[float]) -> None:
-        """Keep a copy of a vector, unless it is no row of numbers, or larger than the whole cache."""
+        """Store a copy of a vector, unless it is no flat list of numbers or exceeds the size of the cache."""
         try:
             kept = array("d", vector)
         except (TypeError, OverflowError):  # a multi-vector model's rows; whole numbers beyond a double
@@ -140,20 +139,20 @@ class EmbeddingCache:
                 entries.bytes -= ENTRY_BYTES + kept.itemsize * len(entries.vectors.popitem(last=False)[1])
 
     def clear(self) -> None:
-        """Forget all vectors and counts."""
+        """Remove all vectors and reset the statistics."""
         with self._entries.lock:
             self._entries.forget()
 
     @property
     def statistics(self) -> CacheStatistics:
-        """Hits, misses, entries and bytes, at one moment."""
+        """A consistent snapshot of hits, misses, entries and bytes."""
         entries = self._entries
         with entries.lock:
             return CacheStatistics(entries.hits, entries.misses, len(entries.vectors), entries.bytes)
 
 
 class _Entries:
-    """The vectors of a cache and all its parts. A forked child starts empty: its parent may have been changing them."""
+    """The entries shared by a cache and its views. Empty in a forked child, as the fork may interrupt a change."""
 
     def __init__(self) -> None:
         self.reset()
@@ -169,29 +168,29 @@ class _Entries:
 
 
 SHARED_CACHE: Final = EmbeddingCache()
-"""The process's cache: of every retriever that has no other."""
+"""The process-wide cache; the default of all retrievers."""
 
 _serials = itertools.count()
 _named: dict[int, tuple[weakref.ref[object], int]] = {}
 
 
 def model_identity(model: BaseEmbedding) -> str | None:
-    """Return what two models share only if they return the same vector for the same text.
+    """Return an identifier that is equal for two models only if they return the same vectors.
 
-    It is made of the class and all state of the model as it is now: name, dimensions, instructions, address, key,
-    headers. Plain data counts by its value, any other object (loaded weights, a client) by its identity, which is
-    never used for a second object, not even after the first is gone. So two ``OpenAIEmbedding`` with equal arguments
-    share one; a model loaded twice does not. A class that is not LlamaIndex's own may hide state elsewhere (a global,
-    an environment variable): there the model itself counts by its identity too.
+    It depends on the class and the current state of the model: name, dimensions, instructions, address, key, headers.
+    Plain data is compared by value, any other object (loaded weights, a client) by a unique number that is never
+    reused. Two ``OpenAIEmbedding`` with equal arguments thus have the same identifier; a model loaded twice has two.
+    A class outside LlamaIndex may depend on other state (a global, an environment variable), so the model object
+    itself counts too.
 
     Returns:
-        A digest that holds no secret in readable form; None for a model that can't be identified (it holds large
-        collections, or objects without weak references).
+        A digest without readable secrets; None if the model can't be identified, as its state contains large
+        collections or objects without weak references.
     """
     state = {**vars(model), **(model.__pydantic_private__ or {})}
     ignored = CALL_SETTINGS | OPENAI_CLIENTS if _is_a(model, "OpenAIEmbedding") else CALL_SETTINGS
     own = [(name, state[name]) for name in sorted(state.keys() - ignored)]
-    if _is_a(model, "HuggingFaceEmbedding"):  # its weights' own settings, which users change in place
+    if _is_a(model, "HuggingFaceEmbedding"):  # settings of the inner model, which users change in place
         own += [
             (name, getattr(state.get("_model"), name, None)) for name in ("prompts", "max_seq_length", "truncate_dim")
         ]
@@ -204,9 +203,9 @@ def model_identity(model: BaseEmbedding) -> str | None:
 
 
 def _described(value: object, limit: int | None = None) -> str:
-    """Return plain data in writing; for any other object a name that no other object ever has.
+    """Return a text for plain data, or a unique name for any other object.
 
-    Needs no lock: each step on the dictionary is atomic, and an object's id is free only after its callback has run.
+    Needs no lock: each dictionary operation is atomic, and an id is reused only after the weak reference's callback.
     """
     if value is None or isinstance(value, str | bytes | int | float):
         return repr(value)
@@ -237,14 +236,14 @@ def _is_a(model: BaseEmbedding, *names: str) -> bool:
 class QueryEmbeddings:
     """The query vectors of one request, by model and query.
 
-    A vector found in the cache costs no call, and so handlers see no embedding event. Queries of a local model that
-    allows it join the batch of whatever other requests want embedded just then; handlers see their own request's texts
+    A cached vector needs no call, so handlers get no embedding event for it. If a local model supports it, queries are
+    embedded in one batch with those of concurrent requests; handlers get events for the texts of their own request
     only.
 
     Args:
-        manager: Its handlers see each embedding call, beside the model's own.
-        deadline: ``time.monotonic()`` at which embedding is given up; None waits.
-        cache: Vectors of earlier requests; None keeps none.
+        manager: A callback manager whose handlers get an event for each embedding call, besides the model's own.
+        deadline: The ``time.monotonic()`` value at which embedding is abandoned; None for no deadline.
+        cache: The cache of vectors of earlier requests; None for no cache.
     """
 
     def __init__(
@@ -252,16 +251,16 @@ class QueryEmbeddings:
     ) -> None:
         self._manager, self._deadline, self._cache = manager, deadline, cache
         self._context = contextvars.copy_context()
-        """The request's: a search that is the first to want a vector has a deadline of its own in its context."""
+        """The request's context, as the context of an individual search may have a shorter deadline."""
         self._models: dict[int, tuple[BaseEmbedding, str | None]] = {}
-        """Models and their identities by id; held here, so that no id is used again."""
+        """Models and their identities by ``id``; the reference prevents reuse of the id."""
         self._found: dict[tuple[int, str], Vector] = {}
-        """Vectors that the cache had."""
+        """Vectors found in the cache."""
         self._jobs: dict[tuple[int, str], tuple[Job[list[Vector | Exception]], int]] = {}
-        """For each other query the job of its batch, and its position there."""
+        """For each query not in the cache, the job of its batch and its position in the batch."""
 
     def begin(self, pairs: Iterable[tuple[BaseEmbedding, str]]) -> None:
-        """Start embedding queries that are new: one batch a model, models side by side. Needs a running loop."""
+        """Start embedding new queries, one batch per model, concurrently. Needs a running event loop."""
         batches: dict[int, list[str]] = {}
         for model, query in pairs:
             key = id(model), query
@@ -289,11 +288,11 @@ class QueryEmbeddings:
         return outcomes
 
     async def get(self, model: BaseEmbedding, query: str, *, deadline: float | None = None) -> Vector:
-        """Return a query's vector, embedding it now if that was not begun before.
+        """Return a query's vector; start embedding it if ``begin`` did not.
 
         Raises:
-            DeadlineExceededError: The vector is not there by this caller's deadline; others may wait longer.
-            Exception: What the model raised.
+            DeadlineExceededError: The vector is not ready by the deadline; embedding continues for other callers.
+            Exception: The model's own error.
         """
         key = id(model), query
         if key not in self._found and key not in self._jobs:
@@ -314,14 +313,14 @@ class QueryEmbeddings:
 async def embed_queries(
     model: BaseEmbedding, queries: Sequence[str], *, deadline: float | None, manager: CallbackManager | None = None
 ) -> list[Vector | Exception]:
-    """Embed queries, in one call where that is the same as one by one.
+    """Embed queries, in one call if the result is the same as with single calls.
 
-    LlamaIndex has no public batch for queries, and its batch for texts may prefix them differently. A local model
-    that can embed several queries alike shares its calls with concurrent requests. Other models' batch for texts is
-    used where they are known to treat both alike, else there is one call a query, side by side.
+    LlamaIndex has no public batch method for queries, and its batch method for texts may add another prefix. Local
+    models that can embed queries in batches share calls with concurrent requests. Other models' text batch is used if
+    they are known to treat queries and texts alike; otherwise there is one call per query, concurrently.
 
     Returns:
-        One vector a query, in order; an error in the place of one that failed.
+        One vector per query, in order; an exception in the position of a query that failed.
     """
     watched = model if manager is None else with_handlers(model, manager)
     batcher = _BATCHERS.of(model)
@@ -339,7 +338,7 @@ async def embed_queries(
 async def _embed_in_batches(
     model: BaseEmbedding, watched: BaseEmbedding, batcher: MicroBatcher, queries: list[str], deadline: float | None
 ) -> list[Vector | Exception]:
-    """Embed queries in the batches of a local model. Nothing but futures is awaited, so no thread is held."""
+    """Embed queries in the shared batches of a local model, awaiting futures without blocking a thread."""
     view = _BatchedEmbedding(watched, batcher)
     try:
         async with asyncio.timeout(None if deadline is None else deadline - time.monotonic()) as limit:
@@ -354,10 +353,10 @@ async def _embed_in_batches(
 async def _call(
     model: BaseEmbedding, watched: BaseEmbedding, method: str, argument: str | list[str], deadline: float | None
 ) -> Any:
-    """Call a method of a model: a local one's on a thread, for its own async would use the loop's shared pool.
+    """Call a method of a model; a local model is called on a thread of ``EMBEDDING_POOL``.
 
-    One that is reached over a network is retried here alone: of LlamaIndex's ``OpenAIEmbedding`` and its subclasses a
-    copy is called that tries once; another kind that says ``max_retries`` retries itself, and is not retried here.
+    Remote models are retried at one level only: ``OpenAIEmbedding`` and its subclasses are called on a copy without
+    own retries; any other model with ``max_retries`` retries by itself, and is not retried here.
     """
     what = f"embedding model {model.model_name}"
     if _is_local(model):
@@ -378,23 +377,23 @@ def _still_running(model: BaseEmbedding) -> DeadlineExceededError:
 # -- batches of local models ------------------------------------------------------------------------------------------
 
 _Texts: TypeAlias = dict[str, "list[Future[Vector]]"]
-"""Texts in order of arrival, each with the futures of those who wait for its vector."""
+"""Texts in order of arrival, each with the futures that wait for its vector."""
 
 
 class MicroBatcher:
-    """Gathers texts while a model computes, and hands them to it together when it is free.
+    """Collects texts while a model computes, and embeds them in one batch as soon as the model is free.
 
-    An idle model starts at once: nobody waits for company. What arrives while it computes forms the next batch, so
-    that batches grow with the load (as in "Clipper", NSDI 2017, but without a delay). One call runs at a time. A text
-    that several requests want, waiting or being computed, is computed once.
+    An idle model starts without delay. Texts that arrive while it computes form the next batch, so that batches grow
+    with the load (as in "Clipper", NSDI 2017, but without a delay). One call runs at a time. A text requested several
+    times, while it waits or is being computed, is computed once.
 
-    No thread waits for a result; one thread of the pool computes while there is work. Safe to use from any number of
-    threads and event loops.
+    No thread blocks on a result; one thread of the pool computes while there is work. Safe to use from several threads
+    and event loops.
 
     Args:
-        compute: Embeds texts, all different, in one call.
-        max_batch: Texts of one call at most.
-        pool: Where calls run. One that hangs keeps its thread; after 15 s later texts get another.
+        compute: A function that embeds a list of distinct texts in one call.
+        max_batch: The maximum number of texts per call.
+        pool: The thread pool for calls. A hung call keeps its thread; after 15 s later texts use another thread.
     """
 
     def __init__(self, compute: Compute, *, max_batch: int, pool: WorkerPool) -> None:
@@ -406,11 +405,11 @@ class MicroBatcher:
         self._started = 0.0
 
     def submit(self, texts: Sequence[str]) -> list[Future[Vector]]:
-        """Return a future for each text, at once. One that is cancelled is dropped, unless its batch has begun."""
+        """Return a future for each text without blocking. A cancelled text is dropped unless its batch has started."""
         futures: list[Future[Vector]] = [Future() for _ in texts]
         with self._lock:
             if self._worker is not None and time.monotonic() - self._started >= STALLED_SECONDS:
-                self._worker = None  # it seems to hang; what it may yet return goes to those who wait for it now
+                self._worker = None  # it seems to hang; a late result still resolves the futures of its batch
                 self._running.clear()
             for text, future in zip(texts, futures, strict=True):
                 (self._running if text in self._running else self._waiting).setdefault(text, []).append(future)
@@ -422,9 +421,9 @@ class MicroBatcher:
         return futures
 
     def _serve(self, worker: object) -> None:
-        """Compute batch after batch until nothing waits, or another worker was appointed.
+        """Compute batches until no text waits, or another worker has replaced this one.
 
-        Where a batch fails, each text is tried alone, so that none can fail its neighbours.
+        If a batch fails, each of its texts is retried alone, so that one bad text does not fail the others.
         """
         while batch := self._take(worker):
             vectors = self._try(list(batch))
@@ -438,7 +437,7 @@ class MicroBatcher:
                 self._deliver(batch, text, alone if isinstance(alone, Exception) else alone[0])
 
     def _take(self, worker: object) -> _Texts:
-        """Return the next batch; an empty one where the worker shall end."""
+        """Return the next batch, moved from waiting to running; empty if the worker must stop."""
         with self._lock:
             if self._worker is not worker:
                 return {}
@@ -460,7 +459,7 @@ class MicroBatcher:
         return vectors
 
     def _deliver(self, batch: _Texts, text: str, result: Vector | Exception) -> None:
-        with self._lock:  # nobody joins after this
+        with self._lock:  # no future is added after this
             futures = batch[text]
             if self._running.get(text) is futures:
                 del self._running[text]
@@ -477,10 +476,10 @@ def _is_awaited(futures: Sequence[Future[Vector]]) -> bool:
 
 
 class _BatchedEmbedding(BaseEmbedding):
-    """One request's view of a model that many requests share.
+    """One request's view of a model shared by many requests.
 
-    LlamaIndex's own async methods send the events of the request's own texts to the request's handlers (those of
-    ``model``); the vectors come from the shared batcher.
+    LlamaIndex's async methods send events for the request's texts to the handlers of ``model``; the vectors come from
+    the shared batcher.
     """
 
     _model: BaseEmbedding = PrivateAttr()
@@ -498,15 +497,15 @@ class _BatchedEmbedding(BaseEmbedding):
 
     @property
     def outcomes(self) -> dict[str, Vector | Exception]:
-        """What became of each text, where another one failed the whole call."""
+        """The vector or exception of each text, also if the call as a whole failed."""
         return self._outcomes
 
     def to_payload(self) -> dict[str, Any]:
-        """Return the description of the model itself, for events."""
+        """Return the wrapped model's payload for events."""
         return self._model.to_payload()
 
     def to_dict(self, **kwargs: Any) -> dict[str, Any]:
-        """Return the description of the model itself; older versions of LlamaIndex put this into events."""
+        """Return the wrapped model's dictionary, which older versions of LlamaIndex add to events."""
         return self._model.to_dict(**kwargs)
 
     async def _aget_query_embedding(self, query: str) -> Vector:
@@ -528,7 +527,7 @@ class _BatchedEmbedding(BaseEmbedding):
 
 
 class _Batchers:
-    """The batchers of local models, each kept while anybody uses it. A forked child begins with new ones."""
+    """The batchers of local models, by weak reference. A forked child starts without any."""
 
     def __init__(self) -> None:
         self.reset()
@@ -539,9 +538,9 @@ class _Batchers:
         self._batchers: weakref.WeakValueDictionary[int, MicroBatcher] = weakref.WeakValueDictionary()
 
     def of(self, model: BaseEmbedding) -> MicroBatcher | None:
-        """Return a local model's one batcher; None where it can't embed queries together.
+        """Return the batcher of a local model; None if the model can't embed queries in batches.
 
-        A model with a cache or a rate limiter of its own is called by itself, so that these see each call.
+        Also None for a model with its own cache or rate limiter, which batching would bypass.
         """
         compute: Compute | None = None
         if _is_plain_huggingface(model):
@@ -552,7 +551,7 @@ class _Batchers:
             return None
         with self._lock:
             batcher = self._batchers.get(id(model))
-            if batcher is None:  # it holds the model, and so its id
+            if batcher is None:  # it references the model, so that the id is not reused
                 batcher = MicroBatcher(compute, max_batch=model.embed_batch_size, pool=EMBEDDING_POOL)
                 self._batchers[id(model)] = batcher
             return batcher
@@ -562,7 +561,7 @@ _BATCHERS: Final = _Batchers()
 
 
 def _is_plain_huggingface(model: BaseEmbedding) -> bool:
-    """Whether queries are embedded by HuggingFaceEmbedding's own methods, and no subclass's."""
+    """Whether the model uses HuggingFaceEmbedding's own query methods, not overridden ones."""
     for name in ("_get_query_embedding", "_embed"):
         if getattr(getattr(model, name, None), "__qualname__", "") != f"HuggingFaceEmbedding.{name}":
             return False
@@ -570,13 +569,13 @@ def _is_plain_huggingface(model: BaseEmbedding) -> bool:
 
 
 def _is_local(model: BaseEmbedding) -> bool:
-    """Whether async would only wrap a computation (or block the loop, as core's default does)."""
+    """Whether the model computes in this process, or has no async method of its own."""
     own_async = type(model)._aget_text_embeddings is not BaseEmbedding._aget_text_embeddings  # noqa: SLF001
     return _is_a(model, "HuggingFaceEmbedding", "MockEmbedding") or not own_async
 
 
 def _treats_queries_as_texts(model: BaseEmbedding) -> bool:
-    """Whether a batch of texts returns the vectors that single queries have."""
+    """Whether a batch of texts returns the same vectors as single queries."""
     declared = getattr(model, "treats_queries_as_texts", None)
     if declared is not None:
         return bool(declared)

@@ -1,24 +1,24 @@
-"""Fuses ranked lists into one, as pure functions: nothing that is passed in is changed.
+"""Fuses ranked lists into one, as pure functions that do not change their arguments.
 
-    interleave                              by turns; weights are quotas
+    interleave                              alternately from each list; weights are quotas
     reciprocal_rank_fusion                  by summed reciprocal ranks
     relative_score_fusion                   by summed scores, each list's scaled from its lowest to its highest
     distribution_based_score_fusion         by summed scores, each list's scaled by its mean and deviation
-    merge_by_score                          by scores that are on one scale already
+    merge_by_score                          by scores on a common scale
 
-Each returns every key once, best first, with the places where it was found. Ties go to the heavier list, then to the
-earlier, then to the better rank: never to chance. ``with_coverage`` puts a guarantee on the result of any of them.
+Each returns every key once, best first, with its ranks in the lists. Ties are broken by list weight, then list order,
+then rank, so that results are deterministic. ``with_coverage`` adds a guarantee to the result of any of them.
 
 Measured on 500 questions each of 2WikiMultiHopQA and StrategyQA's facts, with sub-queries from the gold decomposition,
-as the share of questions with all evidence in the top ten:
+as the share of questions with all evidence in the top ten results:
 
 For sub-queries of one question, interleaving is the default: reciprocal rank fusion over whole lists rewards documents
-that are mediocre everywhere. With gold answers put into 2Wiki's dependent sub-queries and lists 50 deep it finds
-43.8 %, interleaving 95.2 %; ``with_coverage`` alone lifts it to 90.2 %.
+with mediocre ranks in all lists. With gold answers inserted into 2Wiki's dependent sub-queries and 50 results a list it
+reaches 43.8 %, interleaving 95.2 %; ``with_coverage`` raises reciprocal rank fusion to 90.2 %.
 
-For two ways of searching one corpus with one query (dense and lexical), to be found twice means something, and
-reciprocal rank fusion with k = 60 is the default: it needs no scores. With lists ten deep no fusion by score differs
-from it significantly (paired bootstrap, 95 %); with lists 50 deep relative scores gain 0 to 3 points.
+For dense and lexical search of one corpus with one query, a document in both lists is more likely relevant, and
+reciprocal rank fusion with k = 60 is the default: it needs no scores. With 10 results a list no fusion by score differs
+from it significantly (paired bootstrap, 95 %); with 50 results a list relative scores gain 0 to 3 points.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ class Ranked(Generic[K]):
     """One ranked list.
 
     Args:
-        keys: What was found, best first. A key that comes twice counts where it comes first.
-        weight: How much the list counts beside others. Above 0; a list of weight 0 is left out.
-        scores: One a key, higher is better; None where the list has none. Only fusions by score read them. One that
-            is no finite number counts as the list's lowest. Not as many as keys are a ``ValueError`` there.
+        keys: The keys of the results, best first. Of a repeated key only the first position counts.
+        weight: The weight of the list relative to others, above 0; a list of weight 0 is ignored.
+        scores: One score per key, higher is better; None if the list has no scores. Used by score fusions only, which
+            raise ``ValueError`` if the lengths differ. A score that is not finite counts as the list's lowest.
     """
 
     keys: Sequence[K]
@@ -50,7 +50,7 @@ class Ranked(Generic[K]):
 
 @dataclass(frozen=True, slots=True)
 class Fused(Generic[K]):
-    """One key of the fused list, with the (list, rank) pairs, both 0-based, where it was found."""
+    """One key of the fused list; ``found`` has its (list, rank) pairs, both 0-based."""
 
     key: K
     score: float
@@ -63,10 +63,10 @@ class Fused(Generic[K]):
 
 
 def interleave(lists: Sequence[Ranked[K]]) -> list[Fused[K]]:
-    """Take from the lists in turn; weights are quotas: weight 2 has two turns where weight 1 has one.
+    """Take results from the lists alternately; a list of weight 2 contributes twice as many as a list of weight 1.
 
-    A key at 0-based rank r of a list of weight w stands at (r + 1) / w; each key stands at its best place. With equal
-    weights this is round robin. The score is w / (r + 1) of the best place.
+    The score of a key at 0-based rank r of a list of weight w is w / (r + 1); of several, the highest counts. With
+    equal weights this is round robin.
     """
     shares = [[ranked.weight / (rank + 1) for rank in range(len(ranked.keys))] for ranked in lists]
     return _fuse(lists, shares, best_only=True)
@@ -77,8 +77,8 @@ def reciprocal_rank_fusion(lists: Sequence[Ranked[K]], *, k: int = 60, cut: int 
 
     Args:
         lists: Ranked lists with weights.
-        k: Damps the top ranks. The paper's value is 60.
-        cut: Only so many of each list count; None counts all.
+        k: The smoothing constant; a larger one reduces the advantage of top ranks. The paper's value is 60.
+        cut: The maximum number of results used of each list; None uses all.
     """
     shortened = [Ranked(ranked.keys[:cut], ranked.weight) for ranked in lists]
     return _fuse(shortened, [[one.weight / (k + rank + 1) for rank in range(len(one.keys))] for one in shortened])
@@ -87,8 +87,8 @@ def reciprocal_rank_fusion(lists: Sequence[Ranked[K]], *, k: int = 60, cut: int 
 def relative_score_fusion(lists: Sequence[Ranked[K]]) -> list[Fused[K]]:
     """Sum weighted scores, each list's scaled so that its lowest is 0 and its highest 1 (Weaviate).
 
-    A list whose scores are all one, as a single result's are, counts 1 for each key, as in Weaviate. A list without
-    scores counts by rank: of n keys the one at 0-based rank r counts (n - r) / n.
+    If all scores of a list are equal, each of its keys gets 1, as in Weaviate. In a list of n keys without scores, the
+    key at 0-based rank r gets (n - r) / n.
     """
     return _fuse(lists, [_scaled(ranked, _relative) for ranked in lists])
 
@@ -96,23 +96,22 @@ def relative_score_fusion(lists: Sequence[Ranked[K]]) -> list[Fused[K]]:
 def distribution_based_score_fusion(lists: Sequence[Ranked[K]]) -> list[Fused[K]]:
     """Sum weighted scores, each list's scaled so that mean - 3 sd is 0 and mean + 3 sd is 1 (DBSF; Mazzeschi 2023).
 
-    One outlier does not press all others together, as it does with the lowest and the highest score. The deviation
-    is the population's; what lies beyond three of them counts 0 or 1, so that to be found once more never hurts. A
-    list whose scores are all one counts 0.5 for each key: the mean's place. A list without scores counts by rank: of n
-    keys the one at 0-based rank r counts (n - r) / n.
+    It is less sensitive to outliers than ``relative_score_fusion``. The standard deviation is the population's. Scaled
+    scores are clipped to 0 and 1, so that a further match never lowers a key's sum. If all scores of a list are equal,
+    each of its keys gets 0.5. In a list of n keys without scores, the key at 0-based rank r gets (n - r) / n.
     """
     return _fuse(lists, [_scaled(ranked, _by_deviation) for ranked in lists])
 
 
 def merge_by_score(lists: Sequence[Sequence[tuple[K, float]]], weights: Sequence[float]) -> list[K]:
-    """Sort lists whose scores are on one scale (one embedding model's similarities, say) into one.
+    """Merge lists whose scores are on a common scale, such as similarities of one embedding model.
 
     Args:
-        lists: (key, score) pairs.
-        weights: One a list; a score counts times its list's weight, one below 0 divided by it: weight always lifts.
+        lists: Lists of (key, score) pairs.
+        weights: One weight per list. Scores are multiplied by it; negative scores are divided by it.
 
     Returns:
-        Each key once, at its best weighted score, best first. Ties go to the earlier list, then to the better rank.
+        Each key once, sorted by its best weighted score. Ties are broken by list order, then rank.
     """
     placed: list[tuple[float, K]] = []
     for pairs, weight in zip(lists, weights, strict=True):
@@ -124,19 +123,18 @@ def merge_by_score(lists: Sequence[Sequence[tuple[K, float]]], weights: Sequence
 def with_coverage(
     fused: Sequence[Fused[K]], lists: Sequence[Ranked[K]], *, depth: int = 10, places: int | None = None
 ) -> list[Fused[K]]:
-    """Guarantee that each list's best key has a place before any list's tenth; all else keeps its order.
+    """Move keys so that each list's best key precedes keys of low rank; the order is otherwise unchanged.
 
-    The exact rule: the *bests* are the first keys of the lists that have any and whose weight is above 0. A key is
-    *deep* if its best rank over all lists is ``depth`` or worse, counted from 1, and it is no best. In the result every
-    best stands before every deep key. With ``places``, moreover, every best is among the first ``places`` keys, unless
-    there are more bests than places, which then hold nothing else. The fewest keys that do it are moved: bests up,
-    and, for ``places``, the last of those before them down.
+    The *best* keys are the first keys of all non-empty lists with a weight above 0. Any other key is *deep* if its best
+    rank over all lists, counted from 1, is ``depth`` or worse. In the result every best key precedes every deep key.
+    With ``places``, every best key is also among the first ``places`` keys; if there are more best keys than places,
+    only best keys are. As few keys as possible are moved: best keys up and, for ``places``, the last other keys down.
 
     Args:
-        fused: The result of a fusion of ``lists``. A key that it left out stays out.
+        fused: The result of a fusion of ``lists``. Keys missing from it are not added.
         lists: The lists that were fused.
-        depth: From which rank on a key is deep. At least 2. Default 10.
-        places: How many places the guarantee is for: the number of keys that will be kept. None sets no number.
+        depth: The rank from which a key is deep; at least 2. Default 10.
+        places: The number of keys that the caller will keep. None guarantees the order only.
 
     Raises:
         ValueError: ``depth`` is below 2, or ``places`` below 1.
@@ -161,7 +159,7 @@ def with_coverage(
 
 
 def _scaled(ranked: Ranked[K], scale: Callable[[Sequence[float]], list[float]]) -> list[float]:
-    """Return the weighted scores of a list's distinct keys, scaled, in order."""
+    """Return the scaled and weighted scores of a list's distinct keys, in order."""
     if ranked.scores is None:
         count = len(set(ranked.keys))
         return [ranked.weight * ((count - rank) / count) for rank in range(count)]
@@ -191,9 +189,9 @@ def _by_deviation(scores: Sequence[float]) -> list[float]:
 
 
 def _fuse(lists: Sequence[Ranked[K]], shares: Sequence[Sequence[float]], *, best_only: bool = False) -> list[Fused[K]]:
-    """Score each key by the shares of its places, by list and rank, and sort.
+    """Score each key by its shares (``shares[list][rank]``), summed or only the best, and sort.
 
-    Ties go by weight, list and rank of the place that counts most for each key, so that all are decided.
+    Ties are broken by weight, list and rank of each key's largest share.
     """
     places: dict[K, list[tuple[float, float, int, int]]] = {}
     for position, ranked in enumerate(lists):

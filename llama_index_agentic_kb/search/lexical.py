@@ -1,14 +1,13 @@
-"""BM25 over tantivy: an index in memory or in a directory, with adds, deletes and filters, safe from many threads.
+"""BM25 search with tantivy: a thread-safe index in memory or in a directory, with updates, deletes and filters.
 
-Scores are BM25 (Robertson and Zaragoza 2009) with tantivy's defaults, k1 = 1.2 and b = 0.75, over all documents of the
-index, those that a filter leaves out included; a commit's note counts as one more, and deleted ones may count for a
-while. Equal scores are in the order of the node ids. Queries are made of terms alone; nothing in their text is an
-operator.
+Scores are BM25 (Robertson and Zaragoza 2009) with tantivy's defaults, k1 = 1.2 and b = 0.75. Statistics cover all
+documents of the index, including those that a filter excludes, one document with the commit's version mark and, for a
+while, deleted documents. Equal scores are ordered by node id. Query text contains no operators.
 
-A filter holds exactly as ``schema.matches`` does. Each value of a document's metadata is a term of the index, made of
-key and value. An equality asks for a term; any other condition is checked against each value that its key has, as long
-as these are no more than 10,000. The terms let through every document that could match, and at times some more: each
-hit is checked by its metadata, and more hits are fetched until enough have passed or none are left.
+Filters match exactly as in ``schema.matches``. Each metadata value is indexed as a term of key and value. An equality
+becomes a query for its terms; for any other condition all indexed values of its key are tested, up to 10,000. These
+terms may select too many documents, but never too few: each hit's metadata is checked, and more hits are fetched until
+enough have passed or none remain.
 """
 
 from __future__ import annotations
@@ -30,48 +29,48 @@ if TYPE_CHECKING:
     from llama_index.core.schema import BaseNode, NodeWithScore
 
 _FORMAT: Final = 1
-"""Version of the fields; an index of another version, or with other terms, is made again."""
+"""Version of the index fields; an index of another version, or with other terms, must be rebuilt."""
 _HEAP: Final = 64_000_000
-"""Bytes that a writer fills before it starts another segment."""
+"""Writer memory in bytes; when it is full, a segment is written."""
 _MAX_TIES: Final = 1_000
-"""Hits beyond the last one asked for that are looked at for equal scores."""
+"""Maximum number of hits beyond the requested ones that are checked for equal scores."""
 _MAX_VALUES: Final = 10_000
-"""Values of a metadata key that are looked through for those that a condition lets through."""
+"""Maximum number of values of a metadata key that are tested against a condition."""
 _MAX_TERM: Final = 400
-"""Characters of a metadata term; a longer one is a hash, from which its value can't be read."""
+"""Maximum number of characters of a metadata term; longer terms are replaced by a hash."""
 _KEY_PART: Final = 100
-"""Characters of the key in front of a hash."""
+"""Number of characters of the key that precede the hash."""
 _EQUALITIES: Final = frozenset({FilterOperator.EQ, FilterOperator.IN, FilterOperator.ANY})
 
 Superset: TypeAlias = "tuple[str, ...] | tantivy.Query | None"
-"""What every match of a filter has: one of some terms, or a query; None where that is unknown."""
+"""A query for a superset of a filter's matches: terms (any of them) or a query; None for all documents."""
 Hit: TypeAlias = "tuple[float, tantivy.DocAddress]"
-"""A document's score and its place in the index."""
+"""A document's score and its address in the index."""
 
 
 class LexicalSearch(Protocol):
-    """Something that is searched by words, beside a source's own search."""
+    """A lexical search that complements a source's own search."""
 
     def search(self, query: str, top_k: int, filters: FilterNode | None) -> list[NodeWithScore]:
-        """Find nodes by the words of a query. Called from many threads at once.
+        """Find nodes by the words of a query. Called from several threads concurrently.
 
         Args:
             query: Any text.
-            top_k: How many nodes at most. At least 1.
-            filters: Every node that is returned must match it; None lets all through.
+            top_k: The maximum number of nodes; at least 1.
+            filters: A filter that all returned nodes match; None for no filter.
 
         Returns:
-            Nodes, best first, equal to those that the source's own search returns.
+            The nodes, best first, equal to those that the source's own search returns.
         """
         ...
 
 
 class NotIndexedError(Exception):
-    """There is no lexical index, on purpose; the message says why. Never leaves a search."""
+    """There is deliberately no lexical index; the message names the reason. Searches never propagate it."""
 
 
 class LexicalDocument(NamedTuple):
-    """What is indexed of a node."""
+    """The indexed parts of a node."""
 
     node_id: str
     text: str
@@ -79,17 +78,17 @@ class LexicalDocument(NamedTuple):
 
 
 class LexicalHit(NamedTuple):
-    """A document that was found, and its BM25 score."""
+    """A found document, with its BM25 score."""
 
     node_id: str
     score: float
 
 
 def lexical_document(node: BaseNode) -> LexicalDocument:
-    """Return what is indexed of a node: the text that an embedding model sees, and its title where that lacks it.
+    """Return the document to index for a node: the text sent to embedding models, preceded by its title if missing.
 
-    So both ways of searching read the same, and a key that is hidden from one is hidden from the other; only titles
-    and file names, by which questions name documents, are never hidden.
+    Lexical and dense search thus use the same text and the same excluded metadata keys. Only the title or file name is
+    always indexed, as questions often name documents by it.
     """
     from llama_index.core.schema import MetadataMode  # noqa: PLC0415 (this module itself needs no LlamaIndex)
 
@@ -106,12 +105,12 @@ class LexicalIndex:
         index.search("Is it raining in Paris?", top_k=10)
 
     Args:
-        directory: Where it is kept; made when missing. None keeps it in memory.
-        language: Of all texts and queries; None detects it for each document. See ``tokenizing``.
+        directory: The directory of the index, created if missing. None keeps the index in memory.
+        language: The language of all texts and queries; None detects it for each document. See ``tokenizing``.
 
     Raises:
-        RetrievalError: The directory holds something else, a damaged index, or one of another release or
-            for another language.
+        RetrievalError: The directory contains other files or a damaged index, or its index has another format version
+            or language.
         ConfigurationError: There is no stemmer for the language.
     """
 
@@ -141,12 +140,12 @@ class LexicalIndex:
             self._view = self._look()
 
     def __len__(self) -> int:
-        """How many documents it holds."""
+        """Return the number of documents."""
         return len(self._view)
 
     @property
     def mark(self) -> str | None:
-        """What the last update noted; None before the first."""
+        """The ``mark`` of the last update; None before the first."""
         return self._view.mark
 
     def node_ids(self) -> set[str]:
@@ -160,16 +159,16 @@ class LexicalIndex:
     def update(
         self, put: Iterable[LexicalDocument] = (), *, delete: Iterable[str] = (), mark: str = "", clear: bool = False
     ) -> None:
-        """Delete and add documents in one commit: searches see all of it or nothing, also after a crash.
+        """Delete and add documents in one atomic commit.
 
         Args:
-            put: Documents; one whose id is there already takes its place. Each id once.
-            delete: Ids of documents to delete; unknown ones are ignored.
-            mark: Noted with the commit, such as the version of what was indexed.
-            clear: Delete everything else.
+            put: The documents to add, or to replace by id; each id once.
+            delete: The ids of documents to delete; unknown ids are ignored.
+            mark: A text stored with the commit, such as the version of the indexed data.
+            clear: Whether to delete all other documents.
 
         Raises:
-            RetrievalError: It can't be written: another writer is at work, or the disk is full.
+            RetrievalError: The index can't be written, as another writer is active or the disk is full.
         """
         with self._lock:
             with self._errors("written"):
@@ -199,7 +198,7 @@ class LexicalIndex:
         for node_id in delete:
             writer.delete_documents_by_term("id", node_id)
         fresh = clear or not len(self)
-        for node_id, text, metadata in put:  # an error of the caller's iterable is no error of the index
+        for node_id, text, metadata in put:  # errors of the caller's iterable are not index errors
             with self._errors("written"):
                 if not fresh:
                     writer.delete_documents_by_term("id", node_id)
@@ -218,7 +217,7 @@ class LexicalIndex:
             writer.commit()
 
     def refresh(self) -> None:
-        """See what others have written into the directory since.
+        """Load the commits that other writers have made in the directory.
 
         Raises:
             RetrievalError: The index is damaged.
@@ -241,12 +240,12 @@ class LexicalIndex:
         return _View(self._schema, searcher, languages, mark)
 
     def search(self, query: str, top_k: int, filters: FilterNode | None = None) -> list[LexicalHit]:
-        """Find documents by the words of a query; see the module for scores, ties and filters.
+        """Find documents by the words of a query; the module docstring describes scores, ties and filters.
 
         Args:
-            query: Any text. One without a word finds nothing.
-            top_k: How many documents at most. Below 1 there are none.
-            filters: Each document's metadata must match it; None lets all through.
+            query: Any text; a text without words finds nothing.
+            top_k: The maximum number of documents; below 1 the result is empty.
+            filters: A filter on the documents' metadata; None for no filter.
 
         Returns:
             The hits, best first.
@@ -263,7 +262,7 @@ class LexicalIndex:
 
     @contextmanager
     def _errors(self, what: str) -> Iterator[None]:
-        """Turn what tantivy raises, a panic included, into a ``RetrievalError``."""
+        """Convert exceptions and panics of tantivy to ``RetrievalError``."""
         try:
             yield
         except BaseException as error:
@@ -273,7 +272,7 @@ class LexicalIndex:
 
 
 class _View:
-    """An index as of one commit; never changes, so that any number of threads may search it."""
+    """An immutable snapshot of the index at one commit, safe to search from several threads."""
 
     def __init__(
         self, schema: tantivy.Schema, searcher: tantivy.Searcher, languages: tuple[str, ...], mark: str | None
@@ -283,11 +282,11 @@ class _View:
         self._values: dict[str, list[tuple[str, object]] | None] = {}
 
     def __len__(self) -> int:
-        """How many documents there are, the commit's own note not counted."""
+        """Return the number of documents, excluding the commit's mark."""
         return int(self.searcher.num_docs) - (self.mark is not None)
 
     def search(self, words: Sequence[tuple[str, ...]], top_k: int, filters: FilterNode | None) -> list[LexicalHit]:
-        """Return the best documents, those of equal scores by id; ``words`` holds the terms of each word."""
+        """Return the best documents, equal scores by id; ``words`` contains the terms of each word."""
         from tantivy import Occur, Query  # noqa: PLC0415
 
         query = _any_of([self._word(forms) for forms in words])
@@ -307,14 +306,14 @@ class _View:
                     found.append(LexicalHit(str(document.get_first("id")), score))
             if len(found) >= top_k or len(hits) < limit or limit >= documents:
                 return sorted(found, key=lambda hit: (-hit.score, hit.node_id))[:top_k]
-            # As many more as the share that passed makes likely to be enough, and at least four times as many.
+            # Estimate the limit from the share of hits that passed, doubled, and at least quadruple it.
             limit = min(documents, max(4 * limit, 2 * limit * top_k // max(1, len(found))))
 
     def _word(self, forms: Sequence[str]) -> tantivy.Query:
         """Return the query for a word by its stems in several languages.
 
-        The best counts, not their sum, and each is as rare as all of them together, as with synonyms: else a word
-        would weigh most in the language that the index holds least of.
+        The highest score of the stems counts, not the sum. All have the document frequency of the stems together, as
+        with synonyms; otherwise a word would weigh most in the language with the fewest documents.
         """
         from tantivy import Query  # noqa: PLC0415
 
@@ -327,12 +326,12 @@ class _View:
         return Query.disjunction_max_query(boosted)
 
     def _rarity(self, held: int) -> float:
-        """Return BM25's inverse document frequency, as tantivy has it."""
+        """Return BM25's inverse document frequency, computed as in tantivy."""
         documents = max(held, self.searcher.num_docs)
         return math.log1p((documents - held + 0.5) / (held + 0.5))
 
     def _hits(self, query: tantivy.Query, count: int) -> list[Hit]:
-        """Return the best hits, and those that tie with the last of them."""
+        """Return the best hits, including those with the same score as the last one."""
         limit = count + 1
         while True:
             hits: list[Hit] = self.searcher.search(query, limit=limit, count=False).hits
@@ -349,9 +348,9 @@ class _View:
         if isinstance(tree, Condition):
             return self._condition_terms(tree, negate=negate)
         is_and = tree.logic is FilterLogic.AND
-        if tree.logic is FilterLogic.NOT:  # not any of them: all of their opposites
+        if tree.logic is FilterLogic.NOT:  # none of them: the negations of all
             negate, is_and = not negate, not negate
-        elif negate:  # not all of them: any of their opposites
+        elif negate:  # not all of them: the negation of any
             is_and = not is_and
         parts = [self._superset(child, negate=negate) for child in tree.filters]
         known = [part for part in parts if part is not None]
@@ -359,7 +358,7 @@ class _View:
             return Query.boolean_query([(Occur.Must, self._as_query(part)) for part in known]) if known else None
         if len(known) < len(parts):
             return None
-        # One set of terms is quick to ask for; a thousand of one term each (a principal's groups) are not.
+        # One set query is fast; a thousand queries of one term each (for a principal's groups) are slow.
         terms = tuple(term for part in known if isinstance(part, tuple) for term in part)
         queries = [part for part in known if not isinstance(part, tuple)]
         return _any_of([self._as_query(terms), *queries]) if queries else terms
@@ -372,7 +371,7 @@ class _View:
         return Query.term_set_query(self._schema, "facts", part) if part else _any_of([])
 
     def _condition_terms(self, condition: Condition, *, negate: bool) -> tuple[str, ...] | None:
-        """Return the terms of the values that a condition lets through; None where the key's are too many to look."""
+        """Return the terms of all values that match a condition; None if they can't be enumerated."""
         key = condition.key
         if condition.operator is FilterOperator.IS_EMPTY and not negate:
             return None  # documents without the key have no term of it
@@ -388,12 +387,12 @@ class _View:
         if known is None:
             return None
         passes = matcher(FilterGroup(logic=FilterLogic.NOT, filters=[condition]) if negate else condition)
-        # The value may stand alone or be an item of a list.
+        # The value may be a single value or an item of a list.
         return tuple(term for term, value in known if passes({key: value}) or passes({key: [value]}))
 
 
 def _metadata_terms(metadata: Mapping[str, object]) -> Iterator[str]:
-    """Yield a term for each value of comparable metadata, and for each item of a list."""
+    """Yield a term for each metadata value, and for each item of a list."""
     for key, value in metadata.items():
         if isinstance(value, list) and value:
             yield from {_metadata_term(key, item) for item in value if item is not None}
@@ -402,7 +401,7 @@ def _metadata_terms(metadata: Mapping[str, object]) -> Iterator[str]:
 
 
 def _metadata_term(key: str, value: object) -> str:
-    """Return the term of a value; equal values have one. It holds no space outside of the value's quotes."""
+    """Return the term of a key and value, a hash if it is long; equal values have the same term."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     quoted = json.dumps(key)
@@ -414,7 +413,7 @@ def _metadata_term(key: str, value: object) -> str:
 
 
 def _comparable(metadata: Mapping[str, object]) -> dict[str, object]:
-    """Return metadata as JSON that ``matches`` treats as it treats the original: what it can't compare is {}."""
+    """Convert metadata to JSON types with equal results of ``matches``; values of other types become {}."""
 
     def plain(value: object) -> object:
         return value if value is None or isinstance(value, str | int | float) else {}

@@ -1,14 +1,14 @@
-"""Reranking through any LlamaIndex node postprocessor, on one scale.
+"""Reranking with any LlamaIndex node postprocessor, with scores on a common scale.
 
 A cross-encoder (``SentenceTransformerRerank``), a service (``CohereRerank``) or a language model (``LLMRerank``) reads
-query and passage together. It gets copies, in one call a sub-query; only its scores and its order are taken.
+query and passage together. It receives copies of the nodes, in one call per sub-query; only its scores and its order
+are used.
 
 The scale is that of Azure AI Search's semantic ranker, 0 to 4: 4 means that a passage answers the query completely, 3
-that it is relevant but lacks detail, 2 that it answers in part, 1 that it is about the subject, and 0 that it has
-nothing to do with it. No model but Azure's own has such scores; a ``Calibration`` says which raw score stands for
-which. Those of ``CALIBRATIONS`` are conventions, not measured truths: the point where a model itself is undecided
-(probability 0.5) is set to 2.5, the default threshold, so that by default what a model holds to be irrelevant is
-dropped. Fit your own to a few dozen judged pairs of your data.
+that it is relevant but lacks detail, 2 that it answers in part, 1 that it is about the subject, and 0 that it is
+irrelevant. Other models have other scores; a ``Calibration`` maps them to this scale. Those in ``CALIBRATIONS`` are
+conventions, not measurements: probability 0.5 is mapped to 2.5, the default threshold, so that by default passages
+that the model rates as irrelevant are dropped. Fit your own to a few dozen judged pairs of your data.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from llama_index_agentic_kb._aio import Call, WorkerPool, deadline_after, earlie
 from llama_index_agentic_kb.errors import ConfigurationError, RetrievalError
 
 MAX_SCORE: Final = 4.0
-"""The top of the scale."""
+"""The highest score of the scale."""
 DEFAULT_THRESHOLD: Final = 2.5
-"""Below this a calibrated score means that the passage is left out; Azure's default."""
+"""The default minimum of a calibrated score; passages below it are dropped. Azure's default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,10 +41,9 @@ class Calibration:
         Calibration.piecewise([(0.0, 0.0), (0.3, 2.5), (1.0, 4.0)], name="ours", origin="60 judged pairs, May")
 
     Args:
-        convert: Takes a finite raw score, returns a score; outside 0 to 4 it is cut. It must never fall as raw scores
-            rise.
-        name: What the calibration is called.
-        origin: Where its numbers come from.
+        convert: A non-decreasing function from a finite raw score to a score; results are clipped to 0 to 4.
+        name: The name of the calibration.
+        origin: The origin of its numbers, such as the data it was fitted to.
     """
 
     convert: Callable[[float], float]
@@ -52,20 +51,20 @@ class Calibration:
     origin: str = ""
 
     def __call__(self, raw: float) -> float:
-        """Return the score, 0 to 4, of a finite raw score."""
+        """Convert a finite raw score to a score from 0 to 4."""
         return min(MAX_SCORE, max(0.0, self.convert(raw)))
 
     @classmethod
     def piecewise(cls, anchors: Sequence[tuple[float, float]], *, name: str = "own", origin: str = "") -> Calibration:
-        """Return one that is straight between anchors, and flat beyond the first and the last.
+        """Return a calibration that interpolates linearly between anchors, and is constant outside them.
 
         Args:
-            anchors: (raw score, score) pairs, at least two, raw scores rising, scores from 0 to 4 and never falling.
-            name: What the calibration is called.
-            origin: Where the anchors come from.
+            anchors: At least two (raw score, score) pairs: raw scores increasing, scores 0 to 4 and non-decreasing.
+            name: The name of the calibration.
+            origin: The origin of the anchors.
 
         Raises:
-            ConfigurationError: The anchors make no monotone map.
+            ConfigurationError: The anchors are fewer than two, out of range or not monotone.
         """
         raws, scores = [float(raw) for raw, _ in anchors], [float(score) for _, score in anchors]
         rising = all(first < second for first, second in pairwise(raws)) and scores == sorted(scores)
@@ -85,7 +84,7 @@ class Calibration:
 
     @classmethod
     def logistic(cls, middle: float, slope: float = 1.0, *, name: str = "own", origin: str = "") -> Calibration:
-        """Return one for logits: 4 / (1 + exp(-slope (raw - middle))); ``middle`` gets a 2.
+        """Return a calibration for logits: 4 / (1 + exp(-slope (raw - middle))); ``middle`` is mapped to 2.
 
         Raises:
             ConfigurationError: The slope is not above 0, or a number is not finite.
@@ -123,7 +122,7 @@ CALIBRATIONS: Final[Mapping[str, Calibration]] = MappingProxyType(
 """Named calibrations.
 
     logit         raw logits of a model trained to tell relevant from not: cross-encoder/ms-marco-MiniLM-L-6-v2
-    probability   the same behind a sigmoid, 0 to 1: BAAI/bge-reranker through sentence-transformers
+    probability   such logits after a sigmoid, 0 to 1: BAAI/bge-reranker through sentence-transformers
     cohere        Cohere's relevance scores, 0 to 1
     llm-1-10      LlamaIndex's LLMRerank with its default prompt, 1 to 10
 """
@@ -131,13 +130,13 @@ CALIBRATIONS: Final[Mapping[str, Calibration]] = MappingProxyType(
 _MS_MARCO: Final = ("MiniLM-L{}2-v2", "MiniLM-L{}4-v2", "MiniLM-L{}6-v2", "MiniLM-L{}12-v2", "TinyBERT-L{}2-v2")
 _BGE: Final = [f"BAAI/bge-reranker-{name}" for name in ("base", "large", "v2-m3")]
 _KNOWN: Final[Mapping[tuple[str, str | None], str]] = {
-    # sentence-transformers has these models' logits as they are (Identity in their configuration) ...
+    # sentence-transformers returns these models' raw logits (Identity in their configuration) ...
     **{
         ("SentenceTransformerRerank", f"cross-encoder/ms-marco-{name.format(dash)}"): "logit"
         for name in _MS_MARCO
         for dash in ("-", "")
     },
-    # ... and puts a sigmoid behind those with one label that say nothing. FlagEmbedding does not.
+    # ... and by default applies a sigmoid to models with one label. FlagEmbedding does not.
     **{("SentenceTransformerRerank", name): "probability" for name in _BGE},
     **{("FlagEmbeddingReranker", name): "logit" for name in _BGE},
     ("CohereRerank", None): "cohere",
@@ -146,19 +145,19 @@ _KNOWN: Final[Mapping[tuple[str, str | None], str]] = {
 
 
 def calibration_for(class_name: str, model: str | None) -> Calibration | None:
-    """Return the calibration that is known for a postprocessor's class and model, by exact names; None for none."""
+    """Return the known calibration for a postprocessor's class and model, by exact names; None if there is none."""
     name = _KNOWN.get((class_name, model)) or _KNOWN.get((class_name, None))
     return None if name is None else CALIBRATIONS[name]
 
 
 @dataclass(frozen=True, slots=True)
 class Reranked:
-    """What a reranker says of one node.
+    """The result of a reranker for one node.
 
     Args:
-        position: Where the node stood in what the reranker got.
-        raw: The reranker's own score; None where it has none.
-        score: The same on the scale of 0 to 4; None without a calibration or without a raw score.
+        position: The 0-based position of the node in the reranker's input.
+        raw: The reranker's own score; None if it returned none, or one that is not finite.
+        score: The raw score converted to 0 to 4; None without a calibration or without a raw score.
     """
 
     position: int
@@ -167,29 +166,29 @@ class Reranked:
 
 
 class Reranker:
-    """A LlamaIndex node postprocessor that reranks, and what its scores mean.
+    """A LlamaIndex node postprocessor for reranking, with the calibration of its scores.
 
         Reranker(SentenceTransformerRerank(model="cross-encoder/ms-marco-MiniLM-L-6-v2"))
         Reranker(my_postprocessor, calibration=Calibration.piecewise([(0.0, 0.0), (1.0, 4.0)]), threshold=2.0)
 
     Args:
-        postprocessor: Returns nodes in a better order, with scores where it has some. Its own ``top_n``, if it has
-            one, is raised on a copy to the number of candidates: many default to 2, which would drop evidence that
-            nobody meant to drop.
-        calibration: From its scores to the scale of 0 to 4: a ``Calibration``, the name of one in ``CALIBRATIONS``, or
-            None for the one known for this class and model. Where none is known the reranker is *uncalibrated*: its
-            order counts, its scores are not compared between queries, and no threshold applies.
-        top_n: Nodes of each sub-query that it keeps at most. None (default) keeps all.
-        threshold: Score below which a node is dropped, 0 to 4, unless a request says (``rerankerThreshold``). None
-            (default) is 2.5 where the reranker is calibrated, and no threshold where it is not; 0 drops nothing.
-        timeout: Seconds for one sub-query's call, waiting for its turn included; then the fused order stays.
-            Default 20.
-        max_concurrency: Calls on threads that run at once, for all requests. Default 1: a model in this process
-            shares its cores and its tokenizer, which fails when two threads use it. Raise it for services. Native
-            async postprocessors hold no thread in async requests and are not counted there.
+        postprocessor: The postprocessor, which reorders nodes and may score them. If its own ``top_n`` is smaller than
+            the number of candidates, a copy with a larger one is used: many default to 2, which would drop evidence
+            unintentionally.
+        calibration: The map from raw scores to 0 to 4: a ``Calibration``, the name of one in ``CALIBRATIONS``, or None
+            for the one known for this class and model. If none is known the reranker is *uncalibrated*: only its order
+            is used, scores are not compared between queries, and no threshold applies.
+        top_n: The maximum number of nodes kept per sub-query. None (default) keeps all.
+        threshold: The score, 0 to 4, below which a node is dropped; a request's ``rerankerThreshold`` overrides it.
+            Defaults to 2.5 if the reranker is calibrated, and else to no threshold. 0 drops nothing.
+        timeout: The maximum seconds for one sub-query's call, including the wait for a thread; after that the fused
+            order is used. Default 20.
+        max_concurrency: The maximum number of concurrent calls on threads, over all requests. Default 1: a local model
+            shares its cores and its tokenizer, which fails if two threads use it. Increase it for services. Native
+            async postprocessors use no thread in async requests, and are not limited there.
 
     Raises:
-        ConfigurationError: An argument is unusable.
+        ConfigurationError: An argument has a wrong type or is out of range, or a threshold lacks a calibration.
     """
 
     def __init__(
@@ -223,31 +222,31 @@ class Reranker:
         self._pool = WorkerPool(f"reranker-{self.name}", max_workers=max_concurrency)
 
     def __repr__(self) -> str:
-        """Name the postprocessor and its calibration."""
+        """Return a text with the names of the postprocessor and its calibration."""
         calibration = "uncalibrated" if self.calibration is None else self.calibration.name
         return f"{type(self).__name__}({self.name}, {calibration})"
 
     @property
     def calibrated(self) -> bool:
-        """Whether its scores can be put on the scale of 0 to 4."""
+        """Whether the reranker has a calibration to the scale of 0 to 4."""
         return self.calibration is not None
 
     async def rank(self, query: str, nodes: Sequence[NodeWithScore], *, deadline: float | None) -> list[Reranked]:
         """Rank nodes for a query.
 
         Args:
-            query: What they should answer.
-            nodes: Candidates; they are not changed, whatever the postprocessor does to what it gets.
-            deadline: ``time.monotonic()`` at which it is given up.
+            query: The query text.
+            nodes: The candidates. The postprocessor gets copies, so they are not changed.
+            deadline: The ``time.monotonic()`` value at which the call is abandoned; None for no deadline.
 
         Returns:
-            What the reranker returned, best first: by its scores where it is calibrated, else in its order. Nodes
-            that it left out are not there.
+            One result per node that the reranker returned, best first: sorted by score if the reranker is calibrated,
+            else in its order.
 
         Raises:
-            RetrievalError: It returned something that is no list of nodes, or not one of the nodes, or, if
-                calibrated, no scores.
-            DeadlineExceededError: It was late.
+            RetrievalError: The reranker returned no list of nodes, none of the candidates or, if calibrated, no
+                scores.
+            DeadlineExceededError: The call did not finish by the deadline or within the timeout.
         """
         if not nodes:
             return []
@@ -256,7 +255,7 @@ class Reranker:
         own_top_n = getattr(postprocessor, "top_n", None)
         if isinstance(own_top_n, int) and own_top_n < len(copies):
             postprocessor = postprocessor.model_copy(update={"top_n": len(copies)})
-        # Core's default async method is the sync one on a thread that no bulkhead counts.
+        # Core's default async method runs the sync one on a thread that no bulkhead limits.
         is_async = type(postprocessor)._apostprocess_nodes is not BaseNodePostprocessor._apostprocess_nodes  # noqa: SLF001
         native = partial(postprocessor.apostprocess_nodes, list(copies), query_bundle=bundle)
         returned = await Call(
@@ -291,7 +290,7 @@ class Reranker:
 
 
 def as_reranker(reranker: Reranker | BaseNodePostprocessor | None) -> Reranker | None:
-    """Return a reranker as it is, a postprocessor in a reranker with defaults, None as None."""
+    """Wrap a postprocessor in a ``Reranker`` with defaults; return a reranker or None unchanged."""
     return reranker if reranker is None or isinstance(reranker, Reranker) else Reranker(reranker)
 
 
@@ -300,7 +299,7 @@ def _by_raw(judged: Reranked) -> float:
 
 
 def _copy(node: BaseNode) -> BaseNode:
-    """Return a copy into which a postprocessor may write; a deep one would copy what stands behind index nodes."""
+    """Return a copy for a postprocessor to modify; not a deep one, which would copy the objects of index nodes."""
     return node.model_copy(update={"metadata": dict(node.metadata), "relationships": dict(node.relationships)})
 
 

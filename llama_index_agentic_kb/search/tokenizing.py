@@ -1,16 +1,16 @@
-"""From text to terms, the same way for documents and queries.
+"""Conversion of text to terms, for documents and queries alike.
 
     text -> NFKC, casefold -> words, and pairs of characters in scripts without spaces -> stems -> without accents
 
 Words are runs of letters, digits and their marks; numbers keep the points and commas inside them (as in Unicode's word
-boundaries, UAX #29). Runs of Han, Hiragana, Katakana and Hangul become overlapping pairs of characters, as Lucene's
-CJKBigramFilter makes them: a single character between other scripts stays one, so that a query of one character finds
-only such places. Thai, Lao, Khmer and Burmese, which have no spaces either, are treated alike.
+boundaries, UAX #29). Runs of Han, Hiragana, Katakana and Hangul become overlapping pairs of characters, as in Lucene's
+CJKBigramFilter; a single character between other scripts remains a term, and a query of one character finds only such
+characters. Thai, Lao, Khmer and Burmese, which have no spaces either, are treated alike.
 
 Stems are Snowball's (Porter 2001), in tantivy's implementation: the pure-Python one takes 165 microseconds a word. Each
-document is stemmed in its own language, and each query word in every language that the index holds: whatever language
-a document was taken for, the same word in a query finds it. The language of a text is found by its script and its
-function words: cheap, and enough to choose a stemmer.
+document is stemmed in its own language, and each query word in every language of the index: whatever the detected
+language of a document, the same word in a query finds it. The language of a text is detected by its script and its
+function words: fast, and sufficient to choose a stemmer.
 """
 
 from __future__ import annotations
@@ -31,28 +31,28 @@ if TYPE_CHECKING:
     import tantivy
 
 ANALYSIS: Final = "1"
-"""The version of the way from text to terms: an index of another version has other terms, and is made again."""
+"""The version of this conversion: an index of another version has other terms, and must be rebuilt."""
 MAX_QUERY_WORDS: Final = 256
-"""Distinct words of a query that are searched; further ones say little, and cost as much."""
+"""Maximum number of distinct words of a query; further words are ignored."""
 MAX_WORD_LENGTH: Final = 255
-"""Characters of a word that count; longer ones are no words."""
+"""Maximum number of characters of a word; the rest is cut off."""
 DEFAULT_LANGUAGE: Final = "english"
-"""What a text is taken for that shows nothing else: names, numbers, lists, single words."""
+"""The language of texts whose language can't be detected: names, numbers, lists, single words."""
 _SAMPLE: Final = 150
-"""How many words of a text are looked at for its language."""
+"""Number of words of a text used for language detection."""
 _MIN_FOREIGN: Final = 2
-"""Function words that the default language lacks and another one has, for a text to be taken for that one."""
+"""Minimum number of function words that are not in the default language, to detect another language."""
 
 _LINES: Final = Path(__file__).with_name("function_words.txt").read_text("utf-8").splitlines()
 FUNCTION_WORDS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
     {line.partition(": ")[0]: frozenset(line.partition(": ")[2].split()) for line in _LINES if not line.startswith("#")}
 )
-"""The function words of each language that is detected by them."""
+"""The function words of each language that has a list of them."""
 
 _SCRIPTS: Final = {"CYRILLIC": "russian", "GREEK": "greek", "ARABIC": "arabic", "TAMIL": "tamil"}
 
 LANGUAGES: Final = (*sorted(FUNCTION_WORDS), *sorted(_SCRIPTS.values()))
-"""Every language that a text may be taken for, by the names of the Snowball stemmers."""
+"""All languages that can be detected, by the names of their Snowball stemmers."""
 
 _LANGUAGES_OF: Final = {
     word: tuple(language for language, words in FUNCTION_WORDS.items() if word in words)
@@ -78,10 +78,10 @@ _LETTERS: Final = str.maketrans(
 
 
 class Analyzer:
-    """Makes terms of documents and queries.
+    """Converts documents and queries to terms.
 
     Args:
-        language: Of all texts, by its Snowball name ("german"). None detects it for each document.
+        language: The language of all texts, by its Snowball name ("german"). None detects it for each text.
 
     Raises:
         ConfigurationError: There is no stemmer for the language.
@@ -93,16 +93,16 @@ class Analyzer:
         self.language = language
 
     def document(self, text: str) -> tuple[str, str]:
-        """Return a document's language, and its terms with spaces between them."""
+        """Return a document's language and its terms, separated by spaces."""
         words = split_words(text)
         language = self.language or detect_language(words)
         return language, stem_words(words, language)
 
     def query(self, text: str, languages: Iterable[str]) -> list[tuple[str, ...]]:
-        """Return the different terms of each distinct word of a query, in the languages that are searched.
+        """Return the distinct terms of each distinct word of a query, in the given languages.
 
-        The function words of the query's language are left out if other words remain; no more than the first 256
-        words are kept.
+        The function words of the query's language are omitted if other words remain. Only the first 256 words are
+        used.
         """
         words = list(dict.fromkeys(split_words(text)))
         ignored = FUNCTION_WORDS.get(self.language or detect_language(words), frozenset[str]())
@@ -118,7 +118,7 @@ class Analyzer:
 
 
 def split_words(text: str) -> list[str]:
-    """Return the words of a text in order, casefolded, with accents; pairs of characters where there are no spaces."""
+    """Return the words of a text in order, casefolded, with accents; character pairs for scripts without spaces."""
     if text.isascii():
         plain = text.lower()
         return _PLAIN_WORD.findall(_POSSESSIVE.sub("", plain) if "'" in plain else plain)
@@ -131,15 +131,15 @@ def split_words(text: str) -> list[str]:
 
 
 def _pairs(run: str) -> Iterable[str]:
-    """Return the pairs of a run without spaces; a word, or a single character, as it is."""
+    """Return the character pairs of a run in a script without spaces; other words unchanged."""
     return map("".join, itertools.pairwise(run)) if _PAIR.match(run) else (run,)
 
 
 @functools.cache
 def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
-    """Return the pattern of what makes a text special, runs without spaces and marks, and that of its runs and words.
+    """Return the pattern of characters that need special treatment, and the pattern of runs and words.
 
-    Marks are the combining ones that aren't part of a script without spaces; ``re`` has no name for them.
+    Special are scripts without spaces, and combining marks of other scripts; ``re`` has no class for such marks.
     """
     combining = map(chr, (*range(0x300, 0x2000), *range(0x20D0, 0x2100), *range(0xA800, 0xAC00)))
     marks = "".join(
@@ -154,10 +154,10 @@ def _patterns() -> tuple[re.Pattern[str], re.Pattern[str]]:
 
 
 def stem_words(words: Sequence[str], language: str) -> str:
-    """Return the terms of words of one language, with spaces between them.
+    """Return the terms of words of one language, separated by spaces.
 
-    Accents go last, as stemmers know those of their language; English has none, so "André" and "Andre" are one. Terms
-    of other languages are marked: the French stem of "fort" is no English "for".
+    Accents are removed after stemming, as stemmers use them; for English before it, so "André" equals "Andre". Terms of
+    other languages have a suffix ("~fr"), so that equal stems of different languages do not match.
     """
     if max(map(len, words), default=0) > MAX_WORD_LENGTH:
         words = [word[:MAX_WORD_LENGTH] for word in words]
@@ -169,7 +169,7 @@ def stem_words(words: Sequence[str], language: str) -> str:
 
 
 def _without_accents(text: str) -> str:
-    """Remove accents from Latin, Greek and Cyrillic letters; marks of other scripts are letters of their own."""
+    """Remove accents from Latin, Greek and Cyrillic letters; marks of other scripts are kept."""
     if text.isascii():
         return text
     plain = _ACCENTS.sub("", unicodedata.normalize("NFD", text).translate(_LETTERS))
@@ -188,10 +188,10 @@ def _stemmer(language: str) -> tantivy.TextAnalyzer:
 
 
 def detect_language(words: Sequence[str]) -> str:
-    """Return the language of a text, by its words, casefolded.
+    """Detect the language of a text from its casefolded words.
 
-    It is that of the script that most words are in; among those of the Latin script the one whose function words are
-    most, ``DEFAULT_LANGUAGE`` unless another is plainly ahead.
+    If most words have a script of one language, such as Greek, it is that language. Otherwise it is the language with
+    the most function words, or ``DEFAULT_LANGUAGE`` if no other has clearly more.
     """
     sample = set(words[:_SAMPLE])
     scripts: Counter[str] = Counter()
@@ -205,7 +205,7 @@ def detect_language(words: Sequence[str]) -> str:
     if len(_FOREIGN & sample) < _MIN_FOREIGN:  # most texts: no need to count
         return DEFAULT_LANGUAGE
     counts: Counter[str] = Counter()
-    shares: defaultdict[str, float] = defaultdict(float)  # a word of many languages says little about each
+    shares: defaultdict[str, float] = defaultdict(float)  # a word of several languages counts less for each
     known = _LANGUAGES_OF.keys() & sample
     for word in known:
         for language in _LANGUAGES_OF[word]:
