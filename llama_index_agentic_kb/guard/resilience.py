@@ -56,10 +56,10 @@ from llama_index_agentic_kb.guard.failures import is_outage, is_transient, retry
 T = TypeVar("T")
 
 MAX_RETRY_AFTER: Final = 60.0
-"""Seconds; a server that asks for a longer wait ends the call."""
+"""The longest Retry-After in seconds that is waited for; a longer one ends the call."""
 
 MIN_ATTEMPT: Final = 0.05
-"""Seconds that an attempt needs; a retry that would have less is not begun."""
+"""The minimum time in seconds for an attempt; a retry with less time left is not started."""
 
 MAX_WAITING: Final = 4_096
 """Calls that may wait for a permit. At 300 a second and 10 s for each, those after the first 3,000 would be late."""
@@ -89,7 +89,7 @@ def _check(policy: object, minimum: float, *names: str, above: bool = False) -> 
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often a failed call is tried again, and how long is waited before.
+    """The number of retries of a failed call, and the waits before them.
 
     Waits grow exponentially with full jitter: before retry n, a random time between 0 and ``min(max_wait, first_wait *
     2 ** (n - 1))`` (Brooker, "Exponential Backoff and Jitter", 2015). A server's Retry-After is honoured, with up to
@@ -97,13 +97,12 @@ class RetryPolicy:
     stands at once.
 
     Args:
-        attempts: Attempts in all, the first included. 1 never retries. Default 3.
-        first_wait: Seconds, the bound of the first wait. Default 0.5.
-        max_wait: Seconds, the bound of every wait that no Retry-After asks for. Default 8.
-        attempt_seconds: Seconds after which one attempt is given up, so that another may be made; None leaves each
-            attempt all the time that is left. Default None.
-        share: Retries of a request per call that it makes. Default 0.2.
-        min_retries: Retries that a request may make however few calls it makes. Default 5.
+        attempts: The maximum number of attempts, the first included. 1 never retries. Default 3.
+        first_wait: The upper bound of the first wait in seconds. Default 0.5.
+        max_wait: The upper bound of every wait in seconds, except for a server's Retry-After. Default 8.
+        attempt_seconds: The timeout of one attempt in seconds. Defaults to all the remaining time.
+        share: The number of retries per call that a request may make. Default 0.2.
+        min_retries: The number of retries that a request may always make. Default 5.
 
     Raises:
         ConfigurationError: A number is out of its range.
@@ -140,8 +139,8 @@ class BreakerPolicy:
     """When a circuit opens, and for how long.
 
     Args:
-        failures: Failures in a row that open it. Default 5.
-        cool_down: Seconds until a probe is let through. Default 10.
+        failures: The number of consecutive failures that open the circuit. Default 5.
+        cool_down: The time in seconds until a probe is allowed. Default 10.
 
     Raises:
         ConfigurationError: A number is out of its range.
@@ -209,7 +208,7 @@ async def retried(
     deadline: float | None = None,
     is_worth: Callable[[BaseException], bool] = is_transient,
 ) -> T:
-    """Make a call, and make it again while its failure is worth it.
+    """Make a call, and retry it while its failures are worth a retry.
 
     Clients bring retries of their own, one inside the other (a failing call of LlamaIndex's ``OpenAI`` is 12 HTTP
     requests); here they are ours alone, bounded by the policy, by the request's retry budget and by its deadline.
@@ -222,10 +221,10 @@ async def retried(
         is_worth: Returns whether a failure is worth another attempt.
 
     Returns:
-        What the first attempt that succeeds returns.
+        The result of the first successful attempt.
 
     Raises:
-        Exception: The last attempt's own failure.
+        Exception: The exception of the last attempt.
     """
     budget, deadline, number = current_budget().retries, earliest(deadline, call_deadline()), 1
     budget.count_call()
@@ -244,7 +243,7 @@ async def retried(
 
 
 def _pause(error: BaseException, number: int, policy: RetryPolicy, deadline: float | None) -> float | None:
-    """Return the seconds to wait before the next attempt; None where there is none."""
+    """Return the number of seconds to wait before the next attempt; None if there is no further attempt."""
     if number >= policy.attempts:
         return None
     asked = retry_after(error)
@@ -538,7 +537,7 @@ class Bulkhead:
                 self._refuse_if_hung(what)
 
     def _refuse_if_hung(self, what: str) -> None:
-        """Refuse to wait where calls that were given up a while ago hold every permit."""
+        """Raise if calls abandoned more than ``HANGS_AFTER`` seconds ago occupy all permits."""
         past = time.monotonic() - HANGS_AFTER
         if len(self._held) >= self.max_concurrency and all(
             held.abandoned_at is not None and held.abandoned_at <= past for held in self._held
@@ -596,7 +595,7 @@ async def _aread(permit: Permit, source: Callable[[], Awaitable[AsyncIterator[T]
 
 
 class CallProgress:
-    """How far the calls of one search have come: read by who waits for it, and may decide to wait no longer."""
+    """The state of the calls of one search, by which a waiting caller may decide to cancel it."""
 
     __slots__ = ("attempts", "calls", "given_up", "permits")
 
