@@ -140,7 +140,7 @@ def as_data(message: Untyped) -> Fields:
 
 
 def read(kind: str, body: object) -> Untyped:
-    """Return the message that a request's body holds.
+    """Parse a request's body.
 
     Names are camelCase or snake_case; null is not set; int64 is a number or text; enums are names or numbers.
 

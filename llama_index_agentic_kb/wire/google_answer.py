@@ -77,7 +77,7 @@ from llama_index_agentic_kb.wire.google_names import (
 
 CONTENT_TYPE: Final = "application/json; charset=UTF-8"
 DEFAULT_RESULTS: Final = 10
-"""Google's ``maxReturnResults`` where it is not set."""
+"""The default of Google's ``maxReturnResults``."""
 _SMALL_MODEL: Final = 1
 _STAGES: Final = {"steps": 1, "references": 2, "text": 3, "citation": 3, "whole": 4}
 """The order of a stream's pieces."""
@@ -254,9 +254,9 @@ def encode_answer_response(
     """Return the response of ``:answer``.
 
     Args:
-        answer: The answer; its name is built from the session's and its ``id``.
-        parent: What was asked; needed with a session.
-        session: The session as it is after this turn; None is sessionless, and nothing is named then.
+        answer: The answer; its name is built from the session's name and its ``id``.
+        parent: The data store or engine; required with a session.
+        session: The session after this turn; None without a session, and then the answer has no name.
         token: The ``answerQueryToken``.
         enum_as_int: Whether enums are numbers.
 

@@ -27,11 +27,11 @@ class Parent:
     """A data store or an engine; its text is the resource name.
 
     Args:
-        project: Its project.
-        location: Where it is, "global" for one.
-        id: Its own name.
-        collection: Its collection; None only of a data store.
-        engine: Whether it is an engine.
+        project: The project id or number.
+        location: The location, such as "global".
+        id: The id of the data store or engine.
+        collection: The collection; None is possible for a data store only.
+        engine: Whether the resource is an engine.
     """
 
     project: str

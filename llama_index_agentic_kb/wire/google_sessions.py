@@ -140,8 +140,8 @@ def encode_session(session: Session, parent: Parent, *, enum_as_int: bool = Fals
 
     Args:
         session: The session.
-        parent: Where it was made, for the names.
-        enum_as_int: Whether enums are numbers.
+        parent: The parent resource, for the names.
+        enum_as_int: Whether to write enums as numbers.
 
     Raises:
         InvalidAnswerError: An answer breaks a rule of its model.
