@@ -1,17 +1,17 @@
-"""Plain coroutines inside, sync doors outside.
+"""Coroutines for all internal code, with sync and async entry points.
 
-Everything below the public methods is ``async def``. A sync method bridges: ``run`` performs the coroutine on a
-private event loop in the caller's own thread. Only leaf calls differ between the two: a ``Call`` holds a sync
-function, an async one, or both. A sync door prefers the sync function, on a thread of a bulkhead; an async door prefers
-the async one, on the caller's loop. So no method is written twice, and an async client is never used on a short-lived
-loop: a sync door awaits async-only clients on one long-lived background loop.
+Everything below the public methods is ``async def``. A sync method uses ``run``, which performs the coroutine on a
+private event loop in the caller's own thread. Only leaf calls differ between the two: a ``Call`` has a sync function,
+an async one, or both. A sync entry point prefers the sync function, on a worker thread; an async one prefers the async
+function, on the caller's loop. So no method is written twice, and an async client is never used on a short-lived loop:
+sync entry points await async-only clients on one long-lived background loop.
 
     async def lookup(source, question):
         job = start(Call(sync=lambda: source.search(question)))
         await wait([job], deadline=deadline_after(0.5))
         return job.result() if job.done else []
 
-A deadline that is set in a context (``set_deadline``) bounds every call that is made there.
+The deadline of a context (``set_deadline``) limits every call that is made in it.
 """
 
 from llama_index_agentic_kb._aio.bridge import aiterate, arun, iterate, run

@@ -1,8 +1,8 @@
-"""Doors into coroutines: ``run`` and ``iterate`` for sync callers, ``arun`` and ``aiterate`` for async ones.
+"""Entry points into coroutines: ``run`` and ``iterate`` for sync callers, ``arun`` and ``aiterate`` for async ones.
 
-A sync door drives a private event loop in the caller's own thread; where a loop runs there already (a notebook), a
-helper thread drives it while the caller waits. No client ever lives on the private loop: leaf calls run on worker
-threads or on the background loop (``calls.Call``).
+A sync entry point runs a private event loop in the caller's own thread; if a loop already runs there (a notebook), a
+helper thread runs it while the caller waits. No client ever uses the private loop: leaf calls run on worker threads or
+on the background loop (``calls.Call``).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from llama_index_agentic_kb._aio.threads import WorkerPool
 T = TypeVar("T")
 
 _HELPERS = WorkerPool("bridge", max_workers=256)
-"""Drives private loops for callers whose own thread runs an event loop already."""
+"""The threads that run private loops for callers whose own thread already runs an event loop."""
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
@@ -34,7 +34,7 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 
 async def arun(work: Coroutine[Any, Any, T]) -> T:
-    """Perform a coroutine and return its result. Cancelling the caller's task cancels all that it started."""
+    """Perform a coroutine and return its result. Cancelling the caller's task cancels all tasks that it started."""
     scope = Scope(threads=False)
     try:
         return await scope.create_task(scope.perform(work, None))
@@ -86,9 +86,9 @@ async def _aiterate(work: Coroutine[Any, Any, Any], context: contextvars.Context
 
 
 _open_loops: set[asyncio.AbstractEventLoop] = set()
-"""Loops of bridges that are not closed yet.
+"""The event loops of bridges that are not closed yet.
 
-They are held here, so that the collector closes a stream that was dropped half read before it takes the stream's loop.
+These references ensure that a stream that is dropped half read is garbage-collected before its loop.
 """
 
 
@@ -152,8 +152,8 @@ class _Bridge(Generic[T]):
         self._loop.stop()
 
     def drive(self) -> None:
-        """Run the loop until something was emitted, or a task ended that matters."""
-        if asyncio._get_running_loop() is None:  # noqa: SLF001 (get_running_loop would be the cause of every error)
+        """Run the loop until an item is emitted, or the root task or the closing task ends."""
+        if asyncio._get_running_loop() is None:  # noqa: SLF001 (get_running_loop would be the context of every error)
             self._loop.run_forever()
             return
         done = threading.Event()
@@ -170,7 +170,7 @@ class _Bridge(Generic[T]):
         _HELPERS.submit(drive)
         try:
             done.wait()
-        except BaseException:  # the user's interrupt: the loop must stand still before it is closed
+        except BaseException:  # the user's interrupt: the loop must stop before it is closed
             self._loop.call_soon_threadsafe(self.root.cancel)
             done.wait()
             raise

@@ -1,8 +1,8 @@
-"""Leaf calls, jobs that run side by side, streams with deadlines, and items that a coroutine emits.
+"""Leaf calls, concurrent jobs, streams with deadlines, and items that a coroutine emits.
 
-Whatever a leaf raises is delivered as an ``Exception``: a ``SystemExit`` or a ``CancelledError`` of a source's own ends
-neither a loop nor a thread, and leaves nobody waiting. Nobody waits for a cancellation either, which may itself hang:
-who awaits a leaf awaits a plain future, which its deadline fulfils where the leaf does not.
+An error of a leaf call is always delivered as an ``Exception``: a ``SystemExit`` or a ``CancelledError`` that a source
+raises ends neither a loop nor a thread, and blocks no caller. No caller waits for a cancellation either, which may
+itself hang: it awaits a plain future, which fails at the deadline if the leaf call has not completed it.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ class _End(Enum):
 
 
 END: Final = _End.END
-"""What ``Stream.next`` returns when the stream is over."""
+"""The return value of ``Stream.next`` at the end of the stream."""
 
 Deliver: TypeAlias = Callable[[Any, "Exception | None"], None]
-"""Takes a value, or an error."""
+"""A callback that takes the result of a call, or its error."""
 
 _emit: contextvars.ContextVar[Callable[[Any], None] | None] = contextvars.ContextVar("agentic_kb_emit", default=None)
 
 
 @dataclass(slots=True, eq=False)
 class _Bound:
-    """A deadline of a context; what outlives the work that it bounds, as a user's own task may, has the outer one."""
+    """A deadline of a context; once the limited work is over, tasks that still run have the outer deadline."""
 
     deadline: float | None
     outer: _Bound | None
@@ -75,9 +75,9 @@ def earliest(*deadlines: float | None) -> float | None:
 
 
 def call_deadline() -> float | None:
-    """Return the deadline (``time.monotonic()``) that bounds what this code calls; None where there is none.
+    """Return the deadline for calls from this code as a ``time.monotonic()`` value; None if there is no deadline.
 
-    Inside a leaf it is that of its call, for clients that take a timeout for each request.
+    Inside a leaf call it is the deadline of that call, for clients with a timeout per request.
     """
     bound = _bound.get()
     while bound is not None and bound.over:
@@ -86,7 +86,7 @@ def call_deadline() -> float | None:
 
 
 def set_deadline(deadline: float | None) -> None:
-    """Bound what the current task calls and starts from here on, until it ends; a deadline can only be narrowed."""
+    """Set the deadline for all later calls and tasks of the current task; a deadline can only become earlier."""
     bound = _Bound(earliest(deadline, call_deadline()), _bound.get())
     _bound.set(bound)
     if (task := asyncio.current_task()) is not None:
@@ -113,11 +113,11 @@ class Scope:
 
     @property
     def holds_background(self) -> bool:
-        """Whether the background loop stands still until this run, or one that this run is a part of, has ended."""
+        """Whether this run, or an outer run, blocks the background loop until it has ended."""
         return not self._closed and (self._on_background or (self._outer is not None and self._outer.holds_background))
 
     async def perform(self, work: Awaitable[T], receive: Callable[[Any], None] | None) -> T:
-        """Await work as the scope's outermost coroutine, in a context of its own; ``receive`` takes what it emits."""
+        """Await work as the scope's outermost coroutine; ``receive`` is called with each item that it emits."""
         _scope.set(self)
         _emit.set(receive)
         return await work
@@ -130,18 +130,18 @@ class Scope:
         return task
 
     def add_stream(self, stream: Stream[Any]) -> None:
-        """Close the stream when the scope ends."""
+        """Register a stream, which is closed when the scope ends."""
         self._streams.append(stream)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
         if not task.cancelled():
-            task.exception()  # marks it as seen: an abandoned task's late error is nobody's news
+            task.exception()  # marks it as retrieved: asyncio logs no late error of an abandoned task
 
     async def close(self) -> None:
         """Cancel all running tasks and close all streams; sync calls are abandoned on their threads.
 
-        Waits ``PARTING_TURNS`` iterations of the event loop at most for tasks to end.
+        Waits at most ``PARTING_TURNS`` iterations of the event loop for tasks to end.
         """
         self._closed = True
         for stream in self._streams:
@@ -155,7 +155,7 @@ class Scope:
 
 
 _NO_DOOR: Final = Scope(threads=False)
-"""For coroutines that are awaited outside of any door: on the caller's loop, with async clients."""
+"""The scope of coroutines that are awaited outside of all entry points: on the caller's loop, with async clients."""
 
 
 def _current_scope() -> Scope:
@@ -169,16 +169,16 @@ def _current_scope() -> Scope:
 class Call(Generic[T]):
     """A leaf call: awaiting it calls the function and returns its result, or raises its exception.
 
-    A sync door calls ``sync`` on a thread of ``pool``; without it, it awaits ``native`` on the background loop. An
-    async door awaits ``native``; without it, it calls ``sync`` on a thread of ``pool``.
+    A sync entry point calls ``sync`` on a thread of ``pool``; without it, it awaits ``native`` on the background loop.
+    An async entry point awaits ``native``; without it, it calls ``sync`` on a thread of ``pool``.
 
     Args:
-        sync: Takes nothing, returns the result.
-        native: Takes nothing, returns an awaitable of the result.
-        deadline: ``time.monotonic()`` at which waiting ends with ``DeadlineExceededError``; None waits as long as the
-            context's deadline lets it. After it the function is not called at all.
-        pool: The bulkhead; None is one shared by everything that has none of its own.
-        what: Names the call in errors.
+        sync: A function without arguments that returns the result.
+        native: A function without arguments that returns an awaitable of the result.
+        deadline: The deadline as a ``time.monotonic()`` value; then the call fails with ``DeadlineExceededError``, or
+            is not started. Defaults to the context's deadline.
+        pool: The worker pool. Defaults to a pool shared by all calls without their own.
+        what: The name of the call in errors.
     """
 
     sync: Callable[[], T] | None = None
@@ -222,7 +222,7 @@ class Call(Generic[T]):
     def _begin(
         self, context: contextvars.Context, answer: asyncio.Future[T], deliver: Deliver, from_thread: Deliver
     ) -> Callable[[], None] | None:
-        """Begin the function where it belongs, and return what cancels it; nothing cancels a thread."""
+        """Start the function as a task or on a thread, and return a function that cancels it; None for a thread."""
         scope = _current_scope()
         if self.native is not None and not scope.threads:
             return partial(_cancel_once, scope.create_task(_deliver_awaited(self.native, deliver), context))
@@ -235,7 +235,7 @@ class Call(Generic[T]):
 
 
 def as_exception(error: BaseException) -> Exception:
-    """Return an error that ends no more than the coroutine that it is raised in, and that a future can hold."""
+    """Return an error as an ``Exception`` that a future accepts; other errors are wrapped in ``AgenticKBError``."""
     if isinstance(error, Exception) and not isinstance(error, StopIteration):
         return error
     failure = AgenticKBError(f"{type(error).__name__} was raised: {error}".rstrip(": "))
@@ -246,7 +246,7 @@ def as_exception(error: BaseException) -> Exception:
 def _run_on_thread(
     context: contextvars.Context, work: Callable[[], Any], deliver: Deliver, answer: asyncio.Future[Any]
 ) -> None:
-    if answer.done():  # nobody waits any more
+    if answer.done():  # no caller waits any more
         return
     try:
         result = context.run(work)
@@ -267,7 +267,7 @@ async def _deliver_awaited(native: Callable[[], Awaitable[Any]], deliver: Delive
 
 
 def _raise_interrupt(error: BaseException) -> None:
-    """Pass the user's own Ctrl-C on, which comes to the main thread alone."""
+    """Raise the error again if it is the user's Ctrl-C, which only the main thread receives."""
     if isinstance(error, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
         raise error
 
@@ -284,7 +284,7 @@ def _in_background(
 
 
 async def _until(future: asyncio.Future[T], deadline: float | None, what: str) -> T:
-    """Await a plain future, which its deadline fails where nothing settles it before."""
+    """Await a future; at the deadline it fails with ``DeadlineExceededError`` if it is not done."""
     if deadline is None:
         return await future
     left = max(0.0, deadline - time.monotonic())
@@ -309,7 +309,7 @@ def settle(future: asyncio.Future[Any], value: Any, error: Exception | None) -> 
 
 
 def call_soon(loop: asyncio.AbstractEventLoop, action: Callable[..., None], *arguments: Any) -> None:
-    """Hand an action to a loop from a thread; the loop of an abandoned call may be closed by now."""
+    """Schedule an action on a loop from another thread; ignored if the loop is closed, as after an abandoned call."""
     try:
         loop.call_soon_threadsafe(action, *arguments)
     except RuntimeError:
@@ -318,7 +318,7 @@ def call_soon(loop: asyncio.AbstractEventLoop, action: Callable[..., None], *arg
 
 
 def _cancel_once(task: asyncio.Future[Any]) -> None:
-    """Cancel a task; a second time would break off its clean-up, and leave its connection open."""
+    """Cancel a task unless it is already cancelled: a second time would interrupt its clean-up."""
     if not isinstance(task, asyncio.Task) or not task.cancelling():
         task.cancel()
 
@@ -377,9 +377,9 @@ def start(work: Coroutine[Any, Any, T] | Call[T], context: contextvars.Context |
 
 
 async def wait(jobs: Sequence[Job[Any]], *, deadline: float | None = None, first: bool = False) -> None:
-    """Wait until all jobs are done (or the ``first`` of them), or the deadline.
+    """Wait until all jobs are done (with ``first``: any of them), or the deadline passes.
 
-    Ask each job then whether it is ``done``. No job's error is raised here. Other coroutines get a turn in any case.
+    Errors of jobs are not raised here; ``Job.done`` tells which jobs have ended. Other coroutines always get a turn.
     """
     tasks = [job.task for job in jobs if not job.done]
     if not tasks or (first and len(tasks) < len(jobs)):
@@ -417,7 +417,7 @@ async def gather(works: Iterable[Coroutine[Any, Any, T] | Call[T]], *, deadline:
 
 
 class Stream(Generic[T]):
-    """An open stream: a thread or a task reads it ahead, so that waiting for each item can have a deadline."""
+    """An open stream, read ahead by a thread or a task, so that the wait for each item can have a deadline."""
 
     def __init__(self, what: str) -> None:
         self.what = what
@@ -433,10 +433,10 @@ class Stream(Generic[T]):
             settle(self._waiter, None, None)
 
     async def next(self, deadline: float | None = None) -> T | _End:
-        """Return the next item, or ``END``; asking again after the end returns ``END`` again.
+        """Return the next item; ``END`` at and after the end of the stream.
 
         Raises:
-            DeadlineExceededError: No item came before the deadline, or the context's. The stream is closed.
+            DeadlineExceededError: No item arrived before the deadline, or the context's deadline. The stream is closed.
             Exception: The exception that the stream raised.
         """
         if self.closed.is_set():
@@ -494,7 +494,7 @@ def _pump(
     closed: threading.Event,
     put: Callable[[Any, Exception | None, float], None],
 ) -> None:
-    """Read an iterator to its end on a worker thread; stop and close it when nobody listens any more."""
+    """Read an iterator to its end on a worker thread; stop and close it once the stream is closed."""
 
     def read() -> None:
         iterator = iter(source())
@@ -518,7 +518,7 @@ def _pump(
 async def _pump_async(
     native: Callable[[], Awaitable[AsyncIterator[Any]]], put: Callable[[Any, Exception | None, float], None]
 ) -> None:
-    """Read an async iterator to its end, in a task of its own; cancelled when nobody listens any more."""
+    """Read an async iterator to its end; its task is cancelled when the stream is closed."""
     try:
         async for item in await native():
             put(item, None, time.monotonic())
@@ -528,7 +528,7 @@ async def _pump_async(
     put(END, None, time.monotonic())
 
 
-# -- what a coroutine emits -------------------------------------------------------------------------------------------
+# -- items that a coroutine emits -------------------------------------------------------------------------------------
 
 
 async def emit(item: Any) -> None:
@@ -540,12 +540,12 @@ async def emit(item: Any) -> None:
 
 
 async def emitting(work: Awaitable[T], change: Callable[[Any], Any], rest: Callable[[], Any] | None = None) -> T:
-    """Await a coroutine and transform each item that it emits.
+    """Await a coroutine, replace each item that it passes to ``emit``, and return the coroutine's result.
 
     Args:
         work: The coroutine.
-        change: Takes an item and returns its replacement; an empty replacement is not emitted.
-        rest: Returns a last item to emit after the coroutine has returned; an empty one is not emitted.
+        change: A function that returns the replacement of an item; an empty replacement is not emitted.
+        rest: A function that returns one last item to emit after the coroutine has returned, unless it is empty.
     """
     receive = _emit.get()
 
@@ -570,11 +570,11 @@ async def emitting(work: Awaitable[T], change: Callable[[Any], Any], rest: Calla
 
 @contextmanager
 def outside_loop() -> Iterator[None]:
-    """Hide a sync door's private loop while user code runs, so that it may start a loop of its own.
+    """Hide the private loop of a sync entry point while user code runs, so that this code may start its own loop.
 
-    On an async door the user's own loop stays visible. On a worker thread there is nothing to hide.
+    With an async entry point the user's own loop stays visible. A worker thread has no loop to hide.
     """
-    loop = asyncio._get_running_loop()  # noqa: SLF001 (None where none runs)
+    loop = asyncio._get_running_loop()  # noqa: SLF001 (None if no loop runs)
     if loop is None or not _current_scope().threads:
         yield
         return
@@ -591,6 +591,6 @@ def outside_loop() -> Iterator[None]:
 
 
 def close_unstarted(work: Coroutine[Any, Any, Any]) -> None:
-    """Close a coroutine that nobody will await any more, so that it does not warn."""
+    """Close a coroutine that was never started, so that Python does not warn that it was never awaited."""
     if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
         work.close()

@@ -1,7 +1,7 @@
-"""Bounded pools of daemon threads, one bulkhead for each thing that may hang; and the background event loop.
+"""Bounded pools of daemon threads, one for each service that may hang, and the background event loop.
 
-``concurrent.futures`` is no help here: its threads keep the interpreter from exiting while one of them hangs, and
-the event loop's default pool is shared, so that one hung source starves the healthy ones.
+``concurrent.futures`` is unsuitable: its threads prevent the interpreter from exiting while one of them hangs, and the
+event loop's default pool is shared, so that one source that hangs would block the healthy ones.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from collections.abc import Callable, Coroutine
 from typing import Protocol
 
 IDLE_SECONDS = 10.0
-"""An idle thread ends after this many seconds."""
+"""The time in seconds after which an idle thread ends."""
 
 
 class Resettable(Protocol):
-    """State that a forked child may not share: locks, threads, and counts of what runs in the parent alone."""
+    """State that a forked child must not share: locks, threads, and counts of work that runs in the parent only."""
 
     def reset(self) -> None:
         """Return to the empty state."""
@@ -31,7 +31,7 @@ _resettable: weakref.WeakSet[Resettable] = weakref.WeakSet()
 
 
 def reset_after_fork(item: Resettable) -> None:
-    """Reset an object in each child that is forked while it lives."""
+    """Register an object, which is reset in each forked child as long as it exists."""
     _resettable.add(item)
 
 
@@ -45,10 +45,10 @@ if hasattr(os, "register_at_fork"):
 
 
 class WorkerPool:
-    """Runs submitted work on at most ``max_workers`` daemon threads, in order of arrival.
+    """A pool that runs submitted work on at most ``max_workers`` daemon threads, in order of arrival.
 
-    Threads are started as they are needed and end when idle. Work that never returns keeps its thread: the pool is
-    then smaller by one, and no other pool is touched.
+    Threads are started when needed and end when idle. Work that never returns occupies its thread: the pool then has
+    one thread less, and no other pool is affected.
 
     Args:
         name: The pool's name, used in thread names.
@@ -64,19 +64,19 @@ class WorkerPool:
         reset_after_fork(self)
 
     def reset(self) -> None:
-        """Return to the empty state; in a forked child the parent's threads do not run."""
+        """Clear the pool; in a forked child the parent's threads do not run."""
         self.threads = 0
         """The number of live threads, idle or working."""
         self._changed = threading.Condition()
         self._work: deque[Callable[[], None]] = deque()
-        self._idle = 0  # threads that wait for work, those that were woken and have not taken theirs yet included
+        self._idle = 0  # waiting threads, including those that are notified and have not taken their work yet
         self._serial = itertools.count(1)
 
     def submit(self, work: Callable[[], None]) -> None:
         """Run ``work`` on a thread of the pool as soon as one is free.
 
         Args:
-            work: Takes nothing, returns nothing and never raises: it delivers its own result.
+            work: A function without arguments and result that never raises; it delivers its result itself.
         """
         with self._changed:
             self._work.append(work)
@@ -90,10 +90,10 @@ class WorkerPool:
         threading.Thread(target=self._serve, name=name, daemon=True).start()
 
     def _serve(self) -> None:
-        """Run one piece of work after another until none comes for ``IDLE_SECONDS``."""
+        """Run submitted work until no more arrives for ``IDLE_SECONDS``."""
         while (work := self._take()) is not None:
             work()
-            del work  # an idle thread keeps nothing alive
+            del work  # so that an idle thread has no reference to it
 
     def _take(self) -> Callable[[], None] | None:
         with self._changed:
@@ -107,11 +107,11 @@ class WorkerPool:
 
 
 SHARED_POOL = WorkerPool("shared", max_workers=64)
-"""For calls without a bulkhead of their own: language models, postprocessors."""
+"""The pool for calls without a pool of their own: language models, postprocessors."""
 
 
 class _BackgroundLoop:
-    """The one long-lived event loop where sync doors await async-only clients; these keep their connections there."""
+    """The long-lived event loop on which sync entry points await async-only clients, so that connections persist."""
 
     def __init__(self) -> None:
         self._left_behind: list[asyncio.AbstractEventLoop] = []
@@ -120,9 +120,9 @@ class _BackgroundLoop:
         reset_after_fork(self)
 
     def reset(self) -> None:
-        """Forget the loop: in a forked child its thread does not run."""
+        """Drop the loop, since its thread does not run in a forked child; ``get`` starts a new one."""
         if self._loop is not None:
-            self._left_behind.append(self._loop)  # the parent's: collecting it would close the parent's sockets
+            self._left_behind.append(self._loop)  # garbage collection would close the parent's sockets
         self._lock = threading.Lock()
         self._loop = None
         self.thread: threading.Thread | None = None
@@ -141,7 +141,7 @@ _background = _BackgroundLoop()
 
 
 def on_background_thread() -> bool:
-    """Return whether this code runs on the background loop's own thread, and so blocks it."""
+    """Return whether this code runs on the background loop's thread, and so blocks the loop."""
     return threading.current_thread() is _background.thread
 
 
@@ -159,7 +159,7 @@ def start_in_background(
 
     def cancel_now() -> None:
         for task in tasks:
-            if not task.cancelling():  # a second time would break off its clean-up
+            if not task.cancelling():  # a second time would interrupt its clean-up
                 task.cancel()
 
     def cancel() -> None:

@@ -1,18 +1,18 @@
-"""Links and images in answers lead only to the references' own addresses; all others are taken out and counted.
+"""A filter for links and images in answers: only links to the references' addresses remain.
 
-A document may tell a model to write an image whose address carries what it has read: whoever renders the answer then
-sends it to the attacker (EchoLeak, CVE-2025-32711, got past a filter of inline links by reference-style ones). So what
-may be a link in Markdown, HTML or plain text is looked for in every form, and what is not exactly a reference's address
-is made text:
+A document may instruct a model to write an image whose address contains data that the model has read: a program that
+renders the answer then sends the data to the attacker (EchoLeak, CVE-2025-32711, bypassed a filter of inline links with
+reference-style links). So every form of link in Markdown, HTML and plain text is searched for, and a link to anything
+but the exact address of a reference becomes text:
 
-- ``[text](address)`` and images, however nested: without a reference's address they become ``[text] (link removed)``.
-- ``[label]: address``, the definition behind reference-style links: broken by a space, its address taken out. Links
+- ``[text](address)`` and images, however nested, become ``[text] (link removed)``.
+- ``[label]: address``, the definition of a reference-style link: disabled by a space, and its address removed. Links
   without a definition are text.
 - ``<address>``, bare addresses (``https://…``, ``www.…``, ``name.com/…``), ``mailto:``: become ``(link removed)``.
-- HTML tags that have attributes, load, run or style something: broken by a space behind ``<``.
+- HTML tags that have attributes, or that load, run or style something: disabled by a space after ``<``.
 
-An address with anything more (a query, a fragment, another path) is another address. What is kept is written as the
-reference has it. All of this holds in code blocks too: renderers disagree on where code ends.
+A reference's address with an additional query, fragment or path is a different address. A link that remains is written
+exactly as in the reference. All rules apply in code blocks too: renderers disagree on where code ends.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ from typing import Final
 REMOVED: Final = "(link removed)"
 
 MAX: Final = 2_048
-"""Characters of an address, or of a stream that is held back for one; what is longer is no reference's."""
+"""The maximum length of a reference's address, and of the text that a stream buffers for it, in characters."""
 MAX_NAME: Final = 64
-"""Characters of a tag's name; what is longer is broken."""
+"""The maximum length of a tag's name in characters; a tag with a longer one is disabled."""
 MAX_TAG: Final = 256
-"""Characters of a tag that are looked at for attributes."""
+"""The number of characters after a tag's name that are searched for attributes."""
 
 _WEB: Final = re.compile(r"https?://[^\s\"'<>\\^`{|}\x00-\x20\x7f-\x9f]+", re.IGNORECASE)
 _URL_SIGNS: Final = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) not in '"<>`')
-"""What an address may go on with: signs of ASCII without quotes, backticks and angle brackets."""
+"""The characters that may continue an address: printable ASCII without double quotes, backticks and angle brackets."""
 _CLOSING: Final = ".,;:!?)]}'*_~|"
-"""Signs that end a sentence or an emphasis, and not an address."""
+"""Characters that at the end of an address belong to the sentence or the emphasis around it."""
 _ENDING: Final = ".,;)'"
-"""Those of them that no renderer takes for a part of the address before them."""
+"""The subset of ``_CLOSING`` that no renderer treats as part of the preceding address."""
 
-# The signs of a scheme as they may be written: escaped, or as an entity.
+# The characters of a scheme, plain, escaped or as an HTML entity.
 _COLON: Final = r"(?:\\?:|&(?:\#0*58|\#x0*3a|colon);?)"
 _SLASH: Final = r"(?:\\?/|\\|&(?:\#0*47|\#0*92|\#x0*2f|\#x0*5c|sol|bsol);?)"
 _DOT: Final = r"(?:\\?\.|&(?:\#0*46|\#x0*2e|period);?)"
 _MORE: Final = r"[^\s<>\"`]"
-# Top-level domains under which plain names are made links by mail and chat programs, and by renderers that guess;
-# endings of files ("README.md") are left out, though some are countries.
+# Top-level domains whose plain names become links in mail and chat programs, and in renderers that guess; file
+# extensions ("README.md") are left out, though some are countries.
 _FILES: Final = "md|py|sh|rs|pl|pm|ps|cs|js|ts|go|rb|hs|ml|mk|so|gz|xz|db|cc|cl|vb|kt|tf|td|id"
 _TOP: Final = (
     rf"(?!(?:{_FILES})(?![a-z0-9]))[a-z]{{2}}|com|org|net|edu|gov|mil|int|info|biz|app|dev|xyz|top|site|online|link|"
     "click|live|shop|store|cloud|page|web|pro|tech|space|website|world|club|vip|icu|fun|buzz|rest|zone|xxx|aero|asia|"
     "coop|museum|name"
 )
-# A name without a path, and one behind "@", get a space before their last part, and are not counted.
+# A name without a path, and a name after "@", are split by spaces before their dots, and are not counted.
 _BARE: Final = re.compile(
     rf"(?:[a-z][a-z0-9+.-]{{1,30}}{_COLON}{_SLASH}{{2}}"
     rf"|(?<![a-z0-9])(?:(?:javascript|vbscript|mailto){_COLON}(?={_MORE})|data{_COLON}[a-z]+/|www{_DOT}(?=[a-z0-9_&\\-]))"
@@ -82,10 +82,10 @@ _DEFINED_BEGUN: Final = re.compile(
 _DEFINES_NOTHING: Final = re.compile(r"\]:[ \t]{0,8}(?:\n[ \t]{0,8}\n|\n?[ \t]{0,8}\Z)")
 _ADDRESSLIKE: Final = re.compile(r"[/\\:?#&@<%\x00-\x1f\x7f-\xa0\u2028\u2029]|\.\w")
 _GOES_ON: Final = re.compile(r"[ \t]{1,8}[\w.,=+-]{1,40}+(?=[\s!?;)\]]|\Z)")
-"""A plain word behind what would be an address: a definition has nothing more, or a title."""
+"""A plain word after a possible address: a definition ends there, or has a title in quotes."""
 _NAME: Final = re.compile(rf"</?[a-z][^\s/>]{{0,{MAX_NAME}}}+", re.IGNORECASE)
 _NO_NAME: Final = re.compile(r"[\"'`=\[\](){}<:]")
-"""Signs in a tag's name around which something may be put that makes an attribute, or an address, of the rest."""
+"""Characters in a tag's name that may turn the rest into an attribute or an address for some renderers."""
 _DECIDES: Final = re.compile("[>=]")
 _AUTOLINK: Final = re.compile(rf"<(?P<address>[a-z][a-z0-9+.-]{{1,31}}:[^\s<>]{{0,{MAX}}})>", re.IGNORECASE)
 _AUTOLINK_BEGUN: Final = re.compile(rf"<[a-z][a-z0-9+.-]{{1,31}}:[^\s<>]{{0,{MAX - 1}}}\Z", re.IGNORECASE)
@@ -99,21 +99,21 @@ _DANGEROUS: Final = frozenset((
     "template", "textarea", "title", "track", "video", "xml", "xmp",
 ))
 # fmt: on
-"""Elements that load, run, style or swallow something even without attributes."""
+"""HTML elements that load, run, style or hide content even without attributes."""
 
 
 class LinkFilter:
-    """Passes an answer on piece by piece, without links to anything but the references.
+    """A streaming filter that removes all links of an answer except those to the references.
 
-    However the text is cut into pieces, the same comes out. Held back is what may become a link: mostly a word, at
-    most about 2,000 characters.
+    The result does not depend on how the text is split into pieces. Text that may become a link is buffered: usually
+    one word, at most about 2,000 characters.
 
         links = LinkFilter({"https://a.org/x"})
         text = links.feed("See [x](https://a.org/x) and ![y](https://evil.") + links.feed("org/?q=1)") + links.close()
         assert (text, links.removed) == ("See [x](https://a.org/x) and ![y] (link removed)", 1)
 
     Args:
-        addresses: The references' addresses; what is no plain web address (http, https) is left out.
+        addresses: The references' addresses; those that are no plain web addresses (http, https) are ignored.
     """
 
     def __init__(self, addresses: Collection[str]) -> None:
@@ -134,7 +134,7 @@ class LinkFilter:
         return self._feed(self._held, final=True)
 
     def _feed(self, text: str, *, final: bool) -> str:
-        """Work through what is there; what can't be decided yet is held."""
+        """Return the filtered text; buffer the part that depends on later pieces."""
         parts: list[str] = []
         position, self._held = 0, ""
         while (trigger := _TRIGGER.search(text, position)) is not None:
@@ -153,12 +153,12 @@ class LinkFilter:
     # -- plain text ------------------------------------------------------------------------------------------------
 
     def _plain(self, text: str, *, ends_here: bool) -> str:
-        """Take the bare addresses out of a text that ends here, or where a construct begins."""
+        """Return a text without bare addresses; it ends with the stream, or before a Markdown or HTML construct."""
         self._ends_here = ends_here
         return _BARE.sub(self._bare, self._after_address(text, ended=True))
 
     def _but_the_last_word(self, text: str) -> str:
-        """Return a text but for its last word, which may become an address; one too long for that is passed on."""
+        """Return a filtered text without its last word, which is buffered, since it may become an address."""
         text = self._after_address(text, ended=False)
         head = text.rstrip(_URL_SIGNS)
         word = text[len(head) :]
@@ -175,14 +175,14 @@ class LinkFilter:
         return clean + word[: begun.start()] + _removed(word, begun.start())
 
     def _after_address(self, text: str, *, ended: bool) -> str:
-        """Return what follows an address that was too long, once it has ended."""
+        """Return a text without the rest of an address that was too long to buffer."""
         if self._swallows:
             text = text.lstrip(_URL_SIGNS)
             self._swallows = not text and not ended
         return text
 
     def _bare(self, found: re.Match[str]) -> str:
-        """Keep a reference's bare address, set off from what follows; take out any other."""
+        """Return the replacement of a bare address: a reference's own address, delimited, or the removal notice."""
         written, text = found.group(), found.string
         if found["at"] or found["host"]:
             return " (at) " if found["at"] else written.replace(".", " .")
@@ -201,7 +201,7 @@ class LinkFilter:
     # -- Markdown and HTML -----------------------------------------------------------------------------------------
 
     def _construct(self, text: str, start: int, *, final: bool) -> tuple[str, int] | None:
-        """Return what becomes of a construct, and where to go on; None where more of it may come."""
+        """Return the replacement of a construct and the position after it; None if later text may change it."""
         following = text[start + 1 : start + 2]
         if following == "(":
             return self._inline(text, start, final=final)
@@ -226,7 +226,7 @@ class LinkFilter:
         return (f"] {REMOVED}", link.end()) if _ADDRESSLIKE.search(link["address"]) else ("] (", start + 2)
 
     def _definition(self, text: str, start: int, *, final: bool) -> tuple[str, int] | None:
-        """Break what defines the address of reference-style links; "[note]: some words" defines nothing."""
+        """Disable the definition of a reference-style link; prose such as "[note]: some words" is no definition."""
         if not final and len(text) - start <= 2 * MAX and _DEFINED_BEGUN.match(text, start):
             return None
         if _DEFINES_NOTHING.match(text, start):
@@ -280,17 +280,17 @@ class LinkFilter:
         return _removed(link.string, link.start()), link.end()
 
     def _known(self, written: str) -> str | None:
-        """Return the reference's address that this is, however it is written; None where it is no reference's."""
+        """Return the reference's address that an escaped address stands for; None if it is no reference's address."""
         bare = written[1:-1] if written.startswith("<") and written.endswith(">") else written
         address = html.unescape(_ESCAPED.sub(r"\1", bare))
         return address if address in self._allowed else None
 
 
 def _removed(text: str, at: int) -> str:
-    """Return what stands for a bare address; behind "]" apart from it, for "](" begins a link."""
+    """Return the notice that replaces a bare address; after "]" with a space before it, since "](" begins a link."""
     return f" {REMOVED}" if text[max(0, at - 1) : at] == "]" else REMOVED
 
 
 def _written(address: str) -> str:
-    """Return an address as a destination in Markdown."""
+    """Return an address as a Markdown link destination, in angle brackets if it has parentheses."""
     return f"<{address}>" if "(" in address or ")" in address else address

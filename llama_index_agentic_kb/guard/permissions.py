@@ -254,7 +254,7 @@ def merge_principals(*given: Principal | None, required: bool = False) -> Princi
     """Return the principal of a request: bound to the retriever, passed with the request, or set in the context.
 
     Args:
-        given: The principals from all of these places; None where unset.
+        given: The principals from all of these places; None if unset.
         required: Whether a principal is required.
 
     Raises:
@@ -284,10 +284,9 @@ _Person: TypeAlias = tuple[object, ...]
 
 
 class ConversationOwner:
-    """The owner of a conversation, whose answers come from documents that one principal may see. Thread-safe.
+    """The owner of a conversation: the principal of its first request. Thread-safe.
 
-    The principal of the first request owns the conversation. A principal is identified by tenant and user, so its
-    groups may change; without a user, by tenant and groups.
+    A principal is identified by tenant and user, so its groups may change; without a user, by tenant and groups.
     """
 
     def __init__(self) -> None:
@@ -318,7 +317,7 @@ class ConversationOwner:
             raise DeniedError("the conversation is another principal's")
 
     def end(self, *, forgotten: bool) -> None:
-        """End the conversation; the owner is kept for the next one unless its content is forgotten."""
+        """Increment the conversation number; if the content was deleted (``forgotten``), remove the owner too."""
         with self._lock:
             self.number += 1
             self._owner = None if forgotten else self._owner

@@ -2,18 +2,18 @@
 
     retries -> circuit breaker -> bulkhead -> the call
 
-The order is Polly's and Resilience4j's: the breaker counts each attempt, and an attempt holds a place of the bulkhead
-only while it runs.
+The order is that of Polly and Resilience4j: the breaker counts each attempt, and an attempt occupies a place of the
+bulkhead only while it runs.
 
-- Retries: exponential waits with full jitter, or the server's Retry-After, out of one retry budget a request.
-- Circuit breaker: what failed again and again is left alone for a while, then tried with one call (Nygard, "Release
-  It!", 2007; Fowler, "CircuitBreaker", 2014).
-- Bulkhead: what hangs fills its own bulkhead and no other. Beyond some number, calls that run at once slow each other
-  down without doing more: a Chroma server answers 305 queries a second at 8 callers (p99 37 ms), and 58 a second at
-  1,000 (p99 15.8 s); measured over HTTP, 20,000 x 384.
+- Retries: exponential waits with full jitter, or the server's Retry-After, limited by one retry budget per request.
+- Circuit breaker: a service that fails repeatedly is not called for a while, then probed with one call (Nygard,
+  "Release It!", 2007; Fowler, "CircuitBreaker", 2014).
+- Bulkhead: a service that hangs fills its own bulkhead and no other. Beyond some number, concurrent calls slow each
+  other down without a higher throughput: a Chroma server answers 305 queries a second with 8 callers (p99 37 ms), and
+  58 a second with 1,000 (p99 15.8 s); measured over HTTP, 20,000 vectors of 384 dimensions.
 
-A permit belongs to a call until the function that was called has returned, not until the caller has given it up: a
-thread that hangs keeps its permit, is counted as abandoned, and gives it back when it returns.
+A call has its bulkhead permit until the called function has returned, even if the caller has stopped waiting: a thread
+that hangs keeps its permit, is counted as abandoned, and releases the permit when it returns.
 """
 
 from __future__ import annotations
@@ -56,30 +56,30 @@ from llama_index_agentic_kb.guard.failures import is_outage, is_transient, retry
 T = TypeVar("T")
 
 MAX_RETRY_AFTER: Final = 60.0
-"""The longest Retry-After in seconds that is waited for; a longer one ends the call."""
+"""The longest Retry-After in seconds that is honoured; after a longer one, the call fails at once."""
 
 MIN_ATTEMPT: Final = 0.05
 """The minimum time in seconds for an attempt; a retry with less time left is not started."""
 
 MAX_WAITING: Final = 4_096
-"""Calls that may wait for a permit. At 300 a second and 10 s for each, those after the first 3,000 would be late."""
+"""The maximum number of calls that wait for a permit. At 300 calls a second, 3,000 take 10 s."""
 
 HANGS_AFTER: Final = 0.5
-"""Seconds after which calls that were given up are taken to hang: where they hold every permit, nobody waits for them.
-Before, they may just be a little late for callers in a hurry."""
+"""Seconds after which an abandoned call counts as hanging. If hanging calls occupy all permits, new calls fail at once.
+Before that, the call may just be a little late for a short deadline."""
 
 STRAGGLER_GRACE: Final = 1.0
-"""Seconds that a slow source is waited for when the others have answered; see ``sources.fan_out``."""
+"""The default wait in seconds for a slow source after the others have answered; see ``sources.fan_out``."""
 
 MIN_COUNTED: Final = 0.1
-"""Seconds; a call that was given up after less is no sign of a failure: its caller had hardly any time."""
+"""The minimum time in seconds after which an expired deadline counts as a failure of the called service."""
 
 
 # -- options ----------------------------------------------------------------------------------------------------------
 
 
 def _check(policy: object, minimum: float, *names: str, above: bool = False) -> None:
-    """Raise where a number is below a minimum, or not above it; None and infinite times are refused by their types."""
+    """Raise if a named attribute is not finite, or is below the minimum (with ``above``: not greater than it)."""
     for name in names:
         value = getattr(policy, name)
         if not (math.isfinite(value) and (value > minimum if above else value >= minimum)):
@@ -93,8 +93,7 @@ class RetryPolicy:
 
     Waits grow exponentially with full jitter: before retry n, a random time between 0 and ``min(max_wait, first_wait *
     2 ** (n - 1))`` (Brooker, "Exponential Backoff and Jitter", 2015). A server's Retry-After is honoured, with up to
-    ``first_wait`` of jitter on top; where it does not fit before the deadline, or is longer than 60 s, the failure
-    stands at once.
+    ``first_wait`` of jitter on top; if it exceeds the deadline or 60 s, the call fails at once.
 
     Args:
         attempts: The maximum number of attempts, the first included. 1 never retries. Default 3.
@@ -128,15 +127,15 @@ class RetryPolicy:
 
 
 NO_RETRIES: Final = RetryPolicy(attempts=1)
-"""Never tries again."""
+"""The policy that never retries."""
 
 SEARCH_RETRIES: Final = RetryPolicy(attempts=2, first_wait=0.2, max_wait=2.0)
-"""A connection that was refused or reset, or a server that is busy, is asked once more."""
+"""The default policy of searches: one retry after a refused or reset connection, or if the server is busy."""
 
 
 @dataclass(frozen=True, slots=True)
 class BreakerPolicy:
-    """When a circuit opens, and for how long.
+    """The conditions under which a circuit opens, and for how long.
 
     Args:
         failures: The number of consecutive failures that open the circuit. Default 5.
@@ -163,13 +162,13 @@ class Resilience:
         timeout: The timeout of a call in seconds, its retries included. Defaults to the number set by the effort.
         max_concurrency: The maximum number of concurrent calls, on threads and event loops together; more calls wait.
             An abandoned call counts until it returns. Default 8: a Chroma server is no faster with more.
-        retries: How often a call is tried again whose failure is worth it (a refused or reset connection, the statuses
-            429 and 503), out of the request's retry budget. Default once. ``NO_RETRIES`` never does.
-        breaker: When it is left alone after failures, and for how long; None never leaves it alone. Default after 5
-            failures in a row, for 10 s.
-        straggler_grace: Seconds that are waited for a source when the others have answered and it is at work (three
-            times as many before its first answer; twice its usual time, or the others', where that is more). None
-            waits for its whole timeout. Default "auto": 1, and None where a ``timeout`` is set.
+        retries: The policy for retries after transient failures (a refused or reset connection, the statuses 429 and
+            503), within the request's retry budget. Default one retry. ``NO_RETRIES`` disables retries.
+        breaker: The circuit breaker's policy; None disables the breaker. By default the circuit opens after 5
+            consecutive failures, for 10 s.
+        straggler_grace: The wait in seconds for a running source after the others have answered (three times as long
+            before its first answer; twice its usual duration, or the others', if that is longer). None waits for its
+            whole timeout. Default "auto": 1 s, or None if a ``timeout`` is set.
 
     Raises:
         ConfigurationError: A number is out of its range.
@@ -192,7 +191,7 @@ class Resilience:
 
     @property
     def grace(self) -> float | None:
-        """Seconds that a slow source is waited for when the others have answered; None is its whole timeout."""
+        """The wait in seconds for a slow source after the others have answered; None waits for its whole timeout."""
         if self.straggler_grace == "auto":
             return STRAGGLER_GRACE if self.timeout is None else None
         return self.straggler_grace
@@ -210,15 +209,15 @@ async def retried(
 ) -> T:
     """Make a call, and retry it while its failures are worth a retry.
 
-    Clients bring retries of their own, one inside the other (a failing call of LlamaIndex's ``OpenAI`` is 12 HTTP
-    requests); here they are ours alone, bounded by the policy, by the request's retry budget and by its deadline.
+    Clients have nested retries of their own (a failing call of LlamaIndex's ``OpenAI`` makes 12 HTTP requests). The
+    retries here are limited by the policy, by the request's retry budget and by its deadline.
 
     Args:
-        attempt: Makes one attempt, given its deadline (``time.monotonic()``; None for no deadline).
-        policy: How often, and how long is waited.
-        deadline: ``time.monotonic()`` by which the whole must have ended, if the context has no earlier one; a retry
-            that can't is not begun.
-        is_worth: Returns whether a failure is worth another attempt.
+        attempt: A function that makes one attempt; its argument is the attempt's deadline (None for no deadline).
+        policy: The number of retries, and the waits before them.
+        deadline: The deadline of all attempts together as a ``time.monotonic()`` value, if the context has no earlier
+            one; a retry that would exceed it is not started.
+        is_worth: A predicate that returns whether a failure is worth another attempt.
 
     Returns:
         The result of the first successful attempt.
@@ -236,7 +235,7 @@ async def retried(
             return await attempt(until)
         except Exception as error:
             pause = _pause(error, number, policy, deadline) if is_worth(error) else None
-            if pause is None or not budget.take():  # asked last, so that no retry is taken in vain
+            if pause is None or not budget.take():  # last, so that no retry is deducted in vain
                 raise
         number += 1
         await asyncio.sleep(pause)
@@ -268,12 +267,12 @@ class CircuitState(StrEnum):
 
 
 class CircuitBreaker:
-    """Counts the failures of one thing that is called. Safe to use from any number of threads.
+    """A circuit breaker, which counts the failures of one service and blocks calls while it is down. Thread-safe.
 
     Args:
         name: The service's name, for errors and the log.
         policy: The policy that decides when the circuit opens.
-        clock: Returns the time in seconds; replaced in tests.
+        clock: A function that returns the time in seconds; replaced in tests.
     """
 
     def __init__(self, name: str, policy: BreakerPolicy, clock: Callable[[], float] = time.monotonic) -> None:
@@ -301,9 +300,9 @@ class CircuitBreaker:
 
     @property
     def reason(self) -> str | None:
-        """Why the circuit is open, and until when; None if it is closed.
+        """The reason why the circuit is open, and until when; None if it is closed.
 
-        It names the last error's class and time, but not its message, which belongs to another request.
+        It contains the last error's class and time, but not its message, which belongs to another request.
         """
         with self._lock:
             if self._open_until is None:
@@ -326,9 +325,9 @@ class CircuitBreaker:
             return True
 
     def ended(self, error: BaseException | None, seconds: float | None, *, probe: bool = False) -> None:
-        """Count how an attempt ended; an error that is no outage shows that the thing is there.
+        """Count the outcome of an attempt; an error that is not an outage counts as a success: the service is up.
 
-        Nothing is counted where it was not begun, its caller left, or it had hardly any time.
+        An attempt that was not started, was cancelled, or timed out within ``MIN_COUNTED`` seconds is not counted.
 
         Args:
             error: The exception that the attempt raised; None if it succeeded.
@@ -368,10 +367,10 @@ class CircuitBreaker:
 
 
 class Permit:
-    """One attempt's right to run: requested, granted, in use (as a context manager), released. Its bulkhead changes it.
+    """A bulkhead permit: one attempt's right to run. It is requested, granted, entered (``with``), and released.
 
     Args:
-        on_end: Called with the permit and the error, if any, when the function has returned, however late.
+        on_end: A callback with the permit and the error, if any, called when the function returns, however late.
     """
 
     __slots__ = ("_bulkhead", "abandoned_at", "began", "ended", "on_end", "wake")
@@ -408,7 +407,7 @@ class Permit:
 
 
 class BulkheadState(NamedTuple):
-    """A bulkhead at one moment; see ``Health``."""
+    """The numbers of running, waiting and abandoned calls of a bulkhead at one moment; see ``Health``."""
 
     at_work: int
     waiting: int
@@ -416,12 +415,12 @@ class BulkheadState(NamedTuple):
 
 
 class Bulkhead:
-    """A limit of calls that run at once, on threads and event loops together; further ones wait in order of arrival.
+    """A limit of concurrent calls, on threads and event loops together; more calls wait in order of arrival.
 
     Args:
-        name: For threads and errors.
-        max_concurrency: Calls under way at once. At least 1. Default 8.
-        max_waiting: Calls that may wait; one more is refused at once. Default 4,096.
+        name: The name used in thread names.
+        max_concurrency: The maximum number of running calls. At least 1. Default 8.
+        max_waiting: The maximum number of waiting calls; further calls are rejected at once. Default 4,096.
     """
 
     def __init__(self, name: str, max_concurrency: int = 8, max_waiting: int = MAX_WAITING) -> None:
@@ -433,7 +432,7 @@ class Bulkhead:
 
     def reset(self) -> None:
         """Return to the empty state: a forked child runs none of the parent's calls."""
-        # Reentrant: the garbage collector may close a coroutine, which leaves, on a thread that holds the lock.
+        # Reentrant: the garbage collector may close a coroutine, which calls leave(), on a thread that has the lock.
         self._lock = threading.RLock()
         self._held: set[Permit] = set()
         self._waiting: OrderedDict[Permit, None] = OrderedDict()
@@ -476,14 +475,14 @@ class Bulkhead:
         deadline: float | None,
         what: str,
     ) -> Stream[T]:
-        """Open a stream when there is a permit for it, see ``call``. Whoever reads it has to ``leave`` the permit.
+        """Open a stream once a permit is available; see ``call``. The reader must ``leave`` the permit at the end.
 
         Args:
-            sync: Returns the stream, for sync doors.
-            native: Returns the stream, for async doors; None reads the sync one on a thread there too.
-            permit: A new one.
-            deadline: ``time.monotonic()`` until which a permit is waited for; None waits.
-            what: Names the stream in errors.
+            sync: A function that returns an iterator, for sync callers.
+            native: A function that returns an async iterator, for async callers; without it they use ``sync``.
+            permit: A new permit.
+            deadline: The deadline for a permit as a ``time.monotonic()`` value; None for no deadline.
+            what: The name of the stream in errors.
         """
         await self._enter(permit, what, deadline)
         try:
@@ -494,7 +493,7 @@ class Bulkhead:
             raise
 
     def begin(self, permit: Permit) -> bool:
-        """Note that a permit's function begins, and return whether it may: its caller still waits for it."""
+        """Record the start time of a permit's function, and return False if the permit was released before."""
         with self._lock:
             if permit in self._held:
                 permit.began = time.monotonic()
@@ -552,7 +551,7 @@ class Bulkhead:
         woken = []
         with self._lock:
             self._waiting.pop(permit, None)
-            if permit not in self._held:  # left already; or held by a forked child's parent
+            if permit not in self._held:  # released already, or granted in the parent of a forked child
                 return
             if permit.at_work:
                 permit.abandoned_at = permit.abandoned_at or time.monotonic()
@@ -595,7 +594,7 @@ async def _aread(permit: Permit, source: Callable[[], Awaitable[AsyncIterator[T]
 
 
 class CallProgress:
-    """The state of the calls of one search, by which a waiting caller may decide to cancel it."""
+    """The calls, attempts and permits of one search; a waiting caller uses them to decide whether to cancel it."""
 
     __slots__ = ("attempts", "calls", "given_up", "permits")
 
@@ -603,7 +602,7 @@ class CallProgress:
         self.calls = 0
         self.attempts = 0
         self.given_up: str | None = None
-        """Why the search was cancelled before its deadline; None if it was not."""
+        """The reason why the search was cancelled before its deadline; None if it was not."""
         self.permits: list[Permit] = []
 
     @property
@@ -613,7 +612,7 @@ class CallProgress:
 
     @property
     def at_work_since(self) -> float | None:
-        """``time.monotonic()`` at which the oldest call that is still under way began; None while none is."""
+        """The start time of the oldest running call as a ``time.monotonic()`` value; None if no call is running."""
         return min([p.began for p in self.permits if p.began is not None and p.ended is None], default=None)
 
 
@@ -627,7 +626,7 @@ class Health:
         abandoned: The number of abandoned calls that still run; each occupies a permit until it returns.
         places: The maximum number of concurrent calls.
         circuit: The state of its circuit breaker; None if it has no breaker.
-        reason: Why the circuit is open, and until when; None if it is closed.
+        reason: The reason why the circuit is open, and until when; None if it is closed.
         median_seconds: The median duration of recent answers in seconds; None before the first.
     """
 
@@ -644,7 +643,7 @@ class ResilientCalls:
     """Makes the calls of one service with its resilience settings. Thread-safe, for any number of event loops.
 
     Args:
-        name: The service's name, for threads and errors: "source 'docs'".
+        name: The service's name in thread names and errors, for example "source 'docs'".
         resilience: The resilience settings.
     """
 
@@ -668,11 +667,11 @@ class ResilientCalls:
         return seconds[len(seconds) // 2] if seconds else None
 
     async def call(self, call: Call[T], progress: CallProgress | None = None) -> T:
-        """Make a call; its deadline bounds waiting for a permit, all attempts, and what is waited between them.
+        """Make a call with retries, circuit breaker and bulkhead; its deadline includes all waits and attempts.
 
         Raises:
             CircuitOpenError: The circuit is open after repeated failures.
-            BulkheadFullError: Too many calls are waiting or hanging.
+            BulkheadFullError: Too many calls are waiting, or hanging calls occupy all permits.
             DeadlineExceededError: The call did not return in time.
             Exception: The exception of the last attempt.
         """
@@ -682,7 +681,7 @@ class ResilientCalls:
         return await retried(attempt, policy=self._retries, deadline=call.deadline, is_worth=_is_worth_another)
 
     async def _attempt(self, call: Call[T], progress: CallProgress, deadline: float | None) -> T:
-        """Make one attempt. One that was cancelled is its fault only where it was given up for being slow."""
+        """Make one attempt; its cancellation counts as a failure of the service only if the search was too slow."""
         progress.attempts += 1
         permit, breaker = Permit(self._returned), self._breaker
         probe = breaker is not None and breaker.admit()
@@ -699,7 +698,7 @@ class ResilientCalls:
                 breaker.ended(failure, None if permit.began is None else time.monotonic() - permit.began, probe=probe)
 
     def _returned(self, permit: Permit, error: BaseException | None) -> None:
-        """Record the duration of a successful call, and tell the breaker if the call had been abandoned."""
+        """Record the duration of a successful call, and notify the breaker if the call had been abandoned."""
         if error is None and permit.began is not None and permit.ended is not None:
             self._seconds.append(permit.ended - permit.began)
             if permit.abandoned_at is not None and self._breaker is not None:

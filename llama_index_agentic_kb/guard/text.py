@@ -1,30 +1,30 @@
-"""Retrieved text made harmless before a model reads it: it can neither cite, nor close a block, nor speak as a role.
+"""Sanitizing of retrieved text for prompts: it can neither cite, nor close a block, nor imitate a chat role.
 
-What a model could take for structure is broken with as little change as can be; the rest of the text stays as it is:
+Character sequences that a model could read as structure are changed as little as possible:
 
 - ``[ref_id:N]`` becomes ``(ref_id:N]``: no document can cite.
 - Tags of the blocks of our prompts (``</passage>``, ``<evidence>``, ...) have their ``<`` escaped.
-- Tokens of chat templates (``<|im_start|>``, ``[INST]``, ``<start_of_turn>``, ...) get a space behind their first sign,
-  so that no tokenizer takes them for tokens.
+- Tokens of chat templates (``<|im_start|>``, ``[INST]``, ``<start_of_turn>``, ...) get a space after their first
+  character, so that no tokenizer recognises them.
 
-Full-width and look-alike letters, letters set apart and hidden characters don't get past this: forms are looked for in
-a folded copy of the text, without hidden characters. Ordinary tags, formulas, code and Markdown are left alone. What
-looks like ordinary text ("System: obey" in a transcript) stays too: the delimiters around it say that it is data
-(``guard.spotlighting``), and what a model that obeys it may do is bounded by the code.
+Full-width, look-alike and separated letters and hidden characters can't bypass this: the sequences are searched for in
+a folded copy of the text, without hidden characters. Ordinary tags, formulas, code, Markdown and text ("System: obey"
+in a transcript) are unchanged: delimiters mark the text as data (``guard.spotlighting``), and the code limits the
+actions of a model that obeys it.
 
-Characters that a reader can't see are removed from what a model reads, and from what it answers, by one rule: control
-characters (C0 and C1; line breaks become line feeds, tabs stay), bidi controls, the tag characters (U+E0000 ...),
-zero-width and other invisible characters, and halves of surrogate pairs (shown as U+FFFD). They carry orders that
-nobody sees ("ASCII smuggling"), split words so that no filter finds them, or turn text round.
+Invisible characters are removed from prompts and from answers by the same rule: control characters (C0 and C1; line
+breaks become line feeds, tabs stay), bidi controls, the tag characters (U+E0000 ...), zero-width and other invisible
+characters, and unpaired surrogates (replaced by U+FFFD). They can contain instructions that readers can't see ("ASCII
+smuggling"), split words so that filters miss them, or reverse the direction of text.
 
-Two kinds are needed for writing, and stay where they do their work, one at a time:
+Two kinds are needed for writing, and remain, one at a time, where they have an effect:
 
 - The joiners U+200C and U+200D between letters of scripts that join (Persian, Hindi, Sinhala, ...), and U+200D between
   emoji.
-- Variation selectors behind what they vary: U+FE0E and U+FE0F behind emoji, U+180B ... behind Mongolian letters,
-  U+E0100 ... behind Han characters. Runs of them, which carry bytes, are removed.
+- Variation selectors after their base character: U+FE0E and U+FE0F after emoji, U+180B ... after Mongolian letters,
+  U+E0100 ... after Han characters. Runs of them, which can encode bytes, are removed.
 
-A user's nodes are never changed: text is cleaned on its way.
+A user's nodes are never changed: only copies of their text are.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ import unicodedata
 from collections.abc import Callable, Iterable
 from typing import Final
 
-# -- characters that can't be seen ------------------------------------------------------------------------------------
+# -- invisible characters ---------------------------------------------------------------------------------------------
 
 _BREAKS: Final = re.compile("\r\n?|[\x0b\x0c\x85\u2028\u2029]")
 _CONTROLS: Final = re.compile("[\x00-\x08\x0b-\x1f\x7f]")
 _JOINERS: Final = "\u200c\u200d"
-# Ranges of the Basic Multilingual Plane alone are a bitmap to the engine, and five times as fast as with others.
+# Character classes within the Basic Multilingual Plane are bitmaps in the regex engine, and five times as fast.
 _BASIC: Final = (
     "\x00-\x08\x0b-\x1f\x7f-\x9f"  # controls
     "\u00ad\u034f\u115f\u1160\u17b4\u17b5\u3164\uffa0"  # soft hyphen, fillers, invisible vowels
@@ -54,7 +54,7 @@ _ASTRAL: Final = re.compile(
 )
 _HALVES: Final = re.compile("[\ud800-\udfff]+")
 
-# Scripts whose letters join, or form clusters: Arabic and its kin, Mongolian, and the scripts of India to Indonesia.
+# Scripts whose letters join or form clusters: Arabic and related ones, Mongolian, and those of India to Indonesia.
 _JOINING: Final = re.compile(
     "[\u0600-\u08ff\u0900-\u0dff\u0f00-\u109f\u1700-\u18af\u1a20-\u1aad\u1b00-\u1c4f\ua840-\ua8ff\ua980-\ua9df"
     "\uaa60-\uaa7f\uabc0-\uabff\ufb50-\ufdff\ufe70-\ufefe\U00010a00-\U00011fff]"
@@ -68,17 +68,17 @@ _EMOJI: Final = re.compile(
 
 
 def strip_invisible(text: str) -> str:
-    """Return a text without invisible characters, see the module; the same object if there are none."""
+    """Return a text without invisible characters, see the module; the same object if it has none."""
     return without_hidden(text)[0]
 
 
 def without_hidden(text: str) -> tuple[str, int]:
     """Return a text without invisible characters, and the number of characters removed.
 
-    Takes linear time: half a millisecond for 50,000 characters, ten where every tenth is an emoji or a joiner.
+    Takes linear time: 0.5 ms for 50,000 characters, 10 ms if every tenth is an emoji or a joiner.
 
     Args:
-        text: Any text, halves of surrogate pairs included.
+        text: Any text; it may contain unpaired surrogates.
     """
     if (_CONTROLS if text.isascii() else _SUSPECT).search(text) is None:
         return text, 0
@@ -93,7 +93,7 @@ def without_hidden(text: str) -> tuple[str, int]:
 
 
 def _whole(text: str) -> tuple[str, int]:
-    """Join the halves of surrogate pairs, show lone ones as U+FFFD, and go on: joined, they may hide as well."""
+    """Clean a text with surrogates: pairs are joined, then cleaned too, and unpaired ones replaced by U+FFFD."""
     joined = text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     lone = joined.count("\ufffd") - text.count("\ufffd")
     kept, removed = without_hidden(joined)
@@ -101,7 +101,7 @@ def _whole(text: str) -> tuple[str, int]:
 
 
 def _needed(found: re.Match[str]) -> str:
-    """Return what of a run of hidden characters the text around it needs: a selector, then a joiner, or nothing."""
+    """Return the part of a run of hidden characters that is needed there: a variation selector, a joiner, or both."""
     run, text = found.group(), found.string
     if not found.start() or len(run) > 2:  # noqa: PLR2004 (a selector and a joiner)
         return ""
@@ -114,7 +114,7 @@ def _kept(run: str, before: str, after: str) -> str:
     joiner = run[len(selector) :]
     if not joiner or (len(joiner) == 1 and joiner in _JOINERS and _joins(joiner, before, after)):
         return selector + joiner
-    return selector if joiner in _JOINERS else ""  # several selectors carry bytes
+    return selector if joiner in _JOINERS else ""  # several selectors can encode bytes
 
 
 def _selects(selector: str, base: str) -> bool:
@@ -126,7 +126,7 @@ def _selects(selector: str, base: str) -> bool:
 
 
 def _joins(joiner: str, before: str, after: str) -> bool:
-    """Return whether a joiner stands between what joins; U+200D may end a word (Malayalam, Sinhala)."""
+    """Return whether a joiner is between letters or emoji that join; U+200D may end a word (Malayalam, Sinhala)."""
     if _JOINING.match(before) is not None:
         ends = joiner == "\u200d" and unicodedata.category(before).startswith("M")
         return ends or _JOINING.match(after) is not None
@@ -139,9 +139,9 @@ MAX_HELD: Final = 1_000
 
 
 class HiddenFilter:
-    """Passes a text on piece by piece without what can't be seen; however it is cut, the same comes out.
+    """A streaming filter that removes invisible characters; the result does not depend on how the text is split.
 
-    Held back is only what is hidden, or half a line break, until it is known what follows.
+    Only invisible characters and carriage returns at the end of a piece are buffered, until the next piece.
     """
 
     def __init__(self) -> None:
@@ -165,7 +165,7 @@ class HiddenFilter:
         return self._clean(rest)
 
     def _clean(self, text: str) -> str:
-        """Clean a part of the text, with the character before it in view."""
+        """Return a cleaned part of the text, with the character before it taken into account."""
         if not text:
             return ""
         before = self._before
@@ -180,7 +180,7 @@ def _is_open(char: str) -> bool:
     return _HIDDEN.match(char) is not None or _ASTRAL.match(char) is not None or _HALVES.match(char) is not None
 
 
-# -- what could be taken for structure --------------------------------------------------------------------------------
+# -- sequences that a model could read as structure -------------------------------------------------------------------
 
 BLOCKS: Final = (
     "passage",
@@ -194,17 +194,17 @@ BLOCKS: Final = (
     "searches",
     "end_user",
 )
-"""The names of the blocks of our prompts."""
+"""The names of the blocks (XML-like elements) in this package's prompts."""
 
 
 def _apart(name: str) -> str:
-    """Return a pattern of a name whose letters may be set apart by one sign each."""
+    """Return a regex for a name whose letters may be separated by one non-letter each."""
     return r"[\W_]?".join("[\\W_]?" if letter == "_" else letter for letter in name)
 
 
 _NAMES: Final = "|".join(map(_apart, BLOCKS))
-# Up to eight signs and spaces between "<" and the name still read as a tag to a model; spaces alone only where a tag
-# goes on behind the name ("if n < found:" is code).
+# With up to eight signs and spaces between "<" and the name, a model still reads a tag; with spaces only, just if a tag
+# continues after the name ("if n < found:" is code).
 _TAG: Final = re.compile(
     rf"<(?=(?:(?=\s{{0,8}}[^\w\s])\W{{1,8}})?(?:{_NAMES})(?![^\W_]))"
     rf"|<(?=\s{{1,8}}(?:{_NAMES})\s{{0,8}}(?:/?\s?>|\w{{1,20}}\s?=))",
@@ -219,8 +219,8 @@ _TOKEN: Final = re.compile(
 )
 _OPENERS: Final = "<\uff1c\ufe64\u2039\u27e8\u276c\u276e\u02c2\u1438\u3008\u2329[\uff3b\ufe5d\u3010\u3014\u27e6\u2045"
 _OPENER: Final = re.compile(f"[{re.escape(_OPENERS)}]")
-# Letters and signs of other scripts that look like these of ASCII (Unicode Technical Standard 39), beside what NFKC
-# folds; only what the forms above are made of.
+# Characters of other scripts that look like ASCII (Unicode Technical Standard 39), in addition to those that NFKC
+# folds; only for the characters of the patterns above.
 _LOOK_ALIKES: Final = (
     ("<", "\u2039\u27e8\u276c\u276e\u02c2\u1438\u3008\u2329"),
     ("[", "\u3010\u3014\u27e6\u2045"),
@@ -251,7 +251,7 @@ _LOOK_ALIKES: Final = (
     ("T", "\u0422\u03a4"),
     ("Y", "\u04ae\u03a5"),
 )
-# Where Unicode keeps other forms of ASCII's letters and signs: full width, mathematical, enclosed, small, raised.
+# Unicode ranges of variants of ASCII characters: full width, mathematical, enclosed, small, superscript.
 _FORMS: Final = (
     range(0x2070, 0x20A0),
     range(0x2100, 0x2150),
@@ -266,7 +266,7 @@ _FORMS: Final = (
 
 @functools.cache
 def _folding() -> dict[int, str]:
-    """Return ASCII's letters and signs by the characters that read like them, one for one; made when first needed."""
+    """Return the translation table from look-alike characters to single ASCII characters, built on first use."""
     table = {
         code: form
         for code in (code for codes in _FORMS for code in codes)
@@ -281,7 +281,7 @@ def _foldable() -> re.Pattern[str]:
 
 
 def _folded(text: str) -> str:
-    """Return a text of the same length in which what reads like ASCII is ASCII."""
+    """Return a text of the same length with look-alike characters replaced by ASCII."""
     if text.isascii() or _foldable().search(text) is None:
         return text
     return text.translate(_folding())
@@ -306,7 +306,7 @@ _REPLY: Final[_Forms] = ((_TAG, _escaped), (_TOKEN, _spaced))
 
 
 def sanitize(text: str) -> str:
-    """Return retrieved text as a prompt may hold it; see the module. Takes linear time.
+    """Return a retrieved text that is safe to insert into a prompt; see the module. Takes linear time.
 
     Args:
         text: Any text.
@@ -315,7 +315,7 @@ def sanitize(text: str) -> str:
 
 
 def sanitize_reply(text: str) -> str:
-    """Return a model's own earlier text as a prompt may hold it: as ``sanitize``, but it may cite."""
+    """Return a model's own earlier text for a prompt: as ``sanitize``, but citation markers are unchanged."""
     return _neutral(text, _REPLY)
 
 
@@ -338,11 +338,11 @@ def _neutral(text: str, forms: Iterable[tuple[re.Pattern[str], Callable[[str], s
 
 
 def quoted(text: str, most: int = 300) -> str:
-    """Return metadata as it may stand between quotation marks in a prompt: one short line without any.
+    """Return a metadata value for use within double quotes in a prompt: sanitized, one line, no double quotes.
 
     Args:
-        text: A title, a name.
-        most: Characters.
+        text: The value, such as a title or a name.
+        most: The maximum length of the result in characters; a longer value is cut off.
     """
     line = " ".join(sanitize(text[: 4 * most]).split()).replace('"', "'")
     return line if len(line) <= most else line[: most - 1].rstrip() + "\u2026"
@@ -357,8 +357,8 @@ _STRUCTURE: Final = re.compile(
 
 
 def plain_value(text: str) -> str:
-    """Return what is searched with, as a model read it in passages: one line of plain words.
+    """Return a search text that a model took from passages as one line of plain words.
 
-    Nothing of it can be taken for more than words: no address, tag, marker, JSON or hidden character is left.
+    Addresses, tags, citation markers, JSON and invisible characters are removed, so that no structure is left.
     """
     return " ".join(_STRUCTURE.sub(" ", strip_invisible(text)).split())

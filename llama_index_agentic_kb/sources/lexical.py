@@ -161,13 +161,13 @@ def _shared(index: VectorStoreIndex) -> IndexedNodes:
 
 
 class IndexedNodes:
-    """An in-memory BM25 index over the nodes of an index, checked for updates before each search.
+    """An in-memory BM25 index over the nodes of a LlamaIndex index, updated before searches if the nodes changed.
 
-    Hits are read from the nodes' store, so that results are current and deleted nodes are left out. Index nodes are
-    not indexed; only the retriever finds them.
+    The nodes of the hits are read from the store, so that they are current and deleted ones are left out.
+    ``IndexNode`` objects, which point to other retrievers, are not in the BM25 index.
 
     Args:
-        nodes: Access to the stored nodes.
+        nodes: The reader of the stored nodes.
     """
 
     def __init__(self, nodes: _Nodes) -> None:

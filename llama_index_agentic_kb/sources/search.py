@@ -481,10 +481,10 @@ def own_recursion(retriever: BaseRetriever, source: str) -> BaseRetriever:
 
 
 def bounded(retriever: BaseRetriever, source: str) -> BaseRetriever:
-    """Return a copy of a user's retriever whose index nodes are followed here, within limits.
+    """Return a copy of a user's retriever without recursive retrieval: it returns index nodes unresolved.
 
-    A retriever with its own recursion is returned unchanged. The copy is shallow and created for each search, so that
-    later changes to the user's retriever take effect.
+    This package then resolves them itself, up to ``MAX_DEPTH`` and ``MAX_FOLLOWED``. A retriever that overrides
+    LlamaIndex's recursion is returned unchanged. The copy is shallow and used for one search only.
     """
     kind = type(retriever)
     own = (kind._handle_recursive_retrieval, kind._ahandle_recursive_retrieval)  # noqa: SLF001 (core has no other way)

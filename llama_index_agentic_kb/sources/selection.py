@@ -120,15 +120,16 @@ def _check(params: SourceParams, sources: Mapping[str, KnowledgeSource]) -> None
 
 
 def passing(selected: Mapping[str, SelectedSource], found_by: Mapping[str, str]) -> Callable[[BaseNode], bool]:
-    """Return a predicate that checks whether a node added or changed by a postprocessor may be shown.
+    """Return a predicate that checks whether a node returned by a postprocessor may be shown, by its metadata.
 
-    A node that a search found must still pass the effective filter of its source. Any other node has no known source.
-    If no source has permissions, it must pass the effective filter of at least one source; a source without a filter
-    accepts every node. If a source has permissions, it must pass the effective filter of at least one such source; so
-    must every node from elsewhere that has one of these permission fields.
+    - A node that a search found must pass the effective filter of its source.
+    - A node that no search found must pass the effective filter of any source; if some sources have permissions, of
+      any source with permissions. The same applies to a node with permission fields of a source without permissions.
+
+    A source without a filter accepts every node.
 
     Args:
-        selected: The sources that the request may search.
+        selected: The selected sources of the request, by name.
         found_by: The source name of each node that a search found, by node ID.
     """
     declared = {name: kept for name, chosen in selected.items() if (kept := chosen.source.permissions) is not None}
