@@ -103,8 +103,8 @@ async def rate(
 ) -> tuple[list[SafetyRating], str | None]:
     """Return the safety hook's ratings, if the query requests them, and a message if the hook failed.
 
-    A rating is blocked if the hook sets ``blocked`` or its probability reaches the threshold of its category. The
-    threshold is low for all categories, or, if the query has ``safety_settings``, set for the listed categories only.
+    A rating is blocked if the hook sets ``blocked`` or if its probability reaches the threshold of its category.
+    Without ``safety_settings`` the threshold is "low" for all categories; with them, only listed categories have one.
     """
     if not query.safety or hook is None:
         return [], None

@@ -134,7 +134,7 @@ def _proposals(text: str, spotlight: Spotlight) -> Iterator[tuple[str, int, str]
 
 
 def _holds(passage: Passage, quote: str) -> bool:
-    """Return whether a quote occurs as whole words in a passage, in its original or prompt form."""
+    """Return whether a passage, as stored or as in prompts, contains a quote of at least ``MIN_QUOTE_WORDS`` words."""
     folded = _folded(quote).strip(" .…\"'")
     if len(split_words(folded)) < MIN_QUOTE_WORDS:
         return False

@@ -170,7 +170,7 @@ def _plan(steps: Sequence[PlannedStep]) -> str:
 
 
 def _findings(steps: Sequence[PlannedStep], prompt: str) -> str:
-    """Return the answers to the steps in a prompt, which are matched by text because their ids may differ."""
+    """Return the planned answers to the steps listed in a prompt, one JSON line per step; steps are matched by text."""
     asked = _STEPS.findall(prompt)
     passages = {
         int(match[1]): normalize("\n".join([*_TITLE.findall(match[0])[:1], match[2]]))

@@ -140,7 +140,7 @@ class EvaluationRun:
 
     @property
     def kinds(self) -> list[str]:
-        """The group of all questions, then the kinds in order of appearance unless all questions have the same ones."""
+        """Names of the question groups: ``ALL``, then each question kind, unless every question has the same kinds."""
         results = next(iter(self.systems.values()), [])
         kinds = list(dict.fromkeys(kind for result in results for kind in result.kinds))
         return [ALL, *(kinds if any(set(result.kinds) != set(kinds) for result in results) else [])]

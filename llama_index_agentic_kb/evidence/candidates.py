@@ -196,7 +196,7 @@ def _corpus_list(searches: Sequence[SourceSearch]) -> Ranked[NodeKey]:
 
 
 def _one_kind(group: Sequence[tuple[NodeList, float]]) -> Ranked[NodeKey]:
-    """Merge lists of one kind from several sources by score if their scores are comparable, else interleave them."""
+    """Merge result lists of one kind (e.g. lexical): by score if all have comparable scores, else by interleaving."""
     scored, best = [], dict[NodeKey, float]()
     for found, _ in group:
         scores = _scores(found)

@@ -91,10 +91,10 @@ class EvidenceOptions:
 
 
 def as_processing(value: ResultsProcessing | str) -> ResultsProcessing:
-    """Return the results processing with this name.
+    """Return the ``ResultsProcessing`` member with a value such as "rerank"; a member is returned unchanged.
 
     Raises:
-        ConfigurationError: The name is unknown.
+        ConfigurationError: The value is not one of ``ResultsProcessing``.
     """
     return by_value(ResultsProcessing, value, "results_processing")
 
@@ -171,7 +171,7 @@ async def gather_evidence(
         limit: Maximum number of nodes in the result.
         deadline: ``time.monotonic()`` at which a running postprocessor is abandoned and its nodes are withheld: it may
             be an access filter.
-        rerank_deadline: ``time.monotonic()`` at which the reranker is abandoned. Defaults to ``deadline``.
+        rerank_deadline: Value of ``time.monotonic()`` at which the reranker is abandoned. Defaults to ``deadline``.
         proof: Supporting passages that are ranked first, in the order of the reasoning chain.
     """
     params = {name: chosen.params for name, chosen in selected.items()}
@@ -354,19 +354,19 @@ async def rerank(
     limit: int,
     deadline: float | None,
 ) -> Reranking:
-    """Rerank all lists with ``processed`` set: one reranker call per sub-query, for its candidates of all sources.
+    """Rerank the lists whose ``processed`` is true, in one reranker call per sub-query for candidates of all sources.
 
-    A candidate found by several sub-queries keeps its best score. It is dropped if its score for every sub-query that
-    found it is below its source's threshold. If the reranker fails or misses the deadline, that sub-query's fused
-    order is kept with a warning, and no error is raised.
+    A candidate found by several sub-queries has its best score, and is dropped if all its scores are below its source's
+    threshold. If a reranker call fails or misses the deadline, the sub-query's fused order is kept, and the result's
+    ``warning`` is set; no error is raised.
 
     Args:
         lists: Candidate lists, one per sub-query or one per search; the lists of one sub-query are interleaved.
-        candidates: All candidates by key; their reranker scores are set.
+        candidates: All candidates by key; reranker scores are stored in them.
         reranker: The reranker to call.
         threshold: Function that returns the minimum score of a source by its name.
         limit: Maximum number of candidates per sub-query for the reranker; further ones are dropped.
-        deadline: ``time.monotonic()`` at which the reranker is abandoned.
+        deadline: Value of ``time.monotonic()`` at which reranking is abandoned. None if there is no time limit.
     """
     groups: dict[str, list[CandidateList]] = {}
     for one in lists:

@@ -105,7 +105,7 @@ class MarkerFilter:
 
 
 def _gap(before: str) -> str:
-    """Return a separator if removing a marker would create another one: ``[ref_[ref_id:9]id:7]``."""
+    """Return ``[]`` if removing a marker could join the text around it into a marker: ``[ref_[ref_id:9]id:7]``."""
     begun = _OPEN.search(before[-_LONGEST:])
     return "[]" if begun is not None and "[" in begun[0] else ""
 

@@ -156,7 +156,7 @@ class _Block:
 
 
 class _Blocks:
-    """Reads an answer line by line into blocks that contain claims; keeps the block that may continue."""
+    """Parser that splits a Markdown answer into blocks that contain claims: paragraphs, list items and table rows."""
 
     def __init__(self) -> None:
         self._found: list[_Block] = []

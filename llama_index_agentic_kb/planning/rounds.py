@@ -485,7 +485,7 @@ class MultiHopSearch:
         )
 
     def _take(self, name: str, answers: list[Finding]) -> None:
-        """Store a step's answers. A waiting step needs no search if a passage already states its answer."""
+        """Store a step's answers. A step not yet searched accepts only stated answers, and then needs no search."""
         if name in self._steps.waiting:
             answers = [answer for answer in answers if answer.confidence is Confidence.STATED and answer.node_id]
             if answers:

@@ -180,7 +180,7 @@ class ModelQueryPlanningActivity(ActivityRecord):
 
 
 class SearchArguments(Model):
-    """The query and filter sent to a source. In JSON ``filter`` is OData text, as in Azure; ``filterTree`` the tree."""
+    """The query and filter sent to a source. JSON has a filter tree as ``filterTree`` and as OData ``filter``."""
 
     model_config = ConfigDict(extra="ignore")  # ``filter`` is redundant if ``filterTree`` is present
 

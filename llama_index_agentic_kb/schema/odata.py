@@ -188,7 +188,7 @@ class _ODataBuilder(TreeBuilder):
         return tokens[:1], [_value(value) for value in tokens[1:]]
 
     def search_in(self, tokens: list[Token]) -> _Items:
-        """Split the value list at each of the delimiter characters; defaults to commas and spaces."""
+        """Return the field and values of ``search.in``; values are split at the delimiters (default: comma, space)."""
         field, values, delimiters = tokens
         marks = str(_value(delimiters)) if delimiters else " ,"
         text = str(_value(values))

@@ -107,7 +107,7 @@ class EmbeddingCache:
         return part
 
     def _key(self, identity: str, text: str) -> bytes:
-        """Return a digest of owner, model and text."""
+        """Return the cache key: a digest of the principal (None if unset), the model's identity and the text."""
         return blake2b(repr((self._owner, identity, text)).encode("utf-8", "surrogatepass"), digest_size=32).digest()
 
     def get(self, identity: str, text: str) -> Vector | None:

@@ -114,7 +114,7 @@ def _cut(passage: Passage, room: int) -> Passage | None:
 
 
 def fit(candidates: Sequence[Passage], room: int, _: float = 0.0) -> Packed:
-    """Select passages in order for one prompt; those that overflow are truncated at a sentence end or dropped."""
+    """Pack passages into one prompt of ``room`` tokens, in order; one that does not fit is truncated or dropped."""
     packed, group = Packed(), list[Passage]()
     for passage in candidates:
         whole = cost(passage)

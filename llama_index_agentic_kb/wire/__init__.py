@@ -1,9 +1,9 @@
-"""Codecs: messages of other contracts, read into and written from the models of ``schema``. No HTTP, no engine.
+"""Codecs between the models of ``schema`` and the JSON messages of other APIs. They need no HTTP and no engine.
 
-* ``google_answer``: Google's Answer method (Discovery Engine v1, JSON): questions in, answers out, whole or streamed.
+* ``google_answer``: Google's Answer method (Discovery Engine v1, JSON): parser of requests, encoder of answers.
 * ``google_sessions`` and ``google_checks``: the messages of the session methods, of CheckGrounding and of Rank.
 * ``google_names`` and ``google_filter``: resource names and filter text.
-* ``azure_request``: requests of older versions of Azure's ``retrieve`` action. These three need no further package.
+* ``azure_request``: requests of preview versions of Azure's ``retrieve`` action. It and the two above need no extra.
 
-The rest needs the extra ``google``: protobuf's own JSON and Google's message classes, loaded at the first call.
+The other modules need the extra ``google``: protobuf's JSON and Google's message classes, imported at first use.
 """

@@ -1,4 +1,4 @@
-"""Protobuf's JSON, read strictly and written: Google's message classes, and what their parser does not check."""
+"""Strict parsing and encoding of protobuf's JSON with Google's message classes, and checks that their parser lacks."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from llama_index_agentic_kb.schema.grounding import MAX_FACT_CHARACTERS, MAX_FAC
 from llama_index_agentic_kb.schema.request import MAX_DOCUMENTS
 
 Untyped: TypeAlias = Any
-"""A protobuf message, its class or its descriptor: they are made at run time and have no types."""
+"""A protobuf message, its class or its descriptor; they are created at run time and have no static types."""
 Fields: TypeAlias = dict[str, Any]
-"""The fields of a message, by their JSON names."""
+"""The fields of a message by JSON name."""
 
 MAX_DEPTH: Final = 40
-"""Objects and lists inside each other that are written; what lies deeper is text. Protobuf's parsers stop at 100."""
+"""Maximum nesting of objects and lists in encoded JSON; deeper values become text. Protobuf's parsers stop at 100."""
 _EXACT: Final = 2**53
 _INT32: Final = 2**31 - 1
 _MAX_LABELS: Final = 64
@@ -38,7 +38,7 @@ _BOUNDS: Final[Mapping[str, tuple[float, float]]] = {
     "RankRequest.top_n": (0, _INT32),
     "ListSessionsRequest.page_size": (0, _INT32),
 }
-"""What a number may be. The protos have no ranges; these are those of Google's reference, and our own of documents."""
+"""Range of each number. The protos have none; these are from Google's reference, with our maximum of documents."""
 _LENGTHS: Final[Mapping[str, int]] = {
     "AnswerQueryRequest.user_pseudo_id": 128,
     "Session.user_pseudo_id": 128,
@@ -48,7 +48,7 @@ _LENGTHS: Final[Mapping[str, int]] = {
     "GroundingFact.fact_text": MAX_FACT_CHARACTERS,
     "RankRequest.records": MAX_RECORDS,
 }
-"""How many characters or items a field may have."""
+"""Maximum number of characters or items of each field."""
 
 E = TypeVar("E", bound=Enum)
 
@@ -57,7 +57,7 @@ def message_class(kind: str) -> Untyped:
     """Return one of Google's message classes, such as "Answer".
 
     Raises:
-        ConfigurationError: The package that holds them is not installed.
+        ConfigurationError: The package google-cloud-discoveryengine is not installed.
     """
     try:
         from google.cloud import discoveryengine_v1  # noqa: PLC0415 (an extra, and 0.7 s)
@@ -70,19 +70,19 @@ def message_class(kind: str) -> Untyped:
 
 
 def number(value: Enum | None) -> int:
-    """Return the number of one of our enums' values, whose members stand in Google's order; 0 (unspecified) of None."""
+    """Return the protobuf number of an enum member (our enums have Google's order); 0 (unspecified) for None."""
     return 0 if value is None else 1 + list(type(value)).index(value)
 
 
 def member(kind: type[E], value: int) -> E | None:
-    """Return the value of a number; None of 0. See ``number``."""
+    """Return the enum member with a protobuf number; None for 0. See ``number``."""
     return list(kind)[value - 1] if value else None
 
 
 def byte_offsets(text: str) -> Sequence[int]:
-    """Return the byte of UTF-8 at which each character begins, and the text's length in bytes.
+    """Return the UTF-8 byte offset of each character, followed by the text's length in bytes.
 
-    A lone surrogate counts as the three bytes of the U+FFFD that is written for it.
+    A lone surrogate counts as three bytes, the length of its replacement U+FFFD.
     """
     if text.isascii():
         return range(len(text) + 1)
@@ -90,23 +90,23 @@ def byte_offsets(text: str) -> Sequence[int]:
 
 
 def clean(text: str) -> str:
-    """Return a text that UTF-8 can write, with as many characters: lone surrogates become U+FFFD."""
+    """Return the text with lone surrogates replaced by U+FFFD, so that UTF-8 can encode it. Its length is unchanged."""
     return re.sub("[\ud800-\udfff]", "\ufffd", text)
 
 
 def write(kind: str, data: Mapping[str, object], *, enum_as_int: bool = False) -> Fields:
-    """Return a message's JSON in protobuf's own form: defaults left out, int64 as text, times in UTC.
+    """Return a message as JSON data in protobuf's form: defaults omitted, int64 as text, times in UTC.
 
-    What a document holds never keeps an answer from going out: characters that UTF-8 can't write become U+FFFD, numbers
-    that JSON can't write become null, whole numbers beyond 2^53 and what JSON has no type for become text.
+    Unusual values in a document's metadata cause no error: lone surrogates become U+FFFD, infinite numbers and NaN
+    become null, whole numbers beyond 2^53 and values of types that JSON lacks become text.
 
     Args:
-        kind: The message's class.
-        data: Its fields, by their JSON names; None is not set.
-        enum_as_int: Whether enums are numbers (the client asks by ``$alt=json;enum-encoding=int``).
+        kind: Name of the message's class, such as "Answer".
+        data: The message's fields by JSON name; fields with the value None are omitted.
+        enum_as_int: Whether to write enums as numbers (the client requests it by ``$alt=json;enum-encoding=int``).
 
     Raises:
-        InvalidAnswerError: The data are no such message.
+        InvalidAnswerError: The data do not match the message's fields and types.
     """
     message = message_class(kind)()
     from google.protobuf import json_format  # type: ignore[import-untyped]  # noqa: PLC0415 (an extra)
@@ -132,7 +132,7 @@ def _plain(value: object, depth: int = 0) -> object:
 
 
 def as_data(message: Untyped) -> Fields:
-    """Return a message that was read as data, by its JSON names."""
+    """Return a parsed message as JSON data, with the JSON names of its fields."""
     from google.protobuf import json_format  # noqa: PLC0415 (an extra)
 
     data: Fields = json_format.MessageToDict(message)
@@ -140,18 +140,18 @@ def as_data(message: Untyped) -> Fields:
 
 
 def read(kind: str, body: object) -> Untyped:
-    """Parse a request's body.
+    """Parse and check a request's body.
 
-    Names are camelCase or snake_case; null is not set; int64 is a number or text; enums are names or numbers.
+    Field names are camelCase or snake_case, null means unset, int64 is a number or text, enums are names or numbers.
 
     Args:
-        kind: The message's class.
-        body: JSON text, or its data.
+        kind: Name of the message's class, such as "RankRequest".
+        body: JSON text, or parsed JSON.
 
     Raises:
-        InvalidRequestError: It is no such message: not JSON, a key twice, an unknown field or enum value, a field in
-            both spellings, two members of a oneof, a wrong type, a lone surrogate, or beyond a bound. The message names
-            the field.
+        InvalidRequestError: The body is not JSON, or has a duplicate key, an unknown field or enum value, a field in
+            both spellings, two members of a oneof, a wrong type, a lone surrogate, or a value out of range. The error
+            names the field.
     """
     message = message_class(kind)()
     from google.protobuf import json_format  # noqa: PLC0415 (an extra)
@@ -185,9 +185,9 @@ def _refused(path: str, reason: str) -> InvalidRequestError:
 
 
 def _check_shape(data: object, descriptor: Untyped, path: str) -> None:
-    """Refuse what ``json_format`` takes in silence: lists as objects, two spellings, numbers that no enum has.
+    """Raise an error for input that ``json_format`` accepts: lists as objects, fields given twice, unknown enums.
 
-    Unknown fields are refused here too, for a message that names the place.
+    Unknown fields are refused here too, so that the error names the field's path.
     """
     if not isinstance(data, Mapping):
         raise _refused(path, f"an object is expected, found {_shown(data)}")
@@ -202,7 +202,7 @@ def _check_shape(data: object, descriptor: Untyped, path: str) -> None:
         seen.add(field.name)
         if not field.is_repeated:
             _check_value(value, field, at)
-        elif isinstance(value, list):  # else json_format's own to refuse, or not set
+        elif isinstance(value, list):  # else refused by json_format, or null
             for position, item in enumerate(value):
                 _check_value(item, field, f"{at}.{position}")
 
@@ -221,7 +221,7 @@ def _check_value(value: object, field: Untyped, path: str) -> None:
 
 
 def _is_ours(field: Untyped) -> bool:
-    """Whether a field holds messages that are no maps and none of protobuf's own, such as times."""
+    """Return whether a field's type is a message, other than maps and protobuf's own types such as Timestamp."""
     kind = field.message_type
     return bool(kind) and not kind.GetOptions().map_entry and not kind.full_name.startswith("google.protobuf.")
 
@@ -231,7 +231,7 @@ def _shown(value: object) -> str:
 
 
 def _parse_error(text: str, kind: str) -> InvalidRequestError:
-    """Return what ``json_format`` says of a field, behind the field's path."""
+    """Return an error with the message of ``json_format``, preceded by the field's path."""
     place = re.search(rf' at "?{kind}\.([\w.\[\]]+?)"?\.*$', text)
     path = place[1] if place else ".".join(re.findall(r"Failed to parse (\w+) field: ", text))
     reason = re.sub(r"Failed to parse \w+ field: ", "", text[: place.start()] if place else text).strip(".")

@@ -1,10 +1,10 @@
-"""Requests of the previews of Azure AI Search's ``retrieve`` action, read as requests of today.
+"""Parser for requests of Azure AI Search's ``retrieve`` action in preview versions; returns current requests.
 
-A name is read in the versions that have it, and refused in others, as the service does:
+A field is accepted in the API versions that define it, and refused in others, as by the service:
 
 * 2025-05-01-preview: ``targetIndexParams`` with ``indexName``, ``maxDocsForReranker``, ``IncludeReferenceSourceData``.
 * 2025-08-01-preview: ``requestLimits`` and ``outputConfiguration``.
-* Later ones have the names of ``schema.RetrievalRequest``, which reads both names of the output's size.
+* Later versions use the names of ``schema.RetrievalRequest``, which accepts both names of the output's size.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _OUTPUT_NAMES: Final = {"includeActivity": "includeActivity", "modality": "outpu
 
 
 def decode_retrieve(body: object, *, api_version: str = "") -> RetrievalRequest:
-    """Read the body of ``retrieve``.
+    """Parse the body of a ``retrieve`` request.
 
     Args:
-        body: JSON text, or its data.
-        api_version: The query parameter ``api-version``; empty is the newest.
+        body: JSON text, or parsed JSON.
+        api_version: The query parameter ``api-version``; empty means the newest version.
 
     Raises:
-        InvalidRequestError: It is no such request, or has names of another version; the message names the field.
+        InvalidRequestError: The body is invalid, or has fields of another API version; the error names the field.
     """
     try:
         data = json.loads(body) if isinstance(body, (str, bytes, bytearray)) else body
@@ -60,7 +60,7 @@ def decode_retrieve(body: object, *, api_version: str = "") -> RetrievalRequest:
         fast = fields.pop(_FAST, False)
         if not isinstance(fast, bool):
             raise InvalidRequestError(f"outputConfiguration.{_FAST}: true or false is expected")
-        if fast:  # no planning where the first search suffices
+        if fast:  # no planning if the first search suffices
             fields.setdefault("retrievalReasoningEffort", {"kind": "auto"})
     return RetrievalRequest.parse(fields)
 

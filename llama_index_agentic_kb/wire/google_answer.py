@@ -1,16 +1,16 @@
-"""Google's Answer method (Discovery Engine v1, JSON): questions in; answers out, whole or as a stream.
+"""Google's Answer method (Discovery Engine v1, JSON): parser of requests, encoder of answers and streams.
 
     query = decode_answer_query(body, serving_config=path)
     body = encode_answer_response(answer, parent=config.parent, session=session, enum_as_int=True)
 
-Every field of a v1 request is read; what this library can't act on is kept as data (``boosts``,
-``custom_search_operators``). ``asynchronousMode`` is refused, as the live service does. What goes out is strictly v1.
-Offsets count bytes of UTF-8, references are indices as text, times are in UTC.
+Every field of a v1 request is parsed; fields without effect in this library are kept as data (``boosts``,
+``custom_search_operators``). ``asynchronousMode`` is refused, as by the live service. Output is strictly v1.
+Offsets are UTF-8 bytes, reference ids are indices as text, times are in UTC.
 
-A stream is one JSON array over chunked HTTP: steps, references, then text and citations in turns (each citation right
-after its claim's text), then the whole answer. The stock client (``google.api_core.rest_streaming``) takes nothing but
-an array: no line break before its ``[``, no server-sent events; an ``{"error": ...}`` inside of it would be swallowed.
-So an answer that fails on the way ends with state FAILED, and the array is always closed.
+A stream is one JSON array over chunked HTTP: steps, references, then text and citations alternately (each
+citation right after its claim's text), then the whole answer. The standard client (``google.api_core.rest_streaming``)
+accepts only an array: no line break before its ``[``, no server-sent events; it ignores an ``{"error": ...}`` inside.
+So an answer that fails while streaming ends with state FAILED, and the array is always closed.
 """
 
 from __future__ import annotations
@@ -101,16 +101,16 @@ _STATUS: Final = {
 def decode_answer_query(
     body: object, *, serving_config: str | None = None, list_fields: Collection[str] = ()
 ) -> AnswerQuery:
-    """Read the request of ``:answer`` and ``:streamAnswer``.
+    """Parse the request of ``:answer`` or ``:streamAnswer``.
 
     Args:
-        body: JSON text, or its data.
+        body: JSON text, or parsed JSON.
         serving_config: The resource name in the request's path.
-        list_fields: Metadata keys that hold lists; ``field: ANY("a")`` then looks at their items.
+        list_fields: Metadata keys whose values are lists; ``field: ANY("a")`` then matches their items.
 
     Raises:
-        InvalidRequestError: It is no such request, is out of a range, or asks for what can't be done; the message
-            names the field.
+        InvalidRequestError: The body is no valid request, has a value out of range, or needs an unsupported feature;
+            the error names the field.
     """
     sent = read("AnswerQueryRequest", body)
     if sent.asynchronous_mode:
@@ -201,7 +201,7 @@ def _search_fields(spec: Untyped, list_fields: Collection[str]) -> Fields:
 
 
 def _narrowing(spec: Untyped, at: str, list_fields: Collection[str]) -> Fields:
-    """Return the filter, and the boosts as data; their conditions are only checked."""
+    """Return the parsed filter, and the boosts as data; boost conditions are only checked for syntax."""
     boosts = spec.boost_spec.condition_boost_specs
     for position, boost in enumerate(boosts):
         place = f"{at}.boostSpec.conditionBoostSpecs.{position}.condition"
@@ -216,7 +216,7 @@ def _brought_result(result: Untyped) -> AnswerReference:
         about = chunk.document_metadata
         return ChunkReference(chunk=chunk.chunk, content=chunk.content, uri=about.uri, title=about.title)
     document = result.unstructured_document_info
-    # Google's order: segments only where there are no contexts; answers, deprecated, only where there is neither.
+    # Google's order: segments only if there are no contexts; answers (deprecated) only if there are neither.
     passages = document.document_contexts or document.extractive_segments or document.extractive_answers
     return DocumentReference(
         document=document.document,
@@ -230,15 +230,15 @@ def _brought_result(result: Untyped) -> AnswerReference:
 
 
 def encode_answer(answer: Answer, *, name: str | None = None, enum_as_int: bool = False) -> Fields:
-    """Return an answer's JSON.
+    """Return an answer as JSON data.
 
     Args:
         answer: The answer. Its ``language`` has no field in v1.
-        name: Its resource name; None without a session.
-        enum_as_int: Whether enums are numbers (the client asks by ``$alt=json;enum-encoding=int``).
+        name: The answer's resource name; None without a session.
+        enum_as_int: Whether to write enums as numbers (the client requests it by ``$alt=json;enum-encoding=int``).
 
     Raises:
-        InvalidAnswerError: It breaks a rule of its model; the message names the field.
+        InvalidAnswerError: The answer fails the validation of its model; the error names the field.
     """
     return write("Answer", _answer_fields(answer, name), enum_as_int=enum_as_int)
 
@@ -251,17 +251,17 @@ def encode_answer_response(
     token: str = "",
     enum_as_int: bool = False,
 ) -> Fields:
-    """Return the response of ``:answer``.
+    """Return the response of ``:answer`` as JSON data.
 
     Args:
         answer: The answer; its name is built from the session's name and its ``id``.
         parent: The data store or engine; required with a session.
-        session: The session after this turn; None without a session, and then the answer has no name.
-        token: The ``answerQueryToken``.
-        enum_as_int: Whether enums are numbers.
+        session: The session after this turn. None if the answer belongs to no session and has no name.
+        token: The value of ``answerQueryToken``.
+        enum_as_int: Whether to write enums as numbers.
 
     Raises:
-        InvalidAnswerError: The answer breaks a rule of its model.
+        InvalidAnswerError: The answer fails the validation of its model.
     """
     fields = _answer_fields(answer, _answer_name(answer.id, parent, session))
     return _response(fields, parent, session, token, enum_as_int=enum_as_int)
@@ -282,7 +282,7 @@ def _answer_name(answer_id: str | None, parent: Parent | None, session: Session 
 
 
 def _answer_fields(answer: Answer, name: str | None) -> Fields:
-    """Return the fields of an ``Answer`` message; one that was changed after it was made is checked again."""
+    """Return the fields of an ``Answer`` message, validated again because the answer may have been modified."""
     try:
         Answer.model_validate(answer.model_dump(warnings="none"))
     except ValidationError as error:
@@ -372,7 +372,7 @@ def _result(result: SearchObservation) -> Fields:
 
 
 def session_fields(session: Session, parent: Parent) -> Fields:
-    """Return the fields of a ``Session`` message, for ``write``; turns hold their whole answers where loaded."""
+    """Return the fields of a ``Session`` message for ``write``; turns include their whole answers if loaded."""
     name = SessionName(parent, session.id)
     return {
         "name": str(name),
@@ -396,18 +396,18 @@ def session_fields(session: Session, parent: Parent) -> Fields:
 
 
 class AnswerStream:
-    """Writes a streamed answer piece by piece.
+    """Encoder of a streamed answer, piece by piece.
 
         stream = AnswerStream(token="T")
         for piece in kb.stream_answer(query):
             yield stream.piece(piece)
 
     Args:
-        parent: What was asked; needed with a session.
-        session: The session that keeps the turn; its name stands in every piece's answer once ``answer_id`` is known.
-        answer_id: The id that the finished answer will have; None without a session.
-        token: The ``answerQueryToken``, repeated in every piece.
-        enum_as_int: Whether enums are numbers.
+        parent: The data store or engine; required with a session.
+        session: The session of the turn; with ``answer_id``, the answer in every piece has its resource name.
+        answer_id: The id of the finished answer; None without a session.
+        token: The value of ``answerQueryToken``, repeated in every piece.
+        enum_as_int: Whether to write enums as numbers.
     """
 
     def __init__(
@@ -427,11 +427,11 @@ class AnswerStream:
         self._text = ""
 
     def piece(self, piece: AnswerPiece) -> bytes:
-        """Return the bytes to send for a piece, nothing for an empty one; the whole answer closes the array.
+        """Return the bytes to send for a piece, none for an empty piece; the whole answer closes the array.
 
         Raises:
-            InvalidAnswerError: It comes too late, cites a text or a reference that was not sent, or is a whole answer
-                that is not finished or breaks a rule of its model.
+            InvalidAnswerError: The piece is out of order, cites text or a reference not yet sent, or is a whole answer
+                that is unfinished or fails the validation of its model.
         """
         if isinstance(piece, WholePiece):
             return self._whole(piece)
@@ -442,7 +442,7 @@ class AnswerStream:
         return self._element({"name": self._name, "state": number(AnswerState.STREAMING), **fields}, None)
 
     def fail(self) -> bytes:
-        """Return the end of an answer that failed; nothing where the array is closed already."""
+        """Return the bytes that end the stream with state FAILED; empty if the array is already closed."""
         failed = WholePiece(answer=Answer(state=AnswerState.FAILED))
         return b"" if self._stage == _STAGES["whole"] else self._whole(failed)
 
@@ -489,8 +489,8 @@ class AnswerStream:
 def encode_error(error: BaseException) -> tuple[int, list[Fields]]:
     """Return an error's HTTP status and body, ``[{"error": {"code", "message", "status"}}]``.
 
-    The body says what an error of this library says, without what looks like a secret; of any other only that there was
-    one.
+    The message of this library's errors is included, with apparent secrets removed; any other error is reported only
+    as "Internal error."
     """
     status, text = 500, "Internal error."
     if isinstance(error, AgenticKBError):

@@ -1,4 +1,4 @@
-"""Google's CheckGrounding and Rank (Discovery Engine v1): requests in, a ledger or ranked records out."""
+"""Google's CheckGrounding and Rank (Discovery Engine v1): request parsers and response encoders."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ DEFAULT_RANKER: Final = "semantic-ranker-512@latest"
 
 
 def decode_check_grounding(body: object, *, grounding_config: str | None = None) -> GroundingQuery:
-    """Read the request of ``:check``.
+    """Parse the request of ``:check``.
 
     Args:
-        body: JSON text, or its data.
+        body: JSON text, or parsed JSON.
         grounding_config: The resource name in the request's path.
 
     Raises:
-        InvalidRequestError: It is no such request, or is beyond Google's limits: 200 facts of 10,000 characters, an
-            answer of 4,096 tokens.
+        InvalidRequestError: The body is no valid request, or exceeds Google's limits: 200 facts of 10,000 characters,
+            an answer of 4,096 tokens.
     """
     sent = read("CheckGroundingRequest", body)
     if name := grounding_config or sent.grounding_config:
@@ -52,15 +52,15 @@ def decode_check_grounding(body: object, *, grounding_config: str | None = None)
 
 
 def encode_check_grounding(query: GroundingQuery, ledger: GroundingLedger) -> Fields:
-    """Return the response of ``:check``.
+    """Return the response of ``:check`` as JSON data.
 
     Args:
-        query: What was asked.
-        ledger: The claims of its answer, of ``grounding.check.grounding_ledger``; a support's ``reference_id`` is the
-            index of the fact.
+        query: The parsed request.
+        ledger: The checked claims of the answer, from ``grounding.check.grounding_ledger``; the ``reference_id`` of a
+            support is the index of the fact.
 
     Raises:
-        InvalidAnswerError: A claim does not stand in the answer where the ledger says.
+        InvalidAnswerError: The answer does not contain a claim's text at the claim's position.
     """
     facts = [str(index) for index in range(len(query.facts))]
     supports = ledger_supports(ledger, facts, threshold=query.citation_threshold)
@@ -88,11 +88,11 @@ def encode_check_grounding(query: GroundingQuery, ledger: GroundingLedger) -> Fi
 
 
 def decode_rank(body: object, *, ranking_config: str | None = None) -> RankQuery:
-    """Read the request of ``:rank``.
+    """Parse the request of ``:rank`` (JSON text or parsed JSON); ``ranking_config`` is the resource name in its path.
 
     Raises:
-        InvalidRequestError: It is no such request, has none or more than 200 records, or one of them has neither title
-            nor content.
+        InvalidRequestError: The body is no valid request, has no records or more than 200, or has a record with
+            neither title nor content.
     """
     sent = read("RankRequest", body)
     if name := ranking_config or sent.ranking_config:
@@ -112,11 +112,11 @@ def decode_rank(body: object, *, ranking_config: str | None = None) -> RankQuery
 
 
 def encode_rank(query: RankQuery, records: Sequence[RankRecord]) -> Fields:
-    """Return the response of ``:rank``.
+    """Return the response of ``:rank`` as JSON data.
 
     Args:
-        query: What was asked.
-        records: Its records, best first, with their scores, of ``grounding.rank``.
+        query: The parsed request.
+        records: The request's records with their scores, best first, from ``grounding.rank``.
     """
     shown = {"id", "score"} if query.ids_only else {"id", "score", "title", "content"}
     return write("RankResponse", {"records": [one.model_dump(include=shown) for one in records[: query.top_n]]})

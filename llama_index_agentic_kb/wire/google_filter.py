@@ -1,17 +1,17 @@
-r"""Google's filter text, read into our filter trees.
+r"""Parser of Google's filter text into filter trees.
 
     category: ANY("persona_A", "it\"s") AND (year: IN(1969, 1972e) OR score >= 0.5) AND NOT date < "2024-01-31"
 
-* ``field: ANY("a", "b")``: the field is one of the texts. Of a field that holds a list (``list_fields``): one of its
-  items is.
-* ``field: IN(lower, upper)``: a range; ``*`` is open. Without ``i`` (inclusive) or ``e`` (exclusive) after it, the
-  lower bound is inclusive and the upper one exclusive.
-* ``< <= > >= =`` of a field and a number, a quoted date, ``true`` or ``false``.
-* ``NOT`` or ``-`` before an expression, ``AND``, ``OR``, parentheses. ``AND`` beside ``OR`` without parentheses is
-  refused: Google's own pages don't say which binds tighter, and a filter is not guessed at.
+* ``field: ANY("a", "b")``: the field equals one of the texts or, if it is a list (``list_fields``), has an item
+  that does.
+* ``field: IN(lower, upper)``: a range; ``*`` is an open end. A bound may end in ``i`` (inclusive) or ``e``
+  (exclusive); by default the lower bound is inclusive and the upper one exclusive.
+* ``< <= > >= =`` between a field and a number, a quoted date, ``true`` or ``false``.
+* ``NOT`` or ``-`` before an expression, ``AND``, ``OR``, parentheses. ``AND`` mixed with ``OR`` without parentheses is
+  refused: Google does not document their precedence, and a guess could change the filter.
 * ``GEO_DISTANCE`` is refused.
 
-The same, with bare words (``user_pseudo_id = some_id``) and ``labels:hidden``, filters lists of sessions.
+Session filters have the same syntax, plus unquoted words (``user_pseudo_id = some_id``) and ``labels:hidden``.
 Source: the EBNF of Google's guide "Filter generic search for structured or unstructured data".
 """
 
@@ -106,29 +106,29 @@ _SESSIONS: Final = replace(_DOCUMENTS, parser=partial(_parser, bare=True))
 
 
 def parse_filter(text: str, field: str = "filter", *, list_fields: Collection[str] = ()) -> FilterNode | None:
-    """Return the tree of a filter of documents; None for an empty one, which Google takes for none.
+    """Return the tree of a document filter. None if the text is empty, as in Google's service.
 
     Args:
-        text: The filter.
-        field: Where it stands, for errors.
-        list_fields: Metadata keys that hold lists: ``ANY`` then looks at their items. Stores such as Chroma can't.
+        text: The filter text.
+        field: Path of the filter in the request, for errors.
+        list_fields: Metadata keys whose values are lists; ``ANY`` matches their items. Not all stores support this.
 
     Raises:
-        InvalidRequestError: It can't be read, or asks for what can't be done; the message names the place.
+        InvalidRequestError: The text has a syntax error or an unsupported expression; the error names its position.
     """
     return _resolved(parse(_DOCUMENTS, text, field), None, list_fields) if text.strip() else None
 
 
 def parse_session_filter(text: str, fields: Mapping[str, str], lists: Collection[str]) -> FilterNode | None:
-    """Return the tree of a filter of sessions; None for an empty one.
+    """Return the tree of a session filter. None if the text is empty.
 
     Args:
-        text: The filter.
-        fields: Each field that may be named, and its key.
-        lists: Those of the fields that hold lists.
+        text: The filter text.
+        fields: The key of each field that can be filtered, by its name in the text.
+        lists: Names of the fields whose values are lists.
 
     Raises:
-        InvalidRequestError: It can't be read, or names another field.
+        InvalidRequestError: The text has a syntax error, or names a field that is not in ``fields``.
     """
     if not text.strip():
         return None
@@ -137,7 +137,7 @@ def parse_session_filter(text: str, fields: Mapping[str, str], lists: Collection
 
 
 def _resolved(tree: FilterNode, fields: Mapping[str, str] | None, lists: Collection[str]) -> FilterNode:
-    """Return the tree with its fields' keys. ``any`` on a field that holds no list becomes ``in``."""
+    """Return the tree with field names replaced by keys, and ``any`` by ``in`` for fields that are no lists."""
     if isinstance(tree, FilterGroup):
         return FilterGroup(logic=tree.logic, filters=[_resolved(child, fields, lists) for child in tree.filters])
     if fields is not None and tree.key not in fields:

@@ -1,8 +1,8 @@
-"""Resource names: ``projects/P/locations/L/...``, read and written.
+"""Resource names: ``projects/P/locations/L/...``, parsed and built.
 
 Serving configs, sessions and answers have one of three parents: a data store, a data store in a collection, an engine
-in a collection. The Python client's own helpers know the first alone. What is no such name raises
-``InvalidRequestError``, with the field where it stands.
+in a collection. The Python client's own helpers support only the first. A name of another form
+raises ``InvalidRequestError``, which names the field.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _SESSION: Final = rf"/sessions/(?P<session>{_SEGMENT})"
 
 @dataclass(frozen=True, slots=True)
 class Parent:
-    """A data store or an engine; its text is the resource name.
+    """A data store or an engine; ``str`` of it is the resource name.
 
     Args:
         project: The project id or number.
         location: The location, such as "global".
         id: The id of the data store or engine.
-        collection: The collection; None is possible for a data store only.
+        collection: The collection's id. Defaults to none, which only a data store permits.
         engine: Whether the resource is an engine.
     """
 
@@ -49,14 +49,14 @@ class Parent:
 
 @dataclass(frozen=True, slots=True)
 class SessionName:
-    """A session; the id ``-`` is one that is to be made, or (of an answer) any."""
+    """A session's resource name; the id ``-`` means a new session or, in an answer's name, any session."""
 
     parent: Parent
     id: str
 
     @property
     def is_new(self) -> bool:
-        """Whether it stands for a session that is to be made."""
+        """Whether the session is new: its id is ``-``."""
         return self.id == NEW_SESSION
 
     def __str__(self) -> str:
@@ -64,35 +64,35 @@ class SessionName:
         return f"{self.parent}/sessions/{self.id}"
 
     def answer(self, answer_id: str) -> str:
-        """Return the name of one of its answers."""
+        """Return the resource name of an answer of this session."""
         return f"{self}/answers/{answer_id}"
 
 
 def parse_parent(name: str, field: str = "parent") -> Parent:
-    """Read the name of a data store or an engine."""
+    """Parse the resource name of a data store or an engine."""
     return _under_parent("", name, field, "")[0]
 
 
 def parse_serving_config(name: str, field: str = "servingConfig") -> Parent:
-    """Read the name of a serving config, and return its parent."""
+    """Parse the resource name of a serving config, and return its parent."""
     return _under_parent(f"/servingConfigs/{_SEGMENT}", name, field, "/servingConfigs/{id}")[0]
 
 
 def parse_session_name(name: str, field: str = "session") -> SessionName:
-    """Read the name of a session, ``{parent}/sessions/-`` included."""
+    """Parse the resource name of a session; its id may be ``-`` (a new session)."""
     parent, found = _under_parent(_SESSION, name, field, "/sessions/{id}")
     return SessionName(parent, found["session"])
 
 
 def parse_answer_name(name: str, field: str = "name") -> tuple[SessionName, str]:
-    """Read the name of an answer, and return its session's and its id."""
+    """Parse the resource name of an answer, and return the session's name and the answer's id."""
     pattern = rf"{_SESSION}/answers/(?P<answer>{_SEGMENT})"
     parent, found = _under_parent(pattern, name, field, "/sessions/{session}/answers/{answer}")
     return SessionName(parent, found["session"]), found["answer"]
 
 
 def check_config_name(name: str, field: str) -> None:
-    """Check the name of a grounding or a ranking config, by its field "groundingConfig" or "rankingConfig"."""
+    """Check the resource name of a config; ``field`` is "groundingConfig" or "rankingConfig"."""
     shape = f"projects/{{project}}/locations/{{location}}/{field}s/{{config}}"
     _matched(rf"{_LOCATION}/{field}s/{_SEGMENT}", name, field, shape)
 

@@ -1,4 +1,4 @@
-"""Google's session methods (Discovery Engine v1): create, get, update and list requests in, sessions out."""
+"""Google's session methods (Discovery Engine v1): request parsers and session encoders."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ _BOOLEANS: Final = {"true": True, "false": False, "": False, "1": True, "0": Fal
 
 
 def decode_create_session(body: object) -> SessionChanges:
-    """Read the body of CreateSession: the new session's display name, labels, pin and user.
+    """Parse the body of CreateSession: the new session's display name, labels, pinned state and user.
 
     Raises:
-        InvalidRequestError: It is no session, or holds turns: those come from answering.
+        InvalidRequestError: The body is no valid session, or has turns, which only the Answer method creates.
     """
     sent = read("Session", body)
     if sent.turns:
@@ -55,15 +55,15 @@ def decode_create_session(body: object) -> SessionChanges:
 
 
 def decode_update_session(body: object, update_mask: str = "") -> SessionChanges:
-    """Read the body of UpdateSession.
+    """Parse the body of UpdateSession.
 
     Args:
-        body: The session.
-        update_mask: Names of the fields to change, separated by commas, in either spelling. Empty changes every field
-            that can be changed, those that the body leaves out to their defaults (as Google's says).
+        body: The session, as JSON text or parsed JSON.
+        update_mask: Names of the fields to change, separated by commas, in either spelling. If empty, all changeable
+            fields are changed, and those absent from the body are reset to their defaults, as in Google's service.
 
     Raises:
-        InvalidRequestError: The mask names a field that can't be changed.
+        InvalidRequestError: The body is no valid session, or the mask names a field that can't be changed.
     """
     sent = read("Session", body)
     spellings = {field.json_name: field.name for field in sent.DESCRIPTOR.fields}
@@ -81,10 +81,10 @@ def _changes(sent: Untyped, names: Sequence[str]) -> SessionChanges:
 
 
 def decode_list_sessions(params: Mapping[str, object]) -> SessionQuery:
-    """Read the query parameters of ListSessions (``pageSize``, ``pageToken``, ``filter``, ``orderBy``).
+    """Parse the query parameters of ListSessions (``pageSize``, ``pageToken``, ``filter``, ``orderBy``).
 
     Raises:
-        InvalidRequestError: One can't be read; the message names it.
+        InvalidRequestError: A parameter is invalid; the error names it.
     """
     sent = read("ListSessionsRequest", dict(params))
     filters = parse_session_filter(sent.filter, _KEYS, lists=("labels",))
@@ -124,10 +124,10 @@ def _order(words: list[str]) -> SessionOrder:
 
 
 def wants_answer_details(params: Mapping[str, str]) -> bool:
-    """Return whether GetSession asks for whole answers (``includeAnswerDetails=true``).
+    """Return whether a GetSession request asks for whole answers (``includeAnswerDetails=true``).
 
     Raises:
-        InvalidRequestError: It is neither true nor false.
+        InvalidRequestError: The parameter is neither true nor false.
     """
     sent = params.get("includeAnswerDetails", params.get("include_answer_details", ""))
     if sent.lower() not in _BOOLEANS:
@@ -136,21 +136,21 @@ def wants_answer_details(params: Mapping[str, str]) -> bool:
 
 
 def encode_session(session: Session, parent: Parent, *, enum_as_int: bool = False) -> Fields:
-    """Return a session's JSON; turns hold their whole answers where these were loaded.
+    """Return a session as JSON data; turns include their whole answers if loaded.
 
     Args:
         session: The session.
-        parent: The parent resource, for the names.
+        parent: The data store or engine, used to build the resource names.
         enum_as_int: Whether to write enums as numbers.
 
     Raises:
-        InvalidAnswerError: An answer breaks a rule of its model.
+        InvalidAnswerError: An answer of the session fails the validation of its model.
     """
     return write("Session", session_fields(session, parent), enum_as_int=enum_as_int)
 
 
 def encode_session_page(page: SessionPage, parent: Parent, *, enum_as_int: bool = False) -> Fields:
-    """Return the response of ListSessions."""
+    """Return the response of ListSessions as JSON data."""
     fields = {
         "sessions": [session_fields(session, parent) for session in page.sessions],
         "nextPageToken": page.next_page_token or "",

@@ -47,7 +47,7 @@ class PairModel(Protocol):
     """A model that scores text pairs: sentence-transformers' ``CrossEncoder``, HHEM's ``predict(pairs)``, etc."""
 
     def predict(self, *args: Any, **kwargs: Any) -> Any:
-        """Return a number for each pair, or one for each pair and label."""
+        """Return one score per text pair, or one per pair and label; the pairs are the first argument."""
         ...
 
 

@@ -292,7 +292,7 @@ def _texts_of(reading: Reading) -> list[str]:
 
 
 def _near_windows(reading: Reading) -> int:
-    """Return the number of windows that are always read: the best one, and those with similar coverage."""
+    """Return the number of windows always passed to the model: the best one, and up to two of similar coverage."""
     least = reading.windows[0].coverage * _WORTHWHILE if reading.windows else 0.0
     return 1 + sum(window.coverage >= least for window in reading.windows[1:_NEAR])
 
@@ -377,7 +377,7 @@ def long_document(reading: Reading) -> float:
 
 
 def _evidence(reading: Reading, score: float, scores: Sequence[float] = (), best: int = 0) -> list[Evidence]:
-    """Return each passage's evidence, scored by the model or else by its coverage relative to the best."""
+    """Return the evidence of all passages, best first; coverage determines scores that the model did not compute."""
     found = []
     for number, window in enumerate(reading.windows):
         if number == best or (number == reading.partner and best == 0):
