@@ -101,7 +101,7 @@ def _whole(text: str) -> tuple[str, int]:
 
 
 def _needed(found: re.Match[str]) -> str:
-    """Return the part of a run of hidden characters that is needed there: a variation selector, a joiner, or both."""
+    """Return the part of a run of hidden characters that is needed: a selector, a joiner, both or nothing."""
     run, text = found.group(), found.string
     if not found.start() or len(run) > 2:  # noqa: PLR2004 (a selector and a joiner)
         return ""

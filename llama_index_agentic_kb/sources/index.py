@@ -85,8 +85,8 @@ def index_retriever(
 def _for_simple_store(store: SimpleVectorStore, filters: FilterNode) -> dict[str, Any]:
     """Return the retriever arguments for a filtered search in LlamaIndex's in-memory store.
 
-    The store can't apply all filters correctly: only equality conditions joined by AND, or alone, are passed to it. If
-    the filter has others, all nodes are requested, and each returned node is checked against the whole filter later.
+    The store can't apply all filters correctly. A filter of equality conditions only is passed to it; from any other,
+    only those that must all be met are, all matching nodes are requested, and checked against the whole filter later.
     """
     tree = flat(filters)
     parts = tree.filters if isinstance(tree, FilterGroup) else [tree]
