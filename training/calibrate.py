@@ -214,35 +214,21 @@ def table(cases: Sequence[Case], scores: np.ndarray) -> dict[str, str]:
     def where(test) -> list[int]:
         return [index for index, case in enumerate(cases) if test(case)]
 
+    def labelled(name: str, *labels: str) -> list[int]:
+        return where(lambda c: c.set == name and c.label in labels)
+
     twins = where(lambda c: c.set == "written" and c.label != "supported")
-    report = {
-        "WiCE dev, supported v not": area(
-            scores,
-            cases,
-            where(lambda c: c.set == "wice_dev" and c.label == "supported"),
-            where(lambda c: c.set == "wice_dev" and c.label == "not_supported"),
-        ),
-        "WiCE dev, supported v rest": area(
-            scores,
-            cases,
-            where(lambda c: c.set == "wice_dev" and c.label == "supported"),
-            where(lambda c: c.set == "wice_dev" and c.label != "supported"),
-        ),
-        "written claims v twins": area(scores, cases, where(lambda c: c.kind == "claim"), twins),
-        "written paraphrases v twins": area(scores, cases, where(lambda c: c.kind == "paraphrase"), twins),
-        "CLIMATE-FEVER, supported v refuted": area(
-            scores,
-            cases,
-            where(lambda c: c.set == "climate_fever" and c.label == "supported"),
-            where(lambda c: c.set == "climate_fever" and c.label == "contradicted"),
-        ),
-        "CLIMATE-FEVER, supported v rest": area(
-            scores,
-            cases,
-            where(lambda c: c.set == "climate_fever" and c.label == "supported"),
-            where(lambda c: c.set == "climate_fever" and c.label != "supported"),
-        ),
-    }
+    rest = sorted({case.label for case in cases} - {"supported"})
+    report = {}
+    for title, name, first in (
+        ("WiCE dev, supported v not", "wice_dev", "not_supported"),
+        ("CLIMATE-FEVER, supported v refuted", "climate_fever", "contradicted"),
+    ):
+        good = labelled(name, "supported")
+        report[title] = area(scores, cases, good, labelled(name, first))
+        report[f"{title.partition(',')[0]}, supported v rest"] = area(scores, cases, good, labelled(name, *rest))
+    for kind in ("claim", "paraphrase"):
+        report[f"written {kind}s v twins"] = area(scores, cases, where(lambda c, kind=kind: c.kind == kind), twins)
     for kind in sorted({case.kind for case in cases if case.set == "written"} - {"claim", "paraphrase"}):
         report[f"written, supported v {kind}"] = area(
             scores,

@@ -35,7 +35,7 @@ from llama_index_agentic_kb.schema import (
     SubQuery,
     SubQueryOrigin,
 )
-from llama_index_agentic_kb.schema.activity import QueryClassification
+from llama_index_agentic_kb.schema.activity import Confidence, QueryClassification
 from llama_index_agentic_kb.schema.answer import (
     Answer,
     AnswerReference,
@@ -311,7 +311,7 @@ def unanswered_parts(retrieval: Retrieval) -> list[MissingPart]:
     for sub_query in plan.sub_queries:
         if sub_query.origin is not SubQueryOrigin.QUESTION:
             parts.setdefault(sub_query.part_of or sub_query.id, []).append(sub_query)
-    answered = {finding.sub_query_id for finding in retrieval.findings}
+    answered = {finding.sub_query_id for finding in retrieval.findings if finding.confidence is not Confidence.PARTIAL}
     waited_for = {parent for sub_query in plan.sub_queries for parent in sub_query.depends_on}
     read = any(
         isinstance(record, ModelQueryPlanningActivity) and record.purpose == "findings" and record.outcome is Outcome.OK

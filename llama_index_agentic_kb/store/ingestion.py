@@ -118,12 +118,15 @@ def ingest(
         The report of added, updated, deleted and failed files.
 
     Raises:
-        ConfigurationError: No paths are given, the chunk sizes don't fit the embedding model, or a grant is invalid.
+        ConfigurationError: No paths are given, ``store`` is no open store, the chunk sizes don't fit the embedding
+            model, or a grant is invalid.
         IngestionError: Another process is writing to the store, or embedding or storing failed. Documents stored
             before remain, and the next call continues from there.
     """
     from llama_index_agentic_kb.store.chunking import Chunker  # noqa: PLC0415 (loads LlamaIndex)
 
+    if isinstance(store, str | Path):
+        raise ConfigurationError(f"store is a path: open it first, KnowledgeStore.open({str(store)!r}, create=True).")
     started = time.monotonic()
     listed = [paths] if isinstance(paths, str | Path) else list(paths)
     if not listed:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from llama_index.core.schema import NodeRelationship, RelatedNodeInfo, TextNode
 
 from llama_index_agentic_kb.answering.results import answer_references, answer_steps, unanswered_parts
@@ -24,6 +25,7 @@ FOUND: list[dict[str, Any]] = [
     {"step": "q1", "answers": [{"value": "Saturn V rocket", "ref": 1, "confidence": "stated"}]}
 ]
 NOTHING: list[dict[str, Any]] = [{"step": "q1", "answers": []}]
+PARTLY: list[dict[str, Any]] = [{"step": "q1", "answers": [{"value": "Saturn", "ref": 1, "confidence": "partial"}]}]
 
 
 def steps(retrieval: Retrieval, mode: ResultMode | None = None) -> list[AnswerStep]:
@@ -133,9 +135,10 @@ def test_a_revision_is_a_step() -> None:
     assert last.actions[0].results
 
 
-def test_a_step_that_was_waited_for_and_has_no_finding_lacks_evidence() -> None:
-    """What further searches waited for, and no passage answers, is told, although something was found for it."""
-    retrieval = retrieved([source([APOLLO, SATURN])], QUESTION, llm=planner(HOPS, NOTHING), effort="medium")
+@pytest.mark.parametrize("found", [NOTHING, PARTLY], ids=["nothing", "partly"])
+def test_a_step_that_was_waited_for_and_has_no_finding_lacks_evidence(found: list[dict[str, Any]]) -> None:
+    """What further searches waited for, and no passage answers in full, lacks evidence, although it found something."""
+    retrieval = retrieved([source([APOLLO, SATURN])], QUESTION, llm=planner(HOPS, found), effort="medium")
     assert lacking(retrieval) == [
         ("q1", Outcome.EMPTY, "rocket that launched Apollo 11: no passage that was found answers it")
     ]

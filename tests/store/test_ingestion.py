@@ -392,6 +392,8 @@ def test_settings_that_can_not_work_are_refused(folder: Path, store: KnowledgeSt
         ingest(folder, store, chunk_overlap=200)
     with pytest.raises(ConfigurationError, match="paths is empty"):
         ingest([], store)
+    with pytest.raises(ConfigurationError, match=r"open it first, KnowledgeStore\.open\('kb'"):
+        ingest(folder, "kb")  # type: ignore[arg-type]
     with pytest.raises(ConfigurationError, match="has no name; pass source="):
         ingest("/", store)
     with pytest.raises(ConfigurationError, match="needs a name"):
