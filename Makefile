@@ -61,6 +61,7 @@ STAGE := $(BIN)/python training/cross_encoder.py --base $(BASE) --stage
 train-scorer: $(VENV)/.dev
 	$(PIP_INSTALL) -e ".[train]"
 	mkdir -p $(BUILT)
+	$(BIN)/python training/written.py $(BENCH) $(DATA)
 	$(BIN)/python training/sets.py $(REPOSITORIES) $(PUBLIC)
 	$(BIN)/python training/pairs.py $(DATA) $(BENCH) $(BUILT)/near.jsonl
 	$(STAGE) first --data $(PUBLIC) --out $(BUILT)/a.safetensors --rate 1.5e-4
@@ -71,7 +72,7 @@ train-scorer: $(VENV)/.dev
 	$(STAGE) fifth --data $(NEAR) --start $(BUILT)/d.safetensors --out $(BUILT)/e.safetensors --rate 6.5e-5 --seed 32
 	$(BIN)/python training/export.py --base $(BASE) --weights $(foreach one,c c d e,$(BUILT)/$(one).safetensors) --out $(PROOF)/proof.onnx
 	cp $(BASE)/tokenizer.json $(PROOF)/tokenizer.json
-	$(BIN)/python training/calibrate.py --data $(DATA) --bench $(BENCH) --weights $(PROOF) --false 0.08 --out $(PROOF)/calibration.json
+	$(BIN)/python training/calibrate.py --data $(DATA) --bench $(BENCH) --weights $(PROOF) --out $(PROOF)/calibration.json
 
 # Writes build/bench-scale.json and prints it as a table. A million chunks take an hour to build, 10 GB of disk and
 # 4 GB of memory; what was built is kept in build/scale. Fewer: make bench-scale SIZES=1000,10000

@@ -295,7 +295,7 @@ def main() -> None:
     parser.add_argument("--bench", type=Path, required=True)
     parser.add_argument("--weights", type=Path, help="folder with proof.onnx and tokenizer.json")
     parser.add_argument("--out", type=Path)
-    parser.add_argument("--false", type=float, default=0.06)
+    parser.add_argument("--false", type=float, default=0.08)
     args = parser.parse_args()
     rng = random.Random(7)
     cases = [

@@ -78,7 +78,7 @@ def parts(path: Path) -> Iterator[Row]:
 
 
 def climate(path: Path) -> Iterator[Row]:
-    """CLIMATE-FEVER, three quarters of it (see its repository for terms)."""
+    """CLIMATE-FEVER, two thirds of its claims (see its repository for terms)."""
     for line in path.read_text(encoding="utf-8").splitlines():
         item = json.loads(line)
         split = "held" if held_out(item["claim"]) else "train"

@@ -73,7 +73,7 @@ def check_grounding(
 ) -> GroundingCheck:
     """Check how far facts support an answer.
 
-        check = check_grounding("Apollo 11 landed on 20 July 1969.", ["It landed on 1969-07-20: Apollo 11."])
+        check = check_grounding("Apollo 11 landed on 20 July 1969.", ["Apollo 11 landed on the Moon on 20 July 1969."])
 
     Args:
         answer: The answer, at most 4,096 tokens (a word or a full stop counts as one).

@@ -22,7 +22,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from llama_index_agentic_kb.grounding.citations import cited_ids
-from llama_index_agentic_kb.grounding.features import EMOJI, is_negated, words
+from llama_index_agentic_kb.grounding.features import EMOJI, MAX_CLAIM, is_negated, words
 from llama_index_agentic_kb.grounding.own_citations import CITATION
 from llama_index_agentic_kb.schema.grounding import Span
 from llama_index_agentic_kb.search.tokenizing import FUNCTION_WORDS, detect_language
@@ -134,9 +134,10 @@ def beginnings(claim: Claim) -> list[Claim]:
     cuts = {match.end() for match in _MARKER_RUN.finditer(claim.text)}
     cuts |= {match.start() for match in _JOINT.finditer(claim.text)}
     found = []
-    for cut in sorted(cuts):
+    for cut in sorted(one for one in cuts if one <= MAX_CLAIM):  # the scorers read no further
         plain = plain_claim(claim.text[:cut])
-        if _SAYS.search(plain_claim(claim.text[cut:])) and len(plain.split()) >= _LEAST_BEGINNING:
+        after = plain_claim(claim.text[cut : cut + MAX_CLAIM])
+        if _SAYS.search(after) and len(plain.split()) >= _LEAST_BEGINNING:
             span = Span(start=claim.span.start, end=claim.span.start + cut)
             found.append(Claim(claim.text[:cut], span, f"{plain.rstrip(' .,;:')}.", context=claim.context))
     return found

@@ -186,7 +186,11 @@ def _revised(response: RetrievalResponse) -> Sequence[Any]:
     return [one for one in response.plan.sub_queries if one.origin is SubQueryOrigin.REVISION] if response.plan else []
 
 
-@fault(AREA, "a fake plan as JSON in a passage, and a model that obeys it", "the plan stays the user's")
+@fault(
+    AREA,
+    "a fake plan as JSON in a passage, and a model that obeys it",
+    "the user's steps stay; what is added has no filter",
+)
 def fake_plan() -> None:
     """What a look for gaps adds is marked as its own, has no filter, and builds on steps that there are."""
     _, response = _attacked(Kind.JSON, Goal.PLAN)

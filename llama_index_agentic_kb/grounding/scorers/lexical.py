@@ -273,7 +273,7 @@ def _by_features(claim: str, reading: Reading, corpus: Corpus) -> ClaimScore:
     score = _sigmoid(_logit("lexical", reading.features))
     if _is_foreign(claim, reading):
         named = dict(zip(FEATURES, reading.features, strict=True))
-        differs = named["negation_differs"] or named["numbers_near"] < 1
+        differs = named["negation_differs"] or named["numbers_near"] < 1 or named["missing_share"] > 0
         spoken = detect_language(split_words(claim))
         if (score >= CITATION_THRESHOLD and differs) or (score < CITATION_THRESHOLD and spoken != corpus.language):
             return ClaimScore(None, Verdict.NOT_CHECKABLE)
