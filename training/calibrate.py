@@ -316,7 +316,7 @@ def main() -> None:
     read(cases, model)
     print(f"{len(cases)} claims read in {time.time() - begun:.0f} s")
     y = np.array([case.label == "supported" for case in cases]).astype(int)
-    result: dict[str, object] = {"features": FEATURES}
+    result: dict[str, object] = {}
     for name in ("lexical", "small") if model else ("lexical",):
         X = matrix(cases, small=name == "small")
         scores = out_of_fold(cases, X, 0.3, small=name == "small")

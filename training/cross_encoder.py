@@ -160,10 +160,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--start", type=Path, nargs="+", default=[], help="several are averaged")
     parser.add_argument("--rate", type=float, default=1e-4)
-    parser.add_argument("--epochs", type=float, default=1.0)
-    parser.add_argument("--most", type=int, default=0)
     parser.add_argument("--seed", type=int, default=7)
-    parser.add_argument("--checks", default="", help="names of held sets that are looked at on the way; all by default")
     parser.add_argument("--minutes", type=float, default=1e9)
     parser.add_argument("--stage", required=True, help="of stages.json, which says how often a set is seen in an epoch")
     args = parser.parse_args()
@@ -186,8 +183,6 @@ def main() -> None:
             else:
                 held.setdefault(item["set"], []).append(item)
     rng.shuffle(train)
-    if args.most:
-        train = train[: args.most]
     print(len(train), "pairs; held:", {k: len(v) for k, v in held.items()}, flush=True)
     encoded = encode(tokenizer, [t["premise"] for t in train], [t["claim"] for t in train])
     labels = torch.tensor([LABELS.index(t["label"]) if t["label"] in LABELS else 3 for t in train])
@@ -198,8 +193,6 @@ def main() -> None:
         if name in held:
             held[name] = [*held[name], *written]
     for name, items in held.items():
-        if args.checks and name not in args.checks.split(","):
-            continue
         items = random.Random(1).sample(items, min(400, len(items)))
         checks[name] = (
             encode(tokenizer, [t["premise"] for t in items], [t["claim"] for t in items]),
@@ -215,15 +208,9 @@ def main() -> None:
     optimizer = torch.optim.AdamW(
         [{"params": decay, "weight_decay": 0.01}, {"params": plain, "weight_decay": 0.0}], lr=args.rate, fused=True
     )
-    plan: list[list[int]] = []
     order = list(range(len(train)))
-    whole, rest = int(args.epochs), args.epochs - int(args.epochs)
-    for _ in range(whole):
-        rng.shuffle(order)
-        plan.extend(batches(encoded, order, 2048, rng))
-    if rest:
-        rng.shuffle(order)
-        plan.extend(batches(encoded, order[: int(rest * len(order))], 2048, rng))
+    rng.shuffle(order)
+    plan = list(batches(encoded, order, 2048, rng))
     print(len(plan), "steps", flush=True)
     begun = time.time()
     model.train()

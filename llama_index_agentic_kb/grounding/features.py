@@ -64,7 +64,7 @@ def words(text: str) -> frozenset[str]:
 _NEGATIONS: Final = words(
     "not no never none neither nor without cannot nobody nothing nowhere hardly barely t n't "  # English, with don't
     "nicht kein keine keinen keiner keines nie niemals ohne weder "
-    "ne pas jamais aucun aucune sans ni non nunca sin ningún ninguna nessun nessuna mai senza "
+    "ne pas jamais aucun aucune sans ni non nunca sin ningún ninguna nessun nessuna senza "
     "niet geen nooit zonder não nunca sem nem ikke ingen aldrig inte ingen aldrig utan ei eivät не нет никогда без"
 )
 _COUNTED: Final = (

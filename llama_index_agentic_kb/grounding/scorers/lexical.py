@@ -7,7 +7,6 @@ shipped verdicts were measured at a threshold of 0.6.
 from __future__ import annotations
 
 import math
-import operator
 import re
 import time
 import unicodedata
@@ -402,7 +401,7 @@ def _rival(claim: str, window: Window, corpus: Corpus, strength: float) -> Rival
 
 def _logit(name: Literal["lexical", "small", "long"], values: Sequence[float]) -> float:
     model = calibration()[name]
-    return math.fsum([model["bias"], *map(operator.mul, values, model["weights"])])
+    return math.fsum([model["bias"], *(value * weight for value, weight in zip(values, model["weights"], strict=True))])
 
 
 def _sigmoid(value: float) -> float:
