@@ -96,18 +96,32 @@ def configure(
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise ConfigurationError(f"{CONFIG} can't be read as TOML: {error}") from error
     commands = typer.main.get_command(app).commands  # type: ignore[attr-defined]
-    known = {name: {option.name for option in command.params} for name, command in commands.items()}
-    shared = {key.replace("-", "_"): value for key, value in options.items() if not isinstance(value, dict)}
-    unknown = {*shared} - set().union(*known.values())
+    known = {name: _options(command) for name, command in commands.items()}
+    shared = {key: value for key, value in options.items() if not isinstance(value, dict)}
+    tables = {key: value for key, value in options.items() if isinstance(value, dict)}
+    unknown = {key for key in shared if not any(_option(key) in names for names in known.values())}
+    unknown |= tables.keys() - known.keys()
     defaults: dict[str, dict[str, Any]] = {}
     for name, names in known.items():
-        own = {key.replace("-", "_"): value for key, value in options.get(name, {}).items()}
-        unknown |= {f"{name}.{key}" for key in own.keys() - names}
-        defaults[name] = {key: value for key, value in (shared | own).items() if key in names}
-    unknown |= {key for key, value in options.items() if isinstance(value, dict)} - known.keys()
+        own = tables.get(name, {})
+        unknown |= {f"{name}.{key}" for key in own if _option(key) not in names}
+        mine = [(names[_option(key)], value) for key, value in (shared | own).items() if _option(key) in names]
+        defaults[name] = {
+            option.name: [value] if option.multiple and isinstance(value, str) else value for option, value in mine
+        }
     if unknown:
         raise ConfigurationError(f"{CONFIG}: unknown: {', '.join(sorted(unknown))}; names are those of the options")
     context.default_map = defaults
+
+
+def _option(key: str) -> str:
+    """Return a key of agentic-kb.toml as an option's name: dashes and underscores are the same."""
+    return key.replace("_", "-")
+
+
+def _options(command: Any) -> dict[str, Any]:
+    """Return the options of a command by their names without dashes in front."""
+    return {flag[2:]: option for option in command.params for flag in option.opts if flag.startswith("--")}
 
 
 @app.command("ingest")
@@ -116,7 +130,7 @@ def ingest_command(
     store: StoreOption = DEFAULT_STORE,
     source: Annotated[str | None, typer.Option(help="Put everything into this source.")] = None,
     description: Annotated[str | None, typer.Option(help="What is in it, for the planner.")] = None,
-    chunk_size: Annotated[int | None, typer.Option(help="Tokens of a chunk.", min=16)] = None,
+    chunk_size: Annotated[int | None, typer.Option(help="Tokens of a chunk.", min=80)] = None,
     wait: WaitOption = 0.0,
     max_megabytes: Annotated[float, typer.Option(help="Larger files are skipped, and listed.", min=0)] = 100.0,
     follow_symlinks: Annotated[bool, typer.Option(help="Read what lies outside the folders, too.")] = False,
@@ -129,7 +143,7 @@ def ingest_command(
 
     A missing or damaged vector index is rebuilt first.
     """
-    from llama_index_agentic_kb.store import KnowledgeStore  # noqa: PLC0415 (loads chromadb)
+    from llama_index_agentic_kb.store import KnowledgeStore  # noqa: PLC0415 (loads SQLite and more)
     from llama_index_agentic_kb.store.files import NO_SUCH_PATH  # noqa: PLC0415 (with the store)
 
     missing = [path for path in paths if not path.exists()]
@@ -305,7 +319,7 @@ def demo(
     context_window: WindowOption = 8_192,
 ) -> None:
     """Ask a corpus of 44 articles on space missions; it is ingested on the first run. Needs no API key."""
-    from llama_index_agentic_kb.store import KnowledgeStore  # noqa: PLC0415 (loads chromadb)
+    from llama_index_agentic_kb.store import KnowledgeStore  # noqa: PLC0415 (loads SQLite and more)
 
     where = store or _demo_store()
     with KnowledgeStore.open(where, create=True, repair="auto") as opened:
@@ -372,7 +386,7 @@ def bench_command(  # noqa: PLR0917 (typer makes options of them)
 
 
 def _stored(path: Path) -> KnowledgeStore:
-    from llama_index_agentic_kb.store import KnowledgeStore  # noqa: PLC0415 (loads chromadb)
+    from llama_index_agentic_kb.store import KnowledgeStore  # noqa: PLC0415 (loads SQLite and more)
 
     return KnowledgeStore.open(path)
 
@@ -445,7 +459,7 @@ def _cache() -> Path:
 
 
 def _ingest(paths: list[Path], store: Any, **kwargs: Any) -> IngestReport:
-    from llama_index_agentic_kb.store import ingest  # noqa: PLC0415 (loads chromadb)
+    from llama_index_agentic_kb.store import ingest  # noqa: PLC0415 (loads SQLite and more)
 
     with _progress() as progress:
         return ingest(paths, store, progress=progress, **kwargs)

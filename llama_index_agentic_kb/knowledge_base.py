@@ -184,7 +184,7 @@ class KnowledgeBase(NotPickled, MetadataQueries):
             ConfigurationError: The store does not exist or has no sources, or ``permissions`` does not name exactly its
                 sources, or names fields that the documents themselves may have set.
         """
-        from llama_index_agentic_kb.store import KnowledgeStore  # noqa: PLC0415 (loads chromadb)
+        from llama_index_agentic_kb.store import KnowledgeStore  # noqa: PLC0415 (loads SQLite and more)
 
         store = KnowledgeStore.open(path, embed_model=embed_model, repair=repair)
         allowed = _by_source(permissions, [info.name for info in store.sources()])

@@ -216,10 +216,21 @@ def test_options_stand_in_a_file(store: Path, tmp_path: Path, monkeypatch: pytes
     config.write_text(f'store = "{store}"\n[ask]\neffort = "minimal"\n', encoding="utf-8")
     assert "rockets" in runner.invoke(cli.app, ["list"]).output
     assert "rockets" not in runner.invoke(cli.app, ["list", "--store", "elsewhere"]).output
-    config.write_text("[ask]\neffrt = 1\n", encoding="utf-8")
-    assert "ask.effrt" in str(runner.invoke(cli.app, ["list"]).exception)
+    for text, unknown in (("[ask]\neffrt = 1\n", "ask.effrt"), ("ask = 1", "ask"), ("[aks]\n", "aks")):
+        config.write_text(text, encoding="utf-8")
+        assert f"unknown: {unknown};" in str(runner.invoke(cli.app, ["list"]).exception)
     config.write_text("store = ", encoding="utf-8")
     assert "TOML" in str(runner.invoke(cli.app, ["list"]).exception)
+
+
+@pytest.mark.slow
+def test_every_option_can_stand_in_a_file(store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under the name that the command line has, with dashes or underscores; one source needs no list."""
+    monkeypatch.chdir(tmp_path)
+    options = f'store = "{store}"\n[ask]\njson = true\nfilter = "title eq \'Missions\'"\nsource = "missions"\n'
+    Path("agentic-kb.toml").write_text(f"{options}[ingest]\nmax-megabytes = 1\nchunk_size = 99\n", encoding="utf-8")
+    done = runner.invoke(cli.app, ["ask", "What flew on a Saturn V?"])
+    assert [reference.title for reference in RetrievalResponse.parse(done.stdout).references] == ["Missions"]
 
 
 @pytest.mark.slow

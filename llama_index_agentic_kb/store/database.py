@@ -107,7 +107,7 @@ class StoredDocument:
 
     @property
     def document_id(self) -> str:
-        """The document's id, ``<source>/<path>``, unique in the store."""
+        """The document's id, ``<source>/<path>``; unique among sources without "/" in their names."""
         return f"{self.source}/{self.path}"
 
 

@@ -125,7 +125,8 @@ def ingest(
     """
     from llama_index_agentic_kb.store.chunking import Chunker  # noqa: PLC0415 (loads LlamaIndex)
 
-    if isinstance(store, str | Path):
+    given: object = store
+    if isinstance(given, str | Path):
         raise ConfigurationError(f"store is a path: open it first, KnowledgeStore.open({str(store)!r}, create=True).")
     started = time.monotonic()
     listed = [paths] if isinstance(paths, str | Path) else list(paths)

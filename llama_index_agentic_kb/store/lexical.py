@@ -101,13 +101,15 @@ class StoredLexicalSearch:
         for path in self._directory.iterdir():
             # Each tantivy file ends with its checksum as JSON, the length of the JSON, and a magic number.
             try:
-                if path.suffix not in (".json", ".lock"):
+                if path.suffix == ".json":
+                    json.loads(path.read_bytes())
+                elif path.suffix != ".lock":
                     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
                         end = len(data) - 8
                         start = end - int.from_bytes(data[end : end + 4], "little")
                         if json.loads(data[start:end])["crc"] != zlib.crc32(memoryview(data)[:start]):
                             return f"{str(path)!r} is damaged"
-            except (OSError, ValueError, KeyError) as error:
+            except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
                 return f"{str(path)!r} can't be read: {error}"
         return ""
 

@@ -69,9 +69,13 @@ _inherited: Final[list[Engine]] = []
 METADATA: Final = MetaData()
 
 
-def _of_a_session() -> ForeignKeyConstraint:
-    return ForeignKeyConstraint(
-        ["owner", "session_id"], ["agentic_kb_sessions.owner", "agentic_kb_sessions.id"], ondelete="CASCADE"
+def _of_a_session() -> tuple[Column[str], Column[str], ForeignKeyConstraint]:
+    """Return the columns that refer to a session, as part of the primary key; deleting it deletes the rows."""
+    referred = ["agentic_kb_sessions.owner", "agentic_kb_sessions.id"]
+    return (
+        Column("owner", String(MAX_NAME), primary_key=True),
+        Column("session_id", String(MAX_ID), primary_key=True),
+        ForeignKeyConstraint(["owner", "session_id"], referred, ondelete="CASCADE"),
     )
 
 
@@ -92,17 +96,14 @@ sessions: Final = Table(
 labels: Final = Table(
     "agentic_kb_session_labels",
     METADATA,
-    Column("owner", String(MAX_NAME), primary_key=True),
-    Column("session_id", String(MAX_ID), primary_key=True),
+    *_of_a_session(),
     Column("position", Integer, primary_key=True),
     Column("label", Text, nullable=False),
-    _of_a_session(),
 )
 turns: Final = Table(
     "agentic_kb_turns",
     METADATA,
-    Column("owner", String(MAX_NAME), primary_key=True),
-    Column("session_id", String(MAX_ID), primary_key=True),
+    *_of_a_session(),
     Column("number", Integer, primary_key=True),
     Column("answer_id", String(MAX_ID), nullable=False),
     Column("question", Text, nullable=False),
@@ -110,7 +111,6 @@ turns: Final = Table(
     Column("created_at", BigInteger, nullable=False),
     Column("completed_at", BigInteger, nullable=False),
     UniqueConstraint("owner", "session_id", "answer_id", name="agentic_kb_turns_answer"),
-    _of_a_session(),
 )
 
 

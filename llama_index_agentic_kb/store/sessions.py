@@ -210,9 +210,7 @@ class SessionStore:
             if not tried:  # on a retry, the session may already be deleted
                 _row(connection, key, lock=True)
             tried = True
-            for table in (turns, labels):
-                connection.execute(delete(table).where(*_of(table, key)))
-            connection.execute(delete(sessions).where(*_is(key)))
+            connection.execute(delete(sessions).where(*_is(key)))  # and, by cascade, its turns and labels
 
         await self._do("deleting a session", work, deadline, write=True)
 

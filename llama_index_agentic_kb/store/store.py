@@ -155,8 +155,8 @@ class KnowledgeStore:
             return  # forked: the files belong to the parent, and its threads may have the locks
         with self._lock:
             self._closed = True
-            self._indexes.clear()
-            self._lexical.clear()
+            for opened in (self._indexes, self._lexical, self._vectors):
+                opened.clear()
             self._graphs.close()
             self._documents.close()
 
@@ -341,7 +341,7 @@ class KnowledgeStore:
             tell, lexical = partial(_tell, progress, info), self.lexical(info.name)
             state = self.documents.source_state(info.name)
             graph = "" if state is None else self._graphs.fault(state, whole=True)
-            if (graph or rebuild_all) and info.chunks > vectors.EXACT_ROWS:
+            if graph or (rebuild_all and info.chunks > vectors.EXACT_ROWS):
                 self._graphs.build(info.name, tell, anew=True)
             else:
                 self.update_graph(info.name)
@@ -352,8 +352,8 @@ class KnowledgeStore:
         return "; ".join(filter(None, found))
 
     def _check_source(self, source: str) -> None:
-        names = [info.name for info in self.sources()]
-        if source not in names:
+        if self.documents.source_state(source) is None:
+            names = [info.name for info in self.sources()]
             raise ConfigurationError(
                 f"The store {str(self.path)!r} has no source {source!r}; it has: {', '.join(names) or 'none yet'}."
             )

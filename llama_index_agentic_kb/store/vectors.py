@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import sys
 import threading
 import time
 from collections import OrderedDict
@@ -155,15 +156,16 @@ class SourceVectors:
             )
         where = _where(query)
         taken = partial(take, fetch=self._nodes, top_k=query.similarity_top_k, passes=passes, deadline=deadline)
+        if vector is None:
+            self._state()  # raises an error if the source is gone
+            ids = self._store.documents.ids(self._source, *(where or ()))
+            return taken((row, 0.0) for row in ids.tolist()), "listed"
         for _ in range(_ATTEMPTS):
             # A graph that fails is not used again: it was replaced, or it is damaged.
             with suppress(GraphError):
                 with self._turn(deadline):
                     loaded = self._current()
                     matches = None if where is None else self._matches(loaded, *where)
-                if vector is None:
-                    ids = self._store.documents.ids(self._source) if matches is None else matches.ids
-                    return taken((row, 0.0) for row in ids.tolist()), "listed"
                 if matches is None:
                     nearest = partial(self._nearest, loaded, vector)
                     return taken(growing(nearest, query.similarity_top_k, loaded.total)), "searched"
@@ -311,7 +313,7 @@ def take(
     """
     left = iter(ranked)
     taken: list[tuple[BaseNode, float]] = []
-    portion = top_k
+    portion = min(top_k, _MAX_PORTION)
     while len(taken) < top_k and (rows := list(islice(left, portion))):
         check_deadline(deadline)
         nodes = fetch([key for key, _ in rows])
@@ -392,7 +394,7 @@ class StoreVectorStore(BasePydanticVectorStore):
         """Return nodes by their ids, by a filter, or by both; all nodes if neither is given."""
         if node_ids is not None and not node_ids:
             return []
-        query = VectorStoreQuery(node_ids=node_ids, filters=filters, similarity_top_k=MAX_ROWS)
+        query = VectorStoreQuery(node_ids=node_ids, filters=filters, similarity_top_k=sys.maxsize)
         return list(self.query(query).nodes or [])
 
     def add(self, nodes: Sequence[BaseNode], **_: Any) -> list[str]:

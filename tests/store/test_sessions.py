@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
+from sqlalchemy import Connection, select
 
 from llama_index_agentic_kb.errors import DeadlineExceededError, InvalidRequestError, NotFoundError
 from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterNode
@@ -29,6 +30,7 @@ from llama_index_agentic_kb.schema.answer import (
     SessionOrder,
     SessionQuery,
 )
+from llama_index_agentic_kb.store.session_database import labels, turns
 from llama_index_agentic_kb.store.sessions import SessionStore
 from llama_index_agentic_kb.wire.google_sessions import decode_list_sessions
 from tests.kills_sessions.postgres import PostgresServer, why_not
@@ -99,7 +101,15 @@ def test_a_session_is_made_changed_and_deleted(store: SessionStore, owner: str) 
     assert store.update(owner, made.id, SessionChanges(labels=[])).labels == []
     store.add_turn(owner, made.id, "R?", ANSWER)
     assert store.get(owner, made.id).display_name == "N"
+    store.update(owner, made.id, SessionChanges(labels=["c"]))
     store.delete(owner, made.id)
+
+    def left(connection: Connection) -> int:
+        return sum(
+            len(connection.execute(select(table).where(table.c.owner == owner)).all()) for table in (turns, labels)
+        )
+
+    assert store._database.transact(left, write=False, deadline=time.monotonic() + 30, what="a test") == 0
     for again in (
         lambda: store.get(owner, made.id),
         lambda: store.delete(owner, made.id),

@@ -153,17 +153,18 @@ def test_a_damaged_one_is_made_again(kept: KnowledgeStore, open_store: Open, dam
     assert titles(open_store().lexical("docs").search("saturn", 5)) == ["Saturn V"]
 
 
-@pytest.mark.parametrize("kind", ["idx", "store", "term", "pos", "fieldnorm", "fast", "gone"])
+@pytest.mark.parametrize("kind", ["idx", "store", "term", "pos", "fieldnorm", "fast", "json", "footer", "gone"])
 def test_repair_finds_any_damage(kept: KnowledgeStore, kind: str) -> None:
     """One byte of any file, or all of them: the store is not called whole, and is afterwards."""
     kept.close()
     if kind == "gone":
         shutil.rmtree(directory_of(kept))
     else:
-        path = next(path for path in directory_of(kept).glob(f"*.{kind}") if path.stat().st_size > END)
+        suffix = "idx" if kind == "footer" else kind
+        path = next(path for path in directory_of(kept).glob(f"*.{suffix}") if path.stat().st_size > END)
         content = bytearray(path.read_bytes())
         content[3] ^= 0xFF
-        path.write_bytes(content)
+        path.write_bytes(content[:-END] + b"[]\2\0\0\0magi" if kind == "footer" else content)
     report = repair_store(kept.path)
     assert (report.rebuilt, "lexical" in report.fault) == (True, True)
     assert repair_store(kept.path).fault == ""

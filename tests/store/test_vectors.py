@@ -35,7 +35,7 @@ from llama_index_agentic_kb.errors import (
 from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterNode, matches
 from llama_index_agentic_kb.sources.filters import lower
 from llama_index_agentic_kb.store import KnowledgeStore, chroma, repair_store, vectors
-from llama_index_agentic_kb.store.database import Chunk, MetadataValue, StoredDocument
+from llama_index_agentic_kb.store.database import Chunk, DocumentDatabase, MetadataValue, StoredDocument
 from llama_index_agentic_kb.testing import HashEmbedding
 
 ROWS = 600
@@ -239,6 +239,18 @@ def test_a_damaged_graph_costs_no_answer(with_graph: KnowledgeStore, rows: Rows,
             assert store.vectors(SOURCE).outside_graph() == 0
 
 
+def test_a_damaged_graph_of_few_rows_is_built_once(
+    with_graph: KnowledgeStore, rows: Rows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A source that has shrunk since may need no graph, but the next repair must find nothing."""
+    monkeypatch.setattr(vectors, "EXACT_ROWS", ROWS)
+    (state,) = filter(None, [with_graph.documents.source_state(SOURCE)])
+    next((with_graph.path / "graphs" / state.directory).rglob("*.bin")).unlink()
+    assert repair_store(with_graph.path).rebuilt
+    assert not repair_store(with_graph.path).rebuilt
+    assert recall(with_graph, rows) == 1.0
+
+
 def test_a_graph_whose_copy_fails_is_built_anew(with_graph: KnowledgeStore, rows: Rows) -> None:
     """A damaged page that no search meets is met by the next writer, who starts from the documents."""
     with_graph.close()
@@ -282,6 +294,14 @@ def test_ids_narrow_a_search(store: KnowledgeStore, rows: Rows) -> None:
     assert {node.node_id for node in vectors.get_nodes(["n3", "n4"])} == {"n3", "n4"}
     assert vectors.get_nodes([]) == []
     assert len(found(store, None, Condition(key="tenth", value=3), top_k=1_000)) == ROWS // 10
+
+
+def test_all_nodes_of_a_source_are_listed(store: KnowledgeStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However many there are, and without reading their vectors."""
+    monkeypatch.setattr(vectors, "MAX_ROWS", 50)
+    monkeypatch.setattr(vectors, "_MAX_PORTION", 70)
+    monkeypatch.delattr(DocumentDatabase, "vectors")
+    assert len(store.index(SOURCE).vector_store.get_nodes()) == ROWS
 
 
 def test_nodes_that_fail_the_check_take_no_places(store: KnowledgeStore, rows: Rows) -> None:
