@@ -7,8 +7,8 @@ import json
 import re
 import unicodedata
 from base64 import b64encode
-from collections.abc import Callable, Iterable
-from itertools import pairwise
+from collections.abc import Callable, Iterable, Sequence
+from itertools import accumulate, pairwise
 from typing import Any, Final
 from urllib.parse import quote
 
@@ -51,6 +51,16 @@ def without_surrogates(text: str) -> str:
     except UnicodeEncodeError:
         return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")
     return text
+
+
+def byte_offsets(text: str) -> Sequence[int]:
+    """Return the UTF-8 byte offset of each character, followed by the text's length in bytes.
+
+    A lone surrogate counts as three bytes, the length of its replacement U+FFFD.
+    """
+    if text.isascii():
+        return range(len(text) + 1)
+    return list(accumulate((len(character.encode("utf-8", "surrogatepass")) for character in text), initial=0))
 
 
 _VALUE = r"(?:[^\s&;'\"<>\\]|\\(?!['\"]))"  # a character of a value without quotes
@@ -148,7 +158,9 @@ def know_secrets(values: Iterable[str]) -> None:
     for value in values:
         parts = [value, *value.split()]  # a header value has a scheme before the key
         for part in [part for part in parts if len(part) >= MIN_SECRET]:
-            for form in (part, quote(part, safe=""), json.dumps(part)[1:-1], b64encode(part.encode()).decode()):
+            quoted = quote(part, safe="", errors="surrogatepass")
+            encoded = b64encode(part.encode("utf-8", "surrogatepass")).decode()
+            for form in (part, quoted, json.dumps(part)[1:-1], encoded):
                 _KNOWN[form.rstrip("=")] = None
     while len(_KNOWN) > 4 * MAX_SECRETS:
         _KNOWN.pop(next(iter(_KNOWN)), None)

@@ -190,6 +190,9 @@ def test_older_versions_are_read_by_their_own_names() -> None:
     for body, name in ((may, "targetIndexParams"), (august, "requestLimits")):
         with pytest.raises(InvalidRequestError, match=name):
             decode_retrieve(body, api_version="2026-04-01")
+    narrowed = {**USER, "knowledgeSourceParams": [{"knowledgeSourceName": "docs", "filterAddOn": "a eq 1"}]}
+    with pytest.raises(InvalidRequestError, match="knowledgeSourceParams"):
+        decode_retrieve(narrowed, api_version="2025-05-01-preview")
     fast = {**USER, "outputConfiguration": {"attemptFastPath": "yes"}}
     bodies: list[object] = ["{", [], {**USER, "requestLimits": 3}, fast]
     for wrong in bodies:

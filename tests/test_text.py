@@ -6,7 +6,16 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from llama_index_agentic_kb._text import cut_to_fit, excerpt, normalize, one_line, sentence_spans
+from llama_index_agentic_kb import _text
+from llama_index_agentic_kb._text import (
+    cut_to_fit,
+    excerpt,
+    know_secrets,
+    normalize,
+    one_line,
+    redacted,
+    sentence_spans,
+)
 from llama_index_agentic_kb.testing import count_tokens
 
 TEXTS = st.text(st.sampled_from("abc .!?\n\tÄß…"), max_size=200)
@@ -17,6 +26,13 @@ def test_normal_forms() -> None:
     """Texts that read the same are equal in normal form."""
     assert normalize("  Straße\n\tO\u0308L ") == normalize("STRASSE \u00f6l") == "strasse öl"
     assert normalize("\ufb01ne") == "fine"
+
+
+def test_a_secret_with_a_lone_surrogate_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key from a damaged environment does not end a request, and is removed from texts like others."""
+    monkeypatch.setattr(_text, "_KNOWN", {})
+    know_secrets(["hidden-\udcff-words"])
+    assert redacted("say hidden-\udcff-words") == "say ***"
 
 
 @settings(max_examples=50, deadline=None)

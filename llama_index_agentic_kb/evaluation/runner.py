@@ -23,7 +23,7 @@ from rich.text import Text
 from llama_index_agentic_kb._text import one_line, printable
 from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.evaluation.dataset import Dataset, EvaluationQuery
-from llama_index_agentic_kb.evaluation.systems import Ask, Cost, QueryResult
+from llama_index_agentic_kb.evaluation.systems import Ask, Cost, QueryResult, failed
 
 __all__ = ["METRICS", "EvaluationRun", "evaluate", "mean", "render_difference", "render_run"]
 
@@ -188,8 +188,8 @@ class EvaluationRun:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the run as JSON data."""
-        systems = [{"system": name, "results": results} for name, results in asdict(self)["systems"].items()]
-        return asdict(self) | {"systems": systems}
+        data = asdict(self)
+        return data | {"systems": [{"system": name, "results": found} for name, found in data["systems"].items()]}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
@@ -260,7 +260,7 @@ async def _ask(system: Ask, query: EvaluationQuery, relevant: Relevant, cutoffs:
     try:
         result = await system(query)
     except Exception as failure:  # noqa: BLE001 (one question's failure is a result too)
-        result = QueryResult([], error=f"{type(failure).__name__}: {failure}")
+        result = failed(failure, Cost())
     result.milliseconds = (time.perf_counter() - start) * 1000
     result.query_id, result.kinds = query.id, list(query.kinds)
     result.metrics = {

@@ -29,6 +29,7 @@ from llama_index.core.retrievers.fusion_retriever import FUSION_MODES
 from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle, TextNode
 
 from llama_index_agentic_kb._aio import arun
+from llama_index_agentic_kb._text import error_message
 from llama_index_agentic_kb.account.callbacks import with_handlers
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.evaluation.dataset import Dataset, EvaluationQuery
@@ -112,6 +113,7 @@ Ask: TypeAlias = Callable[[EvaluationQuery], Awaitable[QueryResult]]
 """A system: an async function from a question to its result."""
 
 _Reading: TypeAlias = tuple[Cost, list[RecordedReply]]
+_System: TypeAlias = Callable[[EvaluationQuery, _Reading], Awaitable[QueryResult]]
 
 
 class Meter(BaseCallbackHandler):
@@ -314,14 +316,32 @@ def make_systems(
     """
     check_systems(names, llm)
 
-    def make(name: str) -> Ask:
+    def make(name: str) -> _System:
         if name == "query_fusion":
             return _query_fusion(corpus, _model_of(name, llm), documents)
         if name in {"dense", "bm25", "hybrid"}:
             return _single_query(name, corpus, documents)
         return _ours(name, corpus, None if name == "minimal" else _model_of(name, llm), documents, record)
 
-    return {name: make(name) for name in names}
+    return {name: _metered(corpus.meter, make(name)) for name in names}
+
+
+def _metered(meter: Meter, system: _System) -> Ask:
+    """Return a system whose cost is counted; a failed question has the cost of the calls until then."""
+
+    async def ask(query: EvaluationQuery) -> QueryResult:
+        with meter.question() as reading:
+            try:
+                return await system(query, reading)
+            except Exception as failure:  # noqa: BLE001 (one question's failure is a result too)
+                return failed(failure, reading[0])
+
+    return ask
+
+
+def failed(failure: Exception, cost: Cost) -> QueryResult:
+    """Return the result of a failed question."""
+    return QueryResult([], cost, error=f"{type(failure).__name__}: {error_message(failure)}")
 
 
 def check_systems(names: Sequence[str], llm: LLM | Mapping[str, LLM] | None) -> None:
@@ -342,20 +362,19 @@ def _model_of(name: str, llm: LLM | Mapping[str, LLM] | None) -> LLM | None:
     return llm.get(name) if isinstance(llm, Mapping) else llm
 
 
-def _single_query(name: str, corpus: CorpusIndex, documents: int) -> Ask:
+def _single_query(name: str, corpus: CorpusIndex, documents: int) -> _System:
     """Return a system with dense search, BM25, or both fused by reciprocal rank (k = 60) from lists of 100."""
     dense = [] if name == "bm25" else corpus.similar(DEPTH)
     lexical = [] if name == "dense" else list(corpus.lexical.values())
 
-    async def ask(query: EvaluationQuery) -> QueryResult:
-        with corpus.meter.question() as (cost, _):
-            similar, worded = await _lists(dense, query.text), await _lists(lexical, query.text)
+    async def ask(query: EvaluationQuery, reading: _Reading) -> QueryResult:
+        similar, worded = await _lists(dense, query.text), await _lists(lexical, query.text)
         nodes = [node for found in (similar if dense else worded) for node in found]
         ids = _ids(sorted(nodes, key=lambda node: -(node.score or 0.0)))
         if dense and lexical:
             in_turns = [fused.key for fused in interleave([Ranked(_ids(nodes)) for nodes in worded])]
             ids = [fused.key for fused in reciprocal_rank_fusion([Ranked(ids[:DEPTH]), Ranked(in_turns[:DEPTH])])]
-        return QueryResult(ids[:documents], cost, [query.text])
+        return QueryResult(ids[:documents], reading[0], [query.text])
 
     return ask
 
@@ -368,7 +387,7 @@ def _ids(nodes: Sequence[NodeWithScore]) -> list[str]:
     return list(dict.fromkeys(node.node.ref_doc_id or node.node.node_id for node in nodes))
 
 
-def _query_fusion(corpus: CorpusIndex, llm: LLM | None, documents: int) -> Ask:
+def _query_fusion(corpus: CorpusIndex, llm: LLM | None, documents: int) -> _System:
     """Return LlamaIndex's QueryFusionRetriever over dense retrievers; with a model, it generates 3 further queries."""
     model = copy.copy(llm or MockLLM())  # a copy, because its callback manager is set; unused with one query
     fusion = QueryFusionRetriever(
@@ -381,15 +400,14 @@ def _query_fusion(corpus: CorpusIndex, llm: LLM | None, documents: int) -> Ask:
     )
     model.callback_manager = corpus.manager
 
-    async def ask(query: EvaluationQuery) -> QueryResult:
-        with corpus.meter.question() as (cost, _):
-            nodes = await asyncio.to_thread(fusion.retrieve, query.text)
-        return QueryResult(_ids(nodes)[:documents], cost)
+    async def ask(query: EvaluationQuery, reading: _Reading) -> QueryResult:
+        nodes = await asyncio.to_thread(fusion.retrieve, query.text)
+        return QueryResult(_ids(nodes)[:documents], reading[0])
 
     return ask
 
 
-def _ours(effort: str, corpus: CorpusIndex, llm: LLM | None, documents: int, record: Path | None) -> Ask:
+def _ours(effort: str, corpus: CorpusIndex, llm: LLM | None, documents: int, record: Path | None) -> _System:
     """Return a system with a default ``AgenticRetriever``; each system has its own embedding cache."""
     retriever = AgenticRetriever(
         corpus.sources(),
@@ -399,11 +417,11 @@ def _ours(effort: str, corpus: CorpusIndex, llm: LLM | None, documents: int, rec
         options=RetrieverOptions(embedding_cache=EmbeddingCache()),
     )
 
-    async def ask(query: EvaluationQuery) -> QueryResult:
+    async def ask(query: EvaluationQuery, reading: _Reading) -> QueryResult:
+        cost, replies = reading
         turns = [*query.history, ("user", query.text)]
         messages = [Message.model_validate({"role": role, "content": text}) for role, text in turns]
-        with corpus.meter.question() as (cost, replies):
-            retrieval = await arun(retriever.retrieval(RetrievalRequest(messages=messages)))
+        retrieval = await arun(retriever.retrieval(RetrievalRequest(messages=messages)))
         if record is not None:
             model = "none" if llm is None else str(llm.metadata.model_name)
             kept = Recording(question=query.text, model=model, effort=effort, replies=replies)

@@ -11,9 +11,11 @@ is 2 characters, 6 bytes and 3 units long. An offset inside a character is an er
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections.abc import Sequence
 from functools import cached_property
 from itertools import accumulate
 
+from llama_index_agentic_kb._text import byte_offsets
 from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.schema.grounding import Span
 
@@ -56,20 +58,20 @@ class TextOffsets:
         return _in(start, end, self._units, "UTF-16 unit")
 
     @cached_property
-    def _bytes(self) -> list[int]:
-        return list(accumulate((len(char.encode("utf-8", "surrogatepass")) for char in self.text), initial=0))
+    def _bytes(self) -> Sequence[int]:
+        return byte_offsets(self.text)
 
     @cached_property
     def _units(self) -> list[int]:
         return list(accumulate((1 + (char > "\uffff") for char in self.text), initial=0))
 
-    def _out(self, span: Span, starts: list[int]) -> tuple[int, int]:
+    def _out(self, span: Span, starts: Sequence[int]) -> tuple[int, int]:
         if span.end >= len(starts):
             raise InvalidRequestError(f"span: end {span.end} lies behind the text of {len(self.text)} characters")
         return starts[span.start], starts[span.end]
 
 
-def _in(start: int, end: int, starts: list[int], unit: str) -> Span:
+def _in(start: int, end: int, starts: Sequence[int], unit: str) -> Span:
     if start >= end:
         raise InvalidRequestError(f"span: start {start} must be below end {end}")
     for offset in (start, end):

@@ -55,6 +55,7 @@ class FilterLogic(StrEnum):
     NOT = "not"
 
 
+_Evaluator: TypeAlias = Callable[[Mapping[str, object]], bool | None]
 _INT64: Final = 2**63
 _MANY: Final = 8
 """Minimum size of an OR group whose conditions are looked up by the document's keys."""
@@ -179,16 +180,17 @@ def matcher(tree: FilterNode) -> Callable[[Mapping[str, object]], bool]:
     return lambda metadata: holds(metadata) is True
 
 
-def _ready(tree: FilterNode) -> Callable[[Mapping[str, object]], bool | None]:
+def _ready(tree: FilterNode) -> _Evaluator:
     """Return an evaluator of a tree; its result is None if unknown, and the negation of unknown is unknown."""
     if isinstance(tree, Condition):
-        return partial(_compare, tree)
-    by_key: dict[str, list[Condition]] = {}
+        # Python's True equals 1, a store's does not.
+        return partial(_compare, tree, frozenset((isinstance(value, bool), value) for value in tree.values))
+    by_key: dict[str, list[_Evaluator]] = {}
     others = []
     for child in tree.filters:
         is_one_of_many = tree.logic is FilterLogic.OR and len(tree.filters) >= _MANY
         if is_one_of_many and isinstance(child, Condition) and child.operator is not FilterOperator.IS_EMPTY:
-            by_key.setdefault(child.key, []).append(child)
+            by_key.setdefault(child.key, []).append(_ready(child))
         else:
             others.append(_ready(child))
     decides, decided = tree.logic is not FilterLogic.AND, tree.logic is FilterLogic.OR
@@ -197,7 +199,7 @@ def _ready(tree: FilterNode) -> Callable[[Mapping[str, object]], bool | None]:
         unknown = not by_key.keys() <= metadata.keys()  # a condition on an absent key
         for key in metadata if by_key else ():
             for condition in by_key.get(key, ()):
-                held = _compare(condition, metadata)
+                held = condition(metadata)
                 if held is decides:
                     return decided
                 unknown = unknown or held is None
@@ -211,18 +213,22 @@ def _ready(tree: FilterNode) -> Callable[[Mapping[str, object]], bool | None]:
     return holds
 
 
-def _compare(condition: Condition, metadata: Mapping[str, object]) -> bool | None:
-    """Evaluate a condition; return None if the key is absent or its value has another type than the condition's."""
+def _compare(
+    condition: Condition, values: frozenset[tuple[bool, Scalar]], metadata: Mapping[str, object]
+) -> bool | None:
+    """Evaluate a condition; return None if the key is absent or its value has another type than the condition's.
+
+    ``values`` are the condition's, each with whether it is a boolean.
+    """
     value, wanted = metadata.get(condition.key), condition.operator
     items = value if isinstance(value, (list, tuple, set, frozenset)) else None
     if wanted is FilterOperator.IS_EMPTY:
         return value is None or value == "" or (items is not None and not items)
     if wanted is FilterOperator.EXISTS:
         return None if value is None else items is None or bool(items)
-    # Python's True equals 1, a store's does not.
-    values = [(isinstance(value, bool), value) for value in condition.values]
     if wanted is FilterOperator.ANY:
-        return None if items is None else any((isinstance(item, bool), item) in values for item in items)
+        scalars = None if items is None else [item for item in items if isinstance(item, (str, int, float))]
+        return None if scalars is None else any((isinstance(item, bool), item) in values for item in scalars)
     if wanted in _EQUAL and isinstance(value, (str, int, float)):
         return ((isinstance(value, bool), value) in values) is _EQUAL[wanted]
     return _compare_two(wanted, value, condition.value)

@@ -245,7 +245,11 @@ def _value(token: Token) -> Scalar:
 
 
 def to_odata(tree: FilterNode) -> str:
-    """Return a filter as OData text, which ``parse_odata`` parses to an equivalent filter."""
+    """Return a filter as OData text, which ``parse_odata`` parses to an equivalent filter.
+
+    ``in`` and ``nin`` become comparisons joined by ``or``. A filter beyond the limits of ``parse_odata`` (``MAX_TERMS``
+    fields and values, or its limits of length and nesting) is written too, but its text is refused when it is parsed.
+    """
     if isinstance(tree, Condition):
         return _condition(tree)
     parts = [to_odata(child) for child in tree.filters]

@@ -5,10 +5,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import date
 from enum import Enum
-from itertools import accumulate
 from typing import Any, Final, TypeAlias, TypeVar
 
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidAnswerError, InvalidRequestError
@@ -77,16 +76,6 @@ def number(value: Enum | None) -> int:
 def member(kind: type[E], value: int) -> E | None:
     """Return the enum member with a protobuf number; None for 0. See ``number``."""
     return list(kind)[value - 1] if value else None
-
-
-def byte_offsets(text: str) -> Sequence[int]:
-    """Return the UTF-8 byte offset of each character, followed by the text's length in bytes.
-
-    A lone surrogate counts as three bytes, the length of its replacement U+FFFD.
-    """
-    if text.isascii():
-        return range(len(text) + 1)
-    return list(accumulate((len(character.encode("utf-8", "surrogatepass")) for character in text), initial=0))
 
 
 def clean(text: str) -> str:

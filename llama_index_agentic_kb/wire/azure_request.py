@@ -49,6 +49,8 @@ def decode_retrieve(body: object, *, api_version: str = "") -> RetrievalRequest:
         raise InvalidRequestError("body: an object is expected")
     fields = dict(data)
     if api_version == _INDEXES:
+        if fields.get("knowledgeSourceParams") is not None:
+            raise InvalidRequestError(f"knowledgeSourceParams: {_INDEXES} has none; send targetIndexParams")
         params = fields.pop("targetIndexParams", None) or []
         if not isinstance(params, list):
             raise InvalidRequestError("targetIndexParams: a list is expected")

@@ -21,7 +21,7 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from llama_index_agentic_kb import _text
+from llama_index_agentic_kb._text import byte_offsets, error_message
 from llama_index_agentic_kb.errors import AgenticKBError, InvalidAnswerError, InvalidRequestError
 from llama_index_agentic_kb.schema._model import describe
 from llama_index_agentic_kb.schema.activity import QueryClass
@@ -59,8 +59,6 @@ from llama_index_agentic_kb.wire._proto import (
     Fields,
     Untyped,
     as_data,
-    byte_offsets,
-    clean,
     member,
     number,
     read,
@@ -75,7 +73,6 @@ from llama_index_agentic_kb.wire.google_names import (
     parse_session_name,
 )
 
-CONTENT_TYPE: Final = "application/json; charset=UTF-8"
 DEFAULT_RESULTS: Final = 10
 """The default of Google's ``maxReturnResults``."""
 _SMALL_MODEL: Final = 1
@@ -424,7 +421,8 @@ class AnswerStream:
         self._token, self._enum_as_int = token, enum_as_int
         self._stage = self._references = 0
         self._opened = False
-        self._text = ""
+        self._offsets = [0]
+        """The byte offset of each character of the text so far, and its length."""
 
     def piece(self, piece: AnswerPiece) -> bytes:
         """Return the bytes to send for a piece, none for an empty piece; the whole answer closes the array.
@@ -438,51 +436,50 @@ class AnswerStream:
         fields = self._fields(piece)
         if not any(fields.values()):
             return b""
-        self._enter(piece)
-        return self._element({"name": self._name, "state": number(AnswerState.STREAMING), **fields}, None)
+        sent = self._element(piece, {"name": self._name, "state": number(AnswerState.STREAMING), **fields}, None)
+        if isinstance(piece, ReferencesPiece):
+            self._references = len(piece.references)
+        if isinstance(piece, TextPiece):
+            self._offsets += [self._offsets[-1] + offset for offset in byte_offsets(piece.text)[1:]]
+        return sent
 
     def fail(self) -> bytes:
         """Return the bytes that end the stream with state FAILED; empty if the array is already closed."""
         failed = WholePiece(answer=Answer(state=AnswerState.FAILED))
         return b"" if self._stage == _STAGES["whole"] else self._whole(failed)
 
-    def _enter(self, piece: AnswerPiece) -> None:
-        stage = _STAGES[piece.kind]
-        if self._stage > stage or (self._stage == stage and not isinstance(piece, (TextPiece, CitationPiece))):
-            order = "steps, references, text and citations, whole"
-            raise InvalidAnswerError(f"{piece.kind}: too late; the order is {order}")
-        self._stage = stage
-
     def _fields(self, piece: StepsPiece | ReferencesPiece | TextPiece | CitationPiece) -> Fields:
         if isinstance(piece, StepsPiece):
             return {"steps": _steps(piece.steps)}
         if isinstance(piece, ReferencesPiece):
-            self._references = self._references or len(piece.references)
             return {"references": [_reference(one) for one in piece.references]}
         if isinstance(piece, TextPiece):
-            self._text += clean(piece.text)
             return {"answerText": piece.text}
-        citation, sent = piece.citation, len(self._text)
+        citation, sent = piece.citation, len(self._offsets) - 1
         if citation.end > sent:
             raise InvalidAnswerError(
                 f"citations.0.end: the claim ends at character {citation.end}; only {sent} were sent"
             )
         if any(source >= self._references for source in citation.sources):
             raise InvalidAnswerError(f"citations.0.sources: one is no reference; {self._references} were sent")
-        return {"citations": [_claim(citation, byte_offsets(self._text))]}
+        return {"citations": [_claim(citation, self._offsets)]}
 
     def _whole(self, piece: WholePiece) -> bytes:
         answer, session = piece.answer, piece.session or self._session
         if answer.state not in (AnswerState.SUCCEEDED, AnswerState.FAILED):
             raise InvalidAnswerError(f"state: a finished answer has succeeded or failed, found {answer.state.value!r}")
         fields = _answer_fields(answer, _answer_name(answer.id, self._parent, session) or self._name)
-        self._enter(piece)
-        return self._element(fields, session) + b"]"
+        return self._element(piece, fields, session) + b"]"
 
-    def _element(self, answer: Fields, session: Session | None) -> bytes:
+    def _element(self, piece: AnswerPiece, answer: Fields, session: Session | None) -> bytes:
+        """Return a piece's element of the array; a piece that is refused leaves the stream as it was."""
+        stage = _STAGES[piece.kind]
+        if self._stage > stage or (self._stage == stage and not isinstance(piece, (TextPiece, CitationPiece))):
+            order = "steps, references, text and citations, whole"
+            raise InvalidAnswerError(f"{piece.kind}: too late; the order is {order}")
         element = _response(answer, self._parent, session, self._token, enum_as_int=self._enum_as_int)
         before = b",\n" if self._opened else b"["
-        self._opened = True
+        self._opened, self._stage = True, stage
         return before + json.dumps(element, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
 
 
@@ -494,7 +491,7 @@ def encode_error(error: BaseException) -> tuple[int, list[Fields]]:
     """
     status, text = 500, "Internal error."
     if isinstance(error, AgenticKBError):
-        text = _text.printable(_text.redacted(str(error)))
+        text = error_message(error)
         found = 504 if isinstance(error, TimeoutError) else error.status_code
         found = 503 if found == 502 else found  # noqa: PLR2004 (Google's list of statuses has no bad gateway)
         status = found if found in _STATUS else status

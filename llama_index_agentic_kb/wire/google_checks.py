@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
+from llama_index_agentic_kb._text import byte_offsets
 from llama_index_agentic_kb.errors import InvalidAnswerError, InvalidRequestError
 from llama_index_agentic_kb.schema.answer import ledger_supports
 from llama_index_agentic_kb.schema.grounding import (
@@ -17,7 +18,7 @@ from llama_index_agentic_kb.schema.grounding import (
     RankRecord,
     answer_tokens,
 )
-from llama_index_agentic_kb.wire._proto import Fields, byte_offsets, read, write
+from llama_index_agentic_kb.wire._proto import Fields, read, write
 from llama_index_agentic_kb.wire.google_names import check_config_name
 
 DEFAULT_RANKER: Final = "semantic-ranker-512@latest"

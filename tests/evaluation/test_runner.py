@@ -86,21 +86,36 @@ def test_a_run_survives_json(run: EvaluationRun) -> None:
 
 
 def test_a_failing_question_is_a_result(dataset: Dataset) -> None:
-    """It found nothing, and says why; others go on."""
+    """It found nothing, and says why, without secrets; others go on."""
 
     async def ask(query: EvaluationQuery) -> QueryResult:
         if query.id == "b1":
-            raise RuntimeError("no luck")
+            raise RuntimeError("no luck, api_key=abc123")
         return QueryResult(["d6"])
 
     seen: list[Any] = []
     failed = evaluate(dataset, {"odd": ask}, cutoffs=[1], progress=lambda *state: seen.append(state))
     assert [(r.error, r.metrics["R@1"]) for r in failed.systems["odd"]] == [
-        ("RuntimeError: no luck", 0.0),
+        ("RuntimeError: no luck, api_key=***", 0.0),
         (None, 1.0),
     ]
     assert seen[-1] == ("odd", 2, 2)
     assert "1 questions failed, the first: RuntimeError: no luck" in shown(failed)
+
+
+def test_a_failed_question_has_the_cost_of_its_calls(
+    dataset: Dataset, corpus: CorpusIndex, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was embedded and searched before the failure."""
+
+    def broken(*_: Any) -> None:
+        raise RuntimeError("no index")
+
+    monkeypatch.setattr(next(iter(corpus.lexical.values())), "search", broken)
+    for result in evaluate(dataset, make_systems(["hybrid"], corpus, None, documents=1)).systems["hybrid"]:
+        assert result.error == "RuntimeError: no index"
+        assert result.cost.embedded_texts > 0
+        assert result.cost.searches > 0
 
 
 def test_a_system_without_its_model_is_refused(corpus: CorpusIndex) -> None:

@@ -14,6 +14,7 @@ from llama_index_agentic_kb.schema import (
     FilterGroup,
     FilterLogic,
     FilterNode,
+    FilterOperator,
     all_of,
     any_of,
     matcher,
@@ -116,6 +117,23 @@ def test_all_of_nothing_is_no_filter() -> None:
 def test_comparisons(operator: str, value: Any, actual: Any, holds: bool) -> None:
     """Types that don't compare are false, True is not 1, and an absent value is nothing."""
     assert matches(Condition.parse({"key": "a", "operator": operator, "value": value}), {"a": actual}) is holds
+
+
+def test_a_filters_values_are_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not for each document; an item of a document's list may be of any type."""
+    reads: list[str] = []
+    values = Condition.values.fget
+    assert values is not None
+    monkeypatch.setattr(Condition, "values", property(lambda condition: reads.append("") or values(condition)))
+    wanted = Condition(key="a", operator=FilterOperator.ANY, value=[1, "x"])
+    holds, reads[:] = matcher(any_of(*[wanted] * 9)), []
+    assert [holds({"a": [item]}) for item in ({"b": 1}, ["x"], None, 1, 1.0, True, "x")] == [False] * 3 + [
+        True,
+        True,
+        False,
+        True,
+    ]
+    assert reads == []
 
 
 @pytest.mark.parametrize(

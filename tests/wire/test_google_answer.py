@@ -131,6 +131,20 @@ def test_a_stream_keeps_its_order_and_is_closed() -> None:
     assert json.loads(AnswerStream().fail()) == [{"answer": {"state": "FAILED"}}]
 
 
+@pytest.mark.parametrize("kept", [{"labels": [1]}, {}], ids=["last", "middle"])
+def test_a_refused_piece_leaves_the_stream_as_it_was(kept: dict[str, Any]) -> None:
+    """What can't be written was not sent: the stream can still be ended, as an array."""
+    session = Session(id="s", started_at=NOW, updated_at=NOW).model_copy(update=kept)
+    stream = AnswerStream(parent=PARENT)
+    sent = stream.piece(TextPiece(text="Pa"))
+    refused = whole(a.Answer(text="x")).model_copy(update={"session": session})
+    with pytest.raises(InvalidAnswerError):
+        stream.piece(refused if kept else ReferencesPiece(references=[a.ChunkReference()]))
+    with pytest.raises(InvalidAnswerError, match="sources: one is no reference; 0 were sent"):
+        stream.piece(CitationPiece(citation=a.Citation(start=0, end=2, sources=[0])))
+    assert json.loads(sent + stream.fail())[-1]["answer"] == {"state": "FAILED"}
+
+
 def test_a_response_names_answer_and_session() -> None:
     """With a session both are named, under the parent that was asked; without one neither is."""
     session = Session(id="s", display_name="Who?", started_at=NOW, updated_at=NOW)
