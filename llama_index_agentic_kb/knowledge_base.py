@@ -421,11 +421,10 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         """
         chat_mode = ChatMode(chat_mode)
         own, rest = split_kwargs(kwargs)
-        if chat_mode is ChatMode.BEST:
-            mode = rest.pop("response_mode", None) or self.output_mode.value
-            rest = {**self._engine_defaults(rest), "response_mode": mode, **rest}
-            return as_chat_engine(self.as_retriever(**own), chat_mode, memory, **rest)
-        own["memory"] = memory
+        if chat_mode in (ChatMode.BEST, ChatMode.CONDENSE_QUESTION):  # the modes that answer with our query engine
+            rest = {**self._engine_defaults(rest), "response_mode": self.output_mode.value, **rest}
+        if chat_mode is not ChatMode.BEST:
+            own["memory"] = memory
         return as_chat_engine(self.as_retriever(**own), chat_mode, memory, **rest)
 
     def as_tool(self, name: str | None = None, description: str | None = None, **kwargs: Any) -> QueryEngineTool:

@@ -9,7 +9,7 @@ responses with references, grounding ledger and activity log.
 from __future__ import annotations
 
 import contextvars
-from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -28,7 +28,6 @@ from llama_index.core.callbacks import CallbackManager
 from llama_index.core.callbacks.schema import CBEventType, EventPayload
 from llama_index.core.instrumentation.events.query import QueryEndEvent, QueryStartEvent
 from llama_index.core.instrumentation.events.retrieval import RetrievalEndEvent, RetrievalStartEvent
-from llama_index.core.instrumentation.events.synthesis import SynthesizeEndEvent, SynthesizeStartEvent
 from llama_index.core.llms import LLM
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
 from llama_index.core.prompts.mixin import PromptMixinType
@@ -38,8 +37,6 @@ from llama_index.core.schema import NodeWithScore, QueryBundle
 from llama_index_instrumentation import get_dispatcher
 
 from llama_index_agentic_kb._aio import (
-    END,
-    Call,
     aiterate,
     arun,
     deadline_after,
@@ -47,10 +44,9 @@ from llama_index_agentic_kb._aio import (
     emit,
     emitting,
     iterate,
-    open_stream,
     run,
 )
-from llama_index_agentic_kb._text import error_message, one_line
+from llama_index_agentic_kb._text import one_line
 from llama_index_agentic_kb.account import GuardedCallbacks
 from llama_index_agentic_kb.account.activity_log import is_heard
 from llama_index_agentic_kb.account.budget import set_budget
@@ -60,12 +56,9 @@ from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY
 from llama_index_agentic_kb.grounding import MarkerFilter, Markers, cited_ids
 from llama_index_agentic_kb.grounding.grounded import GroundedText, ground_text
 from llama_index_agentic_kb.grounding.settings import Grounding, as_grounding
-from llama_index_agentic_kb.guard.failures import is_transient
 from llama_index_agentic_kb.guard.spotlighting import Spotlight
-from llama_index_agentic_kb.llm import CUT_SHORT, Usage, billed
+from llama_index_agentic_kb.llm import Usage, billed
 from llama_index_agentic_kb.planning import ClassificationSpec
-from llama_index_agentic_kb.planning.rounds import chain_lines
-from llama_index_agentic_kb.prompts import format_question
 from llama_index_agentic_kb.retriever import AgenticRetriever, Retrieval
 from llama_index_agentic_kb.schema import (
     ActivityRecord,
@@ -73,7 +66,6 @@ from llama_index_agentic_kb.schema import (
     Message,
     MissingPart,
     ModelAnswerSynthesisActivity,
-    ModelInfo,
     Outcome,
     OutputMode,
     RetrievalRequest,
@@ -81,13 +73,13 @@ from llama_index_agentic_kb.schema import (
     SkippedReason,
 )
 from llama_index_agentic_kb.schema.grounding import ClaimFlag, GroundingLedger, Verdict
+from llama_index_agentic_kb.synthesis import is_replaced, replacement, synthesize, unfinished
 from llama_index_agentic_kb.synthesizers import (
     AgenticSynthesizer,
     Synthesis,
     SynthesizerArguments,
     get_response_synthesizer,
 )
-from llama_index_agentic_kb.synthesizers.extractive import ExtractiveData
 
 __all__ = [
     "AgenticAsyncStreamingResponse",
@@ -104,9 +96,6 @@ Observer: TypeAlias = Callable[[ActivityRecord], None] | None
 
 WITHHELD: Final = "No answer is given: what was found does not bear one out. The sources are listed."
 """The text returned in place of a withheld answer; ``skipped_reasons`` gives the reasons as data."""
-
-EXTRACTING_SECONDS: Final = 0.3
-"""Seconds allowed for building extracted data after the answer's own time has expired."""
 
 
 class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
@@ -325,18 +314,13 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
             SynthesisError: The language model failed with an error other than an unavailable server.
             DeadlineExceededError: An object (``output_cls``), which can't be partial, was not complete in time.
         """
-        asking = synthesized(self.synthesizer, retrieval, streaming=streaming, instructions=instructions, aside=aside)
+        asking = synthesize(self.synthesizer, retrieval, streaming=streaming, instructions=instructions, aside=aside)
         try:
             return await asking
         except (DeadlineExceededError, SynthesisError) as error:
-            if not self._is_replaced(error):
+            if not is_replaced(self.synthesizer, error):
                 raise
-            return await in_its_place(retrieval, error)
-
-    def _is_replaced(self, error: Exception) -> bool:
-        """Return whether a failed answer is replaced by a partial one or by the evidence; never for objects."""
-        makes_objects = getattr(self.synthesizer, "_output_cls", None) is not None  # core's name; we use it too
-        return not makes_objects and (isinstance(error, DeadlineExceededError) or is_transient(error))
+            return await replacement(retrieval, error)
 
     @property
     def checks(self) -> Grounding | None:
@@ -413,33 +397,46 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         """
         retrieval.budget = replace(retrieval.budget, deadline=deadline_after(left))
         set_budget(retrieval.budget)
-        checks, answered = self.checks, Answered(retrieval, Synthesis(text=""))
-        body = synthesized(self.synthesizer, retrieval, streaming=True, instructions=instructions)
-        if checks is not None and checks.may_change:
+        answered, shown = Answered(retrieval, Synthesis(text="")), list[str]()
+
+        def show(delta: str) -> str:
+            shown.append(delta)
+            return delta
+
+        try:
+            with self.callback_manager.as_trace("query"):
+                answered = await emitting(self._emitted(retrieval, instructions, shown), show)
+        except (DeadlineExceededError, SynthesisError) as error:
+            retrieval.missing.append(unfinished(error))
+            answered.synthesis = Synthesis("".join(shown))
+            raise
+        finally:
+            nodes[:] = answered.retrieval.nodes
+            metadata.update(answered.metadata())
+
+    async def _emitted(self, retrieval: Retrieval, instructions: str, shown: Sequence[str]) -> Answered:
+        """Synthesize and check the answer, and emit its text; a failed answer is replaced if nothing was shown yet."""
+        checks = self.checks
+        held = checks is not None and checks.may_change
+        body = synthesize(self.synthesizer, retrieval, streaming=True, instructions=instructions)
+        if held:
             body = emitting(body, lambda _: "")
         elif checks is not None and checks.markers != Markers.KEEP:
             markers = MarkerFilter(range(len(retrieval.nodes)), Markers(checks.markers))
             body = emitting(body, markers.feed, markers.close)
         try:
-            with self.callback_manager.as_trace("query"):
-                try:
-                    answered.synthesis = await body
-                except (DeadlineExceededError, SynthesisError) as error:
-                    if error.partial or not self._is_replaced(error):
-                        raise
-                    answered.synthesis = await in_its_place(retrieval, error)
-                    await emit(answered.synthesis.text)
-                else:
-                    answered = await self.grounded(retrieval, answered.synthesis, checks)
-                    if checks is not None and checks.may_change:
-                        await emit(answered.text)
-        except DeadlineExceededError:
-            reason = "it was not done by its deadline: the text so far is all of it"
-            retrieval.missing.append(_answer_missing(Outcome.TIMEOUT, reason))
-            raise
-        finally:
-            nodes[:] = answered.retrieval.nodes
-            metadata.update(answered.metadata())
+            synthesis = await body
+        except (DeadlineExceededError, SynthesisError) as error:
+            if shown or not is_replaced(self.synthesizer, error):
+                raise
+            synthesis, held = await replacement(retrieval, error), True
+        if synthesis.is_extract:  # copied from the evidence, so there is nothing to check
+            answered = Answered(retrieval, synthesis)
+        else:
+            answered = await self.grounded(retrieval, synthesis, checks)
+        if held:
+            await emit(answered.text)
+        return answered
 
 
 def _agentic(retriever: BaseRetriever) -> AgenticRetriever:
@@ -479,148 +476,6 @@ def asked(
                 dispatcher.event(QueryEndEvent(query=question, response=response()))
 
         yield tell
-
-
-# -- synthesis ---------------------------------------------------------------------------------------------------------
-
-
-async def synthesized(
-    synthesizer: BaseSynthesizer,
-    retrieval: Retrieval,
-    *,
-    streaming: bool = False,
-    instructions: str = "",
-    aside: Callable[[Spotlight], str] | None = None,
-) -> Synthesis:
-    """Synthesize the answer and record it; modes without a model amend the reasoning activity record instead.
-
-    LlamaIndex's synthesizers are not recorded and get no instructions. See ``AgenticQueryEngine.synthesis``.
-    """
-    if not isinstance(synthesizer, AgenticSynthesizer):
-        return await _foreign(synthesizer, retrieval)
-    question = retrieval.scope.question
-    chain = chain_lines(retrieval.chain, retrieval.nodes) if synthesizer.needs_llm else ()
-    body = synthesizer.synthesis(
-        QueryBundle(format_question(question, retrieval.scope.history, chain)),
-        retrieval.nodes,
-        # Modes without a model take milliseconds: they run even if a source used up the time.
-        deadline=retrieval.budget.answer_deadline if synthesizer.needs_llm else None,
-        max_output_tokens=retrieval.budget.output_tokens,
-        sources={name: chosen.source for name, chosen in retrieval.selected.items()},
-        streaming=streaming,
-        instructions=instructions,
-        aside=aside,
-    )
-    dispatcher.event(SynthesizeStartEvent(query=question))
-    if synthesizer.needs_llm:
-        synthesis = await _written(body, synthesizer, retrieval)
-    else:
-        synthesis = await body
-        _account_for_extracts(retrieval, synthesis)
-    response = Response(synthesis.text, source_nodes=retrieval.nodes)
-    dispatcher.event(SynthesizeEndEvent(query=question, response=response))
-    return synthesis
-
-
-def _account_for_extracts(retrieval: Retrieval, synthesis: Synthesis) -> None:
-    reasoning = retrieval.log.last(AgenticReasoningActivity)
-    if reasoning is not None and (synthesis.dropped or synthesis.warnings):
-        warnings = [*filter(None, [reasoning.warning]), *synthesis.warnings]
-        dropped = (reasoning.dropped_by_budget or 0) + synthesis.dropped
-        retrieval.log.amend(reasoning, dropped_by_budget=dropped or None, warning="; ".join(warnings) or None)
-    if synthesis.dropped:
-        reason = f"{synthesis.dropped} passages did not fit into the output's budget"
-        retrieval.missing.append(MissingPart(what="extracts", outcome=Outcome.SKIPPED, reason=reason))
-
-
-async def _written(
-    body: Coroutine[Any, Any, Synthesis], synthesizer: AgenticSynthesizer, retrieval: Retrieval
-) -> Synthesis:
-    """Await the model's answer and record it in the activity log."""
-    name, log = synthesizer.model.name, retrieval.log
-    with log.record(
-        ModelAnswerSynthesisActivity,
-        CBEventType.SYNTHESIZE,
-        {EventPayload.QUERY_STR: retrieval.scope.question},
-        model=None if name is None else ModelInfo(model_name=name),
-        response_mode=synthesizer.mode,
-    ) as record:
-        try:
-            synthesis = await body
-        except Exception as error:
-            outcome = Outcome.TIMEOUT if isinstance(error, DeadlineExceededError) else Outcome.ERROR
-            log.fail(record, error, name, outcome=outcome)
-            raise
-        log.close(
-            record,
-            {EventPayload.RESPONSE: Response(synthesis.text, source_nodes=retrieval.nodes)},
-            outcome=Outcome.OK if retrieval.nodes else Outcome.EMPTY,
-            input_tokens=synthesis.usage.input_tokens,
-            output_tokens=synthesis.usage.output_tokens,
-            calls=synthesis.usage.calls,
-            dropped_by_budget=synthesis.dropped,
-            links_removed=synthesis.links_removed,
-            warning="; ".join(synthesis.warnings) or None,
-        )
-    if synthesis.cut:
-        retrieval.missing.append(_answer_missing(Outcome.ERROR, f"{CUT_SHORT}: the answer may end too early"))
-    return synthesis
-
-
-async def _foreign(synthesizer: BaseSynthesizer, retrieval: Retrieval) -> Synthesis:
-    """Answer with one of LlamaIndex's synthesizers, and emit the tokens of its stream."""
-    query = QueryBundle(retrieval.scope.question)
-    response = await Call(
-        sync=partial(synthesizer.synthesize, query, retrieval.nodes),
-        native=partial(synthesizer.asynthesize, query, retrieval.nodes),
-        deadline=retrieval.budget.answer_deadline,
-        what=f"synthesizer {type(synthesizer).__name__}",
-    )
-    if isinstance(response, StreamingResponse):
-        stream = open_stream(sync=partial(iter, response.response_gen), what="synthesizer's stream")
-    elif isinstance(response, AsyncStreamingResponse):
-        tokens = response
-
-        async def read() -> AsyncGenerator[str, None]:
-            return tokens.async_response_gen()
-
-        stream = open_stream(native=read, what="synthesizer's stream")
-    else:
-        await emit(str(response))
-        return Synthesis(str(response), response.response if isinstance(response, PydanticResponse) else None)
-    text = ""
-    while (token := (await stream.next(deadline=retrieval.budget.deadline))) is not END:
-        text += str(token)
-        await emit(token)
-    return Synthesis(text)
-
-
-async def in_its_place(retrieval: Retrieval, error: DeadlineExceededError | SynthesisError) -> Synthesis:
-    """Return the replacement of a failed answer: its partial text, or else the evidence as extracted data."""
-    late = isinstance(error, DeadlineExceededError)
-    if error.partial:
-        synthesis, given = Synthesis(error.partial), "what there was of it is given"
-    else:
-        try:
-            synthesis = await ExtractiveData().synthesis(
-                QueryBundle(retrieval.scope.question),
-                retrieval.nodes,
-                deadline=deadline_after(EXTRACTING_SECONDS) if late else retrieval.budget.check_deadline,
-                max_output_tokens=retrieval.budget.output_tokens,
-                sources={name: chosen.source for name, chosen in retrieval.selected.items()},
-            )
-            given = "the evidence is given as extracted data"
-        except DeadlineExceededError:  # the evidence is very long
-            synthesis, given = Synthesis(""), "the references name the evidence"
-        synthesis.is_extract = True
-    synthesis.lacking = f"{'it was not done by its deadline' if late else error_message(error)}: {given}"
-    outcome = Outcome.TIMEOUT if late else Outcome.ERROR
-    retrieval.missing.append(_answer_missing(outcome, synthesis.lacking))
-    return synthesis
-
-
-def _answer_missing(outcome: Outcome, reason: str) -> MissingPart:
-    return MissingPart(what="answer", outcome=outcome, reason=reason)
 
 
 # -- grounding -----------------------------------------------------------------------------------------------------

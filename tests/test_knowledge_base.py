@@ -29,9 +29,17 @@ from llama_index_agentic_kb import (
     Principal,
     RetrievalRequest,
 )
+from llama_index_agentic_kb.grounding.settings import Grounding
 from llama_index_agentic_kb.schema import ActivityRecord, Message, SourceActivity
 from llama_index_agentic_kb.store import KnowledgeStore, ingest
-from llama_index_agentic_kb.testing import ChatRequest, HashEmbedding, LoopbackOpenAI, MemoryRetriever, Reply
+from llama_index_agentic_kb.testing import (
+    ChatRequest,
+    HashEmbedding,
+    LoopbackOpenAI,
+    MemoryRetriever,
+    Reply,
+    ScriptedLLM,
+)
 
 QUESTION = "How tall was the rocket that launched Apollo 11?"
 ANSWER = "It was 110.6 m tall [ref_id:0]."
@@ -332,3 +340,14 @@ def test_a_stores_sources_may_have_permissions(tmp_path: Path) -> None:
     assert opened({"films": None}).count("films") == 1
     with pytest.raises(ConfigurationError, match="given for movies, and the store's sources are films"):
         opened({"movies": access})
+
+
+@pytest.mark.parametrize("mode", [ChatMode.BEST, ChatMode.CONDENSE_QUESTION])
+def test_chat_engines_have_the_base_s_defaults(mode: ChatMode) -> None:
+    """The size and the checks of answers, in each mode that answers with our query engine."""
+    checks = Grounding(filtering="high")
+    kb = KnowledgeBase(sources(), llm=ScriptedLLM("ok"), grounding=checks, max_output_size_in_tokens=77)
+    chat: Any = kb.as_chat_engine(mode)
+    engine = chat.query_engine if mode is ChatMode.BEST else chat._query_engine
+    assert engine.grounding == checks
+    assert engine.synthesizer.max_output_tokens == 77

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
+from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.base.response.schema import PydanticResponse
 from llama_index.core.indices.prompt_helper import PromptHelper
 from pydantic import BaseModel
@@ -17,9 +19,10 @@ from llama_index_agentic_kb import (
     KnowledgeSource,
     RetrievalResponse,
     RetrieverOptions,
-    query_engine,
+    synthesis,
 )
 from llama_index_agentic_kb.errors import DeadlineExceededError, SynthesisError
+from llama_index_agentic_kb.grounding.settings import Grounding
 from llama_index_agentic_kb.guard.resilience import RetryPolicy
 from llama_index_agentic_kb.schema import Outcome
 from llama_index_agentic_kb.testing import LoopbackOpenAI, MemoryRetriever, ScriptedLLM, ScriptedReply
@@ -51,23 +54,67 @@ def missing_answer(response: RetrievalResponse) -> str:
     return part.reason
 
 
-def so_far(reply: Any, mode: str, texts: list[str], **fields: Any) -> str:
-    """The text of an answer that some call hangs in."""
-    response = base(reply, texts).as_query_engine(response_mode=mode, **fields).query("Rain?")
-    assert "what there was of it" in missing_answer(response.account)  # type: ignore[union-attr]
-    return str(response)
+def first_calls(good: str) -> Callable[[list[ChatMessage]], Any]:
+    """A model that reads passages, and hangs or fails where it shall combine or refine what it read."""
+
+    def reply(messages: list[ChatMessage]) -> Any:
+        text = str(messages)
+        return HANGS if "<partial_answer" in text or "The answer so far" in text else good
+
+    return reply
 
 
-def test_the_partial_answers_of_a_tree_are_kept() -> None:
-    """They are given one after the other where no time is left to make one of them."""
-    long = [text + " It goes on, and on, and on." * 3 for text in TEXTS]
-    text = so_far(
-        lambda messages: "Good." if any(text in str(messages) for text in TEXTS) else HANGS,
-        "tree_summarize",
-        long,
-        prompt_helper=PromptHelper(chunk_size_limit=80),
-    )
-    assert text == "Good.\n\nGood.\n\nGood."
+LONG_TEXTS = [text + " It goes on, and on, and on." * 3 for text in TEXTS]
+FIRST = "Rain in Paris [ref_id:0]."
+
+
+@pytest.mark.parametrize(
+    ("mode", "good", "text"),
+    [
+        ("tree_summarize", "Good.", "Good.\n\nGood.\n\nGood."),
+        ("refine", FIRST, FIRST),
+        ("compact", FIRST, FIRST),
+    ],
+)
+def test_the_partial_answers_of_several_calls_are_kept(mode: str, good: str, text: str) -> None:
+    """Whole, streamed, and streamed after the checks: what the first calls answered is the answer."""
+    fields: dict[str, Any] = {"response_mode": mode, "prompt_helper": PromptHelper(chunk_size_limit=80)}
+    whole = base(first_calls(good), LONG_TEXTS).as_query_engine(**fields).query("Rain?")
+    assert "what there was of it" in missing_answer(whole.account)  # type: ignore[union-attr]
+    assert str(whole) == text
+    streamed = base(first_calls(good), LONG_TEXTS).as_query_engine(streaming=True, **fields).query("Rain?")
+    assert isinstance(streamed, AgenticStreamingResponse)
+    deltas: list[str] = []
+    with pytest.raises(DeadlineExceededError):
+        deltas.extend(streamed.response_gen)
+    assert "".join(deltas) == text == streamed.account.text
+    assert "the text so far" in missing_answer(streamed.account)
+
+
+def test_a_held_stream_that_is_late_is_its_partial_answer() -> None:
+    """What is streamed only after the checks is checked and given."""
+    kb = base(first_calls(FIRST), LONG_TEXTS, grounding=Grounding(filtering="low"))
+    response = kb.as_query_engine("refine", streaming=True).query("Rain?")
+    assert isinstance(response, AgenticStreamingResponse)
+    assert "".join(response.response_gen) == FIRST
+    assert "what there was of it" in missing_answer(response.account)
+    assert response.account.grounding is not None
+
+
+def test_a_stream_that_fails_is_named_as_missing() -> None:
+    """The error is raised to the reader, and stands in the account with the text so far."""
+
+    def reply(messages: list[ChatMessage]) -> Any:
+        return ValueError("boom") if "The answer so far" in str(messages) else FIRST
+
+    kb = base(reply, LONG_TEXTS, max_runtime_in_seconds=20)
+    response = kb.as_query_engine("refine", streaming=True).query("Rain?")
+    assert isinstance(response, AgenticStreamingResponse)
+    with pytest.raises(SynthesisError, match="boom"):
+        list(response.response_gen)
+    [part] = [part for part in response.account.missing if part.what == "answer"]
+    assert (part.outcome, response.account.status_code, response.account.text) == (Outcome.ERROR, 206, FIRST)
+    assert "boom" in part.reason
 
 
 def test_a_part_of_an_object_is_none() -> None:
@@ -95,7 +142,7 @@ def test_retries_that_run_out_of_time_end_as_expiry() -> None:
 
 def test_evidence_that_takes_too_long_to_extract_is_named_by_its_references(monkeypatch: pytest.MonkeyPatch) -> None:
     """Then there is no text, and no exception either."""
-    monkeypatch.setattr(query_engine, "EXTRACTING_SECONDS", -1.0)
+    monkeypatch.setattr(synthesis, "EXTRACTING_SECONDS", -1.0)
     response = base(HANGS).retrieve("Rain?")
     assert response.text == ""
     assert "the references name the evidence" in missing_answer(response)

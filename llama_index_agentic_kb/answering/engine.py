@@ -48,6 +48,7 @@ from llama_index_agentic_kb.schema import (
 from llama_index_agentic_kb.schema.activity import QueryClass
 from llama_index_agentic_kb.schema.answer import AnswerReference, AnswerState, AnswerStep, SafetyRating
 from llama_index_agentic_kb.schema.answer_query import (
+    AnswerPiece,
     AnswerQuery,
     AnswerResponse,
     ReferencesPiece,
@@ -181,7 +182,7 @@ class _Answering:
                 await emit([StepsPiece(steps=self.steps), ReferencesPiece(references=references)])
             if not self.skipped:
                 await self._write(retrieval)
-        if self.streaming and self.skipped and not self.streamed:
+        if self.streaming and not self.streamed:
             await emit([TextPiece(text=self.text)])
 
     # -- searching -------------------------------------------------------------------------------------------------
@@ -231,8 +232,7 @@ class _Answering:
         )
         if self.streaming and not held:
             pieces = Pieces(list(self.references), cite=query.include_citations)
-            self.streamed = True
-            writing = emitting(writing, pieces.feed, pieces.close)
+            writing = emitting(emitting(writing, pieces.feed, pieces.close), self._noted)
         synthesis = await writing
         if synthesis.lacking:
             self.state = AnswerState.FAILED  # the text alone does not show it
@@ -245,9 +245,10 @@ class _Answering:
         await self._judge(self.answered)
         if not self.skipped and query.related_questions:
             await self._relate(retrieval)
-        if self.streaming and held and not self.skipped:
-            self.streamed = True
-            await emit([TextPiece(text=self.text)])
+
+    def _noted(self, pieces: list[AnswerPiece]) -> list[AnswerPiece]:
+        self.streamed = True
+        return pieces
 
     async def _judge(self, answered: Answered) -> None:
         """Set the text to the answer, or withhold it if it is poorly grounded or violates a policy."""

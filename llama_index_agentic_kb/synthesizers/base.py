@@ -32,7 +32,7 @@ from pydantic import BaseModel
 
 from llama_index_agentic_kb._aio import Call, aiterate, arun, emit, iterate, run
 from llama_index_agentic_kb.account import GuardedCallbacks
-from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError
+from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError, SynthesisError
 from llama_index_agentic_kb.guard.resilience import RetryPolicy
 from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight, as_spotlighting, draw
 from llama_index_agentic_kb.llm import LanguageModel, count_tokens, tokens_of
@@ -385,8 +385,10 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
             return self._empty_response if self.nothing is None else self.nothing
         try:
             text = await self._compose(draft)
-        except DeadlineExceededError as error:
-            error.partial = draft.so_far or draft.emitted
+        except (DeadlineExceededError, SynthesisError) as error:
+            error.partial = draft.emitted or error.partial or draft.so_far
+            if not draft.emitted and draft.output_cls is None:
+                await draft.emit(error.partial)
             raise
         return text or ("" if draft.result.answerable else self._empty_response)
 

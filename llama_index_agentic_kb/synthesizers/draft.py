@@ -328,7 +328,7 @@ class Draft:
 
     async def emit(self, text: str) -> None:
         """Emit a piece of the answer if streaming."""
-        if self.streaming:
+        if self.streaming and text:
             self.emitted += text
             await emit(text)
 

@@ -49,16 +49,18 @@ def test_threads_are_started_as_needed_and_no_more() -> None:
 
 def test_work_never_waits_behind_work_while_a_thread_may_be_started() -> None:
     """However submissions fall between a thread's waking and its taking, each piece of work gets a thread."""
-    pool = WorkerPool("race", 4)
     for _ in range(150):
+        pool, warm = WorkerPool("race", 2), threading.Event()
+        pool.submit(warm.set)  # its thread is about to wait when the next work comes
+        assert warm.wait(30)
         gate = threading.Barrier(3)  # passed only by three at once
 
         def meet(gate: threading.Barrier = gate) -> None:
-            gate.wait(10)
+            gate.wait(30)
 
         pool.submit(meet)
         pool.submit(meet)
-        gate.wait(10)
+        gate.wait(30)
 
 
 def test_idle_threads_end(monkeypatch: pytest.MonkeyPatch, until: Callable[[Callable[[], bool]], bool]) -> None:

@@ -531,6 +531,15 @@ async def test_a_stream_in_a_loop_is_the_same() -> None:
     assert in_order(pieces).answer.text == PLAIN
 
 
+@pytest.mark.parametrize("filtering", [None, "low"], ids=["at once", "held"])
+def test_a_stream_without_an_answer_has_a_text(filtering: str | None) -> None:
+    """An answer that came too late: the pieces add up to the text of the whole, which failed."""
+    kb = base(lambda _: ScriptedReply("late", latency=60))  # type: ignore[arg-type]
+    whole = in_order(list(kb.stream_answer(QUESTION, filtering_level=filtering, max_runtime_in_seconds=0.6)))
+    assert whole.answer.state is AnswerState.FAILED
+    assert whole.answer.text
+
+
 # -- sessions ------------------------------------------------
 
 

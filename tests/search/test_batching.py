@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -272,7 +273,10 @@ def test_nothing_is_left_behind() -> None:
     """An idle model's batcher is gone, and keeps the model alive no longer."""
     model = Local()
     run(request(model, ["a"]))
-    _until(lambda: gc.collect() >= 0 and id(model) not in embedding._BATCHERS._batchers)
+    key, kept = id(model), weakref.ref(model)
+    _until(lambda: key not in embedding._BATCHERS._batchers)
+    del model
+    _until(lambda: gc.collect() >= 0 and kept() is None)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork") or sys.platform == "darwin", reason="no safe fork")

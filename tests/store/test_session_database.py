@@ -65,8 +65,8 @@ def _open_at_once(url: str, threads: int) -> None:
     barrier = threading.Barrier(threads)
 
     def open_it() -> None:
-        barrier.wait()
         try:
+            barrier.wait(30)
             SessionStore(url).close()
         except Exception as error:  # noqa: BLE001 (told by the main thread)
             errors.append(error)

@@ -1,0 +1,195 @@
+"""Synthesizes an answer from a retrieval: records the step in its activity log, and replaces an answer that failed."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Coroutine
+from functools import partial
+from typing import Any, Final
+
+from llama_index.core.base.response.schema import (
+    AsyncStreamingResponse,
+    PydanticResponse,
+    Response,
+    StreamingResponse,
+)
+from llama_index.core.callbacks.schema import CBEventType, EventPayload
+from llama_index.core.instrumentation.events.synthesis import SynthesizeEndEvent, SynthesizeStartEvent
+from llama_index.core.response_synthesizers import BaseSynthesizer
+from llama_index.core.schema import QueryBundle
+from llama_index_instrumentation import get_dispatcher
+
+from llama_index_agentic_kb._aio import END, Call, deadline_after, emit, open_stream
+from llama_index_agentic_kb._text import error_message
+from llama_index_agentic_kb.errors import DeadlineExceededError, SynthesisError
+from llama_index_agentic_kb.guard.failures import is_transient
+from llama_index_agentic_kb.guard.spotlighting import Spotlight
+from llama_index_agentic_kb.llm import CUT_SHORT
+from llama_index_agentic_kb.planning.rounds import chain_lines
+from llama_index_agentic_kb.prompts import format_question
+from llama_index_agentic_kb.retriever import Retrieval
+from llama_index_agentic_kb.schema import (
+    AgenticReasoningActivity,
+    MissingPart,
+    ModelAnswerSynthesisActivity,
+    ModelInfo,
+    Outcome,
+)
+from llama_index_agentic_kb.synthesizers import AgenticSynthesizer, Synthesis
+from llama_index_agentic_kb.synthesizers.extractive import ExtractiveData
+
+dispatcher = get_dispatcher(__name__)
+
+EXTRACTING_SECONDS: Final = 0.3
+"""Seconds allowed for building extracted data after the answer's own time has expired."""
+
+
+async def synthesize(
+    synthesizer: BaseSynthesizer,
+    retrieval: Retrieval,
+    *,
+    streaming: bool = False,
+    instructions: str = "",
+    aside: Callable[[Spotlight], str] | None = None,
+) -> Synthesis:
+    """Synthesize the answer and record it; modes without a model amend the reasoning activity record instead.
+
+    LlamaIndex's synthesizers are not recorded and get no instructions. See ``AgenticQueryEngine.synthesis``.
+    """
+    if not isinstance(synthesizer, AgenticSynthesizer):
+        return await _foreign(synthesizer, retrieval)
+    question = retrieval.scope.question
+    chain = chain_lines(retrieval.chain, retrieval.nodes) if synthesizer.needs_llm else ()
+    body = synthesizer.synthesis(
+        QueryBundle(format_question(question, retrieval.scope.history, chain)),
+        retrieval.nodes,
+        # Modes without a model take milliseconds: they run even if a source used up the time.
+        deadline=retrieval.budget.answer_deadline if synthesizer.needs_llm else None,
+        max_output_tokens=retrieval.budget.output_tokens,
+        sources={name: chosen.source for name, chosen in retrieval.selected.items()},
+        streaming=streaming,
+        instructions=instructions,
+        aside=aside,
+    )
+    dispatcher.event(SynthesizeStartEvent(query=question))
+    if synthesizer.needs_llm:
+        synthesis = await _written(body, synthesizer, retrieval)
+    else:
+        synthesis = await body
+        _account_for_extracts(retrieval, synthesis)
+    response = Response(synthesis.text, source_nodes=retrieval.nodes)
+    dispatcher.event(SynthesizeEndEvent(query=question, response=response))
+    return synthesis
+
+
+def _account_for_extracts(retrieval: Retrieval, synthesis: Synthesis) -> None:
+    reasoning = retrieval.log.last(AgenticReasoningActivity)
+    if reasoning is not None and (synthesis.dropped or synthesis.warnings):
+        warnings = [*filter(None, [reasoning.warning]), *synthesis.warnings]
+        dropped = (reasoning.dropped_by_budget or 0) + synthesis.dropped
+        retrieval.log.amend(reasoning, dropped_by_budget=dropped or None, warning="; ".join(warnings) or None)
+    if synthesis.dropped:
+        reason = f"{synthesis.dropped} passages did not fit into the output's budget"
+        retrieval.missing.append(MissingPart(what="extracts", outcome=Outcome.SKIPPED, reason=reason))
+
+
+async def _written(
+    body: Coroutine[Any, Any, Synthesis], synthesizer: AgenticSynthesizer, retrieval: Retrieval
+) -> Synthesis:
+    """Await the model's answer and record it in the activity log."""
+    name, log = synthesizer.model.name, retrieval.log
+    with log.record(
+        ModelAnswerSynthesisActivity,
+        CBEventType.SYNTHESIZE,
+        {EventPayload.QUERY_STR: retrieval.scope.question},
+        model=None if name is None else ModelInfo(model_name=name),
+        response_mode=synthesizer.mode,
+    ) as record:
+        try:
+            synthesis = await body
+        except Exception as error:
+            outcome = Outcome.TIMEOUT if isinstance(error, DeadlineExceededError) else Outcome.ERROR
+            log.fail(record, error, name, outcome=outcome)
+            raise
+        log.close(
+            record,
+            {EventPayload.RESPONSE: Response(synthesis.text, source_nodes=retrieval.nodes)},
+            outcome=Outcome.OK if retrieval.nodes else Outcome.EMPTY,
+            input_tokens=synthesis.usage.input_tokens,
+            output_tokens=synthesis.usage.output_tokens,
+            calls=synthesis.usage.calls,
+            dropped_by_budget=synthesis.dropped,
+            links_removed=synthesis.links_removed,
+            warning="; ".join(synthesis.warnings) or None,
+        )
+    if synthesis.cut:
+        retrieval.missing.append(_answer_missing(Outcome.ERROR, f"{CUT_SHORT}: the answer may end too early"))
+    return synthesis
+
+
+async def _foreign(synthesizer: BaseSynthesizer, retrieval: Retrieval) -> Synthesis:
+    """Answer with one of LlamaIndex's synthesizers, and emit the tokens of its stream."""
+    query = QueryBundle(retrieval.scope.question)
+    response = await Call(
+        sync=partial(synthesizer.synthesize, query, retrieval.nodes),
+        native=partial(synthesizer.asynthesize, query, retrieval.nodes),
+        deadline=retrieval.budget.answer_deadline,
+        what=f"synthesizer {type(synthesizer).__name__}",
+    )
+    if isinstance(response, StreamingResponse):
+        stream = open_stream(sync=partial(iter, response.response_gen), what="synthesizer's stream")
+    elif isinstance(response, AsyncStreamingResponse):
+        tokens = response
+
+        async def read() -> AsyncGenerator[str, None]:
+            return tokens.async_response_gen()
+
+        stream = open_stream(native=read, what="synthesizer's stream")
+    else:
+        await emit(str(response))
+        return Synthesis(str(response), response.response if isinstance(response, PydanticResponse) else None)
+    text = ""
+    while (token := (await stream.next(deadline=retrieval.budget.deadline))) is not END:
+        text += str(token)
+        await emit(token)
+    return Synthesis(text)
+
+
+async def replacement(retrieval: Retrieval, error: DeadlineExceededError | SynthesisError) -> Synthesis:
+    """Return the replacement of a failed answer: its partial text, or else the evidence as extracted data."""
+    late = isinstance(error, DeadlineExceededError)
+    if error.partial:
+        synthesis, given = Synthesis(error.partial), "what there was of it is given"
+    else:
+        try:
+            synthesis = await ExtractiveData().synthesis(
+                QueryBundle(retrieval.scope.question),
+                retrieval.nodes,
+                deadline=deadline_after(EXTRACTING_SECONDS) if late else retrieval.budget.check_deadline,
+                max_output_tokens=retrieval.budget.output_tokens,
+                sources={name: chosen.source for name, chosen in retrieval.selected.items()},
+            )
+            given = "the evidence is given as extracted data"
+        except DeadlineExceededError:  # the evidence is very long
+            synthesis, given = Synthesis(""), "the references name the evidence"
+        synthesis.is_extract = True
+    synthesis.lacking = f"{'it was not done by its deadline' if late else error_message(error)}: {given}"
+    outcome = Outcome.TIMEOUT if late else Outcome.ERROR
+    retrieval.missing.append(_answer_missing(outcome, synthesis.lacking))
+    return synthesis
+
+
+def is_replaced(synthesizer: BaseSynthesizer, error: Exception) -> bool:
+    """Return whether a failed answer is replaced by a partial one or by the evidence; never for objects."""
+    makes_objects = getattr(synthesizer, "_output_cls", None) is not None  # core's name; we use it too
+    return not makes_objects and (isinstance(error, DeadlineExceededError) or is_transient(error))
+
+
+def unfinished(error: DeadlineExceededError | SynthesisError) -> MissingPart:
+    """Return the missing part to report if a stream ends with an error."""
+    if isinstance(error, DeadlineExceededError):
+        return _answer_missing(Outcome.TIMEOUT, "it was not done by its deadline: the text so far is all of it")
+    return _answer_missing(Outcome.ERROR, f"{error_message(error)}: the text so far is all of it")
+
+
+def _answer_missing(outcome: Outcome, reason: str) -> MissingPart:
+    return MissingPart(what="answer", outcome=outcome, reason=reason)
