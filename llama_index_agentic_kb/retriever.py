@@ -31,9 +31,11 @@ from llama_index_agentic_kb.evidence.gathering import EvidenceOptions, as_proces
 from llama_index_agentic_kb.evidence.provenance import references
 from llama_index_agentic_kb.guard.limits import DEFAULT_INPUT_LIMITS, InputLimits
 from llama_index_agentic_kb.guard.permissions import (
+    Permissions,
     current_principal,
     merge_principals,
     owner_of,
+    searched_under,
     set_principal,
 )
 from llama_index_agentic_kb.guard.resilience import RetryPolicy
@@ -144,11 +146,16 @@ class Retrieval:
         self.nodes = self.concealed(nodes)
         self.references = references(self.nodes, self.selected)
 
-    def concealed(self, nodes: Sequence[NodeWithScore]) -> list[NodeWithScore]:
-        """Return nodes without the metadata that lists who else may see them."""
+    def concealed(self, nodes: Sequence[NodeWithScore], but: Permissions | None = None) -> list[NodeWithScore]:
+        """Return nodes without the metadata that lists who else may see them, except the fields that ``but`` declares.
+
+        Args:
+            nodes: The evidence.
+            but: The permissions of an outer source whose search this retrieval is; it checks the nodes by them.
+        """
         made = list(nodes)
         for permissions in [chosen.source.permissions for chosen in self.selected.values()]:
-            if permissions is not None:
+            if permissions not in (None, but):
                 made = [NodeWithScore(node=permissions.conceal(item.node), score=item.score) for item in made]
         return made
 
@@ -248,11 +255,11 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
 
     def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         retrieval = run(self.retrieval(self.request_for(query_bundle), bundle=query_bundle))
-        return retrieval.concealed(retrieval.nodes)
+        return retrieval.concealed(retrieval.nodes, but=searched_under.get())
 
     async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         retrieval = await arun(self.retrieval(self.request_for(query_bundle), bundle=query_bundle))
-        return retrieval.concealed(retrieval.nodes)
+        return retrieval.concealed(retrieval.nodes, but=searched_under.get())
 
     def _handle_recursive_retrieval(self, query_bundle: QueryBundle, nodes: list[NodeWithScore]) -> list[NodeWithScore]:
         """Return the nodes unchanged: each source has already resolved its index nodes."""

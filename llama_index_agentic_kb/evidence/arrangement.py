@@ -6,7 +6,8 @@ Only nodes that were found and passed every filter and postprocessor are joined;
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, Final, TypeAlias
@@ -42,6 +43,8 @@ class Arrangement:
 class _Piece:
     """The chunks that become one reference, in document order."""
 
+    place: int
+    """The number of the pieces that were made before."""
     document: tuple[str, str]
     parts: list[_Part]
 
@@ -71,58 +74,101 @@ def arrange(
         max_per_document: Number of pieces of one document before other documents take precedence. Defaults to no
             limit.
     """
-    pieces: list[_Piece] = []
+    pieces = _Pieces(joining)
     waiting: list[tuple[tuple[str, str], _Part]] = []
     for part in enumerate(nodes):
-        if joining and _joins(pieces, part):
+        if pieces.join(part):
             continue
         node, mark = part[1].node, provenance(part[1]) or {}
         # a node without a source document counts as its own document
         document = mark.get("source", ""), node.ref_doc_id or f"node {node.node_id}"
-        same = [piece for piece in pieces if piece.document == document]
         if (
             max_per_document is not None
-            and len(same) >= max_per_document
+            and pieces.per_document[document] >= max_per_document
             and not (mark.get("best_for") or mark.get("proof"))
         ):
             waiting.append((document, part))
-        elif len(pieces) < limit:
-            pieces.append(_Piece(document, [part]))
+        elif len(pieces.kept) < limit:
+            pieces.add(document, part)
         else:
             break
     for document, part in waiting:
-        if len(pieces) >= limit:
+        if len(pieces.kept) >= limit:
             break
-        if not (joining and _joins(pieces, part)):
-            pieces.append(_Piece(document, [part]))
-    return Arrangement([join(piece.parts) for piece in pieces], sum(len(piece.parts) for piece in pieces))
+        if not pieces.join(part):
+            pieces.add(document, part)
+    kept = [piece.parts for piece in pieces.kept.values()]
+    return Arrangement([join(parts) for parts in kept], sum(map(len, kept)))
 
 
-def _joins(pieces: list[_Piece], part: _Part) -> bool:
-    """Join a node to adjacent pieces if the length allows (merging two pieces); return whether it was joined."""
-    node = part[1].node
-    after = before = None
-    around = []  # better first
-    for piece in pieces:
-        if after is None and follows(piece.parts[-1][1].node, node):
-            after = piece
-        elif before is None and follows(node, piece.parts[0][1].node):
-            before = piece
-        else:
-            continue
-        around.append(piece)
-    if not around or (length := len(node.get_content())) > MAX_CHARACTERS:
-        return False
-    if after and before and after.length + length + before.length <= MAX_CHARACTERS:
-        better, worse = around
-        better.parts = [*after.parts, part, *before.parts]
-        pieces.remove(worse)
-        return True
-    for piece in around:
-        if piece.length + length <= MAX_CHARACTERS:
-            piece.parts = [*piece.parts, part] if piece is after else [part, *piece.parts]
+class _Pieces:
+    """The pieces that were made so far, found by what may be adjacent to them."""
+
+    def __init__(self, joining: bool) -> None:
+        self.kept: dict[int, _Piece] = {}
+        """The pieces by their place."""
+        self.per_document: Counter[tuple[str, str]] = Counter()
+        self._joining = joining
+        self._made = 0
+        self._near: defaultdict[Hashable, dict[int, _Piece]] = defaultdict(dict)  # by key, then by place
+
+    def add(self, document: tuple[str, str], part: _Part) -> None:
+        """Add a piece of one node."""
+        piece = _Piece(self._made, document, [])
+        self._made += 1
+        self.kept[piece.place] = piece
+        self.per_document[document] += 1
+        self._extend(piece, [part], [part])
+
+    def _extend(self, piece: _Piece, parts: list[_Part], new: Sequence[_Part]) -> None:
+        piece.parts = parts
+        for _, node in new if self._joining else ():
+            for key in _keys(node.node):
+                self._near[key][piece.place] = piece
+
+    def join(self, part: _Part) -> bool:
+        """Join a node to adjacent pieces if the length allows (merging two pieces); return whether it was joined."""
+        node = part[1].node
+        near = {place: piece for key in _keys(node) for place, piece in self._near.get(key, {}).items()}
+        after = before = None
+        around = []  # better first
+        for _, piece in sorted(near.items()):
+            if after is None and follows(piece.parts[-1][1].node, node):
+                after = piece
+            elif before is None and follows(node, piece.parts[0][1].node):
+                before = piece
+            else:
+                continue
+            around.append(piece)
+        if not around or (length := len(node.get_content())) > MAX_CHARACTERS:
+            return False
+        if after and before and after.length + length + before.length <= MAX_CHARACTERS:
+            better, worse = around
+            self._remove(worse)
+            self._extend(better, [*after.parts, part, *before.parts], [part, *worse.parts])
             return True
-    return False
+        for piece in around:
+            if piece.length + length <= MAX_CHARACTERS:
+                self._extend(piece, [*piece.parts, part] if piece is after else [part, *piece.parts], [part])
+                return True
+        return False
+
+    def _remove(self, piece: _Piece) -> None:
+        del self.kept[piece.place]
+        self.per_document[piece.document] -= 1
+        for _, node in piece.parts:
+            for key in _keys(node.node):
+                self._near[key].pop(piece.place, None)
+
+
+def _keys(node: BaseNode) -> Iterator[Hashable]:
+    """Yield keys of which two nodes share at least one if they are adjacent: ids of nodes, and the document."""
+    yield node.node_id
+    for linked in (node.next_node, node.prev_node):
+        if linked is not None:
+            yield linked.node_id
+    if node.ref_doc_id is not None:
+        yield "document", node.ref_doc_id
 
 
 # -- adjacency -----------------------------------------------------------------------------------------------------

@@ -206,11 +206,9 @@ async def gather_evidence(
     left = await postprocess(seen, options.postprocessors, bundle, deadline, selected)
     capped = _cap_per_source(left.nodes, selected)
     most = pieces_per_document(limit) if options.max_per_document == "auto" else options.max_per_document
-    arranged = arrange(
-        capped,
-        limit,
-        joining=options.join_neighbours and not untouched,
-        max_per_document=None if untouched else most,
+    joining = options.join_neighbours and not untouched
+    arranged = await _off_loop(
+        lambda: arrange(capped, limit, joining=joining, max_per_document=None if untouched else most), len(capped)
     )
     below, left_out = len(reranking.below), len(reranking.left_out)
     counts = EvidenceCounts(

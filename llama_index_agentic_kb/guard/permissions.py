@@ -280,6 +280,11 @@ def set_principal(principal: Principal | None) -> None:
     _current.set(principal)
 
 
+searched_under: Final[ContextVar[Permissions | None]] = ContextVar("agentic_kb_searched_under", default=None)
+"""The permissions of the source whose search this code runs in. A retriever that is that source keeps their fields in
+its nodes: the search checks each node by them, and its own request conceals them."""
+
+
 _Person: TypeAlias = tuple[object, ...]
 
 

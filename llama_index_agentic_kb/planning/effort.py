@@ -26,7 +26,8 @@ class EffortLimits:
         sub_queries: Maximum number of planned sub-queries (without the original question), or of intents.
         rounds: Maximum number of search rounds, including the first. With 3, a sub-query may depend on answers found
             in two earlier rounds. With 1, all sub-queries are independent and the model reads no passages.
-        revisions: How often the model checks the evidence for gaps and adds missing searches.
+        revisions: How often the model checks the evidence for gaps and adds missing searches. Each revision may add
+            one round to ``rounds``, and ``sub_queries`` further searches.
         tokens: Input and output tokens of the language model before the answer. Once they are spent, the model is not
             called again.
         searches: Maximum number of searches of a request, one per (sub-query, source) pair. Further searches are

@@ -411,7 +411,7 @@ class Verdict(ModelCall):
         self.refs = [_number(ref) for ref in refs[:MAX_PASSAGES]] if isinstance(refs, list) else []
         if self.sufficient or not isinstance(proposed, list):
             return
-        proposals = read_proposals({"sub_queries": proposed})
+        proposals = read_proposals({"sub_queries": proposed}, "r")  # "q1" is a step of the plan
         if any(proposal.filter for proposal in proposals):
             self.warnings.append("filters of the revision were left out: filters come only from the user's messages")
         for item in proposals:

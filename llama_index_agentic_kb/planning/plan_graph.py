@@ -112,7 +112,10 @@ class PlanGraph:
         self._sources = sources
         self._limit = limits.sub_queries
         self._ids = {name: name for name in steps}  # our ids by the model's ids
-        self._by_query = {normalize(sub_query.query): sub_query for sub_query in plan.sub_queries}
+        self._by_query: dict[str, SubQuery] = {}
+        for one in plan.sub_queries:
+            first = self._by_query.setdefault(normalize(one.query), one)
+            first.sources = self._in_order([*first.sources, *one.sources])
         self._parents: dict[str, tuple[str, ...]] = {}  # as the model wrote them, by our id
         self._seen: set[Proposal] = set()
         self._cut = 0

@@ -362,8 +362,10 @@ def plan_schema(sources: Sequence[PlannerSource], spec: ClassificationSpec | Non
     return strict_object(plan)
 
 
-def read_proposals(reply: str | Mapping[str, Any]) -> list[Proposal]:
+def read_proposals(reply: str | Mapping[str, Any], prefix: str = "q") -> list[Proposal]:
     """Return the proposals of a reply: JSON with or without preamble and fences, broken JSON, or a numbered list.
+
+    A proposal without an id gets ``prefix`` and its number.
 
     Raises:
         PlanningError: The reply contains no plan.
@@ -371,7 +373,7 @@ def read_proposals(reply: str | Mapping[str, Any]) -> list[Proposal]:
     items = _items_of_text(reply[:MAX_REPLY]) if isinstance(reply, str) else _items(reply)
     if items is None:
         raise PlanningError(f"the model's reply holds no plan: {one_line(str(reply)[:400], 80)!r}")
-    return _proposals(items[:MAX_ITEMS])
+    return _proposals(items[:MAX_ITEMS], prefix)
 
 
 def read_partial_plan(text: str) -> list[Proposal]:
@@ -450,7 +452,7 @@ def _listed(item: Mapping[object, object]) -> list[object] | None:
     return None
 
 
-def _proposals(items: Sequence[object]) -> list[Proposal]:
+def _proposals(items: Sequence[object], prefix: str = "q") -> list[Proposal]:
     proposals = []
     for position, item in enumerate(items, start=1):
         fields = {"query": item} if isinstance(item, str) else _fields(item) if isinstance(item, dict) else {}
@@ -460,7 +462,7 @@ def _proposals(items: Sequence[object]) -> list[Proposal]:
             query = numbered.group(2)
         query = query.strip("\"'` ")
         if normalize(query):
-            name = _text(fields, ("id",)) or f"q{position}"
+            name = _text(fields, ("id",)) or f"{prefix}{position}"
             finds = one_line(_text(fields, _FINDS), MAX_QUERY)
             sources, parents = _names(fields, _SOURCES), _names(fields, _DEPENDS)
             query = query[:MAX_QUERY].rstrip()

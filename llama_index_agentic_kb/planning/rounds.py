@@ -435,7 +435,7 @@ class MultiHopSearch:
         ]
         await self._search_steps(new, number)
         await self._search_ready(number)
-        last = self._limits.rounds + self._outcome.revisions
+        last = self._last_round
         while (steps.waiting or revised) and number < last and self._may_ask():
             to_read, revised = steps.to_read(every=revised), False
             if not (to_read or steps.waiting):
@@ -455,8 +455,15 @@ class MultiHopSearch:
                 )
                 break
             await self._search_ready(number, read=[step for step in to_read if step not in steps.next])
-        if steps.waiting:
-            await self._search_rest(number)
+        else:
+            if steps.waiting and number >= last:
+                self._warn(
+                    f"{len(steps.waiting)} sub-queries lie deeper than the effort goes (EffortLimits.rounds is "
+                    f"{self._limits.rounds}); they were searched in the question's own words"
+                )
+        rest = [*steps.waiting.values()]  # with known answers filled in, and missing ones described
+        steps.waiting.clear()
+        await self._search_steps(rest, min(number + 1, last))
 
     async def _read(self, to_read: Sequence[str], number: int) -> Reading:
         """Read the answers of steps; searches of dependent steps start as soon as answers arrive."""
@@ -501,7 +508,7 @@ class MultiHopSearch:
         served = [step for step in steps.planned if name in steps.searches_of([step])]
         for step in served:
             steps.next.pop(step, None)
-            if read.search and not steps.answers_of(step) and number < self._limits.rounds:
+            if read.search and not steps.answers_of(step) and number < self._last_round:
                 started = steps.searches_for(steps.planned[step], number, (), read.search)
                 if started:
                     steps.next[step] = read.search
@@ -525,17 +532,6 @@ class MultiHopSearch:
                     if not steps.answers_of(parent):
                         self._warn(f"{parent} found no answer; {child.id} was searched in the question's own words")
         await self._search(started)
-
-    async def _search_rest(self, number: int) -> None:
-        """Search the steps that still wait, with known answers filled in and missing ones described."""
-        rest = [*self._steps.waiting.values()]
-        if number >= self._limits.rounds:
-            self._warn(
-                f"{len(rest)} sub-queries lie deeper than the effort goes (EffortLimits.rounds is "
-                f"{self._limits.rounds}); they were searched in the question's own words"
-            )
-        self._steps.waiting.clear()
-        await self._search_steps(rest, min(number + 1, self._limits.rounds))
 
     # -- gaps ------------------------------------------------------------------------------------------------------
 
@@ -651,6 +647,11 @@ class MultiHopSearch:
             return False
         self._decide(f"round {number} brought nothing new")
         return True
+
+    @property
+    def _last_round(self) -> int:
+        """The number of the last round that may search: each revision adds one to the effort's rounds."""
+        return self._limits.rounds + self._outcome.revisions
 
     @property
     def _call_deadline(self) -> float | None:

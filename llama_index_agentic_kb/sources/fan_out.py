@@ -35,6 +35,7 @@ from llama_index_agentic_kb.account.activity_log import describe_error
 from llama_index_agentic_kb.account.budget import current_budget
 from llama_index_agentic_kb.account.logs import logger
 from llama_index_agentic_kb.errors import DeadlineExceededError, DeniedError, FailedSearch, RetrievalError
+from llama_index_agentic_kb.guard.permissions import searched_under
 from llama_index_agentic_kb.guard.resilience import STRAGGLER_GRACE, CallProgress
 from llama_index_agentic_kb.schema import (
     MissingPart,
@@ -263,6 +264,7 @@ class FanOut:
         source, started = chosen.source, time.monotonic()
         search = SourceSearch(sub_query, source, self._open(sub_query, chosen), must_answer=chosen.must_answer)
         set_deadline(earliest(self._deadline, deadline_after(source.resilience.timeout or self._search_seconds)))
+        searched_under.set(source.permissions)
         try:
             lists = await self._lists(search, chosen, progress)
             nodes = distinct_nodes(lists)  # calls methods of user-defined nodes

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from llama_index.core.schema import NodeRelationship, NodeWithScore, RelatedNodeInfo, TextNode
 
-from llama_index_agentic_kb.evidence.arrangement import arrange, pieces_per_document
+from llama_index_agentic_kb.evidence.arrangement import arrange, follows, pieces_per_document
 from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY
 
 
@@ -76,6 +76,20 @@ def test_a_sub_querys_best_never_waits() -> None:
 def test_a_third_of_all_and_at_least_three(wanted: int, pieces: int) -> None:
     """The default number of one document's pieces."""
     assert pieces_per_document(wanted) == pieces
+
+
+def test_a_node_is_compared_with_its_document_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Many documents cost no more comparisons than their chunks: arranging is not quadratic."""
+    compared: list[tuple[str, str]] = []
+
+    def counted(first: Any, second: Any) -> bool:
+        compared.append((first.node_id, second.node_id))
+        return follows(first, second)
+
+    monkeypatch.setattr("llama_index_agentic_kb.evidence.arrangement.follows", counted)
+    nodes = [node(f"{letter}{n}") for n in (1, 3) for letter in map(chr, range(0x4E00, 0x4E00 + 300))]
+    assert len(arrange(nodes, 1_000, max_per_document=1).nodes) == 600
+    assert {one[0] == other[0] for one, other in compared} == {True}
 
 
 NAMES = st.lists(

@@ -464,6 +464,21 @@ async def test_a_knowledge_base_in_a_knowledge_base_is_asked_for_the_same_princi
         kb.retrieve("rain")
 
 
+async def test_an_outer_source_may_have_the_permissions_of_the_inner_one() -> None:
+    """Each document is checked by both, and a reader sees the permission fields of neither."""
+
+    def inner(filters: Any) -> AgenticRetriever:
+        return AgenticRetriever([memory_source(permissions=FIELDS)], effort="minimal", filters=filters)
+
+    outer = KnowledgeSource("outer", retriever_factory=inner, permissions=FIELDS)
+    kb = KnowledgeBase([outer], effort="minimal")
+    for response in (kb.retrieve("rain", principal=MANAGER), await kb.aretrieve("rain", principal=MANAGER)):
+        assert texts(response) == SEEN[MANAGER]
+    found = AgenticRetriever([outer], effort="minimal", principal=ALICE).retrieve("rain")
+    assert {node.node.get_content() for node in found} == SEEN[ALICE]
+    assert not any(FIELDS.declares(key) for node in found for key in node.metadata)
+
+
 def test_nothing_is_asked_where_all_is_denied() -> None:
     """Neither the planner's model nor the memory is asked what could not be searched."""
     llm = ScriptedLLM("{}")

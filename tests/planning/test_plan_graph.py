@@ -188,3 +188,14 @@ def test_a_thousand_steps_are_settled_in_time() -> None:
     made, _ = graph(*(step(f"s{n}", f"step {n} of #s{n - 1} #s{n - 2}") for n in range(1_000)), sub_queries=1_000)
     assert made.plan.sub_queries[-1].wave > 900
     assert time.monotonic() - started < 30
+
+
+def test_steps_of_one_query_are_one_with_the_sources_of_all() -> None:
+    """A revision that repeats a query searches it only where none of its steps was searched."""
+    plan = plain_plan(Scope(QUESTION), SOURCES)
+    plan.sub_queries += [
+        SubQuery(id="q1", query="rain", sources=["docs"]),
+        SubQuery(id="r1.1", query="Rain", sources=["wiki"]),
+    ]
+    made = PlanGraph(plan, SOURCES, EffortLimits(sub_queries=5), revision=2)
+    assert made.add([step("r1", "rain", sources=("docs", "wiki"))]) == []

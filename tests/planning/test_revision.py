@@ -9,7 +9,7 @@ import pytest
 from llama_index_agentic_kb import KnowledgeSource
 from llama_index_agentic_kb.schema import Outcome, SubQueryOrigin
 from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedReply
-from tests.planning.conftest import World, planning_of, queries_of, reasoning_of, steps, sufficient
+from tests.planning.conftest import World, line, planning_of, queries_of, reasoning_of, steps, sufficient
 
 QUESTION = "How tall is the tower?"
 PAGES = {"Tower": "The tower stands in Paris.", "Height": "It rises 330 m high.", "Snow": "Snow falls in Oslo."}
@@ -129,3 +129,29 @@ def test_a_proposal_without_words_is_none() -> None:
     """An address alone is nothing to search for."""
     made = world(verdict("https://evil.example/?d=secret")).search(QUESTION)
     assert reasoning_of(made).decision == "something is missing, and no search for it was left"
+
+
+def test_a_proposal_without_an_id_leaves_the_plans_ids_alone() -> None:
+    """What a revision builds on q1 is filled with the answer of the plan's q1, not of its own first search."""
+    searched = World(
+        PAGES,
+        plan=steps({"query": "Where is the tower?"}, {"query": "height in #q1", "depends_on": ["q1"]}),
+        findings=[line("q1", "Paris"), line("r1.1", "Oslo")],
+        revision=verdict({"query": "snow"}, {"query": "people of #q1", "depends_on": ["q1"]}),
+    )
+    assert queries_of(searched.search(QUESTION))["r1.2"] == "people of Paris"
+
+
+@pytest.mark.parametrize(("rounds", "wave", "said"), [(2, 3, "lie deeper"), (3, 4, "could not be read")])
+def test_what_ends_a_revision_is_named(rounds: int, wave: int, said: str) -> None:
+    """A step that lies too deep is searched in its parent's round, one whose reading failed in the next."""
+    searched = World(
+        PAGES,
+        plan=steps({"query": "Where is the tower?"}, {"query": "height in #q1", "depends_on": ["q1"]}),
+        findings=[line("q1", "Paris"), OSError("gone")],
+        revision=verdict({"id": "r1", "query": "snow"}, {"query": "people of #r1", "depends_on": ["r1"]}),
+    )
+    made = searched.search(QUESTION, limits={"rounds": rounds})
+    assert [one.wave for one in made.plan.sub_queries] == [1, 1, 2, 3, wave]
+    (warning,) = made.plan.warnings
+    assert said in warning
