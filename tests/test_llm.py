@@ -18,7 +18,7 @@ from llama_index.llms.openai import OpenAI
 
 from llama_index_agentic_kb import OpenAICompatible
 from llama_index_agentic_kb._aio import Call, aiterate, arun, deadline_after, iterate, run
-from llama_index_agentic_kb.errors import LLMError
+from llama_index_agentic_kb.errors import DeadlineExceededError, LLMError
 from llama_index_agentic_kb.guard.resilience import RetryPolicy
 from llama_index_agentic_kb.llm import (
     LanguageModel,
@@ -27,6 +27,7 @@ from llama_index_agentic_kb.llm import (
     count_tokens,
     is_function_calling,
     model_name,
+    parsed,
     resolve_llm,
     strip_code_fence,
     structured_output,
@@ -185,6 +186,31 @@ def test_a_tool_that_is_not_called(perform: Perform) -> None:
         assert (reply.text, reply.tool_arguments) == ("I would rather talk.", None)
         with pytest.raises(LLMError, match="empty"):
             perform(model.call_tool(ASK, tool, deadline=deadline_after(20)))
+
+
+def test_the_arguments_of_a_tool_are_bounded() -> None:
+    """A reply of megabytes is refused before it is parsed."""
+    call = Sent(tool_calls=[("plan", '{"question": "' + "x" * 200_000 + '"}')])
+    with LoopbackOpenAI([call]) as server:
+        model = language_model(server.llm(max_retries=0))
+        with pytest.raises(LLMError, match="longer than 200,000 characters"):
+            run(model.call_tool(ASK, FunctionTool.from_defaults(plan), deadline=deadline_after(20)))
+
+
+@pytest.mark.parametrize("length", [10, 100_000])
+def test_a_long_reply_is_read_off_the_loop(length: int) -> None:
+    """Other requests go on while it is parsed, and its deadline holds; a short one needs no thread."""
+    on_loop = run(parsed(threading.get_ident, "x" * length)) == threading.get_ident()
+    assert on_loop == (length == 10)
+    with pytest.raises(ValueError, match="no JSON"):
+        run(parsed(lambda: loud("no JSON"), "x" * length))
+    if not on_loop:
+        with pytest.raises(DeadlineExceededError, match="reading a reply"):
+            run(parsed(threading.get_ident, "x" * length, deadline=deadline_after(-1)))
+
+
+def loud(message: str) -> None:
+    raise ValueError(message)
 
 
 # -- models ----------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from email.utils import parsedate_to_datetime
-from typing import Final
+from typing import Any, Final
 
 from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError
 
@@ -91,24 +91,32 @@ def is_outage(error: BaseException) -> bool:
         return status in OUTAGE_STATUSES
     if isinstance(error, AgenticKBError):
         return type(error) is AgenticKBError  # wraps a BaseException that a source raised
-    if isinstance(error, OSError):
-        return True
-    code = getattr(error, "code", None)  # Chroma's errors have their status as a method
-    try:
-        status = code() if callable(code) else None
-    except Exception:  # noqa: BLE001 (somebody else's method)
-        status = None
-    return not isinstance(error, REQUEST_ERRORS) and (not isinstance(status, int) or status in OUTAGE_STATUSES)
+    return isinstance(error, OSError) or not isinstance(error, REQUEST_ERRORS)
 
 
 def status_of(error: BaseException) -> int | None:
-    """Return the HTTP status of a failure or of one of its causes; None if there is no status."""
+    """Return the HTTP status of a failure or of one of its causes; None if there is no status.
+
+    Clients name it ``status_code`` (httpx, OpenAI, requests) or ``status`` (aiohttp, urllib); Chroma's errors have a
+    method ``code``.
+    """
     for cause in _chain(error):
         for holder in (cause, getattr(cause, "response", None)):
-            status = getattr(holder, "status_code", None)
-            if isinstance(status, int):
-                return status
+            for name in ("status_code", "status", "code"):
+                status = _status(getattr(holder, name, None), is_method=name == "code")
+                if status is not None:
+                    return status
     return None
+
+
+def _status(value: Any, *, is_method: bool) -> int | None:
+    """Return a value, or the result of a method, if it is an HTTP status of a failure."""
+    if is_method:
+        try:
+            value = value() if callable(value) else None
+        except Exception:  # noqa: BLE001 (somebody else's method)
+            return None
+    return int(value) if isinstance(value, int) and 400 <= value < 600 else None  # noqa: PLR2004 (RFC 9110, 15)
 
 
 def retry_after(error: BaseException) -> float | None:

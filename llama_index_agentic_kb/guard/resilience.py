@@ -78,12 +78,20 @@ MIN_COUNTED: Final = 0.1
 # -- options ----------------------------------------------------------------------------------------------------------
 
 
-def _check(policy: object, minimum: float, *names: str, above: bool = False) -> None:
-    """Raise if a named attribute is not finite, or is below the minimum (with ``above``: not greater than it)."""
+def _check(policy: object, minimum: float, *names: str, above: bool = False, whole: bool = False) -> None:
+    """Raise if a named attribute is not finite, or is below the minimum (with ``above``: not greater than it).
+
+    With ``whole``, only whole numbers are accepted.
+    """
     for name in names:
         value = getattr(policy, name)
-        if not (math.isfinite(value) and (value > minimum if above else value >= minimum)):
+        if (
+            not isinstance(value, int if whole else (int, float))
+            or not math.isfinite(value)
+            or not (value > minimum if above else value >= minimum)
+        ):
             bound = f"above {minimum:g}" if above else f"{minimum:g} or more"
+            bound = f"a whole number of {bound}" if whole else bound
             raise ConfigurationError(f"{type(policy).__name__}.{name} must be {bound}, got {value}")
 
 
@@ -116,7 +124,7 @@ class RetryPolicy:
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        _check(self, 1, "attempts")
+        _check(self, 1, "attempts", whole=True)
         _check(self, 0, "first_wait", "max_wait", "share", "min_retries")
         if self.attempt_seconds is not None:
             _check(self, 0, "attempt_seconds", above=True)
@@ -150,7 +158,7 @@ class BreakerPolicy:
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        _check(self, 1, "failures")
+        _check(self, 1, "failures", whole=True)
         _check(self, 0, "cool_down")
 
 
@@ -182,7 +190,7 @@ class Resilience:
 
     def __post_init__(self) -> None:
         """Check the numbers."""
-        _check(self, 0, "max_concurrency", above=True)
+        _check(self, 1, "max_concurrency", whole=True)
         if self.timeout is not None:
             _check(self, 0, "timeout", above=True)
         grace = self.straggler_grace
@@ -682,9 +690,9 @@ class ResilientCalls:
 
     async def _attempt(self, call: Call[T], progress: CallProgress, deadline: float | None) -> T:
         """Make one attempt; its cancellation counts as a failure of the service only if the search was too slow."""
-        progress.attempts += 1
         permit, breaker = Permit(self._returned), self._breaker
         probe = breaker is not None and breaker.admit()
+        progress.attempts += 1
         progress.permits.append(permit)
         failure: BaseException | None = None
         try:

@@ -14,7 +14,15 @@ from llama_index_agentic_kb.llm.capabilities import (
     warm_up_llm,
 )
 from llama_index_agentic_kb.llm.model import FALLBACK_CONTEXT_WINDOW, LanguageModel, billed
-from llama_index_agentic_kb.llm.replies import CUT_SHORT, Reply, Usage, refuses_form, repair_json, strip_code_fence
+from llama_index_agentic_kb.llm.replies import (
+    CUT_SHORT,
+    Reply,
+    Usage,
+    parsed,
+    refuses_form,
+    repair_json,
+    strip_code_fence,
+)
 
 __all__ = [
     "CUT_SHORT",
@@ -26,6 +34,7 @@ __all__ = [
     "count_tokens",
     "is_function_calling",
     "model_name",
+    "parsed",
     "refuses_form",
     "repair_json",
     "resolve_llm",

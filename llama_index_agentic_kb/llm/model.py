@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any, Final
 
 from llama_index.core.base.llms.types import ChatMessage, ChatResponse
@@ -19,7 +20,7 @@ from llama_index_agentic_kb.guard.failures import is_transient
 from llama_index_agentic_kb.guard.resilience import NO_RETRIES, RetryPolicy, retried
 from llama_index_agentic_kb.llm.calls import calls_of, once, retries_itself
 from llama_index_agentic_kb.llm.capabilities import chats, is_openai, model_name, prompt_of
-from llama_index_agentic_kb.llm.replies import Choice, Reply, Usage, as_llm_error, usage_of
+from llama_index_agentic_kb.llm.replies import Choice, Reply, Usage, as_llm_error, parsed, tool_arguments_of, usage_of
 from llama_index_agentic_kb.llm.thoughts import ThoughtFilter, without_thoughts
 
 FALLBACK_CONTEXT_WINDOW: Final = 8_192
@@ -126,8 +127,11 @@ class LanguageModel(NotPickled):
         async def attempt(until: float | None) -> Reply:
             llm: Any = self.ready()
             response: ChatResponse = await self._calls.call(llm, "chat_with_tools", deadline=until, **arguments)
-            calls = llm.get_tool_calls_from_response(response, error_on_no_tool_call=False)
-            reply = Reply.of(response)
+            reply, written = Reply.of(response), tool_arguments_of(response)
+            if len(written) > MAX_REPLY:
+                raise LLMError(f"the model's reply is longer than {MAX_REPLY:,} characters", usage=reply.usage)
+            read = partial(llm.get_tool_calls_from_response, response, error_on_no_tool_call=False)
+            calls = await parsed(read, written, deadline=until)
             reply.text, reply.thoughts = without_thoughts(reply.text)
             if calls:
                 reply.tool_arguments = dict(calls[0].tool_kwargs)

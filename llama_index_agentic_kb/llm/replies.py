@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import json_repair
-from llama_index.core.base.llms.types import ChatResponse, CompletionResponse
+from llama_index.core.base.llms.types import ChatResponse, CompletionResponse, ToolCallBlock
 from llama_index.core.callbacks.token_counting import get_tokens_from_response
 
+from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb._text import error_message, one_line, redacted_excerpt
 from llama_index_agentic_kb.errors import AgenticKBError, LLMError
 from llama_index_agentic_kb.guard.failures import breaks_connection, status_of
+
+T = TypeVar("T")
 
 FORM_REFUSED: Final = (400, 404, 415, 422, 501)
 """HTTP statuses of servers that don't support the requested output format."""
 
 MAX_REPAIRED: Final = 8_000
 """Maximum number of characters of broken JSON to repair; repair takes quadratic time (7 s for 20,000 brackets)."""
+
+MAX_INLINE: Final = 2_000
+"""Maximum number of characters of a reply that is parsed on the event loop: at worst 0.1 s, if it needs repair."""
 
 SHOWN: Final = 200
 """Maximum number of characters quoted from a server's message in an error message."""
@@ -112,6 +119,13 @@ def text_of(response: ChatResponse | CompletionResponse) -> str:
     return response.text if isinstance(response, CompletionResponse) else response.message.content or ""
 
 
+def tool_arguments_of(response: ChatResponse) -> str:
+    """Return the arguments of a response's tool calls as the model wrote them, or as text."""
+    message = response.message
+    blocks = [str(block.tool_kwargs) for block in message.blocks if isinstance(block, ToolCallBlock)]
+    return "".join(blocks) or str(message.additional_kwargs.get("tool_calls", ""))
+
+
 def usage_of(response: ChatResponse | CompletionResponse) -> Usage:
     """Return the token usage that a response reports."""
     try:
@@ -125,6 +139,24 @@ def usage_of(response: ChatResponse | CompletionResponse) -> Usage:
 def refuses_form(error: BaseException) -> bool:
     """Return whether an error's HTTP status may mean that the server does not support structured output."""
     return status_of(error) in FORM_REFUSED
+
+
+async def parsed(read: Callable[[], T], text: str, *, deadline: float | None = None, max_inline: int = MAX_INLINE) -> T:
+    """Return what a function reads from a reply; for a long reply it runs on a thread, not on the event loop.
+
+    Args:
+        read: The function, which parses the reply.
+        text: The reply; only its length matters here.
+        deadline: The ``time.monotonic()`` value at which to give up.
+        max_inline: The maximum number of characters to parse on the event loop.
+
+    Raises:
+        Exception: The exception of ``read``.
+        DeadlineExceededError: A long reply was still being read at its deadline.
+    """
+    if len(text) <= max_inline:
+        return read()
+    return await Call(sync=read, deadline=deadline, what="reading a reply")
 
 
 def strip_code_fence(text: str) -> str:

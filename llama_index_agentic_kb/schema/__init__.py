@@ -32,6 +32,7 @@ from llama_index_agentic_kb.schema.filters import all_of as all_of
 from llama_index_agentic_kb.schema.filters import any_of as any_of
 from llama_index_agentic_kb.schema.filters import matcher as matcher
 from llama_index_agentic_kb.schema.filters import matches as matches
+from llama_index_agentic_kb.schema.filters import value_key as value_key
 from llama_index_agentic_kb.schema.grounding import GroundingLedger as GroundingLedger
 from llama_index_agentic_kb.schema.grounding import Verdict as Verdict
 from llama_index_agentic_kb.schema.odata import parse_odata as parse_odata

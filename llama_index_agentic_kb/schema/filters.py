@@ -13,12 +13,14 @@ import operator
 from collections.abc import Callable, Mapping
 from enum import StrEnum
 from functools import partial
-from typing import Annotated, Final, Literal, Self, TypeAlias
+from typing import Annotated, Final, Literal, Self, TypeAlias, TypeVar
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
 from llama_index_agentic_kb._text import without_surrogates
 from llama_index_agentic_kb.schema._model import Model
+
+T = TypeVar("T")
 
 Scalar: TypeAlias = bool | int | float | str
 
@@ -184,7 +186,7 @@ def _ready(tree: FilterNode) -> _Evaluator:
     """Return an evaluator of a tree; its result is None if unknown, and the negation of unknown is unknown."""
     if isinstance(tree, Condition):
         # Python's True equals 1, a store's does not.
-        return partial(_compare, tree, frozenset((isinstance(value, bool), value) for value in tree.values))
+        return partial(_compare, tree, frozenset(map(value_key, tree.values)))
     by_key: dict[str, list[_Evaluator]] = {}
     others = []
     for child in tree.filters:
@@ -213,6 +215,11 @@ def _ready(tree: FilterNode) -> _Evaluator:
     return holds
 
 
+def value_key(value: T) -> tuple[bool, T]:
+    """Return a key by which values are equal as in a store: in Python, ``True`` equals 1."""
+    return isinstance(value, bool), value
+
+
 def _compare(
     condition: Condition, values: frozenset[tuple[bool, Scalar]], metadata: Mapping[str, object]
 ) -> bool | None:
@@ -228,9 +235,9 @@ def _compare(
         return None if value is None else items is None or bool(items)
     if wanted is FilterOperator.ANY:
         scalars = None if items is None else [item for item in items if isinstance(item, (str, int, float))]
-        return None if scalars is None else any((isinstance(item, bool), item) in values for item in scalars)
+        return None if scalars is None else any(value_key(item) in values for item in scalars)
     if wanted in _EQUAL and isinstance(value, (str, int, float)):
-        return ((isinstance(value, bool), value) in values) is _EQUAL[wanted]
+        return (value_key(value) in values) is _EQUAL[wanted]
     return _compare_two(wanted, value, condition.value)
 
 

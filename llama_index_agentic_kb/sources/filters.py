@@ -30,7 +30,9 @@ from llama_index_agentic_kb.schema import (
     FilterOperator,
     parse_odata,
     to_odata,
+    value_key,
 )
+from llama_index_agentic_kb.schema.filters import Scalar
 
 FilterLike: TypeAlias = "Condition | FilterGroup | MetadataFilters | MetadataFilter | str | None"
 """A filter as callers may pass it; a string is an OData filter."""
@@ -207,7 +209,6 @@ def _checked(key: str, operator: FilterOperator, value: Any) -> Condition:
 # -- planners' filters ------------------------------------------------------------------------------------------------
 
 FieldType: TypeAlias = Literal["string", "integer", "number", "boolean", "date"]
-Value: TypeAlias = bool | int | float | str
 
 MAX_FILTER: Final = 2_000
 """The maximum length of a planner's filter in characters."""
@@ -244,7 +245,7 @@ class FilterField:
 
     type: FieldType
     description: str = ""
-    values: Sequence[Value] | None = None
+    values: Sequence[Scalar] | None = None
     operators: Sequence[FilterOperator | str] | None = None
 
     def __post_init__(self) -> None:
@@ -305,7 +306,7 @@ def _example(name: str, field: FilterField) -> str:
     return f"{key} {'|'.join(words)}"
 
 
-def _literal(value: Value) -> str:
+def _literal(value: Scalar) -> str:
     return to_odata(Condition(key="x", value=value)).removeprefix("x eq ")
 
 
@@ -341,9 +342,7 @@ def _check_declared(condition: Condition, fields: Mapping[str, FilterField]) -> 
     for value in condition.values:
         if not _is_of(field.type, value):
             raise PlanningError(f"{value!r} is no {field.type}, as values of {key!r} are")
-        if field.values is not None and (type(value) is bool, value) not in [
-            (type(v) is bool, v) for v in field.values
-        ]:
+        if field.values is not None and value_key(value) not in map(value_key, field.values):
             known = one_line(", ".join(map(_literal, field.values[:_LISTED_VALUES])))
             raise PlanningError(f"{value!r} is no value of {key!r}; declared are: {known}")
 

@@ -145,6 +145,8 @@ def has_native_async(retriever: BaseRetriever) -> bool:
     LlamaIndex runs the sync method on the event loop for a retriever without ``_aretrieve`` and for a vector store
     without ``aquery`` (Chroma's: 16 gathered queries blocked the loop for 164 ms, measured).
     """
+    if isinstance(retriever, FilteredIndexRetriever):
+        return False  # its search is sync
     if isinstance(retriever, VectorIndexRetriever):
         return type(retriever._vector_store).aquery is not BasePydanticVectorStore.aquery
     if isinstance(retriever, QueryFusionRetriever):  # as native as what it fuses

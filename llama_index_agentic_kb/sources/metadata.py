@@ -1,8 +1,8 @@
 """Queries over a source's metadata without a question: facets, counts, groups and lists of documents.
 
-The metadata are read as a stream under the source's effective filter. Queries count *units*: a document (the metadata
-of all its chunks) or a chunk. A unit counts once for each distinct value; each item of a list is a value. Values are
-texts, numbers and booleans; anything else is ignored.
+The metadata are read under the source's effective filter: as a stream from a ``metadata_reader``, else all at once from
+the index. Queries count *units*: a document (the metadata of all its chunks) or a chunk. A unit counts once for each
+distinct value; each item of a list is a value. Values are texts, numbers and booleans; anything else is ignored.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from llama_index.core.vector_stores.types import BasePydanticVectorStore, Metada
 from llama_index_agentic_kb._aio import Call, WorkerPool, arun, deadline_after, run
 from llama_index_agentic_kb._text import error_message
 from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError, InvalidRequestError, RetrievalError
-from llama_index_agentic_kb.schema import FilterGroup, FilterLogic, FilterNode, Principal, all_of, matcher
+from llama_index_agentic_kb.schema import FilterGroup, FilterLogic, FilterNode, Principal, all_of, matcher, value_key
+from llama_index_agentic_kb.schema.filters import Scalar
 from llama_index_agentic_kb.sources.base import KnowledgeSource, MetadataReader
 from llama_index_agentic_kb.sources.filters import FilterLike, conditions, flat, lower, to_tree
-from llama_index_agentic_kb.sources.index import refusal
+from llama_index_agentic_kb.sources.index import refusal, with_request_timeouts
 
 T = TypeVar("T")
 
 Metadata: TypeAlias = Mapping[str, Any]
-Value: TypeAlias = bool | int | float | str
 Per: TypeAlias = Literal["document", "chunk"]
 """The unit to count."""
 OrderBy: TypeAlias = Sequence[str | tuple[str, str]]
@@ -123,7 +123,7 @@ def _passing(
 def _index_reader(source: KnowledgeSource, filters: FilterNode | None) -> MetadataReader:
     index = source.index
     if isinstance(index, VectorStoreIndex):
-        store = index.vector_store
+        store = with_request_timeouts(index.vector_store)
         if isinstance(store, SimpleVectorStore):  # the docstore may be shared, and keeps what was deleted here
             return lambda: _rows(index.docstore.get_nodes(list(store.data.embedding_dict)))
         if not store.stores_text or index._store_nodes_override:  # noqa: SLF001 (no public name)
@@ -184,23 +184,23 @@ def _units(rows: Iterable[MetadataRow], per: Per) -> Iterator[list[MetadataRow]]
     return (list(together) for _, together in groupby(rows, key=attrgetter("document")))
 
 
-def _values(unit: Iterable[MetadataRow], name: str) -> Iterator[Value]:
+def _values(unit: Iterable[MetadataRow], name: str) -> Iterator[Scalar]:
     """Yield all values of a field in a unit, duplicates included."""
     for row in unit:
         value = row.metadata.get(name)
         yield from filter(_is_value, value if isinstance(value, (list, tuple, set, frozenset)) else (value,))
 
 
-def _keys(unit: Iterable[MetadataRow], name: str) -> set[tuple[bool, Value]]:
-    """Return the distinct values of a field in a unit, with a flag for booleans: in Python, ``True == 1``."""
-    return {(isinstance(value, bool), value) for value in _values(unit, name)}
+def _keys(unit: Iterable[MetadataRow], name: str) -> set[tuple[bool, Scalar]]:
+    """Return the keys of the distinct values of a field in a unit."""
+    return {value_key(value) for value in _values(unit, name)}
 
 
 def _is_value(value: Any) -> bool:
     return isinstance(value, (str, int)) or (isinstance(value, float) and math.isfinite(value))
 
 
-def _rank(value: Value) -> tuple[int, Any]:
+def _rank(value: Scalar) -> tuple[int, Any]:
     """Return the sort key of a value of any type: booleans come first, then numbers, then text."""
     return 2 if isinstance(value, str) else 0 if isinstance(value, bool) else 1, value
 
@@ -267,7 +267,7 @@ class FacetBucket:
     """
 
     count: int
-    value: Value | None = None
+    value: Scalar | None = None
     start: float | str | None = None
     end: float | str | None = None
 
@@ -275,7 +275,7 @@ class FacetBucket:
 class _Places(Protocol):
     """A rule that assigns values to buckets."""
 
-    def place(self, value: Value) -> Hashable | None:
+    def place(self, value: Scalar) -> Hashable | None:
         """Return the key of a value's bucket; None if it belongs to no bucket."""
 
     def buckets(self, counts: Counter[Any]) -> list[FacetBucket]:
@@ -292,8 +292,8 @@ def _most_frequent(counts: Counter[Any], limit: int) -> list[FacetBucket]:
 class _AllValues:
     limit: int
 
-    def place(self, value: Value) -> Hashable:
-        return isinstance(value, bool), value
+    def place(self, value: Scalar) -> Hashable:
+        return value_key(value)
 
     def buckets(self, counts: Counter[Any]) -> list[FacetBucket]:
         return _most_frequent(counts, self.limit)
@@ -303,7 +303,7 @@ class _AllValues:
 class _Ranges:
     boundaries: Sequence[Any]
 
-    def place(self, value: Value) -> int | None:
+    def place(self, value: Scalar) -> int | None:
         fits = not isinstance(value, bool) and isinstance(value, str) == isinstance(self.boundaries[0], str)
         return bisect_right(self.boundaries, value) if fits else None
 
@@ -316,7 +316,7 @@ class _Ranges:
 class _Intervals:
     width: float
 
-    def place(self, value: Value) -> int | None:
+    def place(self, value: Scalar) -> int | None:
         if isinstance(value, (bool, str)):
             return None
         try:
@@ -336,7 +336,7 @@ class _Intervals:
 class _Periods:
     unit: str
 
-    def place(self, value: Value) -> date | None:
+    def place(self, value: Scalar) -> date | None:
         try:
             day = datetime.fromisoformat(value).date() if isinstance(value, str) else None
         except ValueError:
@@ -416,7 +416,7 @@ class ValueGroup:
         documents: The first documents with the value, in the requested order.
     """
 
-    value: Value
+    value: Scalar
     count: int
     documents: list[SourceDocument] = field(default_factory=list)
 
@@ -444,15 +444,15 @@ def value_groups(
     for unit in _units(rows, "document"):
         for part in _units(unit, per):
             counts.update(_keys(part, field))
-        for key in _keys(unit, field) if hits else ():
-            kept = best.setdefault(key, [])
-            kept.append(_document(unit))
-            if len(kept) > 4 * hits + 64:  # memory is bounded by the size of the result
-                kept[:] = heapq.nsmallest(hits, kept, key=order)
+        if hits and (keys := _keys(unit, field)):
+            document = _document(unit)
+            for key in keys:
+                kept = best.setdefault(key, [])
+                kept.append(document)
+                if len(kept) > 4 * hits + 64:  # memory is bounded by the size of the result
+                    kept[:] = heapq.nsmallest(hits, kept, key=order)
     return [
-        ValueGroup(
-            value, bucket.count, heapq.nsmallest(hits, best.get((isinstance(value, bool), value), []), key=order)
-        )
+        ValueGroup(value, bucket.count, heapq.nsmallest(hits, best.get(value_key(value), []), key=order))
         for bucket in _most_frequent(counts, limit)
         if (value := bucket.value) is not None
     ]

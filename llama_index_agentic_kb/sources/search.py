@@ -172,12 +172,18 @@ async def _dense_list(
 ) -> NodeList:
     query = await bundle()
     started, retriever, what = time.monotonic(), guard_component(source.retriever), f"source {source.name!r}"
-    native, found = partial(retriever.aretrieve, query), None
+    native, tried_sync = partial(retriever.aretrieve, query), False
+
+    def retrieve() -> list[NodeWithScore]:
+        nonlocal tried_sync
+        tried_sync = True
+        return retriever.retrieve(query)
+
     try:
-        call = Call(partial(retriever.retrieve, query), native if source.traits.native_async else None, what=what)
+        call = Call(retrieve, native if source.traits.native_async else None, what=what)
         found = await source.calls.call(call, progress)
     except NotImplementedError:
-        if not source.traits.native_async:
+        if not (tried_sync and source.traits.native_async):
             raise
         found = await source.calls.call(Call(native=native, what=what), progress)  # async only, from a sync door
     return await _checked(source.traits.kind, found, source, query, limit, started)

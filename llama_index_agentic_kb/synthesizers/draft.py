@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
 from llama_index.core.base.llms.types import ChatMessage
@@ -17,7 +18,7 @@ from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError,
 from llama_index_agentic_kb.grounding.answers import AnswerFilter, AnswerRules, CheckedText, clean_answer
 from llama_index_agentic_kb.grounding.citations import cited_ids
 from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight
-from llama_index_agentic_kb.llm import CUT_SHORT, LanguageModel, Reply, Usage, count_tokens
+from llama_index_agentic_kb.llm import CUT_SHORT, LanguageModel, Reply, Usage, count_tokens, parsed
 from llama_index_agentic_kb.prompts import UNANSWERABLE, UNCHANGED, Passage, format_passages, with_instructions
 from llama_index_agentic_kb.synthesizers.passages import Packed, Packer
 from llama_index_agentic_kb.synthesizers.structured import ObjectAsker, read_object
@@ -65,6 +66,10 @@ class Synthesis:
     answerable: bool = True
     lacking: str = ""
     is_extract: bool = False
+
+
+MAX_CLEANED_INLINE: Final = 50_000
+"""The maximum number of characters of an answer that is cleaned on the event loop: at worst 0.1 s."""
 
 
 class TextAnswer(NamedTuple):
@@ -283,7 +288,8 @@ class Draft:
         else:
             asking = self.model.chat(messages, deadline=self.deadline, **limits)
         reply = await self._reply(asking, step, earlier)
-        checked = clean_answer(self.spotlight.unmarked(reply.text), rules)
+        clean = partial(clean_answer, self.spotlight.unmarked(reply.text), rules)
+        checked = await parsed(clean, reply.text, deadline=self.deadline, max_inline=MAX_CLEANED_INLINE)
         self.count_removed(checked)
         if parser is not None:
             return TextAnswer(str(parser.parse(checked.text)))
@@ -304,7 +310,8 @@ class Draft:
         asking = self.asker.ask(self.model, messages, output_cls, deadline=self.deadline, **self._limits())
         reply = await self._reply(asking, step, earlier)
         try:
-            made, removed = read_object(reply, output_cls, self.rules(valid), self.spotlight)
+            read = partial(read_object, reply, output_cls, self.rules(valid), self.spotlight)
+            made, removed = await parsed(read, reply.text or str(reply.tool_arguments), deadline=self.deadline)
         except Exception as error:
             raise self.failure(error, step, earlier) from error
         self.count_removed(removed)

@@ -10,8 +10,11 @@ import time
 from collections.abc import Callable, Coroutine
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
+from email.message import Message
 from email.utils import format_datetime
+from http import HTTPStatus
 from typing import Any
+from urllib.error import HTTPError
 
 import httpx
 import openai
@@ -44,6 +47,7 @@ from llama_index_agentic_kb.guard.resilience import (
     RetryPolicy,
     retried,
 )
+from llama_index_agentic_kb.llm import refuses_form
 
 QUICK = RetryPolicy(first_wait=0.01, max_wait=0.02)
 Perform = Callable[[Coroutine[Any, Any, Any]], Any]
@@ -67,6 +71,21 @@ def refusal(status: int, headers: dict[str, str] | None = None, body: Any = None
     response = httpx.Response(status, headers=headers, request=httpx.Request("POST", "http://model.test"))
     kind = openai.RateLimitError if status == 429 else openai.APIStatusError
     return kind("refused", response=response, body=body)
+
+
+class ChromaError(Exception):
+    """Chroma's errors have their status as a method."""
+
+    def code(self) -> int:
+        return int(self.args[0])
+
+
+class ClientError(Exception):
+    """An error with attributes."""
+
+    def __init__(self, **attributes: Any) -> None:
+        super().__init__(attributes)
+        self.__dict__.update(attributes)
 
 
 def unreached() -> openai.APIConnectionError:
@@ -129,6 +148,30 @@ def test_retry_after_is_read_in_all_its_forms() -> None:
         assert retry_after(refusal(429, {"Retry-After": nonsense})) is None
     assert retry_after(unreached()) is None
     assert status_of(refusal(404)) == 404
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (HTTPError("http://model.test", 502, "bad gateway", Message(), None), 502),
+        (ClientError(status=503), 503),
+        (ClientError(response=ClientError(status=429)), 429),
+        (ClientError(response=ClientError(status_code=404)), 404),
+        (ChromaError(HTTPStatus.TOO_MANY_REQUESTS), 429),
+        (ChromaError("no number"), None),
+        (ClientError(status="503"), None),
+        (ClientError(status=True), None),
+        (ClientError(status=200), None),
+        (ClientError(code=503), None),
+    ],
+    ids=["urllib", "aiohttp", "a response", "requests", "Chroma", "raises", "text", "bool", "success", "some code"],
+)
+def test_the_status_is_read_from_every_client(error: Exception, status: int | None) -> None:
+    """So the classes of a failure are the same, whichever client met it."""
+    assert status_of(error) == status
+    assert is_transient(error) == (status in (429, 502, 503))
+    assert is_outage(error) == (status != 404)
+    assert refuses_form(error) == (status == 404)
 
 
 @settings(max_examples=50, deadline=None)
@@ -257,6 +300,8 @@ def test_one_attempt_may_be_given_up_early(perform: Perform) -> None:
     ("kind", "wrong"),
     [
         (RetryPolicy, {"attempts": 0}),
+        (RetryPolicy, {"attempts": 1.5}),
+        (RetryPolicy, {"first_wait": "1"}),
         (RetryPolicy, {"first_wait": -1}),
         (RetryPolicy, {"max_wait": float("nan")}),
         (RetryPolicy, {"attempt_seconds": 0}),
@@ -264,7 +309,10 @@ def test_one_attempt_may_be_given_up_early(perform: Perform) -> None:
         (BreakerPolicy, {"failures": 0}),
         (BreakerPolicy, {"cool_down": -1}),
         (Resilience, {"timeout": 0}),
+        (BreakerPolicy, {"failures": 1.5}),
         (Resilience, {"max_concurrency": 0}),
+        (Resilience, {"max_concurrency": 0.5}),
+        (Resilience, {"max_concurrency": 2.5}),
         (Resilience, {"straggler_grace": -1}),
     ],
 )
@@ -364,13 +412,6 @@ def test_an_answer_that_comes_late_shows_that_the_source_is_there() -> None:
     assert one.state == "open"
     one.came_late()
     assert one.state == "halfOpen"
-
-
-class ChromaError(Exception):
-    """Chroma's errors have their status as a method."""
-
-    def code(self) -> int:
-        return int(self.args[0])
 
 
 @pytest.mark.parametrize(
@@ -566,6 +607,10 @@ def test_attempts_are_counted_and_an_open_circuit_ends_them(perform: Perform) ->
     with pytest.raises(CircuitOpenError):
         perform(calls.call(Call(sync=work)))
     assert (len(failures), calls.health.circuit) == (7, "open")
+    refused = CallProgress()
+    with pytest.raises(CircuitOpenError):
+        perform(calls.call(Call(sync=work), refused))
+    assert (refused.calls, refused.attempts, refused.retries) == (1, 0, 0)  # no attempt was made
 
 
 @pytest.mark.parametrize("given_up", [None, "too slow"])

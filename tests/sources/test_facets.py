@@ -164,5 +164,6 @@ def test_groups() -> None:
         ("war", 2, ["d1"]),
         ("sea", 1, ["d1"]),
     ]
+    assert tags[0].documents[0] is tags[1].documents[0]  # made once
     counted = value_groups(iter(ROWS), field="genre", limit=5, per="document", hits=0, order=order)
     assert [(one.value, one.count, one.documents) for one in counted] == [("drama", 2, []), ("comedy", 1, [])]

@@ -139,6 +139,9 @@ def test_a_store_may_offer_a_search_of_its_own() -> None:
         def filtered_search(self) -> Any:
             return self._search if self.offers else None
 
+        async def aquery(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
+            return self.query(query, **kwargs)
+
         def _search(
             self, query: VectorStoreQuery, passes: Callable[[BaseNode], bool], *, deadline: float | None = None
         ) -> tuple[VectorStoreQueryResult, str]:
@@ -151,6 +154,7 @@ def test_a_store_may_offer_a_search_of_its_own() -> None:
     found = _until(_retriever(index, EVEN, 3), 7.0)
     assert [node.node.node_id for node in found] == ["n0", "n2", "n4"]
     assert _note(found) == "until 7.0"
+    assert not traits_of(index_retriever(index, EVEN, 3), None).native_async  # whatever the store's own query is
     store.offers = False
     assert type(index_retriever(index, EVEN, 3)) is VectorIndexRetriever
 

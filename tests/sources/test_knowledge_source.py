@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import math
 from collections.abc import Sequence
 from typing import Any, Literal
@@ -77,6 +78,26 @@ async def test_every_kind_of_retriever_works_sync_and_async(mode: Literal["sync"
     found = ids(search(source))
     assert len(found) == 2
     assert ids(await arun(searching(source, "rain report"))) == found
+
+
+@pytest.mark.parametrize("door", ["sync", "async"])
+def test_what_is_not_implemented_is_called_once_in_each_form(door: str) -> None:
+    """A native method that raises is not called again by the same door."""
+    called: list[str] = []
+
+    class Unwritten(Scripted):
+        def _retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+            called.append("sync")
+            raise NotImplementedError
+
+        async def _aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
+            called.append("async")
+            raise NotImplementedError
+
+    source, perform = KnowledgeSource("x", retriever=Unwritten([])), run if door == "sync" else asyncio.run
+    with pytest.raises(NotImplementedError):
+        perform(searching(source, "rain"))
+    assert called == (["sync", "async"] if door == "sync" else ["async"])
 
 
 def test_a_factory_is_given_the_effective_filter() -> None:

@@ -8,13 +8,17 @@ from typing import Any
 
 import httpx
 import pytest
+from llama_index.core import VectorStoreIndex
 from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.vector_stores.chroma import ChromaVectorStore
 
+from llama_index_agentic_kb import KnowledgeSource
 from llama_index_agentic_kb._aio import Call, deadline_after, run
-from llama_index_agentic_kb.errors import DeadlineExceededError
+from llama_index_agentic_kb.errors import DeadlineExceededError, RetrievalError
 from llama_index_agentic_kb.guard.resilience import Bulkhead
 from llama_index_agentic_kb.sources.index import with_request_timeouts
+from llama_index_agentic_kb.sources.metadata import over_metadata
+from llama_index_agentic_kb.testing import HashEmbedding
 
 
 class Server:
@@ -29,6 +33,9 @@ class Collection:
 
     def __init__(self, server: Server) -> None:
         self._client = server
+
+    def get(self, **_: Any) -> Any:
+        return self._client._session.request("GET", "/get").json()
 
     def count(self) -> int:
         return int(self._client._session.request("GET", "/count").text)
@@ -80,6 +87,16 @@ def test_a_request_of_a_call_without_a_deadline_ends_too(silent: str, monkeypatc
         with pytest.raises(httpx.TimeoutException):
             with_request_timeouts(store_over(session)).client.count()
         assert time.monotonic() - started < 10
+
+
+def test_reading_metadata_ends_too(silent: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A stopped server holds none of the threads that read metadata."""
+    monkeypatch.setattr("llama_index_agentic_kb.sources.index.WITHOUT_DEADLINE", 0.1)
+    with httpx.Client(base_url=silent, timeout=None) as session:
+        index = VectorStoreIndex.from_vector_store(store_over(session), embed_model=HashEmbedding())
+        source = KnowledgeSource("docs", index=index, hybrid=False)
+        with pytest.raises(RetrievalError, match="timed out"):
+            run(over_metadata(source, list, None, principal=None, deadline=None))
 
 
 def test_other_stores_are_left_as_they_are() -> None:

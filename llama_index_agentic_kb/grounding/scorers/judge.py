@@ -155,11 +155,11 @@ class LLMJudge:
             llm=self.model.llm, context_str=format_passages(passages), claims="\n".join(lines)
         )
         reply = await self.model.chat(messages, deadline=deadline)
-        judged = read_judgements(spotlight.unmarked(reply.text))
-        if not judged:
-            raise LLMError("the judging model's reply holds no verdict", usage=reply.usage)
 
         def read() -> list[ClaimScore]:
+            judged = read_judgements(spotlight.unmarked(reply.text))
+            if not judged:
+                raise LLMError("the judging model's reply holds no verdict", usage=reply.usage)
             return [_score(claim, judged.get(number), premises) for number, claim in enumerate(claims)]
 
         scores: list[ClaimScore] = await Call(sync=read, deadline=deadline, what="reading verdicts")
