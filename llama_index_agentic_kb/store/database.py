@@ -181,8 +181,8 @@ class DocumentDatabase:
         except IngestionError as error:
             raise ConfigurationError(str(error)) from error
         except sqlite3.OperationalError as error:
-            raise ConfigurationError(f"{str(path)!r} can't be opened: {error}. {_remedy(error)}") from error
-        except sqlite3.DatabaseError as error:
+            raise ConfigurationError(f"{str(path)!r} can't be opened: {error}. {remedy(error)}") from error
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:  # a damaged schema is quoted, in bytes
             raise StoreDamagedError(
                 f"{str(path)!r} can't be read as a document database: {error}. {_ADVICE}"
             ) from error
@@ -271,9 +271,19 @@ class DocumentDatabase:
         try:
             yield
         except sqlite3.Error as error:
-            if type(error) is sqlite3.DatabaseError:  # its subclasses mean misuse or a system error
-                raise StoreDamagedError(f"{str(self.path)!r} is damaged: {error}. {_ADVICE}") from error
-            raise error_class(f"{str(self.path)!r} can't be {done}: {error}. {_remedy(error)}".rstrip()) from error
+            # DatabaseError's other subclasses mean misuse or a system error.
+            found = "a text is not UTF-8" if "Could not decode" in str(error) else str(error)  # it quotes the text
+            if type(error) is sqlite3.DatabaseError or found != str(error) or "malformed JSON" in found:
+                raise StoreDamagedError(f"{str(self.path)!r} is damaged: {found}. {_ADVICE}") from error
+            raise error_class(f"{str(self.path)!r} can't be {done}: {error}. {remedy(error)}".rstrip()) from error
+
+    @contextmanager
+    def _intact(self) -> Iterator[None]:
+        """Convert errors of parsing stored rows: they mean damage that SQLite does not detect."""
+        try:
+            yield
+        except (ValueError, TypeError, RecursionError) as error:
+            raise StoreDamagedError(f"{str(self.path)!r} is damaged: {type(error).__name__}. {_ADVICE}") from error
 
     def check(self) -> None:
         """Check the integrity of the whole file.
@@ -369,11 +379,16 @@ class DocumentDatabase:
 
     def chunks(self, source: str) -> list[Chunk]:
         """Return the chunks of a source, in reading order."""
-        return [_chunk(*row) for row in self.rows(f"{_CHUNK} WHERE source = ? ORDER BY path, chunk_index", (source,))]
+        return self._chunks("source = ? ORDER BY path, chunk_index", source)
 
     def chunks_of(self, column: Literal["id", "node_id"], keys: Iterable[object]) -> list[Chunk]:
         """Return chunks by ``id`` or ``node_id``, in no particular order; deleted chunks are omitted."""
-        return [_chunk(*row) for row in self.rows(f"{_CHUNK} WHERE {column} IN {_LISTED}", (json.dumps(list(keys)),))]
+        return self._chunks(f"{column} IN {_LISTED}", json.dumps(list(keys)))
+
+    def _chunks(self, where: str, parameter: str) -> list[Chunk]:
+        rows = self.rows(f"{_CHUNK} WHERE {where}", (parameter,))
+        with self._intact():
+            return [_chunk(*row) for row in rows]
 
     def node_ids(self, source: str) -> set[str]:
         """Return the ids of all nodes of a source."""
@@ -382,7 +397,10 @@ class DocumentDatabase:
     def metadata(self, source: str) -> Iterator[tuple[str, dict[str, MetadataValue]]]:
         """Yield the document path and metadata of each chunk of a source, grouped by document."""
         rows = self.stream("SELECT path, metadata FROM chunks WHERE source = ? ORDER BY path, chunk_index", (source,))
-        return ((path, json.loads(metadata)) for path, metadata in rows)
+        for path, metadata in rows:
+            with self._intact():
+                parsed = dict(json.loads(metadata))
+            yield path, parsed
 
     def put_document(self, document: StoredDocument, pieces: Iterable[tuple[Chunk, Sequence[float] | Floats]]) -> None:
         """Store a document, replacing its earlier version, in one transaction.
@@ -434,7 +452,8 @@ class DocumentDatabase:
             f" WHERE source = ? AND embedding_hash IN {_LISTED} GROUP BY embedding_hash",
             (source, json.dumps(list(embedding_hashes))),
         )
-        return {embedding_hash: np.frombuffer(vector, dtype="<f4") for embedding_hash, vector in rows}
+        with self._intact():
+            return {embedding_hash: np.frombuffer(vector, dtype="<f4") for embedding_hash, vector in rows}
 
     def ids(self, source: str, where: str = "1", parameters: Sequence[object] = (), *, after: int = 0) -> Ids:
         """Return the ids of a source's chunks in ascending order.
@@ -459,8 +478,9 @@ class DocumentDatabase:
         """Return the ids (ascending) and vectors of the given chunks; deleted chunks are omitted."""
         statement = f"SELECT id, vector FROM contents WHERE id IN {_LISTED} ORDER BY id"  # noqa: S608 (a constant)
         found = list(self.stream(statement, (json.dumps(ids.tolist()),)))
-        data = np.frombuffer(b"".join(vector for _, vector in found), dtype="<f4")
-        return np.array([row for row, _ in found], dtype=np.int64), data.reshape(len(found), dimension)
+        with self._intact():
+            data = np.frombuffer(b"".join(vector for _, vector in found), dtype="<f4").reshape(len(found), dimension)
+        return np.array([row for row, _ in found], dtype=np.int64), data
 
 
 def _count_change(connection: sqlite3.Connection, source: str) -> None:
@@ -473,10 +493,11 @@ def _count_change(connection: sqlite3.Connection, source: str) -> None:
 def _chunk(
     node_id: str, index: int, text: str, metadata: str, digest: str, start: int | None, end: int | None, row: int
 ) -> Chunk:
-    return Chunk(node_id, index, text, json.loads(metadata), digest, start, end, row)
+    return Chunk(node_id, index, text, dict(json.loads(metadata)), digest, start, end, row)
 
 
-def _remedy(error: Exception) -> str:
+def remedy(error: object) -> str:
+    """Return what to do about an error of SQLite; empty if unknown."""
     if not isinstance(error, sqlite3.OperationalError):
         return ""
     text = str(error)
@@ -484,4 +505,4 @@ def _remedy(error: Exception) -> str:
         return "Another program holds it locked: wait for that to end, or end it, then run this again."
     if "full" in text or "disk I/O" in text:
         return "Make room on the disk, then run this again: what was stored before stays."
-    return "Grant this user the right to write into its directory."
+    return "Grant this user the right to write into its directory, or copy it to where it may be written."

@@ -45,6 +45,7 @@ from sqlalchemy.exc import ArgumentError, DBAPIError, NoSuchModuleError
 from llama_index_agentic_kb import _text
 from llama_index_agentic_kb._aio.threads import reset_after_fork
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError, SessionStoreError
+from llama_index_agentic_kb.store.database import remedy
 
 T = TypeVar("T")
 
@@ -182,7 +183,7 @@ class SessionDatabase:
                 if _code(error) in _TOO_SLOW or (left <= 0 and _is_passing(error)):
                     raise DeadlineExceededError(f"{message} (not done by its deadline)") from error
                 if not _is_passing(error):
-                    raise SessionStoreError(message) from error
+                    raise SessionStoreError(f"{message}. {remedy(error.orig)}".rstrip(" .")) from error
             time.sleep(min(pause, max(left, 0.0)))
             pause = min(pause * 2, 1.0)
 

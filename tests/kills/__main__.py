@@ -45,7 +45,8 @@ def _series(series: Series, kills: int, seed: int) -> Result:
 
 def _line(name: str, result: Result) -> str:
     return (
-        f"{name}: kills {result.kills}, acknowledged {result.acknowledged}, lost {len(result.lost)}, "
+        f"{name}: kills {result.kills} ({result.between} between acknowledgments), "
+        f"acknowledged {result.acknowledged}, lost {len(result.lost)}, "
         f"not found {result.not_found}/{result.tried}, opened with a graph {result.graphs}, "
         f"chunks outside of it {result.outside}, slowest opening {result.slowest:.1f} s, {result.chunks} chunks, "
         f"{result.seconds:.0f} s"

@@ -47,6 +47,7 @@ class Result:
 
     Args:
         kills: Processes killed at work.
+        between: Those of them killed after they had told of one document and before they had told of all.
         ended: Processes that had ended before they were to be killed; not counted above.
         acknowledged: Documents that were told as stored, over all rounds.
         lost: Those that were not there afterwards, or not as they had been told.
@@ -59,6 +60,7 @@ class Result:
     """
 
     kills: int = 0
+    between: int = 0
     ended: int = 0
     acknowledged: int = 0
     lost: list[str] = field(default_factory=list)
@@ -92,13 +94,14 @@ def kills_during_ingestion(kills: int, folder: Path, seed: int, tell: Callable[[
         child = Child(lambda told: _ingest(docs, where, told))
         # Each third of the kills: while it opens and reads, anywhere, and soon after a batch was stored.
         after = drawn.choice([0, drawn.randrange(FILES), FILES // 3])
-        lines, code = child.end(drawn.uniform(0.0, 1.5), kill=True, after=after)
+        lines, code = child.end(drawn.uniform(0.0, 0.2 if after else 1.5), kill=True, after=after)
         acknowledged = {path: _hash(docs / path) for path in lines}
         told.update(acknowledged)
         result.kills += code < 0
         result.ended += code >= 0
         result.acknowledged += len(acknowledged)
         now = {path.name: _hash(path) for path in docs.iterdir()}
+        result.between += code < 0 and 0 < len(acknowledged) < len(now)
         seen = Child(lambda told: told(json.dumps(_look(where)))).answer()
         _judge(result, seen, told, before, now)
         told = dict(seen["documents"])

@@ -139,6 +139,24 @@ def test_foreign_and_damaged_databases_are_refused(tmp_path: Path) -> None:
         KnowledgeStore.open(tmp_path, repair="perhaps")  # type: ignore[arg-type]
 
 
+@pytest.mark.parametrize(
+    ("statement", "fault"),
+    [
+        ("UPDATE contents SET text = CAST(x'ff414243' AS TEXT)", "a text is not UTF-8"),
+        ("UPDATE chunks SET metadata = '{\"a\": 1'", "JSONDecodeError"),
+        ("UPDATE chunks SET metadata = '[1]'", "TypeError"),
+    ],
+)
+def test_damage_inside_of_a_page_is_told(tmp_path: Path, store: KnowledgeStore, statement: str, fault: str) -> None:
+    """SQLite has no checksums: rows that can't be read are damage, with the remedy and without their text."""
+    ingest(_small_source(tmp_path / "space"), store)
+    with closing(sqlite3.connect(tmp_path / "store" / "documents.db", isolation_level=None)) as connection:
+        connection.execute(statement)
+    with pytest.raises(StoreDamagedError, match=f"is damaged: {fault}.*Restore it") as caught:
+        store.nodes("space")
+    assert "ABC" not in str(caught.value)
+
+
 def _document(path: str) -> StoredDocument:
     return StoredDocument("docs", path, "/o", "/r", "hash", "settings")
 
