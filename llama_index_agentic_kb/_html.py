@@ -37,6 +37,7 @@ _WEB: Final = re.compile(r"https?://[^\s\"'<>\\^`{|}]+", re.IGNORECASE)
 _CAPITAL: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _TONES: Final = {"ok": "ok", "empty": "warn", "skipped": "warn", "timeout": "bad", "error": "bad", "denied": "bad"}
 _STAGES: Final = {"modelQueryPlanning": "Plan", "agenticReasoning": "Evidence", "modelAnswerSynthesis": "Answer"}
+_PURPOSES: Final = {"check": "Check", "repair": "Repair", "relatedQuestions": "Related questions"}
 _VERDICTS: Final = {"supported": "ok", "partiallySupported": "warn", "unsupported": "bad", "contradicted": "bad"}
 _WORDS: Final = {"count": "found", "inputTokens": "tokens in", "outputTokens": "tokens out"}
 
@@ -172,7 +173,10 @@ def _timeline(activity: Sequence[Record]) -> tuple[float, list[dict[str, Any]]]:
         kind, error = record.get("type"), record.get("error") or {}
         rows.append(
             {
-                "name": _STAGES.get(kind or "") or record.get("knowledgeSourceName") or kind,
+                "name": _PURPOSES.get(record.get("purpose") or "")
+                or _STAGES.get(kind or "")
+                or record.get("knowledgeSourceName")
+                or kind,
                 "tone": _TONES.get(record.get("outcome") or "", "none"),
                 "outcome": record.get("outcome"),
                 "elapsed": record.get("elapsedMs"),

@@ -138,7 +138,8 @@ def _described(record: ActivityRecord) -> tuple[Text, Text]:
             note = f"{made} queries" if made or name == "plan" else name
             return Text(name, "bold"), _text(f"{note}{_tokens(record)}")
         case ModelAnswerSynthesisActivity():
-            return Text("answer", "bold"), _text(f"{record.response_mode}{_tokens(record)}")
+            name = {"relatedQuestions": "related"}.get(record.purpose, record.purpose)
+            return Text(name, "bold"), _text(f"{record.response_mode or f'{record.calls} calls'}{_tokens(record)}")
         case AgenticReasoningActivity():
             merged = f"{record.candidates} candidates, {record.merged} merged, {record.kept} kept"
             return Text("evidence", "bold"), Text(merged)

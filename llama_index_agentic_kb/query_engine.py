@@ -57,7 +57,7 @@ from llama_index_agentic_kb.grounding import MarkerFilter, Markers, cited_ids
 from llama_index_agentic_kb.grounding.grounded import GroundedText, ground_text
 from llama_index_agentic_kb.grounding.settings import Grounding, as_grounding
 from llama_index_agentic_kb.guard.spotlighting import Spotlight
-from llama_index_agentic_kb.llm import Usage, billed
+from llama_index_agentic_kb.llm import billed, recorded_calls
 from llama_index_agentic_kb.planning import ClassificationSpec
 from llama_index_agentic_kb.retriever import AgenticRetriever, Retrieval
 from llama_index_agentic_kb.schema import (
@@ -272,7 +272,9 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
                 request, bundle=bundle, answer_share=share, observer=observer, classification=classification
             )
             deadline = retrieval.budget.evidence_deadline
-            left = await postprocess(retrieval.nodes, self._node_postprocessors, query, deadline, retrieval.selected)
+            with billed() as bill:
+                nodes, selected = retrieval.nodes, retrieval.selected
+                left = await postprocess(nodes, self._node_postprocessors, query, deadline, selected)
             retrieval.arrange(left.nodes)
             event.on_end(payload={EventPayload.NODES.value: retrieval.nodes})
         dispatcher.event(RetrievalEndEvent(str_or_query_bundle=query, nodes=retrieval.nodes))
@@ -282,6 +284,7 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
             retrieval.log.amend(
                 reasoning,
                 kept=len(left.nodes),
+                reasoning_tokens=(reasoning.reasoning_tokens or 0) + (bill.tokens or 0),
                 dropped_by_postprocessors=(reasoning.dropped_by_postprocessors or 0) + left.dropped,
                 added_by_postprocessors=(reasoning.added_by_postprocessors or 0) + left.added,
             )
@@ -354,17 +357,17 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
             text = synthesis.text
             if grounding.markers == Markers.RENUMBER:
                 text, answered.retrieval = _renumbered(text, retrieval)
-            with billed() as bill:
-                answered.grounded = await ground_text(
-                    text,
-                    answered.retrieval.nodes,
-                    answered.retrieval.references,
-                    grounding,
-                    model=getattr(self.synthesizer, "model", None),
-                    spotlighting=getattr(self.synthesizer, "spotlighting", None),
-                    deadline=earliest(retrieval.budget.check_deadline, deadline_after(grounding.seconds)),
-                )
-            _record_check(retrieval, answered.grounded.ledger, grounding, bill)
+            answered.grounded = await ground_text(
+                text,
+                answered.retrieval.nodes,
+                answered.retrieval.references,
+                grounding,
+                model=getattr(self.synthesizer, "model", None),
+                spotlighting=getattr(self.synthesizer, "spotlighting", None),
+                deadline=earliest(retrieval.budget.check_deadline, deadline_after(grounding.seconds)),
+                recorded=partial(recorded_calls, retrieval.log),
+            )
+            _record_check(retrieval, answered.grounded.ledger, grounding)
             answered.skipped = [*answered.grounded.skipped]
         if not answered.skipped and not synthesis.answerable:
             answered.skipped.append(SkippedReason.UNHELPFUL_ANSWER)
@@ -492,18 +495,14 @@ def _renumbered(text: str, retrieval: Retrieval) -> tuple[str, Retrieval]:
     return shown, ordered
 
 
-def _record_check(retrieval: Retrieval, ledger: GroundingLedger, grounding: Grounding, bill: Usage) -> None:
-    """Add the result and cost of the check to the synthesis record, and a failed check to ``missing``."""
-    record = retrieval.log.last(ModelAnswerSynthesisActivity)
+def _record_check(retrieval: Retrieval, ledger: GroundingLedger, grounding: Grounding) -> None:
+    """Add the result of the check to the record of the answer, and a failed check to ``missing``."""
+    record = retrieval.log.last(ModelAnswerSynthesisActivity, purpose="answer")
     if record is not None:
         scored = [claim for claim in ledger.claims if claim.score is not None]
         warnings = [*filter(None, [record.warning]), *(one_line(warning) for warning in ledger.warnings)]
-        bill.add(Usage(record.input_tokens, record.output_tokens, record.calls or 0))
         retrieval.log.amend(
             record,
-            input_tokens=bill.input_tokens,
-            output_tokens=bill.output_tokens,
-            calls=bill.calls or record.calls,
             grounding_score=ledger.grounding_score,
             claims=len(scored),
             supported_claims=sum(claim.verdict is Verdict.SUPPORTED for claim in scored),

@@ -40,7 +40,7 @@ from llama_index_agentic_kb.guard.permissions import (
 )
 from llama_index_agentic_kb.guard.resilience import RetryPolicy
 from llama_index_agentic_kb.guard.spotlighting import Spotlighting, as_spotlighting
-from llama_index_agentic_kb.llm import LanguageModel, resolve_llm
+from llama_index_agentic_kb.llm import LanguageModel, billed, resolve_llm
 from llama_index_agentic_kb.planning import ClassificationSpec, EffortLimits, Scope
 from llama_index_agentic_kb.planning.effort import MAX_RANKED, as_effort, as_limits, planned_use
 from llama_index_agentic_kb.planning.planner import PlanningModel
@@ -409,17 +409,18 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             signals=outcome.signals,
             decision=outcome.decision or None,
         ) as record:
-            gathered = await gather_evidence(
-                outcome.searches,
-                retrieval.selected,
-                options,
-                bundle=bundle,
-                ranked=ranked,
-                limit=limit,
-                deadline=budget.evidence_deadline,
-                rerank_deadline=budget.retrieval_deadline,
-                proof=outcome.proof,
-            )
+            with billed() as bill:
+                gathered = await gather_evidence(
+                    outcome.searches,
+                    retrieval.selected,
+                    options,
+                    bundle=bundle,
+                    ranked=ranked,
+                    limit=limit,
+                    deadline=budget.evidence_deadline,
+                    rerank_deadline=budget.retrieval_deadline,
+                    proof=outcome.proof,
+                )
             for changed, fields in gathered.cut_searches:
                 log.amend(changed, **fields)
             retrieval.nodes, counts = gathered.nodes, gathered.counts
@@ -427,7 +428,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             log.close(
                 record,
                 outcome=Outcome.OK if retrieval.nodes else Outcome.EMPTY,
-                reasoning_tokens=0,
+                reasoning_tokens=bill.tokens,
                 warning=gathered.warning,
                 spent=outcome.spent(budget, min(counts.candidates - counts.merged, ranked)),
                 **counts.as_fields(),

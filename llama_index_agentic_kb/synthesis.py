@@ -23,7 +23,7 @@ from llama_index_agentic_kb._text import error_message
 from llama_index_agentic_kb.errors import DeadlineExceededError, SynthesisError
 from llama_index_agentic_kb.guard.failures import is_transient
 from llama_index_agentic_kb.guard.spotlighting import Spotlight
-from llama_index_agentic_kb.llm import CUT_SHORT
+from llama_index_agentic_kb.llm import CUT_SHORT, billed, metered, recorded_calls
 from llama_index_agentic_kb.planning.rounds import chain_lines
 from llama_index_agentic_kb.prompts import format_question
 from llama_index_agentic_kb.retriever import Retrieval
@@ -53,10 +53,12 @@ async def synthesize(
 ) -> Synthesis:
     """Synthesize the answer and record it; modes without a model amend the reasoning activity record instead.
 
-    LlamaIndex's synthesizers are not recorded and get no instructions. See ``AgenticQueryEngine.synthesis``.
+    Of LlamaIndex's synthesizers only the model calls are recorded, and they get no instructions. See
+    ``AgenticQueryEngine.synthesis``.
     """
     if not isinstance(synthesizer, AgenticSynthesizer):
-        return await _foreign(synthesizer, retrieval)
+        with recorded_calls(retrieval.log, "answer"), metered(synthesizer, only_core=True) as counted:
+            return await _foreign(counted, retrieval)
     question = retrieval.scope.question
     chain = chain_lines(retrieval.chain, retrieval.nodes) if synthesizer.needs_llm else ()
     body = synthesizer.synthesis(
@@ -105,18 +107,20 @@ async def _written(
         response_mode=synthesizer.mode,
     ) as record:
         try:
-            synthesis = await body
+            with billed() as bill:
+                synthesis = await body
         except Exception as error:
             outcome = Outcome.TIMEOUT if isinstance(error, DeadlineExceededError) else Outcome.ERROR
-            log.fail(record, error, name, outcome=outcome)
+            spent = {"input_tokens": bill.input_tokens, "output_tokens": bill.output_tokens, "calls": bill.calls}
+            log.fail(record, error, name, outcome=outcome, **spent)
             raise
         log.close(
             record,
             {EventPayload.RESPONSE: Response(synthesis.text, source_nodes=retrieval.nodes)},
             outcome=Outcome.OK if retrieval.nodes else Outcome.EMPTY,
-            input_tokens=synthesis.usage.input_tokens,
-            output_tokens=synthesis.usage.output_tokens,
-            calls=synthesis.usage.calls,
+            input_tokens=bill.input_tokens,
+            output_tokens=bill.output_tokens,
+            calls=bill.calls,
             dropped_by_budget=synthesis.dropped,
             links_removed=synthesis.links_removed,
             warning="; ".join(synthesis.warnings) or None,

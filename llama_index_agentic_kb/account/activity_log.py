@@ -6,7 +6,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeVar
 
 from llama_index.core.callbacks import CallbackManager
@@ -71,12 +71,23 @@ class ActivityLog:
             raise
         self.close(record)
 
-    def open(self, kind: type[R], event: CBEventType, payload: dict[Any, Any] | None = None, **fields: Any) -> R:
-        """Open a record for a stage that begins; see ``record``."""
-        record = kind(id=len(self.records), started_at=datetime.now(UTC), **fields)
+    def open(
+        self,
+        kind: type[R],
+        event: CBEventType,
+        payload: dict[Any, Any] | None = None,
+        *,
+        since: float | None = None,
+        **fields: Any,
+    ) -> R:
+        """Open a record for a stage that begins, or that began at ``time.monotonic()`` ``since``; see ``record``."""
+        now = time.monotonic()
+        began = now if since is None else since
+        started_at = datetime.now(UTC) - timedelta(seconds=now - began)
+        record = kind(id=len(self.records), started_at=started_at, **fields)
         self.records.append(record)
         event_id = str(uuid.uuid4()) if self.manager.handlers else ""
-        self._open[record.id] = (time.monotonic(), event, event_id)
+        self._open[record.id] = (began, event, event_id)
         if event_id:
             self.manager.on_event_start(event, payload={**(payload or {}), ACTIVITY_KEY: record}, event_id=event_id)
         _dispatch(ActivityStartEvent, record)
@@ -116,9 +127,10 @@ class ActivityLog:
             setattr(record, name, value)
         self._observe(record)
 
-    def last(self, kind: type[R]) -> R | None:
-        """Return the newest record of a class; None if there is none of it."""
-        return next((record for record in reversed(self.records) if isinstance(record, kind)), None)
+    def last(self, kind: type[R], **fields: object) -> R | None:
+        """Return the newest record of a class whose fields have these values; None if there is none."""
+        of_kind = (record for record in reversed(self.records) if isinstance(record, kind))
+        return next((r for r in of_kind if all(getattr(r, name) == value for name, value in fields.items())), None)
 
     def _observe(self, record: ActivityRecord) -> None:
         if self._observer is None:

@@ -31,6 +31,7 @@ from llama_index_agentic_kb.answering.supplied_results import supplied_request, 
 from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.grounding import Markers
 from llama_index_agentic_kb.grounding.settings import DEFAULT_GROUNDING
+from llama_index_agentic_kb.llm import recorded_calls
 from llama_index_agentic_kb.planning import ClassificationSpec
 from llama_index_agentic_kb.query_engine import WITHHELD, AgenticQueryEngine, Answered, asked
 from llama_index_agentic_kb.retriever import AgenticRetriever, Retrieval
@@ -269,14 +270,15 @@ class _Answering:
         model = getattr(self.engine.synthesizer, "model", None)
         if model is None:
             return
-        self.related, warnings = await related_questions(
-            model,
-            self.query.question,
-            [node for number, node in enumerate(retrieval.nodes) if str(number) in self.references],
-            answer=self.text,
-            spotlighting=self.engine.retriever.options.spotlighting,
-            deadline=earliest(retrieval.budget.check_deadline, deadline_after(RELATED_SECONDS)),
-        )
+        with recorded_calls(retrieval.log, "relatedQuestions"):
+            self.related, warnings = await related_questions(
+                model,
+                self.query.question,
+                [node for number, node in enumerate(retrieval.nodes) if str(number) in self.references],
+                answer=self.text,
+                spotlighting=self.engine.retriever.options.spotlighting,
+                deadline=earliest(retrieval.budget.check_deadline, deadline_after(RELATED_SECONDS)),
+            )
         self.warnings += warnings
 
     def _hook_deadline(self) -> float | None:

@@ -19,6 +19,7 @@ from llama_index_agentic_kb._aio import Call, WorkerPool
 from llama_index_agentic_kb.account.logs import logger
 from llama_index_agentic_kb.errors import DeadlineExceededError
 from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY, provenance
+from llama_index_agentic_kb.llm import metered
 from llama_index_agentic_kb.schema import MissingPart, Outcome
 from llama_index_agentic_kb.sources.search import node_key
 from llama_index_agentic_kb.sources.selection import SelectedSource, passing
@@ -56,9 +57,10 @@ async def postprocess(
     check = _Check(nodes, selected)
     for postprocessor in postprocessors:
         before, name = len(nodes), type(postprocessor).__name__
-        work = partial(postprocessor.postprocess_nodes, nodes, query_bundle=bundle)
         try:
-            nodes = await Call(sync=work, deadline=deadline, pool=_POOL, what=f"node postprocessor {name}")
+            with metered(postprocessor, only_core=True) as counted:
+                work = partial(counted.postprocess_nodes, nodes, query_bundle=bundle)
+                nodes = await Call(sync=work, deadline=deadline, pool=_POOL, what=f"node postprocessor {name}")
         except DeadlineExceededError as late:
             reason = f"{late}; its nodes are withheld"
             missing = MissingPart(what=f"node postprocessor {name}", outcome=Outcome.TIMEOUT, reason=reason)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -14,6 +15,7 @@ from llama_index_agentic_kb.grounding.settings import Grounding
 from llama_index_agentic_kb.guard.spotlighting import Spotlighting
 from llama_index_agentic_kb.llm import LanguageModel
 from llama_index_agentic_kb.schema import Reference
+from llama_index_agentic_kb.schema.activity import Purpose
 from llama_index_agentic_kb.schema.grounding import ClaimFlag, GroundingLedger
 from llama_index_agentic_kb.schema.response import SkippedReason
 
@@ -46,6 +48,7 @@ async def ground_text(
     model: LanguageModel | None = None,
     spotlighting: Spotlighting | None = "delimit",
     deadline: float | None = None,
+    recorded: Callable[[Purpose], AbstractContextManager[None]] = lambda _: nullcontext(),
 ) -> GroundedText:
     """Check an answer against its evidence, and repair it if configured.
 
@@ -57,6 +60,7 @@ async def ground_text(
         model: Language model that rewrites claims if ``settings.repair`` is "rewrite".
         spotlighting: How prompts mark retrieved text.
         deadline: ``time.monotonic()`` value by which the check must end.
+        recorded: Context manager in which the model calls of a purpose are made.
     """
     from llama_index_agentic_kb.grounding.ledger import GroundingSource, ground  # noqa: PLC0415 (loads the scorers)
     from llama_index_agentic_kb.grounding.repair import is_low_grounded, repair  # noqa: PLC0415 (same)
@@ -75,18 +79,20 @@ async def ground_text(
             )
         )
     scorer, threshold = settings.scorer, settings.threshold
-    ledger = await ground(text, sources, scorer, threshold=threshold, deadline=deadline)
+    with recorded("check"):
+        ledger = await ground(text, sources, scorer, threshold=threshold, deadline=deadline)
     if settings.repair is not None:
-        repaired = await repair(
-            text,
-            ledger,
-            sources,
-            model=model if settings.repair == "rewrite" else None,
-            scorer=scorer,
-            spotlighting=spotlighting,
-            threshold=threshold,
-            deadline=deadline,
-        )
+        with recorded("repair"):
+            repaired = await repair(
+                text,
+                ledger,
+                sources,
+                model=model if settings.repair == "rewrite" else None,
+                scorer=scorer,
+                spotlighting=spotlighting,
+                threshold=threshold,
+                deadline=deadline,
+            )
         text, ledger = repaired.answer, repaired.ledger
     emptied = settings.repair is not None and bool(ledger.changes) and not ledger.claims
     low = emptied or (settings.filtering is not None and is_low_grounded(ledger, settings.filtering))

@@ -4,6 +4,7 @@ A failed call and an unusable reply raise ``LLMError``; the planner and the synt
 ``openai_compatible`` is not imported here, because it loads the OpenAI client.
 """
 
+from llama_index_agentic_kb.llm.bill import billed, metered, recorded_calls
 from llama_index_agentic_kb.llm.capabilities import (
     count_tokens,
     is_function_calling,
@@ -13,7 +14,7 @@ from llama_index_agentic_kb.llm.capabilities import (
     tokens_of,
     warm_up_llm,
 )
-from llama_index_agentic_kb.llm.model import FALLBACK_CONTEXT_WINDOW, LanguageModel, billed
+from llama_index_agentic_kb.llm.model import FALLBACK_CONTEXT_WINDOW, LanguageModel
 from llama_index_agentic_kb.llm.replies import (
     CUT_SHORT,
     Reply,
@@ -33,8 +34,10 @@ __all__ = [
     "billed",
     "count_tokens",
     "is_function_calling",
+    "metered",
     "model_name",
     "parsed",
+    "recorded_calls",
     "refuses_form",
     "repair_json",
     "resolve_llm",

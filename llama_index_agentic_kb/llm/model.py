@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Iterator, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Final
 
@@ -18,6 +16,7 @@ from llama_index_agentic_kb.account.pickling import NotPickled
 from llama_index_agentic_kb.errors import LLMError
 from llama_index_agentic_kb.guard.failures import is_transient
 from llama_index_agentic_kb.guard.resilience import NO_RETRIES, RetryPolicy, retried
+from llama_index_agentic_kb.llm.bill import current_bill
 from llama_index_agentic_kb.llm.calls import calls_of, once, retries_itself
 from llama_index_agentic_kb.llm.capabilities import chats, is_openai, model_name, prompt_of
 from llama_index_agentic_kb.llm.replies import Choice, Reply, Usage, as_llm_error, parsed, tool_arguments_of, usage_of
@@ -34,19 +33,6 @@ MAX_REPLY: Final = 200_000
 
 MAX_THOUGHTS: Final = 200_000
 """Maximum number of characters of reasoning text in a stream; after that, reading stops."""
-
-_BILL: ContextVar[Usage | None] = ContextVar("bill", default=None)
-
-
-@contextmanager
-def billed() -> Iterator[Usage]:
-    """Yield a ``Usage`` to which the token usage of every model call inside the ``with`` block is added."""
-    bill, outer = Usage(), _BILL.get()
-    _BILL.set(bill)
-    try:
-        yield bill
-    finally:
-        _BILL.set(outer)
 
 
 class LanguageModel(NotPickled):
@@ -239,7 +225,7 @@ class LanguageModel(NotPickled):
         deadline: float | None,
         is_worth: Callable[[BaseException], bool] = is_transient,
     ) -> Reply:
-        bill, usage = _BILL.get(), Usage()
+        bill, usage = current_bill(), Usage()
         try:
             reply = await retried(attempt, policy=self._retries, deadline=deadline, is_worth=is_worth)
             usage = reply.usage
@@ -249,6 +235,7 @@ class LanguageModel(NotPickled):
         finally:
             if bill is not None:
                 bill.add(usage)
+                bill.model = self.name or bill.model
         return reply
 
     def _arguments(

@@ -46,6 +46,15 @@ class Usage:
     input_tokens: int | None = None
     output_tokens: int | None = None
     calls: int = 0
+    model: str | None = None
+    """The name of the last model; set in the sum of several calls."""
+
+    @property
+    def tokens(self) -> int | None:
+        """Input and output tokens together; None if there were calls and no reply reported them."""
+        if self.input_tokens is None and self.output_tokens is None:
+            return None if self.calls else 0
+        return (self.input_tokens or 0) + (self.output_tokens or 0)
 
     def add(self, other: Usage) -> None:
         """Add another usage to this one."""

@@ -303,10 +303,15 @@ class AgenticReasoningActivity(ActivityRecord):
     """The reason for planning or not, and the reason for stopping."""
 
 
+Purpose: TypeAlias = Literal["answer", "check", "repair", "relatedQuestions"]
+"""What the model calls of an answer are for."""
+
+
 class ModelAnswerSynthesisActivity(ActivityRecord):
-    """The model calls that wrote, checked and repaired the answer."""
+    """The model calls for an answer: those that write it, check its claims, repair it, or propose related questions."""
 
     type: Literal["modelAnswerSynthesis"] = "modelAnswerSynthesis"
+    purpose: Purpose = "answer"
     input_tokens: Count | None = None
     output_tokens: Count | None = None
     model: ModelInfo | None = None

@@ -27,6 +27,7 @@ from llama_index.core.schema import BaseNode, NodeWithScore, QueryBundle
 
 from llama_index_agentic_kb._aio import Call, WorkerPool, deadline_after, earliest
 from llama_index_agentic_kb.errors import ConfigurationError, RetrievalError
+from llama_index_agentic_kb.llm import metered
 
 MAX_SCORE: Final = 4.0
 """The highest score of the scale."""
@@ -251,20 +252,21 @@ class Reranker:
         if not nodes:
             return []
         copies = [NodeWithScore(node=_copy(node.node), score=node.score) for node in nodes]
-        postprocessor, bundle = self.postprocessor, QueryBundle(query)
-        own_top_n = getattr(postprocessor, "top_n", None)
+        whole, bundle = self.postprocessor, QueryBundle(query)
+        own_top_n = getattr(whole, "top_n", None)
         if isinstance(own_top_n, int) and own_top_n < len(copies):
-            postprocessor = postprocessor.model_copy(update={"top_n": len(copies)})
+            whole = whole.model_copy(update={"top_n": len(copies)})
         # Core's default async method runs the sync one on a thread that no bulkhead limits.
-        is_async = type(postprocessor)._apostprocess_nodes is not BaseNodePostprocessor._apostprocess_nodes  # noqa: SLF001
-        native = partial(postprocessor.apostprocess_nodes, list(copies), query_bundle=bundle)
-        returned = await Call(
-            sync=partial(postprocessor.postprocess_nodes, list(copies), query_bundle=bundle),
-            native=native if is_async else None,
-            deadline=earliest(deadline, deadline_after(self.timeout)),
-            pool=self._pool,
-            what=f"reranker {self.name}",
-        )
+        is_async = type(whole)._apostprocess_nodes is not BaseNodePostprocessor._apostprocess_nodes  # noqa: SLF001
+        with metered(whole) as postprocessor:
+            native = partial(postprocessor.apostprocess_nodes, list(copies), query_bundle=bundle)
+            returned = await Call(
+                sync=partial(postprocessor.postprocess_nodes, list(copies), query_bundle=bundle),
+                native=native if is_async else None,
+                deadline=earliest(deadline, deadline_after(self.timeout)),
+                pool=self._pool,
+                what=f"reranker {self.name}",
+            )
         return self._read(returned, copies)[: self.top_n]
 
     def _read(self, returned: object, copies: Sequence[NodeWithScore]) -> list[Reranked]:

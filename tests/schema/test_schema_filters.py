@@ -122,9 +122,13 @@ def test_comparisons(operator: str, value: Any, actual: Any, holds: bool) -> Non
 def test_a_filters_values_are_prepared_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Not for each document; an item of a document's list may be of any type."""
     reads: list[str] = []
-    values = Condition.values.fget
-    assert values is not None
-    monkeypatch.setattr(Condition, "values", property(lambda condition: reads.append("") or values(condition)))
+    values: Any = vars(Condition)["values"]
+
+    def read(condition: Condition) -> Any:
+        reads.append(condition.key)
+        return values.fget(condition)
+
+    monkeypatch.setattr(Condition, "values", property(read))
     wanted = Condition(key="a", operator=FilterOperator.ANY, value=[1, "x"])
     holds, reads[:] = matcher(any_of(*[wanted] * 9)), []
     assert [holds({"a": [item]}) for item in ({"b": 1}, ["x"], None, 1, 1.0, True, "x")] == [False] * 3 + [
