@@ -23,7 +23,7 @@ from llama_index.core.tools import QueryEngineTool, RetrieverTool
 from llama_index_instrumentation import get_dispatcher
 from pydantic import ValidationError
 
-from llama_index_agentic_kb._aio import aiterate, arun, gather, iterate, run
+from llama_index_agentic_kb._aio import aiterate, arun, emit, gather, iterate, run
 from llama_index_agentic_kb.account.pickling import NotPickled
 from llama_index_agentic_kb.chat_engine import conversation_request
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError, by_value
@@ -250,13 +250,32 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         """Answer a question, or return its evidence; see ``retrieve``."""
         return await arun(self._respond(question, fields, on_activity))
 
+    @dispatcher.span
+    def astream_retrieve(
+        self, question: Question, *, on_activity: Observer | None = None, **fields: Any
+    ) -> AsyncIterator[str | RetrievalResponse]:
+        """Stream the text of the answer as it is written, and finally the response; see ``retrieve``.
+
+        There is only the response if the text is extracted data, or if the checks may change it.
+        """
+        work = self._respond(question, fields, on_activity, streaming=True)
+        return aiterate(work, contextvars.copy_context())
+
     async def _respond(
-        self, question: Question, fields: dict[str, Any], on_activity: Observer | None
+        self, question: Question, fields: dict[str, Any], on_activity: Observer | None, *, streaming: bool = False
     ) -> RetrievalResponse:
         request = self.request(question, **fields)
-        engine = self._engine(request.output_mode or self.output_mode)
-        answered = await engine.answer(request, observer=on_activity, announced=True)
-        return answered.response(include_activity=request.include_activity)
+        mode = request.output_mode or self.output_mode
+        answered = await self._engine(mode).answer(
+            request,
+            observer=on_activity,
+            announced=True,
+            streaming=streaming and mode is OutputMode.ANSWER_SYNTHESIS,
+        )
+        response = answered.response(include_activity=request.include_activity)
+        if streaming:
+            await emit(response)
+        return response
 
     def request(self, question: Question, **fields: Any) -> RetrievalRequest:
         """Return the request for a question, with this knowledge base's defaults.

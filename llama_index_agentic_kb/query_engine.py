@@ -231,6 +231,7 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         instructions: str = "",
         *,
         announced: bool = False,
+        streaming: bool = False,
     ) -> Answered:
         """Retrieve, synthesize, and check the answer against its evidence.
 
@@ -240,6 +241,7 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
             observer: Called with each activity record when it is opened and when it is closed.
             instructions: See ``AgenticSynthesizer.synthesis``.
             announced: See ``asked``.
+            streaming: Whether to emit the text of the answer as it is written, if the checks can't change it.
 
         Raises:
             SynthesisError: The language model failed with an error other than an unavailable server.
@@ -247,11 +249,14 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         """
         with asked(self.callback_manager, request.question, announced=announced) as tell:
             retrieval = await self.retrieved(request, bundle, observer)
-            synthesis = await self.synthesis(retrieval, instructions=instructions)
-            if synthesis.is_extract:  # copied from the evidence, so there is nothing to check
-                answered = Answered(retrieval, synthesis)
+            if streaming:
+                answered = await self._emitted_or_replaced(retrieval, instructions)
             else:
-                answered = await self.grounded(retrieval, synthesis, self.checks)
+                synthesis = await self.synthesis(retrieval, instructions=instructions)
+                if synthesis.is_extract:  # copied from the evidence, so there is nothing to check
+                    answered = Answered(retrieval, synthesis)
+                else:
+                    answered = await self.grounded(retrieval, synthesis, self.checks)
             tell(answered.llama_response)
         return answered
 
@@ -440,6 +445,21 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         if held:
             await emit(answered.text)
         return answered
+
+    async def _emitted_or_replaced(self, retrieval: Retrieval, instructions: str) -> Answered:
+        """Return the answer and emit its text; if it fails after a part was shown, its replacement is not emitted."""
+        shown = list[str]()
+
+        def show(delta: str) -> str:
+            shown.append(delta)
+            return delta
+
+        try:
+            return await emitting(self._emitted(retrieval, instructions, shown), show)
+        except (DeadlineExceededError, SynthesisError) as error:
+            if not is_replaced(self.synthesizer, error):
+                raise
+            return Answered(retrieval, await replacement(retrieval, error))
 
 
 def _agentic(retriever: BaseRetriever) -> AgenticRetriever:

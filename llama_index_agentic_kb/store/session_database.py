@@ -49,7 +49,7 @@ from llama_index_agentic_kb.store.database import remedy
 
 T = TypeVar("T")
 
-REVISION: Final = "0001"
+REVISION: Final = "0002"
 """The latest revision of the tables and of the JSON in them; a change to either needs a new revision."""
 VERSION_TABLE: Final = "agentic_kb_sessions_version"
 MAX_NAME: Final = 512

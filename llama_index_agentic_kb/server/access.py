@@ -1,0 +1,262 @@
+"""Who calls: API keys, bearer tokens, rates, and the principal on whose behalf a request searches."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+import httpx
+import jwt
+from starlette.requests import Request
+
+from llama_index_agentic_kb._aio import Call
+from llama_index_agentic_kb.errors import ConfigurationError
+from llama_index_agentic_kb.schema import Principal
+from llama_index_agentic_kb.server.catalog import ApiKey, Catalog, hash_of
+from llama_index_agentic_kb.server.errors import ForbiddenError, TooManyRequestsError, UnauthorizedError
+
+QUERY_SOURCE: Final = "x-ms-query-source-authorization"
+"""The header with the token of the user on whose behalf a request searches."""
+_BEARER: Final = "bearer "
+_ALGORITHMS: Final = ("RS256", "RS384", "RS512", "PS256", "PS384", "PS512", "ES256", "ES384", "ES512", "EdDSA")
+"""Signatures with public keys alone: a shared secret would let each verifier sign."""
+_JWKS_SECONDS: Final = 5.0
+_JWKS_AGE: Final = 600.0
+"""The age in seconds after which the issuer's keys are read anew."""
+_JWKS_PAUSE: Final = 10.0
+"""The minimum seconds between two readings, so that forged key ids cause no flood."""
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedToken:
+    """What a verified bearer token says.
+
+    Args:
+        subject: A name of its holder for rates and logs.
+        principal: The holder's identity for permissions. None if the token names no user, tenant or group.
+        is_admin: Whether the holder may change definitions.
+        may_query: Whether the holder may ask.
+    """
+
+    subject: str
+    principal: Principal | None
+    is_admin: bool = False
+    may_query: bool = True
+
+
+class TokenVerifier(Protocol):
+    """Verifies bearer tokens."""
+
+    async def verify(self, token: str) -> VerifiedToken:
+        """Return what a token says.
+
+        Raises:
+            UnauthorizedError: The token is not valid.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """Who makes a request, by key or token."""
+
+    name: str
+    is_admin: bool
+    principal: Principal | None = None
+
+
+class JwksVerifier:
+    """Verifies JSON Web Tokens by the public keys of their issuer.
+
+    Args:
+        issuer: The expected ``iss``.
+        audience: The expected ``aud``.
+        jwks: The URL or path of the issuer's JSON Web Key Set. URLs must be https, or http on this machine.
+        tenant_claim: The claim with the principal's tenant.
+        user_claims: The claims with the principal's user; the first that is present counts.
+        groups_claim: The claim with the principal's groups.
+        admin_role: The role (claim ``roles``) that may change definitions.
+        query_role: The role that may ask. None lets every holder of a valid token ask.
+    """
+
+    def __init__(
+        self,
+        *,
+        issuer: str,
+        audience: str,
+        jwks: str,
+        tenant_claim: str = "tid",
+        user_claims: Sequence[str] = ("oid", "sub"),
+        groups_claim: str = "groups",
+        admin_role: str = "AgenticKB.Admin",
+        query_role: str | None = None,
+    ) -> None:
+        local = ("http://127.0.0.1", "http://localhost")
+        if "://" in jwks and not jwks.startswith(("https://", *local)):
+            raise ConfigurationError("jwks: keys must come over https, or from a file")
+        self.issuer, self.audience, self.jwks = issuer, audience, jwks
+        self._tenant, self._users, self._groups = tenant_claim, tuple(user_claims), groups_claim
+        self._admin_role, self._query_role = admin_role, query_role
+        self._keys: dict[str | None, jwt.PyJWK] = {}
+        self._read_at = -_JWKS_AGE
+
+    async def verify(self, token: str) -> VerifiedToken:
+        """Return what a token says; see ``TokenVerifier``."""
+        try:
+            key = await self._key(jwt.get_unverified_header(token).get("kid"))
+            claims = jwt.decode(
+                token,
+                key,
+                algorithms=_ALGORITHMS,
+                audience=self.audience,
+                issuer=self.issuer,
+                options={"require": ["exp", "iss", "aud"]},
+            )
+            return self._verified(claims)
+        except (jwt.PyJWTError, ConfigurationError, ValueError, TypeError) as error:
+            raise UnauthorizedError(f"the bearer token is not valid: {type(error).__name__}") from error
+
+    def _verified(self, claims: Mapping[str, Any]) -> VerifiedToken:
+        tenant, groups = claims.get(self._tenant), claims.get(self._groups) or ()
+        user = next((claims[name] for name in self._users if claims.get(name)), None)
+        roles = claims.get("roles") or ()
+        named = tenant is not None or user is not None or groups
+        return VerifiedToken(
+            subject=str(user or claims.get("azp") or "token"),
+            principal=Principal(tenant=tenant, user=user, groups=groups) if named else None,
+            is_admin=self._admin_role in roles,
+            may_query=self._query_role is None or self._query_role in roles or self._admin_role in roles,
+        )
+
+    async def _key(self, kid: str | None) -> jwt.PyJWK:
+        age = time.monotonic() - self._read_at
+        if age >= _JWKS_AGE or (kid not in self._keys and age >= _JWKS_PAUSE):
+            self._keys = await self._read()
+            self._read_at = time.monotonic()
+        if kid not in self._keys:
+            raise UnauthorizedError("the bearer token is signed with a key that its issuer does not list")
+        return self._keys[kid]
+
+    async def _read(self) -> dict[str | None, jwt.PyJWK]:
+        try:
+            if "://" in self.jwks:
+                async with httpx.AsyncClient(timeout=_JWKS_SECONDS, trust_env=False) as client:
+                    text = (await client.get(self.jwks)).raise_for_status().text
+            else:
+                text = await Call(sync=Path(self.jwks).read_text, what="key set")
+            return {key.key_id: key for key in jwt.PyJWKSet.from_dict(json.loads(text)).keys}
+        except (httpx.HTTPError, OSError, ValueError, jwt.PyJWTError) as error:
+            raise UnauthorizedError("the keys of the tokens' issuer can't be read") from error
+
+
+@dataclass(slots=True)
+class _Bucket:
+    """A token bucket: so many requests may be made at once, and as many more in each minute."""
+
+    left: float
+    filled_at: float
+
+
+@dataclass(slots=True)
+class Rates:
+    """The rate of each caller on this server.
+
+    Args:
+        per_minute: The number of requests that each caller may make in a minute. None means no limit.
+    """
+
+    per_minute: int | None
+    _buckets: dict[str, _Bucket] = field(default_factory=dict)
+
+    def count(self, caller: str) -> None:
+        """Count a request; raise ``TooManyRequestsError`` if it is one too many."""
+        if self.per_minute is None:
+            return
+        now = time.monotonic()
+        bucket = self._buckets.setdefault(caller, _Bucket(self.per_minute, now))
+        bucket.left = min(self.per_minute, bucket.left + (now - bucket.filled_at) * self.per_minute / 60)
+        bucket.filled_at = now
+        if bucket.left < 1:
+            seconds = (1 - bucket.left) * 60 / self.per_minute
+            raise TooManyRequestsError(f"this caller may make {self.per_minute} requests a minute", seconds)
+        bucket.left -= 1
+
+
+class Access:
+    """Authenticates requests.
+
+    Args:
+        catalog: The catalog with the API keys that were created by command.
+        keys: Further API keys, by their hash.
+        verifier: Verifies bearer tokens. None refuses them all.
+        rates: The rate of each caller.
+    """
+
+    def __init__(
+        self, catalog: Catalog, *, keys: Mapping[str, ApiKey], verifier: TokenVerifier | None, rates: Rates
+    ) -> None:
+        self._catalog, self._keys, self._verifier, self._rates = catalog, dict(keys), verifier, rates
+
+    async def caller(self, request: Request, *, admin: bool = False) -> Caller:
+        """Return who makes a request, counted against its rate.
+
+        Args:
+            request: The request: header ``api-key`` or ``x-goog-api-key``, or a bearer token.
+            admin: Whether the request needs the admin role.
+
+        Raises:
+            UnauthorizedError: There are no credentials, or they are not valid.
+            ForbiddenError: The caller lacks the role.
+            TooManyRequestsError: The caller exceeded its rate.
+        """
+        key = request.headers.get("api-key") or request.headers.get("x-goog-api-key")
+        authorization = request.headers.get("authorization", "")
+        if key is not None:
+            found = await self._by_key(key)
+            caller, may_query = Caller(f"key:{found.name}", found.role == "admin"), True
+        elif authorization.lower().startswith(_BEARER):
+            token = await self._by_token(authorization)
+            caller, may_query = Caller(f"user:{token.subject}", token.is_admin, token.principal), token.may_query
+        else:
+            raise UnauthorizedError("credentials are missing: send the header api-key, or Authorization: Bearer ...")
+        request.state.caller = caller.name
+        self._rates.count(caller.name)
+        if not may_query or (admin and not caller.is_admin):
+            raise ForbiddenError("this needs an admin key, or a token with the admin role" if may_query else "no role")
+        return caller
+
+    async def principal(self, request: Request, caller: Caller) -> Principal | None:
+        """Return on whose behalf a request searches: the user of the query source token, else the caller's principal.
+
+        Raises:
+            UnauthorizedError: The token is not valid, names nobody, or can't be verified by this server.
+        """
+        token = request.headers.get(QUERY_SOURCE)
+        if token is None:
+            return caller.principal
+        principal = (await self._by_token(token)).principal
+        if principal is None:
+            raise UnauthorizedError(f"{QUERY_SOURCE}: the token names no user, tenant or group")
+        return principal
+
+    async def _by_key(self, key: str) -> ApiKey:
+        asked, hashed = time.monotonic(), hash_of(key)
+        found = self._keys.get(hashed) or (await self._catalog.snapshot()).keys.get(hashed)
+        if found is None:  # a new key, perhaps
+            found = (await self._catalog.snapshot(since=asked - _KEY_AGE)).keys.get(hashed)
+        if found is None:
+            raise UnauthorizedError("the API key is not known, or was revoked")
+        return found
+
+    async def _by_token(self, authorization: str) -> VerifiedToken:
+        if self._verifier is None:
+            raise UnauthorizedError("this server verifies no bearer tokens; send the header api-key")
+        token = authorization[len(_BEARER) :] if authorization.lower().startswith(_BEARER) else authorization
+        return await self._verifier.verify(token.strip())
+
+
+_KEY_AGE: Final = 0.2
+"""The age in seconds of a catalog that suffices to refuse an unknown key, so that guesses do not read it each time."""

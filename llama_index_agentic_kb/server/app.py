@@ -1,0 +1,103 @@
+"""The HTTP application: knowledge bases behind Azure AI Search's API."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import Any, Final
+
+from fastapi import FastAPI, Request
+from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp
+
+from llama_index_agentic_kb.errors import AgenticKBError
+from llama_index_agentic_kb.server.access import Access, Rates, TokenVerifier
+from llama_index_agentic_kb.server.azure import retrieval_routes
+from llama_index_agentic_kb.server.catalog import ApiKey
+from llama_index_agentic_kb.server.context import ServerContext
+from llama_index_agentic_kb.server.definition_routes import definition_routes
+from llama_index_agentic_kb.server.http import Gateway, error_response
+from llama_index_agentic_kb.server.service import KnowledgeService
+
+MAX_BODY_BYTES: Final = 4_000_000
+MAX_RUNNING: Final = 500
+REQUESTS_PER_MINUTE: Final = 1_200
+
+
+def create_app(
+    service: KnowledgeService,
+    *,
+    keys: Mapping[str, ApiKey] | None = None,
+    verifier: TokenVerifier | None = None,
+    requests_per_minute: int | None = REQUESTS_PER_MINUTE,
+    max_running: int = MAX_RUNNING,
+    max_body_bytes: int = MAX_BODY_BYTES,
+    cors_origins: Collection[str] = (),
+) -> ASGIApp:
+    """Return the ASGI application of a server.
+
+    Args:
+        service: The knowledge bases.
+        keys: API keys beside those of the catalog, by hash (``catalog.hash_of``).
+        verifier: Verifies bearer tokens. None refuses them all.
+        requests_per_minute: The rate of each caller. None means no limit.
+        max_running: The maximum number of requests that run at the same time; further ones get status 503.
+        max_body_bytes: The maximum size of a request's body; a larger one gets status 413.
+        cors_origins: The origins of web pages that may call the server.
+    """
+    access = Access(service.catalog, keys=keys or {}, verifier=verifier, rates=Rates(requests_per_minute))
+    context = ServerContext(service, access, max_body_bytes)
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        await service.catalog.snapshot()
+        yield
+        service.close()
+
+    app = FastAPI(
+        title="Agentic knowledge bases",
+        version=version("llama-index-agentic-kb"),
+        lifespan=lifespan,
+        docs_url=None,  # its page loads scripts from a CDN
+        redoc_url=None,
+    )
+    app.include_router(retrieval_routes(context))
+    app.include_router(definition_routes(context))
+    _add_own_routes(app, context)
+    app.add_exception_handler(AgenticKBError, _answer_error)
+    app.add_exception_handler(HTTPException, _answer_http_error)
+    app.add_exception_handler(Exception, _answer_error)
+    return Gateway(app, metrics=context.metrics, origins=lambda _: cors_origins, max_running=max_running)
+
+
+async def _answer_error(_: Request, error: Exception) -> Response:
+    return error_response(error)
+
+
+async def _answer_http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException)
+    codes = {404: "notFound", 405: "methodNotAllowed"}
+    message = f"{request.method} {request.url.path[:200]}: {error.detail}"
+    body = {"error": {"code": codes.get(error.status_code, "invalidRequest"), "message": message}}
+    return JSONResponse(body, error.status_code, error.headers)
+
+
+def _add_own_routes(app: FastAPI, context: ServerContext) -> None:
+    @app.get("/healthz", tags=["operation"])
+    async def health() -> dict[str, str]:
+        """Return 200 while the process serves requests."""
+        return {"status": "ok"}
+
+    @app.get("/readyz", tags=["operation"], responses={503: {"description": "The database can't be read."}})
+    async def readiness() -> dict[str, Any]:
+        """Return 200 if the database can be read."""
+        await context.service.catalog.snapshot()
+        return {"status": "ready"}
+
+    @app.get("/metrics", tags=["operation"], response_class=Response)
+    async def metrics() -> Response:
+        """Return the server's metrics in Prometheus' text form."""
+        return Response(generate_latest(context.metrics.registry), media_type=CONTENT_TYPE_LATEST)

@@ -1,0 +1,220 @@
+"""Azure AI Search's routes: ``retrieve`` as JSON or as server-sent events, and the definitions."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Awaitable
+from contextlib import suppress
+from typing import Final
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from llama_index_agentic_kb.errors import InvalidRequestError
+from llama_index_agentic_kb.schema import ActivityRecord, OutputMode, RetrievalRequest, RetrievalResponse
+from llama_index_agentic_kb.server.context import ServerContext
+from llama_index_agentic_kb.server.errors import NotAcceptableError, error_body, status_of
+from llama_index_agentic_kb.server.http import error_response, logger, read_body, request_id
+from llama_index_agentic_kb.server.service import ServedBase
+from llama_index_agentic_kb.wire.azure_request import decode_retrieve
+
+VERSIONS: Final = ("2025-05-01-preview", "2025-08-01-preview", "2025-11-01-preview", "2026-04-01", "2026-08-01-preview")
+STREAMING_SINCE: Final = "2026-08-01-preview"
+HEARTBEAT_SECONDS: Final = 15.0
+_EVENTS: Final = "text/event-stream"
+
+Event = tuple[str, str]
+"""The name and the JSON of a server-sent event."""
+
+
+def api_version(request: Request) -> str:
+    """Return the API version of a request; the newest if it names none.
+
+    Raises:
+        InvalidRequestError: The version is not known.
+    """
+    sent = request.query_params.get("api-version", VERSIONS[-1])
+    if sent not in VERSIONS:
+        raise InvalidRequestError(f"api-version: {sent[:40]!r} is not known; known are {', '.join(VERSIONS)}")
+    return sent
+
+
+def wants_events(accept: str) -> bool:
+    """Return whether an ``Accept`` header asks for server-sent events; JSON is the default."""
+    for part in accept.lower().split(","):
+        kind, *parameters = (piece.strip() for piece in part.split(";"))
+        if kind == _EVENTS:
+            weights = [piece[2:] for piece in parameters if piece.startswith("q=")]
+            return not weights or weights[0].strip("0.") != ""
+    return False
+
+
+# -- retrieve ----------------------------------------------------------------------------------------------------------
+
+
+class Retrieval:
+    """One ``retrieve`` request, decoded and authorised.
+
+    Args:
+        served: The knowledge base.
+        request: The request, with the principal and the stored defaults.
+        context: The server.
+    """
+
+    def __init__(self, served: ServedBase, request: RetrievalRequest, context: ServerContext) -> None:
+        self.served, self.request, self._context = served, request, context
+
+    async def respond(self) -> Response:
+        """Return the response as JSON."""
+        response = await self.served.base.aretrieve(self.request)
+        self._context.count(response)
+        return Response(response.to_json(), response.status_code, media_type="application/json")
+
+    async def events(self, queue: asyncio.Queue[Event | None]) -> None:
+        """Put the events of the stream into a queue. An error of the engine is raised."""
+        base, started = self.served.base, set[int]()
+        mode = self.request.output_mode or base.output_mode
+
+        def observe(record: ActivityRecord) -> None:
+            if record.id not in started:
+                started.add(record.id)
+                queue.put_nowait(("activity.started", record.to_json()))
+            if record.completed_at is not None and -record.id - 1 not in started:
+                started.add(-record.id - 1)
+                queue.put_nowait(("activity.completed", record.to_json()))
+
+        effort = self.request.retrieval_reasoning_effort or base.retriever.effort
+        begun = {
+            "requestId": request_id.get(),
+            "knowledgeBaseName": base.name,
+            "outputMode": mode.value,
+            "reasoningEffort": {"kind": effort.value},
+        }
+        queue.put_nowait(("retrieval.started", json.dumps(begun)))
+        async for item in base.astream_retrieve(self.request, on_activity=observe):
+            if isinstance(item, RetrievalResponse):
+                self._finish(item, queue, answers=mode is OutputMode.ANSWER_SYNTHESIS)
+            else:
+                queue.put_nowait(("answer.delta", json.dumps({"messageIndex": 0, "delta": item})))
+
+    def _finish(self, response: RetrievalResponse, queue: asyncio.Queue[Event | None], *, answers: bool) -> None:
+        self._context.count(response)
+        shown = response.to_dict()
+        if answers and response.response:
+            answer = {"messageIndex": 0, "message": shown["response"][0]}
+            queue.put_nowait(("answer.completed", json.dumps(answer)))
+        queue.put_nowait(("references.completed", json.dumps(shown.get("references", []))))
+        whole = {"statusCode": response.status_code, "response": shown}
+        queue.put_nowait(("response.completed", json.dumps(whole)))
+
+
+class EventStream(Response):
+    """Streams the events of a retrieval, with a comment every ``HEARTBEAT_SECONDS``; a disconnect cancels it.
+
+    An error before the first activity is an ordinary JSON error response, as no header has been sent.
+    """
+
+    def __init__(self, retrieval: Retrieval) -> None:
+        super().__init__(media_type=f"{_EVENTS}; charset=utf-8")
+        del self.headers["content-length"]
+        self._retrieval = retrieval
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream."""
+        queue: asyncio.Queue[Event | None] = asyncio.Queue()
+        work = asyncio.create_task(self._retrieval.events(queue))
+        work.add_done_callback(lambda _: queue.put_nowait(None))
+        gone = asyncio.create_task(_disconnected(receive))
+        gone.add_done_callback(lambda _: work.cancel())
+        try:
+            first = await queue.get()
+            second = await queue.get()  # an activity, or None after an error
+            if second is None and (error := _error_of(work)) is not None:
+                await error_response(error)(scope, receive, send)
+                return
+            if work.cancelled():
+                return
+            await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+            async for chunk in self._chunks([first, second], queue, work):
+                await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+        finally:
+            gone.cancel()
+            work.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await work
+
+    async def _chunks(
+        self, ready: list[Event | None], queue: asyncio.Queue[Event | None], work: asyncio.Task[None]
+    ) -> AsyncIterator[bytes]:
+        for event in ready:
+            if event is not None:
+                yield _encoded(event)
+        while None not in ready:
+            try:
+                event = await asyncio.wait_for(queue.get(), HEARTBEAT_SECONDS)
+            except TimeoutError:
+                yield b": heartbeat\n\n"
+                continue
+            if event is None:
+                break
+            yield _encoded(event)
+        if (error := _error_of(work)) is not None:
+            if status_of(error) == 500:  # noqa: PLR2004 (the status of errors that nobody foresaw)
+                logger.error("a stream failed", exc_info=error)
+            yield _encoded(("error", json.dumps(error_body(error, request_id.get()))))
+
+
+def _encoded(event: Event) -> bytes:
+    name, data = event
+    return f"event: {name}\ndata: {data}\n\n".encode()
+
+
+def _error_of(work: asyncio.Task[None]) -> BaseException | None:
+    return work.exception() if work.done() and not work.cancelled() else None
+
+
+async def _disconnected(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def unless_gone(receive: Receive, work: Awaitable[Response]) -> Response:
+    """Return the result of work that is cancelled if the client disconnects."""
+    task = asyncio.ensure_future(work)
+    gone = asyncio.create_task(_disconnected(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            task.cancel()
+            with suppress(asyncio.CancelledError, Exception):
+                await task
+            return Response(status_code=499)  # nobody reads it; nginx's status, for the log
+        return task.result()
+    finally:
+        gone.cancel()
+        task.cancel()
+
+
+def retrieval_routes(context: ServerContext) -> APIRouter:
+    """Return the route of ``retrieve``."""
+    router = APIRouter()
+
+    @router.post("/knowledgebases/{name}/retrieve", operation_id="retrieve", tags=["knowledge bases"])
+    async def retrieve(name: str, request: Request) -> Response:
+        """Answer a question, or return its evidence; with ``Accept: text/event-stream`` as events."""
+        caller = await context.access.caller(request)
+        version = api_version(request)
+        streams = wants_events(request.headers.get("accept", ""))
+        if streams and version < STREAMING_SINCE:
+            raise NotAcceptableError(f"{_EVENTS}: api-version {STREAMING_SINCE} and later stream; this is {version}")
+        principal = await context.access.principal(request, caller)
+        served = await context.service.base(name)
+        sent = decode_retrieve(await read_body(request, context.max_body_bytes), api_version=version)
+        asked = served.request(sent.model_copy(update={"principal": principal}))
+        retrieval = Retrieval(served, asked, context)
+        return EventStream(retrieval) if streams else await unless_gone(request.receive, retrieval.respond())
+
+    return router

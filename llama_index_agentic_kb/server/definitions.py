@@ -1,0 +1,185 @@
+"""Definitions of knowledge bases and knowledge sources, as clients send them and the catalog stores them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final, Literal, TypeAlias
+
+from pydantic import ConfigDict, Field, model_validator
+
+from llama_index_agentic_kb.errors import InvalidRequestError
+from llama_index_agentic_kb.schema import OutputMode, ResultsProcessing
+from llama_index_agentic_kb.schema._model import Model
+from llama_index_agentic_kb.schema.request import MAX_DOCUMENTS, MAX_SECONDS, MAX_TOKENS, Documents, EffortField
+
+ETAG: Final = "@odata.etag"
+MAX_TAGS: Final = 10
+_WITHOUT_EFFECT: Final = ("sourceDataFields", "searchFields", "semanticConfigurationName", "queryHints")
+"""Parameters of Azure's indexes that have no counterpart here; they are stored, and reported in ``warnings``."""
+
+Name: TypeAlias = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]{0,127}$")]
+"""A name that needs no escaping in a URL. Azure's names are a part of these."""
+
+
+class _Definition(Model):
+    """A definition: null fields count as absent; ``@odata.*`` fields are the server's and are left out."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_sent(cls, data: object) -> object:
+        if not isinstance(data, Mapping):
+            return data
+        if data.get("encryptionKey"):
+            raise ValueError("encryptionKey: this server encrypts no definitions; leave it out")
+        dropped = {"encryptionKey", "warnings"}
+        return {
+            key: value
+            for key, value in data.items()
+            if value is not None and key not in dropped and not str(key).startswith("@odata.")
+        }
+
+    def warnings(self) -> list[str]:
+        """Return a sentence about each part that is stored without effect."""
+        return []
+
+
+class SourceName(_Definition):
+    """A knowledge base's reference to one of its sources."""
+
+    name: Name
+    enable_image_serving: bool | None = None
+    enable_freshness: bool | None = None
+
+
+class ModelParameters(_Definition):
+    """The parameters of a model in Azure's form. ``deploymentId`` names a model of the server's configuration."""
+
+    deployment_id: str | None = None
+    model_name: str | None = None
+    resource_uri: str | None = None
+    auth_identity: dict[str, Any] | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_secret(cls, data: object) -> object:
+        if isinstance(data, Mapping) and data.get("apiKey"):
+            raise ValueError(
+                "apiKey: the server stores no secrets; configure the model on the server (models:, apiKey: env:NAME), "
+                "name it in deploymentId, and leave apiKey out"
+            )
+        return {key: value for key, value in data.items() if key != "apiKey"} if isinstance(data, Mapping) else data
+
+    @property
+    def name(self) -> str | None:
+        """The name of the configured model."""
+        return self.deployment_id or self.model_name
+
+
+class ModelReference(_Definition):
+    """A language model of a knowledge base."""
+
+    kind: Literal["azureOpenAI"] = "azureOpenAI"
+    azure_open_ai_parameters: ModelParameters = Field(alias="azureOpenAIParameters")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_name(cls, data: object) -> object:
+        return {"azureOpenAIParameters": {"deploymentId": data}} if isinstance(data, str) else data
+
+
+class RetrieveDefaults(_Definition):
+    """The values of a request's fields that the request omits."""
+
+    max_runtime_in_seconds: Annotated[float, Field(gt=0, le=MAX_SECONDS)] | None = None
+    max_output_documents: Documents | None = None
+    max_output_size_in_tokens: Annotated[int, Field(ge=1, le=MAX_TOKENS)] | None = None
+
+
+class CorsOptions(_Definition):
+    """The web pages' origins that may call a knowledge base."""
+
+    allowed_origins: list[str]
+    max_age_in_seconds: int | None = Field(default=None, ge=0)
+
+
+class KnowledgeBaseDefinition(_Definition):
+    """A knowledge base: its sources, model and defaults."""
+
+    name: Name
+    knowledge_sources: list[SourceName] = Field(min_length=1)
+    models: list[ModelReference] = Field(default_factory=list, max_length=1)
+    retrieval_reasoning_effort: EffortField | None = None
+    output_mode: OutputMode | None = None
+    retrieval_instructions: str | None = None
+    answer_instructions: str | None = None
+    description: str | None = None
+    tags: Annotated[dict[str, str], Field(max_length=MAX_TAGS)] | None = None
+    retrieve_defaults: RetrieveDefaults | None = None
+    cors_options: CorsOptions | None = None
+
+    @model_validator(mode="after")
+    def _unique_sources(self) -> KnowledgeBaseDefinition:
+        names = [source.name for source in self.knowledge_sources]
+        if len(set(names)) < len(names):
+            raise ValueError("knowledgeSources: a source is named twice")
+        return self
+
+    def warnings(self) -> list[str]:
+        """Return a sentence about each part that is stored without effect."""
+        return [
+            f"knowledgeSources.{source.name}.{name}: it has no effect on this server"
+            for source in self.knowledge_sources
+            for name in ("enableImageServing", "enableFreshness")
+            if source.to_dict().get(name)
+        ]
+
+
+class SearchIndexParameters(_Definition):
+    """The index of a source. Parameters of Azure's indexes are stored; those without a counterpart have no effect."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    search_index_name: str = Field(min_length=1, max_length=MAX_DOCUMENTS)
+    base_filter: str | None = None
+    source_data_fields: list[dict[str, Any]] | None = None
+    search_fields: list[dict[str, Any]] | None = None
+    semantic_configuration_name: str | None = None
+    query_hints: dict[str, Any] | None = None
+
+
+class SourceDefinition(_Definition):
+    """A knowledge source over an index of the server."""
+
+    name: Name
+    kind: Literal["searchIndex"]
+    description: str | None = None
+    results_processing: ResultsProcessing | None = None
+    search_index_parameters: SearchIndexParameters
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_kind(cls, data: object) -> object:
+        if isinstance(data, Mapping) and data.get("kind") not in (None, "searchIndex"):
+            raise ValueError(
+                f"kind: {str(data['kind'])[:60]!r} is not served; documents are ingested on the server "
+                "(agentic-kb ingest), and searched as kind 'searchIndex'"
+            )
+        return data
+
+    def warnings(self) -> list[str]:
+        """Return a sentence about each part that is stored without effect."""
+        stored = self.search_index_parameters.to_dict()
+        return [
+            f"searchIndexParameters.{name}: it has no effect on this server"
+            for name in _WITHOUT_EFFECT
+            if stored.get(name)
+        ]
+
+
+Definition: TypeAlias = KnowledgeBaseDefinition | SourceDefinition
+
+
+def check_name(definition: Definition, name: str) -> None:
+    """Raise ``InvalidRequestError`` if a definition's name differs from the one in the request's path."""
+    if definition.name != name:
+        raise InvalidRequestError(f"name: the body names {definition.name!r}, and the path {name!r}")

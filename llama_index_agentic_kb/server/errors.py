@@ -1,0 +1,99 @@
+"""Errors of the server, and the JSON of every error that a client sees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from llama_index_agentic_kb._text import printable, redacted
+from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError, RetrievalError, SynthesisError
+
+
+class RequestError(AgenticKBError):
+    """A request that the server refuses. ``headers`` are sent with the response."""
+
+    headers: Mapping[str, str] = {}
+
+
+class UnauthorizedError(RequestError):
+    """The request has no credentials, or credentials that can't be verified."""
+
+    code, status_code, headers = "unauthorized", 401, {"WWW-Authenticate": 'Bearer realm="agentic-kb"'}
+
+
+class ForbiddenError(RequestError):
+    """The caller may not do this."""
+
+    code, status_code = "forbidden", 403
+
+
+class NotAcceptableError(RequestError):
+    """The API version can't answer in the form that the client accepts."""
+
+    code, status_code = "notAcceptable", 406
+
+
+class ConflictError(RequestError):
+    """The change contradicts what is stored."""
+
+    code, status_code = "conflict", 409
+
+
+class PreconditionError(RequestError):
+    """The stored definition does not meet ``If-Match`` or ``If-None-Match``."""
+
+    code, status_code = "preconditionFailed", 412
+
+
+class TooLargeError(RequestError):
+    """The body is larger than the server accepts."""
+
+    code, status_code = "requestTooLarge", 413
+
+
+class TooManyRequestsError(RequestError):
+    """The caller exceeded its rate; ``Retry-After`` says when to try again."""
+
+    code, status_code = "tooManyRequests", 429
+
+    def __init__(self, message: str, seconds: float) -> None:
+        super().__init__(message)
+        self.headers = {"Retry-After": str(max(1, round(seconds + 0.5)))}
+
+
+class OverloadedError(RequestError):
+    """The server runs as many requests as it may, or shuts down."""
+
+    code, status_code, headers = "overloaded", 503, {"Retry-After": "1"}
+
+
+_OTHER_STATUSES: Final = ((SynthesisError, 502), (DeadlineExceededError, 502))
+"""The statuses of errors whose class has none: the model's server is a gateway's upstream here."""
+
+
+def status_of(error: BaseException) -> int:
+    """Return the HTTP status of an error; 500 for one that this library does not raise on purpose."""
+    if isinstance(error, AgenticKBError) and error.status_code is not None:
+        return error.status_code
+    return next((status for kind, status in _OTHER_STATUSES if isinstance(error, kind)), 500)
+
+
+def error_body(error: BaseException, request_id: str) -> dict[str, Any]:
+    """Return Azure's error object. The message of an unexpected error is withheld: the log has it, by request id."""
+    if not isinstance(error, AgenticKBError):
+        message = f"The server failed; its log names the reason under the request id {request_id}."
+        return {"error": {"code": "internalError", "message": message}}
+    shown: dict[str, Any] = {"code": error.code, "message": printable(redacted(str(error)))}
+    if isinstance(error, RetrievalError) and error.failures:
+        shown["details"] = [
+            {
+                "code": failure.code,
+                "message": printable(redacted(failure.message)),
+                "target": failure.source,
+                "additionalInfo": [{"type": "stage", "info": {"stage": failure.stage, "query": failure.query}}],
+            }
+            for failure in error.failures
+        ]
+        if len({failure.source for failure in error.failures}) == 1:
+            shown["target"] = error.failures[0].source
+    return {"error": shown}

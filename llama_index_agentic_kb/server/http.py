@@ -1,0 +1,229 @@
+"""What every request passes: ids, path forms, security headers, CORS, the limit of running requests, metrics, logs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+import time
+import uuid
+from collections.abc import Callable, Collection, Mapping
+from contextvars import ContextVar
+from typing import Any, Final
+from urllib.parse import quote
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from llama_index_agentic_kb.server.errors import (
+    OverloadedError,
+    RequestError,
+    TooLargeError,
+    error_body,
+    status_of,
+)
+
+logger: Final = logging.getLogger("llama_index_agentic_kb.server")
+request_id: Final[ContextVar[str]] = ContextVar("agentic_kb_request_id", default="")
+
+CLIENT_ID: Final = "x-ms-client-request-id"
+_ID: Final = re.compile(r"[\w.:-]{1,128}", re.ASCII)
+_ODATA: Final = re.compile(r"/(knowledgebases|knowledgesources|agents)(?:\('((?:[^'/]|'')*)'\))?(/[^?]*)?")
+_SECURITY: Final = {
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Content-Security-Policy": "default-src 'none'; frame-ancestors 'none'",
+    "Cache-Control": "no-store",
+}
+"""Headers of each response that does not set them itself."""
+_ALLOWED_HEADERS: Final = (
+    "api-key, authorization, content-type, accept, if-match, if-none-match, prefer, "
+    "x-ms-client-request-id, x-ms-query-source-authorization, mcp-protocol-version, mcp-session-id"
+)
+_EXPOSED_HEADERS: Final = "request-id, x-ms-client-request-id, etag, retry-after"
+_ALWAYS_OPEN: Final = frozenset({"/healthz", "/readyz", "/metrics"})
+"""Paths that are served even if too many requests run."""
+
+
+class Metrics:
+    """The server's metrics, in a registry of their own."""
+
+    def __init__(self) -> None:
+        self.registry = CollectorRegistry()
+        labels = ("route", "method", "status")
+        self.requests = Counter("agentic_kb_requests", "HTTP requests.", labels, registry=self.registry)
+        self.seconds = Histogram(
+            "agentic_kb_request_seconds", "Seconds until the end of a response.", ("route",), registry=self.registry
+        )
+        self.running = Gauge("agentic_kb_running_requests", "Requests that run now.", registry=self.registry)
+        self.tokens = Counter(
+            "agentic_kb_tokens", "Tokens billed by language models.", ("direction",), registry=self.registry
+        )
+        self.failed_searches = Counter(
+            "agentic_kb_missing_parts", "Parts that responses lack.", ("outcome",), registry=self.registry
+        )
+
+
+class Gateway:
+    """The outermost ASGI application.
+
+    Args:
+        app: The application.
+        metrics: The server's metrics.
+        origins: Returns the origins of web pages that may call a path; "*" means all.
+        max_running: The maximum number of requests that run at the same time.
+    """
+
+    def __init__(
+        self, app: ASGIApp, *, metrics: Metrics, origins: Callable[[str], Collection[str]], max_running: int
+    ) -> None:
+        self._app, self._metrics, self._origins, self._max_running = app, metrics, origins, max_running
+        self.running = 0
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request, or pass on what is not HTTP."""
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started, status = time.monotonic(), 500
+        own_id = uuid.uuid4().hex
+        token = request_id.set(own_id)
+        request = Request(scope)
+        scope["path"] = plain_path(scope["path"])
+        added = self._headers(request, own_id)
+
+        async def send_with_headers(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                headers = MutableHeaders(raw=message["headers"])
+                for name, value in added.items():
+                    headers.setdefault(name, value)
+                message["headers"] = headers.raw
+            await send(message)
+
+        self.running += 1
+        self._metrics.running.inc()
+        try:
+            await self._serve(request, receive, send_with_headers)
+        finally:
+            self.running -= 1
+            self._metrics.running.dec()
+            self._account(request, status, time.monotonic() - started)
+            request_id.reset(token)
+
+    async def _serve(self, request: Request, receive: Receive, send: Send) -> None:
+        scope = request.scope
+        if request.method == "OPTIONS" and "access-control-request-method" in request.headers:
+            await Response(status_code=204)(scope, receive, send)
+        elif self.running > self._max_running and scope["path"] not in _ALWAYS_OPEN:
+            error = OverloadedError(f"the server runs {self._max_running} requests already; try again")
+            await error_response(error)(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    def _headers(self, request: Request, own_id: str) -> dict[str, str]:
+        added = {**_SECURITY, "request-id": own_id}
+        sent = request.headers.get(CLIENT_ID, "")
+        if _ID.fullmatch(sent):
+            added |= {CLIENT_ID: sent}
+        origin = request.headers.get("origin")
+        if origin is None:
+            return added
+        allowed = self._origins(request.scope["path"])
+        if origin in allowed or "*" in allowed:
+            added |= {
+                "Access-Control-Allow-Origin": origin,
+                "Access-Control-Allow-Methods": "GET, POST, PUT, PATCH, DELETE",
+                "Access-Control-Allow-Headers": _ALLOWED_HEADERS,
+                "Access-Control-Expose-Headers": _EXPOSED_HEADERS,
+                "Cross-Origin-Resource-Policy": "cross-origin",
+            }
+        return {**added, "Vary": "Origin"}
+
+    def _account(self, request: Request, status: int, seconds: float) -> None:
+        route = getattr(request.scope.get("route"), "path", "other")
+        self._metrics.requests.labels(route, request.method, status).inc()
+        self._metrics.seconds.labels(route).observe(seconds)
+        if request.scope["path"] in _ALWAYS_OPEN:
+            return
+        logger.info(
+            "request",
+            extra={
+                "fields": {
+                    "method": request.method,
+                    "path": quote(request.scope["path"][:300]),
+                    "status": status,
+                    "ms": round(seconds * 1000, 1),
+                    "caller": getattr(request.state, "caller", None),
+                    "client_request_id": request.headers.get(CLIENT_ID, "")[:128] or None,
+                }
+            },
+        )
+
+
+def plain_path(path: str) -> str:
+    """Return a path with OData keys or older names in the plain form: ``/agents('a')/x`` is ``/knowledgebases/a/x``."""
+    found = _ODATA.fullmatch(path)
+    if found is None:
+        return path
+    kind, key, rest = found.groups()
+    kind = "knowledgebases" if kind == "agents" else kind
+    inner = "" if key is None else "/" + key.replace("''", "'")
+    return f"/{kind}{inner}{rest or ''}"
+
+
+def error_response(error: BaseException) -> JSONResponse:
+    """Return the response that tells a client of an error; an unexpected one is logged."""
+    status = status_of(error)
+    if status == 500:  # noqa: PLR2004 (the status of errors that nobody foresaw)
+        logger.error("a request failed", exc_info=error)
+    headers = dict(error.headers) if isinstance(error, RequestError) else {}
+    return JSONResponse(error_body(error, request_id.get()), status, headers)
+
+
+async def read_body(request: Request, limit: int) -> bytes:
+    """Return a request's body.
+
+    Raises:
+        TooLargeError: The body has more than ``limit`` bytes; the rest is not read.
+    """
+    too_large = TooLargeError(f"the body is larger than {limit:,} bytes")
+    announced = request.headers.get("content-length", "")
+    if announced.isdigit() and int(announced) > limit:
+        raise too_large
+    parts, size = [], 0
+    async for part in request.stream():
+        size += len(part)
+        if size > limit:
+            raise too_large
+        parts.append(part)
+    return b"".join(parts)
+
+
+class JsonFormatter(logging.Formatter):
+    """Formats log records as lines of JSON with the request id."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return one line of JSON."""
+        fields: dict[str, Any] = {
+            "time": self.formatTime(record, "%Y-%m-%dT%H:%M:%S%z"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            "request_id": request_id.get() or None,
+            **(_fields(record)),
+        }
+        if record.exc_info or record.exc_text:
+            fields["error"] = record.exc_text or self.formatException(record.exc_info)  # type: ignore[arg-type]
+        return json.dumps({name: value for name, value in fields.items() if value is not None})
+
+
+def _fields(record: logging.LogRecord) -> Mapping[str, Any]:
+    found = getattr(record, "fields", None)
+    return found if isinstance(found, Mapping) else {}

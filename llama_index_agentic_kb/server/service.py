@@ -1,0 +1,244 @@
+"""The knowledge bases that a server answers from, built from their definitions."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+from llama_index.core.llms import LLM
+
+from llama_index_agentic_kb._aio import Call
+from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError, NotFoundError
+from llama_index_agentic_kb.knowledge_base import KnowledgeBase
+from llama_index_agentic_kb.schema import RetrievalRequest, parse_odata
+from llama_index_agentic_kb.server.catalog import ANY, Catalog, Conditions, Kind, Snapshot, Stored
+from llama_index_agentic_kb.server.definitions import (
+    Definition,
+    KnowledgeBaseDefinition,
+    ModelReference,
+    RetrieveDefaults,
+    SourceDefinition,
+)
+from llama_index_agentic_kb.server.errors import ConflictError
+from llama_index_agentic_kb.sources import KnowledgeSource
+from llama_index_agentic_kb.store.sessions import SessionStore
+
+Index: TypeAlias = Callable[..., KnowledgeSource]
+"""Returns a source over an index, called with ``name=``, ``description=`` and ``filters=``:
+``partial(KnowledgeSource, index=..., permissions=...)``."""
+
+STATIC_ETAG: Final = '"registered"'
+"""The ETag of a knowledge base that the program registered."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedBase:
+    """A knowledge base with the defaults that its definition adds to requests."""
+
+    base: KnowledgeBase
+    etags: tuple[str, ...] = ()
+    defaults: RetrieveDefaults = field(default_factory=RetrieveDefaults)
+    processing: Mapping[str, str] | None = None
+    """By source: the stored ``resultsProcessing``."""
+
+    def request(self, sent: RetrievalRequest) -> RetrievalRequest:
+        """Return a request with the stored defaults in the fields that it omits."""
+        changes: dict[str, Any] = {
+            name: value
+            for name, value in self.defaults.model_dump(by_alias=False, exclude_none=True).items()
+            if getattr(sent, name) is None
+        }
+        if self.processing and sent.results_processing is None:
+            params = {name: sent.params_for(name) for name in self.processing}
+            changed = {
+                name: one.model_copy(update={"results_processing": self.processing[name]})
+                for name, one in params.items()
+                if one.results_processing is None and one.reranker_threshold is None
+            }
+            rest = [one for one in sent.knowledge_source_params if one.knowledge_source_name not in changed]
+            changes["knowledge_source_params"] = [*rest, *changed.values()]
+        return sent.model_copy(update=changes) if changes else sent
+
+
+class KnowledgeService:
+    """The knowledge bases of a server: those of its catalog, and those that the program registers.
+
+    Args:
+        database: The database of catalog and sessions: a path (SQLite) or a URL; see ``SessionStore``.
+        indexes: What source definitions may search, by the name in ``searchIndexName``.
+        models: The language models that definitions may name.
+        bases: Knowledge bases made in Python. They can't be changed over HTTP.
+
+    Raises:
+        ConfigurationError: Two knowledge bases have the same name, or the database can't be used.
+    """
+
+    def __init__(
+        self,
+        database: str | Path,
+        *,
+        indexes: Mapping[str, Index] | None = None,
+        models: Mapping[str, LLM] | None = None,
+        bases: Sequence[KnowledgeBase] = (),
+    ) -> None:
+        self.indexes, self.models = dict(indexes or {}), dict(models or {})
+        self.sessions = SessionStore(database)
+        self.catalog = Catalog(database)
+        self._registered = {base.name: ServedBase(base) for base in bases}
+        if len(self._registered) < len(bases):
+            raise ConfigurationError("bases: two knowledge bases have the same name")
+        for base in bases:
+            base.sessions = base.sessions or self.sessions
+        self._built: dict[str, ServedBase] = {}
+        self._building: dict[str, asyncio.Lock] = {}
+
+    def close(self) -> None:
+        """Close the connections of the database."""
+        self.catalog.close()
+        self.sessions.close()
+
+    # -- asking ----------------------------------------------------------------------------------------------------
+
+    async def base(self, name: str) -> ServedBase:
+        """Return a knowledge base, built or rebuilt if its definition or one of its sources' has changed.
+
+        Raises:
+            NotFoundError: There is no such knowledge base.
+            ConfigurationError: Its definition names a source, an index or a model that the server lacks.
+        """
+        if name in self._registered:
+            return self._registered[name]
+        stored = await self.catalog.find("knowledgeBase", name)
+        definition = stored.definition
+        assert isinstance(definition, KnowledgeBaseDefinition)
+        sources = [await self.catalog.find("knowledgeSource", used.name) for used in definition.knowledge_sources]
+        etags = (stored.etag, *(source.etag for source in sources))
+        served = self._built.get(name)
+        if served is None or served.etags != etags:
+            async with self._building.setdefault(name, asyncio.Lock()):
+                served = self._built.get(name)
+                if served is None or served.etags != etags:
+                    served = await Call(sync=lambda: self._build(definition, sources, etags), what=f"building {name}")
+                    self._built[name] = served
+        return served
+
+    def _build(
+        self, definition: KnowledgeBaseDefinition, sources: Sequence[Stored], etags: tuple[str, ...]
+    ) -> ServedBase:
+        used = [source.definition for source in sources if isinstance(source.definition, SourceDefinition)]
+        effort = definition.retrieval_reasoning_effort
+        optional: dict[str, Any] = {
+            "effort": effort,
+            "description": definition.description,
+            "output_mode": definition.output_mode,
+            "retrieval_instructions": definition.retrieval_instructions,
+            "answer_instructions": definition.answer_instructions,
+        }
+        base = KnowledgeBase(
+            [self._source(source) for source in used],
+            llm=self._model(definition.models),
+            name=definition.name,
+            sessions=self.sessions,
+            **{name: value for name, value in optional.items() if value is not None},
+        )
+        processing = {one.name: one.results_processing.value for one in used if one.results_processing is not None}
+        return ServedBase(base.warm_up(), etags, definition.retrieve_defaults or RetrieveDefaults(), processing)
+
+    def _source(self, definition: SourceDefinition) -> KnowledgeSource:
+        parameters = definition.search_index_parameters
+        base_filter = parameters.base_filter
+        return self._index(parameters.search_index_name)(
+            name=definition.name,
+            description=definition.description or "",
+            filters=None if base_filter is None else parse_odata(base_filter),
+        )
+
+    def _index(self, name: str) -> Index:
+        if name not in self.indexes:
+            known = ", ".join(sorted(self.indexes)) or "none"
+            raise InvalidRequestError(f"searchIndexName: there is no index {name[:128]!r}; the server has: {known}")
+        return self.indexes[name]
+
+    def _model(self, models: Sequence[ModelReference]) -> LLM | None:
+        if not models:
+            return None
+        name = models[0].azure_open_ai_parameters.name
+        if name not in self.models:
+            known = ", ".join(sorted(self.models)) or "none"
+            raise InvalidRequestError(f"models: {name!r} is not configured on this server; it has: {known}")
+        return self.models[name]
+
+    # -- definitions -----------------------------------------------------------------------------------------------
+
+    async def find(self, kind: Kind, name: str) -> dict[str, Any]:
+        """Return a definition in the form that clients get.
+
+        Raises:
+            NotFoundError: There is none of this name.
+        """
+        if kind == "knowledgeBase" and name in self._registered:
+            return _registered_definition(self._registered[name].base)
+        return (await self.catalog.find(kind, name)).to_dict()
+
+    async def list_all(self, kind: Kind) -> list[dict[str, Any]]:
+        """Return all definitions of a kind, by name."""
+        shown = {name: stored.to_dict() for name, stored in (await self._snapshot()).of(kind).items()}
+        if kind == "knowledgeBase":
+            shown |= {name: _registered_definition(served.base) for name, served in self._registered.items()}
+        return [shown[name] for name in sorted(shown)]
+
+    async def put(
+        self, kind: Kind, definition: Definition, conditions: Conditions = ANY, *, create: bool = False
+    ) -> tuple[Stored, bool]:
+        """Store a definition after checking what it names; see ``Catalog.put``.
+
+        Raises:
+            InvalidRequestError: It names a source, an index or a model that the server lacks.
+            ConflictError: The name is taken (``create``), or belongs to a registered knowledge base.
+        """
+        if kind == "knowledgeBase" and definition.name in self._registered:
+            raise ConflictError(f"knowledge base: {definition.name!r} is registered by the program")
+        if isinstance(definition, KnowledgeBaseDefinition):
+            self._model(definition.models)
+            for used in definition.knowledge_sources:
+                try:
+                    await self.catalog.find("knowledgeSource", used.name)
+                except NotFoundError as error:
+                    raise InvalidRequestError(f"knowledgeSources: {error}") from error
+        else:
+            parameters = definition.search_index_parameters
+            self._index(parameters.search_index_name)
+            if parameters.base_filter is not None:
+                parse_odata(parameters.base_filter)
+        return await self.catalog.put(kind, definition, conditions, create=create)
+
+    async def remove(self, kind: Kind, name: str, conditions: Conditions = ANY) -> None:
+        """Delete a definition; see ``Catalog.remove``."""
+        if kind == "knowledgeBase" and name in self._registered:
+            raise ConflictError(f"knowledge base: {name!r} is registered by the program")
+        await self.catalog.remove(kind, name, conditions)
+
+    async def counts(self) -> dict[Kind, int]:
+        """Return the number of definitions of each kind."""
+        snapshot = await self._snapshot()
+        return {
+            "knowledgeBase": len(snapshot.bases.keys() | self._registered.keys()),
+            "knowledgeSource": len(snapshot.sources),
+        }
+
+    async def _snapshot(self) -> Snapshot:
+        return await self.catalog.snapshot()
+
+
+def _registered_definition(base: KnowledgeBase) -> dict[str, Any]:
+    return {
+        "@odata.etag": STATIC_ETAG,
+        "name": base.name,
+        "description": base.description,
+        "knowledgeSources": [{"name": name} for name in base.sources],
+        "outputMode": base.output_mode.value,
+        "retrievalReasoningEffort": {"kind": base.retriever.effort.value},
+    }
