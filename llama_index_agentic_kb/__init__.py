@@ -71,6 +71,8 @@ if TYPE_CHECKING:
     from llama_index_agentic_kb.query_engine import AgenticStreamingResponse as AgenticStreamingResponse
     from llama_index_agentic_kb.retriever import AgenticRetriever as AgenticRetriever
     from llama_index_agentic_kb.retriever import RetrieverOptions as RetrieverOptions
+    from llama_index_agentic_kb.schema import DialogueStage as DialogueStage
+    from llama_index_agentic_kb.schema import DialogueState as DialogueState
     from llama_index_agentic_kb.schema import Finding as Finding
     from llama_index_agentic_kb.schema import GroundingLedger as GroundingLedger
     from llama_index_agentic_kb.schema import OutputMode as OutputMode
@@ -126,8 +128,8 @@ query_engine: AgenticAsyncStreamingResponse AgenticQueryEngine AgenticResponse A
 retriever: AgenticRetriever RetrieverOptions
 schema.answer: Answer
 schema.answer_query: AnswerQuery AnswerResponse
-schema: Finding GroundingLedger OutputMode Principal QueryPlan ReasoningEffort ResultsProcessing RetrievalRequest
-    RetrievalResponse SkippedReason SourceParams parse_odata
+schema: DialogueStage DialogueState Finding GroundingLedger OutputMode Principal QueryPlan ReasoningEffort
+    ResultsProcessing RetrievalRequest RetrievalResponse SkippedReason SourceParams parse_odata
 search.embedding: EmbeddingCache
 search.fusion: distribution_based_score_fusion interleave reciprocal_rank_fusion relative_score_fusion
 search.rerank: Calibration Reranker

@@ -294,7 +294,7 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         if not fields:
             return request
         own = request.model_dump(exclude_unset=True, by_alias=False)
-        return RetrievalRequest.parse({**own, "principal": request.principal, **fields})
+        return RetrievalRequest.parse({**own, "principal": request.principal, "dialogue": request.dialogue, **fields})
 
     def _engine(self, mode: OutputMode) -> AgenticQueryEngine:
         """Return the cached query engine of an output mode."""

@@ -575,6 +575,7 @@ class Answered:
             plan=retrieval.plan,
             grounding=ledger,
             skipped_reasons=self.skipped,
+            dialogue=retrieval.dialogue,
         )
 
     def metadata(self) -> dict[str, Any]:

@@ -48,6 +48,7 @@ from llama_index_agentic_kb.planning.rounds import FoundStep, PlanOutcome, Task,
 from llama_index_agentic_kb.schema import (
     ActivityRecord,
     AgenticReasoningActivity,
+    DialogueState,
     Finding,
     Message,
     MissingPart,
@@ -128,6 +129,8 @@ class Retrieval:
         findings: Intermediate findings of sub-queries.
         chain: The plan's steps with their findings, dependencies first.
         references: The references of the nodes, set by ``arrange``.
+        dialogue: The state of the conversation after this turn; None if no source is a tool.
+        reply: What is said in place of an answer: a question about a tool's arguments, or a request for confirmation.
     """
 
     nodes: list[NodeWithScore]
@@ -140,6 +143,8 @@ class Retrieval:
     findings: list[Finding] = field(default_factory=list)
     chain: list[FoundStep] = field(default_factory=list)
     references: list[Reference] = field(default_factory=list)
+    dialogue: DialogueState | None = None
+    reply: str = ""
 
     def arrange(self, nodes: Sequence[NodeWithScore]) -> None:
         """Set ``nodes``, without their permission metadata, and ``references``."""

@@ -23,6 +23,10 @@ from llama_index_agentic_kb.schema.activity import SearchLane as SearchLane
 from llama_index_agentic_kb.schema.activity import SourceActivity as SourceActivity
 from llama_index_agentic_kb.schema.activity import SubQuery as SubQuery
 from llama_index_agentic_kb.schema.activity import SubQueryOrigin as SubQueryOrigin
+from llama_index_agentic_kb.schema.dialogue import DialogueStage as DialogueStage
+from llama_index_agentic_kb.schema.dialogue import DialogueState as DialogueState
+from llama_index_agentic_kb.schema.dialogue import PendingWrite as PendingWrite
+from llama_index_agentic_kb.schema.dialogue import TopicShift as TopicShift
 from llama_index_agentic_kb.schema.filters import Condition as Condition
 from llama_index_agentic_kb.schema.filters import FilterGroup as FilterGroup
 from llama_index_agentic_kb.schema.filters import FilterLogic as FilterLogic

@@ -48,6 +48,8 @@ class SubQueryOrigin(StrEnum):
     """The language model's plan."""
     REVISION = "revision"
     """The language model's revision, made after it has read the results of the plan."""
+    TOOL = "tool"
+    """A call of a tool: the query is the JSON text of its arguments."""
 
 
 class SubQuery(Model):
@@ -169,8 +171,9 @@ class ModelQueryPlanningActivity(ActivityRecord):
     input_tokens: Count | None = None
     output_tokens: Count | None = None
     model: ModelInfo | None = None
-    purpose: Literal["plan", "findings", "revision"] = "plan"
-    """The task: write the plan, extract findings from a round of searches, or look for gaps at the end."""
+    purpose: Literal["plan", "findings", "revision", "tool"] = "plan"
+    """The task: write the plan, extract findings from a round of searches, look for gaps at the end, or choose a tool
+    and its arguments."""
     sub_queries: list[str] | None = None
     """The queries of the plan, including the original question; for a revision, the new queries."""
     classifications: list[QueryClassification] | None = None

@@ -24,6 +24,7 @@ from pydantic.json_schema import SkipJsonSchema
 from llama_index_agentic_kb._text import without_surrogates
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.schema._model import Model
+from llama_index_agentic_kb.schema.dialogue import DialogueState
 from llama_index_agentic_kb.schema.filters import FilterNode
 
 MAX_DOCUMENTS: Final = 10_000
@@ -268,11 +269,14 @@ class RetrievalRequest(_Sent):
     knowledge_source_params: list[SourceParams] = Field(default_factory=list)
     principal: SkipJsonSchema[InstanceOf[Principal] | None] = Field(default=None, exclude=True)
     """The caller's identity, set by the program that authenticated the caller; never read from or written to JSON."""
+    dialogue: SkipJsonSchema[InstanceOf[DialogueState] | None] = Field(default=None, exclude=True)
+    """The state of the conversation after its last turn (``RetrievalResponse.dialogue``), for sources that are tools.
+    Set by the program that keeps the conversation; never read from or written to JSON."""
 
     @model_validator(mode="before")
     @classmethod
     def _as_sent(cls, data: object) -> object:
-        """Reject a principal in the data, and of several names of the token budget use only the newest."""
+        """Reject a principal or dialogue in the data, and of several names of the token budget use only the newest."""
         sent = _given(data)
         if isinstance(sent, dict):
             who = sent.get("principal")
@@ -280,6 +284,9 @@ class RetrievalRequest(_Sent):
                 raise ValueError(
                     "principal can't be sent in a request: the program that authenticated its caller sets it"
                 )
+            state = sent.get("dialogue")
+            if state is not None and not isinstance(state, DialogueState):
+                raise ValueError("dialogue can't be sent in a request: the program that keeps the conversation sets it")
             for name in [one for one in _SIZES if one in sent][1:]:
                 del sent[name]
         return sent

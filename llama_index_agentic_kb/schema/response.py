@@ -11,6 +11,7 @@ from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_ser
 
 from llama_index_agentic_kb.schema._model import Model
 from llama_index_agentic_kb.schema.activity import AnyActivity, Outcome, QueryPlan
+from llama_index_agentic_kb.schema.dialogue import DialogueState
 from llama_index_agentic_kb.schema.grounding import GroundingLedger
 from llama_index_agentic_kb.schema.request import Message
 
@@ -122,6 +123,8 @@ class RetrievalResponse(Model):
     grounding: GroundingLedger | None = None
     """The grounding ledger: each claim of the answer, or of the draft of a withheld answer, with its evidence. None if
     there was no answer to check."""
+    dialogue: DialogueState | None = None
+    """The state of the conversation after this turn, for the next request; None if no source is a tool."""
     skipped_reasons: list[SkippedReason] = Field(default_factory=list)
     """The reasons why there is no answer or it was withheld; ``text`` then contains a notice instead."""
 

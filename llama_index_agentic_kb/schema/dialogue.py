@@ -1,0 +1,78 @@
+"""The state of a conversation that uses tools: what the user wants, what is known, and what waits for confirmation.
+
+A program passes the state of the last response into the next request, and keeps it in between with the conversation. It
+is created from the user's messages and the tools' schemas only, never from retrieved text.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from pydantic import ConfigDict, Field, JsonValue
+
+from llama_index_agentic_kb.schema._model import Model
+
+
+class DialogueStage(StrEnum):
+    """What the conversation is waiting for."""
+
+    OPEN = "open"
+    """Nothing: no tool was asked for, or the user changed their mind."""
+    ASKING = "asking"
+    """The missing arguments of a tool; the response asks for them."""
+    CONFIRMING = "confirming"
+    """The user's confirmation of a call that changes something."""
+    DONE = "done"
+    """Nothing: the tool was called in this turn, or its confirmation was declined."""
+
+
+class _Frozen(Model):
+    model_config = ConfigDict(frozen=True)
+
+
+class PendingWrite(_Frozen):
+    """A call that changes something, waiting for confirmation.
+
+    The user confirms with "yes", declines with "no", or names the token: ``confirm TOKEN``, ``cancel TOKEN``.
+    """
+
+    token: str
+    """A random text. It is the call's idempotency key too: a token is executed at most once."""
+    tool: str
+    """The name of the source."""
+    arguments: dict[str, JsonValue]
+    asked_of: str
+    """A digest of the principal who was asked; nobody else can confirm."""
+
+
+class TopicShift(_Frozen):
+    """A change of the user's mind."""
+
+    from_tool: str
+    to_tool: str | None = None
+    """The tool asked for now; None if none is."""
+    cleared: tuple[str, ...] = ()
+    """The names of the arguments that were forgotten."""
+    kept: tuple[str, ...] = ()
+    """The names of the arguments that were kept, because another tool takes them too."""
+
+
+class DialogueState(_Frozen):
+    """The state of a conversation after a turn; an immutable value with a JSON form (``to_dict``, ``parse``)."""
+
+    turn: int = Field(default=0, ge=0)
+    """The number of turns so far."""
+    stage: DialogueStage = DialogueStage.OPEN
+    tool: str | None = None
+    """The name of the tool source that the user asked for (the intent)."""
+    slots: dict[str, JsonValue] = Field(default_factory=dict)
+    """The known arguments, by name."""
+    missing: tuple[str, ...] = ()
+    """The names of the required arguments that are still missing."""
+    question: str | None = None
+    """The question that the response asks; None if it asks none."""
+    pending: PendingWrite | None = None
+    shift: TopicShift | None = None
+    """The change of mind in this turn; None if there was none."""
+    topic: str = ""
+    """The message with which the present topic began: earlier messages are not read for arguments."""
