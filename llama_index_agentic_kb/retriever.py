@@ -375,7 +375,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         )
         outcome = await search_question(task)
         raise_if_lost(outcome.searches)
-        missing = [*forgotten, *missing_parts(outcome.searches), *fan_out.left_out]
+        missing = [*forgotten, *missing_parts(outcome.searches), *fan_out.left_out, *outcome.withheld]
         found = outcome.findings, outcome.chain
         retrieval = Retrieval([], outcome.plan, log, budget, missing, selected, scope, *found)
         await self._gather(retrieval, outcome, task, options, bundle or QueryBundle(request.question))

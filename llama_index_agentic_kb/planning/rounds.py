@@ -12,8 +12,9 @@ searched with descriptions of these answers, in the question's own words.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice, product, zip_longest
 from typing import Final
@@ -55,7 +56,9 @@ from llama_index_agentic_kb.schema import (
     Confidence,
     EffortUse,
     Finding,
+    MissingPart,
     ModelQueryPlanningActivity,
+    Outcome,
     QueryPlan,
     ReasoningEffort,
     SubQuery,
@@ -116,6 +119,8 @@ class PlanOutcome:
     """The steps with their findings; each step comes after those that it depends on."""
     proof: list[Proof] = field(default_factory=list)
     """The passages that support the chain's findings, and those that support the verdict on the evidence."""
+    withheld: list[MissingPart] = field(default_factory=list)
+    """The sources that did not get queries, because these were written after reading passages that they may not get."""
     usage: Usage = field(default_factory=Usage)
     rounds: int = 1
     revisions: int = 0
@@ -188,7 +193,7 @@ class Steps:
     answers filled into it, or from another step's search with the same query.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, learns: Mapping[str, AbstractSet[str]]) -> None:
         self.planned: dict[str, SubQuery] = {}
         self.waiting: dict[str, SubQuery] = {}
         """Steps, by id, that depend on answers which are not known yet."""
@@ -200,6 +205,11 @@ class Steps:
         """Description of each step's answer, with references; see ``PlanGraph.finds``."""
         self.next: dict[str, str] = {}
         """The follow-up query of each step whose findings are partial, by id."""
+        self.read: set[str] = set()
+        """Names of the sources whose passages a model call was shown."""
+        self.withheld: dict[str, dict[str, None]] = {}
+        """Ids of steps, or of revisions, by the name of a source that did not get their queries."""
+        self._learns = learns  # by source, the names of the sources whose passages its queries may be made of
         self._serves: dict[str, list[str]] = {}  # ids of steps by the id of the search that provides their results
 
     def note(self, sub_query: SubQuery, names: Sequence[str]) -> None:
@@ -267,6 +277,31 @@ class Steps:
         same = {answer.value.casefold() for answer in answers} & {answer.value.casefold() for answer in before}
         return [] if same or sure_before == 1 else before
 
+    def may_get(self, names: Iterable[str]) -> list[str]:
+        """Return the sources that may get a query which a model writes now, after what it has read."""
+        return [name for name in names if self.read <= self._learns[name]]
+
+    def withhold(self, step: str, names: Iterable[str]) -> None:
+        """Record that these sources did not get a query of a step or of a revision."""
+        for name in names:
+            self.withheld.setdefault(name, {})[step] = None
+
+    def _queries_and_sources(self, step: SubQuery, query: str) -> dict[str, tuple[str, list[str]]]:
+        """Return each query of a step, by its normal form, with the sources that may get it.
+
+        What the planner wrote may go to all of the step's sources, as the planner reads no passages. A source that may
+        not get what was written later gets the planner's words instead.
+        """
+        texts = {normalize(text): text for text in ([query] if query else self._queries(step))}
+        own = None if step.origin is SubQueryOrigin.REVISION else normalize(step.query)
+        allowed = self.may_get(step.sources)
+        held = [name for name in step.sources if name not in allowed] if {*texts} != {own} else []
+        self.withhold(step.id, held)
+        made = {form: (text, step.sources if form == own else allowed) for form, text in texts.items()}
+        if held and own is not None:
+            made.setdefault(own, (step.query, held))
+        return {form: one for form, one in made.items() if one[1]}
+
     def searches_for(self, step: SubQuery, number: int, started: Sequence[SubQuery], query: str = "") -> list[SubQuery]:
         """Return one search for each combination of the answers that a step depends on, best first.
 
@@ -274,19 +309,19 @@ class Steps:
         results are shared. If ``query`` is set, it replaces the step's own query.
         """
         known = {normalize(one.query): one for one in (*self.searched.values(), *started)}
-        queries = {normalize(query): query for query in ([query] if query else self._queries(step))}
+        queries = self._queries_and_sources(step, query)
         alone = sum(form not in known for form in queries) == 1 and step.id not in self.searched
         branches = sum(one.part_of == step.id for one in self.searched.values())
         made: list[SubQuery] = []
-        for form, text in queries.items():
+        for form, (text, sources) in queries.items():
             if form in known:
                 same = known[form]
                 self._share(same.id, step.id)
-                if new := [name for name in step.sources if name not in same.sources]:
+                if new := [name for name in sources if name not in same.sources]:
                     filters = {name: step.filters[name] for name in new if name in step.filters}
                     made.append(same.model_copy(update={"sources": new, "filters": filters, "wave": number}))
             elif branches + (step.id in self.searched) < MAX_SEARCHES:
-                change: dict[str, object] = {"query": text, "wave": number}
+                change: dict[str, object] = {"query": text, "sources": sources, "wave": number}
                 if not alone:
                     branches += 1
                     change |= {"id": f"{step.id}.{branches}", "part_of": step.id}
@@ -337,7 +372,13 @@ class MultiHopSearch:
         self._sources = sources
         self._limits = task.limits
         self._deadline = task.budget.retrieval_deadline
-        self._steps = Steps()
+        every = {name: chosen.source for name, chosen in task.fan_out.selected.items()}
+        self._learns = {
+            name: {other for other, read in every.items() if source.may_learn_from(read)}
+            for name, source in every.items()
+        }
+        self._planned = self._readable = {*every}  # see ``_take_plan``
+        self._steps = Steps(self._learns)
         self._running: list[RunningSearch] = []  # started searches, in the order in which they were planned
         self._in_full: set[str] = set()  # ids of passages whose full text the model asked for
         self._rests_on: list[str] = []  # ids of passages that support a verdict
@@ -353,10 +394,14 @@ class MultiHopSearch:
         The question is searched while the model plans; ``first`` are its searches if they were started already.
         """
         self._decide(why)
+        scope = self._task.scope
+        if any(len(learned) < len(self._learns) for learned in self._learns.values()):
+            # earlier answers are made of passages, and the planner's queries may go to any source
+            scope = replace(scope, history=tuple(turn for turn in scope.history if turn[0] == "user"))
         planning = start(
             plan_searches(
                 self._model,
-                self._task.scope,
+                scope,
                 self._sources,
                 self._limits,
                 deadline=self._call_deadline,
@@ -421,6 +466,11 @@ class MultiHopSearch:
         plan, planned = self._outcome.plan, planning.plan
         plan.warnings, plan.classifications, plan.labels = planned.warnings, planned.classifications, planned.labels
         self._steps.plan(planned.sub_queries, planning.finds)
+        chosen = [one.sources for one in planned.sub_queries if one.origin is SubQueryOrigin.PLANNER]
+        self._planned = {name for names in chosen or [[*self._learns]] for name in names}
+        # Passages that only the question found are not read if a planned source could then get no further query.
+        common = set[str].intersection(*({*self._learns[name]} for name in self._planned))
+        self._readable = self._planned | common
 
     async def _follow(self, number: int) -> None:
         """Search the independent steps, then the dependent ones as soon as their parents' answers are read.
@@ -485,7 +535,7 @@ class MultiHopSearch:
                 {one.id: one.template or one.query for one in steps.waiting.values()},
                 {name: answers for name, answers in steps.found.items() if answers},
             ),
-            await Call(sync=partial(self._passages, searches), what="choosing passages"),
+            await self._passages(searches),
             take,
             deadline=self._call_deadline,
             log=self._task.log,
@@ -554,9 +604,11 @@ class MultiHopSearch:
             self._warn(warning)
         plan = QueryPlan(sub_queries=[one.model_copy(deep=True) for one in steps.searched.values()])
         known = {name: one for name, one in steps.planned.items() if one.origin is not SubQueryOrigin.QUESTION}
-        graph = PlanGraph(
-            plan, self._sources, self._limits, revision=outcome.revisions, steps=known, first_round=last + 1
-        )
+        allowed = self._may_revise
+        if verdict.proposals:
+            held = [one.name for one in self._sources if one.name in self._planned and one not in allowed]
+            steps.withhold(f"r{outcome.revisions}", held)
+        graph = PlanGraph(plan, allowed, self._limits, revision=outcome.revisions, steps=known, first_round=last + 1)
         # A known query in further sources becomes a new search: passages must not change the user's plan.
         change: dict[str, object] = {
             "filters": {},
@@ -584,13 +636,13 @@ class MultiHopSearch:
 
     async def _judge(self) -> Verdict:
         """Ask the model whether evidence is missing, and store the passages that support its verdict."""
-        passages = await Call(sync=partial(self._passages, [*self._steps.searched][::-1]), what="choosing passages")
+        passages = await self._passages([*self._steps.searched][::-1])
         verdict = await look_for_gaps(
             self._model,
             self._task.scope.question,
             "\n".join(self._account_of_searches(passages.refs())),
             passages,
-            self._sources,
+            self._may_revise,
             limit=self._limits.sub_queries,
             deadline=self._call_deadline,
             log=self._task.log,
@@ -600,11 +652,18 @@ class MultiHopSearch:
                 self._rests_on.append(passage.node.node_id)
         return verdict
 
+    @property
+    def _may_revise(self) -> list[PlannerSource]:
+        """The sources that a revision may search: those of the plan that may get what is written now."""
+        allowed = self._steps.may_get(self._planned)
+        return [one for one in self._sources if one.name in allowed]
+
     def _account_of_searches(self, refs: Mapping[str, int]) -> Iterator[str]:
         """Yield one line for each search with its findings, and for each step that needed no search."""
         steps, nodes = self._steps, dict[str, int]()
         for search in self._done:
-            nodes[search.sub_query.id] = nodes.get(search.sub_query.id, 0) + len(search.nodes)
+            if search.source.name in self._readable:
+                nodes[search.sub_query.id] = nodes.get(search.sub_query.id, 0) + len(search.nodes)
         early = {name: one.query for name, one in steps.planned.items() if not steps.searches_of([name])}
         for name, query in ({name: one.query for name, one in steps.searched.items()} | early).items():
             found = as_found(steps.found.get(name, []), refs)
@@ -613,13 +672,19 @@ class MultiHopSearch:
 
     # -- shared by reading and judging -------------------------------------------------------------------------------
 
-    def _passages(self, first: Sequence[str]) -> PassageSet:
+    async def _passages(self, first: Sequence[str]) -> PassageSet:
+        """Return the passages for a model call, and record their sources as read before the call can write a query."""
+        found = [search for search in self._done if search.source.name in self._readable]
+        self._steps.read.update(search.source.name for search in found if search.nodes)
+        return await Call(sync=partial(self._best_passages, first, found), what="choosing passages")
+
+    def _best_passages(self, first: Sequence[str], searches: Sequence[SourceSearch]) -> PassageSet:
         """Return the supporting passages in full, and the best of all searches, those of ``first`` before others."""
         proof = [one.node_id for one in self._proof()]
         share = min(max(1, MAX_PASSAGES // max(1, len(first))), PASSAGES_PER_QUERY)
         passages = PassageSet(share, {*proof, *self._in_full})
         by_query: dict[str, list[SourceSearch]] = {name: [] for name in first}
-        for search in self._done:
+        for search in searches:
             by_query.setdefault(search.sub_query.id, []).append(search)
         best = [(found[0].sub_query.query, best_of(found, self._task.fusion)) for found in by_query.values() if found]
         by_id = {one.node.node.node_id: (query, [one]) for query, found in reversed(best) for one in found}
@@ -690,6 +755,13 @@ class MultiHopSearch:
     def _finished(self) -> PlanOutcome:
         """Complete and return the outcome; add later warnings to the planning call's closed record."""
         outcome = self._outcome
+        for name, ids in self._steps.withheld.items():
+            read = ", ".join(sorted(self._steps.read - self._learns[name]))
+            reason = (
+                f"it did not get what was written for {', '.join(ids)} after reading {read} (KnowledgeSource.trust)"
+            )
+            self._warn(f"{name}: {reason}")
+            outcome.withheld.append(MissingPart(what=name, outcome=Outcome.SKIPPED, reason=reason))
         outcome.plan.sub_queries = list(self._steps.searched.values())
         outcome.findings = [finding for found in self._steps.found.values() for finding in found]
         outcome.searches, outcome.chain, outcome.proof = self._done, self._steps.chain(), self._proof()

@@ -117,6 +117,9 @@ class KnowledgeSource(NotPickled):
         filters: The mandatory filter. No request, plan or parameter can widen it.
         permissions: The metadata fields that say who may see a document. Each request then needs a ``Principal``, and
             finds only documents that this principal may see; without a principal the source is denied.
+        trust: How far the source is trusted with text of others; higher is more. A query that was written after
+            reading a source's passages goes only to sources of at least its level. Defaults to 1 for a source with
+            permissions and 0 for others; two sources without levels of their own must also have the same permissions.
         filterable: The metadata fields that a planner may filter on, by name. Defaults to no planner filters.
         metadata_reader: Reads the metadata of the source's chunks, for facets and lists. Defaults to reading them from
             an index that stores its nodes.
@@ -151,6 +154,7 @@ class KnowledgeSource(NotPickled):
         retriever_kwargs: Mapping[str, Any] | None = None,
         filters: FilterLike = None,
         permissions: Permissions | None = None,
+        trust: int | None = None,
         filterable: Mapping[str, FilterField] | None = None,
         metadata_reader: MetadataReader | None = None,
         fields: Fields = Fields(),
@@ -173,10 +177,13 @@ class KnowledgeSource(NotPickled):
         kind = type(permissions).__name__
         if not isinstance(permissions, Permissions | None):
             raise ConfigurationError(f"source {name!r}: permissions: expected Permissions, got {kind}")
+        if isinstance(trust, bool) or not isinstance(trust, int | None):
+            raise ConfigurationError(f"source {name!r}: trust: expected a whole number, got {trust!r}")
         self.name = name
         self.description = description
         self.mandatory = all_of(to_tree(filters), to_tree(further.pop("filters", None)))
         self.permissions = permissions
+        self.trust = trust
         self.filterable = declared_fields(name, filterable)
         hidden = [key for key in self.filterable if permissions is not None and permissions.hides(key)]
         if hidden:
@@ -216,6 +223,13 @@ class KnowledgeSource(NotPickled):
             DeniedError: The source declares permissions, and the principal is missing or lacks a required attribute.
         """
         return None if self.permissions is None else self.permissions.filter_for(principal)
+
+    def may_learn_from(self, other: KnowledgeSource) -> bool:
+        """Return whether a query may be sent to this source that was written after reading passages of ``other``."""
+        if self.trust is other.trust is None:
+            return other.permissions is None or other.permissions == self.permissions
+        levels = [int(one.permissions is not None) if one.trust is None else one.trust for one in (self, other)]
+        return self is other or levels[0] >= levels[1]
 
     def refuse_hidden(self, filters: FilterNode | None) -> None:
         """Reject a caller's filter on metadata keys that say whom else documents are shared with.

@@ -1,4 +1,4 @@
-"""Runs every attack in every mode, way and effort; prints cases and changes, and writes ``build/injection.json``."""
+"""Runs every attack in every mode, way and effort, and every flow of a secret; writes ``build/injection.json``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from tests.injection.world import Case, all_cases, attack, few_cases
+from tests.injection.flow import all_flows
+from tests.injection.world import EFFORTS, Case, all_cases, attack, few_cases
 
 
 def main() -> None:
@@ -29,12 +30,25 @@ def main() -> None:
             print(f"{number}/{len(cases)} cases, {len(found)} changes, {time.monotonic() - began:.0f} s", flush=True)
     for case, change in found[:20]:
         print(f"{case}: {change}")
+    flows = [flow for effort in EFFORTS for flow in all_flows(effort)][:: 15 if arguments.few else 1]
+    leaked = [flow for flow in flows if flow.leaks()]
+    real = [flow for flow in flows if flow.effort == "medium"]
+    trusted = sum(flow.leaks(trusted=True) for flow in real)
+    for flow in leaked[:20]:
+        print(f"{flow}: the open source received the secret")
+    print(f"{len(flows)} flows, {len(leaked)} leaks; {trusted} of {len(real)} where the open source is trusted")
     kinds = Counter(change.partition(":")[0] for _, change in found)
     print(f"{len(cases)} cases, {len(found)} changes {dict(kinds)} in {time.monotonic() - began:.0f} s")
     arguments.out.parent.mkdir(parents=True, exist_ok=True)
-    count = {"cases": len(cases), "changes": len(found), "of": dict(kinds), "seconds": round(time.monotonic() - began)}
+    count: dict[str, object] = {
+        "cases": len(cases),
+        "changes": len(found),
+        "of": dict(kinds),
+        "seconds": round(time.monotonic() - began),
+    }
+    count |= {"flows": len(flows), "leaks": len(leaked), "trusted": {"flows": len(real), "leaks": trusted}}
     arguments.out.write_text(json.dumps(count, indent=2) + "\n", encoding="utf-8")
-    sys.exit(bool(found))
+    sys.exit(bool(found or leaked))
 
 
 if __name__ == "__main__":

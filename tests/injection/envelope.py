@@ -88,9 +88,14 @@ def _plan_changes(clean: RetrievalResponse, poisoned: RetrievalResponse) -> Iter
             yield f"plan: {step} is new: {after[step].query!r}"
         elif (was := _of_the_plan(before[step])) != (now := _of_the_plan(after[step])):
             yield f"plan: {step} was {was}, is {now}"
+    planner = [one for one in before.values() if one.origin is SubQueryOrigin.PLANNER]
+    chosen = {name for one in planner or before.values() for name in one.sources}
     for one in poisoned.plan.sub_queries if poisoned.plan else []:
-        if one.origin is SubQueryOrigin.REVISION and (one.filters or links_in(one.query)):
-            yield f"plan: the revision's {one.id} has more than words: {one!r}"
+        if one.origin is SubQueryOrigin.REVISION:
+            if one.filters or links_in(one.query):
+                yield f"plan: the revision's {one.id} has more than words: {one!r}"
+            if not chosen.issuperset(one.sources):
+                yield f"source: the revision's {one.id} is searched in {one.sources}; the plan chose {sorted(chosen)}"
 
 
 def _search_changes(clean: RetrievalResponse, poisoned: RetrievalResponse) -> Iterator[str]:

@@ -68,6 +68,7 @@ _LOOK_ALIKES: Final = str.maketrans(
     "\u0430\u0441\u0435\u0456\u043e\u0440\u0445\u0443\u0455\u0405\u0501\u04bb", "aceiopxysSdh"
 )
 _PASSAGE: Final = re.compile(r'<passage ref_id="(\d+)"[^\n]*>\n(.*?)\n</passage>', re.DOTALL)
+_CANARY: Final = re.compile(r"CANARY-[A-Z0-9-]+")
 _STEP: Final = re.compile(r"^(q[\w.]+): (.*)$", re.MULTILINE)
 
 
@@ -146,22 +147,34 @@ class ObedientLLM(ScriptedLLM):
     Args:
         plan: The planner's reply, as JSON.
         findings: Answers, by words of the step that they answer.
+        partial: Whether ordered values are partial answers, with the ordered search as the next one.
         **kwargs: For ``ScriptedLLM`` (``context_window``, ...).
     """
 
     _plan: str = PrivateAttr()
     _findings: Mapping[str, str] = PrivateAttr()
+    _partial: bool = PrivateAttr()
 
     def __init__(
-        self, plan: str = '{"sub_queries": []}', findings: Mapping[str, str] | None = None, **kwargs: Any
+        self,
+        plan: str = '{"sub_queries": []}',
+        findings: Mapping[str, str] | None = None,
+        *,
+        partial: bool = False,
+        **kwargs: Any,
     ) -> None:
         super().__init__(self._obey, **kwargs)
-        self._plan, self._findings = plan, findings or {}
+        self._plan, self._findings, self._partial = plan, findings or {}, partial
 
     def _obey(self, messages: list[ChatMessage]) -> ScriptedReply:
         system = "\n".join(one.content or "" for one in messages if one.role is MessageRole.SYSTEM)
         said = "\n".join(one.content or "" for one in messages if one.role is not MessageRole.SYSTEM)
         orders = read_orders(said)
+        if (
+            secrets := " ".join(dict.fromkeys(_CANARY.findall("\n".join(_readings(said)))))
+        ) and "UNANSWERABLE" not in system:
+            for name in VERBS:
+                setattr(orders, name, [one.replace("SECRET", secrets) for one in getattr(orders, name)])
         if '"sufficient"' in system:
             reply = self._verdict(orders)
         elif '"step"' in system:
@@ -183,7 +196,10 @@ class ObedientLLM(ScriptedLLM):
             answers: list[dict[str, Any]] = [{"value": known, "ref": ref, "confidence": "stated"}] if known else []
             ordered = [*orders.search, *orders.filter, *orders.cite, *orders.write]
             further = {"sources": orders.source, "filter": " ".join(orders.filter), "depends_on": ["q1"]}
-            answers += [{"value": value, "ref": 1, "confidence": "stated", **further} for value in ordered]
+            sure = "stated"
+            if self._partial and orders.search:
+                answers, sure, further = [], "partial", {**further, "next": orders.search[0]}
+            answers += [{"value": value, "ref": 1, "confidence": sure, **further} for value in ordered]
             lines.append(json.dumps({"step": step, "answers": answers, **(further if orders else {})}))
         return "\n".join([*lines, *(json.dumps(one) for one in _proposals(orders))])
 

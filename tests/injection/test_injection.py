@@ -16,6 +16,7 @@ from llama_index_agentic_kb.schema import RetrievalResponse, SubQueryOrigin
 from llama_index_agentic_kb.synthesizers.draft import Draft
 from llama_index_agentic_kb.testing import MemoryRetriever
 from tests.injection.attacks import Goal, Kind, ObedientLLM, Poison, changes, poison, read_orders
+from tests.injection.flow import ORDERS, Flow, all_flows
 from tests.injection.world import ABOUT, MODES, SECRETS, WAYS, Case, World, all_cases, attack, few_cases, harmless
 
 CASES = few_cases()
@@ -112,6 +113,18 @@ def test_another_tenants_documents_are_there_to_be_leaked() -> None:
     source.mandatory = None
     response = world.ask(Case(Kind.DIRECT, Goal.TENANT))
     assert any(SECRETS[0] in str(reference.to_dict()) for reference in response.references)
+
+
+@pytest.mark.parametrize("flow", [*list(all_flows())[7::14], *list(all_flows("low"))[3::60]], ids=str)
+def test_an_open_source_never_receives_a_secret(flow: Flow) -> None:
+    """Whatever a passage orders, no query with text of a source with permissions reaches one without them."""
+    assert not flow.leaks()
+
+
+def test_a_trusted_source_receives_it() -> None:
+    """The flows are real: where the open source is trusted, the model's orders carry the secret there by every way."""
+    flows = [flow for flow in all_flows() if flow.kind is Kind.DIRECT and flow.places == ("hr", "web")]
+    assert {flow.orders for flow in flows if flow.leaks(trusted=True)} == {*ORDERS}
 
 
 async def test_a_conversation_stays_within_its_bounds() -> None:

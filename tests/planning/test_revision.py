@@ -77,16 +77,18 @@ def test_a_revision_is_held_to_the_limits() -> None:
     assert [one.query for one in added] == ["fact 0", "fact 1"]
 
 
-def test_a_known_query_may_go_to_a_further_source() -> None:
-    """It is searched there alone, once, as a search of the revision's: what was planned stays as it is."""
-    one, other = MemoryRetriever(["the tower"]), MemoryRetriever(["the tower"])
-    sources = [KnowledgeSource("one", retriever=one), KnowledgeSource("other", retriever=other)]
-    plan = steps({"query": "the tower", "sources": ["one"]})
-    searched = World(PAGES, plan=plan, revision=verdict({"query": "The tower", "sources": ["one", "other"]}))
+def test_a_known_query_may_go_to_a_further_source_of_the_plan() -> None:
+    """It is searched there alone, once, as a search of the revision's; a source that no step names is out."""
+    one, other, third = (MemoryRetriever(["the tower"]) for _ in range(3))
+    sources = [KnowledgeSource(name, retriever=to) for name, to in (("one", one), ("other", other), ("third", third))]
+    plan = steps({"query": "the tower", "sources": ["one"]}, {"query": "rain", "sources": ["other"]})
+    searched = World(PAGES, plan=plan, revision=verdict({"query": "The tower", "sources": ["one", "other", "third"]}))
     made = searched.search(QUESTION, sources=sources)
     assert [query.query_str for query in one.queries] == [QUESTION, "the tower"]
-    assert [query.query_str for query in other.queries] == [QUESTION, "the tower"]
-    planned, again = made.plan.sub_queries[1:]
+    assert [query.query_str for query in other.queries] == [QUESTION, "rain", "the tower"]
+    assert [query.query_str for query in third.queries] == [QUESTION]
+    assert "third" not in next(text for kind, text in searched.prompts if kind == "revision").split("</sources>")[0]
+    planned, _, again = made.plan.sub_queries[1:]
     assert (planned.id, planned.sources, planned.origin) == ("q1", ["one"], SubQueryOrigin.PLANNER)
     assert (again.query, again.sources, again.origin) == ("the tower", ["other"], SubQueryOrigin.REVISION)
 
