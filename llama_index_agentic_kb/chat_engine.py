@@ -24,6 +24,7 @@ from llama_index_agentic_kb.guard.permissions import current_principal, owner_of
 from llama_index_agentic_kb.query_engine import AgenticQueryEngine
 from llama_index_agentic_kb.retriever import AgenticRetriever
 from llama_index_agentic_kb.schema import Message, OutputMode, ReasoningEffort, RetrievalRequest
+from llama_index_agentic_kb.schema.request import INSTRUCTING
 
 __all__ = ["AgenticChatEngine"]
 
@@ -48,7 +49,9 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         query_engine: The query engine that answers each message.
         memory: The conversation memory. Defaults to a buffer of the last 8,000 tokens.
         callback_manager: Defaults to the query engine's.
-        prefix_messages: Messages to put before every conversation; system messages become instructions for the answer.
+        prefix_messages: Messages to put before every conversation; system messages are instructions for planner and
+            answer, like those of a given ``chat_history``. System messages that a memory adds, such as summaries, are
+            part of the conversation.
         skip_condense: Whether to search for each message unchanged, without planning; the conversation is still part
             of the answer's prompt.
     """
@@ -65,9 +68,9 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         self.query_engine = query_engine
         self.memory = memory or ChatMemoryBuffer.from_defaults(token_limit=MEMORY_TOKENS)
         self.callback_manager = callback_manager or query_engine.callback_manager
-        systems = [message for message in prefix_messages if message.role is MessageRole.SYSTEM]
-        self._instructions = "\n".join(message.content or "" for message in systems)
-        self._prefix = [message for message in prefix_messages if message.role is not MessageRole.SYSTEM]
+        self._prefix = list(prefix_messages)
+        self._given: list[ChatMessage] = []
+        """The system messages of the given history; they are not kept in the memory."""
         self._effort = ReasoningEffort.MINIMAL if skip_condense else None
 
     @classmethod
@@ -90,7 +93,7 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
             retriever: The retriever for each message.
             memory: See the class.
             chat_history: The initial conversation; used only if no memory is given.
-            system_prompt: Instructions for the model that answers.
+            system_prompt: Instructions for the models that plan and answer.
             prefix_messages: See the class; can't be combined with ``system_prompt``.
             context_prompt: The system message of the answer prompt, with ``{context_str}``. Defaults to our own.
             context_template: An alias of ``context_prompt``, as some of LlamaIndex's engines call it.
@@ -112,10 +115,11 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
             engine.setdefault("text_qa_template", ChatPromptTemplate(message_templates=messages))
         for name in ("condense_prompt", "context_refine_prompt", "context_refine_template"):
             engine.pop(name, None)
-        if memory is None:
-            memory = ChatMemoryBuffer.from_defaults(list(chat_history or ()), token_limit=MEMORY_TOKENS)
         query_engine = AgenticQueryEngine(retriever, **engine)
-        return cls(query_engine, memory, prefix_messages=prefix_messages or (), skip_condense=skip_condense)
+        chat = cls(query_engine, memory, prefix_messages=prefix_messages or (), skip_condense=skip_condense)
+        if memory is None:
+            chat.memory.set(chat._without_rules(chat_history or ()))
+        return chat
 
     @dispatcher.span
     @trace_method("chat")
@@ -166,6 +170,7 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         """
         owner_of(self.memory).claim(self.query_engine.retriever.resolve_principal())
         self.memory.reset()
+        self._given = []
         owner_of(self.memory).end(forgotten=not getattr(self.memory, "memory_blocks", None))
 
     @property
@@ -187,7 +192,7 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
 
     async def _chat(self, message: str | QueryBundle, history: Sequence[ChatMessage] | None) -> AgentChatResponse:
         request, number = await self._request(message, history)
-        answered = await self.query_engine.answer(request, instructions=self._instructions)
+        answered = await self.query_engine.answer(request)
         response = answered.llama_response()
         text = _readable(answered.text) if self._extracts or answered.synthesis.is_extract else str(response)
         await self._remember(text_of(message), text, number)
@@ -198,7 +203,7 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
     ) -> tuple[Coroutine[Any, Any, None], dict[str, Any]]:
         """Retrieve; return a coroutine that streams the answer and stores the turn, and the evidence."""
         request, number = await self._request(message, history)
-        work, nodes, _ = await self.query_engine.begin(request, instructions=self._instructions)
+        work, nodes, _ = await self.query_engine.begin(request)
         text = ""
 
         def delta(token: str) -> ChatResponse:
@@ -224,13 +229,19 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         number = owner_of(self.memory).claim(principal)
         set_principal(principal)  # a memory may be restricted to one principal
         if chat_history is not None:
-            history = list(chat_history)
+            history = self._without_rules(chat_history)
             await Call(sync=partial(self.memory.set, history), native=partial(self.memory.aset, history), what="memory")
         read, aread = partial(self.memory.get, input=message), partial(self.memory.aget, input=message)
         earlier = await Call(sync=read, native=aread, what="memory")
+        said = [ChatMessage(role=MessageRole.MODEL, content=one.content) if _rules(one) else one for one in earlier]
         question = ChatMessage(role=MessageRole.USER, content=message)
-        request = conversation_request([*self._prefix, *earlier, question])
+        request = conversation_request([*self._prefix, *self._given, *said, question])
         return request.model_copy(update={"retrieval_reasoning_effort": self._effort}), number
+
+    def _without_rules(self, history: Sequence[ChatMessage]) -> list[ChatMessage]:
+        """Keep the system messages of a history, and return the others."""
+        self._given = [message for message in history if _rules(message)]
+        return [message for message in history if not _rules(message)]
 
     async def _remember(self, message: str, answer: str, number: int) -> None:
         """Store a turn in the memory, unless the conversation was reset meanwhile."""
@@ -243,6 +254,10 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         await Call(
             sync=partial(self.memory.put_messages, turn), native=partial(self.memory.aput_messages, turn), what="memory"
         )
+
+
+def _rules(message: ChatMessage) -> bool:
+    return message.role.value in INSTRUCTING
 
 
 def conversation_request(messages: Sequence[ChatMessage]) -> RetrievalRequest:

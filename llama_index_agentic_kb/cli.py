@@ -436,16 +436,16 @@ def _open(store: Path, llm: LLM | None, **kwargs: Any) -> KnowledgeBase:
 
 def _language_model(name: str | None, context_window: int) -> LLM | None:
     """Return the language model set by environment variables; None if neither an API key nor OPENAI_BASE_URL is set."""
-    key, url = os.environ.get("OPENAI_API_KEY"), os.environ.get("OPENAI_BASE_URL") or os.environ.get("OPENAI_API_BASE")
-    if not key and not url:
+    from llama_index_agentic_kb.llm.capabilities import (  # noqa: PLC0415 (loads LlamaIndex)
+        openai_address,
+        openai_from_environment,
+    )
+
+    if not os.environ.get("OPENAI_API_KEY") and openai_address() is None:
         if name is not None:
             raise ConfigurationError("--model needs OPENAI_API_KEY, or OPENAI_BASE_URL for a server of your own")
         return None
-    from llama_index_agentic_kb.llm.openai_compatible import OpenAICompatible  # noqa: PLC0415 (loads the OpenAI client)
-
-    return OpenAICompatible(
-        model=name or DEFAULT_MODEL, api_key=key or "none", api_base=url, context_window=context_window
-    )
+    return openai_from_environment(name or DEFAULT_MODEL, context_window=context_window)
 
 
 def _demo_store() -> Path:

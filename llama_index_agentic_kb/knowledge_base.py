@@ -85,6 +85,10 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         max_output_size_in_tokens: The default maximum length of the output in tokens. Defaults to the mode's own.
         grounding: Settings for checking answers against their evidence. None (default) and True mean ``Grounding()``;
             False disables the check.
+        retrieval_instructions: The application's instructions for planning: which source for what, how to word
+            searches. A request's own replace them. Unused at minimal effort.
+        answer_instructions: The application's instructions for the answer: persona, tone, form, language. A request's
+            own replace them. System messages of a conversation come after both.
         policy: The application's rules for questions that ``answer`` must refuse and answers it must withhold.
         sessions: The store for the turns of ``answer``; queries name the session. None means no sessions.
         similarity_top_k: Nodes returned by a retrieval, and the minimum per search. Defaults to that of the effort.
@@ -113,6 +117,8 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         max_runtime_in_seconds: float | None = 90.0,
         max_output_size_in_tokens: int | None = None,
         grounding: Grounding | bool | None = None,
+        retrieval_instructions: str = "",
+        answer_instructions: str = "",
         policy: AnswerPolicy | None = None,
         sessions: SessionStore | None = None,
         similarity_top_k: int | None = None,
@@ -126,6 +132,9 @@ class KnowledgeBase(NotPickled, MetadataQueries):
     ) -> None:
         if retries is not None:
             options = replace(options or RetrieverOptions(), retries=retries)
+        if retrieval_instructions:
+            options = replace(options or RetrieverOptions(), retrieval_instructions=retrieval_instructions)
+        self.answer_instructions = answer_instructions
         self.name = name
         self.grounding = grounding
         self.policy = policy
@@ -304,7 +313,12 @@ class KnowledgeBase(NotPickled, MetadataQueries):
                     "outputMode: answerSynthesis needs a language model; pass llm= or set OPENAI_API_KEY, "
                     "or ask for extractiveData"
                 )
-            self._engines[mode] = AgenticQueryEngine(self.retriever, response_mode=mode.value, grounding=self.grounding)
+            self._engines[mode] = AgenticQueryEngine(
+                self.retriever,
+                response_mode=mode.value,
+                grounding=self.grounding,
+                instructions=self.answer_instructions,
+            )
         return self._engines[mode]
 
     # -- answers as resources --------------------------------------------------------------------------------------
@@ -422,7 +436,7 @@ class KnowledgeBase(NotPickled, MetadataQueries):
 
     def _engine_defaults(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the default arguments of this knowledge base's engines."""
-        own: dict[str, Any] = {"grounding": self.grounding}
+        own: dict[str, Any] = {"grounding": self.grounding, "instructions": self.answer_instructions}
         if self.max_output_size_in_tokens is not None and "response_synthesizer" not in given:
             own["max_output_tokens"] = self.max_output_size_in_tokens
         return own

@@ -115,6 +115,9 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         grounding: Settings for checking answers against their evidence. None (default) and True mean ``Grounding()``;
             False disables the check. Answers of LlamaIndex's own synthesizers are checked only if this is set.
         callback_manager: Defaults to the retriever's.
+        instructions: The default of requests: instructions for the model that answers, on persona, tone, form or
+            language. They come after the prompt's own rules, which they can't change. LlamaIndex's own synthesizers
+            take none.
         synthesizer: Further arguments of ``get_response_synthesizer`` (templates, ``output_cls``, ...).
     """
 
@@ -128,6 +131,7 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         streaming: bool = False,
         grounding: Grounding | bool | None = None,
         callback_manager: CallbackManager | None = None,
+        instructions: str = "",
         **synthesizer: Unpack[SynthesizerArguments],
     ) -> None:
         retriever = _agentic(retriever)
@@ -146,6 +150,7 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         )
         self.grounding = as_grounding(grounding)
         self._grounding_asked = bool(grounding)
+        self.instructions = instructions
         super().__init__(retriever, self.synthesizer, list(node_postprocessors or ()), manager)
 
     @classmethod
@@ -228,7 +233,6 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         request: RetrievalRequest,
         bundle: QueryBundle | None = None,
         observer: Observer = None,
-        instructions: str = "",
         *,
         announced: bool = False,
         streaming: bool = False,
@@ -239,7 +243,6 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
             request: The retrieval request.
             bundle: The caller's query. Its embedding, if any, is used to search for the question itself.
             observer: Called with each activity record when it is opened and when it is closed.
-            instructions: See ``AgenticSynthesizer.synthesis``.
             announced: See ``asked``.
             streaming: Whether to emit the text of the answer as it is written, if the checks can't change it.
 
@@ -250,9 +253,9 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         with asked(self.callback_manager, request.question, announced=announced) as tell:
             retrieval = await self.retrieved(request, bundle, observer)
             if streaming:
-                answered = await self._emitted_or_replaced(retrieval, instructions)
+                answered = await self._emitted_or_replaced(retrieval)
             else:
-                synthesis = await self.synthesis(retrieval, instructions=instructions)
+                synthesis = await self.synthesis(retrieval)
                 if synthesis.is_extract:  # copied from the evidence, so there is nothing to check
                     answered = Answered(retrieval, synthesis)
                 else:
@@ -268,6 +271,8 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         classification: ClassificationSpec | None = None,
     ) -> Retrieval:
         """Retrieve and postprocess the evidence for an answer; see ``AgenticRetriever.retrieval``."""
+        if request.answer_instructions is None and self.instructions:
+            request = request.model_copy(update={"answer_instructions": self.instructions})
         share = 0.4 if getattr(self.synthesizer, "needs_llm", True) else 0.1
         query = bundle or QueryBundle(request.question)
         dispatcher.event(RetrievalStartEvent(str_or_query_bundle=query))
@@ -304,7 +309,6 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         retrieval: Retrieval,
         *,
         streaming: bool = False,
-        instructions: str = "",
         aside: Callable[[Spotlight], str] | None = None,
     ) -> Synthesis:
         """Synthesize the answer and record the step in the activity log.
@@ -315,14 +319,13 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         Args:
             retrieval: The evidence.
             streaming: Whether to emit deltas of the text.
-            instructions: See ``AgenticSynthesizer.synthesis``.
             aside: See ``AgenticSynthesizer.synthesis``.
 
         Raises:
             SynthesisError: The language model failed with an error other than an unavailable server.
             DeadlineExceededError: An object (``output_cls``), which can't be partial, was not complete in time.
         """
-        asking = synthesize(self.synthesizer, retrieval, streaming=streaming, instructions=instructions, aside=aside)
+        asking = synthesize(self.synthesizer, retrieval, streaming=streaming, aside=aside)
         try:
             return await asking
         except (DeadlineExceededError, SynthesisError) as error:
@@ -381,7 +384,7 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
     # -- streaming -------------------------------------------------------------------------------------------------
 
     async def begin(
-        self, request: RetrievalRequest, bundle: QueryBundle | None = None, instructions: str = ""
+        self, request: RetrievalRequest, bundle: QueryBundle | None = None
     ) -> tuple[Callable[[], Coroutine[Any, Any, None]], list[NodeWithScore], dict[str, Any]]:
         """Retrieve; return a coroutine function that streams the answer, and the nodes and metadata it will update."""
         with asked(self.callback_manager, request.question) as tell:
@@ -389,7 +392,7 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
             answered = Answered(retrieval, Synthesis(text=""))
             nodes, metadata = list(retrieval.nodes), answered.metadata()
             tell(answered.llama_response)
-        return partial(self._streamed, retrieval, nodes, metadata, retrieval.budget.left, instructions), nodes, metadata
+        return partial(self._streamed, retrieval, nodes, metadata, retrieval.budget.left), nodes, metadata
 
     async def _streamed(
         self,
@@ -397,7 +400,6 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         nodes: list[NodeWithScore],
         metadata: dict[str, Any],
         left: float | None,
-        instructions: str,
     ) -> None:
         """Stream the answer, then update the response's nodes and metadata in place.
 
@@ -413,7 +415,7 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
 
         try:
             with self.callback_manager.as_trace("query"):
-                answered = await emitting(self._emitted(retrieval, instructions, shown), show)
+                answered = await emitting(self._emitted(retrieval, shown), show)
         except (DeadlineExceededError, SynthesisError) as error:
             retrieval.missing.append(unfinished(error))
             answered.synthesis = Synthesis("".join(shown))
@@ -422,11 +424,11 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
             nodes[:] = answered.retrieval.nodes
             metadata.update(answered.metadata())
 
-    async def _emitted(self, retrieval: Retrieval, instructions: str, shown: Sequence[str]) -> Answered:
+    async def _emitted(self, retrieval: Retrieval, shown: Sequence[str]) -> Answered:
         """Synthesize and check the answer, and emit its text; a failed answer is replaced if nothing was shown yet."""
         checks = self.checks
         held = checks is not None and checks.may_change
-        body = synthesize(self.synthesizer, retrieval, streaming=True, instructions=instructions)
+        body = synthesize(self.synthesizer, retrieval, streaming=True)
         if held:
             body = emitting(body, lambda _: "")
         elif checks is not None and checks.markers != Markers.KEEP:
@@ -446,7 +448,7 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
             await emit(answered.text)
         return answered
 
-    async def _emitted_or_replaced(self, retrieval: Retrieval, instructions: str) -> Answered:
+    async def _emitted_or_replaced(self, retrieval: Retrieval) -> Answered:
         """Return the answer and emit its text; if it fails after a part was shown, its replacement is not emitted."""
         shown = list[str]()
 
@@ -455,7 +457,7 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
             return delta
 
         try:
-            return await emitting(self._emitted(retrieval, instructions, shown), show)
+            return await emitting(self._emitted(retrieval, shown), show)
         except (DeadlineExceededError, SynthesisError) as error:
             if not is_replaced(self.synthesizer, error):
                 raise

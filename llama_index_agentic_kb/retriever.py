@@ -97,6 +97,7 @@ class RetrieverOptions:
             "delimit" (default), "datamark", "encode", or None for not at all; see ``guard.spotlighting``.
         require_principal: Whether to deny requests without a principal even if no source has permissions.
         input_limits: The maximum size of a request: characters, messages, intents.
+        retrieval_instructions: The default of requests: instructions for planning. Default none.
 
     Raises:
         ConfigurationError: An option is invalid.
@@ -112,6 +113,7 @@ class RetrieverOptions:
     spotlighting: Spotlighting | None = "delimit"
     require_principal: bool = False
     input_limits: InputLimits = DEFAULT_INPUT_LIMITS
+    retrieval_instructions: str = ""
 
 
 @dataclass(slots=True)
@@ -330,6 +332,8 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             DeniedError: A required principal is missing, or the principal may not search any source.
             RetrievalError: All searches failed, or one of a source with ``failOnError``.
         """
+        if request.retrieval_instructions is None and self.options.retrieval_instructions:
+            request = request.model_copy(update={"retrieval_instructions": self.options.retrieval_instructions})
         self.options.input_limits.check(request)
         effort = request.retrieval_reasoning_effort or self.effort
         limits, log = self.limits[effort], ActivityLog(self.callback_manager, observer or self.observer)

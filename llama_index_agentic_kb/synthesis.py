@@ -25,7 +25,7 @@ from llama_index_agentic_kb.guard.failures import is_transient
 from llama_index_agentic_kb.guard.spotlighting import Spotlight
 from llama_index_agentic_kb.llm import CUT_SHORT, billed, metered, recorded_calls
 from llama_index_agentic_kb.planning.rounds import chain_lines
-from llama_index_agentic_kb.prompts import format_question
+from llama_index_agentic_kb.prompts import HISTORY_CHARACTERS, HISTORY_MESSAGES, format_question, shortened
 from llama_index_agentic_kb.retriever import Retrieval
 from llama_index_agentic_kb.schema import (
     AgenticReasoningActivity,
@@ -48,7 +48,6 @@ async def synthesize(
     retrieval: Retrieval,
     *,
     streaming: bool = False,
-    instructions: str = "",
     aside: Callable[[Spotlight], str] | None = None,
 ) -> Synthesis:
     """Synthesize the answer and record it; modes without a model amend the reasoning activity record instead.
@@ -57,6 +56,9 @@ async def synthesize(
     ``AgenticQueryEngine.synthesis``.
     """
     if not isinstance(synthesizer, AgenticSynthesizer):
+        if retrieval.scope.answer_instructions:
+            reason = f"{type(synthesizer).__name__} takes no instructions; put them into its prompt"
+            retrieval.missing.append(MissingPart(what="instructions", outcome=Outcome.SKIPPED, reason=reason))
         with recorded_calls(retrieval.log, "answer"), metered(synthesizer, only_core=True) as counted:
             return await _foreign(counted, retrieval)
     question = retrieval.scope.question
@@ -69,7 +71,7 @@ async def synthesize(
         max_output_tokens=retrieval.budget.output_tokens,
         sources={name: chosen.source for name, chosen in retrieval.selected.items()},
         streaming=streaming,
-        instructions=instructions,
+        instructions=retrieval.scope.answer_instructions,
         aside=aside,
     )
     dispatcher.event(SynthesizeStartEvent(query=question))
@@ -109,6 +111,8 @@ async def _written(
         try:
             with billed() as bill:
                 synthesis = await body
+            if note := shortened(retrieval.scope.history, HISTORY_MESSAGES, HISTORY_CHARACTERS):
+                synthesis.warnings.append(f"in the answer's prompt, {note}")
         except Exception as error:
             outcome = Outcome.TIMEOUT if isinstance(error, DeadlineExceededError) else Outcome.ERROR
             spent = {"input_tokens": bill.input_tokens, "output_tokens": bill.output_tokens, "calls": bill.calls}

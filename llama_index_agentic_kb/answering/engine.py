@@ -114,12 +114,12 @@ class AnswerEngine:
             SynthesisError: The language model failed while answering.
             NotFoundError: The session does not exist, or belongs to another principal.
         """
-        instructions = _instructions(query)  # before any search, since it may raise
+        query = query.model_copy(update={"request": _instructed(query, self.engine.instructions)})
         retriever = self.engine.retriever
         owner = session_owner(retriever.resolve_principal(query.request.principal))
         deadline = deadline_after(query.request.max_runtime_in_seconds or retriever.max_runtime_in_seconds)
         history = await read_turns(self.sessions, query, owner, deadline)
-        answering = _Answering(self.engine, self.policy, query, instructions, deadline, streaming=streaming)
+        answering = _Answering(self.engine, self.policy, query, deadline, streaming=streaming)
         with asked(self.engine.callback_manager, query.question, announced=True) as tell:
             await answering.go(history, observer)
             if answering.answered is not None and (shown := answering.shown()) is not None:
@@ -144,7 +144,6 @@ class _Answering:
     engine: AgenticQueryEngine
     policy: AnswerPolicy
     query: AnswerQuery
-    instructions: str
     deadline: float | None
     streaming: bool
     created_at: datetime = field(default_factory=lambda: datetime.now(UTC))
@@ -228,7 +227,6 @@ class _Answering:
         writing = self.engine.synthesis(
             retrieval,
             streaming=self.streaming and not held,
-            instructions=self.instructions,
             aside=(lambda spotlight: end_user_part(chunks, spotlight)) if chunks else None,
         )
         if self.streaming and not held:
@@ -396,8 +394,12 @@ def _unclassified(spec: ClassificationSpec | None, plan: QueryPlan) -> list[str]
     return [f"the question was not classified as to: {', '.join(lacking)}"] if lacking else []
 
 
-def _instructions(query: AnswerQuery) -> str:
-    """Return the instructions for the model that answers: the query's preamble and the language of the answer.
+def _instructed(query: AnswerQuery, instructions: str) -> RetrievalRequest:
+    """Return the query's request; its instructions for the answer end with the preamble and the answer's language.
+
+    Args:
+        query: The query.
+        instructions: The knowledge base's instructions, used if the request has none.
 
     Raises:
         InvalidRequestError: The language is not a valid language tag, or the end user's chunks are too long.
@@ -405,11 +407,12 @@ def _instructions(query: AnswerQuery) -> str:
     size = sum(len(chunk.content) for chunk in query.end_user_chunks)
     if size > MAX_SUPPLIED:  # it would leave no room for evidence
         raise InvalidRequestError(f"endUserSpec: {size:,} characters are too many; at most {MAX_SUPPLIED:,} together")
-    lines = [query.preamble.strip()] if query.preamble.strip() else []
+    own = query.request.answer_instructions
+    lines = [instructions if own is None else own, query.preamble.strip()]
     if query.language:
         if not _LANGUAGE_TAG.fullmatch(query.language):
             raise InvalidRequestError(f"answerLanguageCode: {query.language!r} is no language tag, such as de or zh-CN")
         lines.append(
             f'Write the answer in the language with the BCP 47 tag "{query.language}", whatever the question\'s.'
         )
-    return "\n".join(lines)
+    return query.request.model_copy(update={"answer_instructions": "\n".join(filter(None, lines))})

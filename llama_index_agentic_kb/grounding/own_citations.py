@@ -1,4 +1,4 @@
-"""Handles citations in a model's own style: ``[1]``, ``[1, 2]``, ``[^1]``, ``[Source 1]``, ``【1】``, or a final (1).
+"""Handles citations in a model's own style: ``[1]``, ``[1, 2]``, ``[^1]``, ``[Source 1]``, ``(ref 1)`` and ``【1】``.
 
 A model may write them although the prompt asks for ``[ref_id:N]``. They become ``[ref_id:N]`` if their numbers are
 unambiguous: a 0 shows that the model counts from 0, a number beyond the last id that it counts from 1. Until that is
@@ -14,17 +14,22 @@ from typing import Final
 
 _NUMBERS: Final = r"\d{1,2}(?:\s?[,;]\s?\d{1,2}){0,9}"
 _KIND: Final = r"(?:sources?|refs?|references?|docs?|documents?|passages?)[ .#:]{0,2}"
+_NAMED: Final = r"(?:sources?|refs?|references?|passages?)[ .#:]{1,2}"
 CITATION: Final = re.compile(
     r"(?<=[\w.!?,;:)\]】\"'”’%°*_])[ \t]?"  # noqa: RUF001 (typographic quotation marks)
     rf"(?:\[\^?(?:{_KIND})?{_NUMBERS}\](?![(:])|【(?:{_KIND})?{_NUMBERS}[^】\n]{{0,20}}】"
-    rf"|\({_NUMBERS}\)(?=[.!?\n]|$))",
+    rf"|\({_NAMED}{_NUMBERS}\)|(?:\({_NUMBERS}\)){{1,10}}(?=[.!?\n]|$))",
     re.IGNORECASE,
 )
 """A citation with the space before it, after the text that it belongs to."""
 _DIGITS: Final = re.compile(r"\d{1,2}")
 _REST: Final = re.compile(r"(?<=\d)[^\d,;\] ].*")
 """Further text after the number of a server's own citations: ``【1†source】``."""
-_BEGUN: Final = re.compile(r"[ \t]?(?:\[[^\]\n]{0,60}\]?|【[^】\n]{0,60}】?|\([\d,; ]{0,40}\)?)?\Z")
+_BEGUN: Final = re.compile(
+    r"[ \t]?(?:\[[^\]\n]{0,60}\]?|【[^】\n]{0,60}】?|"
+    r"(?:\(\d[\d,; ]{0,40}\)){0,9}\((?:[a-z]{0,10}[ .#:]{0,2})?[\d,; ]{0,40}\)?)?\Z",
+    re.IGNORECASE,
+)
 """The end of a text that may become a citation; always matches the empty end."""
 
 

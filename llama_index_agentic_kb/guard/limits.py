@@ -25,8 +25,8 @@ class InputLimits:
     """The maximum size of a request. Every limit must be at least 1.
 
     Args:
-        question_characters: The maximum length of the question, of each intent and of each ``filterAddOn`` in
-            characters. Default 32,000.
+        question_characters: The maximum length of the question, of instructions, of each intent and of each
+            ``filterAddOn`` in characters. Default 32,000.
         conversation_characters: The maximum length of all messages together in characters. Default 1,000,000.
         entries: The maximum number of messages, of their content parts, of intents, and of ``knowledgeSourceParams``.
             Default 1,000.
@@ -70,6 +70,11 @@ class InputLimits:
         yield "messages: characters", sum(lengths), "conversation_characters"
         asked = len(request.question) if messages else 0
         yield "messages: characters of the question", asked, "question_characters"
+        for name, text in (
+            ("retrievalInstructions", request.retrieval_instructions),
+            ("answerInstructions", request.answer_instructions),
+        ):
+            yield f"{name}: characters", len(text or ""), "question_characters"
         for number, intent in enumerate(intents):
             yield f"intents[{number}].search: characters", len(intent.search), "question_characters"
         yield "knowledgeSourceParams: entries", len(request.knowledge_source_params), "entries"

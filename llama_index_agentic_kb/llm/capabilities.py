@@ -13,22 +13,63 @@ from llama_index.core.llms import LLM, CustomLLM, MockLLM
 from llama_index.core.settings import Settings
 from llama_index.core.utils import get_tokenizer
 
+DEFAULT_MODEL: Final = "gpt-4o-mini"
+"""The chat model asked of a server that the environment names."""
+
 MAX_PIECE: Final = 100_000
 """Maximum number of characters that are tokenized at once."""
 
 
 def resolve_llm(llm: LLM | None) -> LLM | None:
-    """Return the LLM to use: ``llm``, else ``Settings.llm``, else None.
+    """Return the LLM to use: ``llm``, else ``Settings.llm`` if it was set, else that of the environment, else None.
 
-    ``Settings.llm`` is only read if it was set or an OpenAI key is set, because its default raises without a key. A
-    disabled LLM (``Settings.llm = None`` sets core's ``MockLLM``) counts as None.
+    Without a server's address, the environment's is core's default, which raises without an OpenAI key. A disabled LLM
+    (``Settings.llm = None`` sets core's ``MockLLM``) counts as None.
     """
     if llm is not None:
-        return llm
-    if Settings._llm is None and not os.environ.get("OPENAI_API_KEY"):  # noqa: SLF001 (the getter would raise)
-        return None
+        return of_any_name(llm)
+    if Settings._llm is None:  # noqa: SLF001 (the getter would create core's default)
+        if openai_address() is not None:
+            return openai_from_environment()
+        if not os.environ.get("OPENAI_API_KEY"):
+            return None
     default: LLM = Settings.llm
-    return None if isinstance(default, MockLLM) else default
+    return None if isinstance(default, MockLLM) else of_any_name(default)
+
+
+def of_any_name(llm: LLM) -> LLM:
+    """Return the LLM; LlamaIndex's ``OpenAI`` with a model name that it does not know becomes ``OpenAICompatible``."""
+    module = sys.modules.get("llama_index.llms.openai.base")
+    if module is None or type(llm) is not module.OpenAI:
+        return llm
+    try:
+        _ = llm.metadata
+    except ValueError:
+        from llama_index_agentic_kb.llm.openai_compatible import OpenAICompatible  # noqa: PLC0415 (loads the client)
+
+        # Core has no public names for a user's own HTTP clients.
+        clients = {name: getattr(llm, f"_{name}") for name in ("http_client", "async_http_client")}
+        fields = {name: getattr(llm, name) for name in type(llm).model_fields}
+        return OpenAICompatible(**fields, **clients)
+    return llm
+
+
+def openai_address() -> str | None:
+    """Return the address of the OpenAI-compatible server that the environment names."""
+    return os.environ.get("OPENAI_BASE_URL") or os.environ.get("OPENAI_API_BASE") or None
+
+
+def openai_from_environment(model: str = DEFAULT_MODEL, **arguments: Any) -> LLM:
+    """Return a chat model of the environment's server: OPENAI_BASE_URL or OPENAI_API_BASE, and OPENAI_API_KEY.
+
+    Args:
+        model: The name of the model.
+        arguments: Further arguments of ``OpenAICompatible``.
+    """
+    from llama_index_agentic_kb.llm.openai_compatible import OpenAICompatible  # noqa: PLC0415 (loads the OpenAI client)
+
+    key = os.environ.get("OPENAI_API_KEY") or None
+    return OpenAICompatible(model=model, api_key=key, api_base=openai_address(), **arguments)
 
 
 def warm_up_llm(llm: LLM) -> None:

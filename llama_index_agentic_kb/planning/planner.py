@@ -54,12 +54,17 @@ from llama_index_agentic_kb.prompts import (
     PLANNER_TEMPLATE,
     REVISION_TEMPLATE,
     as_data,
+    shortened,
+    with_instructions,
 )
 from llama_index_agentic_kb.schema import ModelInfo, ModelQueryPlanningActivity, Outcome, QueryPlan, SubQuery
 from llama_index_agentic_kb.sources.filters import describe_fields
 
 HISTORY_MESSAGES: Final = 10
 """Number of messages before the question that the planner's prompt contains, to resolve pronouns and references."""
+
+HISTORY_CHARACTERS: Final = 2_000
+"""Maximum number of characters of each of these messages in the planner's prompt."""
 
 MAX_LOOKS: Final = 400
 """Maximum number of times that a reply is parsed while it is streamed, each time from its start."""
@@ -199,6 +204,8 @@ async def plan_searches(
     plan = planning.plan
     graph = PlanGraph(plan, sources, limits)
     intake = _Intake(graph, begin, requested(scope.classification))
+    if note := shortened(scope.history, HISTORY_MESSAGES, HISTORY_CHARACTERS):
+        plan.warnings.append(f"in the planner's prompt, {note}")
     with planning.recorded(log, models.model, "plan"):
         try:
             reply = await _ask(models, _messages(models, scope, sources, limits), intake, sources, deadline)
@@ -229,7 +236,7 @@ def _messages(
     rules = DEPENDENT.format(max_rounds=limits.rounds) if limits.rounds > 1 else INDEPENDENT
     if any(source.fields for source in sources):
         rules += f"\n- {FILTERS}"
-    turns = [f"{role}: {one_line(text, 2_000)}" for role, text in scope.history[-HISTORY_MESSAGES:]]
+    turns = [f"{role}: {one_line(text, HISTORY_CHARACTERS)}" for role, text in scope.history[-HISTORY_MESSAGES:]]
     messages = models.prompts["planner_prompt"].format_messages(
         llm=models.model.llm,
         max_sub_queries=str(limits.sub_queries),
@@ -238,6 +245,7 @@ def _messages(
         conversation=as_data("\n".join(turns)),
         query_str=as_data(scope.question),
     )
+    messages = with_instructions(messages, scope.retrieval_instructions, "on what to search and where")
     spec = requested(scope.classification)
     return messages if spec is None else ask_for_classes(messages, spec)
 

@@ -14,6 +14,7 @@ from llama_index_agentic_kb._text import normalize
 from llama_index_agentic_kb.evidence.candidates import Fusion, best_of
 from llama_index_agentic_kb.planning.classification import ClassificationSpec
 from llama_index_agentic_kb.schema import RetrievalRequest
+from llama_index_agentic_kb.schema.request import INSTRUCTING
 from llama_index_agentic_kb.sources.fan_out import SourceSearch
 from llama_index_agentic_kb.sources.search import node_key
 
@@ -64,12 +65,16 @@ class Scope:
         history: Earlier messages as (role, text) pairs, oldest first.
         intents: Search queries given by the caller, which need no planning and replace the question.
         classification: The classes to check the question for. Defaults to no classification.
+        retrieval_instructions: The application's instructions for planning, with the system messages.
+        answer_instructions: The application's instructions for the answer, with the system messages.
     """
 
     question: str
     history: tuple[tuple[str, str], ...] = ()
     intents: tuple[str, ...] = ()
     classification: ClassificationSpec | None = None
+    retrieval_instructions: str = ""
+    answer_instructions: str = ""
 
     @classmethod
     def of(
@@ -83,13 +88,18 @@ class Scope:
         A copy of the question at the end of the memory is removed: some chat engines store it before they ask.
         """
         history = [(message.role, message.text) for message in request.history if message.text.strip()]
+        history = [(role, text) for role, text in history if role not in INSTRUCTING]
         if not history:
             history = [(message.role.value, message.content or "") for message in memory]
             if history and history[-1][0] == "user" and history[-1][1].strip() == request.question:
                 history.pop()
             history = [(role, text) for role, text in history if text.strip() and role in ("user", "assistant")]
         intents = tuple(intent.search for intent in request.intents or ())
-        return cls(request.question, tuple(history), intents, classification)
+        planning, answering = (
+            "\n".join(filter(None, [(text or "").strip(), request.system]))
+            for text in (request.retrieval_instructions, request.answer_instructions)
+        )
+        return cls(request.question, tuple(history), intents, classification, planning, answering)
 
 
 def is_simple(scope: Scope) -> bool:

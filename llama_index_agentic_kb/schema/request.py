@@ -137,6 +137,10 @@ Flag: TypeAlias = Annotated[bool, Strict()]
 """A strict boolean: "yes" and 1 are rejected."""
 
 
+INSTRUCTING: Final = frozenset({"system", "developer"})
+"""The roles of messages that are instructions of the application, not part of the conversation."""
+
+
 def _given(data: object) -> object:
     return {name: value for name, value in data.items() if value is not None} if isinstance(data, dict) else data
 
@@ -266,6 +270,10 @@ class RetrievalRequest(_Sent):
     """The maximum number of documents. Set without a token budget, it replaces the default token budget."""
     results_processing: ResultsProcessing | None = None
     """The processing for sources whose parameters set none; defaults to the retriever's setting."""
+    retrieval_instructions: Text | None = None
+    """The application's instructions for planning, which replace the knowledge base's. At minimal effort, unused."""
+    answer_instructions: Text | None = None
+    """The application's instructions for the answer (tone, form, language), which replace the knowledge base's."""
     knowledge_source_params: list[SourceParams] = Field(default_factory=list)
     principal: SkipJsonSchema[InstanceOf[Principal] | None] = Field(default=None, exclude=True)
     """The caller's identity, set by the program that authenticated the caller; never read from or written to JSON."""
@@ -323,6 +331,12 @@ class RetrievalRequest(_Sent):
             if messages[position].role == "user" and messages[position].text.strip():
                 return messages[:position]
         return messages
+
+    @property
+    def system(self) -> str:
+        """The text of the system and developer messages, which are instructions of the application."""
+        texts = [message.text.strip() for message in self.messages or [] if message.role in INSTRUCTING]
+        return "\n".join(filter(None, texts))
 
     def params_for(self, source: str) -> SourceParams:
         """Return the parameters of a source; the defaults if the request has none for it."""

@@ -35,7 +35,7 @@ from llama_index_agentic_kb.account import GuardedCallbacks
 from llama_index_agentic_kb.errors import ConfigurationError, DeadlineExceededError, SynthesisError
 from llama_index_agentic_kb.guard.resilience import RetryPolicy
 from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight, as_spotlighting, draw
-from llama_index_agentic_kb.llm import LanguageModel, count_tokens, tokens_of
+from llama_index_agentic_kb.llm import LanguageModel, count_tokens, of_any_name, tokens_of
 from llama_index_agentic_kb.sources.base import KnowledgeSource
 from llama_index_agentic_kb.synthesizers.draft import Draft, Synthesis
 from llama_index_agentic_kb.synthesizers.passages import passages
@@ -168,7 +168,7 @@ class AgenticSynthesizer(GuardedCallbacks, BaseSynthesizer):
         if not self.needs_llm:
             return MockLLM(is_chat_model=True)
         try:
-            return llm or Settings.llm
+            return of_any_name(llm or Settings.llm)
         except (ImportError, ValueError) as error:
             raise ConfigurationError(
                 f"mode {self.mode!r} needs a language model: pass llm=, set Settings.llm or OPENAI_API_KEY"

@@ -27,6 +27,7 @@ _PARAMS: Final = {
     "IncludeReferenceSourceData": "includeReferenceSourceData",
 }
 _LIMIT_NAMES: Final = {"maxRuntimeInSeconds": "maxRuntimeInSeconds", "maxOutputSize": "maxOutputSize"}
+_STORED: Final = ("retrievalInstructions", "retrieval_instructions", "answerInstructions", "answer_instructions")
 _FAST: Final = "attemptFastPath"
 _OUTPUT_NAMES: Final = {"includeActivity": "includeActivity", "modality": "outputMode", _FAST: _FAST}
 
@@ -41,13 +42,7 @@ def decode_retrieve(body: object, *, api_version: str = "") -> RetrievalRequest:
     Raises:
         InvalidRequestError: The body is invalid, or has fields of another API version; the error names the field.
     """
-    try:
-        data = json.loads(body) if isinstance(body, (str, bytes, bytearray)) else body
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequestError(f"body: it is no JSON that can be read: {error}") from None
-    if not isinstance(data, Mapping):
-        raise InvalidRequestError("body: an object is expected")
-    fields = dict(data)
+    fields = _fields_of(body)
     if api_version == _INDEXES:
         if fields.get("knowledgeSourceParams") is not None:
             raise InvalidRequestError(f"knowledgeSourceParams: {_INDEXES} has none; send targetIndexParams")
@@ -65,6 +60,19 @@ def decode_retrieve(body: object, *, api_version: str = "") -> RetrievalRequest:
         if fast:  # no planning if the first search suffices
             fields.setdefault("retrievalReasoningEffort", {"kind": "auto"})
     return RetrievalRequest.parse(fields)
+
+
+def _fields_of(body: object) -> dict[str, object]:
+    try:
+        data = json.loads(body) if isinstance(body, (str, bytes, bytearray)) else body
+    except (ValueError, RecursionError) as error:
+        raise InvalidRequestError(f"body: it is no JSON that can be read: {error}") from None
+    if not isinstance(data, Mapping):
+        raise InvalidRequestError("body: an object is expected")
+    for name in _STORED:
+        if name in data:
+            raise InvalidRequestError(f"{name}: the knowledge base's definition has it, not a request")
+    return dict(data)
 
 
 def _renamed(data: object, names: Mapping[str, str], path: str) -> dict[str, object]:

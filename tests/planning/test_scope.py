@@ -11,10 +11,11 @@ def request(*messages: tuple[str, str]) -> RetrievalRequest:
 
 
 def test_the_last_user_message_is_the_question() -> None:
-    """What came before it is the history, oldest first; empty messages are no history."""
+    """What came before it is the history, oldest first, without empty messages; system messages are instructions."""
     scope = Scope.of(request(("system", "Be brief."), ("user", "Hi"), ("assistant", " "), ("user", " Who? ")))
     assert scope.question == "Who?"
-    assert scope.history == (("system", "Be brief."), ("user", "Hi"))
+    assert scope.history == (("user", "Hi"),)
+    assert scope.answer_instructions == scope.retrieval_instructions == "Be brief."
     assert scope.intents == ()
 
 
