@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Final, Self, TypeAlias, Unpack
+from typing import Any, Self, TypeAlias, Unpack
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.response.schema import (
@@ -55,6 +55,7 @@ from llama_index_agentic_kb.evidence.postprocessing import postprocess
 from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY
 from llama_index_agentic_kb.grounding import MarkerFilter, Markers, cited_ids
 from llama_index_agentic_kb.grounding.grounded import GroundedText, ground_text
+from llama_index_agentic_kb.grounding.notices import withheld_text
 from llama_index_agentic_kb.grounding.settings import Grounding, as_grounding
 from llama_index_agentic_kb.guard.spotlighting import Spotlight
 from llama_index_agentic_kb.llm import billed, recorded_calls
@@ -93,9 +94,6 @@ __all__ = [
 dispatcher = get_dispatcher(__name__)
 
 Observer: TypeAlias = Callable[[ActivityRecord], None] | None
-
-WITHHELD: Final = "No answer is given: what was found does not bear one out. The sources are listed."
-"""The text returned in place of a withheld answer; ``skipped_reasons`` gives the reasons as data."""
 
 
 class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
@@ -556,10 +554,12 @@ class Answered:
 
     @property
     def text(self) -> str:
-        """The answer text, repaired if so configured, or the fixed text that replaces a withheld answer."""
+        """The answer text, repaired if so configured, or the text that replaces a withheld answer."""
         if self.grounded is None:
             return self.synthesis.text
-        return WITHHELD if self.grounded.skipped else self.grounded.text
+        if self.grounded.skipped:
+            return withheld_text(self.grounded.skipped, self.retrieval.scope.question)
+        return self.grounded.text
 
     def response(self, *, include_activity: bool = True) -> RetrievalResponse:
         """Return the ``RetrievalResponse``."""

@@ -52,6 +52,7 @@ from llama_index_agentic_kb.schema import (
     Finding,
     Message,
     MissingPart,
+    ModelQueryPlanningActivity,
     Outcome,
     Principal,
     QueryPlan,
@@ -382,7 +383,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         missing = [*forgotten, *missing_parts(outcome.searches), *fan_out.left_out, *outcome.withheld]
         found = outcome.findings, outcome.chain
         retrieval = Retrieval([], outcome.plan, log, budget, missing, selected, scope, *found)
-        await self._gather(retrieval, outcome, task, options, bundle or QueryBundle(request.question))
+        await self._gather(request, retrieval, outcome, task, options, bundle or QueryBundle(request.question))
         return retrieval
 
     async def _remember(self, question: str, deadline: float | None) -> tuple[list[Any], list[MissingPart]]:
@@ -402,7 +403,13 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             return [], [MissingPart(what="memory", outcome=outcome, reason=reason)]
 
     async def _gather(
-        self, retrieval: Retrieval, outcome: PlanOutcome, task: Task, options: EvidenceOptions, bundle: QueryBundle
+        self,
+        request: RetrievalRequest,
+        retrieval: Retrieval,
+        outcome: PlanOutcome,
+        task: Task,
+        options: EvidenceOptions,
+        bundle: QueryBundle,
     ) -> None:
         """Merge the search results into ``retrieval.nodes``, and log how many candidates each stage dropped."""
         log, budget = retrieval.log, retrieval.budget
@@ -434,11 +441,18 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
                 log.amend(changed, **fields)
             retrieval.nodes, counts = gathered.nodes, gathered.counts
             retrieval.missing += [part for part in (gathered.missing,) if part is not None]
+            if task.scope.intents:  # without a model, the plan's only warning is that there are too many
+                skipped = partial(MissingPart, what="intents", outcome=Outcome.SKIPPED)
+                retrieval.missing += [skipped(reason=warning) for warning in outcome.plan.warnings]
+            # The record of the planning call has the plan's warnings.
+            unplanned = outcome.plan.warnings if log.last(ModelQueryPlanningActivity) is None else []
+            cuts = counts.cuts(limited=budget.output_documents is not None)
+            warnings = filter(None, [gathered.warning, *request.unread, *unplanned, *cuts])
             log.close(
                 record,
                 outcome=Outcome.OK if retrieval.nodes else Outcome.EMPTY,
                 reasoning_tokens=bill.tokens,
-                warning=gathered.warning,
+                warning="; ".join(warnings) or None,
                 spent=outcome.spent(budget, min(counts.candidates - counts.merged, ranked)),
                 **counts.as_fields(),
             )

@@ -11,9 +11,9 @@ from llama_index.core.response_synthesizers import get_response_synthesizer as c
 from llama_index_agentic_kb import AgenticResponse, ConfigurationError, KnowledgeBase, KnowledgeSource
 from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb.grounding.claims import Claim
+from llama_index_agentic_kb.grounding.notices import withheld_text
 from llama_index_agentic_kb.grounding.scorers import ClaimScore, Premise
 from llama_index_agentic_kb.grounding.settings import Grounding, as_grounding
-from llama_index_agentic_kb.query_engine import WITHHELD
 from llama_index_agentic_kb.schema import ModelAnswerSynthesisActivity, RetrievalResponse
 from llama_index_agentic_kb.schema.grounding import ClaimFlag, Verdict
 from llama_index_agentic_kb.schema.response import SkippedReason
@@ -171,7 +171,7 @@ def test_a_badly_grounded_answer_is_withheld_on_request(answer: str, withheld: b
     text = "".join(response.response_gen) if streaming else str(response)
     account = response.account
     assert account.skipped == withheld
-    assert (text == WITHHELD) == withheld
+    assert (text == withheld_text([SkippedReason.LOW_GROUNDED_ANSWER], QUESTION)) == withheld
     assert account.skipped_reasons == [SkippedReason.LOW_GROUNDED_ANSWER] * withheld
     assert account.status_code == 200
     assert len(account.references) == 3
@@ -269,3 +269,27 @@ def test_markers_are_taken_out_of_a_long_answer_in_linear_time() -> None:
     assert time.process_time() - began < 20
     response.account.grounding.check_spans(str(response))
     assert len(response.account.grounding.claims) == 3_000
+
+
+LISTED = (
+    "{lead}\n\n- It was painted green all over.\n- It tasted of cheese.{kept}\n\n"
+    "The Saturn V was 110.6 m tall [ref_id:{{h}}]."
+)
+
+
+@pytest.mark.parametrize(
+    ("lead", "kept", "left"),
+    [
+        ("These facts are known:", "", ""),
+        ("Apollo 11 was launched in July 1969 [ref_id:{{l}}]. These facts are known:", "", "Apollo 11 was launched in"),
+        ("## Colours", "", "## Colours"),
+        ("These facts are known:", "\n- Apollo 11 was launched in July 1969 [ref_id:{{l}}].", "These facts are known:"),
+    ],
+)
+def test_repair_leaves_no_lead_in_without_its_list(lead: str, kept: str, left: str) -> None:
+    """Of a paragraph only its last sentence goes; a heading over other text stays."""
+    kb, _ = knowledge_base(LISTED.format(lead=lead, kept=kept), grounding=Grounding(repair="drop"))
+    text = kb.retrieve(QUESTION).text
+    assert "green" not in text
+    assert (text.startswith(left), ":" in text.replace("ref_id:", "")) == (True, left.endswith(":"))
+    assert "110.6 m" in text

@@ -79,7 +79,7 @@ def test_a_reranker_scores_drops_and_is_accounted_for() -> None:
     ]
     record = reasoning(made)
     assert (record.candidates, record.kept, record.dropped_by_threshold, record.reranked) == (5, 2, 3, 5)
-    assert record.warning is None
+    assert record.warning == "3 documents were left out by rerankerThreshold"
 
 
 def test_thresholds_come_from_the_request_or_the_retriever() -> None:

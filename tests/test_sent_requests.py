@@ -13,10 +13,19 @@ from llama_index.core import VectorStoreIndex
 from llama_index.core.schema import TextNode
 from llama_index.core.vector_stores import FilterOperator, MetadataFilter, MetadataFilters
 
-from llama_index_agentic_kb import InvalidRequestError, KnowledgeBase, KnowledgeSource, RetrievalRequest
+from llama_index_agentic_kb import (
+    ConfigurationError,
+    InvalidRequestError,
+    KnowledgeBase,
+    KnowledgeSource,
+    RetrievalRequest,
+)
+from llama_index_agentic_kb.schema import SourceParams
+from llama_index_agentic_kb.search.rerank import Calibration, Reranker
 from llama_index_agentic_kb.sources import Fields
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever, ScriptedLLM
 from llama_index_agentic_kb.wire.azure_request import decode_retrieve
+from tests.rerankers import OverlapReranker
 
 FACT = "The keeper of the north tower is Ada Lund."
 USER: dict[str, Any] = {"messages": [{"role": "user", "content": "Who keeps the north tower?"}]}
@@ -264,3 +273,84 @@ def test_control_characters_steer_neither_log_nor_terminal(caplog: pytest.LogCap
     with caplog.at_level(logging.WARNING, "llama_index_agentic_kb"):
         logging.getLogger("llama_index_agentic_kb").warning("a source failed: %s", hostile)
     assert caplog.messages == ["a source failed: 31mred[2J\\nWARNING forged"]
+
+
+CALIBRATED = Reranker(OverlapReranker(), calibration=Calibration.piecewise([(0.0, 0.0), (1.0, 4.0)]))
+
+
+@pytest.mark.parametrize(
+    ("sent", "warning"),
+    [
+        ({"intents": [{"search": f"tower {number}"} for number in range(30)]}, "30 intents were cut to 4"),
+        ({**USER, "maxOutputDocuments": 1}, "1 documents were left out by maxOutputDocuments"),
+        (
+            {**USER, "knowledgeSourceParams": [{"knowledgeSourceName": "docs", "maxOutputDocuments": 1}]},
+            "1 documents were left out by their source's maxOutputDocuments",
+        ),
+        (
+            {
+                "messages": [
+                    {"content": [{"type": "text", "text": "Who keeps it?"}, {"type": "image", "image": {"url": "u"}}]}
+                ]
+            },
+            "1 images in the messages were not read",
+        ),
+        (
+            {"messages": [{"content": "Who keeps it?"}, {"role": "assistant", "content": "Ada"}]},
+            "1 messages after the last question were not read",
+        ),
+    ],
+)
+def test_what_is_cut_is_named(sent: dict[str, Any], warning: str) -> None:
+    """By a warning of the evidence's record, a field of the SDK's class; intents among the missing parts too."""
+    response = base(FACT, "The keeper of the south tower is Nils Berg.").retrieve(sent)
+    (record,) = [one for one in response.activity or [] if one.type == "agenticReasoning"]
+    assert warning in (record.warning or "")
+    assert [part.what for part in response.missing] == (["intents"] if "intents" in sent else [])
+
+
+def test_documents_below_a_threshold_are_counted_in_a_warning() -> None:
+    """With the name of the parameter that left them out."""
+    source = KnowledgeSource("docs", retriever=MemoryRetriever([FACT, "The keeper sleeps."]))
+    kb = KnowledgeBase([source], llm=None, reranker=CALIBRATED)
+    warnings = [one.warning for one in kb.retrieve(USER).activity or [] if one.type == "agenticReasoning"]
+    assert warnings == ["2 documents were left out by rerankerThreshold"]
+
+
+@pytest.mark.parametrize(
+    ("stored", "sent", "always", "never"),
+    [
+        ({"always_query_source": True}, {}, True, False),
+        ({"always_query_source": True}, {"alwaysQuerySource": None}, True, False),
+        ({"always_query_source": True}, {"alwaysQuerySource": False}, False, False),
+        ({"always_query_source": True}, {"neverQuerySource": True}, False, True),
+        ({"never_query_source": True}, {"alwaysQuerySource": True}, True, False),
+    ],
+)
+def test_what_a_request_sets_overrides_what_is_stored(
+    stored: dict[str, bool], sent: dict[str, Any], always: bool, never: bool
+) -> None:
+    """A false too; a null is not given."""
+    params = SourceParams.parse({"knowledgeSourceName": "docs", **sent}).over(
+        SourceParams(knowledge_source_name="docs", **stored)
+    )
+    assert (params.always_query_source, params.never_query_source) == (always, never)
+
+
+def test_stored_parameters_reach_the_search() -> None:
+    """Those of the source count where a request is silent; a contradiction between both is refused."""
+    stored = SourceParams(knowledge_source_name="docs", include_references=False)
+    source = KnowledgeSource("docs", retriever=MemoryRetriever([FACT]), params=stored)
+    kb = KnowledgeBase([source], llm=None)
+    assert kb.retrieve(USER).references == []
+    shown = {"knowledgeSourceName": "docs", "includeReferences": True}
+    assert len(kb.retrieve({**USER, "knowledgeSourceParams": [shown]}).references) == 1
+    wanted = {"knowledgeSourceName": "docs", "includeReferenceSourceData": True}
+    with pytest.raises(InvalidRequestError, match="includeReferenceSourceData needs includeReferences"):
+        kb.retrieve({**USER, "knowledgeSourceParams": [wanted]})
+    with pytest.raises(ConfigurationError, match="params: they have no filters"):
+        KnowledgeSource(
+            "docs",
+            retriever=MemoryRetriever([FACT]),
+            params=SourceParams(knowledge_source_name="docs", filter_add_on="a eq 1"),
+        )

@@ -30,10 +30,13 @@ from llama_index_agentic_kb.answering.sessions import end_user_part, keep_turn, 
 from llama_index_agentic_kb.answering.supplied_results import supplied_request, supplied_retriever
 from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.grounding import Markers
-from llama_index_agentic_kb.grounding.settings import DEFAULT_GROUNDING
+from llama_index_agentic_kb.grounding.citations import strip_markers
+from llama_index_agentic_kb.grounding.grounded import own_citations
+from llama_index_agentic_kb.grounding.notices import withheld_text
+from llama_index_agentic_kb.grounding.settings import DEFAULT_GROUNDING, Grounding
 from llama_index_agentic_kb.llm import recorded_calls
 from llama_index_agentic_kb.planning import ClassificationSpec
-from llama_index_agentic_kb.query_engine import WITHHELD, AgenticQueryEngine, Answered, asked
+from llama_index_agentic_kb.query_engine import AgenticQueryEngine, Answered, asked
 from llama_index_agentic_kb.retriever import AgenticRetriever, Retrieval
 from llama_index_agentic_kb.schema import (
     ActivityRecord,
@@ -56,6 +59,7 @@ from llama_index_agentic_kb.schema.answer_query import (
     StepsPiece,
     TextPiece,
 )
+from llama_index_agentic_kb.schema.grounding import GroundingLedger
 from llama_index_agentic_kb.schema.request import SourceParams
 from llama_index_agentic_kb.schema.response import SkippedReason
 from llama_index_agentic_kb.store.sessions import SessionStore
@@ -147,12 +151,14 @@ class _Answering:
     deadline: float | None
     streaming: bool
     created_at: datetime = field(default_factory=lambda: datetime.now(UTC))
-    text: str = WITHHELD
+    text: str = ""
     state: AnswerState = AnswerState.SUCCEEDED
     streamed: bool = False
     """Whether text was streamed."""
     retrieval: Retrieval | None = None
     answered: Answered | None = None
+    unchecked: GroundingLedger | None = None
+    """The model's own citations, if the answer is not checked."""
     references: dict[str, AnswerReference] = field(default_factory=dict)
     steps: list[AnswerStep] = field(default_factory=list)
     skipped: list[SkippedReason] = field(default_factory=list)
@@ -164,8 +170,13 @@ class _Answering:
     def skip(self, *reasons: SkippedReason, warning: str = "") -> None:
         """Withhold the answer: add the reasons and the warning, and replace the text."""
         self.skipped += reasons
-        self.text = WITHHELD
+        self.text = self.notice
         self.warnings += [warning] if warning else []
+
+    @property
+    def notice(self) -> str:
+        """The text in place of an answer that is withheld or failed."""
+        return withheld_text(self.skipped, self.query.question, self.query.language)
 
     async def go(self, history: Sequence[Message], observer: Observer) -> None:
         """Run the stages until one withholds the answer; fill this object's fields and emit the pieces."""
@@ -183,7 +194,7 @@ class _Answering:
             if not self.skipped:
                 await self._write(retrieval)
         if self.streaming and not self.streamed:
-            await emit([TextPiece(text=self.text)])
+            await emit([TextPiece(text=self.text or self.notice)])
 
     # -- searching -------------------------------------------------------------------------------------------------
 
@@ -219,10 +230,8 @@ class _Answering:
     # -- writing ---------------------------------------------------------------------------------------------------
 
     async def _write(self, retrieval: Retrieval) -> None:
-        query, own = self.query, self.engine.grounding or DEFAULT_GROUNDING
-        # Citations are returned as data, so markers are removed from the text.
-        grounding = replace(own, markers=Markers.STRIP, filtering=query.filtering_level or own.filtering)
-        held = grounding.may_change or self.policy.answer is not None or query.safety
+        query, grounding = self.query, self._checks()
+        held = (grounding is not None and grounding.may_change) or self.policy.answer is not None or query.safety
         chunks = query.end_user_chunks
         writing = self.engine.synthesis(
             retrieval,
@@ -240,6 +249,8 @@ class _Answering:
             self.answered = Answered(retrieval, synthesis)
             self.warnings.append(f"there is no answer: {synthesis.lacking}")
             return
+        if grounding is None:
+            synthesis.text, self.unchecked = strip_markers(synthesis.text, own_citations(synthesis.text))
         self.answered = await self.engine.grounded(retrieval, synthesis, grounding)
         await self._judge(self.answered)
         if not self.skipped and query.related_questions:
@@ -249,10 +260,22 @@ class _Answering:
         self.streamed = True
         return pieces
 
+    def _checks(self) -> Grounding | None:
+        """Return the settings of the check; None if the engine has none and the query asks for no filtering.
+
+        Citations are returned as data, so markers are removed from the text.
+        """
+        own, level = self.engine.grounding, self.query.filtering_level
+        if own is None and level is None:
+            return None
+        own = own or DEFAULT_GROUNDING
+        return replace(own, markers=Markers.STRIP, filtering=level or own.filtering)
+
     async def _judge(self, answered: Answered) -> None:
         """Set the text to the answer, or withhold it if it is poorly grounded or violates a policy."""
-        self.text = answered.text
         self.skipped += answered.skipped
+        is_withheld = answered.grounded is not None and bool(answered.grounded.skipped)
+        self.text = self.notice if is_withheld else answered.text
         text = answered.synthesis.text if answered.grounded is None else answered.grounded.text
         self.warnings += [] if answered.grounded is None else answered.grounded.ledger.warnings
         objection = await check(self.policy.answer, text, "answer check", self._hook_deadline())
@@ -296,11 +319,11 @@ class _Answering:
         retrieval, answered, shown = self.retrieval, self.answered, self.shown()
         grounded = None if answered is None else answered.grounded
         answer = make_answer(
-            self.query,
-            self.text,
+            self.query if self.unchecked is None else self.query.model_copy(update={"grounding_supports": False}),
+            self.text or self.notice,
             references=self.references,
             steps=self.steps,
-            ledger=None if grounded is None else grounded.ledger,
+            ledger=self.unchecked if grounded is None else grounded.ledger,
             related_questions=self.related,
             classifications=None if retrieval is None else retrieval.plan.classifications,
             skipped_reasons=self.skipped,

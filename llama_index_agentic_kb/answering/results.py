@@ -278,7 +278,10 @@ def _observations(sub_query: SubQuery, retrieval: Retrieval, mode: ResultMode | 
             (reference.knowledge_source_name, reference.doc_key),
             SearchObservation(document=reference.doc_key, uri=reference.url or "", title=reference.title),
         )
-        content = "" if reference.source_data is None else reference.source_data.content
+        data = reference.source_data
+        content = "" if data is None else data.content
+        if data is not None and not observation.metadata:
+            observation.metadata = _small_fields(_record(data) or data.metadata)
         if mode is ResultMode.CHUNKS:
             chunk = ChunkReference(chunk=reference.node_id, content=content, relevance_score=_unit_relevance(reference))
             observation.chunks.append(chunk)

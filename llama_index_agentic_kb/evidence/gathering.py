@@ -126,6 +126,15 @@ class EvidenceCounts:
     reranked: int = 0
     """(sub-query, candidate) pairs that were passed to the reranker."""
 
+    def cuts(self, *, limited: bool) -> list[str]:
+        """Return what thresholds and limits of the request left out, in words; ``limited``: it limits the documents."""
+        parts = [
+            (self.dropped_by_threshold, "rerankerThreshold"),
+            (self.dropped_by_cap, "their source's maxOutputDocuments"),
+            (self.dropped_by_budget if limited else 0, "maxOutputDocuments"),
+        ]
+        return [f"{count} documents were left out by {limit}" for count, limit in parts if count]
+
     def as_fields(self) -> dict[str, Any]:
         """Return the counts as fields of an activity record."""
         return asdict(self)

@@ -11,12 +11,13 @@ from llama_index.core.schema import NodeWithScore
 
 from llama_index_agentic_kb._text import one_line
 from llama_index_agentic_kb.grounding.citations import Markers, strip_markers
+from llama_index_agentic_kb.grounding.claims import split_claims
 from llama_index_agentic_kb.grounding.settings import Grounding
 from llama_index_agentic_kb.guard.spotlighting import Spotlighting
 from llama_index_agentic_kb.llm import LanguageModel
 from llama_index_agentic_kb.schema import Reference
 from llama_index_agentic_kb.schema.activity import Purpose
-from llama_index_agentic_kb.schema.grounding import ClaimFlag, GroundingLedger
+from llama_index_agentic_kb.schema.grounding import ClaimFlag, GroundedClaim, GroundingLedger
 from llama_index_agentic_kb.schema.response import SkippedReason
 
 # Metadata keys of a document's date; the first one present is used.
@@ -101,6 +102,17 @@ async def ground_text(
     if settings.markers == Markers.STRIP:
         text, ledger = strip_markers(text, ledger)
     return GroundedText(text, ledger, [SkippedReason.LOW_GROUNDED_ANSWER] if low else [])
+
+
+def own_citations(text: str) -> GroundingLedger:
+    """Return a ledger of unchecked claims: an answer's own citations, neither scored nor judged."""
+    claims = [
+        GroundedClaim(
+            text=claim.text, span=claim.span, check_required=claim.check_required, cited=[*map(str, claim.cited)]
+        )
+        for claim in split_claims(text)
+    ]
+    return GroundingLedger(claims=claims)
 
 
 def _only_shown(ledger: GroundingLedger, shown: Collection[str]) -> GroundingLedger:

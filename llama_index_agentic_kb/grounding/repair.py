@@ -65,6 +65,7 @@ _MOST_PASSAGES: Final = 5
 _LONGEST: Final = 2_000
 _NOTHING: Final = re.compile(r"\W*NONE\W*$", re.IGNORECASE)
 _ITEM: Final = re.compile(r"(?<!\s)\s*+(?:[-*+•‣◦▪–・]|\(?\d{1,3}[.)])\s+")  # noqa: RUF001 (a dash as a bullet)
+_SENTENCE_END: Final = re.compile(r"[.!?](?=\s)|[。！？]")  # noqa: RUF001 (full-width)
 _BLANK: Final = re.compile(r"\n[ \t]*(?:\n[ \t]*){2,}")
 
 
@@ -199,7 +200,10 @@ async def _is_borne_out(
 
 
 def _applied(answer: str, changes: Sequence[AnswerChange]) -> str:
-    """Apply changes to a text, from its end; also remove the spaces after a dropped claim."""
+    """Apply changes to a text, from its end; also remove the spaces after a dropped claim.
+
+    A lead-in or heading whose whole list or section was dropped is removed with it.
+    """
     text = answer
     for change in sorted(changes, key=lambda one: -one.span.start):
         end = change.span.end
@@ -208,7 +212,24 @@ def _applied(answer: str, changes: Sequence[AnswerChange]) -> str:
                 end += 1
             line = text.rfind("\n", 0, change.span.start) + 1
             if not text[line : change.span.start].strip() and text[end : end + 1] == "\n":  # a line of its own
-                text = text[:line] + text[end + 1 :]
+                text = _without_lead(text[:line], text[end + 1 :])
+                continue
+            if not (text[line : change.span.start].strip() or text[end:].strip()):  # the last line
+                text = _without_lead(text[:line], "")
                 continue
         text = text[: change.span.start] + change.after + text[end:]
     return _BLANK.sub("\n\n", text).strip()
+
+
+def _without_lead(before: str, after: str) -> str:
+    """Join the text around a dropped line, without a lead-in or heading at the end of ``before`` that leads nowhere."""
+    kept, following = before.rstrip(), after.lstrip()
+    line = kept.rfind("\n") + 1
+    last = kept[line:]
+    is_heading = last.startswith("#")
+    leads = is_heading and (not following or following.startswith("#"))
+    leads |= not is_heading and last.endswith((":", "：")) and not _ITEM.match(following)  # noqa: RUF001 (full-width)
+    if not leads:
+        return before + after
+    ends = [match.end() for match in _SENTENCE_END.finditer(last)]
+    return kept[: line + (0 if is_heading else max(ends, default=0))].rstrip() + "\n\n" + following

@@ -231,6 +231,19 @@ class SourceParams(_Sent):
         """The names of the unknown fields, which have no effect."""
         return tuple(sorted(self.model_extra or ()))
 
+    def over(self, stored: SourceParams | None) -> SourceParams:
+        """Return these parameters, with the stored ones where a field is not given."""
+        if stored is None:
+            return self
+        given = {name: getattr(self, name) for name in self.model_fields_set}
+        for one, other in (
+            ("always_query_source", "never_query_source"),
+            ("never_query_source", "always_query_source"),
+        ):
+            if given.get(one):
+                given.setdefault(other, False)
+        return stored.model_copy(update=given)
+
     def contradiction(self, processing: ResultsProcessing | None) -> str | None:
         """Return the reason why these options conflict, given the request's processing; None if they don't."""
         if self.always_query_source and self.never_query_source:
@@ -337,6 +350,15 @@ class RetrievalRequest(_Sent):
         """The text of the system and developer messages, which are instructions of the application."""
         texts = [message.text.strip() for message in self.messages or [] if message.role in INSTRUCTING]
         return "\n".join(filter(None, texts))
+
+    @property
+    def unread(self) -> list[str]:
+        """The parts of the messages that are not read, in words."""
+        messages = self.messages or []
+        images = sum(isinstance(part, ImageContent) for message in messages for part in message.content)
+        later = [one for one in messages[len(self.history) + 1 :] if one.role in ("user", "assistant")]
+        parts = [(images, "images in the messages"), (len(later), "messages after the last question")]
+        return [f"{count} {what} were not read" for count, what in parts if count]
 
     def params_for(self, source: str) -> SourceParams:
         """Return the parameters of a source; the defaults if the request has none for it."""

@@ -25,7 +25,7 @@ from llama_index_agentic_kb.account.pickling import NotPickled
 from llama_index_agentic_kb.errors import ConfigurationError, DeniedError, InvalidRequestError
 from llama_index_agentic_kb.guard.permissions import Permissions
 from llama_index_agentic_kb.guard.resilience import NO_RETRIES, CallProgress, Health, Resilience, ResilientCalls
-from llama_index_agentic_kb.schema import FilterNode, Principal, SourceData, all_of
+from llama_index_agentic_kb.schema import FilterNode, Principal, SourceData, SourceParams, all_of
 from llama_index_agentic_kb.search.lexical import LexicalSearch
 from llama_index_agentic_kb.sources.filters import FilterField, FilterLike, conditions, declared_fields, lower, to_tree
 from llama_index_agentic_kb.sources.index import index_retriever, refusal, traits_of
@@ -134,6 +134,8 @@ class KnowledgeSource(NotPickled):
         hybrid: Whether each search also queries a lexical index (BM25), which returns a ranked list of its own. Pass a
             lexical index (it must apply filters; its results are checked again), True to require one in memory
             (``sources.lexical``), or False for none. Defaults to building one if that is cheap.
+        params: The parameters of requests that set none of their own; each field that a request sets, to false too,
+            replaces the one here. They have no filters.
 
     Raises:
         ConfigurationError: Not exactly one of index, retriever and retriever_factory is given, an argument is invalid,
@@ -163,6 +165,7 @@ class KnowledgeSource(NotPickled):
         resilience: Resilience = DEFAULT_RESILIENCE,
         native_async: bool | None = None,
         hybrid: bool | LexicalSearch | None = None,
+        params: SourceParams | None = None,
     ) -> None:
         further = dict(retriever_kwargs or {})
         similarity_top_k = similarity_top_k or further.pop("similarity_top_k", None)
@@ -188,8 +191,11 @@ class KnowledgeSource(NotPickled):
         hidden = [key for key in self.filterable if permissions is not None and permissions.hides(key)]
         if hidden:
             raise ConfigurationError(f"source {name!r}: filterable: {hidden[0]!r} says whom documents are shared with")
+        if params is not None and not (params.filters is None and params.filter_add_on is None):
+            raise ConfigurationError(f"source {name!r}: params: they have no filters; use filters=")
         self.metadata_reader = metadata_reader
         self.fields = fields
+        self.params = params
         self.weight = weight
         self.similarity_top_k = similarity_top_k
         self.resilience = resilience

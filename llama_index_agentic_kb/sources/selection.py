@@ -80,7 +80,9 @@ def select(
         _check(params, sources)
     principal, selected = current_principal(), {}
     for name, source in sources.items():
-        params = request.params_for(name)
+        params = request.params_for(name).over(source.params)
+        if reason := params.contradiction(request.results_processing):
+            raise InvalidRequestError(f"knowledgeSourceParams[{name}]: {reason}")
         permitted, denied = None, None
         try:
             permitted = source.permitted(principal)

@@ -8,11 +8,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from llama_index.core import VectorStoreIndex
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.callbacks import CallbackManager, CBEventType, EventPayload, LlamaDebugHandler
 from llama_index.core.instrumentation.event_handlers import BaseEventHandler
 from llama_index.core.instrumentation.events import BaseEvent
 from llama_index.core.instrumentation.events.query import QueryEndEvent
+from llama_index.core.schema import TextNode
 from llama_index_instrumentation import get_dispatcher
 from pydantic import PrivateAttr
 
@@ -26,8 +28,8 @@ from llama_index_agentic_kb import (
 )
 from llama_index_agentic_kb.answering.policy import AnswerPolicy
 from llama_index_agentic_kb.errors import NotFoundError
+from llama_index_agentic_kb.grounding.notices import withheld_text
 from llama_index_agentic_kb.grounding.settings import Grounding
-from llama_index_agentic_kb.query_engine import WITHHELD
 from llama_index_agentic_kb.schema.activity import QueryClass, QueryClassification
 from llama_index_agentic_kb.schema.answer import (
     Answer,
@@ -50,9 +52,10 @@ from llama_index_agentic_kb.schema.answer_query import (
 from llama_index_agentic_kb.schema.filters import Condition
 from llama_index_agentic_kb.schema.response import SkippedReason
 from llama_index_agentic_kb.store.sessions import SessionStore
-from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM, ScriptedReply
+from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever, ScriptedLLM, ScriptedReply
 
 QUESTION = "How tall was the Saturn V rocket of Apollo 11 and when was it launched?"
+LOW = withheld_text([SkippedReason.LOW_GROUNDED_ANSWER], QUESTION)
 TEXTS = [
     "The Saturn V rocket was 110.6 m tall.",
     "Apollo 11 was launched by a Saturn V rocket in July 1969.",
@@ -183,7 +186,7 @@ def test_a_question_of_a_class_is_reported_or_ignored(key: str, ignored: bool) -
     response = base(model, effort="low").answer(QUESTION, classify=[kind], **fields)
     answer = check(response, *([reason] if ignored else []))
     assert answer.query_classifications == [QueryClassification(type=kind, positive=True)]
-    assert (answer.text == WITHHELD) == ignored
+    assert (answer.text == withheld_text([reason], QUESTION)) == ignored
     assert answer.steps
     assert len(answer.references) == 3
     assert len(model.prompts) == (1 if ignored else 2)
@@ -237,7 +240,7 @@ def test_a_badly_grounded_answer_is_withheld(streaming: bool) -> None:
     response = pieces[-1] if streaming else kb.answer(QUESTION, filtering_level="low")
     assert isinstance(response, AnswerResponse)
     answer = check(response, SkippedReason.LOW_GROUNDED_ANSWER)
-    assert (answer.text, answer.citations, answer.grounding_supports) == (WITHHELD, [], [])
+    assert (answer.text, answer.citations, answer.grounding_supports) == (LOW, [], [])
     assert answer.grounding_score is not None
     assert answer.grounding_score < 0.4
     assert not any("green" in str(piece) for piece in pieces[:-1])
@@ -264,9 +267,9 @@ def test_an_answer_of_which_repair_leaves_nothing_is_low_grounded() -> None:
     """Its text is not empty, and nobody says that the model had no answer."""
     kb = base(Model(BAD), grounding=Grounding(repair="drop"))
     answer = check(kb.answer(QUESTION), SkippedReason.LOW_GROUNDED_ANSWER)
-    assert answer.text == WITHHELD
+    assert answer.text == LOW
     response = kb.retrieve(QUESTION)
-    assert (response.text, response.skipped_reasons) == (WITHHELD, [SkippedReason.LOW_GROUNDED_ANSWER])
+    assert (response.text, response.skipped_reasons) == (LOW, [SkippedReason.LOW_GROUNDED_ANSWER])
 
 
 def hook(text: str) -> str | None:
@@ -321,7 +324,7 @@ def test_what_is_against_a_policy_is_not_answered(name: str, what: str) -> None:
     response = base(model, policy=policy).answer(QUESTION)
     answer = check(response, SkippedReason.CUSTOMER_POLICY_VIOLATION)
     assert told in response.warnings[0]
-    assert answer.text == WITHHELD
+    assert answer.text == withheld_text([SkippedReason.CUSTOMER_POLICY_VIOLATION], QUESTION)
     assert "110.6 m tall. Apollo" not in response.to_json()
     assert len(model.prompts) == (0 if what == "question" else 1)
     assert bool(answer.references) == (what == "answer")
@@ -365,7 +368,7 @@ def test_a_streamed_answer_waits_for_the_policy() -> None:
     pieces = list(kb.stream_answer(QUESTION))
     assert [piece.kind for piece in pieces] == ["steps", "references", "text", "whole"]
     assert isinstance(pieces[2], TextPiece)
-    assert pieces[2].text == WITHHELD
+    assert pieces[2].text == withheld_text([SkippedReason.CUSTOMER_POLICY_VIOLATION], QUESTION)
     good = list(base(Model(), policy=AnswerPolicy(answer=lambda _: None)).stream_answer(QUESTION))
     assert [piece.kind for piece in good] == ["steps", "references", "text", "whole"]
 
@@ -654,5 +657,48 @@ def test_a_late_answer_is_told_as_far_as_it_came() -> None:
     response = kb.answer(QUESTION, max_runtime_in_seconds=1.0)
     assert [part.what for part in response.missing] == ["answer"]
     assert len(response.answer.references) == 3
-    assert response.answer.text == WITHHELD
+    assert response.answer.text == withheld_text([], QUESTION)
     assert response.answer.state is AnswerState.FAILED  # never by the text alone
+
+
+@pytest.mark.parametrize(
+    ("question", "language", "reason", "text"),
+    [
+        ("Wie hoch war die Rakete?", None, "lowGroundedAnswer", "Die gefundenen Quellen belegen keine Antwort."),
+        ("How tall was it?", "fr-CA", "lowGroundedAnswer", "Les sources trouvées n'étayent aucune réponse."),
+        ("火箭有多高", None, "noRelevantContent", "没有找到与问题相关的内容。"),
+        ("ロケットの高さは", None, "noRelevantContent", "質問に関連するものは見つかりませんでした。"),
+        ("Hello there", None, "nonAnswerSeekingQueryIgnored", "No answer is given."),
+        ("Hello there", "tlh", "noRelevantContent", "Nothing relevant to the question was found."),
+    ],
+)
+def test_the_text_of_a_withheld_answer_says_only_what_is_true(
+    question: str, language: str | None, reason: str, text: str
+) -> None:
+    """In the question's language, or in the one that was asked for; a greeting was not searched for."""
+    assert withheld_text([SkippedReason(reason)], question, language) == text
+
+
+def test_a_german_question_without_support_gets_a_german_text() -> None:
+    """From the door, where evidence was found that does not support the answer."""
+    kb = base(Model(BAD))
+    assert kb.answer(QUESTION, language="de", filtering_level="high").answer.text.startswith("Die gefundenen Quellen")
+
+
+def test_grounding_can_be_turned_off() -> None:
+    """No claim is scored; the model's own citations stay, and a level of filtering is applied where it is asked for."""
+    kb = base(Model(), grounding=False)
+    answer = kb.answer(QUESTION).answer
+    assert (answer.grounding_score, answer.grounding_supports) == (None, [])
+    assert answer.citations
+    assert "[ref_id" not in answer.text
+    assert kb.answer(QUESTION, filtering_level="low").answer.grounding_score is not None
+
+
+def test_search_results_have_their_documents_fields() -> None:
+    """As structData, beside document, title and snippets."""
+    node = TextNode(text="The Saturn V rocket was 110.6 m tall.", metadata={"title": "Saturn V", "year": 1969})
+    source = KnowledgeSource("docs", index=VectorStoreIndex([node], embed_model=HashEmbedding()))
+    kb = KnowledgeBase([source], llm=ScriptedLLM("It was 110.6 m tall [ref_id:0]."), effort="minimal")
+    (result,) = kb.answer("How tall?").answer.steps[0].actions[0].results or []
+    assert result.metadata == {"title": "Saturn V", "year": 1969}
