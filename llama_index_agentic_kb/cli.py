@@ -1,4 +1,4 @@
-"""The command line: ``agentic-kb ingest``, ``ask``, ``chat``, ``list``, ``remove``, ``info``, ``doctor`` and others.
+"""The command line: ``agentic-kb ingest``, ``ask``, ``chat``, ``list``, ``info``, ``doctor``, ``serve`` and others.
 
 Options can also be set in ``agentic-kb.toml`` in the working directory: at the top level for all commands (``store``,
 ``model``), or in a table for one command (``[ask]``). The command line takes precedence. Modules that import
@@ -383,6 +383,57 @@ def bench_command(  # noqa: PLR0917 (typer makes options of them)
         out=out,
         record=record,
     )
+
+
+ConfigArgument = Annotated[Path, typer.Argument(help="The server's configuration, kb.yaml; see docs/server.md.")]
+
+
+@app.command()
+def serve(config: ConfigArgument) -> None:
+    """Serve knowledge bases over HTTP: Azure's and Google's APIs, and MCP. Needs the extra [server]."""
+    with _extra("server"):
+        from llama_index_agentic_kb.server.configuration import Configuration  # noqa: PLC0415 (the extra)
+        from llama_index_agentic_kb.server.running import serve as run_server  # noqa: PLC0415 (same)
+    run_server(Configuration.load(config))
+
+
+@app.command()
+def keys(
+    config: ConfigArgument,
+    new: Annotated[str | None, typer.Option(help="Create a key: admin or query.")] = None,
+    name: Annotated[str, typer.Option(help="The new key's name, for lists and logs.")] = "unnamed",
+    revoke: Annotated[str | None, typer.Option(help="Revoke the key with this id.")] = None,
+) -> None:
+    """List, create or revoke a server's API keys. A running server follows within a second."""
+    with _extra("server"):
+        from llama_index_agentic_kb.server.running import manage_keys  # noqa: PLC0415 (the extra)
+    for line in manage_keys(config, new=new, name=name, revoke=revoke):
+        typer.echo(line)
+
+
+@app.command()
+def mcp(
+    store: StoreOption = DEFAULT_STORE,
+    effort: EffortOption = ReasoningEffort.LOW,
+    model: ModelOption = None,
+    context_window: WindowOption = 8_192,
+) -> None:
+    """Serve a store to an MCP client over stdin and stdout, as the tool knowledge_base_retrieve."""
+    import asyncio  # noqa: PLC0415 (only this command runs a loop)
+
+    with _extra("server"):
+        from llama_index_agentic_kb.server.mcp_tool import serve_stdio  # noqa: PLC0415 (the extra)
+    asyncio.run(serve_stdio(_open(store, _language_model(model, context_window), effort=effort)))
+
+
+@contextmanager
+def _extra(name: str) -> Iterator[None]:
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        raise ConfigurationError(
+            f"{error.name} is not installed: pip install 'llama-index-agentic-kb[{name}]'"
+        ) from error
 
 
 def _stored(path: Path) -> KnowledgeStore:

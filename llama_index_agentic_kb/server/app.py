@@ -19,7 +19,9 @@ from llama_index_agentic_kb.server.azure import retrieval_routes
 from llama_index_agentic_kb.server.catalog import ApiKey
 from llama_index_agentic_kb.server.context import ServerContext
 from llama_index_agentic_kb.server.definition_routes import definition_routes
+from llama_index_agentic_kb.server.google import PREFIX, google_error, google_routes
 from llama_index_agentic_kb.server.http import Gateway, error_response
+from llama_index_agentic_kb.server.mcp_tool import McpRoutes
 from llama_index_agentic_kb.server.service import KnowledgeService
 
 MAX_BODY_BYTES: Final = 4_000_000
@@ -51,10 +53,13 @@ def create_app(
     access = Access(service.catalog, keys=keys or {}, verifier=verifier, rates=Rates(requests_per_minute))
     context = ServerContext(service, access, max_body_bytes)
 
+    mcp = McpRoutes(context)
+
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         await service.catalog.snapshot()
-        yield
+        async with mcp.running():
+            yield
         service.close()
 
     app = FastAPI(
@@ -66,6 +71,8 @@ def create_app(
     )
     app.include_router(retrieval_routes(context))
     app.include_router(definition_routes(context))
+    app.include_router(mcp.router())
+    app.include_router(google_routes(context))
     _add_own_routes(app, context)
     app.add_exception_handler(AgenticKBError, _answer_error)
     app.add_exception_handler(HTTPException, _answer_http_error)
@@ -73,8 +80,8 @@ def create_app(
     return Gateway(app, metrics=context.metrics, origins=lambda _: cors_origins, max_running=max_running)
 
 
-async def _answer_error(_: Request, error: Exception) -> Response:
-    return error_response(error)
+async def _answer_error(request: Request, error: Exception) -> Response:
+    return google_error(error) if request.url.path.startswith(PREFIX) else error_response(error)
 
 
 async def _answer_http_error(request: Request, error: Exception) -> Response:

@@ -8,6 +8,7 @@ import re
 import time
 import uuid
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from contextvars import ContextVar
 from typing import Any, Final
 from urllib.parse import quote
@@ -125,7 +126,8 @@ class Gateway:
             error = OverloadedError(f"the server runs {self._max_running} requests already; try again")
             await error_response(error)(scope, receive, send)
         else:
-            await self._app(scope, receive, send)
+            with suppress(Exception):  # it was logged, and a response sent: Starlette raises it again
+                await self._app(scope, receive, send)
 
     def _headers(self, request: Request, own_id: str) -> dict[str, str]:
         added = {**_SECURITY, "request-id": own_id}

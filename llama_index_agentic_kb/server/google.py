@@ -1,0 +1,225 @@
+"""Google's routes (Discovery Engine v1): answers, streams, sessions. A data store or engine is a knowledge base.
+
+``projects/P/locations/L/collections/C/engines/KB/servingConfigs/S:answer`` asks the knowledge base ``KB``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass
+from typing import Final, TypeAlias
+
+from fastapi import APIRouter, Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+
+from llama_index_agentic_kb.answering.sessions import session_owner
+from llama_index_agentic_kb.errors import AgenticKBError, NotFoundError
+from llama_index_agentic_kb.knowledge_base import KnowledgeBase
+from llama_index_agentic_kb.schema import Principal
+from llama_index_agentic_kb.schema.answer_query import AnswerPiece, AnswerQuery
+from llama_index_agentic_kb.server.azure import unless_gone
+from llama_index_agentic_kb.server.context import ServerContext
+from llama_index_agentic_kb.server.errors import RequestError
+from llama_index_agentic_kb.server.http import logger, read_body
+from llama_index_agentic_kb.store.sessions import SessionStore
+from llama_index_agentic_kb.wire.google_answer import (
+    AnswerStream,
+    decode_answer_query,
+    encode_answer,
+    encode_answer_response,
+    encode_error,
+)
+from llama_index_agentic_kb.wire.google_names import (
+    Parent,
+    parse_answer_name,
+    parse_parent,
+    parse_serving_config,
+    parse_session_name,
+)
+from llama_index_agentic_kb.wire.google_sessions import (
+    decode_create_session,
+    decode_list_sessions,
+    decode_update_session,
+    encode_session,
+    encode_session_page,
+    wants_answer_details,
+)
+
+PREFIX: Final = "/v1/"
+_STREAM_TYPE: Final = "application/json; charset=UTF-8"
+
+
+@dataclass(frozen=True, slots=True)
+class _Call:
+    """One authenticated request.
+
+    Args:
+        request: The HTTP request.
+        name: The resource name in its path, without the method after the colon.
+        context: The server.
+        principal: On whose behalf it runs.
+        as_int: Whether the client wants enums as numbers.
+    """
+
+    request: Request
+    name: str
+    context: ServerContext
+    principal: Principal | None
+    as_int: bool
+
+    @property
+    def owner(self) -> str:
+        """The owner of the caller's sessions."""
+        return session_owner(self.principal)
+
+    @property
+    def sessions(self) -> SessionStore:
+        """The store of the sessions."""
+        return self.context.service.sessions
+
+    async def body(self) -> bytes:
+        """Return the body."""
+        return await read_body(self.request, self.context.max_body_bytes) or b"{}"
+
+    async def check(self, parent: Parent) -> None:
+        """Raise ``NotFoundError`` if the data store or engine is no knowledge base."""
+        await self.context.service.base(parent.id)
+
+
+_Method: TypeAlias = Callable[[_Call], Awaitable[Response]]
+
+
+def google_routes(context: ServerContext) -> APIRouter:
+    """Return the routes; one path takes all resource names, as they hold slashes and a method after a colon."""
+    router = APIRouter(prefix=PREFIX.rstrip("/"), tags=["Google"])
+
+    @router.api_route("/{name:path}", methods=["GET", "POST", "PATCH", "DELETE"], include_in_schema=False)
+    async def handle(name: str, request: Request) -> Response:
+        """Answer by method and resource name."""
+        caller = await context.access.caller(request)
+        principal = await context.access.principal(request, caller)
+        alt = request.query_params.get("$alt", "") + request.query_params.get("alt", "")
+        resource, _, verb = name.partition(":")
+        call = _Call(request, resource, context, principal, "enum-encoding=int" in alt)
+        parts = resource.split("/")
+        kind = next((one for one in ("answers", "sessions", "servingConfigs") if one in parts[-2:]), "")
+        listed = kind == "sessions" and parts[-1] == "sessions"
+        method = _METHODS.get((request.method, f"{kind}*" if listed else kind, verb))
+        if method is None:
+            raise NotFoundError(f"{request.method} {name[:200]}: there is no such method")
+        return await method(call)
+
+    return router
+
+
+def google_error(error: BaseException) -> JSONResponse:
+    """Return an error in Google's form."""
+    status, body = encode_error(error)
+    headers = dict(error.headers) if isinstance(error, RequestError) else {}
+    return JSONResponse(body, status, headers)
+
+
+# -- answers -----------------------------------------------------------------------------------------------------------
+
+
+async def _query(call: _Call) -> tuple[KnowledgeBase, AnswerQuery]:
+    """Return the knowledge base and the query of an ``:answer`` or ``:streamAnswer`` request."""
+    served = await call.context.service.base(parse_serving_config(call.name).id)
+    query = decode_answer_query(await call.body(), serving_config=call.name)
+    request = served.request(query.request.model_copy(update={"principal": call.principal}))
+    return served.base, query.model_copy(update={"request": request})
+
+
+async def _answer(call: _Call) -> Response:
+    base, query = await _query(call)
+
+    async def answered() -> Response:
+        made = await base.aanswer(query)
+        body = encode_answer_response(
+            made.answer, parent=parse_serving_config(call.name), session=made.session, enum_as_int=call.as_int
+        )
+        return JSONResponse(body)
+
+    return await unless_gone(call.request.receive, answered())
+
+
+async def _stream_answer(call: _Call) -> Response:
+    base, query = await _query(call)
+    pieces = aiter(base.astream_answer(query))
+    first = await anext(pieces)  # an error before the first piece is an ordinary error response
+    stream = AnswerStream(parent=parse_serving_config(call.name), enum_as_int=call.as_int)
+    return StreamingResponse(_encoded(stream, first, pieces), media_type=_STREAM_TYPE)
+
+
+async def _encoded(stream: AnswerStream, first: AnswerPiece, rest: AsyncIterator[AnswerPiece]) -> AsyncIterator[bytes]:
+    try:
+        yield stream.piece(first)
+        async for piece in rest:
+            if data := stream.piece(piece):
+                yield data
+    except Exception as error:  # noqa: BLE001 (Google's client takes no error inside of an array)
+        if not isinstance(error, AgenticKBError):
+            logger.error("a stream failed", exc_info=error)
+        yield stream.fail()
+
+
+async def _get_answer(call: _Call) -> Response:
+    session, answer_id = parse_answer_name(call.name)
+    await call.check(session.parent)
+    answer = await call.sessions.aget_answer(call.owner, session.id, answer_id)
+    return JSONResponse(encode_answer(answer, name=call.name, enum_as_int=call.as_int))
+
+
+# -- sessions ----------------------------------------------------------------------------------------------------------
+
+
+async def _create_session(call: _Call) -> Response:
+    parent = parse_parent(call.name.rpartition("/")[0])
+    await call.check(parent)
+    session = await call.sessions.acreate(call.owner, decode_create_session(await call.body()))
+    return JSONResponse(encode_session(session, parent, enum_as_int=call.as_int))
+
+
+async def _list_sessions(call: _Call) -> Response:
+    parent = parse_parent(call.name.rpartition("/")[0])
+    await call.check(parent)
+    params = {name: value for name, value in call.request.query_params.items() if name in _LISTING}
+    page = await call.sessions.alist_sessions(call.owner, decode_list_sessions(params))
+    return JSONResponse(encode_session_page(page, parent, enum_as_int=call.as_int))
+
+
+async def _get_session(call: _Call) -> Response:
+    name = parse_session_name(call.name)
+    await call.check(name.parent)
+    details = wants_answer_details(dict(call.request.query_params))
+    session = await call.sessions.aget(call.owner, name.id, include_answers=details)
+    return JSONResponse(encode_session(session, name.parent, enum_as_int=call.as_int))
+
+
+async def _update_session(call: _Call) -> Response:
+    name = parse_session_name(call.name)
+    await call.check(name.parent)
+    changes = decode_update_session(await call.body(), call.request.query_params.get("updateMask", ""))
+    session = await call.sessions.aupdate(call.owner, name.id, changes)
+    return JSONResponse(encode_session(session, name.parent, enum_as_int=call.as_int))
+
+
+async def _delete_session(call: _Call) -> Response:
+    name = parse_session_name(call.name)
+    await call.check(name.parent)
+    await call.sessions.adelete(call.owner, name.id)
+    return JSONResponse({})
+
+
+_LISTING: Final = frozenset({"pageSize", "page_size", "pageToken", "page_token", "filter", "orderBy", "order_by"})
+_METHODS: Final[dict[tuple[str, str, str], _Method]] = {
+    ("POST", "servingConfigs", "answer"): _answer,
+    ("POST", "servingConfigs", "streamAnswer"): _stream_answer,
+    ("GET", "answers", ""): _get_answer,
+    ("POST", "sessions*", ""): _create_session,
+    ("GET", "sessions*", ""): _list_sessions,
+    ("GET", "sessions", ""): _get_session,
+    ("PATCH", "sessions", ""): _update_session,
+    ("DELETE", "sessions", ""): _delete_session,
+}
+"""By HTTP method, kind of resource (* for the collection) and verb."""

@@ -1,0 +1,167 @@
+"""Each knowledge base as an MCP server with one tool, ``knowledge_base_retrieve``, over HTTP or stdio."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+from typing import Any, Final, TypeAlias
+
+from fastapi import APIRouter, Request
+from mcp.server import Server, ServerRequestContext
+from mcp.server.stdio import stdio_server
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp_types import (
+    CallToolRequestParams,
+    CallToolResult,
+    ListToolsResult,
+    PaginatedRequestParams,
+    TextContent,
+    Tool,
+    ToolAnnotations,
+)
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from llama_index_agentic_kb.errors import AgenticKBError, InvalidRequestError
+from llama_index_agentic_kb.knowledge_base import KnowledgeBase
+from llama_index_agentic_kb.schema import Principal, RetrievalRequest, RetrievalResponse
+from llama_index_agentic_kb.server.context import ServerContext
+from llama_index_agentic_kb.server.errors import error_body
+from llama_index_agentic_kb.server.http import logger, request_id
+from llama_index_agentic_kb.server.service import ServedBase
+
+TOOL: Final = "knowledge_base_retrieve"
+_TARGET: Final = "agentic_kb.mcp_target"
+_INPUT: Final[Mapping[str, Any]] = {
+    "type": "object",
+    "properties": {
+        "query": {"type": "string", "minLength": 1, "description": "The question, complete in itself."},
+        "outputMode": {
+            "type": "string",
+            "enum": ["extractiveData", "answerSynthesis"],
+            "description": "The passages themselves, or an answer with citations. Defaults to the knowledge base's.",
+        },
+        "maxOutputDocuments": {"type": "integer", "minimum": 1, "description": "The maximum number of passages."},
+    },
+    "required": ["query"],
+    "additionalProperties": False,
+}
+
+Target: TypeAlias = tuple[ServedBase, Principal | None]
+Context: TypeAlias = ServerRequestContext[Any, Any]
+
+
+def tool_server(target_of: Callable[[Context], Target], count: Callable[[RetrievalResponse], None]) -> Server[Any]:
+    """Return an MCP server with the tool.
+
+    Args:
+        target_of: Returns the knowledge base and principal of a message.
+        count: Called with each response.
+    """
+
+    async def list_tools(context: Context, _: PaginatedRequestParams | None) -> ListToolsResult:
+        base = target_of(context)[0].base
+        tool = Tool(
+            name=TOOL,
+            description=f"Answers questions from the knowledge base {base.name}, with references. {base.description}",
+            input_schema=dict(_INPUT),
+            annotations=ToolAnnotations(read_only_hint=True),
+        )
+        return ListToolsResult(tools=[tool])
+
+    async def call_tool(context: Context, params: CallToolRequestParams) -> CallToolResult:
+        served, principal = target_of(context)
+        try:
+            request = _request(params).model_copy(update={"principal": principal})
+            response = await served.base.aretrieve(served.request(request))
+        except Exception as error:  # noqa: BLE001 (a tool's errors are results, so that the model sees them)
+            if not isinstance(error, AgenticKBError):
+                logger.error("a tool call failed", exc_info=error)
+            message = error_body(error, request_id.get())["error"]["message"]
+            return CallToolResult(content=[TextContent(text=message)], is_error=True)
+        count(response)
+        shown = response.to_dict()
+        return CallToolResult(content=[TextContent(text=_text(response))], structured_content=shown)
+
+    return Server(
+        "agentic-kb", version=version("llama-index-agentic-kb"), on_list_tools=list_tools, on_call_tool=call_tool
+    )
+
+
+def _request(params: CallToolRequestParams) -> RetrievalRequest:
+    if params.name != TOOL:
+        raise InvalidRequestError(f"there is no tool {params.name[:60]!r}; there is {TOOL}")
+    arguments = params.arguments or {}
+    unknown = sorted(arguments.keys() - _INPUT["properties"].keys())
+    if unknown or not isinstance(arguments.get("query"), str):
+        raise InvalidRequestError(f"{', '.join(unknown) or 'query'}: the tool takes {', '.join(_INPUT['properties'])}")
+    rest = {name: value for name, value in arguments.items() if name != "query"}
+    return RetrievalRequest.parse({"messages": [{"role": "user", "content": arguments["query"]}], **rest})
+
+
+def _text(response: RetrievalResponse) -> str:
+    """Return the response as text for a model: the answer or extracts, the references, and what is missing."""
+    named = [f"[ref_id:{one.id}] {one.title} {one.url or one.doc_key}" for one in response.references]
+    missing = [f"missing: {part.what}: {part.reason}" for part in response.missing]
+    return "\n".join([response.text, *named, *missing])
+
+
+def _target_of(context: Context) -> Target:
+    assert context.request is not None  # it came over HTTP
+    target: Target = context.request.scope[_TARGET]
+    return target
+
+
+class _Handled(Response):
+    """Passes a request to the MCP library."""
+
+    def __init__(self, manager: StreamableHTTPSessionManager) -> None:
+        super().__init__()
+        self._manager = manager
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on; the library sends the response."""
+        await self._manager.handle_request(scope, receive, send)
+
+
+class McpRoutes:
+    """The MCP servers of all knowledge bases: stateless, so that any of several servers may get a message."""
+
+    def __init__(self, context: ServerContext) -> None:
+        self._context = context
+        self._manager: StreamableHTTPSessionManager | None = None
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Run what the library needs while the server runs."""
+        server = tool_server(_target_of, self._context.count)
+        self._manager = StreamableHTTPSessionManager(
+            server, json_response=True, stateless=True, max_request_body_size=self._context.max_body_bytes
+        )
+        async with self._manager.run():
+            yield
+
+    def router(self) -> APIRouter:
+        """Return the route ``/knowledgebases/{name}/mcp``."""
+        router = APIRouter(tags=["MCP"])
+        context = self._context
+
+        @router.api_route("/knowledgebases/{name}/mcp", methods=["GET", "POST", "DELETE"], include_in_schema=False)
+        async def messages(name: str, request: Request) -> Response:
+            """Handle a message of the Model Context Protocol (streamable HTTP)."""
+            caller = await context.access.caller(request)
+            principal = await context.access.principal(request, caller)
+            request.scope[_TARGET] = (await context.service.base(name), principal)
+            assert self._manager is not None
+            return _Handled(self._manager)
+
+        return router
+
+
+async def serve_stdio(base: KnowledgeBase) -> None:
+    """Serve a knowledge base over stdin and stdout until stdin ends."""
+    target: Target = (ServedBase(base), None)
+    server = tool_server(lambda _: target, lambda _: None)
+    async with stdio_server() as (read, write):
+        await server.run(read, write, server.create_initialization_options())

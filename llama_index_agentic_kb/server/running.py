@@ -1,0 +1,108 @@
+"""Runs a server, and manages its API keys."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Final
+
+import uvicorn
+
+from llama_index_agentic_kb.errors import ConfigurationError
+from llama_index_agentic_kb.server.access import JwksVerifier
+from llama_index_agentic_kb.server.app import create_app
+from llama_index_agentic_kb.server.catalog import Catalog, Role
+from llama_index_agentic_kb.server.configuration import Configuration
+from llama_index_agentic_kb.server.http import JsonFormatter
+from llama_index_agentic_kb.server.service import KnowledgeService
+
+MAX_STOPPING_SECONDS: Final = 120
+"""The maximum seconds that running answers get to finish when the server stops."""
+
+
+def serve(configuration: Configuration) -> None:
+    """Serve until the process gets SIGTERM or SIGINT; running answers are finished first."""
+    service, keys = configuration.service(), configuration.api_keys()
+    tokens = configuration.tokens
+    if not keys and tokens is None:
+        announce_first_key(service)
+    limits = configuration.limits
+    app = create_app(
+        service,
+        keys=keys,
+        verifier=None if tokens is None else JwksVerifier(**tokens.model_dump(by_alias=False)),
+        requests_per_minute=limits.requests_per_minute,
+        max_running=limits.running_requests,
+        max_body_bytes=limits.body_bytes,
+        cors_origins=configuration.cors_origins,
+    )
+    with _json_logs():
+        uvicorn.run(
+            app,
+            host=configuration.host,
+            port=configuration.port,
+            access_log=False,  # the server writes its own
+            log_config=None,
+            server_header=False,
+            timeout_graceful_shutdown=MAX_STOPPING_SECONDS,
+            ws="none",
+        )
+
+
+def announce_first_key(service: KnowledgeService) -> None:
+    """Create an admin key and print it, if the catalog has none: nobody could use the server otherwise."""
+
+    async def made() -> str | None:
+        if (await service.catalog.snapshot()).keys:
+            return None
+        return (await service.catalog.add_key("admin", "first"))[1]
+
+    key = asyncio.run(made())
+    if key is not None:
+        sys.stderr.write(f"admin key (shown once, stored as a hash): {key}\n")
+
+
+@contextmanager
+def _json_logs() -> Iterator[None]:
+    """Write logs as lines of JSON to stderr."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(JsonFormatter())
+    root = logging.getLogger()
+    root.addHandler(handler)
+    root.setLevel(logging.INFO)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    try:
+        yield
+    finally:
+        root.removeHandler(handler)
+
+
+def manage_keys(path: Path, *, new: str | None, name: str, revoke: str | None) -> list[str]:
+    """Create or revoke an API key, and return the lines to print: the new key, or the list of keys.
+
+    Raises:
+        ConfigurationError: The role is not known.
+        NotFoundError: There is no key to revoke.
+    """
+    catalog = Catalog(Configuration.load(path).database)
+
+    async def managed() -> list[str]:
+        if new is not None:
+            roles: dict[str, Role] = {"admin": "admin", "query": "query"}
+            if new not in roles:
+                raise ConfigurationError(f"--new: {new!r} is no role; it is admin or query")
+            made, secret = await catalog.add_key(roles[new], name)
+            return [f"id {made.id}", f"key {secret}"]
+        if revoke is not None:
+            await catalog.remove_key(revoke)
+        keys = (await catalog.snapshot()).keys.values()
+        return [f"{key.id} {key.role} {key.created_at:%Y-%m-%d} {key.name}" for key in keys]
+
+    try:
+        return asyncio.run(managed())
+    finally:
+        catalog.close()

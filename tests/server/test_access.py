@@ -1,0 +1,144 @@
+"""Keys, tokens, principals, rates and origins."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import jwt
+import pytest
+
+from llama_index_agentic_kb.server.access import JwksVerifier
+from llama_index_agentic_kb.server.catalog import Catalog
+from tests.server.issuer import AUDIENCE, ISSUER, Issuer
+from tests.server.serving import ADMIN, QUERY, define, served, space_service
+
+ASK = {"intents": [{"search": "launch of the rocket"}], "outputMode": "extractiveData"}
+ALICE = {"tid": "acme", "oid": "alice"}
+PRIVATE = "/knowledgebases/private/retrieve"
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("access") / "server.db"
+
+
+@pytest.fixture
+def catalog(database: Path) -> Iterator[Catalog]:
+    """A second program's view of the server's database."""
+    made = Catalog(database)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def issuer(tmp_path_factory: pytest.TempPathFactory) -> Issuer:
+    return Issuer(tmp_path_factory.mktemp("issuer"))
+
+
+@pytest.fixture(scope="module")
+def client(database: Path, issuer: Issuer) -> Iterator[httpx.Client]:
+    verifier = JwksVerifier(issuer=ISSUER, audience=AUDIENCE, jwks=str(issuer.jwks), query_role="ask")
+    origins = ["https://app.test"]
+    with (
+        served(space_service(database, None), verifier=verifier, requests_per_minute=60, cors_origins=origins) as url,
+        httpx.Client(base_url=url, trust_env=False, timeout=60) as made,
+    ):
+
+        def put(path: str, body: dict[str, Any]) -> None:
+            if path != "/knowledgebases/space":  # it has a model
+                made.put(path, json=body, headers={"api-key": ADMIN}).raise_for_status()
+
+        define(put)
+        yield made
+
+
+def test_a_users_token_opens_that_users_documents(client: httpx.Client, issuer: Issuer) -> None:
+    """The query source token's user finds what is shared with her, and nobody else does."""
+
+    def found(**claims: Any) -> tuple[int, int]:
+        token = issuer.token(**claims)
+        headers = {"api-key": QUERY, "x-ms-query-source-authorization": token}
+        response = client.post(PRIVATE, json=ASK, headers=headers)
+        return response.status_code, len(response.json().get("references", []))
+
+    assert found(**ALICE) == (200, 1)
+    assert found(tid="acme", oid="mallory") == (200, 0)
+    assert found(tid="other", oid="alice") == (200, 0)
+
+
+def test_the_holder_of_a_token_is_the_principal(client: httpx.Client, issuer: Issuer) -> None:
+    """A bearer token with the role authenticates, and its own user is searched for; without the role it is refused."""
+
+    def status(**claims: Any) -> int:
+        headers = {"authorization": f"Bearer {issuer.token(**claims)}"}
+        return client.post(PRIVATE, json=ASK, headers=headers).status_code
+
+    assert status(**ALICE, roles=["ask"]) == 200
+    assert status(**ALICE) == 403
+
+
+@pytest.mark.parametrize(
+    "claims",
+    [{"aud": "other"}, {"iss": "https://evil.test"}, {"exp": 1}, {"exp": None}, {"oid": "a\x00b"}, {"groups": 3}],
+)
+def test_a_token_that_is_not_valid_is_refused(client: httpx.Client, issuer: Issuer, claims: dict[str, Any]) -> None:
+    """A wrong audience, issuer, time or name gets 401, as a credential and as a query source token."""
+    token = issuer.token(**{"roles": ["ask"], **ALICE, **claims})
+    for headers in ({"authorization": f"Bearer {token}"}, {"api-key": QUERY, "x-ms-query-source-authorization": token}):
+        assert client.post(PRIVATE, json=ASK, headers=headers).status_code == 401
+
+
+@pytest.mark.parametrize("algorithm", ["none", "HS256"])
+def test_forged_signatures_are_refused(client: httpx.Client, issuer: Issuer, algorithm: str) -> None:
+    """Neither an unsigned token nor one signed with the public key as a secret passes."""
+    claims = {"iss": ISSUER, "aud": AUDIENCE, "exp": time.time() + 60, **ALICE, "roles": ["ask"]}
+    key: Any = None if algorithm == "none" else json.loads(issuer.jwks.read_text())["keys"][0]["x"]
+    token = jwt.encode(claims, key, algorithm=algorithm, headers={"kid": "k1"})
+    assert client.post(PRIVATE, json=ASK, headers={"authorization": f"Bearer {token}"}).status_code == 401
+
+
+def test_keys_are_rotated_while_the_server_runs(client: httpx.Client, catalog: Catalog) -> None:
+    """A new key holds at once, a revoked one is refused within seconds; only hashes are stored."""
+
+    def status(key: str) -> int:
+        return client.get("/knowledgebases", headers={"api-key": key}).status_code
+
+    made, secret = asyncio.run(catalog.add_key("admin", "rotated"))
+    assert status(secret) == 200
+    snapshot = asyncio.run(catalog.snapshot())
+    assert secret not in str(snapshot)
+    asyncio.run(catalog.remove_key(made.id))
+    until = time.monotonic() + 30
+    while status(secret) != 401 and time.monotonic() < until:
+        pass
+    assert status(secret) == 401
+
+
+def test_a_caller_that_asks_too_often_waits(client: httpx.Client, catalog: Catalog) -> None:
+    """Past its rate a caller gets 429 with the time to wait; others are not concerned."""
+    _, secret = asyncio.run(catalog.add_key("query", "eager"))
+    responses = [client.post("/knowledgebases/none/retrieve", json=ASK, headers={"api-key": secret}) for _ in range(70)]
+    refused = [response for response in responses if response.status_code == 429]
+    assert refused
+    assert int(refused[0].headers["retry-after"]) >= 1
+    assert client.get("/knowledgebases", headers={"api-key": ADMIN}).status_code == 200
+
+
+@pytest.mark.parametrize(("origin", "allowed"), [("https://app.test", True), ("https://evil.test", False)])
+def test_only_listed_origins_may_call(client: httpx.Client, origin: str, allowed: bool) -> None:
+    """A preflight and a request of a listed origin carry its permission, others none."""
+    ask = {"origin": origin, "access-control-request-method": "POST"}
+    for response in (client.options(PRIVATE, headers=ask), client.get("/healthz", headers={"origin": origin})):
+        assert (response.headers.get("access-control-allow-origin") == origin) is allowed
+
+
+def test_a_key_set_over_plain_http_is_refused() -> None:
+    """The issuer's keys come over https or from this machine."""
+    with pytest.raises(ValueError, match="https"):
+        JwksVerifier(issuer=ISSUER, audience=AUDIENCE, jwks="http://issuer.test/keys")

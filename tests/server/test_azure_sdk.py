@@ -1,0 +1,183 @@
+"""The real Azure SDK, sync and async, against a server on loopback with Chroma sources."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from azure.core import MatchConditions
+from azure.core.credentials import AzureKeyCredential
+from azure.core.exceptions import (
+    ClientAuthenticationError,
+    HttpResponseError,
+    ResourceExistsError,
+    ResourceModifiedError,
+    ResourceNotFoundError,
+)
+from azure.search.documents.indexes import SearchIndexClient
+from azure.search.documents.indexes import models as im
+from azure.search.documents.knowledgebases import KnowledgeBaseRetrievalClient
+from azure.search.documents.knowledgebases import models as m
+from azure.search.documents.knowledgebases.aio import KnowledgeBaseRetrievalClient as AsyncClient
+
+from tests.server.serving import ADMIN, QUERY
+
+QUESTION = [m.KnowledgeBaseMessage(role="user", content=[m.KnowledgeBaseMessageTextContent(text="How tall?")])]
+INTENTS: list[Any] = [
+    m.KnowledgeRetrievalSemanticIntent(search="Saturn V"),
+    m.KnowledgeRetrievalSemanticIntent(search="Titan"),
+]
+ANSWER = "The Saturn V was 110.6 m tall [ref_id:0]."
+
+
+def retrieval_client(url: str, name: str = "space", key: str = QUERY) -> Any:
+    return KnowledgeBaseRetrievalClient(url, AzureKeyCredential(key), knowledge_base_name=name)
+
+
+@pytest.fixture
+def indexes(url: str) -> Iterator[Any]:
+    with SearchIndexClient(url, AzureKeyCredential(ADMIN)) as client:
+        yield client
+
+
+@pytest.mark.parametrize("effort", ["Minimal", "Low", "Medium", "Auto"])
+@pytest.mark.parametrize("mode", ["extractiveData", "answerSynthesis"])
+def test_every_effort_and_mode_answers(url: str, effort: str, mode: str) -> None:
+    """Messages go with each effort and output mode; activity and references are the SDK's typed classes."""
+    request = m.KnowledgeBaseRetrievalRequest(
+        messages=QUESTION,
+        retrieval_reasoning_effort=getattr(m, f"KnowledgeRetrieval{effort}ReasoningEffort")(),
+        output_mode=mode,
+        include_activity=True,
+    )
+    with retrieval_client(url) as client:
+        result = client.retrieve(request)
+    text = result.response[0].content[0].text
+    assert (text == ANSWER) is (mode == "answerSynthesis")
+    assert all(isinstance(one, m.KnowledgeBaseSearchIndexReference) for one in result.references)
+    assert {type(one).__name__ for one in result.activity} >= {
+        "KnowledgeBaseSearchIndexActivityRecord",
+        "KnowledgeBaseAgenticReasoningActivityRecord",
+    }
+    ids = {one.id for one in result.activity}
+    assert {one.activity_source for one in result.references} <= ids
+
+
+async def test_the_async_client_asks_with_intents_and_source_parameters(url: str) -> None:
+    """Intents, a filter, and a source that is left out, through the async client."""
+    request = m.KnowledgeBaseRetrievalRequest(
+        intents=INTENTS,
+        output_mode="extractiveData",
+        knowledge_source_params=[
+            m.SearchIndexKnowledgeSourceParams(
+                knowledge_source_name="rockets",
+                filter_add_on="title eq 'Titan'",
+                include_references=True,
+                include_reference_source_data=True,
+            ),
+            m.SearchIndexKnowledgeSourceParams(knowledge_source_name="moons", never_query_source=True),
+        ],
+    )
+    client: Any = AsyncClient(url, AzureKeyCredential(QUERY), knowledge_base_name="space")
+    async with client:
+        result = await client.retrieve(request)
+        events = [event async for event in await client.retrieve_stream(request)]
+    assert [one.source_data["title"] for one in result.references] == ["Titan"]
+    assert events[-1].event_type == "response.completed"
+    assert events[-1].data.response.references[0].source_data["title"] == "Titan"
+
+
+def test_a_stream_has_typed_events(url: str) -> None:
+    """Every event of the stream but the additive token deltas is a typed class of the SDK."""
+    with (
+        retrieval_client(url) as client,
+        client.retrieve_stream(m.KnowledgeBaseRetrievalRequest(messages=QUESTION)) as stream,
+    ):
+        events = list(stream)
+    assert {event.event_type: type(event.data).__name__ for event in events} == {
+        "retrieval.started": "KnowledgeBaseRetrievalStartedEvent",
+        "activity.started": "KnowledgeBaseActivityStartedEvent",
+        "activity.completed": type(
+            next(e.data for e in reversed(events) if e.event_type == "activity.completed")
+        ).__name__,
+        "answer.delta": "dict",
+        "answer.completed": "KnowledgeBaseAnswerCompletedEvent",
+        "references.completed": "list",
+        "response.completed": "KnowledgeBaseResponseCompletedEvent",
+    }
+    completed = [event.data for event in events if event.event_type == "activity.completed"]
+    assert all(isinstance(one, m.KnowledgeBaseActivityRecord) for one in completed)
+    assert "".join(event.data["delta"] for event in events if event.event_type == "answer.delta") == ANSWER
+    assert events[-1].data.response.response[0].content[0].text == ANSWER
+
+
+@pytest.mark.parametrize(
+    ("name", "key", "request_", "error", "status"),
+    [
+        ("space", "wrong-key", {"messages": QUESTION}, ClientAuthenticationError, 401),
+        ("absent", QUERY, {"messages": QUESTION}, ResourceNotFoundError, 404),
+        ("space", QUERY, {}, HttpResponseError, 400),
+        ("private", QUERY, {"intents": INTENTS}, HttpResponseError, 403),
+    ],
+)
+def test_errors_are_the_sdks(
+    url: str, name: str, key: str, request_: dict[str, Any], error: type[HttpResponseError], status: int
+) -> None:
+    """Each status becomes the SDK's own exception, with our code and message."""
+    with retrieval_client(url, name, key) as client, pytest.raises(error) as raised:
+        client.retrieve(m.KnowledgeBaseRetrievalRequest(**request_))
+    assert raised.value.status_code == status
+    assert raised.value.error is not None
+    assert raised.value.error.code
+    assert raised.value.error.message
+
+
+def test_definitions_are_made_changed_listed_and_deleted(indexes: Any) -> None:
+    """SearchIndexClient's methods, with ETags, on a knowledge base and a source of its own."""
+    parameters = im.SearchIndexKnowledgeSourceParameters(search_index_name="moons", base_filter="title eq 'Moon'")
+    source = im.SearchIndexKnowledgeSource(name="one-moon", description="Titan", search_index_parameters=parameters)
+    made = indexes.create_knowledge_source(source)
+    assert (made.name, made.search_index_parameters.base_filter) == ("one-moon", "title eq 'Moon'")
+    with pytest.raises(ResourceExistsError):
+        indexes.create_knowledge_source(source)
+    base = im.KnowledgeBase(name="lunar", knowledge_sources=[im.KnowledgeSourceReference(name="one-moon")])
+    first = indexes.create_or_update_knowledge_base(base)
+    base.description, base.e_tag = "about one moon", first.e_tag
+    second = indexes.create_or_update_knowledge_base(base, match_condition=MatchConditions.IfNotModified)
+    assert second.e_tag != first.e_tag
+    with pytest.raises(ResourceModifiedError):
+        indexes.create_or_update_knowledge_base(base, match_condition=MatchConditions.IfNotModified)
+    assert indexes.get_knowledge_base("lunar").description == "about one moon"
+    assert {"lunar", "space"} <= {one.name for one in indexes.list_knowledge_bases()}
+    assert {"one-moon", "rockets"} <= {one.name for one in indexes.list_knowledge_sources()}
+    assert indexes.get_knowledge_source_status("one-moon").synchronization_status == "active"
+    assert indexes.get_service_statistics()["counters"]["knowledgeBasesCount"]["usage"] >= 3
+    with pytest.raises(ResourceExistsError, match="lunar"):
+        indexes.delete_knowledge_source("one-moon")
+    indexes.delete_knowledge_base(second, match_condition=MatchConditions.IfNotModified)
+    indexes.delete_knowledge_source("one-moon")
+    with pytest.raises(ResourceNotFoundError):
+        indexes.get_knowledge_base("lunar")
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"name": "a b"}, "name"),
+        ({"knowledgeSources": []}, "knowledgeSources"),
+        ({"knowledgeSources": [{"name": "mars"}]}, "mars"),
+        (
+            {"models": [{"kind": "azureOpenAI", "azureOpenAIParameters": {"deploymentId": "x", "apiKey": "sk"}}]},
+            "apiKey",
+        ),
+        ({"models": ["unknown"]}, "unknown"),
+        ({"encryptionKey": {"keyVaultKeyName": "k"}}, "encryptionKey"),
+        ({"surprise": 1}, "surprise"),
+    ],
+)
+def test_definitions_that_could_not_work_are_refused(indexes: Any, change: dict[str, Any], words: str) -> None:
+    """A definition that names what the server lacks, or that holds a secret, gets 400 with the field."""
+    with pytest.raises(HttpResponseError, match=words) as raised:
+        indexes.create_knowledge_base({"name": "bad", "knowledgeSources": [{"name": "moons"}], **change})
+    assert raised.value.status_code == 400
