@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: demo test test-long coverage check docs wheel-check format bench bench-grounding bench-scale train-scorer faults fuzz injection \
-	kills leaks wire clean
+	kills leaks same-prompts wire clean
 
 # Extracts over three real sources, then a recorded answer; no API key, no network.
 demo: $(VENV)/.demo
@@ -79,6 +79,10 @@ train-scorer: $(VENV)/.dev
 SIZES ?= 1000,10000,100000,1000000
 bench-scale: $(VENV)/.dev
 	$(BIN)/python -m tests.benchmarks.scale --sizes $(SIZES)
+
+# Whether a busy machine changes a prompt: 20 questions of a BEIR-form SET with recorded PLANS, 10 runs idle and 10 loaded.
+same-prompts: $(VENV)/.dev
+	$(BIN)/python -m tests.benchmarks.same_prompts $(SET) --plans $(PLANS)
 
 # Causes every fault for real, prints survived/injected, writes build/faults.json.
 faults: $(VENV)/.dev

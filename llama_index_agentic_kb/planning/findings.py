@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
@@ -47,7 +47,10 @@ WHOLE_WORDS: Final = 150
 """Number of words up to which a passage is not shortened: that would save little and might lose the fact."""
 
 PROOF_WORDS: Final = 400
-"""Number of words to which a passage is shortened if it supports a finding or the model asked for its full text."""
+"""Number of words to which a passage is shortened if it supports a finding."""
+
+ASKED_WORDS: Final = 2_000
+"""Number of words to which a passage is shortened if the model asked for its full text: it may be a whole file."""
 
 CUT: Final = "[...]"
 """Marker for omitted text in a passage."""
@@ -104,13 +107,13 @@ class PassageSet:
 
     Args:
         per_query: Maximum number of passages per sub-query.
-        in_full: Node ids of passages that are shown with up to ``PROOF_WORDS`` words.
+        words: Number of words to which a passage is shortened, by node id. Defaults to ``PASSAGE_WORDS``.
     """
 
-    def __init__(self, per_query: int = PASSAGES_PER_QUERY, in_full: Collection[str] = ()) -> None:
+    def __init__(self, per_query: int = PASSAGES_PER_QUERY, words: Mapping[str, int] = MappingProxyType({})) -> None:
         self.passages: dict[int, ShownPassage] = {}
         self._per_query = per_query
-        self._in_full = in_full
+        self._words = words
         self._seen: set[NodeKey] = set()
 
     def add(self, query: str, found: Sequence[Candidate]) -> None:
@@ -122,8 +125,7 @@ class PassageSet:
                 continue
             self._seen.add(key)
             ref, data = len(self.passages), source.source_data(node)
-            words = PROOF_WORDS if node.node_id in self._in_full else PASSAGE_WORDS
-            shown = passage_excerpt(data.content, query, words)
+            shown = passage_excerpt(data.content, query, self._words.get(node.node_id, PASSAGE_WORDS))
             metadata = shown_metadata(node, source.permissions, (data.title, data.content, data.url))
             self.passages[ref] = ShownPassage(ref, node, source, data.title, shown, metadata)
 
@@ -214,8 +216,8 @@ Take: TypeAlias = Callable[[str, StepAnswer], Coroutine[object, object, None]]
 class Reading(ModelCall):
     """The result of a call that reads answers, apart from the answers themselves."""
 
-    in_full: set[str] = field(default_factory=set)
-    """Node ids of passages whose full text the model asked for."""
+    in_full: dict[str, set[str]] = field(default_factory=dict)
+    """Node ids of passages whose full text the model asked for, by step."""
 
 
 async def read_findings(
@@ -279,8 +281,8 @@ class FindingsIntake:
         self._unmarked = spotlight.unmarked
         self._position = 0
         self._taken: set[str] = set()
-        self.in_full: set[str] = set()
-        """Node ids of passages whose full text the model asked for."""
+        self.in_full: dict[str, set[str]] = {}
+        """Node ids of passages whose full text the model asked for, by step."""
 
     @property
     def is_complete(self) -> bool:
@@ -318,7 +320,7 @@ class FindingsIntake:
         whole = line.get("whole")
         for ref in whole if isinstance(whole, list) else ():
             if (passage := self._passages.get(_number(ref))) is not None and CUT in passage.content:
-                self.in_full.add(passage.node.node_id)
+                self.in_full.setdefault(step, set()).add(passage.node.node_id)
         answers = line.get("answers", line.get("answer", line.get("value")))
         distinct: dict[str, Finding] = {}
         for answer in answers if isinstance(answers, list) else [answers]:

@@ -31,9 +31,11 @@ from llama_index_agentic_kb.llm import Usage
 from llama_index_agentic_kb.planning.classification import classify, requested
 from llama_index_agentic_kb.planning.effort import EffortLimits
 from llama_index_agentic_kb.planning.findings import (
+    ASKED_WORDS,
     MAX_BRANCHES,
     MAX_PASSAGES,
     PASSAGES_PER_QUERY,
+    PROOF_WORDS,
     OpenSteps,
     PassageSet,
     Reading,
@@ -397,7 +399,7 @@ class MultiHopSearch:
         scope = self._task.scope
         if any(len(learned) < len(self._learns) for learned in self._learns.values()):
             # earlier answers are made of passages, and the planner's queries may go to any source
-            scope = replace(scope, history=tuple(turn for turn in scope.history if turn[0] == "user"))
+            scope = replace(scope, history=tuple(turn for turn in scope.history if turn[0] in ("user", "system")))
         planning = start(
             plan_searches(
                 self._model,
@@ -485,26 +487,27 @@ class MultiHopSearch:
         ]
         await self._search_steps(new, number)
         await self._search_ready(number)
-        last = self._last_round
+        last, again = self._last_round, list[str]()  # steps of the last reading that are to be read once more
         while (steps.waiting or revised) and number < last and self._may_ask():
             to_read, revised = steps.to_read(every=revised), False
             if not (to_read or steps.waiting):
                 break
             number += 1
             await self._wait_for(steps.searches_of(to_read))
-            if number > 2 and self._brought_nothing_new(number - 1):  # noqa: PLR2004 (the first round is always news)
-                break
-            if not self._may_ask():
+            # the first round is always news, and a round that only reads once more has none
+            if (number > 2 and not again and self._brought_nothing_new(number - 1)) or not self._may_ask():  # noqa: PLR2004
                 break
             call = await self._read(to_read, number)
             self._count(call)
-            self._in_full |= call.in_full
+            asked = {name for name, ids in call.in_full.items() if not ids <= self._in_full}
+            self._in_full.update(*call.in_full.values())
             if call.error is not None:
                 self._warn(
                     "what the searches found could not be read; the rest is searched in the question's own words"
                 )
                 break
-            await self._search_ready(number, read=[step for step in to_read if step not in steps.next])
+            again = [step for step in to_read if step in steps.next or not asked.isdisjoint(steps.searches_of([step]))]
+            await self._search_ready(number, read=[step for step in to_read if step not in again])
         else:
             if steps.waiting and number >= last:
                 self._warn(
@@ -682,7 +685,8 @@ class MultiHopSearch:
         """Return the supporting passages in full, and the best of all searches, those of ``first`` before others."""
         proof = [one.node_id for one in self._proof()]
         share = min(max(1, MAX_PASSAGES // max(1, len(first))), PASSAGES_PER_QUERY)
-        passages = PassageSet(share, {*proof, *self._in_full})
+        words = {**dict.fromkeys(proof, PROOF_WORDS), **dict.fromkeys(self._in_full, ASKED_WORDS)}
+        passages = PassageSet(share, words)
         by_query: dict[str, list[SourceSearch]] = {name: [] for name in first}
         for search in searches:
             by_query.setdefault(search.sub_query.id, []).append(search)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from llama_index.core.schema import TextNode
 
 from llama_index_agentic_kb import AgenticRetriever, KnowledgeBase, KnowledgeSource
@@ -165,18 +166,31 @@ def test_what_a_round_reads_does_not_depend_on_which_search_came_first() -> None
     assert prompts[0].rpartition("[end of data")[0] == prompts[1].rpartition("[end of data")[0]
 
 
-def test_a_passage_is_shown_whole_where_the_model_asks() -> None:
-    """A passage that is cut where the answer may stand is read in full in the next round."""
-    long = "Titanic is a film. " + "It is long. " * 120 + "By the way, its maker was one Jim."
+@pytest.mark.parametrize(("effort", "words"), [("medium", 120), ("auto", 120), ("medium", 600)])
+def test_a_passage_is_shown_whole_where_the_model_asks(effort: str, words: int) -> None:
+    """A step whose answer may stand where a passage is cut is read once more, with the whole, before its children."""
+    long = "Titanic is a film. " + "It is long. " * words + "By the way, its maker was one Jim."
 
     def ask(prompt: str) -> str:
         assert "one Jim" not in prompt
+        assert "[...]" in prompt
         return json.dumps({"step": "q1", "answers": [], "whole": [refs(prompt)["Titanic"]]})
 
-    searched = world(pages={**PAGES, "Titanic": long}, findings=[ask, line("q2", "x")])
-    searched.search(QUESTION)
-    second_prompt = [text for kind, text in searched.prompts if kind == "findings"][1]
-    assert "one Jim" in second_prompt
+    def read(prompt: str) -> str:
+        return line("q1", ("Jim", refs(prompt)["Titanic"])) if "one Jim" in prompt else ask(prompt)
+
+    searched = world(pages={**PAGES, "Titanic": long}, findings=[ask, read, line("q2", "x")])
+    made = searched.search(QUESTION, effort)
+    assert queries_of(made)["q2"] == "Where was Jim born?"
+    assert [asked for asked in searched.asked if "born" in asked] == ["Where was Jim born?"]
+
+
+def test_a_reader_that_asks_for_the_same_passage_again_is_not_asked_again() -> None:
+    """A passage too long to be shown whole ends in a search by description, as any step without an answer."""
+    pages = {**PAGES, "Titanic": "Titanic is a film. " + "It is long. " * 2_000}
+    asks = [json.dumps({"step": "q1", "answers": [], "whole": [0, 1, 2]})] * 2
+    searched = world(pages=pages, findings=[*asks, line("q2", "x")], source={"similarity_top_k": 1})
+    assert queries_of(searched.search(QUESTION))["q2"] == "Where was the director of Titanic born?"
 
 
 def test_the_account_names_what_was_not_read() -> None:

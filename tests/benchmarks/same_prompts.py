@@ -1,0 +1,139 @@
+"""Asks recorded questions again and again, idle and beside busy processes, and compares the planning model's prompts.
+
+What a prompt holds may depend on what was searched, not on which search came first or on how busy the machine is. Each
+question's prompts are compared byte for byte with those of its first run; a difference must be named in the account.
+
+    python -m tests.benchmarks.same_prompts FOLDER --plans FILE.jsonl
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import gettempdir
+from typing import Any
+
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.bridge.pydantic import PrivateAttr
+
+from llama_index_agentic_kb import AgenticRetriever, KnowledgeSource, RetrieverOptions
+from llama_index_agentic_kb._aio import run
+from llama_index_agentic_kb.evaluation import (
+    CorpusIndex,
+    Dataset,
+    EvaluationQuery,
+    PlannedLLM,
+    read_dataset,
+    recorded_plans,
+)
+from llama_index_agentic_kb.evaluation.plans import Steps
+
+__all__ = ["PromptRuns", "busy", "main"]
+
+
+class _NotingLLM(PlannedLLM):
+    """A model with given plans that notes its prompts."""
+
+    _prompts: list[str] = PrivateAttr(default_factory=list)
+
+    def __init__(self, steps: Steps, queries: Sequence[EvaluationQuery]) -> None:
+        super().__init__("given plans", steps, queries)
+
+    def reply_to(self, prompt: str) -> str:
+        """Note the prompt, and return the planned reply."""
+        self._prompts.append(prompt)
+        return super().reply_to(prompt)
+
+    def take(self) -> list[str]:
+        """Return the prompts since the last call."""
+        taken, self._prompts = self._prompts, []
+        return taken
+
+
+class PromptRuns:
+    """Repeated runs of the same questions over a corpus, searched as two sources: hybrid, and by words alone.
+
+    Args:
+        dataset: The questions and their documents.
+        steps: The plan and the answers of a question.
+        embed_model: Embeds documents and queries; queries anew in each run.
+        cache: Where the documents' vectors are kept.
+    """
+
+    def __init__(self, dataset: Dataset, steps: Steps, embed_model: BaseEmbedding, cache: Path) -> None:
+        self._queries = dataset.queries
+        self._first: dict[str, list[str]] = {}
+        self._corpus = CorpusIndex(dataset, embed_model, cache)
+        self._llm = _NotingLLM(steps, dataset.queries)
+        words = [KnowledgeSource(f"words of {name}", retriever=one) for name, one in self._corpus.lexical.items()]
+        self.sources = [*self._corpus.sources(), *words]
+
+    def run(self, runs: int) -> Counter[str]:
+        """Return the number of questions with "equal" prompts, a "named" difference, or an "unnamed" one."""
+        options = RetrieverOptions(embedding_cache=None, spotlighting=None)  # marks are random
+        retriever = AgenticRetriever(self.sources, llm=self._llm, effort="medium", options=options)
+        found: Counter[str] = Counter()
+        for _ in range(runs):
+            for query in self._queries:
+                made = run(retriever.retrieval(retriever.request_for(query.text)))
+                prompts = self._llm.take()
+                found["prompts"] += len(prompts)
+                if prompts == self._first.setdefault(query.id, prompts):
+                    found["equal"] += 1
+                else:
+                    named = made.missing or any("the model read without" in text for text in made.plan.warnings)
+                    found["named" if named else "unnamed"] += 1
+        return found
+
+    def close(self) -> None:
+        """Close the corpus."""
+        self._corpus.close()
+
+
+@contextmanager
+def busy(processes: int) -> Iterator[None]:
+    """Keep processes busy beside this one."""
+    code = "while True: pass"
+    beside = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(processes)]
+    try:
+        yield
+    finally:
+        for one in beside:
+            one.kill()
+            one.wait()
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Read the arguments, run, and print both counts; the exit code says whether a difference was not named."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.same_prompts", description=__doc__)
+    parser.add_argument("folder", type=Path, help="a set in BEIR form")
+    parser.add_argument("--plans", type=Path, required=True, help="recorded plans and answers, as for agentic-kb bench")
+    parser.add_argument("--questions", type=int, default=20)
+    parser.add_argument("--runs", type=int, default=10, help="idle, and as many beside busy processes")
+    parser.add_argument("--busy", type=int, default=8, help="busy processes")
+    parser.add_argument("--cache", type=Path, default=Path(gettempdir()) / "agentic-kb-vectors")
+    chosen = parser.parse_args(arguments)
+    from llama_index_agentic_kb.store import default_embed_model  # noqa: PLC0415 (loads torch)
+
+    plans: Mapping[str, Any] = recorded_plans(chosen.plans)
+    dataset = read_dataset(chosen.folder)
+    asked = [query.id for query in dataset.queries if query.id in plans][: chosen.questions]
+    made = PromptRuns(
+        dataset.only(asked, "not asked"), lambda query: plans[query.id], default_embed_model(), chosen.cache
+    )
+    idle = made.run(chosen.runs)
+    with busy(chosen.busy):
+        loaded = made.run(chosen.runs)
+    made.close()
+    for name, found in (("idle", idle), (f"beside {chosen.busy} busy processes", loaded)):
+        print(f"{name}: {len(asked)} questions, {chosen.runs} runs, {dict(found)}")
+    sys.exit(bool(idle["unnamed"] or loaded["unnamed"]))
+
+
+if __name__ == "__main__":
+    main()
