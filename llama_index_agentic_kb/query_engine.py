@@ -50,6 +50,7 @@ from llama_index_agentic_kb._text import one_line
 from llama_index_agentic_kb.account import GuardedCallbacks
 from llama_index_agentic_kb.account.activity_log import is_heard
 from llama_index_agentic_kb.account.budget import set_budget
+from llama_index_agentic_kb.account.callbacks import open_events, resumed_trace
 from llama_index_agentic_kb.errors import DeadlineExceededError, SynthesisError
 from llama_index_agentic_kb.evidence.postprocessing import postprocess
 from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY
@@ -386,11 +387,12 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
     ) -> tuple[Callable[[], Coroutine[Any, Any, None]], list[NodeWithScore], dict[str, Any]]:
         """Retrieve; return a coroutine function that streams the answer, and the nodes and metadata it will update."""
         with asked(self.callback_manager, request.question) as tell:
+            events = open_events()
             retrieval = await self.retrieved(request, bundle)
             answered = Answered(retrieval, Synthesis(text=""))
             nodes, metadata = list(retrieval.nodes), answered.metadata()
             tell(answered.llama_response)
-        return partial(self._streamed, retrieval, nodes, metadata, retrieval.budget.left), nodes, metadata
+        return partial(self._streamed, retrieval, nodes, metadata, retrieval.budget.left, events), nodes, metadata
 
     async def _streamed(
         self,
@@ -398,6 +400,7 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         nodes: list[NodeWithScore],
         metadata: dict[str, Any],
         left: float | None,
+        events: Sequence[str],
     ) -> None:
         """Stream the answer, then update the response's nodes and metadata in place.
 
@@ -412,7 +415,7 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
             return delta
 
         try:
-            with self.callback_manager.as_trace("query"):
+            with resumed_trace(self.callback_manager, events):
                 answered = await emitting(self._emitted(retrieval, shown), show)
         except (DeadlineExceededError, SynthesisError) as error:
             retrieval.missing.append(unfinished(error))

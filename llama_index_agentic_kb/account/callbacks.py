@@ -9,10 +9,12 @@ import copy
 import json
 import logging
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Final, TypeVar
 
 from llama_index.core.callbacks import CallbackManager
+from llama_index.core.callbacks.base import global_stack_trace
 from llama_index.core.callbacks.base_handler import BaseCallbackHandler
 from llama_index.core.callbacks.schema import CBEventType, EventPayload
 from llama_index.core.instrumentation.events import BaseEvent
@@ -221,6 +223,24 @@ def _without_secrets(payload: dict[str, Any] | None) -> dict[str, Any] | None:
     if message == (str(error) or type(error).__name__):
         return payload
     return {**payload, EventPayload.EXCEPTION: AgenticKBError(f"{type(error).__name__}: {message}")}
+
+
+@contextmanager
+def resumed_trace(manager: CallbackManager, events: Sequence[str]) -> Iterator[None]:
+    """Open a trace whose events stand below others that have ended: a stream's synthesis below its query.
+
+    Args:
+        manager: The callback manager.
+        events: The ids of the events from the root on, as ``open_events`` returned them while the last was open.
+    """
+    with manager.as_trace("query"):
+        global_stack_trace.set([*events])
+        yield
+
+
+def open_events() -> list[str]:
+    """Return the ids of the callback events that are open in this context, from the root on."""
+    return [*global_stack_trace.get()]
 
 
 def guarded(manager: CallbackManager | None) -> GuardedCallbackManager:
