@@ -7,6 +7,7 @@ text are removed.
 from __future__ import annotations
 
 import hashlib
+import html
 import json
 import re
 import unicodedata
@@ -18,8 +19,10 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 if TYPE_CHECKING:
     from jinja2 import Template
+    from markdown_it import MarkdownIt
+    from markupsafe import Markup
 
-__all__ = ["response_html"]
+__all__ = ["base_html", "page_html", "response_html"]
 
 Record: TypeAlias = Mapping[str, Any]
 
@@ -29,64 +32,110 @@ LONG: Final = 360
 """Number of characters above which an extract is collapsed."""
 MOST: Final = 20_000
 """Maximum characters of a passage to show."""
+LIMIT: Final = 15_000
+"""Size in bytes of a fragment for notebooks, which are saved with all that they show."""
+_SIZES: Final = ((ROWS, MOST), (ROWS, 1_000), (25, 300), (8, 80))
+"""Numbers of rows and of characters of a passage to try until a fragment is small enough."""
+MAX_MARKDOWN: Final = 20_000
+"""Maximum characters of an answer whose Markdown is rendered; longer ones are shown as text."""
+MAX_BOXES: Final = 24
+"""Maximum searches in the picture of a plan."""
+MAX_COLUMNS: Final = 5
+"""Maximum columns in the picture of a plan; later rounds share the last one."""
+
+_START, _END = "\u2e14", "\u2e15"
+"""Signs at the bounds of a claim while Markdown is parsed: punctuation, beside which emphasis is read as it stands."""
 
 _KEPT: Final = frozenset("\n\t\u200c\u200d")  # the joiners, which some scripts and emoji need
 _MARKER: Final = re.compile(r"[ \t]{0,8}\[ref_id:([0-9]{1,9})\]")
-_PIECE: Final = re.compile(rf"\n|{_MARKER.pattern}")
+_INLINE: Final = re.compile(rf"([{_START}{_END}]|[ \t]{{0,8}}\[ref_id:[0-9]{{1,9}}\])")
+_BLOCK: Final = re.compile(r"[ \t]*(?:(?:[-*+]|[0-9]{1,9}[.)]|#{1,6}|>)[ \t]+)*")
+"""The signs of lists, headings and quotes at the start of a line."""
 _WEB: Final = re.compile(r"https?://[^\s\"'<>\\^`{|}]+", re.IGNORECASE)
 _CAPITAL: Final = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _TONES: Final = {"ok": "ok", "empty": "warn", "skipped": "warn", "timeout": "bad", "error": "bad", "denied": "bad"}
 _STAGES: Final = {"modelQueryPlanning": "Plan", "agenticReasoning": "Evidence", "modelAnswerSynthesis": "Answer"}
 _PURPOSES: Final = {"check": "Check", "repair": "Repair", "relatedQuestions": "Related questions"}
 _VERDICTS: Final = {"supported": "ok", "partiallySupported": "warn", "unsupported": "bad", "contradicted": "bad"}
+_PAGE: Final = (
+    '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+    "<meta http-equiv=\"Content-Security-Policy\" content=\"default-src 'none'; style-src 'unsafe-inline'\">"
+    '<meta name="viewport" content="width=device-width, initial-scale=1">'
+    '<meta name="color-scheme" content="light dark">'
+    "<title>{title}</title></head><body><main>{body}</main></body></html>\n"
+)
 _WORDS: Final = {"count": "found", "inputTokens": "tokens in", "outputTokens": "tokens out"}
 
 
-def response_html(data: Record) -> str:
-    """Render a response: missing parts, answer or extracts, sources, and timeline.
+def response_html(data: Record, *, limit: int | None = LIMIT) -> str:
+    """Render a response: missing parts, plan, answer or extracts, sources, and timeline.
 
     Args:
-        data: The JSON form of a ``RetrievalResponse``.
+        data: The JSON form of a ``RetrievalResponse``; it may have ``relatedQuestions`` too.
+        limit: The size in bytes above which lists and passages are shortened, as far as possible. None means never.
 
     Returns:
         An HTML fragment with scoped styles, whose element ids are derived from its content.
     """
-    text = "\n".join(map(_content, data.get("response") or ()))
+    for rows, most in _SIZES:
+        fragment = _template().render(_response(data, rows), rows=rows, most=most)
+        if limit is None or len(fragment.encode()) <= limit:
+            break
+    return fragment
+
+
+def page_html(data: Record) -> str:
+    """Render a response as a whole page that loads nothing; see ``response_html``."""
+    title = _cut(" ".join(_plain(_text_of(data)).split()), 80) or "Answer"
+    return _PAGE.format(title=html.escape(title), body=response_html(data, limit=None))
+
+
+def base_html(name: str, description: str, sources: Sequence[tuple[str, str]], facts: Mapping[str, object]) -> str:
+    """Render a knowledge base: its name, its sources as (name, description), and its settings."""
+    return _template().render(base=name, description=description, sources=sources, settings=facts, rows=ROWS)
+
+
+def _response(data: Record, rows: int) -> dict[str, Any]:
+    """Return the template's variables for a response, of whose sources some rows are shown."""
+    text = _text_of(data)
     references, activity = data.get("references") or [], data.get("activity") or []
     keys = [str(item.get(key)) for item in (*references, *activity) for key in ("docKey", "startedAt")]
+    claims = [claim for claim in (data.get("grounding") or {}).get("claims", ()) if claim.get("score") is not None]
     sources = [_source(item, item.get("id"), (item.get("sourceData") or {}).get("content")) for item in references]
     extracts = _extracts(text, {source["number"]: source for source in reversed(sources)})
-    cited = {int(number) for number in _MARKER.findall(text)}
+    cites = [] if extracts is not None or _MARKER.search(text) else _citations(text, claims)
+    cited = {int(number) for number in _MARKER.findall(text)} | {number for _, number in cites}
     if extracts is not None:
         cited = {extract["number"] for extract in extracts}
     used = [source for source in sources if source["number"] in cited or (extracts is None and not cited)]
-    titles = {source["number"]: source["title"] for source in used[:ROWS]}
+    titles = {source["number"]: source["title"] for source in used[:rows]}
     for listed in (used, extracts or []):
         seen: set[int | None] = {None}
         for source in listed:
             source["first"] = source["number"] not in seen
             seen.add(source["number"])
-    claims = [claim for claim in (data.get("grounding") or {}).get("claims", ()) if claim.get("score") is not None]
+    prefix = f"akb-{hashlib.sha256(repr((text, keys)).encode()).hexdigest()[:12]}"
     duration, records = _timeline(activity)
-    return _template().render(
-        prefix=f"akb-{hashlib.sha256(repr((text, keys)).encode()).hexdigest()[:12]}",
-        missing=data.get("missing") or [],
-        partial=data.get("statusCode") == 206,  # noqa: PLR2004 (HTTP: partial content)
-        warnings=(data.get("plan") or {}).get("warnings") or [],
-        extracts=extracts,
-        paragraphs=_paragraphs(text, titles),
-        titles=titles,
-        claims=claims,
-        supported=sum(claim["verdict"] == "supported" for claim in claims),
-        verdicts=_VERDICTS,
-        used=used,
-        unused=[source for source in sources if source not in used],
-        records=records,
-        duration=duration,
-        rows=ROWS,
-        long=LONG,
-        most=MOST,
-    )
+    plan = data.get("plan") or {}
+    return {
+        "prefix": prefix,
+        "missing": data.get("missing") or [],
+        "partial": data.get("statusCode") == 206,  # noqa: PLR2004 (HTTP: partial content)
+        "warnings": plan.get("warnings") or [],
+        "plan": _graph(plan.get("subQueries") or []),
+        "extracts": extracts,
+        "answer": "" if extracts is not None else _answer(text, titles, prefix, claims, cites),
+        "titles": titles,
+        "claims": claims,
+        "supported": sum(claim["verdict"] == "supported" for claim in claims),
+        "verdicts": _VERDICTS,
+        "used": used,
+        "unused": [source for source in sources if source not in used],
+        "related": data.get("relatedQuestions") or [],
+        "records": records,
+        "duration": duration,
+        "long": LONG,
+    }
 
 
 @cache
@@ -102,7 +151,7 @@ def _template() -> Template:
         "cut": lambda value, limit: _cut(shown(value), limit),
         "number": lambda value: f"{value:,.0f}",
         "preview": lambda text, limit: _cut(" ".join(_plain(text)[: LONG + 1].split()), limit),
-        "unmarked": lambda text: _MARKER.sub("", _plain(text)),
+        "unmarked": lambda text: _BLOCK.sub("", _MARKER.sub("", _plain(text)), 1).strip("| "),
     }
     environment.tests["web"] = lambda url: isinstance(url, str) and url == _plain(url) and bool(_WEB.fullmatch(url))
     lines = files(__package__).joinpath("_html.jinja").read_text("utf-8").splitlines()
@@ -145,22 +194,112 @@ def _extracts(text: str, known: Mapping[int | None, Record]) -> list[dict[str, A
     return rows
 
 
-def _paragraphs(text: str, titles: Mapping[int, object]) -> list[list[tuple[str, int | None]]]:
-    """Split an answer into paragraphs of (text, None) pieces and (marker, number) pieces for listed references."""
-    made = []
-    for paragraph in re.split(r"\n[ \t]*\n", text):
-        if not paragraph.strip():
-            continue
-        pieces: list[tuple[str, int | None]] = []
-        at, body = 0, paragraph.strip("\n")
-        for found in _PIECE.finditer(body):
-            number = None if found[1] is None else int(found[1])
-            if number is not None and number not in titles:
-                continue
-            pieces += [(body[at : found.start()], None), (found[0], number)]
-            at = found.end()
-        made.append([*pieces, (body[at:], None)])
-    return made
+# -- the answer --------------------------------------------------------------------------------------------------------
+
+
+def _citations(text: str, claims: Sequence[Record]) -> list[tuple[int, int]]:
+    """Return (position, number) of the citations of an answer without markers, from its claims."""
+    found = []
+    for claim in claims:
+        supports = claim.get("supports") if claim.get("verdict") in ("supported", "partiallySupported") else ()
+        ids = claim.get("cited") or [support.get("referenceId") for support in supports or ()]
+        numbers = [int(item) for item in dict.fromkeys(map(str, ids)) if item.isdecimal()]
+        found += [(claim["span"]["end"], number) for number in numbers if _is_at_its_place(claim, text)]
+    return found
+
+
+def _is_at_its_place(claim: Record, text: str) -> bool:
+    span = claim.get("span") or {}
+    return bool(span) and text[span["start"] : span["end"]] == claim["text"]
+
+
+def _answer(
+    text: str, titles: Record, prefix: str, claims: Sequence[Record], cites: Sequence[tuple[int, int]]
+) -> Markup | str:
+    """Render an answer's Markdown; markers of listed references are links, checked claims are marked by verdict."""
+    from markupsafe import Markup  # noqa: PLC0415 (loaded when a response is shown)
+
+    text = text.translate({ord(_START): "?", ord(_END): "?"})
+    if len(text) > MAX_MARKDOWN:  # parsing takes time that grows with the square of some texts
+        return Markup("<p>{}</p>").format(_cut(_plain(text), MOST))
+    shown = [claim for claim in claims if _is_at_its_place(claim, text) and "|" not in claim["text"]]
+    marks = [(number, 1, f"[ref_id:{reference}]") for number, reference in cites]
+    for claim in shown:
+        start = claim["span"]["start"]
+        if not text[text.rfind("\n", 0, start) + 1 : start].strip():  # at the start of a line
+            start = _BLOCK.match(text, start).end()  # type: ignore[union-attr]  # it matches nothing too
+        marks += [(start, 2, _START), (start + len(text[start : claim["span"]["end"]].rstrip()), 0, _END)]
+    pieces, at = [], 0
+    for position, _, mark in sorted(marks):
+        pieces += [text[at:position], mark]
+        at = position
+    body = _plain("".join([*pieces, text[at:]]))
+    env = {"titles": titles, "prefix": prefix, "claims": iter(shown), "claim": None}
+    rendered: str = _markdown().render(body, env)
+    return Markup(rendered.replace(_START, "").replace(_END, ""))  # noqa: S704 (the renderer escapes all text)
+
+
+@cache
+def _markdown() -> MarkdownIt:
+    from markdown_it import MarkdownIt  # noqa: PLC0415 (loaded when a response is shown)
+
+    markdown = MarkdownIt("commonmark", {"html": False, "breaks": True, "xhtmlOut": False})
+    markdown.enable(["table", "strikethrough"]).disable(["image", "entity", "reference"])
+    markdown.validateLink = lambda url: bool(_WEB.fullmatch(url))  # type: ignore[method-assign]
+
+    def text(_: object, tokens: Sequence[Any], position: int, __: object, env: dict[str, Any]) -> str:
+        return "".join(_inline(piece, env) for piece in _INLINE.split(tokens[position].content) if piece)
+
+    def finish(state: Any) -> None:
+        for token in [one for block in state.tokens for one in (block, *(block.children or ()))]:
+            if token.type in ("heading_open", "heading_close"):
+                token.tag = "h4"
+            elif token.type == "paragraph_open":
+                token.attrSet("dir", "auto")
+            elif token.type == "link_open":
+                token.attrs |= {"target": "_blank", "rel": "noopener noreferrer nofollow"}
+
+    markdown.add_render_rule("text", text)
+    markdown.core.ruler.push("finish", finish)
+    return markdown
+
+
+def _inline(piece: str, env: dict[str, Any]) -> str:
+    """Return a piece of text as HTML: the start or end of a claim, a marker, or text within or outside a claim."""
+    if piece in (_START, _END):
+        env["claim"] = next(env["claims"], None) if piece == _START else None
+        return ""
+    marker = _MARKER.fullmatch(piece)
+    if marker is not None and int(marker[1]) in env["titles"]:
+        number, title = int(marker[1]), _cut(_plain(env["titles"][int(marker[1])]), 200)
+        return f'<sup><a href="#{env["prefix"]}-{number}" title="{html.escape(title)}">{number + 1}</a></sup>'
+    claim = env["claim"]
+    if claim is None or not piece.strip():
+        return html.escape(piece)
+    said = f"{_CAPITAL.sub(' ', claim['verdict']).lower()}, {claim['score']:.2f}"
+    tone = _VERDICTS.get(claim["verdict"], "warn")
+    return f'<span class="akb-said akb-{tone}" title="{html.escape(said)}">{html.escape(piece)}</span>'
+
+
+# -- plan and timeline -------------------------------------------------------------------------------------------------
+
+
+def _graph(sub_queries: Sequence[Record]) -> dict[str, Any] | None:
+    """Return the boxes and lines of a plan's graph: a column a round; None for a plan of one search."""
+    if len(sub_queries) < 2:  # noqa: PLR2004
+        return None
+    column: dict[str, int] = {}
+    rows: dict[int, int] = {}
+    boxes: dict[str, dict[str, Any]] = {}
+    for item in sub_queries[:MAX_BOXES]:  # parents stand before their children
+        name, parents = str(item.get("id")), [str(one) for one in item.get("dependsOn") or ()]
+        column[name] = min(1 + max((column.get(one, -1) for one in parents), default=-1), MAX_COLUMNS - 1)
+        row = rows[column[name]] = rows.get(column[name], -1) + 1
+        place = {"x": column[name] * 290, "y": row * 50, "name": name, "query": _plain(item.get("query"))}
+        boxes[name] = {**place, "sources": ", ".join(map(str, item.get("sources") or ())), "parents": parents}
+    lines = [(boxes[one], box) for box in boxes.values() for one in box["parents"] if one in boxes]
+    size = (max(column.values()) * 290 + 250, max(rows.values()) * 50 + 42)
+    return {"boxes": [*boxes.values()], "lines": lines, "width": size[0], "height": size[1], "all": len(sub_queries)}
 
 
 def _timeline(activity: Sequence[Record]) -> tuple[float, list[dict[str, Any]]]:
@@ -180,7 +319,7 @@ def _timeline(activity: Sequence[Record]) -> tuple[float, list[dict[str, Any]]]:
                 "tone": _TONES.get(record.get("outcome") or "", "none"),
                 "outcome": record.get("outcome"),
                 "elapsed": record.get("elapsedMs"),
-                "bar": _bar(span, first, total) if span else "",
+                "bar": _bar(span, first, total) if span else None,
                 "facts": " · ".join(filter(None, _facts(record))),
                 "failure": ": ".join(filter(None, (_cut(_plain(error.get(key)), 500) for key in ("code", "message")))),
                 "warning": record.get("warning"),
@@ -205,11 +344,11 @@ def _facts(record: Record) -> list[str]:
     return [*facts, _cut(_plain((record.get("model") or {}).get("modelName")), 80)]
 
 
-def _bar(span: tuple[float, float], first: float, total: float) -> str:
-    """Return the CSS position and width of a bar, in percent of the total time."""
+def _bar(span: tuple[float, float], first: float, total: float) -> tuple[str, str]:
+    """Return the position and width of a bar, in percent of the total time."""
     width = min(100.0, max(0.5, (span[1] - span[0]) / total * 100)) if total > 0 else 100.0
     left = min(100.0 - width, (span[0] - first) / total * 100) if total > 0 else 0.0
-    return f"left:{left:.2f}%;width:{width:.2f}%"
+    return f"{left:.2f}%", f"{width:.2f}%"
 
 
 def _span(record: Record) -> tuple[float, float] | None:
@@ -218,6 +357,10 @@ def _span(record: Record) -> tuple[float, float] | None:
         return None
     began = datetime.fromisoformat(start).timestamp()
     return began, began if end is None else max(began, datetime.fromisoformat(end).timestamp())
+
+
+def _text_of(data: Record) -> str:
+    return "\n".join(map(_content, data.get("response") or ()))
 
 
 def _content(message: Record) -> str:

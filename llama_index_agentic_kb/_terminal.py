@@ -30,6 +30,7 @@ __all__ = ["described", "show_response"]
 
 _MARKER = re.compile(r"\[ref_id:(\d+)\]")
 _SPACED_MARKER = re.compile(r"[ \t]{0,8}\[ref_id:\d+\]")
+_SIGNS = re.compile(r"\A[ \t]*(?:(?:[-*+|]|\d{1,9}[.)]|#{1,6}|>)[ \t]+)*")
 _HEADING = re.compile(r"\A#+ [^\n]*\n")
 _COLOURS = {"ok": "green", "empty": "yellow", "skipped": "yellow", "timeout": "red", "error": "red", "denied": "red"}
 _VERDICTS = {
@@ -39,6 +40,8 @@ _VERDICTS = {
     Verdict.CONTRADICTED: Text("contradicted", "red"),
     Verdict.NOT_CHECKABLE: Text("not checked", "dim"),
 }
+MAX_MARKDOWN = 20_000
+"""Maximum characters of an answer whose Markdown is rendered; longer ones are shown as text."""
 BAR = 24
 """Width of a timeline bar in columns."""
 
@@ -154,9 +157,18 @@ def _tokens(record: ModelQueryPlanningActivity | ModelAnswerSynthesisActivity) -
     return f"{model}, {record.input_tokens} + {record.output_tokens} tokens"
 
 
-def _answer(text: str) -> Text:
-    """Return the answer with its markers replaced by 1-based numbers, as in the list of sources."""
-    return _text(_MARKER.sub(lambda marker: f"[{int(marker.group(1)) + 1}]", text) or "(no answer)")
+def _answer(text: str) -> Any:
+    """Return the answer's Markdown with its markers replaced by 1-based numbers, as in the list of sources."""
+    shown = printable(_MARKER.sub(lambda marker: f"[{int(marker.group(1)) + 1}]", text))
+    if not shown or len(shown) > MAX_MARKDOWN:
+        return Text(shown or "(no answer)")
+    from markdown_it import MarkdownIt  # noqa: PLC0415 (it and rich's part load pygments)
+    from rich.markdown import Markdown  # noqa: PLC0415 (same)
+
+    parser = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
+    rendered = Markdown("", hyperlinks=False)
+    rendered.parsed = parser.disable(["image", "reference"]).parse(shown)  # rich's own leaves out what looks like HTML
+    return rendered
 
 
 def _counted(ledger: GroundingLedger) -> str:
@@ -171,7 +183,9 @@ def _proof(ledger: GroundingLedger) -> Any:
     for claim in ledger.claims:
         if claim.score is None:
             continue
-        table.add_row(_VERDICTS[claim.verdict], _text(one_line(_SPACED_MARKER.sub("", claim.text), 100)))
+        table.add_row(
+            _VERDICTS[claim.verdict], _text(one_line(_SIGNS.sub("", _SPACED_MARKER.sub("", claim.text)), 100))
+        )
         best = {support.reference_id: support for support in reversed(claim.supports)}  # first of each reference
         for support in list(reversed(best.values()))[:3]:
             quote = Text(f"[{int(support.reference_id) + 1}] ", "dim")

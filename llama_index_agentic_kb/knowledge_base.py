@@ -31,7 +31,7 @@ from llama_index_agentic_kb.grounding.settings import Grounding
 from llama_index_agentic_kb.guard.permissions import Permissions
 from llama_index_agentic_kb.guard.resilience import RetryPolicy
 from llama_index_agentic_kb.index import RetrieverArguments, as_chat_engine, split_kwargs
-from llama_index_agentic_kb.llm import warm_up_llm
+from llama_index_agentic_kb.llm import model_name, warm_up_llm
 from llama_index_agentic_kb.query_engine import AgenticQueryEngine, default_mode
 from llama_index_agentic_kb.retriever import AgenticRetriever, RetrieverOptions
 from llama_index_agentic_kb.schema import (
@@ -224,6 +224,16 @@ class KnowledgeBase(NotPickled, MetadataQueries):
     def sources(self) -> Mapping[str, KnowledgeSource]:
         """The sources by name."""
         return self.retriever.sources
+
+    def _repr_html_(self) -> str:
+        """Return HTML for notebooks: the sources and the settings."""
+        from llama_index_agentic_kb import _html  # noqa: PLC0415 (for notebooks only)
+
+        facts = {"model": self.llm and model_name(self.llm), "effort": self.retriever.effort.value}
+        checks = "off" if self.grounding is False else "on"
+        facts |= {"output": self.output_mode.value, "answers are checked": checks}
+        sources = [(source.name, source.description) for source in self.sources.values()]
+        return _html.base_html(self.name, self.description, sources, facts)
 
     def _resolve_principal(self, given: Principal | None) -> Principal | None:
         return self.retriever.resolve_principal(given)

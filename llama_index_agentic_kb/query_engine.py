@@ -9,7 +9,7 @@ responses with references, grounding ledger and activity log.
 from __future__ import annotations
 
 import contextvars
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -74,6 +74,7 @@ from llama_index_agentic_kb.schema import (
     RetrievalResponse,
     SkippedReason,
 )
+from llama_index_agentic_kb.schema._model import Shown
 from llama_index_agentic_kb.schema.grounding import ClaimFlag, GroundingLedger, Verdict
 from llama_index_agentic_kb.synthesis import is_replaced, replacement, synthesize, unfinished
 from llama_index_agentic_kb.synthesizers import (
@@ -596,7 +597,7 @@ class Answered:
         return AgenticResponse(self.text, source_nodes=nodes, metadata=metadata)
 
 
-class _Accounted:
+class _Accounted(Shown):
     """Mixin of our LlamaIndex responses that reads the ``RetrievalResponse`` from their metadata."""
 
     source_nodes: list[NodeWithScore]
@@ -617,8 +618,8 @@ class _Accounted:
         numbers = dict.fromkeys([*cited_ids(account.text), *claimed])  # headings and lead-ins are not claims
         return [self.source_nodes[number] for number in numbers if number < len(self.source_nodes)]
 
-    def _repr_html_(self) -> str:
-        return self.account._repr_html_()
+    def _shown(self) -> Mapping[str, Any]:
+        return self.account.to_dict()
 
 
 class AgenticResponse(_Accounted, Response):

@@ -1,27 +1,52 @@
+import io
 import json
 import re
+import time
 from html.parser import HTMLParser
+from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
-from llama_index_agentic_kb._html import ROWS, response_html
+from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource
+from llama_index_agentic_kb._html import LIMIT, ROWS, page_html, response_html
+from llama_index_agentic_kb._terminal import show_response
 from llama_index_agentic_kb.schema import Message, Reference, RetrievalResponse, SourceActivity
+from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM
 
 ALLOWED = {
     "a": {"href", "title", "target", "rel"},
+    "blockquote": set(),
     "br": set(),
-    "details": set(),
-    "div": {"class", "style", "role", "dir"},
-    "li": {"class", "id"},
-    "ol": {"class"},
+    "code": {"class"},
+    "details": {"open"},
+    "div": {"class", "role", "dir"},
+    "em": set(),
+    "g": set(),
+    "h4": set(),
+    "li": {"class", "id", "dir"},
+    "ol": {"class", "start"},
     "p": {"class", "role", "aria-level", "dir"},
+    "path": {"d"},
+    "pre": set(),
+    "rect": {"x", "y", "width", "height", "rx"},
+    "s": set(),
     "small": set(),
-    "span": {"class"},
+    "span": {"class", "title"},
     "strong": {"dir"},
     "style": set(),
     "summary": set(),
     "sup": set(),
+    "svg": {"class", "aria-hidden", "aria-label", "role", "viewbox", "width"},
+    "table": set(),
+    "tbody": set(),
+    "td": {"style"},
+    "text": {"x", "y", "class"},
+    "th": {"style"},
+    "thead": set(),
+    "title": set(),
+    "tr": set(),
     "ul": set(),
 }
 HOSTILE = (
@@ -42,7 +67,7 @@ class Page(HTMLParser):
         super().__init__()
         self.ids: list[str] = []
         self.hrefs: list[str] = []
-        self.styles: list[str] = []
+        self.bars: list[tuple[str, str]] = []
         self.text = ""
         self.tags: list[str] = []
         self._open: list[str] = []
@@ -57,9 +82,14 @@ class Page(HTMLParser):
         given = {name: value or "" for name, value in attrs}
         self.ids += [given["id"]] if "id" in given else []
         self.hrefs += [given["href"]] if "href" in given else []
-        self.styles += [given["style"]] if "style" in given else []
-        if tag != "br":
+        self.bars += [(given["x"], given["width"])] if given.get("height") == "8" else []
+        assert given.get("style", "") in ("", "text-align:left", "text-align:right")
+        if tag not in ("br", "hr"):
             self._open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.handle_starttag(tag, attrs)
+        self.handle_endtag(tag)
 
     def handle_endtag(self, tag: str) -> None:
         assert self._open.pop() == tag
@@ -116,7 +146,8 @@ def hostile_response(text: str) -> dict[str, Any]:
         references=0,
         statusCode=206,
         missing=[{"what": text, "outcome": text, "reason": text, "subQueryId": text}],
-        plan={"warnings": [text]},
+        plan={"warnings": [text], "subQueries": [{"id": text, "query": text, "dependsOn": [text]}] * 2},
+        relatedQuestions=[text],
         activity=[record, record],
     ) | {"references": [source, {**source, "id": text, "terms": text, "citationUrl": text, "url": None}]}
 
@@ -239,12 +270,10 @@ def test_timeline_bars_stay_in_their_track() -> None:
     ]
     records = [{"type": "searchIndex", "startedAt": start, "completedAt": end} for start, end in times]
     for some in (records, records[:3], records[2:3], records[4:]):
-        styles = Page(response_html(answer("Yes.", activity=some))).styles
-        places = [re.fullmatch(r"left:([\d.]+)%;width:([\d.]+)%", style) for style in styles]
-        assert len(places) == sum(record in records[:4] for record in some)
-        for place in places:
-            assert place is not None
-            left, width = float(place[1]), float(place[2])
+        bars = Page(response_html(answer("Yes.", activity=some))).bars
+        assert len(bars) == sum(record in records[:4] for record in some)
+        for place in bars:
+            left, width = (float(part.removesuffix("%")) for part in place)
             assert 0 <= left <= 100
             assert 0 < width <= 100
             assert left + width <= 100.01
@@ -267,11 +296,11 @@ def test_an_empty_response_is_shown() -> None:
 
 def test_long_lists_are_cut() -> None:
     """Of thousands of records the first are shown, and the page tells how many more; every link leads somewhere."""
-    count = 5000
+    count = 1500
     record = {"type": "searchIndex", "knowledgeSourceName": "s", **TIMES}
     data = answer("".join(f"[ref_id:{number}]" for number in range(count)), count, activity=[record] * count)
     data |= {"missing": [{"what": "w"}] * count, "plan": {"warnings": ["w"] * count}}
-    shown = response_html(data)
+    shown = response_html(data, limit=None)
     page = Page(shown)
     assert page.text.count(f"… and {count - ROWS:,} more") == 4
     assert len(page.ids) == len([href for href in page.hrefs if href.startswith("#")]) == ROWS
@@ -304,3 +333,131 @@ def test_a_real_response_is_shown() -> None:
     assert page.hrefs == [f"#{page.ids[0]}"]
     assert "In 20121." in page.text
     assert "q0 · 1 found" in page.text
+
+
+MARKDOWN = """# Heights
+
+- The **Saturn V** was *110.6 m* tall [ref_id:0].
+- It was painted `green` [ref_id:1].
+
+| name | height |
+|:-----|-------:|
+| Saturn V | 110.6 |
+
+See [the page](https://example.org/a_b), [this](javascript:alert(1)) or ![it](https://example.org/x.png)."""
+
+
+def claim(text: str, verdict: str, *, within: str = MARKDOWN, **more: Any) -> dict[str, Any]:
+    start = within.index(text)
+    return {"text": text, "span": {"start": start, "end": start + len(text)}, "verdict": verdict, "score": 0.5, **more}
+
+
+def test_an_answer_s_markdown_is_rendered() -> None:
+    """Lists, tables, emphasis, headings and web links; no image is loaded, and no other address is a link."""
+    page = Page(response_html(answer(MARKDOWN)))
+    assert {"h4", "ul", "strong", "em", "code", "table", "th", "td"} <= set(page.tags)
+    assert next(href for href in page.hrefs if not href.startswith("#")) == "https://example.org/a_b"
+    assert "img" not in page.tags
+    assert "[this](javascript:alert(1))" in page.text
+
+
+def test_sentences_are_marked_by_their_support() -> None:
+    """Each by its verdict, in lists and around emphasis too; the words stay as they were."""
+    claims = [
+        claim("The **Saturn V** was *110.6 m* tall [ref_id:0].", "supported"),
+        claim("- It was painted `green` [ref_id:1].", "contradicted"),
+    ]
+    shown = response_html(answer(MARKDOWN, grounding={"claims": claims}))
+    said = re.findall(r'<span class="akb-said akb-(\w+)" title="(\w+), 0.50">([^<]*)</span>', shown)
+    assert [(tone, text) for tone, verdict, text in said] == [
+        ("ok", "The "),
+        ("ok", "Saturn V"),
+        ("ok", " was "),
+        ("ok", "110.6 m"),
+        ("ok", " tall"),
+        ("ok", "."),
+        ("bad", "It was painted "),
+        ("bad", "."),
+    ]
+    plain = Page(response_html(answer(MARKDOWN))).text
+    assert Page(shown).text.startswith(plain[: plain.index("Sources")][:150])
+    elsewhere = response_html(answer("Other words.", grounding={"claims": claims}))
+    assert "akb-said" not in elsewhere[elsewhere.index("</style>") :]
+
+
+def test_an_answer_without_markers_has_its_citations() -> None:
+    """Those of its claims, at their ends: the answer's own, or the passages that support it."""
+    text = "It is tall. It is old."
+    claims = [
+        claim("It is tall.", "supported", within=text, cited=["1"]),
+        claim("It is old.", "supported", within=text, supports=[{"referenceId": "0", "quote": "old"}]),
+    ]
+    assert "It is tall.2 It is old.1" in Page(response_html(answer(text, grounding={"claims": claims}))).text
+
+
+def test_a_plan_is_a_graph() -> None:
+    """A box for each search, in a column for each round, with its whole query as its title; a line for each need."""
+    queries = [
+        {"id": "q1", "query": "Who built the engines of the Saturn V rocket of Apollo 11?", "sources": ["rockets"]},
+        {"id": "q2", "query": "Where is #q1?", "dependsOn": ["q1"]},
+        {"id": "q3", "query": "How tall was it?"},
+    ]
+    page = Page(response_html(answer("Yes.", plan={"subQueries": queries})))
+    assert (page.tags.count("rect"), page.tags.count("path")) == (3, 1)
+    assert "q1: Who built the engines of the Saturn V rocket of Apollo 11? (rockets)" in page.text
+    assert "svg" not in Page(response_html(answer("Yes.", plan={"subQueries": queries[:1]}))).tags
+
+
+def test_fragments_for_notebooks_are_small() -> None:
+    """A large response is shortened to 15 kB; the page that is saved has all of it."""
+    references = [reference(number, sourceData={"content": "many words " * 300}) for number in range(20)]
+    record = {"type": "searchIndex", "knowledgeSourceName": "s", "searchIndexArguments": {"search": "x" * 90}, **TIMES}
+    cited = "".join(f"[ref_id:{n}]" for n in range(20))
+    data = answer(f"Words {cited}.", activity=[record] * 20) | {"references": references}
+    assert len(response_html(data).encode()) <= LIMIT
+    assert page_html(data).count("many words") >= 20 * 300
+
+
+@pytest.mark.parametrize("text", ["[" * 20_000, "*a " * 6_000, "> " * 9_000, "[ref_id:0]" * 2_000, "x" * 200_000])
+def test_odd_text_is_rendered_in_time(text: str) -> None:
+    """No text takes a time that grows without bound."""
+    started = time.monotonic()
+    response_html(answer(text))
+    assert time.monotonic() - started < 10
+
+
+def test_a_response_is_saved_as_a_page(tmp_path: Path) -> None:
+    """A whole document that may load nothing, of each kind of response."""
+    kb = KnowledgeBase(
+        [KnowledgeSource("docs", "manuals <b>", retriever=MemoryRetriever(["The Saturn V was 110.6 m tall."]))],
+        llm=ScriptedLLM("It was **110.6 m** tall [ref_id:0]."),
+        effort="minimal",
+    )
+    responses: list[Any] = [kb.retrieve("How tall?"), kb.answer("How tall?"), kb.as_query_engine().query("How tall?")]
+    for number, response in enumerate(responses):
+        page = response.save(tmp_path / f"{number}.html").read_text("utf-8")
+        assert page.startswith("<!doctype html>\n<html lang=")
+        assert "default-src 'none'" in page
+        assert "<title>It was" in page
+        body = page[page.index('<div class="agentic-kb">') : page.index("</main>")]
+        assert "110.6 m</span></strong>" in body
+        assert Page(body).hrefs
+        assert body == response._repr_html_()
+    shown = kb._repr_html_()
+    assert "manuals &lt;b&gt;" in shown
+    assert Page(shown).text.count("docs") == 1
+    assert len(shown) < LIMIT
+
+
+def test_a_terminal_shows_markdown_and_hostile_text_as_text() -> None:
+    """Tables and lists are laid out; what looks like HTML, a link or a control sequence is words."""
+    console = Console(width=100, file=io.StringIO(), force_terminal=True, legacy_windows=False)
+    text = MARKDOWN + "\n\n<b>bold</b> a < b \x1b[31m [link](file:///etc/passwd)"
+    data = answer(text) | {"references": []}
+    show_response(console, RetrievalResponse.parse(data))
+    shown = re.sub(r"\x1b\[[0-9;]*m", "", console.file.getvalue())  # type: ignore[attr-defined]
+    assert "• The Saturn V was 110.6 m tall [1]." in shown
+    assert "Saturn V   110.6" in shown
+    assert "<b>bold</b> a < b" in shown
+    assert "\x1b]8" not in shown
+    assert "\x1b" not in shown

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, Final, Self
 
 from pydantic import BaseModel, ConfigDict, ValidationError
@@ -20,6 +21,28 @@ MAX_FIELDS: Final = 20
 """Maximum number of invalid fields named in an error message."""
 MAX_CHARACTERS: Final = 300
 """Maximum number of characters for each field's path and message, as callers may send long names and values."""
+
+
+class Shown:
+    """Mixin of responses that can be shown in a notebook, or saved as a page."""
+
+    def _repr_html_(self) -> str:
+        """Return HTML for notebooks: answer or extracts, sources, plan and timeline; all text is escaped."""
+        from llama_index_agentic_kb import _html  # noqa: PLC0415 (only if a response is shown)
+
+        return _html.response_html(self._shown())
+
+    def save(self, path: str | Path) -> Path:
+        """Write the response as an HTML page that needs nothing else, and return its path."""
+        from llama_index_agentic_kb import _html  # noqa: PLC0415 (same)
+
+        page = Path(path)
+        page.write_text(_html.page_html(self._shown()), encoding="utf-8")
+        return page
+
+    def _shown(self) -> Mapping[str, Any]:
+        """Return the JSON form of the ``RetrievalResponse`` to show. Subclasses must implement this."""
+        raise NotImplementedError
 
 
 class Model(BaseModel):

@@ -6,16 +6,16 @@
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Final, Literal, Self, TypeAlias
+from typing import Any, Final, Literal, Self, TypeAlias
 
 from pydantic import Field, model_validator
 
-from llama_index_agentic_kb.schema._model import Model
+from llama_index_agentic_kb.schema._model import Model, Shown
 from llama_index_agentic_kb.schema.activity import QueryClass
 from llama_index_agentic_kb.schema.answer import Answer, AnswerReference, AnswerStep, Citation, HarmCategory, Session
 from llama_index_agentic_kb.schema.filters import FilterNode
 from llama_index_agentic_kb.schema.grounding import FilteringLevel
-from llama_index_agentic_kb.schema.request import MAX_DOCUMENTS, RetrievalRequest
+from llama_index_agentic_kb.schema.request import MAX_DOCUMENTS, Message, RetrievalRequest
 from llama_index_agentic_kb.schema.response import MissingPart, RetrievalResponse
 
 NEW_SESSION: Final = "-"
@@ -175,7 +175,7 @@ AnswerPiece: TypeAlias = StepsPiece | ReferencesPiece | TextPiece | CitationPiec
 """A piece of a streamed answer. Order: steps, references, text and citations alternately, the complete answer."""
 
 
-class AnswerResponse(WholePiece):
+class AnswerResponse(Shown, WholePiece):
     """An answer with its activity log, missing parts and warnings."""
 
     account: RetrievalResponse | None = None
@@ -192,3 +192,14 @@ class AnswerResponse(WholePiece):
     def __str__(self) -> str:
         """Return the answer's text."""
         return self.answer.text
+
+    def _shown(self) -> dict[str, Any]:
+        account = RetrievalResponse() if self.account is None else self.account
+        missing = [part.to_dict() for part in self.missing]
+        return {
+            **account.to_dict(),
+            "statusCode": 206 if any(part.outcome.failed for part in self.missing) else 200,
+            "missing": missing,
+            "response": [Message.model_validate({"role": "assistant", "content": self.text}).to_dict()],
+            "relatedQuestions": self.answer.related_questions,
+        }

@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from pydantic import ConfigDict, Field, SerializerFunctionWrapHandler, model_serializer
 
-from llama_index_agentic_kb.schema._model import Model
+from llama_index_agentic_kb.schema._model import Model, Shown
 from llama_index_agentic_kb.schema.activity import AnyActivity, Outcome, QueryPlan
 from llama_index_agentic_kb.schema.dialogue import DialogueState
 from llama_index_agentic_kb.schema.grounding import GroundingLedger
@@ -110,7 +110,7 @@ class MissingPart(Model):
     sub_query_id: str | None = None
 
 
-class RetrievalResponse(Model):
+class RetrievalResponse(Shown, Model):
     """The response of a knowledge base to one request."""
 
     status_code: int = 200
@@ -153,8 +153,5 @@ class RetrievalResponse(Model):
         """Return the text of the response."""
         return self.text
 
-    def _repr_html_(self) -> str:
-        """Return HTML for notebooks with the answer or extracts, sources and timeline; all text is escaped."""
-        from llama_index_agentic_kb import _html  # noqa: PLC0415 (for notebooks only)
-
-        return _html.response_html(self.to_dict())
+    def _shown(self) -> dict[str, Any]:
+        return self.to_dict()
