@@ -99,6 +99,10 @@ if TYPE_CHECKING:
     from llama_index_agentic_kb.sources import Fields as Fields
     from llama_index_agentic_kb.sources import FilterField as FilterField
     from llama_index_agentic_kb.sources import KnowledgeSource as KnowledgeSource
+    from llama_index_agentic_kb.sources import ToolSource as ToolSource
+    from llama_index_agentic_kb.sources import WriteLedger as WriteLedger
+    from llama_index_agentic_kb.sources import Writes as Writes
+    from llama_index_agentic_kb.sources import mcp_sources as mcp_sources
     from llama_index_agentic_kb.store import KnowledgeStore as KnowledgeStore
     from llama_index_agentic_kb.store import default_embed_model as default_embed_model
     from llama_index_agentic_kb.store import ingest as ingest
@@ -133,7 +137,7 @@ schema: DialogueStage DialogueState Finding GroundingLedger OutputMode Principal
 search.embedding: EmbeddingCache
 search.fusion: distribution_based_score_fusion interleave reciprocal_rank_fusion relative_score_fusion
 search.rerank: Calibration Reranker
-sources: Facet Fields FilterField KnowledgeSource
+sources: Facet Fields FilterField KnowledgeSource ToolSource WriteLedger Writes mcp_sources
 store: KnowledgeStore default_embed_model ingest
 store.sessions: SessionStore
 synthesizers: get_response_synthesizer

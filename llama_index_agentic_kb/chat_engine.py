@@ -276,6 +276,8 @@ def _readable(extracts: str) -> str:
     """Format extracted data as plain text with ``[ref_id:N]`` markers, or return a notice if it is empty."""
     if not extracts:
         return "The answer was not there in time. The sources are listed."
+    if not extracts.startswith("["):  # a question of a tool
+        return extracts
     items = json.loads(extracts)
     texts = [f"{item['title']} [ref_id:{item['ref_id']}]\n{item['content']}" for item in items]
     return "\n\n".join(texts) or "Nothing was found."

@@ -298,7 +298,7 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
                 dropped_by_postprocessors=(reasoning.dropped_by_postprocessors or 0) + left.dropped,
                 added_by_postprocessors=(reasoning.added_by_postprocessors or 0) + left.added,
             )
-        if not retrieval.nodes:
+        if not retrieval.nodes and not retrieval.reply:
             candidates = reasoning.candidates if reasoning is not None else 0
             reason = f"none of {candidates} candidates was kept" if candidates else "no source returned anything"
             retrieval.missing.append(MissingPart(what="evidence", outcome=Outcome.EMPTY, reason=reason))

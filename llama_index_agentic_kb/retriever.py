@@ -44,7 +44,8 @@ from llama_index_agentic_kb.llm import LanguageModel, billed, resolve_llm
 from llama_index_agentic_kb.planning import ClassificationSpec, EffortLimits, Scope
 from llama_index_agentic_kb.planning.effort import MAX_RANKED, as_effort, as_limits, planned_use
 from llama_index_agentic_kb.planning.planner import PlanningModel
-from llama_index_agentic_kb.planning.rounds import FoundStep, PlanOutcome, Task, search_question
+from llama_index_agentic_kb.planning.rounds import FoundStep, PlanOutcome, Task
+from llama_index_agentic_kb.planning.tool_turn import search_turn
 from llama_index_agentic_kb.schema import (
     ActivityRecord,
     AgenticReasoningActivity,
@@ -68,6 +69,7 @@ from llama_index_agentic_kb.sources import KnowledgeSource
 from llama_index_agentic_kb.sources.fan_out import FanOut, missing_parts, raise_if_lost
 from llama_index_agentic_kb.sources.filters import FilterLike, to_tree
 from llama_index_agentic_kb.sources.selection import SelectedSource, as_source, by_name, select
+from llama_index_agentic_kb.sources.tool import ToolSource
 
 MEMORY_SECONDS: Final = 5.0
 """Maximum seconds for reading a shared memory, or a quarter of the retrieval time if that is less."""
@@ -359,7 +361,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         asked = [request.max_output_documents, *(p.max_output_documents for p in request.knowledge_source_params)]
         cache = self.options.embedding_cache
         fan_out = FanOut(
-            selected,
+            {name: chosen for name, chosen in selected.items() if not isinstance(chosen.source, ToolSource)},
             log,
             top_k=max(limits.documents_per_search, self.similarity_top_k or 0, *(number or 0 for number in asked)),
             search_seconds=limits.search_seconds,
@@ -378,11 +380,13 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             budget=budget,
             log=log,
         )
-        outcome = await search_question(task)
-        raise_if_lost(outcome.searches)
+        turn, outcome = await search_turn(task, request.dialogue, selected)
+        if not turn.reply:
+            raise_if_lost(outcome.searches)
         missing = [*forgotten, *missing_parts(outcome.searches), *fan_out.left_out, *outcome.withheld]
         found = outcome.findings, outcome.chain
         retrieval = Retrieval([], outcome.plan, log, budget, missing, selected, scope, *found)
+        retrieval.dialogue, retrieval.reply = turn.state, turn.reply
         await self._gather(request, retrieval, outcome, task, options, bundle or QueryBundle(request.question))
         return retrieval
 

@@ -55,6 +55,10 @@ async def synthesize(
     Of LlamaIndex's synthesizers only the model calls are recorded, and they get no instructions. See
     ``AgenticQueryEngine.synthesis``.
     """
+    if retrieval.reply:  # a question of a tool, or what became of its call
+        if streaming:
+            await emit(retrieval.reply)
+        return Synthesis(retrieval.reply, is_extract=True)
     if not isinstance(synthesizer, AgenticSynthesizer):
         if retrieval.scope.answer_instructions:
             reason = f"{type(synthesizer).__name__} takes no instructions; put them into its prompt"

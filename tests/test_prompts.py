@@ -97,6 +97,9 @@ FILLED = {
     "steps": "q1: Who directed Titanic?",
     "later_steps": "q2: Where was #q1 born?",
     "found": "q0: a film (stated)",
+    "tools": '- order_status: The status of an order. Parameters: {"order": {"type": "string", "required": true}}',
+    "current": "nothing",
+    "messages": "1: Where is my order A-4711?",
     "searches": "- q1: Who directed Titanic? -> James Cameron (stated, ref_id 0)",
 }
 

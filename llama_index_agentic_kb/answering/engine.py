@@ -222,7 +222,7 @@ class _Answering:
         self.references = answer_references(retrieval)
         self.steps = answer_steps(retrieval, query.result_mode)
         self.missing += unanswered_parts(retrieval)
-        reasons, warnings = skip_reasons(query, self.policy, retrieval)
+        reasons, warnings = ([], []) if retrieval.reply else skip_reasons(query, self.policy, retrieval)
         self.warnings += [*_unclassified(spec, retrieval.plan), *warnings]
         self.skip(*reasons)
         return retrieval
@@ -230,6 +230,9 @@ class _Answering:
     # -- writing ---------------------------------------------------------------------------------------------------
 
     async def _write(self, retrieval: Retrieval) -> None:
+        if retrieval.reply:  # a question of a tool, or what became of its call
+            self.text, self.answered = retrieval.reply, Answered(retrieval, Synthesis(retrieval.reply))
+            return
         query, grounding = self.query, self._checks()
         held = (grounding is not None and grounding.may_change) or self.policy.answer is not None or query.safety
         chunks = query.end_user_chunks

@@ -14,7 +14,7 @@ from llama_index.core.schema import NodeWithScore
 
 from llama_index_agentic_kb._aio import outside_loop
 from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY
-from llama_index_agentic_kb.schema import SubQuery
+from llama_index_agentic_kb.schema import SubQuery, SubQueryOrigin
 from llama_index_agentic_kb.search.fusion import Fused, Ranked, interleave, merge_by_score, relative_score_fusion
 from llama_index_agentic_kb.sources.fan_out import SourceSearch
 from llama_index_agentic_kb.sources.search import NodeKey, NodeList
@@ -160,7 +160,9 @@ def lists_by_sub_query(searches: Sequence[SourceSearch], fusion: Fusion) -> list
             members += group_searches
         with outside_loop():  # a custom function may start its own event loop
             fused = Ranked(lists[0].keys, scores=lists[0].scores) if len(lists) == 1 else _as_ranked(fusion(lists))
-        made.append(CandidateList(members[0].sub_query, tuple(members), fused))
+        sub_query = members[0].sub_query
+        is_processed = sub_query.origin is not SubQueryOrigin.TOOL  # a reranker can't judge a result by arguments
+        made.append(CandidateList(sub_query, tuple(members), fused, is_processed))
     return made
 
 

@@ -261,7 +261,8 @@ def _order(
         return interleave(lists)
     with outside_loop():  # the user's may start a loop of its own
         fused = options.fusion(lists)
-    if all(one.judged and one.ranked.scores is not None for one in reranking.lists if one.ranked.keys):
+    rated = [one for one in reranking.lists if one.ranked.keys and one.processed]
+    if rated and all(one.judged and one.ranked.scores is not None for one in rated):
         fused = [replace(item, score=candidates[item.key].reranker_score or 0.0) for item in fused]
         fused.sort(key=lambda item: -item.score)
     if proof:

@@ -53,6 +53,7 @@ from llama_index_agentic_kb.prompts import (
     INDEPENDENT,
     PLANNER_TEMPLATE,
     REVISION_TEMPLATE,
+    TOOL_TEMPLATE,
     as_data,
     shortened,
     with_instructions,
@@ -130,6 +131,7 @@ class PlanningModel:
             "planner_prompt": PLANNER_TEMPLATE,
             "findings_prompt": FINDINGS_TEMPLATE,
             "revision_prompt": REVISION_TEMPLATE,
+            "tool_prompt": TOOL_TEMPLATE,
         }
 
 
@@ -150,7 +152,7 @@ class ModelCall:
 
     @contextmanager
     def recorded(
-        self, log: ActivityLog, model: LanguageModel, purpose: Literal["plan", "findings", "revision"]
+        self, log: ActivityLog, model: LanguageModel, purpose: Literal["plan", "findings", "revision", "tool"]
     ) -> Iterator[None]:
         """Record the call in the activity log; an exception of the ``with`` body is stored as the call's error."""
         info = None if model.name is None else ModelInfo(model_name=model.name)

@@ -402,7 +402,7 @@ def raise_if_lost(searches: Sequence[SourceSearch]) -> None:
     """
     failed = [(search, search.error) for search in searches if search.error is not None]
     strict = [(search, error) for search, error in failed if search.must_answer]
-    if not strict and len(failed) < len(searches):
+    if not strict and (not searches or len(failed) < len(searches)):
         return
     causes: dict[str, Exception] = {}
     reasons: dict[str, str] = {}

@@ -1,0 +1,518 @@
+"""One turn of a conversation with tools: which tool is asked for, with which arguments, and what has to be asked first.
+
+    message ─▶ confirmed or declined? ─▶ tool and arguments ─▶ missing: ask · changes something: ask · else: call
+
+A model chooses the tool and reads its arguments, in a call whose prompt has the user's messages and nothing else: no
+retrieved text, no answers. Without a model the words of the tools' examples choose it, and the schema's options,
+patterns and types find the arguments where they are unambiguous. Either way an argument counts only if the user wrote
+it, and it fits the tool's schema.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from functools import partial
+from typing import Final
+
+from pydantic import JsonValue
+
+from llama_index_agentic_kb._aio import Call, start, wait
+from llama_index_agentic_kb._text import error_message, normalize, one_line
+from llama_index_agentic_kb.account import ActivityLog
+from llama_index_agentic_kb.errors import DeadlineExceededError, DeniedError, PlanningError
+from llama_index_agentic_kb.evidence.candidates import Proof
+from llama_index_agentic_kb.guard.permissions import current_principal
+from llama_index_agentic_kb.llm import parsed, repair_json, strip_code_fence
+from llama_index_agentic_kb.planning.planner import ModelCall, PlanningModel
+from llama_index_agentic_kb.planning.rounds import PlanOutcome, Task, search_question
+from llama_index_agentic_kb.planning.scope import Scope
+from llama_index_agentic_kb.prompts import as_data
+from llama_index_agentic_kb.schema import (
+    DialogueStage,
+    DialogueState,
+    PendingWrite,
+    Principal,
+    QueryPlan,
+    ReasoningEffort,
+    SubQuery,
+    SubQueryOrigin,
+    TopicShift,
+)
+from llama_index_agentic_kb.search.tokenizing import Analyzer, detect_language, split_words
+from llama_index_agentic_kb.sources.fan_out import FanOut, SourceSearch
+from llama_index_agentic_kb.sources.selection import SelectedSource
+from llama_index_agentic_kb.sources.tool import IDEMPOTENCY_KEY, ToolSource, WriteRecord, digest_of
+from llama_index_agentic_kb.sources.tool_parameters import Parameter
+
+TOOL_SECONDS: Final = 20.0
+"""Maximum seconds for the model's choice of a tool, or a quarter of the retrieval time if that is less."""
+
+MAX_MESSAGES: Final = 10
+"""The number of the user's last messages that are read for arguments."""
+
+MAX_SCHEMA: Final = 2_000
+"""The maximum number of characters of a tool's schema in the prompt."""
+
+MAX_ANSWER: Final = 200
+"""The maximum length in characters of a message that is taken as a whole for the value that was asked for."""
+
+_YES: Final = re.compile(
+    r"y|yes|yep|yeah|yes please|please do|(i )?confirm(ed)?|ok|okay|sure|do it|go ahead|ja|oui|s[ií]"
+)
+_NO: Final = re.compile(r"n|no|nope|no thanks|cancel|stop|don't|do not|never ?mind|forget it|rather not|nein|non")
+_TOKEN: Final = re.compile(r"(confirm|cancel)\s+([\w-]{16,64})", re.IGNORECASE)
+_CHANGE: Final = re.compile(
+    r"(?:never ?mind|forget (?:it|that|about it)|scrap that)\b[\s,.;:!-]*"
+    r"|(?:cancel(?: that| it)?|stop|drop it|leave it)\s*(?:$|[,.;:!]+\s*)",
+    re.IGNORECASE,
+)
+_ASKS: Final = re.compile(
+    r"(?:who|what|which|where|when|why|how|is|are|was|were|do|does|did|can|could|will|would|should|tell|show|explain)\b"
+    r"|.*\?\s*$",
+    re.IGNORECASE | re.DOTALL,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ToolTurn:
+    """What a turn does.
+
+    Args:
+        state: The state of the conversation after the turn; None if there are no tools.
+        reply: What is said in place of an answer; empty if there is an answer to look for.
+        call: The call to make, as a sub-query; None if there is none.
+        write: The confirmed call, if ``call`` changes something.
+        documents: Whether the other sources are searched.
+        warning: What the plan's warnings say of the turn: a failure of the model's choice, a change of mind.
+    """
+
+    state: DialogueState | None
+    reply: str = ""
+    call: SubQuery | None = None
+    write: PendingWrite | None = None
+    documents: bool = True
+    warning: str = ""
+
+
+@dataclass(slots=True)
+class _Choice(ModelCall):
+    """A chosen tool with the arguments that were read; ``tool`` is None if no tool is asked for."""
+
+    tool: ToolSource | None = None
+    arguments: dict[str, JsonValue] = field(default_factory=dict)
+
+
+Tools = Mapping[str, ToolSource]
+
+
+async def take_turn(
+    scope: Scope,
+    before: DialogueState | None,
+    tools: Tools,
+    models: PlanningModel | None,
+    *,
+    log: ActivityLog,
+    deadline: float | None,
+) -> ToolTurn:
+    """Return what the last message means for the tools.
+
+    Args:
+        scope: The question and its conversation; of the latter, only the user's messages are read.
+        before: The state after the last turn; None for a new conversation.
+        tools: The tools that the principal may call, by name.
+        models: The model that chooses. None chooses by the tools' examples.
+        log: The request's activity log.
+        deadline: The ``time.monotonic()`` value at which the model's call ends.
+
+    Raises:
+        DeniedError: The message confirms a call that another principal was asked to confirm.
+    """
+    old = before or DialogueState()
+    state = old.model_copy(update={"turn": old.turn + 1, "question": None, "shift": None, "pending": None})
+    if old.pending is not None:
+        agreed = _agreed(scope.question, old.pending)
+        if agreed is not None:
+            return _decided(state, old.pending, tools, agreed=agreed)
+    change = _CHANGE.match(scope.question.strip())
+    if change is not None and not scope.question.strip()[change.end() :].strip():
+        left = _moved(state, None, tools, scope.question)
+        return ToolTurn(left, reply=_left(old, left) or "All right.", documents=False)
+    messages = _messages(scope, old)
+    choice = _Choice()
+    if models is not None:
+        await _choose(choice, models, messages, state, tools, log, deadline)
+    if models is None or choice.error is not None:
+        _match(choice, messages, state, tools)
+    turn = _next(choice, old, state, tools, scope.question)
+    failed = "" if choice.error is None else f"no model chose among the tools: {error_message(choice.error)}"
+    moved = "" if turn.state is None else _left(old, turn.state)
+    return replace(turn, warning="; ".join(filter(None, (failed, moved))))
+
+
+def _messages(scope: Scope, state: DialogueState) -> list[str]:
+    """Return the user's messages of the present topic, the last one last."""
+    said = [text for role, text in scope.history if role == "user"]
+    if state.topic:
+        starts = [position for position, text in enumerate(said) if text.strip() == state.topic]
+        said = said[starts[-1] :] if starts else []
+    return [*said[-MAX_MESSAGES:], scope.question]
+
+
+def _next(choice: _Choice, old: DialogueState, state: DialogueState, tools: Tools, message: str) -> ToolTurn:
+    """Return the turn for a choice: ask for arguments, ask for confirmation, call the tool, or leave the tools."""
+    tool = choice.tool
+    if tool is None:
+        return ToolTurn(_moved(state, None, tools, message))
+    if state.tool != tool.name:
+        state = _moved(state, tool, tools, message)
+    slots = {**state.slots, **choice.arguments}
+    missing = [one for one in tool.parameters.values() if one.required and one.name not in slots]
+    names = tuple(one.name for one in missing)
+    state = state.model_copy(update={"tool": tool.name, "slots": slots, "missing": names})
+    if missing:
+        question = " ".join([part for part in (_left(old, state), _question(tool, missing)) if part])
+        asking = state.model_copy(update={"stage": DialogueStage.ASKING, "question": question})
+        return ToolTurn(asking, reply=question, documents=False)
+    arguments = {name: slots[name] for name in tool.parameters if name in slots}
+    if tool.writes is not None:
+        asked_of = digest_of(current_principal())
+        pending = PendingWrite(token=secrets.token_urlsafe(18), tool=tool.name, arguments=arguments, asked_of=asked_of)
+        question = f"{_described(tool, arguments)} Reply yes to confirm, or no to cancel."
+        update = {"stage": DialogueStage.CONFIRMING, "pending": pending, "question": question}
+        return ToolTurn(state.model_copy(update=update), reply=question, documents=False)
+    done = state.model_copy(update={"stage": DialogueStage.DONE})
+    # A message that only gives what was asked for is no question for the documents.
+    answers = old.stage is DialogueStage.ASKING and old.tool == tool.name
+    return ToolTurn(done, call=_call(tool, arguments), documents=not answers)
+
+
+def _call(tool: ToolSource, arguments: Mapping[str, JsonValue]) -> SubQuery:
+    text = json.dumps(arguments, ensure_ascii=False)
+    return SubQuery(id="t1", query=text, sources=[tool.name], origin=SubQueryOrigin.TOOL)
+
+
+def _question(tool: ToolSource, missing: Sequence[Parameter]) -> str:
+    """Return the question for missing arguments."""
+    parts = []
+    for one in missing:
+        options = ", ".join(str(option) for option in one.options[:10])
+        parts.append(f"{one.label} ({options})" if options else one.label)
+    return f"For {tool.name.replace('_', ' ')}, please tell: {'; '.join(parts)}."
+
+
+def _described(tool: ToolSource, arguments: Mapping[str, JsonValue]) -> str:
+    given = "; ".join(f"{name}: {one_line(str(value))}" for name, value in arguments.items())
+    return (
+        f"{one_line(tool.description, 150).rstrip('.')}? ({given})" if given else f"{one_line(tool.description, 150)}?"
+    )
+
+
+# -- confirmations ----------------------------------------------------------------------------------------------------
+
+
+def _agreed(message: str, pending: PendingWrite) -> bool | None:
+    """Return whether a message confirms (True) or declines (False) a pending call; None if it is about something else.
+
+    A token of another call neither confirms nor declines.
+    """
+    token = _TOKEN.fullmatch(message.strip())
+    if token is not None:
+        same = secrets.compare_digest(token[2].encode(), pending.token.encode())
+        return token[1].casefold() == "confirm" if same else None
+    words = " ".join(re.findall(r"[\w']+", normalize(message)))
+    return True if _YES.fullmatch(words) else False if _NO.fullmatch(words) else None
+
+
+def _decided(state: DialogueState, pending: PendingWrite, tools: Tools, *, agreed: bool) -> ToolTurn:
+    """Return the turn that calls the tool of a confirmed call, or declines the call."""
+    tool = tools.get(pending.tool)
+    state = state.model_copy(update={"stage": DialogueStage.DONE, "missing": ()})
+    if not agreed:
+        return ToolTurn(state, reply=f"Cancelled: {pending.tool} was not called.", documents=False)
+    if tool is None or tool.writes is None:
+        return ToolTurn(state, reply=f"{pending.tool} is not available; it was not called.", documents=False)
+    if digest_of(current_principal()) != pending.asked_of:
+        raise DeniedError(f"source {pending.tool!r}: another principal was asked to confirm the call")
+    arguments = {name: tool.parameters[name].read(value) for name, value in pending.arguments.items()}
+    key = {IDEMPOTENCY_KEY: pending.token} if tool.takes_key else {}
+    return ToolTurn(state, call=_call(tool, {**arguments, **key}), write=pending, documents=False)
+
+
+# -- changes of mind --------------------------------------------------------------------------------------------------
+
+
+def _moved(state: DialogueState, to: ToolSource | None, tools: Tools, message: str) -> DialogueState:
+    """Return the state after the user has turned to another tool, or to none.
+
+    Arguments that another tool takes too are kept, if they fit it.
+    """
+    if state.tool is None:
+        return state.model_copy(update={"stage": DialogueStage.OPEN})
+    others = [tool for name, tool in tools.items() if name != state.tool]
+    kept = {name: value for name, value in state.slots.items() if any(_takes(tool, name, value) for tool in others)}
+    if to is not None:
+        kept = {name: value for name, value in kept.items() if name not in to.parameters or _takes(to, name, value)}
+    shift = TopicShift(
+        from_tool=state.tool,
+        to_tool=None if to is None else to.name,
+        cleared=tuple(name for name in state.slots if name not in kept),
+        kept=tuple(kept),
+    )
+    update = {"stage": DialogueStage.OPEN, "tool": None, "slots": kept, "missing": (), "shift": shift}
+    return state.model_copy(update={**update, "topic": message.strip()[:MAX_SCHEMA]})
+
+
+def _takes(tool: ToolSource, name: str, value: JsonValue) -> bool:
+    try:
+        return name in tool.parameters and tool.parameters[name].read(value) == value
+    except ValueError:
+        return False
+
+
+def _left(old: DialogueState, state: DialogueState) -> str:
+    """Return a sentence on a tool that was left before it was called; empty if none was."""
+    if state.shift is None or old.stage not in (DialogueStage.ASKING, DialogueStage.CONFIRMING):
+        return ""
+    kept = ", ".join(f"{name}: {one_line(str(state.slots[name]))}" for name in state.shift.kept if name in state.slots)
+    return f"All right, no {state.shift.from_tool.replace('_', ' ')}" + (f" (kept: {kept})." if kept else ".")
+
+
+# -- the choice of a model --------------------------------------------------------------------------------------------
+
+
+async def _choose(
+    choice: _Choice,
+    models: PlanningModel,
+    messages: Sequence[str],
+    state: DialogueState,
+    tools: Tools,
+    log: ActivityLog,
+    deadline: float | None,
+) -> None:
+    """Ask the model for a tool and its arguments, and keep those that the user wrote and that fit the schema."""
+    shown = "\n".join(_shown(tool) for tool in tools.values())
+    current = "nothing"
+    if state.tool in tools:
+        current = as_data(f"{state.tool} {json.dumps(state.slots, ensure_ascii=False)}")
+    said = [f"{number}: {one_line(text, 2_000)}" for number, text in enumerate(messages, start=1)]
+    prompt = models.prompts["tool_prompt"].format_messages(
+        llm=models.model.llm, tools=as_data(shown), current=current, messages=as_data("\n".join(said))
+    )
+    with choice.recorded(log, models.model, "tool"):
+        reply = await models.model.chat(prompt, deadline=deadline)
+        choice.usage = reply.usage
+        name, given = await parsed(partial(read_choice, reply.text), reply.text, deadline=deadline)
+        choice.tool = tools.get(name)
+        if choice.tool is not None:
+            choice.arguments = _accepted(choice.tool, given, [*messages, *map(str, state.slots.values())])
+
+
+def _shown(tool: ToolSource) -> str:
+    properties = {one.name: {**one.schema, "required": one.required} for one in tool.parameters.values()}
+    schema = json.dumps(properties, ensure_ascii=False)[:MAX_SCHEMA]
+    return f"- {tool.name}: {one_line(tool.description, 400)} Parameters: {schema}"
+
+
+def read_choice(text: str) -> tuple[str, dict[str, object]]:
+    """Return the name of the chosen tool ("" for none) and its arguments from a reply.
+
+    Raises:
+        PlanningError: The reply contains no choice.
+    """
+    body = strip_code_fence(text)
+    start = body.find("{")
+    try:
+        value = repair_json(body[start:]) if start >= 0 else None
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict) or "tool" not in value:
+        raise PlanningError(f"the model's reply holds no choice of a tool: {one_line(text[:400], 80)!r}")
+    given = value.get("arguments")
+    return str(value["tool"] or ""), given if isinstance(given, dict) else {}
+
+
+def _accepted(tool: ToolSource, given: Mapping[str, object], said: Sequence[str]) -> dict[str, JsonValue]:
+    """Return the arguments that fit the schema and whose words the user wrote; the others are asked for."""
+    words = {word for text in said for word in re.findall(r"\w+", normalize(text))}
+    made: dict[str, JsonValue] = {}
+    for name, value in given.items():
+        parameter = tool.parameters.get(name)
+        if parameter is None:
+            continue
+        try:
+            read = parameter.read(value)
+        except ValueError:
+            continue
+        parts = re.findall(r"\w+", normalize(str(value)))
+        if parameter.derived or (parts and words.issuperset(parts)):
+            made[name] = read
+    return made
+
+
+# -- the choice without a model ---------------------------------------------------------------------------------------
+
+
+def _match(choice: _Choice, messages: Sequence[str], state: DialogueState, tools: Tools) -> None:
+    """Choose by the words of the tools' examples; a message that gives what was asked for belongs to the same tool."""
+    message, current = messages[-1].strip(), tools.get(state.tool or "")
+    change = _CHANGE.match(message)
+    if change is not None:
+        message, current = message[change.end() :], None
+    is_question = _ASKS.match(message) is not None
+    waits = state.stage in (DialogueStage.ASKING, DialogueStage.CONFIRMING)
+    found = {} if current is None else _found(current, [message], {})
+    asked = _asked_for(message, tools, whole=waits and bool(found) and not is_question)
+    if len(asked) > 1 and current in asked:
+        asked = [tool for tool in asked if tool is current]
+    if len(asked) == 1:
+        choice.tool = asked[0]
+        choice.arguments = _found(asked[0], messages, state.slots if asked[0] is current else {})
+    elif current is not None and not asked and ((waits and found) or ((waits or found) and not is_question)):
+        choice.tool, choice.arguments = current, found or _whole(message, current, state)
+
+
+def _whole(message: str, tool: ToolSource, state: DialogueState) -> dict[str, JsonValue]:
+    """Return a short message as the value of the one argument that was asked for, if that may be any text."""
+    name = state.missing[0] if len(state.missing) == 1 else ""
+    fits = name in tool.parameters and tool.parameters[name].free and len(message) <= MAX_ANSWER
+    return {name: message} if fits else {}
+
+
+def _asked_for(message: str, tools: Tools, *, whole: bool) -> list[ToolSource]:
+    """Return the tools one of whose examples stands in a message by its content words.
+
+    Examples with more content words win, and of these, those all of whose words stand there; with ``whole``, only
+    these count.
+    """
+    said, best = {*split_words(message)}, dict[str, tuple[int, bool]]()
+    for tool in tools.values():
+        for example in tool.examples:
+            words = split_words(example)
+            language = detect_language(words)
+            wanted = _stems(example, language)
+            stands = said.issuperset(words)
+            if wanted and wanted <= _stems(message, language) and (stands or not whole):
+                best[tool.name] = max(best.get(tool.name, (0, False)), (len(wanted), stands))
+    return [tools[name] for name, rank in best.items() if rank == max(best.values())]
+
+
+def _stems(text: str, language: str) -> set[str]:
+    return {form for forms in Analyzer(language).query(text, [language]) for form in forms}
+
+
+def _found(tool: ToolSource, messages: Sequence[str], known: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
+    """Return the arguments that stand unambiguously in the messages; the latest message counts first.
+
+    A value that fits several parameters, and one of several values for a parameter, is ambiguous.
+    """
+    made: dict[str, JsonValue] = {}
+    for message in reversed(messages):
+        latest = message is messages[-1]
+        values = {
+            one.name: one.found_in(message)
+            for one in tool.parameters.values()
+            if one.name not in made and (latest or one.name not in known)
+        }
+        times = _times(values.values())
+        for name, found in values.items():
+            if len(found) == 1 and times[repr(found[0])] == 1:
+                made[name] = found[0]
+    return made
+
+
+def _times(values: Iterable[Sequence[JsonValue]]) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    for value in (repr(value) for found in values for value in found):
+        counts[value] = counts.get(value, 0) + 1
+    return counts
+
+
+# -- the call ---------------------------------------------------------------------------------------------------------
+
+
+async def search_turn(
+    task: Task, before: DialogueState | None, selected: Mapping[str, SelectedSource]
+) -> tuple[ToolTurn, PlanOutcome]:
+    """Take a turn: call the tool that it asks for, and search the other sources, side by side.
+
+    Args:
+        task: The question, and the search of all sources that are no tools.
+        before: The state after the last turn; None for a new conversation.
+        selected: All sources of the request, by name.
+
+    Returns:
+        The turn, without a state if no source is a tool, and all searches; results of tools come first in the evidence.
+    """
+    every = {name: chosen.source for name, chosen in selected.items() if chosen.denied is None}
+    tools = {name: source for name, source in every.items() if isinstance(source, ToolSource)}
+    if not tools and before is None:
+        return ToolTurn(None), await search_question(task)
+    deadline = task.budget.retrieval_share(0.25, TOOL_SECONDS)
+    models = None if task.effort is ReasoningEffort.MINIMAL else task.model
+    turn = await take_turn(task.scope, before, tools, models, log=task.log, deadline=deadline)
+    calling = None
+    if turn.call is not None:
+        chosen = selected[turn.call.sources[0]]
+        calling = start(call_tool(turn, chosen, task.log, task.limits.search_seconds))
+    wanted = turn.documents and bool(task.fan_out.selected)
+    outcome = await search_question(task) if wanted else PlanOutcome(QueryPlan(sub_queries=[]))
+    outcome.plan.warnings += [turn.warning] if turn.warning else []
+    if calling is not None and turn.call is not None:
+        await wait([calling])
+        turn, searches = calling.result()
+        outcome.plan.sub_queries += [search.sub_query for search in searches]
+        outcome.searches += searches
+        outcome.proof[:0] = [
+            Proof(node.node.node_id, search.sub_query.id) for search in searches for node in search.nodes
+        ]
+    return turn, outcome
+
+
+async def call_tool(
+    turn: ToolTurn, chosen: SelectedSource, log: ActivityLog, seconds: float
+) -> tuple[ToolTurn, list[SourceSearch]]:
+    """Make a turn's call, within its source's time limit, and return the turn with what is to be said of it.
+
+    A confirmed call is recorded before it is made, so that it is never made twice. Whether a call that failed was
+    carried out is not known: it is reported, and not repeated.
+
+    Returns:
+        The turn, with a reply if the call can't be answered from its result, and the search, if it was made.
+    """
+    tool, write = chosen.source, turn.write
+    assert turn.call is not None
+    assert isinstance(tool, ToolSource)
+    fan_out = FanOut({tool.name: chosen}, log, top_k=1, search_seconds=seconds, embedding_cache=None)
+    plan = QueryPlan(sub_queries=[turn.call])
+    if write is None or tool.writes is None:
+        return turn, await fan_out.search(plan)
+    ledger, who = tool.writes.ledger, _name(current_principal())
+    started = datetime.now(UTC).isoformat(timespec="seconds")
+    record = WriteRecord(write.token, tool.name, who, json.dumps(write.arguments, ensure_ascii=False), started)
+    earlier = await Call(sync=partial(ledger.claim, record), what="record of confirmed calls")
+    if earlier is not None:
+        said = f"{tool.name} was called already at {earlier.started}, and is not called again"
+        known = {"ok": "", "started": ": its outcome is not known"}.get(earlier.outcome, f": {earlier.outcome}")
+        result = f" Its result: {earlier.result}" if earlier.result else ""
+        return replace(turn, reply=f"{said}{known}.{result}"), []
+    outcome, result = "error", "it was interrupted"
+    try:
+        (search,) = searches = await fan_out.search(plan)
+        if search.error is None:
+            outcome, result = "ok", one_line(" ".join(node.get_content() for node in search.nodes), 500)
+            return turn, searches
+        outcome = "timeout" if isinstance(search.error, DeadlineExceededError) else "error"
+        result = error_message(search.error, 300)
+        unknown = f"{tool.name} failed: {result}. Whether it was carried out is not known; it is not repeated."
+        return replace(turn, reply=unknown), searches
+    finally:
+        ledger.finish(record.key, outcome, result)
+
+
+def _name(principal: Principal | None) -> str:
+    return "" if principal is None else "/".join(part for part in (principal.tenant, principal.user) if part)

@@ -1,0 +1,161 @@
+"""The parameters of a tool by its JSON schema: values are checked against it, and found in a user's words by it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from pydantic import JsonValue
+
+from llama_index_agentic_kb._text import normalize, one_line
+
+MAX_VALUE: Final = 500
+"""The maximum length of a text argument in characters."""
+
+MAX_READ: Final = 2_000
+"""The maximum number of characters of a message in which values are looked for."""
+
+MAX_PATTERN: Final = 200
+"""The maximum length of a schema's pattern that is looked for in messages."""
+
+# The formats that can be found in a text; others are only checked.
+_FORMATS: Final[Mapping[str, str]] = {
+    "date": r"\d{4}-\d{2}-\d{2}",
+    "date-time": r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}(?::\d{2})?(?:Z|[+-]\d{2}:\d{2})?",
+    "email": r"[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,4}",
+    "uuid": r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
+}
+_NUMBERS: Final[Mapping[str, str]] = {"integer": r"[+-]?\d+(?!\.\d)", "number": r"[+-]?\d+(?:\.\d+)?"}
+_BOOLEANS: Final = {"true": True, "yes": True, "false": False, "no": False}
+
+
+@dataclass(frozen=True, slots=True)
+class Parameter:
+    """A parameter of a tool.
+
+    Args:
+        name: Its name.
+        schema: Its JSON schema, without the variant null.
+        required: Whether the tool can't be called without it.
+        label: What it is, for the user: its description, or else its name.
+    """
+
+    name: str
+    schema: Mapping[str, Any]
+    required: bool
+    label: str
+
+    @property
+    def options(self) -> list[JsonValue]:
+        """The only allowed values; empty if there is no such list."""
+        return list(self.schema.get("enum") or ([self.schema["const"]] if "const" in self.schema else []))
+
+    @property
+    def free(self) -> bool:
+        """Whether any text is a value, so that none can be recognised in a sentence."""
+        fixed = self.options or self.schema.get("pattern") or self.schema.get("format")
+        return self.schema.get("type") == "string" and not fixed
+
+    @property
+    def derived(self) -> bool:
+        """Whether a value may be written otherwise than in the user's words: an option, a yes or no, a date."""
+        by_format = str(self.schema.get("format", "")).startswith("date")
+        return bool(self.options) or by_format or self.schema.get("type") == "boolean"
+
+    def read(self, value: object) -> JsonValue:
+        """Return a value as the schema's type.
+
+        Raises:
+            ValueError: The value does not fit the schema.
+        """
+        kind, options = self.schema.get("type"), self.options
+        if isinstance(value, str):
+            value = _of_text(value.strip(), kind)
+            value = next((one for one in options if normalize(str(one)) == normalize(str(value))), value)
+        elif kind == "string" and isinstance(value, int | float) and not isinstance(value, bool):
+            value = str(value)
+        if isinstance(value, str) and len(value) > MAX_VALUE:
+            raise ValueError(f"{self.name}: at most {MAX_VALUE} characters")
+        problem = next(_validator(self.schema).iter_errors(value), None)
+        if value is None or problem is not None:
+            raise ValueError(f"{self.name}: {one_line(problem.message if problem else 'it is null')}")
+        return value  # type: ignore[return-value]  # the schema describes JSON
+
+    def found_in(self, text: str) -> list[JsonValue]:
+        """Return the distinct values in a text: options, matches of the pattern or format, numbers."""
+        text, kind = text[:MAX_READ], str(self.schema.get("type"))
+        if self.options:
+            words = f" {_spaced(text)} "
+            found = [str(one) for one in self.options if f" {_spaced(str(one))} " in words]
+        else:
+            pattern = self.schema.get("pattern") or _FORMATS.get(str(self.schema.get("format"))) or _NUMBERS.get(kind)
+            found = _matches(pattern, text) if isinstance(pattern, str) else []
+        distinct: dict[str, JsonValue] = {}
+        for one in found:
+            for form in (one, one.upper(), one.lower()):  # "a-4711", where the pattern says A
+                try:
+                    value = self.read(form)
+                except ValueError:
+                    continue
+                distinct.setdefault(repr(value), value)
+                break
+        return list(distinct.values())
+
+
+def parameters_of(schema: Mapping[str, Any]) -> dict[str, Parameter]:
+    """Return the parameters of a tool's JSON schema by name, in its order."""
+    shared = {key: schema[key] for key in ("$defs", "definitions") if key in schema}
+    required = schema.get("required") or ()
+    made = {}
+    for name, declared in (schema.get("properties") or {}).items():
+        own = _resolved(declared if isinstance(declared, Mapping) else {}, shared)
+        label = one_line(str(own.get("description") or name.replace("_", " ")), 150)
+        made[name] = Parameter(name, {**own, **shared}, name in required, label)
+    return made
+
+
+def _resolved(schema: Mapping[str, Any], shared: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a schema without a local reference at its top, and without the variant null."""
+    variants = [one for one in schema.get("anyOf") or schema.get("oneOf") or () if one.get("type") != "null"]
+    if len(variants) == 1:
+        rest = {key: value for key, value in schema.items() if key not in ("anyOf", "oneOf", "default")}
+        schema = {**rest, **variants[0]}
+    section, _, name = str(schema.get("$ref", "")).removeprefix("#/").partition("/")
+    target = shared.get(section, {}).get(name)
+    if isinstance(target, Mapping):
+        schema = {**target, **{key: value for key, value in schema.items() if key != "$ref"}}
+    return schema
+
+
+def _validator(schema: Mapping[str, Any]) -> Any:
+    from jsonschema import Draft202012Validator  # noqa: PLC0415 (0.1 s; only tools need it)
+    from referencing import Registry  # noqa: PLC0415
+
+    # An empty registry: a schema's references are never fetched.
+    return Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER, registry=Registry())
+
+
+def _of_text(text: str, kind: object) -> JsonValue:
+    """Return a text as a value of a type if it is one."""
+    if kind == "boolean":
+        return _BOOLEANS.get(text.casefold(), text)
+    if kind in ("integer", "number") and re.fullmatch(_NUMBERS["number"], text):
+        return int(text) if re.fullmatch(r"[+-]?\d{1,300}", text) else float(text)
+    return text
+
+
+def _matches(pattern: str, text: str) -> list[str]:
+    """Return the parts of a text that match a pattern and stand alone as words."""
+    if len(pattern) > MAX_PATTERN:
+        return []
+    try:
+        alone = re.compile(rf"(?<![\w.-])(?:{pattern.removeprefix('^').removesuffix('$')})(?![\w-])", re.IGNORECASE)
+    except re.error:
+        return []
+    return [found[0] for found in alone.finditer(text)]
+
+
+def _spaced(text: str) -> str:
+    return " ".join(re.findall(r"\w+", normalize(text.replace("_", " "))))

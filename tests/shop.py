@@ -1,0 +1,95 @@
+"""A shop behind a loopback HTTP service, and its tools: what the dialogues of the tests are about."""
+
+from __future__ import annotations
+
+import json
+import threading
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
+
+from llama_index_agentic_kb import KnowledgeSource, ToolSource, WriteLedger, Writes
+from llama_index_agentic_kb.testing import MemoryRetriever
+
+Order = Annotated[str, Field(pattern=r"^A-\d{4}$", description="the order number")]
+Reason = Annotated[Literal["damaged", "wrong size", "changed my mind"], Field(description="the reason")]
+
+
+class Shop:
+    """The service's state, and its tools."""
+
+    def __init__(self, url: str) -> None:
+        self.url = url
+        self.returns: list[dict[str, Any]] = []
+        self.broken = False
+
+    def _ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
+        data = None if body is None else json.dumps(body).encode()
+        with urllib.request.urlopen(urllib.request.Request(self.url + path, data), timeout=20) as response:
+            return json.load(response)
+
+    def order_status(self, order: Order) -> Any:
+        """The status of an order."""
+        return self._ask(f"/orders/{order}")
+
+    def submit_return(self, order: Order, reason: Reason, idempotency_key: str = "") -> Any:
+        """Submit a return of an order."""
+        return self._ask("/returns", {"order": order, "reason": reason, "key": idempotency_key})
+
+    def refund_status(self, order: Order) -> Any:
+        """When the refund of a returned order is paid."""
+        return self._ask(f"/refunds/{order}")
+
+    def sources(self, ledger: WriteLedger | None = None) -> list[KnowledgeSource]:
+        """The shop's pages, and its tools; members of staff may submit returns."""
+        pages = ["Coupons: enter the code of a coupon at the checkout.", "You get your refund 5 days after a return."]
+        writes = Writes(permit=lambda principal: "staff" in principal.groups, ledger=ledger or WriteLedger())
+        return [
+            KnowledgeSource("pages", "help pages", retriever=MemoryRetriever(pages)),
+            ToolSource(self.order_status, examples=["where is my order", "order status"]),
+            ToolSource(self.submit_return, examples=["return", "send it back"], writes=writes),
+            ToolSource(self.refund_status, examples=["refund"]),
+        ]
+
+
+@contextmanager
+def open_shop() -> Iterator[Shop]:
+    """Serve a shop on a loopback port."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def _answer(self, value: Any, status: int = 200) -> None:
+            body = json.dumps(value).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def do_GET(self) -> None:
+            kind, _, order = self.path.strip("/").partition("/")
+            if shop.broken:
+                return self._answer({"error": "down"}, 503)
+            if kind == "orders":
+                return self._answer({"order": order, "status": "delivered", "day": "2026-11-20"})
+            return self._answer({"order": order, "refund": "paid on 2026-11-27"})
+
+        def do_POST(self) -> None:
+            shop.returns.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
+            self._answer({"error": "down"} if shop.broken else {"return": "R-1"}, 503 if shop.broken else 200)
+
+        def log_message(self, *_: Any) -> None:
+            """Be silent."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    shop = Shop(f"http://127.0.0.1:{server.server_port}")
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield shop
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

@@ -1,0 +1,251 @@
+"""The dialogue of a shop, from end to end: tools that read, a tool that writes, and a change of mind."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from llama_index.core.base.llms.types import ChatMessage
+
+from llama_index_agentic_kb import (
+    DeniedError,
+    DialogueState,
+    KnowledgeBase,
+    Principal,
+    RetrievalError,
+    RetrievalResponse,
+    WriteLedger,
+)
+from llama_index_agentic_kb.testing import ScriptedLLM
+from tests.shop import Shop, open_shop
+
+ALICE = Principal(user="alice", groups=["staff"])
+
+
+@pytest.fixture
+def shop() -> Iterator[Shop]:
+    with open_shop() as opened:
+        yield opened
+
+
+class Conversation:
+    """Turns of one user, with the state that a program keeps."""
+
+    def __init__(self, kb: KnowledgeBase, principal: Principal | None = ALICE) -> None:
+        self.kb = kb
+        self.principal = principal
+        self.messages: list[dict[str, Any]] = []
+        self.state: DialogueState | None = None
+
+    def say(self, text: str) -> RetrievalResponse:
+        self.messages.append({"role": "user", "content": text})
+        response = self.kb.retrieve(self.messages, dialogue=self.state, principal=self.principal)
+        assert response.dialogue is not None
+        self.state = DialogueState.parse(response.dialogue.to_json())  # as a session stores it
+        self.messages.append({"role": "assistant", "content": response.text or "..."})
+        return response
+
+
+def tools_of(response: RetrievalResponse) -> list[str]:
+    return [one.knowledge_source_name for one in response.references if one.type == "tool"]
+
+
+def read(messages: list[ChatMessage]) -> str:
+    """Choose a tool as a model would, from the prompt alone; answer with the first reference."""
+    system, user = str(messages[0].content), str(messages[-1].content)
+    if "You choose a tool" not in system:
+        return '{"sub_queries": []}' if "You plan searches" in system else "It is so [ref_id:0]."
+    last = user.partition("<conversation>")[2].partition("</conversation>")[0].strip().splitlines()[-1].lower()
+    current = user.partition("Being prepared: ")[2].partition("\n")[0].split()[0]
+    wanted = {"refund": "refund_status", "return": "submit_return", "where is": "order_status"}
+    tool = next((name for words, name in wanted.items() if words in last), None)
+    arguments = {"order": "A-4711"} if "a-4711" in last else {"order": "A-9999"}  # the latter is an invention
+    if "damaged" in last or "a-4711" in last:
+        tool = tool or current
+    arguments |= {"reason": "damaged"} if "damaged" in last else {}
+    return json.dumps({"tool": tool, "arguments": arguments})
+
+
+@pytest.mark.parametrize("llm", [None, ScriptedLLM(read)], ids=["no model", "model"])
+def test_the_dialogue_of_a_shop(shop: Shop, llm: ScriptedLLM | None) -> None:
+    """Order status, a return that is confirmed, the refund; then an unfinished question and a change of mind."""
+    ledger = WriteLedger()
+    talk = Conversation(KnowledgeBase(shop.sources(ledger), llm=llm))
+
+    asked = talk.say("Where is my order?")
+    assert asked.text == "For order status, please tell: the order number."
+    assert asked.dialogue is not None
+    assert (asked.dialogue.stage, asked.dialogue.missing, asked.references) == ("asking", ("order",), [])
+    assert asked.status_code == 200
+
+    status = talk.say("It is a-4711.")
+    assert tools_of(status) == ["order_status"]
+    assert len(status.references) == 1
+    data = status.references[0].source_data
+    assert data is not None
+    assert json.loads(data.content)["status"] == "delivered"
+    assert "retrieved_at" in data.metadata
+    assert status.plan is not None
+    assert [json.loads(one.query) for one in status.plan.sub_queries] == [{"order": "A-4711"}]
+
+    reason = talk.say("I want to return it.")
+    assert "damaged, wrong size, changed my mind" in reason.text
+    confirm = talk.say("It arrived damaged.")
+    assert confirm.text.startswith("Submit a return of an order? (order: A-4711; reason: damaged)")
+    assert shop.returns == []
+    before = talk.state
+    done = talk.say("yes")
+    assert tools_of(done) == ["submit_return"]
+    (sent,) = shop.returns
+    assert before is not None
+    assert before.pending is not None
+    assert (sent["order"], sent["reason"], sent["key"]) == ("A-4711", "damaged", before.pending.token)
+    (record,) = ledger.records
+    assert (record.tool, record.principal, record.outcome) == ("submit_return", "alice", "ok")
+
+    refund = talk.say("When do I get my refund?")
+    assert tools_of(refund) == ["refund_status"]
+    assert refund.references[0].type == "tool"  # the results of tools come first
+    assert len(refund.references) > 1  # and the pages were searched too
+    assert refund.dialogue is not None
+    assert refund.dialogue.shift is not None
+    assert (refund.dialogue.shift.cleared, refund.dialogue.shift.kept) == (("reason",), ("order",))
+
+    again = Conversation(talk.kb)
+    again.say("Where is my order?")
+    left = again.say("Never mind, how do coupons work?")
+    assert left.dialogue is not None
+    assert left.dialogue.shift is not None
+    assert (left.dialogue.stage, left.dialogue.tool, left.dialogue.shift.from_tool) == ("open", None, "order_status")
+    assert {one.knowledge_source_name for one in left.references} == {"pages"}
+    assert left.plan is not None
+    assert left.plan.warnings == ["All right, no order status."]
+    assert len(shop.returns) == 1
+
+
+def until_confirmation(kb: KnowledgeBase) -> Conversation:
+    talk = Conversation(kb)
+    response = talk.say("I want to return order A-4711, it is damaged")
+    assert response.dialogue is not None
+    assert response.dialogue.pending is not None
+    return talk
+
+
+def test_a_confirmation_counts_once(shop: Shop) -> None:
+    """The same state and answer sent again call nothing, in this process and, with a file, in the next."""
+    kb = KnowledgeBase(shop.sources())
+    talk = until_confirmation(kb)
+    state = talk.state
+    talk.say("Yes, please!")
+    talk.state = state
+    again = talk.say("yes please")
+    assert "was called already at" in again.text
+    assert 'Its result: {"return": "R-1"}' in again.text
+    assert len(shop.returns) == 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "reply"),
+    [
+        ("no", "Cancelled: submit_return was not called."),
+        ("cancel TOKEN", "Cancelled: submit_return was not called."),
+        ("never mind", "Cancelled: submit_return was not called."),
+        ("how do coupons work?", ""),
+        ("yes, but order A-4712", "Submit a return of an order? (order: A-4712; reason: damaged)"),
+        ("confirm 0000000000000000", "Submit a return of an order?"),
+    ],
+)
+def test_nothing_else_confirms(shop: Shop, answer: str, reply: str) -> None:
+    """Another wish, another order, a token of another call: nothing is called, and the latter two are asked again."""
+    talk = until_confirmation(KnowledgeBase(shop.sources()))
+    assert talk.state is not None
+    assert talk.state.pending is not None
+    response = talk.say(answer.replace("TOKEN", talk.state.pending.token))
+    assert reply in response.text
+    assert shop.returns == []
+    talk.say("ok")
+    assert len(shop.returns) == (1 if "order:" in response.text else 0)
+
+
+def test_a_token_confirms(shop: Shop) -> None:
+    """As a button sends it."""
+    talk = until_confirmation(KnowledgeBase(shop.sources()))
+    assert talk.state is not None
+    assert talk.state.pending is not None
+    assert tools_of(talk.say(f"confirm {talk.state.pending.token}")) == ["submit_return"]
+    assert len(shop.returns) == 1
+
+
+def test_only_some_may_write_and_only_who_was_asked_confirms(shop: Shop) -> None:
+    """Others are not even offered the tool."""
+    kb = KnowledgeBase(shop.sources())
+    for nobody in (None, Principal(user="eve")):
+        response = Conversation(kb, nobody).say("I want to return order A-4711, it is damaged")
+        assert response.dialogue is not None
+        assert response.dialogue.pending is None
+    talk = until_confirmation(kb)
+    talk.principal = Principal(user="bob", groups=["staff"])
+    with pytest.raises(DeniedError, match="another principal was asked"):
+        talk.say("yes")
+    talk.principal = Principal(user="eve")
+    assert "not available" in talk.say("yes").text
+    assert shop.returns == []
+
+
+def test_a_write_that_fails_is_told_and_not_repeated(shop: Shop) -> None:
+    """Nobody knows whether it was carried out."""
+    ledger = WriteLedger()
+    talk = until_confirmation(KnowledgeBase(shop.sources(ledger)))
+    shop.broken = True
+    state = talk.state
+    failed = talk.say("yes")
+    assert "Whether it was carried out is not known" in failed.text
+    assert failed.status_code == 206
+    talk.state, shop.broken = state, False
+    assert "was called already" in talk.say("yes").text
+    assert len(shop.returns) == 1
+    assert [record.outcome for record in ledger.records] == ["error"]
+
+
+def test_a_tool_that_fails_costs_its_part_only(shop: Shop) -> None:
+    """Like any source; if nothing else was asked, the request fails."""
+    shop.broken = True
+    talk = Conversation(KnowledgeBase(shop.sources()))
+    response = talk.say("When is the refund of A-4711 paid?")
+    assert [(part.what, part.outcome) for part in response.missing] == [("refund_status", "error")]
+    assert {one.knowledge_source_name for one in response.references} == {"pages"}
+    talk = Conversation(talk.kb)
+    talk.say("Where is my order?")
+    with pytest.raises(RetrievalError, match="order_status"):
+        talk.say("A-4711")
+
+
+def test_arguments_come_from_the_users_messages_alone(shop: Shop) -> None:
+    """Neither answers nor pages fill them, and a value that the user did not write is asked for."""
+    llm = ScriptedLLM(read)
+    talk = Conversation(KnowledgeBase(shop.sources(), llm=llm))
+    talk.messages.append({"role": "assistant", "content": "Your order is A-9999."})
+    asked = talk.say("Where is my order?")
+    assert asked.dialogue is not None
+    assert asked.dialogue.missing == ("order",)
+    (prompt,) = [call for call in llm.calls if "You choose a tool" in str(call[0].content)]
+    assert "A-9999" not in str(prompt[-1].content)
+
+
+async def test_doors_speak_with_one_voice(shop: Shop) -> None:
+    """Answers, engines and streams ask the same question."""
+    kb = KnowledgeBase(shop.sources(), llm=ScriptedLLM(read))
+    question = "For order status, please tell: the order number."
+    assert (await kb.aretrieve("Where is my order?")).text == question
+    answered = kb.answer("Where is my order?")
+    assert (answered.text, answered.answer.skipped_reasons) == (question, [])
+    assert answered.account is not None
+    assert answered.account.dialogue is not None
+    assert str(kb.as_query_engine().query("Where is my order?")) == question
+    assert str(kb.as_query_engine(streaming=True).query("Where is my order?")) == question
+    assert kb.as_chat_engine().chat("Where is my order?").response == question
+    assert "".join(kb.as_chat_engine().stream_chat("Where is my order?").response_gen) == question
+    pieces = [*kb.stream_answer("Where is my order?")]
+    assert [piece.text for piece in pieces if piece.kind == "text"] == [question]
