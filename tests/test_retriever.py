@@ -254,7 +254,7 @@ def test_the_planner_prompt_is_llamaindexs_kind_of_prompt() -> None:
     """``get_prompts`` shows it, ``update_prompts`` changes it."""
     llm = ScriptedLLM(PLAN)
     retriever = AgenticRetriever(sources(), llm=llm)
-    assert set(retriever.get_prompts()) == {"planner_prompt", "findings_prompt", "revision_prompt"}
+    assert set(retriever.get_prompts()) == {"planner_prompt", "findings_prompt", "revision_prompt", "tool_prompt"}
     retriever.update_prompts(
         {"planner_prompt": PromptTemplate("Split up: {query_str}"), "unknown": PromptTemplate("x")}
     )
