@@ -30,6 +30,12 @@ _JWKS_AGE: Final = 600.0
 _JWKS_PAUSE: Final = 10.0
 """The minimum seconds between two readings, so that forged key ids cause no flood."""
 
+_UNKNOWN_PER_MINUTE: Final = 600
+"""The number of unknown keys in a minute for which the catalog is read anew; further ones are refused without."""
+
+_MAX_BUCKETS: Final = 100_000
+"""The maximum number of callers whose rates are kept."""
+
 
 @dataclass(frozen=True, slots=True)
 class VerifiedToken:
@@ -152,12 +158,26 @@ class JwksVerifier:
             raise UnauthorizedError("the keys of the tokens' issuer can't be read") from error
 
 
-@dataclass(slots=True)
 class _Bucket:
     """A token bucket: so many requests may be made at once, and as many more in each minute."""
 
-    left: float
-    filled_at: float
+    def __init__(self, per_minute: int) -> None:
+        self._per_minute, self._left, self._filled_at = per_minute, float(per_minute), time.monotonic()
+
+    def has_room(self) -> bool:
+        """Take a token, and return whether there was one."""
+        now = time.monotonic()
+        self._left = min(self._per_minute, self._left + (now - self._filled_at) * self._per_minute / 60)
+        self._filled_at = now
+        if self._left < 1:
+            return False
+        self._left -= 1
+        return True
+
+    @property
+    def seconds(self) -> float:
+        """The time until there is a token."""
+        return (1 - self._left) * 60 / self._per_minute
 
 
 @dataclass(slots=True)
@@ -175,14 +195,12 @@ class Rates:
         """Count a request; raise ``TooManyRequestsError`` if it is one too many."""
         if self.per_minute is None:
             return
-        now = time.monotonic()
-        bucket = self._buckets.setdefault(caller, _Bucket(self.per_minute, now))
-        bucket.left = min(self.per_minute, bucket.left + (now - bucket.filled_at) * self.per_minute / 60)
-        bucket.filled_at = now
-        if bucket.left < 1:
-            seconds = (1 - bucket.left) * 60 / self.per_minute
-            raise TooManyRequestsError(f"this caller may make {self.per_minute} requests a minute", seconds)
-        bucket.left -= 1
+        if len(self._buckets) > _MAX_BUCKETS:
+            self._buckets.clear()  # of users long gone, mostly; the others start anew
+        bucket = self._buckets.setdefault(caller, _Bucket(self.per_minute))
+        if not bucket.has_room():
+            message = f"this caller may make {self.per_minute} requests a minute"
+            raise TooManyRequestsError(message, bucket.seconds)
 
 
 class Access:
@@ -199,6 +217,7 @@ class Access:
         self, catalog: Catalog, *, keys: Mapping[str, ApiKey], verifier: TokenVerifier | None, rates: Rates
     ) -> None:
         self._catalog, self._keys, self._verifier, self._rates = catalog, dict(keys), verifier, rates
+        self._unknown = _Bucket(_UNKNOWN_PER_MINUTE)
 
     async def caller(self, request: Request, *, admin: bool = False) -> Caller:
         """Return who makes a request, counted against its rate.
@@ -245,8 +264,8 @@ class Access:
     async def _by_key(self, key: str) -> ApiKey:
         asked, hashed = time.monotonic(), hash_of(key)
         found = self._keys.get(hashed) or (await self._catalog.snapshot()).keys.get(hashed)
-        if found is None:  # a new key, perhaps
-            found = (await self._catalog.snapshot(since=asked - _KEY_AGE)).keys.get(hashed)
+        if found is None and self._unknown.has_room():  # a new key, perhaps
+            found = (await self._catalog.snapshot(since=asked)).keys.get(hashed)
         if found is None:
             raise UnauthorizedError("the API key is not known, or was revoked")
         return found
@@ -256,7 +275,3 @@ class Access:
             raise UnauthorizedError("this server verifies no bearer tokens; send the header api-key")
         token = authorization[len(_BEARER) :] if authorization.lower().startswith(_BEARER) else authorization
         return await self._verifier.verify(token.strip())
-
-
-_KEY_AGE: Final = 0.2
-"""The age in seconds of a catalog that suffices to refuse an unknown key, so that guesses do not read it each time."""

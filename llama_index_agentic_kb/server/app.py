@@ -8,12 +8,13 @@ from importlib.metadata import version
 from typing import Any, Final
 
 from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
 from prometheus_client import CONTENT_TYPE_LATEST, generate_latest
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp
 
-from llama_index_agentic_kb.errors import AgenticKBError
+from llama_index_agentic_kb.errors import AgenticKBError, InvalidRequestError
 from llama_index_agentic_kb.server.access import Access, Rates, TokenVerifier
 from llama_index_agentic_kb.server.azure import retrieval_routes
 from llama_index_agentic_kb.server.catalog import ApiKey
@@ -22,6 +23,8 @@ from llama_index_agentic_kb.server.definition_routes import definition_routes
 from llama_index_agentic_kb.server.google import PREFIX, google_error, google_routes
 from llama_index_agentic_kb.server.http import Gateway, error_response
 from llama_index_agentic_kb.server.mcp_tool import McpRoutes
+from llama_index_agentic_kb.server.openapi import describe_routes
+from llama_index_agentic_kb.server.passages import passage_routes
 from llama_index_agentic_kb.server.service import KnowledgeService
 
 MAX_BODY_BYTES: Final = 4_000_000
@@ -70,14 +73,22 @@ def create_app(
         redoc_url=None,
     )
     app.include_router(retrieval_routes(context))
+    app.include_router(passage_routes(context))
     app.include_router(definition_routes(context))
     app.include_router(mcp.router())
     app.include_router(google_routes(context))
     _add_own_routes(app, context)
+    describe_routes(app)
     app.add_exception_handler(AgenticKBError, _answer_error)
     app.add_exception_handler(HTTPException, _answer_http_error)
+    app.add_exception_handler(RequestValidationError, _answer_missing_parameter)
     app.add_exception_handler(Exception, _answer_error)
-    return Gateway(app, metrics=context.metrics, origins=lambda _: cors_origins, max_running=max_running)
+    return Gateway(
+        app,
+        metrics=context.metrics,
+        origins=lambda path: [*cors_origins, *service.origins(path)],
+        max_running=max_running,
+    )
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
@@ -90,6 +101,12 @@ async def _answer_http_error(request: Request, error: Exception) -> Response:
     message = f"{request.method} {request.url.path[:200]}: {error.detail}"
     body = {"error": {"code": codes.get(error.status_code, "invalidRequest"), "message": message}}
     return JSONResponse(body, error.status_code, error.headers)
+
+
+async def _answer_missing_parameter(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestValidationError)
+    names = ", ".join(str(problem["loc"][-1]) for problem in error.errors())
+    return error_response(InvalidRequestError(f"query parameters: {names}: missing, or not valid"))
 
 
 def _add_own_routes(app: FastAPI, context: ServerContext) -> None:

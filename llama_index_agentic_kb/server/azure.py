@@ -17,6 +17,7 @@ from llama_index_agentic_kb.schema import ActivityRecord, OutputMode, RetrievalR
 from llama_index_agentic_kb.server.context import ServerContext
 from llama_index_agentic_kb.server.errors import NotAcceptableError, error_body, status_of
 from llama_index_agentic_kb.server.http import error_response, logger, read_body, request_id
+from llama_index_agentic_kb.server.passages import link_passages
 from llama_index_agentic_kb.server.service import ServedBase
 from llama_index_agentic_kb.wire.azure_request import decode_retrieve
 
@@ -61,16 +62,21 @@ class Retrieval:
         served: The knowledge base.
         request: The request, with the principal and the stored defaults.
         context: The server.
+        address: The server's own URL.
     """
 
-    def __init__(self, served: ServedBase, request: RetrievalRequest, context: ServerContext) -> None:
-        self.served, self.request, self._context = served, request, context
+    def __init__(self, served: ServedBase, request: RetrievalRequest, context: ServerContext, address: str) -> None:
+        self.served, self.request, self._context, self._address = served, request, context, address
 
     async def respond(self) -> Response:
         """Return the response as JSON."""
         response = await self.served.base.aretrieve(self.request)
-        self._context.count(response)
+        self._made(response)
         return Response(response.to_json(), response.status_code, media_type="application/json")
+
+    def _made(self, response: RetrievalResponse) -> None:
+        self._context.count(response)
+        link_passages(response, self._address, self.served.base.name)
 
     async def events(self, queue: asyncio.Queue[Event | None]) -> None:
         """Put the events of the stream into a queue. An error of the engine is raised."""
@@ -100,7 +106,7 @@ class Retrieval:
                 queue.put_nowait(("answer.delta", json.dumps({"messageIndex": 0, "delta": item})))
 
     def _finish(self, response: RetrievalResponse, queue: asyncio.Queue[Event | None], *, answers: bool) -> None:
-        self._context.count(response)
+        self._made(response)
         shown = response.to_dict()
         if answers and response.response:
             answer = {"messageIndex": 0, "message": shown["response"][0]}
@@ -214,7 +220,7 @@ def retrieval_routes(context: ServerContext) -> APIRouter:
         served = await context.service.base(name)
         sent = decode_retrieve(await read_body(request, context.max_body_bytes), api_version=version)
         asked = served.request(sent.model_copy(update={"principal": principal}))
-        retrieval = Retrieval(served, asked, context)
+        retrieval = Retrieval(served, asked, context, str(request.base_url))
         return EventStream(retrieval) if streams else await unless_gone(request.receive, retrieval.respond())
 
     return router

@@ -123,6 +123,11 @@ class Catalog:
         self._reading = asyncio.Lock()
         self._parsed: dict[tuple[str, str], Stored] = {}
 
+    @property
+    def copy(self) -> Snapshot | None:
+        """The catalog as it was read last; None before the first reading, and after a change."""
+        return self._snapshot
+
     def close(self) -> None:
         """Close idle connections."""
         self._database.close()

@@ -120,6 +120,7 @@ class Configuration(Model):
     tokens: TokenSettings | None = None
     limits: LimitSettings = Field(default_factory=LimitSettings)
     cors_origins: list[str] = Field(default_factory=list)
+    traces: bool = False
     knowledge_sources: list[SourceDefinition] = Field(default_factory=list)
     knowledge_bases: list[KnowledgeBaseDefinition] = Field(default_factory=list)
 

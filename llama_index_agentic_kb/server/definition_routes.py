@@ -40,14 +40,14 @@ def definition_routes(context: ServerContext) -> APIRouter:
     _add(router, context, "knowledgeBase", KnowledgeBaseDefinition)
     _add(router, context, "knowledgeSource", SourceDefinition)
 
-    @router.get("/knowledgesources/{name}/status")
+    @router.get("/knowledgesources/{name}/status", operation_id="get_source_status")
     async def source_status(name: str, request: Request) -> Response:
         """Return the state of a source; its documents are ingested by command, so that it is always active."""
         await _admin(context, request)
         found = await context.service.find("knowledgeSource", name)
         return JSONResponse({"kind": found["kind"], "synchronizationStatus": "active"})
 
-    @router.get("/servicestats")
+    @router.get("/servicestats", operation_id="get_service_statistics")
     async def service_statistics(request: Request) -> Response:
         """Return the number of knowledge bases, sources and indexes."""
         await _admin(context, request)

@@ -67,6 +67,12 @@ class OverloadedError(RequestError):
     code, status_code, headers = "overloaded", 503, {"Retry-After": "1"}
 
 
+class UnavailableError(RequestError):
+    """A knowledge base can't be opened: what its definition names is not configured on this server."""
+
+    code, status_code = "knowledgeBaseUnavailable", 503
+
+
 _OTHER_STATUSES: Final = ((SynthesisError, 502), (DeadlineExceededError, 502))
 """The statuses of errors whose class has none: the model's server is a gateway's upstream here."""
 

@@ -30,6 +30,8 @@ def serve(configuration: Configuration) -> None:
     tokens = configuration.tokens
     if not keys and tokens is None:
         announce_first_key(service)
+    if configuration.traces:
+        _register_traces()
     limits = configuration.limits
     app = create_app(
         service,
@@ -51,6 +53,16 @@ def serve(configuration: Configuration) -> None:
             timeout_graceful_shutdown=MAX_STOPPING_SECONDS,
             ws="none",
         )
+
+
+def _register_traces() -> None:
+    """Send LlamaIndex's spans and events to the OpenTelemetry collector of the standard environment variables."""
+    try:
+        from llama_index.observability.otel import LlamaIndexOpenTelemetry  # noqa: PLC0415 (only if traces are on)
+        from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter  # noqa: PLC0415 (same)
+    except ModuleNotFoundError as error:
+        raise ConfigurationError("traces: pip install llama-index-observability-otel") from error
+    LlamaIndexOpenTelemetry(service_name_or_resource="agentic-kb", span_exporter=OTLPSpanExporter()).start_registering()
 
 
 def announce_first_key(service: KnowledgeService) -> None:

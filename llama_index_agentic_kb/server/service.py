@@ -13,7 +13,7 @@ from llama_index.core.llms import LLM
 from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError, NotFoundError
 from llama_index_agentic_kb.knowledge_base import KnowledgeBase
-from llama_index_agentic_kb.schema import RetrievalRequest, parse_odata
+from llama_index_agentic_kb.schema import RetrievalRequest, SourceParams, parse_odata
 from llama_index_agentic_kb.server.catalog import ANY, Catalog, Conditions, Kind, Snapshot, Stored
 from llama_index_agentic_kb.server.definitions import (
     Definition,
@@ -22,12 +22,12 @@ from llama_index_agentic_kb.server.definitions import (
     RetrieveDefaults,
     SourceDefinition,
 )
-from llama_index_agentic_kb.server.errors import ConflictError
+from llama_index_agentic_kb.server.errors import ConflictError, UnavailableError
 from llama_index_agentic_kb.sources import KnowledgeSource
 from llama_index_agentic_kb.store.sessions import SessionStore
 
 Index: TypeAlias = Callable[..., KnowledgeSource]
-"""Returns a source over an index, called with ``name=``, ``description=`` and ``filters=``:
+"""Returns a source over an index, called with ``name=``, ``description=``, ``filters=`` and ``params=``:
 ``partial(KnowledgeSource, index=..., permissions=...)``."""
 
 STATIC_ETAG: Final = '"registered"'
@@ -41,25 +41,14 @@ class ServedBase:
     base: KnowledgeBase
     etags: tuple[str, ...] = ()
     defaults: RetrieveDefaults = field(default_factory=RetrieveDefaults)
-    processing: Mapping[str, str] | None = None
-    """By source: the stored ``resultsProcessing``."""
 
     def request(self, sent: RetrievalRequest) -> RetrievalRequest:
         """Return a request with the stored defaults in the fields that it omits."""
-        changes: dict[str, Any] = {
+        changes = {
             name: value
             for name, value in self.defaults.model_dump(by_alias=False, exclude_none=True).items()
             if getattr(sent, name) is None
         }
-        if self.processing and sent.results_processing is None:
-            params = {name: sent.params_for(name) for name in self.processing}
-            changed = {
-                name: one.model_copy(update={"results_processing": self.processing[name]})
-                for name, one in params.items()
-                if one.results_processing is None and one.reranker_threshold is None
-            }
-            rest = [one for one in sent.knowledge_source_params if one.knowledge_source_name not in changed]
-            changes["knowledge_source_params"] = [*rest, *changed.values()]
         return sent.model_copy(update=changes) if changes else sent
 
 
@@ -107,12 +96,18 @@ class KnowledgeService:
 
         Raises:
             NotFoundError: There is no such knowledge base.
-            ConfigurationError: Its definition names a source, an index or a model that the server lacks.
+            UnavailableError: Its definition names a source, an index or a model that this server lacks.
         """
         if name in self._registered:
             return self._registered[name]
         stored = await self.catalog.find("knowledgeBase", name)
-        definition = stored.definition
+        try:
+            return await self._current(stored)
+        except (InvalidRequestError, ConfigurationError, NotFoundError) as error:
+            raise UnavailableError(f"knowledge base {name!r} can't be opened on this server: {error}") from error
+
+    async def _current(self, stored: Stored) -> ServedBase:
+        definition, name = stored.definition, stored.definition.name
         assert isinstance(definition, KnowledgeBaseDefinition)
         sources = [await self.catalog.find("knowledgeSource", used.name) for used in definition.knowledge_sources]
         etags = (stored.etag, *(source.etag for source in sources))
@@ -144,8 +139,7 @@ class KnowledgeService:
             sessions=self.sessions,
             **{name: value for name, value in optional.items() if value is not None},
         )
-        processing = {one.name: one.results_processing.value for one in used if one.results_processing is not None}
-        return ServedBase(base.warm_up(), etags, definition.retrieve_defaults or RetrieveDefaults(), processing)
+        return ServedBase(base.warm_up(), etags, definition.retrieve_defaults or RetrieveDefaults())
 
     def _source(self, definition: SourceDefinition) -> KnowledgeSource:
         parameters = definition.search_index_parameters
@@ -154,6 +148,9 @@ class KnowledgeService:
             name=definition.name,
             description=definition.description or "",
             filters=None if base_filter is None else parse_odata(base_filter),
+            params=SourceParams(
+                knowledge_source_name=definition.name, results_processing=definition.results_processing
+            ),
         )
 
     def _index(self, name: str) -> Index:
@@ -170,6 +167,14 @@ class KnowledgeService:
             known = ", ".join(sorted(self.models)) or "none"
             raise InvalidRequestError(f"models: {name!r} is not configured on this server; it has: {known}")
         return self.models[name]
+
+    def origins(self, path: str) -> list[str]:
+        """Return the origins that the definition of a path's knowledge base lists (``corsOptions``)."""
+        kind, _, rest = path.removeprefix("/").partition("/")
+        copy = self.catalog.copy
+        stored = None if copy is None or kind != "knowledgebases" else copy.bases.get(rest.partition("/")[0])
+        options = getattr(None if stored is None else stored.definition, "cors_options", None)
+        return [] if options is None else list(options.allowed_origins)
 
     # -- definitions -----------------------------------------------------------------------------------------------
 

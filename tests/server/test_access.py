@@ -142,3 +142,15 @@ def test_a_key_set_over_plain_http_is_refused() -> None:
     """The issuer's keys come over https or from this machine."""
     with pytest.raises(ValueError, match="https"):
         JwksVerifier(issuer=ISSUER, audience=AUDIENCE, jwks="http://issuer.test/keys")
+
+
+def test_a_passage_is_shown_to_whom_it_is_shared_with(client: httpx.Client, issuer: Issuer) -> None:
+    """Alice reads the passage by its id, and for Mallory there is none."""
+    statuses = []
+    for user in ("alice", "mallory"):
+        headers = {"api-key": QUERY, "x-ms-query-source-authorization": issuer.token(tid="acme", oid=user)}
+        params = {"source": "secrets", "id": "plan"}
+        response = client.get("/knowledgebases/private/passage", params=params, headers=headers)
+        statuses.append(response.status_code)
+        assert "acl_user_" not in response.text
+    assert statuses == [200, 404]
