@@ -44,6 +44,10 @@ DEMO_QUESTION: Final = "Which rocket launched Cassini-Huygens, how tall was it, 
 DEFAULT_STORE: Final = Path(".agentic-kb")
 CONFIG: Final = Path("agentic-kb.toml")
 DEFAULT_MODEL: Final = "gpt-4o-mini"
+_SKIPPED: Final = 3
+"""The exit status of an ingestion that read all files but those of kinds that are not read."""
+_LISTED: Final = 20
+"""The maximum number of skipped files that are named."""
 MORE: Final = "No API key: searched as asked, extracts only. For plans and cited answers set OPENAI_API_KEY, or \
 OPENAI_BASE_URL for any OpenAI-compatible server, and choose a model with --model."
 
@@ -58,6 +62,10 @@ errors = Console(stderr=True)
 
 StoreOption = Annotated[Path, typer.Option("--store", help="The store's directory.")]
 ModelOption = Annotated[str | None, typer.Option("--model", help=f"A chat model. Default {DEFAULT_MODEL}.")]
+EmbedModelOption = Annotated[
+    str | None,
+    typer.Option("--embed-model", help="Of a new store: multilingual, a Hugging Face name, or a folder."),
+]
 EffortOption = Annotated[ReasoningEffort, typer.Option(help="How hard to think.")]
 SecondsOption = Annotated[float, typer.Option(help="Deadline.", min=0.1)]
 WaitOption = Annotated[float, typer.Option("--wait", help="Seconds to wait for another process that writes.", min=0)]
@@ -125,12 +133,13 @@ def _options(command: Any) -> dict[str, Any]:
 
 
 @app.command("ingest")
-def ingest_command(
+def ingest_command(  # noqa: PLR0917 (typer makes options of them)
     paths: Annotated[list[Path], typer.Argument(help="Folders and files; each folder becomes a source.")],
     store: StoreOption = DEFAULT_STORE,
     source: Annotated[str | None, typer.Option(help="Put everything into this source.")] = None,
     description: Annotated[str | None, typer.Option(help="What is in it, for the planner.")] = None,
     chunk_size: Annotated[int | None, typer.Option(help="Tokens of a chunk.", min=80)] = None,
+    embed_model: EmbedModelOption = None,
     wait: WaitOption = 0.0,
     max_megabytes: Annotated[float, typer.Option(help="Larger files are skipped, and listed.", min=0)] = 100.0,
     follow_symlinks: Annotated[bool, typer.Option(help="Read what lies outside the folders, too.")] = False,
@@ -139,9 +148,11 @@ def ingest_command(
     public: Annotated[bool, typer.Option(help="Everybody of the tenant may see them.")] = False,
     trust_urls: Annotated[bool, typer.Option(help="A file's own `url:` is its link.")] = False,
 ) -> None:
-    """Read documents into a store: txt, md, html, pdf, docx. Unchanged documents are not embedded again.
+    """Read documents into a store; unchanged ones are not embedded again.
 
-    A missing or damaged vector index is rebuilt first.
+    Read are txt, md, rst, html, pdf, docx, pptx, xlsx, csv, tsv, json, jsonl, epub, eml and ipynb files. Exit status:
+    1 if a file could not be read, 3 if files of other kinds were skipped. A missing or damaged vector index is rebuilt
+    first.
     """
     from llama_index_agentic_kb.store import KnowledgeStore  # noqa: PLC0415 (loads SQLite and more)
     from llama_index_agentic_kb.store.files import NO_SUCH_PATH  # noqa: PLC0415 (with the store)
@@ -151,7 +162,7 @@ def ingest_command(
         raise ConfigurationError(f"{', '.join(map(str, missing))}: {NO_SUCH_PATH}")
     said = {"tenant": tenant, "groups": group, "public": public}
     stamp = {name: value for name, value in said.items() if value}
-    with KnowledgeStore.open(store, create=True, repair="auto") as opened:
+    with KnowledgeStore.open(store, embed_model=embed_model, create=True, repair="auto") as opened:
         report = _ingest(
             paths,
             opened,
@@ -167,8 +178,8 @@ def ingest_command(
         _report(report)
         for made in opened.sources():
             console.print(Text(_counted(made)))
-    if any(reason == NO_SUCH_PATH for _, reason in report.failed):
-        raise typer.Exit(1)
+    if report.failed or report.skipped:
+        raise typer.Exit(1 if report.failed else _SKIPPED)
 
 
 @app.command()
@@ -200,6 +211,7 @@ def ask(
     source: Annotated[list[str], typer.Option(help="Search this source alone; may be given again.")] = [],  # noqa: B006
     filters: Annotated[str | None, typer.Option("--filter", help="OData: \"year ge 2000 and kind eq 'a'\".")] = None,
     model: ModelOption = None,
+    embed_model: EmbedModelOption = None,
     context_window: WindowOption = 8_192,
     documents: Annotated[int | None, typer.Option(help="Documents in the result.", min=1)] = None,
     seconds: SecondsOption = 90.0,
@@ -207,7 +219,12 @@ def ask(
 ) -> None:
     """Ask a question over a store. On a terminal, progress is shown."""
     base = _open(
-        store, _language_model(model, context_window), effort=effort, max_runtime_in_seconds=seconds, filters=filters
+        store,
+        _language_model(model, context_window),
+        embed_model=embed_model,
+        effort=effort,
+        max_runtime_in_seconds=seconds,
+        filters=filters,
     )
     unknown = sorted({*source} - base.sources.keys())
     if unknown:
@@ -234,6 +251,7 @@ def chat(
     store: StoreOption = DEFAULT_STORE,
     effort: EffortOption = ReasoningEffort.LOW,
     model: ModelOption = None,
+    embed_model: EmbedModelOption = None,
     context_window: WindowOption = 8_192,
     seconds: SecondsOption = 90.0,
 ) -> None:
@@ -241,7 +259,8 @@ def chat(
     llm = _language_model(model, context_window)
     if llm is None:
         raise ConfigurationError("chat needs a language model: set OPENAI_API_KEY or OPENAI_BASE_URL")
-    engine = _open(store, llm, effort=effort, max_runtime_in_seconds=seconds).as_chat_engine()
+    base = _open(store, llm, embed_model=embed_model, effort=effort, max_runtime_in_seconds=seconds)
+    engine = base.as_chat_engine()
     while question := console.input("[bold]> [/]").strip():
         with errors.status("Searching"):
             response = engine.chat(question)
@@ -283,7 +302,12 @@ def info(store: StoreOption = DEFAULT_STORE) -> None:
 
 
 @app.command()
-def doctor(store: StoreOption = DEFAULT_STORE, model: ModelOption = None, context_window: WindowOption = 8_192) -> None:
+def doctor(
+    store: StoreOption = DEFAULT_STORE,
+    model: ModelOption = None,
+    embed_model: EmbedModelOption = None,
+    context_window: WindowOption = 8_192,
+) -> None:
     """Check versions, store, embedding model and language model; exit with status 1 if a check fails."""
 
     def language_model() -> str:
@@ -291,7 +315,7 @@ def doctor(store: StoreOption = DEFAULT_STORE, model: ModelOption = None, contex
         return "none" if llm is None else one_line(str(llm.complete("Reply with the word: ready")), 60)
 
     def embedding() -> str:
-        with _stored(store) as opened:
+        with _stored(store, embed_model) as opened:
             return f"{len(opened.embed_model.get_query_embedding('ready'))} dimensions"
 
     def sources() -> str:
@@ -436,10 +460,10 @@ def _extra(name: str) -> Iterator[None]:
         ) from error
 
 
-def _stored(path: Path) -> KnowledgeStore:
+def _stored(path: Path, embed_model: str | None = None) -> KnowledgeStore:
     from llama_index_agentic_kb.store import KnowledgeStore  # noqa: PLC0415 (loads SQLite and more)
 
-    return KnowledgeStore.open(path)
+    return KnowledgeStore.open(path, embed_model=embed_model)
 
 
 def _counted(source: SourceInfo) -> str:
@@ -533,9 +557,12 @@ def _progress(what: str = "Reading") -> Iterator[Any]:
 def _report(report: IngestReport) -> None:
     counts = (
         f"{len(report.added)} added, {len(report.updated)} updated, {len(report.unchanged)} unchanged, "
-        f"{len(report.deleted)} deleted, {len(report.failed)} failed; "
+        f"{len(report.deleted)} deleted, {len(report.failed)} failed, {report.skipped} skipped; "
         f"{report.chunks_embedded} chunks embedded in {report.seconds:.1f} s"
     )
     console.print(Text(counts))
-    for path, reason in report.failed:
-        errors.print(Text(f"failed: {printable(str(path))}: {printable(reason)}", "yellow"))
+    for what, files in (("failed", report.failed), ("skipped", report.skipped_files[:_LISTED])):
+        for path, reason in files:
+            errors.print(Text(f"{what}: {printable(str(path))}: {printable(reason)}", "yellow"))
+    if report.skipped > _LISTED:
+        errors.print(Text(f"skipped: and {report.skipped - _LISTED} more", "yellow"))

@@ -92,6 +92,27 @@ def test_repair_tells_what_it_did(store: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_what_is_left_out_is_named(tmp_path: Path) -> None:
+    """Kinds that are not read make status 3, files that can't be read status 1; the others are stored."""
+    docs = tmp_path / "docs"
+    docs.mkdir()
+    (docs / "good.md").write_text("Snow falls.")
+    for at in range(25):
+        (docs / f"{at}.png").write_bytes(b"\x89PNG")
+    arguments = ["ingest", str(docs), "--store", str(tmp_path / "kb")]
+    done = runner.invoke(cli.app, arguments)
+    shown = " ".join(done.output.split())
+    assert (done.exit_code, "1 added" in shown, "25 skipped" in shown) == (3, True, True), done.output
+    assert "0.png: is of a kind that is not read (.png)" in shown
+    assert "and 5 more" in shown
+    (docs / "bad.json").write_text("{")
+    assert (
+        runner.invoke(cli.app, arguments).exit_code,
+        runner.invoke(cli.app, ["list", *arguments[2:]]).exit_code,
+    ) == (1, 0)
+
+
+@pytest.mark.slow
 def test_a_path_that_is_not_there_is_an_error(store: Path, tmp_path: Path) -> None:
     """No empty store is made of a slip of the pen; one that is there takes the other paths, and the status says so."""
     done = runner.invoke(cli.app, ["ingest", str(tmp_path / "TYPO"), "--store", str(tmp_path / "kb")])

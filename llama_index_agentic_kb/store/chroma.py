@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from chromadb.api.models.Collection import Collection
     from llama_index.vector_stores.chroma import ChromaVectorStore
 
+EXACT_ROWS = 20_000
+"""The maximum number of rows searched without a graph: 30 MB at 384 dimensions, 2-4 ms a query (a graph: 2 ms)."""
 _BATCH: Final = 2_000
 _CHANGING: Final = "chroma.sqlite3"
 """The only file that Chroma modifies when it opens an HNSW graph."""
@@ -162,6 +164,13 @@ class Graphs:
             count = None if self.fault(state) else int(json.loads(state.files)["rows"])
             self._counts[state.directory] = count
         return self._counts.get(state.directory)
+
+    def outside(self, source: str) -> int:
+        """Return the number of chunks missing from a source's HNSW graph plus the deleted chunks still in it."""
+        state = self._documents.source_state(source) or SourceState(0)
+        held, total = self.count(state), self._documents.count(source)
+        there = self._documents.count(source, state.last_id)
+        return total if held is None else total - there + held - there
 
     def fault(self, state: SourceState, *, whole: bool = False) -> str:
         """Return a description of the damage to an HNSW graph; empty if it is intact.

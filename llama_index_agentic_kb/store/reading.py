@@ -1,19 +1,18 @@
-"""Parsing of files into text with a title and metadata.
+"""Reading of files as text with a title and metadata.
 
-PDF, .docx and HTML are parsed in a separate process, because a malformed file can make its parser loop forever, crash
-the interpreter or run out of memory. In that case only this file fails: the process is killed, and the next file gets
-a new one. Requests and replies are lines of JSON. Text and Markdown are only decoded, block by block.
+Most formats are parsed in a separate process (``parsing``), because a malformed file can make its parser loop forever,
+crash the interpreter or run out of memory. In that case only this file fails: the process is killed, and the next file
+gets a new one. Requests and replies are lines of JSON.
 
-LlamaIndex's readers are used where they preserve the text (checked with llama-index-readers-file 0.7): PDFReader, page
-by page, and DocxReader. Not used are FlatReader (passes bytes to a str field), MarkdownReader (drops blank lines,
-indentation and everything between < and >) and HTMLTagReader (joins neighbouring paragraphs, keeps scripts).
+Plain text, Markdown and reStructuredText are only decoded, block by block. LlamaIndex's FlatReader (passes bytes to a
+str field) and MarkdownReader (drops blank lines, indentation and everything between < and >) are not used.
 """
 
 from __future__ import annotations
 
+import codecs
 import io
 import json
-import logging
 import os
 import re
 import stat
@@ -21,18 +20,25 @@ import subprocess
 import sys
 import threading
 import time
-import zipfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Final, Self, TypedDict
+from typing import TYPE_CHECKING, Final, Self
 
+from llama_index_agentic_kb._text import error_message
 from llama_index_agentic_kb.errors import IngestionError
 from llama_index_agentic_kb.store.database import MetadataValue
 
-READER_VERSION: Final = 3
+if TYPE_CHECKING:
+    from llama_index.core.readers.base import BaseReader
+
+    from llama_index_agentic_kb.store.parsing import Parsed
+
+TEXT_SUFFIXES: Final = frozenset({".txt", ".md", ".markdown", ".rst"})
+"""The lower-case suffixes of files that are read without the parser process."""
+READER_VERSION: Final = 4
 """The version of the parsing code; a change causes stored files to be ingested again."""
 MAX_BYTES: Final = 100_000_000
 READ_SECONDS: Final = 60.0
@@ -45,9 +51,7 @@ IRREGULAR: Final = "is no regular file: a pipe, a socket or a device"
 BLOCK: Final = 1 << 18
 """The maximum number of characters that are chunked at once, which limits the splitter's worst-case time."""
 
-_MEMORY: Final = 4 << 30
-"""The address space limit of the parser process in bytes; loading the parsers takes a large part of 1 GB."""
-_PROGRAM: Final = f"from {__name__} import serve; serve()"
+_PROGRAM: Final = "from llama_index_agentic_kb.store.parsing import serve; serve()"
 
 
 class UnreadableError(IngestionError):
@@ -76,25 +80,24 @@ class ParsedFile:
     """The scalar fields of the front matter."""
 
 
-class _Parsed(TypedDict, total=False):
-    """A reply of the parser process: the title and sections, or an error message."""
-
-    title: str
-    sections: list[tuple[str, dict[str, str]]]
-    error: str
-
-
 class FileReader:
     """A parser of files, one at a time; close it, or use it as a context manager.
 
     Args:
         max_bytes: The maximum size of a file, and of an archive's unpacked content, in bytes.
         seconds: The time limit for parsing a file, including the start of the parser process.
+        extractors: LlamaIndex readers for files of certain suffixes; they run in this process, without a time limit.
     """
 
-    def __init__(self, max_bytes: int = MAX_BYTES, seconds: float = READ_SECONDS) -> None:
+    def __init__(
+        self,
+        max_bytes: int = MAX_BYTES,
+        seconds: float = READ_SECONDS,
+        extractors: Mapping[str, BaseReader] | None = None,
+    ) -> None:
         self.max_bytes = max_bytes
         self.seconds = seconds
+        self.extractors = {f".{kind.lstrip('.').lower()}": reader for kind, reader in (extractors or {}).items()}
         self._process: subprocess.Popen[str] | None = None
 
     def __enter__(self) -> Self:
@@ -113,13 +116,19 @@ class FileReader:
             OSError: The file can't be opened. Iterating over the sections may raise it too.
         """
         kind = path.suffix.lower()
-        if kind in (".txt", ".md", ".markdown"):
+        if kind in self.extractors:
+            return self._extracted(path, self.extractors[kind])
+        if kind in TEXT_SUFFIXES:
             pieces = _decoded(path)
-            return _markdown(path, pieces) if kind != ".txt" else ParsedFile(path.stem, _blocks(pieces))
+            if kind in (".md", ".markdown"):
+                return _markdown(path, pieces)
+            first = next(pieces, "")
+            title = _rst_title(first) if kind == ".rst" else ""
+            return ParsedFile(title or path.stem, blocks(chain([first], pieces)))
         parsed = self._ask(path)
         if "error" in parsed:
             raise UnreadableError(parsed["error"])
-        sections = (_blocks([_clean(text)], metadata) for text, metadata in parsed["sections"])
+        sections = (blocks([clean(text)], metadata) for text, metadata in parsed["sections"])
         return ParsedFile(parsed["title"] or path.stem, chain.from_iterable(sections))
 
     def close(self) -> None:
@@ -134,7 +143,20 @@ class FileReader:
                 with suppress(OSError):  # unsent data in the pipe
                     pipe.close()
 
-    def _ask(self, path: Path) -> _Parsed:
+    def _extracted(self, path: Path, extractor: BaseReader) -> ParsedFile:
+        from llama_index_agentic_kb.store.given import parsed_documents  # noqa: PLC0415 (imports this module)
+
+        try:
+            documents = extractor.load_data(path)
+        except OSError:
+            raise
+        except Exception as error:
+            message = f"{type(error).__name__}: {error_message(error)}"
+            raise UnreadableError(f"can't be read by {type(extractor).__name__}: {message}") from error
+        check_size(sum(len(document.text) for document in documents), self.max_bytes)
+        return parsed_documents(documents, path.stem)
+
+    def _ask(self, path: Path) -> Parsed:
         if self._process is not None and self._process.poll() is not None:  # it has ended since the last file
             self.close()
         process = self._process = self._process or _start()
@@ -158,8 +180,21 @@ class FileReader:
             if code is not None:
                 raise UnreadableError(f"can't be read: its parser's process ended with {code}")
             raise UnreadableError(f"can't be read within {self.seconds:g} s: its parser was ended")
-        reply: _Parsed = json.loads(line)
+        reply: Parsed = json.loads(line)
         return reply
+
+
+def _start() -> subprocess.Popen[str]:
+    return subprocess.Popen(  # noqa: S603 (our own module)
+        # -P: a module in the working directory, or in an ingested folder, must not shadow another module.
+        [sys.executable, "-P", "-c", _PROGRAM],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        encoding="ascii",
+    )
 
 
 def open_regular(path: Path) -> io.BufferedReader:
@@ -186,6 +221,9 @@ def check_size(size: int, limit: int) -> None:
 # -- text and Markdown ------------------------------------------------------------------------------------------------
 
 _BOMS: Final = ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"))
+_SAMPLE: Final = 1 << 16
+_CONTROLS: Final = bytes({*range(32)} - {*b"\t\n\r\f\x1b"})
+_RST_TITLE: Final = re.compile(r"^(\S.{0,200})\n([=\-~^\"'#*+`:.])\2{2,200}[ \t]*$", re.MULTILINE)
 _FRONT_MATTER: Final = re.compile(r"\A---[ \t]*\n(.*?)^(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
 _FIELD: Final = re.compile(r"([A-Za-z][A-Za-z0-9_-]*)[ \t]*:(?:[ \t]+(.*))?")
 # Lines allowed in a YAML mapping besides fields: empty, comment, continuation of a list or block.
@@ -198,30 +236,66 @@ _LINK: Final = re.compile(r"!?\[([^\[\]]*)\]\([^)]{0,2000}\)")
 
 
 def _decoded(path: Path) -> Iterator[str]:
+    encoding = text_encoding(path)
+    with open_regular(path) as opened, io.TextIOWrapper(opened, encoding, "replace") as decoded:
+        while text := decoded.read(BLOCK):
+            yield clean(text)
+
+
+def text_encoding(path: Path) -> str:
+    """Return a text file's encoding; a few invalid bytes are possible.
+
+    A byte order mark comes first, then UTF-8 if the whole file or nearly all of it is valid, then a guess from the text
+    around the first invalid byte.
+
+    Raises:
+        UnreadableError: The file is binary.
+        OSError: The file can't be read, or is not a regular file.
+    """
     with open_regular(path) as opened:
         head = opened.peek(8192)[:8192]
-        encoding = next((name for bom, name in _BOMS if head.startswith(bom)), "utf-8")
-        if encoding != "utf-16":
-            _refuse_binary(head)
-        try:
-            with io.TextIOWrapper(opened, encoding) as decoded:
-                while text := decoded.read(BLOCK):
-                    yield _clean(text)
-        except UnicodeDecodeError as error:
-            raise UnreadableError(f"is not {encoding.upper()} text: {error.reason}") from error
+        if marked := next((name for bom, name in _BOMS if head.startswith(bom)), ""):
+            return marked
+        refuse_binary(head)
+        decoder, position = codecs.getincrementaldecoder("utf-8")(), 0
+        while block := opened.read(1 << 20):
+            try:
+                decoder.decode(block)
+            except UnicodeDecodeError as error:
+                start = opened.seek(max(0, position + error.start - _SAMPLE // 2))
+                sample = opened.read(_SAMPLE)
+                line = sample.find(b"\n", 0, _SAMPLE // 2) + 1 if start else 0  # not from within a character
+                return _guessed(sample[line:])
+            position += len(block)
+    return "utf-8"
 
 
-def _refuse_binary(head: bytes) -> None:
+def _guessed(sample: bytes) -> str:
+    import chardetng_py  # noqa: PLC0415 (only for old encodings)
+
+    if 20 * (len(sample) - len(sample.translate(None, _CONTROLS))) > len(sample):
+        raise UnreadableError("is binary, not text")
+    text = sample.decode("utf-8", "replace")
+    broken = text.count("\ufffd")
+    if broken * 10 <= sum(letter > "\x7f" for letter in text) - broken:
+        return "utf-8"
+    guess = str(chardetng_py.detect(sample))
+    return {"windows-874": "cp874"}.get(guess, guess)
+
+
+def refuse_binary(head: bytes) -> None:
+    """Raise ``UnreadableError`` if the beginning of a file contains a NUL byte, as no text does."""
     if b"\x00" in head:
         raise UnreadableError("is binary, not text")
 
 
-def _clean(text: str) -> str:
+def clean(text: str) -> str:
+    """Return a text with line ends of one kind, without NUL characters and lone surrogates, which can't be stored."""
     text = re.sub(r"\r\n?", "\n", text).replace("\x00", "")
     return text.encode("utf-8", "replace").decode("utf-8")
 
 
-def _blocks(pieces: Iterable[str], metadata: Mapping[str, MetadataValue] | None = None) -> Iterator[Section]:
+def blocks(pieces: Iterable[str], metadata: Mapping[str, MetadataValue] | None = None) -> Iterator[Section]:
     """Yield a text in sections of at most ``BLOCK`` characters, split at a paragraph, line or word if possible."""
     held, start = "", 0
     for piece in pieces:
@@ -240,7 +314,13 @@ def _markdown(path: Path, pieces: Iterator[str]) -> ParsedFile:
     metadata, text = split_front_matter(next(pieces, ""))
     titles = (str(value) for key, value in metadata.items() if key.casefold() == "title")
     title = next(titles, "") or first_heading(text) or path.stem
-    return ParsedFile(title, _blocks(chain([without_title(text, title)], pieces)), metadata)
+    return ParsedFile(title, blocks(chain([without_title(text, title)], pieces)), metadata)
+
+
+def _rst_title(text: str) -> str:
+    """Return the first section title of a reStructuredText; empty if there is none."""
+    match = _RST_TITLE.search(text[:10_000])
+    return "" if match is None else match.group(1).strip()
 
 
 def split_front_matter(text: str) -> tuple[dict[str, MetadataValue], str]:
@@ -305,112 +385,3 @@ def without_title(text: str, title: str) -> str:
     head, _, rest = text.lstrip().partition("\n")
     repeats = head.startswith("# ") and " ".join(head[2:].split()).casefold() == " ".join(title.split()).casefold()
     return rest.lstrip("\n") if repeats and rest.strip() else text
-
-
-# -- in the parser process --------------------------------------------------------------------------------------------
-
-_NO_TEXT: Final = ("script", "style", "template", "noscript", "svg", "head", "title")
-_BLOCK_TAGS: Final = (
-    *("address", "article", "aside", "blockquote", "dd", "details", "div", "dl", "dt", "fieldset", "figcaption"),
-    *("figure", "footer", "form", "h1", "h2", "h3", "h4", "h5", "h6", "header", "hr", "main", "nav", "ol", "p", "pre"),
-    *("section", "summary", "table", "ul"),
-)
-
-
-def _start() -> subprocess.Popen[str]:
-    return subprocess.Popen(  # noqa: S603 (our own module)
-        # -P: a module in the working directory, or in an ingested folder, must not shadow another module.
-        [sys.executable, "-P", "-c", _PROGRAM],
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        encoding="ascii",
-    )
-
-
-def serve() -> None:
-    """Read parse requests from stdin and write replies to stdout, until stdin is closed."""
-    if sys.platform != "win32":
-        import resource  # noqa: PLC0415 (not on Windows)
-
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-        resource.setrlimit(resource.RLIMIT_AS, (_MEMORY, resource.getrlimit(resource.RLIMIT_AS)[1]))
-    logging.getLogger("pypdf").setLevel(logging.CRITICAL)
-    # Output printed by parsers must not mix with the replies.
-    with os.fdopen(os.dup(1), "w", encoding="ascii") as replies:
-        os.dup2(2, 1)
-        for line in sys.stdin:
-            path, max_bytes = json.loads(line)
-            replies.write(json.dumps(parse(Path(path), max_bytes)) + "\n")
-            replies.flush()
-
-
-def parse(path: Path, max_bytes: int) -> _Parsed:
-    """Return the title and sections of a PDF, .docx or HTML file, or an error message."""
-    parsers = {".pdf": _pdf, ".docx": _docx}
-    try:
-        parsed = parsers.get(path.suffix.lower(), _html)(path, max_bytes)
-        check_size(sum(len(text) for text, _ in parsed["sections"]), max_bytes)
-    except UnreadableError as error:
-        return {"error": str(error)}
-    except OSError as error:  # its text contains the path
-        return {"error": f"can't be read as {path.suffix.lower()}: {error.strerror or type(error).__name__}"}
-    except Exception as error:  # noqa: BLE001 (file parsers raise anything; the error is reported)
-        return {"error": f"can't be read as {path.suffix.lower()}: {type(error).__name__}: {error}"}
-    return parsed
-
-
-def _pdf(path: Path, _: int) -> _Parsed:
-    from llama_index.readers.file import PDFReader  # noqa: PLC0415 (loads pandas)
-    from tenacity import RetryError  # noqa: PLC0415 (comes with LlamaIndex)
-
-    try:
-        pages = PDFReader().load_data(path)
-    except RetryError as error:  # the reader tries three times, whatever the fault, and hides it
-        fault = error.last_attempt.exception()
-        if isinstance(fault, OSError):
-            raise fault from error
-        raise UnreadableError(f"can't be read as .pdf: {fault}") from error
-    return {"title": "", "sections": [(page.text, {"page_label": str(page.metadata["page_label"])}) for page in pages]}
-
-
-def _docx(path: Path, max_bytes: int) -> _Parsed:
-    from llama_index.readers.file import DocxReader  # noqa: PLC0415 (loads pandas)
-
-    with zipfile.ZipFile(path) as archive:
-        size = sum(entry.file_size for entry in archive.infolist())
-    if size > max_bytes:
-        raise UnreadableError(f"is too large: {size:,} bytes when unpacked, of at most {max_bytes:,}")
-    return {"title": "", "sections": [(document.text, {}) for document in DocxReader().load_data(path)]}
-
-
-def _html(path: Path, _: int) -> _Parsed:
-    """Return an HTML page's title (the first ``<h1>``, else ``<title>``) and its text without scripts and styles.
-
-    Blocks are separated by blank lines; list items and table rows are on separate lines.
-    """
-    from bs4 import BeautifulSoup  # noqa: PLC0415 (comes with LlamaIndex's file readers)
-
-    data = path.read_bytes()
-    _refuse_binary(data[:8192])
-    # html.parser warns about an XML declaration, which it ignores.
-    soup = BeautifulSoup(re.sub(rb"\A\s*<\?xml[^>]*\?>", b"", data), "html.parser")
-    heading = soup.find("h1") or soup.find("title")
-    title = " ".join(heading.get_text(" ").split()) if heading is not None else ""
-    for tag in soup(_NO_TEXT):
-        tag.decompose()
-    # White space in the source is one space; only the line breaks inserted below break lines.
-    for string in soup.find_all(string=True):
-        if string.find_parent("pre") is None:
-            string.replace_with(type(string)(re.sub(r"\s+", " ", string)))
-    for tag in soup(_BLOCK_TAGS):
-        tag.insert_before("\n\n")
-        tag.append("\n\n")
-    for tag in soup(("br", "li", "tr")):
-        tag.insert_before("\n")
-    for tag in soup(("td", "th")):
-        tag.append(" ")
-    lines = [line.strip(" ") if line.strip() else "" for line in soup.get_text().split("\n")]
-    return {"title": title, "sections": [(re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip(), {})]}

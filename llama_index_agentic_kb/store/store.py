@@ -16,15 +16,17 @@ from typing import TYPE_CHECKING, Any, Final, Literal, Self, TypeAlias
 from filelock import FileLock, Timeout
 
 from llama_index_agentic_kb.errors import ConfigurationError, IngestionError, StoreDamagedError, StoreMismatchError
+from llama_index_agentic_kb.store import chroma
 from llama_index_agentic_kb.store.access import unprotected
 from llama_index_agentic_kb.store.chroma import Graphs
 from llama_index_agentic_kb.store.database import BusyError, DocumentDatabase, MetadataValue, SourceInfo
 from llama_index_agentic_kb.store.embedding_model import (
     DEFAULT_EMBED_MODEL,
+    KNOWN_EMBED_MODELS,
     EmbedModelFingerprint,
-    default_embed_model,
     embed_model_fingerprint,
     embed_model_name,
+    named_embed_model,
 )
 
 if TYPE_CHECKING:
@@ -64,7 +66,7 @@ class KnowledgeStore:
         path: Path,
         documents: DocumentDatabase,
         fingerprint: EmbedModelFingerprint,
-        embed_model: BaseEmbedding | None,
+        embed_model: BaseEmbedding | str | None,
     ) -> None:
         """Create a store object from its parts; use `open` instead, which checks that they match."""
         self.path = path
@@ -83,7 +85,7 @@ class KnowledgeStore:
         cls,
         path: str | Path,
         *,
-        embed_model: BaseEmbedding | None = None,
+        embed_model: BaseEmbedding | str | None = None,
         create: bool = False,
         repair: Repair = "never",
     ) -> KnowledgeStore:
@@ -91,8 +93,9 @@ class KnowledgeStore:
 
         Args:
             path: The store's directory.
-            embed_model: The embedding model; must be the one the store was created with. Defaults to all-MiniLM-L6-v2
-                (see `default_embed_model`), loaded on first use.
+            embed_model: The embedding model, which must be the one the store was created with, or its name: on the
+                Hugging Face hub, of a local folder, or "multilingual". A name is loaded on first use. Defaults to the
+                store's own if this library knows it, and to all-MiniLM-L6-v2 for a new store.
             create: Whether to create an empty store if none exists.
             repair: Whether to rebuild a missing or damaged vector index (HNSW graph) of a large source. Defaults to
                 "never": up to 200,000 chunks are searched without a graph; beyond that, a search raises an error that
@@ -102,7 +105,7 @@ class KnowledgeStore:
             The open store.
 
         Raises:
-            StoreMismatchError: The store was created with another embedding model.
+            StoreMismatchError: The store was created with another embedding model than the given one.
             StoreDamagedError: The document database is damaged or missing; the message names the remedy.
             ConfigurationError: The path contains no store, other files, or a store of an incompatible release.
             IngestionError: An HNSW graph can't be built, for example because the disk is full.
@@ -113,7 +116,7 @@ class KnowledgeStore:
         new: EmbedModelFingerprint | None = None
         if create and not (directory / _DOCUMENTS).exists():
             _check_empty(directory)
-            embed_model = embed_model or default_embed_model()
+            embed_model = _loaded(embed_model or DEFAULT_EMBED_MODEL)
             new = embed_model_fingerprint(embed_model)  # first: a model that fails leaves no store
             try:
                 directory.mkdir(parents=True, exist_ok=True)
@@ -126,9 +129,10 @@ class KnowledgeStore:
         try:
             made_with = _fingerprint(documents)
             if made_with is None:  # new, or the process that created it died right after
-                made_with = new or embed_model_fingerprint(embed_model or default_embed_model())
+                made_with = new or embed_model_fingerprint(_loaded(embed_model or DEFAULT_EMBED_MODEL))
                 documents.put_state(_MODEL, made_with.to_json())
-            _check_embed_model(directory, made_with, embed_model)
+            if embed_model is not None:
+                _check_embed_model(directory, made_with, embed_model)
             store = cls(directory, documents, made_with, embed_model)
             if repair == "auto":
                 with suppress(BusyError), store.writing():  # the writing process builds the graphs itself
@@ -162,15 +166,18 @@ class KnowledgeStore:
 
     @property
     def embed_model(self) -> BaseEmbedding:
-        """The store's embedding model; the default model is loaded on first use.
+        """The store's embedding model; a model that was given by its name, or not at all, is loaded on first use.
 
         Raises:
-            StoreMismatchError: The default model does not match the store's fingerprint.
-            ConfigurationError: The default model can't be loaded.
+            StoreMismatchError: The store was created with another model.
+            ConfigurationError: The model can't be loaded.
         """
         with self._lock:
-            if self._embed_model is None:
-                model = default_embed_model()
+            if self._embed_model is None or isinstance(self._embed_model, str):
+                known = self.fingerprint.name in KNOWN_EMBED_MODELS
+                name = self._embed_model or (self.fingerprint.name if known else DEFAULT_EMBED_MODEL)
+                _check_embed_model(self.path, self.fingerprint, name)
+                model = _loaded(name)
                 _check_embed_model(self.path, self.fingerprint, model)
                 self._embed_model = model
             return self._embed_model
@@ -313,15 +320,17 @@ class KnowledgeStore:
         finally:
             lock.release()
 
+    def outside_graph(self, source: str) -> int:
+        """Return the number of chunks missing from a source's HNSW graph plus the deleted chunks still in it."""
+        return self._graphs.outside(source)
+
     def update_graph(self, source: str) -> None:
         """Update a source's HNSW graph if over 20,000 chunks are missing or deleted; requires the write lock.
 
         Raises:
             IngestionError: The graph can't be written.
         """
-        from llama_index_agentic_kb.store import vectors  # noqa: PLC0415 (loads LlamaIndex)
-
-        if self.vectors(source).outside_graph() > vectors.EXACT_ROWS:
+        if self.outside_graph(source) > chroma.EXACT_ROWS:
             self._graphs.build(source, anew=False)
 
     def mend(self, *, rebuild_all: bool, progress: RepairProgress | None) -> str:
@@ -334,14 +343,12 @@ class KnowledgeStore:
         Returns:
             A description of the damage found; empty if there was none.
         """
-        from llama_index_agentic_kb.store import vectors  # noqa: PLC0415 (loads LlamaIndex)
-
         found = []
         for info in self.sources():
             tell, lexical = partial(_tell, progress, info), self.lexical(info.name)
             state = self.documents.source_state(info.name)
             graph = "" if state is None else self._graphs.fault(state, whole=True)
-            if graph or (rebuild_all and info.chunks > vectors.EXACT_ROWS):
+            if graph or (rebuild_all and info.chunks > chroma.EXACT_ROWS):
                 self._graphs.build(info.name, tell, anew=True)
             else:
                 self.update_graph(info.name)
@@ -462,15 +469,19 @@ def _fingerprint(documents: DocumentDatabase) -> EmbedModelFingerprint | None:
         ) from error
 
 
-def _check_embed_model(directory: Path, made_with: EmbedModelFingerprint, embed_model: BaseEmbedding | None) -> None:
-    """Check that a store was created with a model; names are compared first, since a fingerprint calls the model.
+def _loaded(embed_model: BaseEmbedding | str) -> BaseEmbedding:
+    return named_embed_model(embed_model) if isinstance(embed_model, str) else embed_model
+
+
+def _check_embed_model(directory: Path, made_with: EmbedModelFingerprint, embed_model: BaseEmbedding | str) -> None:
+    """Check that a store was created with a model; of a model that is not loaded, only the name is compared.
 
     Raises:
         StoreMismatchError: The model has another name, dimension or weights than the one the store was created with.
     """
-    found: EmbedModelFingerprint | str = DEFAULT_EMBED_MODEL if embed_model is None else embed_model_name(embed_model)
+    found: EmbedModelFingerprint | str = embed_model_name(embed_model)
     if found == made_with.name:
-        if embed_model is None:
+        if isinstance(embed_model, str):
             return
         found = embed_model_fingerprint(embed_model)
         if made_with.agrees_with(found):
@@ -478,6 +489,6 @@ def _check_embed_model(directory: Path, made_with: EmbedModelFingerprint, embed_
     found = f"{found} with other weights" if found == made_with else found
     raise StoreMismatchError(
         f"The store {str(directory)!r} was made with the embedding model {made_with} and is opened with {found}: "
-        "their vectors can't be compared. Pass embed_model= the model it was made with, or make a new store for the "
-        "other one with `agentic-kb ingest`."
+        "their vectors can't be compared. Pass the model it was made with (embed_model=, --embed-model), or make a new "
+        "store for the other one with `agentic-kb ingest`."
     )

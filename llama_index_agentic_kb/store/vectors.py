@@ -46,6 +46,7 @@ from llama_index_agentic_kb.errors import (
     RetrievalError,
     StoreDamagedError,
 )
+from llama_index_agentic_kb.store import chroma
 from llama_index_agentic_kb.store.chroma import GraphError, Graphs
 from llama_index_agentic_kb.store.chunking import chunk_to_node
 from llama_index_agentic_kb.store.database import Floats, Ids, SourceState
@@ -54,8 +55,6 @@ if TYPE_CHECKING:
     from llama_index_agentic_kb.search.lexical import LexicalSearch
     from llama_index_agentic_kb.store.store import KnowledgeStore
 
-EXACT_ROWS = 20_000
-"""The maximum number of rows searched without a graph: 30 MB at 384 dimensions, 2-4 ms a query (a graph: 2 ms)."""
 MAX_ROWS = 200_000
 """The maximum number of rows outside the HNSW graph (300 MB); with more, a search fails until the graph is built."""
 CANDIDATES: Final = 400
@@ -195,13 +194,6 @@ class SourceVectors:
         found = taken(self._in_blocks(vector, matches.ids, deadline))
         return found, f"too few among the {limit:,} nearest of all: searched exactly"
 
-    def outside_graph(self) -> int:
-        """Return the number of chunks missing from the source's HNSW graph plus the deleted chunks still in it."""
-        state, documents = self._state(), self._store.documents
-        held, total = self._graphs.count(state), documents.count(self._source)
-        there = documents.count(self._source, state.last_id)
-        return total if held is None else total - there + held - there
-
     # -- cached data -------------------------------------------------------------------------------------------------
 
     @contextmanager
@@ -253,7 +245,7 @@ class SourceVectors:
         known = loaded.matches.pop(key, None)
         if known is None:
             ids = self._store.documents.ids(self._source, sql, parameters)
-            known = _Matches(ids, self._rows(ids) if len(ids) <= EXACT_ROWS else None)
+            known = _Matches(ids, self._rows(ids) if len(ids) <= chroma.EXACT_ROWS else None)
         loaded.matches[key] = known
         held, row_bytes = loaded.matches, 4 * self._dimension
         while len(held) > 1 and sum(len(m.ids) * (8 + row_bytes * bool(m.rows)) for m in held.values()) > MEMORY_BYTES:
@@ -277,9 +269,9 @@ class SourceVectors:
     def _in_blocks(self, vector: Floats, ids: Ids, deadline: float | None) -> list[Ranked]:
         """Rank rows that exceed the memory limit, reading their vectors block by block."""
         best: list[Ranked] = []
-        for start in range(0, len(ids), EXACT_ROWS):
+        for start in range(0, len(ids), chroma.EXACT_ROWS):
             check_deadline(deadline)
-            best += self._rows(ids[start : start + EXACT_ROWS]).nearest(vector, MAX_CANDIDATES)
+            best += self._rows(ids[start : start + chroma.EXACT_ROWS]).nearest(vector, MAX_CANDIDATES)
         return sorted(best, key=lambda item: (item[1], item[0]))
 
     def _nodes(self, ids: list[int]) -> dict[int, BaseNode]:

@@ -20,7 +20,7 @@ import pytest
 
 from llama_index_agentic_kb import KnowledgeBase
 from llama_index_agentic_kb.errors import ConfigurationError, IngestionError, StoreDamagedError, StoreMismatchError
-from llama_index_agentic_kb.store import KnowledgeStore, ingest, repair_store, vectors
+from llama_index_agentic_kb.store import KnowledgeStore, chroma, ingest, repair_store, vectors
 from llama_index_agentic_kb.store.database import DocumentDatabase
 from llama_index_agentic_kb.store.reading import FileReader
 from llama_index_agentic_kb.testing import HashEmbedding
@@ -88,12 +88,12 @@ def refused(error: type[Exception], words: str, work: Callable[[], object]) -> N
 @contextmanager
 def with_graphs() -> Iterator[None]:
     """Graphs for sources of more than two chunks, which the documents' source has."""
-    before = vectors.EXACT_ROWS
-    vectors.EXACT_ROWS = 2
+    before = chroma.EXACT_ROWS
+    chroma.EXACT_ROWS = 2
     try:
         yield
     finally:
-        vectors.EXACT_ROWS = before
+        chroma.EXACT_ROWS = before
 
 
 @fault("store", "the writer dies midway", "what it had acknowledged is found at once, by vectors and by words")

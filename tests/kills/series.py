@@ -16,7 +16,7 @@ from typing import Any
 from llama_index.core.schema import MetadataMode
 from llama_index.core.vector_stores.types import VectorStoreQuery
 
-from llama_index_agentic_kb.store import KnowledgeStore, ingest, ingestion, repair_store, vectors
+from llama_index_agentic_kb.store import KnowledgeStore, chroma, ingest, ingestion, repair_store
 from llama_index_agentic_kb.testing import HashEmbedding
 from tests.kills.forks import Child, Tell
 
@@ -156,13 +156,13 @@ def _judge(
 
 def _ingest(docs: Path, where: Path, told: Tell) -> None:
     ingestion._BATCH_CHUNKS = BATCH
-    vectors.EXACT_ROWS = GRAPH
+    chroma.EXACT_ROWS = GRAPH
     with KnowledgeStore.open(where, embed_model=_model(), create=True) as store:
         ingest(docs, store, progress=lambda _done, _total, path: told(Path(path).name))
 
 
 def _repair(where: Path) -> dict[str, Any]:
-    vectors.EXACT_ROWS = GRAPH
+    chroma.EXACT_ROWS = GRAPH
     return asdict(repair_store(where))
 
 
@@ -180,7 +180,7 @@ def _look(where: Path) -> dict[str, Any]:
             "not_found": sum(not _is_found(store, nodes[node_id]) for node_id in drawn),
             "tried": len(drawn),
             "graph": bool(state and state.directory),
-            "outside": store.vectors(SOURCE).outside_graph(),
+            "outside": store.outside_graph(SOURCE),
             "chunks": len(nodes),
             "seconds": seconds,
         }

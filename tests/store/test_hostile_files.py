@@ -78,7 +78,7 @@ def test_a_file_that_becomes_a_pipe_is_not_waited_for(docs: Path, store: Knowled
             (docs / "later.md").unlink()
             os.mkfifo(docs / "later.md")
 
-    (docs / "bad.md").write_bytes(b"\xff\xff")
+    (docs / "bad.md").write_bytes(b"\0\xff")
     assert "no regular file" in reasons(ingest(docs, store, progress=swap))["later.md"]
 
 

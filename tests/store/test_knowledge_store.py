@@ -16,9 +16,9 @@ from llama_index_agentic_kb.errors import (
     StoreDamagedError,
     StoreMismatchError,
 )
-from llama_index_agentic_kb.store import KnowledgeStore, SourceInfo, ingest, repair_store, vectors
+from llama_index_agentic_kb.store import KnowledgeStore, SourceInfo, chroma, ingest, repair_store
 from llama_index_agentic_kb.store.database import Chunk, DocumentDatabase, StoredDocument
-from llama_index_agentic_kb.store.embedding_model import DEFAULT_EMBED_MODEL
+from llama_index_agentic_kb.store.embedding_model import DEFAULT_EMBED_MODEL, MULTILINGUAL
 from llama_index_agentic_kb.testing import HashEmbedding
 
 if TYPE_CHECKING:
@@ -42,7 +42,7 @@ def test_missing_store_names_the_command(tmp_path: Path) -> None:
 
 def test_a_store_is_its_owners_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the umask; a store that is there already is opened by ``create=`` as it is."""
-    monkeypatch.setattr(vectors, "EXACT_ROWS", 0)
+    monkeypatch.setattr(chroma, "EXACT_ROWS", 0)
     folder = _small_source(tmp_path / "space")
     before = os.umask(0)
     try:
@@ -71,13 +71,15 @@ def test_a_damaged_record_of_the_model_is_an_error(tmp_path: Path, state: str) -
 def test_another_model_is_refused(tmp_path: Path) -> None:
     """Another name, another dimension, and the default model are each refused, both models and the remedy named."""
     KnowledgeStore.open(tmp_path / "store", embed_model=MOCK, create=True).close()
-    for other, shown in [
+    others: list[tuple[BaseEmbedding | str | None, str]] = [
         (MockEmbedding(embed_dim=4, model_name="other"), "other"),
         (MockEmbedding(embed_dim=5), r"MockEmbedding \(5 dimensions\)"),
+        ("multilingual", MULTILINGUAL),
         (None, DEFAULT_EMBED_MODEL),
-    ]:
-        with pytest.raises(StoreMismatchError, match=rf"MockEmbedding \(4 dimensions\) .* {shown}: .*embed_model="):
-            KnowledgeStore.open(tmp_path / "store", embed_model=other)
+    ]
+    for other, shown in others:
+        with pytest.raises(StoreMismatchError, match=rf"MockEmbedding \(4 dimensions\) .* {shown}: .*--embed-model"):
+            _ = KnowledgeStore.open(tmp_path / "store", embed_model=other).embed_model
 
 
 def test_a_directory_that_can_not_be_written_is_told(tmp_path: Path) -> None:

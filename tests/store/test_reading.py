@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 
 from llama_index_agentic_kb.errors import IngestionError
-from llama_index_agentic_kb.store import reading
+from llama_index_agentic_kb.store import parsing, reading
 from llama_index_agentic_kb.store.reading import FileReader, first_heading, split_front_matter
 
 MARKDOWN = """---
@@ -153,10 +153,38 @@ def test_text_encodings(read: Read, encoding: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("encoding", "text"),
+    [
+        ("cp1252", "L'été dernier, à la forêt où naît le chêne."),
+        ("cp1252", "Größe"),
+        ("cp1250", "Zażółć gęślą jaźń, książka leży na półce."),
+        ("cp1251", "Снег падает зимой на поля."),
+        ("koi8-r", "Снег падает зимой на поля."),
+        ("cp1253", "Το χιόνι πέφτει τον χειμώνα."),  # noqa: RUF001 (Greek)
+        ("shift_jis", "日本語の文章です。雪が降っています。"),
+        ("gbk", "北京是中国的首都,冬天会下雪。"),
+        ("euc_kr", "겨울에 눈이 옵니다."),
+        ("cp874", "หิมะตกในฤดูหนาว"),
+    ],
+)
+def test_old_encodings_are_guessed(read: Read, encoding: str, text: str) -> None:
+    """From the text around the first byte that is no UTF-8, wherever in the file that is."""
+    assert read("a.txt", text.encode(encoding))[1] == text
+    assert read("a.md", ("plain\n" * 2_000 + text).encode(encoding))[1].endswith(f"\n{text}")
+
+
+def test_a_few_bad_bytes_are_replaced(read: Read) -> None:
+    """A log that was cut within a character is UTF-8 still."""
+    assert read("a.txt", "Größe, Länge, Höhe, Fläche, Körper, Brücke, Tür, Öl, Äpfel, Übung".encode() + b"\xc3")[
+        1
+    ].endswith("Übung\ufffd")
+
+
+@pytest.mark.parametrize(
     ("name", "content", "reason"),
     [
-        ("latin.txt", "Größe".encode("latin-1"), "is not UTF-8 text: invalid start byte"),
         ("binary.md", b"\x89PNG\x00\x00", "is binary"),
+        ("noise.txt", bytes(range(1, 32)) * 9 + b"\xff", "is binary"),
         ("binary.html", b"<p>\x00", "is binary"),
         ("broken.pdf", b"%PDF-1.4 nothing else", "can't be read as .pdf"),
         ("broken.docx", b"not a zip", "can't be read as .docx: BadZipFile: File is not a zip file"),
@@ -181,7 +209,7 @@ def test_unreadable_files_name_the_reason(
 @pytest.mark.parametrize("name", ["gone.pdf", "gone.docx", "gone.html"])
 def test_reasons_hold_no_path(name: str, tmp_path: Path) -> None:
     """A file may go between the walk and its parser, whose error names it in full."""
-    assert reading.parse(tmp_path / name, 1000) == {
+    assert parsing.parse(tmp_path / name, 1000) == {
         "error": f"can't be read as {Path(name).suffix}: No such file or directory"
     }
 

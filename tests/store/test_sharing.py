@@ -16,15 +16,15 @@ import pytest
 from llama_index.core.vector_stores.types import VectorStoreQuery
 
 from llama_index_agentic_kb.errors import ConfigurationError
-from llama_index_agentic_kb.store import KnowledgeStore, ingest, vectors
+from llama_index_agentic_kb.store import KnowledgeStore, chroma, ingest
 from llama_index_agentic_kb.testing import HashEmbedding
 
 _OTHER = """
 import json, sys, time
-from llama_index_agentic_kb.store import KnowledgeStore, ingest, vectors
+from llama_index_agentic_kb.store import KnowledgeStore, chroma, ingest
 from llama_index_agentic_kb.testing import HashEmbedding
 
-vectors.EXACT_ROWS = 0
+chroma.EXACT_ROWS = 0
 stores = {}
 for line in sys.stdin:
     order = json.loads(line)
@@ -63,7 +63,7 @@ def order() -> Iterator[Order]:
 @pytest.fixture(autouse=True)
 def graphs(monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph for each source, however small."""
-    monkeypatch.setattr(vectors, "EXACT_ROWS", 0)
+    monkeypatch.setattr(chroma, "EXACT_ROWS", 0)
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_processes_see_and_build_upon_what_others_have_written(
         else:
             assert order(do="ingest", store=kept.path, folder=folder) == "1"
         assert titles(kept, f"hail of kind{turn} falls") == [name]
-        assert kept.vectors("docs").outside_graph() == 0
+        assert kept.outside_graph("docs") == 0
 
 
 def test_readers_do_not_wait_for_a_writer(kept: KnowledgeStore, folder: Path) -> None:
@@ -195,9 +195,9 @@ def test_a_child_may_open_what_its_parent_has_not(kept: KnowledgeStore) -> None:
     code = f"""
 import os, sys
 import llama_index_agentic_kb.store.chroma
-from llama_index_agentic_kb.store import KnowledgeStore, vectors
+from llama_index_agentic_kb.store import KnowledgeStore, chroma
 from llama_index_agentic_kb.testing import HashEmbedding
-vectors.EXACT_ROWS = 0
+chroma.EXACT_ROWS = 0
 pid = os.fork()
 if pid == 0:
     with KnowledgeStore.open({str(kept.path)!r}, embed_model=HashEmbedding()) as store:

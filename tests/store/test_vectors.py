@@ -91,7 +91,7 @@ def rows() -> Rows:
 @pytest.fixture
 def small_limits(monkeypatch: pytest.MonkeyPatch) -> None:
     """A graph from 50 rows on."""
-    monkeypatch.setattr(vectors, "EXACT_ROWS", 50)
+    monkeypatch.setattr(chroma, "EXACT_ROWS", 50)
 
 
 @pytest.fixture
@@ -110,7 +110,7 @@ def store(rows: Rows, empty: KnowledgeStore) -> KnowledgeStore:
 def with_graph(store: KnowledgeStore, small_limits: None) -> KnowledgeStore:
     with store.writing():
         store.update_graph(SOURCE)
-    assert store.vectors(SOURCE).outside_graph() == 0
+    assert store.outside_graph(SOURCE) == 0
     return store
 
 
@@ -193,12 +193,12 @@ def test_changes_are_found_at_once(with_graph: KnowledgeStore, rows: Rows) -> No
         for one in (with_graph, other):
             assert found(one, query)[0] == "new"
             assert found(one, query, Condition(key="even", value=True))[0] == "new"
-        assert with_graph.vectors(SOURCE).outside_graph() == 101
+        assert with_graph.outside_graph(SOURCE) == 101
         with with_graph.writing():
             with_graph.update_graph(SOURCE)
         for one in (with_graph, other):
             assert found(one, query)[0] == "new"
-            assert one.vectors(SOURCE).outside_graph() == 0
+            assert one.outside_graph(SOURCE) == 0
     assert len(list((with_graph.path / "graphs").iterdir())) == 1
 
 
@@ -236,14 +236,14 @@ def test_a_damaged_graph_costs_no_answer(with_graph: KnowledgeStore, rows: Rows,
     with KnowledgeStore.open(path, embed_model=model(), repair="auto") as store:
         assert recall(store, rows) >= 0.99
         if how != "overwritten" or remedy == "repair":  # a file of the right size is only seen to be damaged in use
-            assert store.vectors(SOURCE).outside_graph() == 0
+            assert store.outside_graph(SOURCE) == 0
 
 
 def test_a_damaged_graph_of_few_rows_is_built_once(
     with_graph: KnowledgeStore, rows: Rows, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A source that has shrunk since may need no graph, but the next repair must find nothing."""
-    monkeypatch.setattr(vectors, "EXACT_ROWS", ROWS)
+    monkeypatch.setattr(chroma, "EXACT_ROWS", ROWS)
     (state,) = filter(None, [with_graph.documents.source_state(SOURCE)])
     next((with_graph.path / "graphs" / state.directory).rglob("*.bin")).unlink()
     assert repair_store(with_graph.path).rebuilt
@@ -262,7 +262,7 @@ def test_a_graph_whose_copy_fails_is_built_anew(with_graph: KnowledgeStore, rows
         store.documents.delete_document(SOURCE, "0")
         with store.writing():
             store.update_graph(SOURCE)
-        assert store.vectors(SOURCE).outside_graph() == 0
+        assert store.outside_graph(SOURCE) == 0
         assert found(store, rows.vectors[500])[0] == "n500"
 
 
