@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import permutations
 from typing import Any, Final, Literal, Self
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -360,6 +361,9 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         memory, forgotten = await self._remember(request.question, budget.retrieval_share(0.25, MEMORY_SECONDS))
         asked = [request.max_output_documents, *(p.max_output_documents for p in request.knowledge_source_params)]
         cache = self.options.embedding_cache
+        whole = scope = Scope.of(request, memory, classification)
+        if not all(one.may_learn_from(other) for one, other in permutations(self.sources.values(), 2)):
+            scope = whole.without_answers()  # what is searched may go to every source
         fan_out = FanOut(
             {name: chosen for name, chosen in selected.items() if not isinstance(chosen.source, ToolSource)},
             log,
@@ -369,7 +373,6 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             bundle=bundle,
             embedding_cache=None if cache is None else cache.of(principal),
         )
-        scope = Scope.of(request, memory, classification)
         task = Task(
             scope=scope,
             effort=effort,
@@ -385,7 +388,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             raise_if_lost(outcome.searches)
         missing = [*forgotten, *missing_parts(outcome.searches), *fan_out.left_out, *outcome.withheld]
         found = outcome.findings, outcome.chain
-        retrieval = Retrieval([], outcome.plan, log, budget, missing, selected, scope, *found)
+        retrieval = Retrieval([], outcome.plan, log, budget, missing, selected, whole, *found)
         retrieval.dialogue, retrieval.reply = turn.state, turn.reply
         await self._gather(request, retrieval, outcome, task, options, bundle or QueryBundle(request.question))
         return retrieval

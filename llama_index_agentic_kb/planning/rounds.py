@@ -14,7 +14,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice, product, zip_longest
 from typing import Final
@@ -396,14 +396,10 @@ class MultiHopSearch:
         The question is searched while the model plans; ``first`` are its searches if they were started already.
         """
         self._decide(why)
-        scope = self._task.scope
-        if any(len(learned) < len(self._learns) for learned in self._learns.values()):
-            # earlier answers are made of passages, and the planner's queries may go to any source
-            scope = replace(scope, history=tuple(turn for turn in scope.history if turn[0] in ("user", "system")))
         planning = start(
             plan_searches(
                 self._model,
-                scope,
+                self._task.scope,
                 self._sources,
                 self._limits,
                 deadline=self._call_deadline,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from llama_index.core.base.llms.types import ChatMessage
@@ -100,6 +100,10 @@ class Scope:
             for text in (request.retrieval_instructions, request.answer_instructions)
         )
         return cls(request.question, tuple(history), intents, classification, planning, answering)
+
+    def without_answers(self) -> Scope:
+        """Return the scope with only the user's own earlier messages: answers are made of passages."""
+        return replace(self, history=tuple((role, text) for role, text in self.history if role == "user"))
 
 
 def is_simple(scope: Scope) -> bool:

@@ -84,9 +84,8 @@ def test_a_known_query_may_go_to_a_further_source_of_the_plan() -> None:
     plan = steps({"query": "the tower", "sources": ["one"]}, {"query": "rain", "sources": ["other"]})
     searched = World(PAGES, plan=plan, revision=verdict({"query": "The tower", "sources": ["one", "other", "third"]}))
     made = searched.search(QUESTION, sources=sources)
-    assert [query.query_str for query in one.queries] == [QUESTION, "the tower"]
-    assert [query.query_str for query in other.queries] == [QUESTION, "rain", "the tower"]
-    assert [query.query_str for query in third.queries] == [QUESTION]
+    asked = [sorted(query.query_str for query in to.queries) for to in (one, other, third)]
+    assert asked == [[QUESTION, "the tower"], [QUESTION, "rain", "the tower"], [QUESTION]]
     assert "third" not in next(text for kind, text in searched.prompts if kind == "revision").split("</sources>")[0]
     planned, _, again = made.plan.sub_queries[1:]
     assert (planned.id, planned.sources, planned.origin) == ("q1", ["one"], SubQueryOrigin.PLANNER)

@@ -41,8 +41,8 @@ class Sources:
             KnowledgeSource("web", retriever_factory=lambda _: self.other, permissions=other, trust=other_trust),
         ]
 
-    def asked(self) -> tuple[list[str], list[str]]:
-        return [one.query_str for one in self.secret.queries], [one.query_str for one in self.other.queries]
+    def asked(self) -> tuple[set[str], set[str]]:
+        return {one.query_str for one in self.secret.queries}, {one.query_str for one in self.other.queries}
 
 
 def searched(sources: Sources, *planned: Any, **fields: Any) -> tuple[Retrieval, World]:
@@ -104,7 +104,7 @@ def test_a_plan_over_open_sources_alone_goes_on_there() -> None:
     sources.other = MemoryRetriever([page])
     planned = [{**one, "sources": ["web"]} for one in (KEEPER_STEP, REPORT_STEP)]
     made, world = searched(sources, *planned, revision=verdict("towers"))
-    assert sources.asked() == ([QUESTION], [QUESTION, KEEPER_STEP["query"], "Whom does Heron report to?", "towers"])
+    assert sources.asked() == ({QUESTION}, {QUESTION, KEEPER_STEP["query"], "Whom does Heron report to?", "towers"})
     assert all("Ann" not in prompt for _, prompt in world.prompts)
     assert made.missing == []
     assert "keeper" in {node.node_id for node in made.nodes}
@@ -127,7 +127,7 @@ def test_what_no_source_may_get_is_named() -> None:
     """Two sources with different permissions may learn nothing of each other: both get the planner's words alone."""
     sources = Sources(other=OTHER)
     made, _ = searched(sources, KEEPER_STEP, REPORT_STEP, revision=verdict("salary of Ann"))
-    assert sources.asked() == ([QUESTION, KEEPER_STEP["query"], OWN_WORDS],) * 2
+    assert sources.asked() == ({QUESTION, KEEPER_STEP["query"], OWN_WORDS},) * 2
     assert {part.what: "q2, r1 after reading" in part.reason for part in made.missing} == {"hr": True, "web": True}
 
 
@@ -139,10 +139,13 @@ def test_earlier_answers_are_kept_from_a_planner_of_unequal_sources(trust: int |
     retriever = AgenticRetriever(sources.all, llm=world.llm, principal=Principal(tenant="acme", groups=["all"]))
     turns = [("user", "Who keeps the tower?"), ("assistant", "Heron does."), ("user", QUESTION)]
     messages = [{"role": role, "content": text} for role, text in turns]
-    run(retriever.retrieval(RetrievalRequest.parse({"messages": messages})))
-    ((_, prompt),) = world.prompts
-    assert "user: Who keeps the tower?" in prompt
-    assert ("Heron" in prompt) is shown
+    never = {"knowledgeSourceName": "hr", "neverQuerySource": True}
+    for params in ([], [never]):  # the answer may be of an earlier request, of other sources
+        made = run(retriever.retrieval(RetrievalRequest.parse({"messages": messages, "knowledgeSourceParams": params})))
+        assert ("assistant", "Heron does.") in made.scope.history
+    for _, prompt in world.prompts:
+        assert "user: Who keeps the tower?" in prompt
+        assert ("Heron" in prompt) is shown
 
 
 @pytest.mark.parametrize("trust", [True, "high", 0.5])
