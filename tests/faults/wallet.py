@@ -20,7 +20,7 @@ from llama_index_agentic_kb import (
     RetrievalResponse,
     RetrieverOptions,
 )
-from llama_index_agentic_kb.planning.rounds import MAX_SEARCHES
+from llama_index_agentic_kb.planning.steps import MAX_SEARCHES
 from llama_index_agentic_kb.schema import ModelQueryPlanningActivity
 from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM, ScriptedReply
 from tests.faults.registry import fault

@@ -1,0 +1,209 @@
+"""The steps of a multi-hop search: which wait, which were searched, what was found, and which source may get what.
+
+A step is a sub-query of the plan or of a revision. ``planning.rounds`` searches the steps and reads their answers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+from itertools import islice, product, zip_longest
+from typing import Final
+
+from llama_index_agentic_kb._text import normalize
+from llama_index_agentic_kb.planning.findings import MAX_BRANCHES
+from llama_index_agentic_kb.planning.plan_graph import asked_for, fill
+from llama_index_agentic_kb.schema import Confidence, Finding, SubQuery, SubQueryOrigin
+
+_SURE: Final = {Confidence.PARTIAL: 1, Confidence.IMPLIED: 2, Confidence.STATED: 3}
+
+MAX_SEARCHES: Final = 2 * MAX_BRANCHES
+"""Maximum number of searches of one step: one per branch, and once more after its parents' answers were corrected.
+Without this limit, a model that keeps correcting answers would search endlessly."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundStep:
+    """A step of the reasoning chain: its query, with earlier answers filled in, and its findings."""
+
+    id: str
+    query: str
+    findings: list[Finding]
+
+
+class Steps:
+    """The state of a multi-hop search: planned steps, their searches and their findings.
+
+    A step is a planned sub-query. Its results come from a search of its own query, from one search per combination of
+    answers filled into it, or from another step's search with the same query.
+    """
+
+    def __init__(self, learns: Mapping[str, AbstractSet[str]]) -> None:
+        self.planned: dict[str, SubQuery] = {}
+        self.waiting: dict[str, SubQuery] = {}
+        """Steps, by id, that depend on answers which are not known yet."""
+        self.searched: dict[str, SubQuery] = {}
+        """Every query whose search was started, by id, with all sources in which it is searched."""
+        self.found: dict[str, list[Finding]] = {}
+        """Findings by the id of their search, or by the id of a step that needed no search."""
+        self.finds: dict[str, str] = {}
+        """Description of each step's answer, with references; see ``PlanGraph.finds``."""
+        self.next: dict[str, str] = {}
+        """The follow-up query of each step whose findings are partial, by id."""
+        self.read: set[str] = set()
+        """Names of the sources whose passages a model call was shown."""
+        self.withheld: dict[str, dict[str, None]] = {}
+        """Ids of steps, or of revisions, by the name of a source that did not get their queries."""
+        self._learns = learns  # by source, the names of the sources whose passages its queries may be made of
+        self._serves: dict[str, list[str]] = {}  # ids of steps by the id of the search that provides their results
+
+    def note(self, sub_query: SubQuery, names: Sequence[str]) -> None:
+        """Record that a search was started; ``names`` are the names of all sources, in order."""
+        self._share(sub_query.id, sub_query.part_of or sub_query.id)
+        known = self.searched.setdefault(sub_query.id, sub_query)
+        chosen = {*known.sources, *sub_query.sources}
+        known.sources = [name for name in names if name in chosen]
+
+    def _share(self, search: str, step: str) -> None:
+        steps = self._serves.setdefault(search, [])
+        if step not in steps:
+            steps.append(step)
+
+    def searches_of(self, steps: Collection[str]) -> list[str]:
+        """Return the ids of the searches that provide results for any of these steps."""
+        return [search for search, served in self._serves.items() if any(step in served for step in steps)]
+
+    def plan(self, sub_queries: Sequence[SubQuery], finds: Mapping[str, str]) -> None:
+        """Add the steps of a plan or of a revision."""
+        self.finds |= finds
+        for one in sub_queries:
+            self.planned[one.id] = one
+            if one.depends_on:
+                self.waiting[one.id] = one
+
+    def to_read(self, *, every: bool = False) -> list[str]:
+        """Return unanswered steps that waiting steps depend on; with ``every``, also searched parents of any step."""
+        parents = {parent for child in self.waiting.values() for parent in child.depends_on} - self.waiting.keys()
+        if every:
+            parents |= {name for one in self.planned.values() for name in one.depends_on if self.searches_of([name])}
+        return [step for step in self.planned if step in parents and not self.answers_of(step)]
+
+    def started_children_of(self, search: str) -> list[SubQuery]:
+        """Return the already searched steps that depend on a search's findings."""
+        served = {*self._serves.get(search, [search])}
+        children = [step for step in self.planned.values() if not served.isdisjoint(step.depends_on)]
+        return [step for step in children if self.searches_of([step.id])]
+
+    def answers_of(self, step: str, *, partial: bool = False) -> list[Finding]:
+        """Return a step's answers: the best answer of each of its searches first, then the second best, and so on.
+
+        Findings with the confidence "partial" are only included if ``partial`` is True.
+        """
+        by_search = [self.found.get(search, []) for search in self.searches_of([step])] or [self.found.get(step, [])]
+        distinct: dict[str, Finding] = {}
+        for answer in (item for rank in zip_longest(*by_search) for item in rank if item is not None):
+            if partial or answer.confidence is not Confidence.PARTIAL:
+                distinct.setdefault(answer.value.casefold(), answer)
+        return list(distinct.values())[:MAX_BRANCHES]
+
+    def take(self, search: str, answers: Sequence[Finding]) -> list[Finding]:
+        """Store the answers of a search, replacing earlier ones.
+
+        A less certain answer never replaces a stated one, and a partial answer never replaces a complete one.
+
+        Returns:
+            The earlier answers that were corrected, if any.
+        """
+        before = self.found.get(search, [])
+        sure, sure_before = (max((_SURE[one.confidence] for one in read), default=0) for read in (answers, before))
+        if not answers or (sure < sure_before and (sure_before == _SURE[Confidence.STATED] or sure == 1)):
+            return []
+        self.found[search] = list(answers)
+        same = {answer.value.casefold() for answer in answers} & {answer.value.casefold() for answer in before}
+        return [] if same or sure_before == 1 else before
+
+    def may_get(self, names: Iterable[str]) -> list[str]:
+        """Return the sources that may get a query which a model writes now, after what it has read."""
+        return [name for name in names if self.read <= self._learns[name]]
+
+    def withhold(self, step: str, names: Iterable[str]) -> None:
+        """Record that these sources did not get a query of a step or of a revision."""
+        for name in names:
+            self.withheld.setdefault(name, {})[step] = None
+
+    def _queries_and_sources(self, step: SubQuery, query: str) -> dict[str, tuple[str, list[str]]]:
+        """Return each query of a step, by its normal form, with the sources that may get it.
+
+        What the planner wrote may go to all of the step's sources, as the planner reads no passages. A source that may
+        not get what was written later gets the planner's words instead.
+        """
+        texts = {normalize(text): text for text in ([query] if query else self._queries(step))}
+        own = None if step.origin is SubQueryOrigin.REVISION else normalize(step.query)
+        allowed = self.may_get(step.sources)
+        held = [name for name in step.sources if name not in allowed] if {*texts} != {own} else []
+        self.withhold(step.id, held)
+        made = {form: (text, step.sources if form == own else allowed) for form, text in texts.items()}
+        if held and own is not None:
+            made.setdefault(own, (step.query, held))
+        return {form: one for form, one in made.items() if one[1]}
+
+    def searches_for(self, step: SubQuery, number: int, started: Sequence[SubQuery], query: str = "") -> list[SubQuery]:
+        """Return one search for each combination of the answers that a step depends on, best first.
+
+        A query that was searched before, or ``started`` in this round, is not searched again in the same sources; its
+        results are shared. If ``query`` is set, it replaces the step's own query.
+        """
+        known = {normalize(one.query): one for one in (*self.searched.values(), *started)}
+        queries = self._queries_and_sources(step, query)
+        alone = sum(form not in known for form in queries) == 1 and step.id not in self.searched
+        branches = sum(one.part_of == step.id for one in self.searched.values())
+        made: list[SubQuery] = []
+        for form, (text, sources) in queries.items():
+            if form in known:
+                same = known[form]
+                self._share(same.id, step.id)
+                if new := [name for name in sources if name not in same.sources]:
+                    filters = {name: step.filters[name] for name in new if name in step.filters}
+                    made.append(same.model_copy(update={"sources": new, "filters": filters, "wave": number}))
+            elif branches + (step.id in self.searched) < MAX_SEARCHES:
+                change: dict[str, object] = {"query": text, "sources": sources, "wave": number}
+                if not alone:
+                    branches += 1
+                    change |= {"id": f"{step.id}.{branches}", "part_of": step.id}
+                made.append(step.model_copy(update=change))
+        return made
+
+    def _queries(self, step: SubQuery) -> Iterator[str]:
+        """Yield a step's queries, one per combination of its parents' answers; missing answers are described."""
+        template, choices = step.template or step.query, []
+        for parent in step.depends_on:
+            words = self.description_of(parent) if f"#{parent}" in template else ""
+            choices.append([answer.value for answer in self.answers_of(parent)] or [words])
+        for values in islice(product(*choices), MAX_BRANCHES):
+            yield fill(template, dict(zip(step.depends_on, values, strict=True)))
+
+    def description_of(self, name: str) -> str:
+        """Return a searchable description of a step's answer, with the known answers of its own parents filled in."""
+        step, nearer = self.planned[name], self.answers_of(name, partial=True)
+        words = {parent: self.words_for(parent) for parent in step.depends_on}
+        text = self.next.get(name) or fill(self.finds.get(name, ""), words, add=False)
+        if not text:
+            text = fill(step.template, words, add=False) if step.template else step.finds or step.query
+        return " ".join([asked_for(text), *(one.value for one in nearer[:1] if one.value not in text)])
+
+    def words_for(self, name: str) -> str:
+        """Return a step's best answer, or a description of it if it is not known."""
+        answers = self.answers_of(name)
+        return answers[0].value if answers else self.description_of(name)
+
+    def chain(self) -> list[FoundStep]:
+        """Return the steps with their findings; each step comes after those that it depends on."""
+        steps = sorted(self.planned.values(), key=lambda step: step.wave)
+        made = []
+        for step in steps:
+            if step.origin is not SubQueryOrigin.QUESTION:
+                words = {parent: self.words_for(parent) for parent in step.depends_on}
+                query = fill(step.template, words) if step.template else step.query
+                made.append(FoundStep(step.id, query, self.answers_of(step.id, partial=True)))
+        return made
