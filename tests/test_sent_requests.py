@@ -24,7 +24,6 @@ from llama_index_agentic_kb.schema import SourceParams
 from llama_index_agentic_kb.search.rerank import Calibration, Reranker
 from llama_index_agentic_kb.sources import Fields
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever, ScriptedLLM
-from llama_index_agentic_kb.wire.azure_request import decode_retrieve
 from tests.rerankers import OverlapReranker
 
 FACT = "The keeper of the north tower is Ada Lund."
@@ -172,41 +171,6 @@ def test_filters_of_an_in_memory_index_know_its_operators(operator: str, value: 
     source = KnowledgeSource("docs", index=index, filters=MetadataFilters(filters=[condition]))
     response = KnowledgeBase([source], llm=None).retrieve("tower")
     assert sorted(reference.node_id for reference in response.references) == found
-
-
-def test_older_versions_are_read_by_their_own_names() -> None:
-    """In their versions only: elsewhere the names are refused, as the service does."""
-    params = {"indexName": "docs", "maxDocsForReranker": 50, "IncludeReferenceSourceData": True, "filterAddOn": None}
-    may = {**USER, "targetIndexParams": [params]}
-    (read,) = decode_retrieve(may, api_version="2025-05-01-preview").knowledge_source_params
-    assert (read.knowledge_source_name, read.max_output_documents, read.include_reference_source_data) == (
-        "docs",
-        50,
-        True,
-    )
-    august = {
-        **USER,
-        "requestLimits": {"maxRuntimeInSeconds": 30, "maxOutputSize": 700},
-        "outputConfiguration": {"includeActivity": False, "attemptFastPath": True},
-    }
-    request = decode_retrieve(json.dumps(august), api_version="2025-08-01-preview")
-    assert (request.max_runtime_in_seconds, request.max_output_size_in_tokens, request.include_activity) == (
-        30,
-        700,
-        False,
-    )
-    assert request.retrieval_reasoning_effort == "auto"
-    for body, name in ((may, "targetIndexParams"), (august, "requestLimits")):
-        with pytest.raises(InvalidRequestError, match=name):
-            decode_retrieve(body, api_version="2026-04-01")
-    narrowed = {**USER, "knowledgeSourceParams": [{"knowledgeSourceName": "docs", "filterAddOn": "a eq 1"}]}
-    with pytest.raises(InvalidRequestError, match="knowledgeSourceParams"):
-        decode_retrieve(narrowed, api_version="2025-05-01-preview")
-    fast = {**USER, "outputConfiguration": {"attemptFastPath": "yes"}}
-    bodies: list[object] = ["{", [], {**USER, "requestLimits": 3}, fast]
-    for wrong in bodies:
-        with pytest.raises(InvalidRequestError):
-            decode_retrieve(wrong, api_version="2025-08-01-preview")
 
 
 EDGES = """

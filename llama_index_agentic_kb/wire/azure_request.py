@@ -1,35 +1,140 @@
-"""Parser for requests of Azure AI Search's ``retrieve`` action in preview versions; returns current requests.
+"""Parser for requests of Azure AI Search's ``retrieve`` action, by API version; returns ``schema.RetrievalRequest``.
 
 A field is accepted in the API versions that define it, and refused in others, as by the service:
 
-* 2025-05-01-preview: ``targetIndexParams`` with ``indexName``, ``maxDocsForReranker``, ``IncludeReferenceSourceData``.
+* 2025-05-01-preview: messages with roles, ``targetIndexParams``; extracted data only.
 * 2025-08-01-preview: ``requestLimits`` and ``outputConfiguration``.
-* Later versions use the names of ``schema.RetrievalRequest``, which accepts both names of the output's size.
+* 2025-11-01-preview: intents, efforts up to medium, limits in the request itself.
+* 2026-04-01: intents and extracted data only, without a model.
+* 2026-08-01-preview: all fields of ``schema.RetrievalRequest`` but the instructions, which a definition has.
+
+A null counts as absent. Ranges of numbers are those of ``schema``, which are wider than the service's.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Final
+from dataclasses import dataclass
+from typing import Any, Final
 
 from llama_index_agentic_kb.errors import InvalidRequestError
-from llama_index_agentic_kb.schema.request import RetrievalRequest
+from llama_index_agentic_kb.schema.request import OutputMode, ReasoningEffort, RetrievalRequest
 
-_INDEXES: Final = "2025-05-01-preview"
-_LIMITS: Final = "2025-08-01-preview"
-_PARAMS: Final = {
-    "indexName": "knowledgeSourceName",
-    "filterAddOn": "filterAddOn",
-    "rerankerThreshold": "rerankerThreshold",
-    "maxDocsForReranker": "maxOutputDocuments",
-    "includeReferenceSourceData": "includeReferenceSourceData",
-    "IncludeReferenceSourceData": "includeReferenceSourceData",
+VERSIONS: Final = ("2025-05-01-preview", "2025-08-01-preview", "2025-11-01-preview", "2026-04-01", "2026-08-01-preview")
+"""The known API versions, oldest first."""
+_INDEXES, _CONFIGURED, _PREVIEW, _STABLE, _NEWEST = VERSIONS
+
+RANKED: Final = 50
+"""The number of documents that Azure's ranker takes; ``maxDocsForReranker`` is rounded up to a multiple of it."""
+
+_Fields = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class _Names:
+    """The names of one API version.
+
+    Args:
+        fields: The fields of a request.
+        params: By field of a source's parameters, the name of ours.
+        kinds: The kinds of sources. None if any is accepted.
+        source_list: The field that holds the sources' parameters.
+    """
+
+    fields: tuple[str, ...]
+    params: Mapping[str, str]
+    kinds: tuple[str, ...] | None = None
+    source_list: str = "knowledgeSourceParams"
+
+
+_OF_KINDS: Final = ("filterAddOn", "filterExpressionAddOn", "language", "market", "count", "freshness")
+_SOURCE: Final = (
+    "knowledgeSourceName",
+    "kind",
+    "includeReferences",
+    "includeReferenceSourceData",
+    "rerankerThreshold",
+    *_OF_KINDS,
+)
+_STABLE_KINDS: Final = ("searchIndex", "azureBlob", "indexedOneLake", "web")
+_KINDS: Final = (*_STABLE_KINDS, "indexedSharePoint", "remoteSharePoint")
+_PREVIEW_SOURCE: Final = {name: name for name in (*_SOURCE, "alwaysQuerySource")}
+
+_NAMES: Final[Mapping[str, _Names]] = {
+    _INDEXES: _Names(
+        ("messages", "targetIndexParams"),
+        {
+            "indexName": "knowledgeSourceName",
+            "filterAddOn": "filterAddOn",
+            "rerankerThreshold": "rerankerThreshold",
+            "maxDocsForReranker": "maxOutputDocuments",
+            "includeReferenceSourceData": "includeReferenceSourceData",
+            "IncludeReferenceSourceData": "includeReferenceSourceData",
+        },
+        source_list="targetIndexParams",
+    ),
+    _CONFIGURED: _Names(
+        ("messages", "knowledgeSourceParams", "requestLimits", "outputConfiguration"),
+        {**_PREVIEW_SOURCE, "maxSubQueries": "maxSubQueries"},
+        _KINDS,
+    ),
+    _PREVIEW: _Names(
+        (
+            "messages",
+            "intents",
+            "retrievalReasoningEffort",
+            "outputMode",
+            "includeActivity",
+            "maxRuntimeInSeconds",
+            "maxOutputSize",
+            "knowledgeSourceParams",
+        ),
+        _PREVIEW_SOURCE,
+        _KINDS,
+    ),
+    _STABLE: _Names(
+        (
+            "intents",
+            "retrievalReasoningEffort",
+            "includeActivity",
+            "maxRuntimeInSeconds",
+            "maxOutputSizeInTokens",
+            "knowledgeSourceParams",
+        ),
+        {name: name for name in _SOURCE},
+        _STABLE_KINDS,
+    ),
+}
+"""The names of each version but the newest, whose names are those of the models."""
+
+_OLD_NAMES: Final = {
+    "knowledgeSourceParams": "targetIndexParams",
+    "knowledgeSourceName": "indexName",
+    "maxOutputDocuments": "maxDocsForReranker",
+}
+"""The names of 2025-05-01-preview in error messages."""
+_EFFORTS: Final[Mapping[str, tuple[str, ...]]] = {
+    _PREVIEW: (ReasoningEffort.MINIMAL, ReasoningEffort.LOW, ReasoningEffort.MEDIUM),
+    _STABLE: (ReasoningEffort.MINIMAL,),
 }
 _LIMIT_NAMES: Final = {"maxRuntimeInSeconds": "maxRuntimeInSeconds", "maxOutputSize": "maxOutputSize"}
 _STORED: Final = ("retrievalInstructions", "retrieval_instructions", "answerInstructions", "answer_instructions")
 _FAST: Final = "attemptFastPath"
 _OUTPUT_NAMES: Final = {"includeActivity": "includeActivity", "modality": "outputMode", _FAST: _FAST}
+_MISSPELT: Final = {"extractedData": OutputMode.EXTRACTIVE_DATA}
+"""The names of output modes that examples of the service's documentation have."""
+
+
+def known_version(api_version: str) -> str:
+    """Return an API version; the newest if it is empty.
+
+    Raises:
+        InvalidRequestError: The version is not known; the message lists those that are.
+    """
+    if api_version and api_version not in VERSIONS:
+        raise InvalidRequestError(f"api-version: {api_version[:40]!r} is not known; known are {', '.join(VERSIONS)}")
+    return api_version or _NEWEST
 
 
 def decode_retrieve(body: object, *, api_version: str = "") -> RetrievalRequest:
@@ -40,29 +145,38 @@ def decode_retrieve(body: object, *, api_version: str = "") -> RetrievalRequest:
         api_version: The query parameter ``api-version``; empty means the newest version.
 
     Raises:
-        InvalidRequestError: The body is invalid, or has fields of another API version; the error names the field.
+        InvalidRequestError: The version is unknown, or the body is invalid or has fields of another API version; the
+            error names the field.
     """
-    fields = _fields_of(body)
-    if api_version == _INDEXES:
-        if fields.get("knowledgeSourceParams") is not None:
-            raise InvalidRequestError(f"knowledgeSourceParams: {_INDEXES} has none; send targetIndexParams")
-        params = fields.pop("targetIndexParams", None) or []
-        if not isinstance(params, list):
-            raise InvalidRequestError("targetIndexParams: a list is expected")
-        named = [_renamed(one, _PARAMS, f"targetIndexParams.{position}") for position, one in enumerate(params)]
-        fields["knowledgeSourceParams"] = named
-    if api_version == _LIMITS:
-        fields |= _renamed(fields.pop("requestLimits", None), _LIMIT_NAMES, "requestLimits")
-        fields |= _renamed(fields.pop("outputConfiguration", None), _OUTPUT_NAMES, "outputConfiguration")
-        fast = fields.pop(_FAST, False)
-        if not isinstance(fast, bool):
-            raise InvalidRequestError(f"outputConfiguration.{_FAST}: true or false is expected")
-        if fast:  # no planning if the first search suffices
-            fields.setdefault("retrievalReasoningEffort", {"kind": "auto"})
-    return RetrievalRequest.parse(fields)
+    version, fields = known_version(api_version), _fields_of(body)
+    names = _NAMES.get(version)
+    if names is not None:
+        _check_names(fields, names.fields, "", version)
+        fields["knowledgeSourceParams"] = _source_params(fields.pop(names.source_list, []), names, version)
+    if version == _INDEXES:
+        _check_roles(fields.get("messages"))
+    if version == _CONFIGURED:
+        fields |= _configured(fields)
+    if version in (_INDEXES, _STABLE):
+        fields["outputMode"] = OutputMode.EXTRACTIVE_DATA
+    if version in _EFFORTS:
+        _check_effort(fields.get("retrievalReasoningEffort"), version)
+    if version == _STABLE:
+        fields["retrievalReasoningEffort"] = ReasoningEffort.MINIMAL
+    mode = fields.get("outputMode")
+    fields |= {"outputMode": _MISSPELT[mode]} if isinstance(mode, str) and mode in _MISSPELT else {}
+    try:
+        return RetrievalRequest.parse(fields)
+    except InvalidRequestError as error:
+        if version != _INDEXES:
+            raise
+        message = str(error)
+        for ours, theirs in _OLD_NAMES.items():
+            message = message.replace(ours, theirs)
+        raise InvalidRequestError(message) from error
 
 
-def _fields_of(body: object) -> dict[str, object]:
+def _fields_of(body: object) -> _Fields:
     try:
         data = json.loads(body) if isinstance(body, (str, bytes, bytearray)) else body
     except (ValueError, RecursionError) as error:
@@ -72,15 +186,63 @@ def _fields_of(body: object) -> dict[str, object]:
     for name in _STORED:
         if name in data:
             raise InvalidRequestError(f"{name}: the knowledge base's definition has it, not a request")
-    return dict(data)
+    return {name: value for name, value in data.items() if value is not None}
 
 
-def _renamed(data: object, names: Mapping[str, str], path: str) -> dict[str, object]:
+def _check_names(data: Mapping[str, object], names: Mapping[str, str] | tuple[str, ...], at: str, version: str) -> None:
+    for name in data:
+        if name not in names:
+            raise InvalidRequestError(f"{at}{str(name)[:60]}: {version} has no such field; it has {', '.join(names)}")
+
+
+def _source_params(sent: object, names: _Names, version: str) -> list[_Fields]:
+    """Return the parameters of the sources under our names."""
+    if not isinstance(sent, list):
+        raise InvalidRequestError(f"{names.source_list}: a list is expected")
+    params = []
+    for position, item in enumerate(sent):
+        at = f"{names.source_list}.{position}"
+        one = _renamed(item, names.params, at, version)
+        kind = one.get("kind")
+        if names.kinds is not None and kind is not None and kind not in names.kinds:
+            known = ", ".join(names.kinds)
+            raise InvalidRequestError(f"{at}.kind: {version} has no kind {str(kind)[:60]!r}; it has {known}")
+        ranked = one.get("maxOutputDocuments")
+        if isinstance(ranked, int) and not isinstance(ranked, bool):
+            one["maxOutputDocuments"] = -(-ranked // RANKED) * RANKED
+        params.append(one)
+    return params
+
+
+def _renamed(data: object, names: Mapping[str, str], path: str, version: str) -> _Fields:
     if data is None:
         return {}
     if not isinstance(data, Mapping):
         raise InvalidRequestError(f"{path}: an object is expected")
-    for name in data:
-        if name not in names:
-            raise InvalidRequestError(f"{path}.{str(name)[:60]}: there is no such field; known are {', '.join(names)}")
+    _check_names(data, names, f"{path}.", version)
     return {names[name]: value for name, value in data.items() if value is not None}
+
+
+def _check_roles(messages: object) -> None:
+    for position, message in enumerate(messages if isinstance(messages, list) else []):
+        if isinstance(message, Mapping) and message.get("role") is None:
+            raise InvalidRequestError(f"messages.{position}.role: a role is required")
+
+
+def _check_effort(effort: object, version: str) -> None:
+    kind = effort.get("kind") if isinstance(effort, Mapping) else effort
+    if kind is not None and kind not in _EFFORTS[version]:
+        known = ", ".join(_EFFORTS[version])
+        raise InvalidRequestError(f"retrievalReasoningEffort: {version} has no {str(kind)[:60]!r}; it has {known}")
+
+
+def _configured(fields: _Fields) -> _Fields:
+    """Take the limits and the output's settings of 2025-08-01-preview out of ``fields``, and return them as ours."""
+    read = _renamed(fields.pop("requestLimits", None), _LIMIT_NAMES, "requestLimits", _CONFIGURED)
+    read |= _renamed(fields.pop("outputConfiguration", None), _OUTPUT_NAMES, "outputConfiguration", _CONFIGURED)
+    fast = read.pop(_FAST, False)
+    if not isinstance(fast, bool):
+        raise InvalidRequestError(f"outputConfiguration.{_FAST}: true or false is expected")
+    if fast:  # no planning if the first search suffices
+        read["retrievalReasoningEffort"] = ReasoningEffort.AUTO
+    return read
