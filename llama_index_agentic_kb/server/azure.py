@@ -12,16 +12,15 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.schema import ActivityRecord, OutputMode, RetrievalRequest, RetrievalResponse
 from llama_index_agentic_kb.server.context import ServerContext
 from llama_index_agentic_kb.server.errors import NotAcceptableError, error_body, status_of
 from llama_index_agentic_kb.server.http import error_response, logger, read_body, request_id
 from llama_index_agentic_kb.server.passages import link_passages
 from llama_index_agentic_kb.server.service import ServedBase
-from llama_index_agentic_kb.wire.azure_request import decode_retrieve
+from llama_index_agentic_kb.wire.azure_request import decode_retrieve, known_version
+from llama_index_agentic_kb.wire.azure_response import encode_response
 
-VERSIONS: Final = ("2025-05-01-preview", "2025-08-01-preview", "2025-11-01-preview", "2026-04-01", "2026-08-01-preview")
 STREAMING_SINCE: Final = "2026-08-01-preview"
 HEARTBEAT_SECONDS: Final = 15.0
 _EVENTS: Final = "text/event-stream"
@@ -36,10 +35,7 @@ def api_version(request: Request) -> str:
     Raises:
         InvalidRequestError: The version is not known.
     """
-    sent = request.query_params.get("api-version", VERSIONS[-1])
-    if sent not in VERSIONS:
-        raise InvalidRequestError(f"api-version: {sent[:40]!r} is not known; known are {', '.join(VERSIONS)}")
-    return sent
+    return known_version(request.query_params.get("api-version", ""))
 
 
 def wants_events(accept: str) -> bool:
@@ -68,11 +64,12 @@ class Retrieval:
     def __init__(self, served: ServedBase, request: RetrievalRequest, context: ServerContext, address: str) -> None:
         self.served, self.request, self._context, self._address = served, request, context, address
 
-    async def respond(self) -> Response:
-        """Return the response as JSON."""
+    async def respond(self, version: str) -> Response:
+        """Return the response as JSON of an API version."""
         response = await self.served.base.aretrieve(self.request)
         self._made(response)
-        return Response(response.to_json(), response.status_code, media_type="application/json")
+        body = json.dumps(encode_response(response, api_version=version))
+        return Response(body, response.status_code, media_type="application/json")
 
     def _made(self, response: RetrievalResponse) -> None:
         self._context.count(response)
@@ -221,6 +218,6 @@ def retrieval_routes(context: ServerContext) -> APIRouter:
         sent = decode_retrieve(await read_body(request, context.max_body_bytes), api_version=version)
         asked = served.request(sent.model_copy(update={"principal": principal}))
         retrieval = Retrieval(served, asked, context, str(request.base_url))
-        return EventStream(retrieval) if streams else await unless_gone(request.receive, retrieval.respond())
+        return EventStream(retrieval) if streams else await unless_gone(request.receive, retrieval.respond(version))
 
     return router

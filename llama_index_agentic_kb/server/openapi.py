@@ -12,8 +12,8 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from llama_index_agentic_kb.schema import RetrievalRequest
-from llama_index_agentic_kb.server.azure import VERSIONS
 from llama_index_agentic_kb.server.definitions import KnowledgeBaseDefinition, SourceDefinition
+from llama_index_agentic_kb.wire.azure_request import VERSIONS
 
 _NOTE: Final = (
     "Azure AI Search's agentic retrieval API over knowledge bases. Each path with a name also has the OData form, "

@@ -7,6 +7,7 @@ library adds to the response itself (``statusCode``, ``missing``, ...) are in al
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, Final
 
@@ -55,13 +56,13 @@ def encode_response(response: RetrievalResponse, *, api_version: str = "") -> _F
     Raises:
         InvalidRequestError: The version is unknown.
     """
-    version, data = known_version(api_version), response.to_dict()
+    version, data = known_version(api_version), json.loads(response.to_json())
     if version == VERSIONS[-1]:
-        return data
+        return dict(data)
     record, reference = (_old_record, _old_reference) if version == VERSIONS[0] else (_record, _reference)
     if "activity" in data:
         data["activity"] = [record(one) for one in data["activity"]]
-    return data | {"references": [reference(one) for one in data["references"]]}
+    return {**data, "references": [reference(one) for one in data["references"]]}
 
 
 def _record(data: Mapping[str, Any]) -> _Fields:

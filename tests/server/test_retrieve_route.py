@@ -129,3 +129,23 @@ def test_the_server_tells_how_it_is(client: httpx.Client) -> None:
             'agentic_kb_requests_total{method="POST",route="/knowledgebases/{name}/retrieve"'
             in anyone.get("/metrics").text
         )
+
+
+@pytest.mark.parametrize(
+    ("version", "body", "kinds", "reference"),
+    [
+        ("2025-05-01-preview", ASK, {"AzureSearchQuery", "AzureSearchSemanticRanker"}, "AzureSearchDoc"),
+        ("2025-11-01-preview", EXTRACT, {"searchIndex", "agenticReasoning"}, "searchIndex"),
+        ("2026-04-01", {"intents": EXTRACT["intents"]}, {"searchIndex", "agenticReasoning"}, "searchIndex"),
+    ],
+)
+def test_a_response_has_the_names_of_its_version(
+    client: httpx.Client, version: str, body: dict[str, Any], kinds: set[str], reference: str
+) -> None:
+    """Activity and references; what this library adds to the response itself is in all of them."""
+    response = client.post(f"/knowledgebases('space')/retrieve?api-version={version}", json=body)
+    assert response.status_code == 200
+    data = response.json()
+    assert kinds <= {one["type"] for one in data["activity"]} <= kinds | {"ModelQueryPlanning"}
+    assert {one["type"] for one in data["references"]} == {reference}
+    assert data["statusCode"] == 200
