@@ -24,6 +24,7 @@ from llama_index_agentic_kb.server.google import PREFIX, google_error, google_ro
 from llama_index_agentic_kb.server.http import Gateway, error_response
 from llama_index_agentic_kb.server.mcp_tool import McpRoutes
 from llama_index_agentic_kb.server.openapi import describe_routes
+from llama_index_agentic_kb.server.page import page_routes
 from llama_index_agentic_kb.server.passages import passage_routes
 from llama_index_agentic_kb.server.service import KnowledgeService
 
@@ -77,6 +78,7 @@ def create_app(
     app.include_router(definition_routes(context))
     app.include_router(mcp.router())
     app.include_router(google_routes(context))
+    app.include_router(page_routes(context))
     _add_own_routes(app, context)
     describe_routes(app)
     app.add_exception_handler(AgenticKBError, _answer_error)
