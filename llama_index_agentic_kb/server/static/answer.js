@@ -75,7 +75,8 @@ class Painter {
     for (const found of this.text.slice(start, end).matchAll(INLINE)) {
       const [whole, reference, strong, code, emphasis, label, url] = found;
       const from = start + found.index;
-      this.plain(parent, at, from);
+      const before = reference === undefined ? from : at + this.text.slice(at, from).trimEnd().length;
+      this.plain(parent, at, before); // a marker stands close to its sentence
       at = from + whole.length;
       if (reference !== undefined) parent.append(this.reference(reference));
       else if (strong !== undefined) parent.append(this.inline(element("strong"), from + 2, at - 2));

@@ -223,6 +223,7 @@ function openClaim(response, index) {
 }
 
 let returnTo = null;
+const INTERNAL = new Set(["title", "url", "source", "document_id", "file_name", "file_path", "chunk_index"]);
 
 function openPassage(response, id, supports = null) {
   const reference = response?.references.find((one) => one.id === id);
@@ -243,9 +244,9 @@ function openPassage(response, id, supports = null) {
   $("passage-source").textContent = reference.knowledgeSourceName;
   $("passage-title").textContent = `${Number(id) + 1}. ${reference.title || reference.docKey}`;
   $("passage-text").replaceChildren(...(text ? parts : ["The server did not send the text of this passage."]));
-  const data = { document: reference.docKey, ...(reference.sourceData?.metadata || {}) };
+  const data = Object.entries(reference.sourceData?.metadata || {}).filter(([name]) => !INTERNAL.has(name));
   $("passage-data").replaceChildren(
-    ...Object.entries(data).flatMap(([name, value]) => [
+    ...[["document", reference.docKey], ...data].flatMap(([name, value]) => [
       element("dt", {}, name),
       element("dd", {}, typeof value === "object" ? JSON.stringify(value) : String(value)),
     ]),

@@ -32,7 +32,10 @@ export class Timeline {
       bar = { start, end: null, view: element("span", { class: "bar running" }) };
       bar.view.append(element("span", { class: "hidden" }));
       this.bars.set(record.id, bar);
-      this.row(record).append(bar.view);
+      const track = this.row(record);
+      bar.view.style.top = `${4 + 7 * track.childElementCount}px`; // searches of several sources below one another
+      track.append(bar.view);
+      track.style.height = `${9 + 7 * track.childElementCount}px`;
       this.tick();
     }
     if (record.completedAt) this.complete(bar, record);
@@ -127,8 +130,11 @@ export class Timeline {
       bar.end = this.ended;
       bar.view.className = "bar failed";
     }
+    const planned = new Set((response?.plan?.subQueries || []).map((step) => step.query));
     for (const [key, row] of this.rows) {
-      if (key.startsWith("w ") && !row.track.childElementCount) row.label.classList.add("unsearched");
+      if (!key.startsWith("w ") || row.track.childElementCount) continue;
+      if (planned.has(row.label.title)) row.label.classList.add("unsearched");
+      else row.track.parentElement.remove(); // it was searched with known values filled in
     }
     this.layout();
     this.describe(response?.plan);
