@@ -193,6 +193,17 @@ def test_text_of_documents_and_models_is_never_markup(page: Page) -> None:
     assert page.evaluate("window.pwned") is None
 
 
+def test_a_citation_leads_to_its_passage(page: Page, site: str) -> None:
+    """The citation URL of a reference opens the page at the passage; an unknown passage says so."""
+    with httpx.Client(base_url=site, headers={"api-key": QUERY}, trust_env=False, timeout=60) as client:
+        body = {"intents": [{"type": "semantic", "search": "Saturn V"}], "outputMode": "extractiveData"}
+        found = client.post("/knowledgebases/space/retrieve", json=body).json()["references"][0]
+    page.goto(found["citationUrl"])
+    expect(page.locator("#passage-text")).to_contain_text(found["sourceData"]["content"])
+    page.goto(f"{site}/#kb=space&source=rockets&passage=none")
+    expect(page.locator("#passage-text")).to_contain_text("there is none of this id")
+
+
 def test_the_copied_request_works_in_the_azure_sdk(page: Page, monkeypatch: pytest.MonkeyPatch) -> None:
     """The Python code on the page prints the answer."""
     ask(page)

@@ -4,7 +4,7 @@ import { legend, renderAnswer, VERDICTS } from "./answer.js";
 import { button, element, safeUrl, unitOffsets } from "./dom.js";
 import { requestView } from "./requests.js";
 import { Sessions } from "./sessions.js";
-import { ask, listBases, ServerError } from "./stream.js";
+import { ask, listBases, readPassage, ServerError } from "./stream.js";
 import { Timeline } from "./timeline.js";
 
 const $ = (id) => document.getElementById(id);
@@ -228,8 +228,28 @@ const INTERNAL = new Set(["title", "url", "source", "document_id", "file_name", 
 function openPassage(response, id, supports = null) {
   const reference = response?.references.find((one) => one.id === id);
   if (!reference) return;
-  const quotes = supports || (response.grounding?.claims || []).flatMap((one) => one.supports).filter((one) => one.referenceId === id);
-  const text = reference.sourceData?.content || "";
+  const all = (response.grounding?.claims || []).flatMap((one) => one.supports);
+  const quotes = supports || all.filter((one) => one.referenceId === id);
+  const title = `${Number(id) + 1}. ${reference.title || reference.docKey}`;
+  showPassage({ ...reference, ...reference.sourceData, title }, quotes);
+}
+
+// Show the passage that the page's address names: the target of a citation URL.
+async function openAddress() {
+  const named = new URLSearchParams(location.hash.slice(1));
+  if (!named.has("passage")) return;
+  const start = async function* (key) {
+    yield await readPassage(named.get("kb"), named.get("source"), named.get("passage"), key);
+  };
+  try {
+    for await (const passage of withKey(start)) showPassage(passage, []);
+  } catch (error) {
+    showPassage({ title: "Passage", content: error.message, knowledgeSourceName: named.get("source") }, []);
+  }
+}
+
+function showPassage(passage, quotes) {
+  const text = passage.content || "";
   const units = unitOffsets(text);
   const marks = quotes.map(({ span }) => [units[span.start], units[span.end]]).sort((a, b) => a[0] - b[0] || a[1] - b[1]);
   const parts = [];
@@ -241,17 +261,17 @@ function openPassage(response, id, supports = null) {
   }
   parts.push(text.slice(at));
   if (!$("passage").contains(document.activeElement)) returnTo = document.activeElement;
-  $("passage-source").textContent = reference.knowledgeSourceName;
-  $("passage-title").textContent = `${Number(id) + 1}. ${reference.title || reference.docKey}`;
+  $("passage-source").textContent = passage.knowledgeSourceName;
+  $("passage-title").textContent = passage.title || passage.docKey;
   $("passage-text").replaceChildren(...(text ? parts : ["The server did not send the text of this passage."]));
-  const data = Object.entries(reference.sourceData?.metadata || {}).filter(([name]) => !INTERNAL.has(name));
+  const data = Object.entries(passage.metadata || {}).filter(([name]) => !INTERNAL.has(name));
   $("passage-data").replaceChildren(
-    ...[["document", reference.docKey], ...data].flatMap(([name, value]) => [
+    ...[["document", passage.docKey || ""], ...data].flatMap(([name, value]) => [
       element("dt", {}, name),
       element("dd", {}, typeof value === "object" ? JSON.stringify(value) : String(value)),
     ]),
   );
-  const url = safeUrl(reference.citationUrl || reference.url);
+  const url = safeUrl(passage.url);
   $("passage-link").replaceChildren(
     ...(url ? [element("a", { href: url, rel: "noopener noreferrer", target: "_blank" }, "Open the document")] : []),
   );
@@ -259,7 +279,7 @@ function openPassage(response, id, supports = null) {
   document.body.classList.add("reading");
   $("passage-title").focus({ preventScroll: true });
   const mark = $("passage-text").querySelector("mark");
-  $("passage-text").scrollTop = mark ? Math.max(0, mark.offsetTop - $("passage-text").offsetTop - 60) : 0;
+  $("passage-text").scrollTop = mark ? Math.max(0, mark.offsetTop - 60) : 0;
 }
 
 function closePassage() {
@@ -376,6 +396,7 @@ async function loadBases() {
   if (!bases.size) say("The server has no knowledge base.");
   newSession();
   welcome();
+  await openAddress();
 }
 
 function grow() {
@@ -415,6 +436,7 @@ $("open-sessions").addEventListener("click", () => {
   $("open-sessions").setAttribute("aria-expanded", String(open));
 });
 $("close-passage").addEventListener("click", closePassage);
+addEventListener("hashchange", openAddress);
 addEventListener("keydown", (event) => {
   if (event.key !== "Escape") return;
   $("hint").hidden = true;

@@ -33,6 +33,14 @@ export async function listBases(key) {
   return (await response.json()).value;
 }
 
+// Return a passage by its source and id, with the names that a reference has.
+export async function readPassage(base, source, id, key) {
+  const query = new URLSearchParams({ source, id, "api-version": API_VERSION });
+  const response = await fetch(`/knowledgebases/${encodeURIComponent(base)}/passage?${query}`, { headers: headers(key, {}) });
+  if (!response.ok) throw await errorOf(response);
+  return response.json();
+}
+
 // Yield {name, data} of each server-sent event. A heartbeat is a comment, and skipped.
 export async function* ask(base, body, key, signal) {
   const response = await fetch(retrievePath(base), {
