@@ -82,6 +82,7 @@ if TYPE_CHECKING:
     from llama_index_agentic_kb.schema import ResultsProcessing as ResultsProcessing
     from llama_index_agentic_kb.schema import RetrievalRequest as RetrievalRequest
     from llama_index_agentic_kb.schema import RetrievalResponse as RetrievalResponse
+    from llama_index_agentic_kb.schema import ScopeState as ScopeState
     from llama_index_agentic_kb.schema import SkippedReason as SkippedReason
     from llama_index_agentic_kb.schema import SourceParams as SourceParams
     from llama_index_agentic_kb.schema import parse_odata as parse_odata
@@ -133,7 +134,7 @@ retriever: AgenticRetriever RetrieverOptions
 schema.answer: Answer
 schema.answer_query: AnswerQuery AnswerResponse
 schema: DialogueStage DialogueState Finding GroundingLedger OutputMode Principal QueryPlan ReasoningEffort
-    ResultsProcessing RetrievalRequest RetrievalResponse SkippedReason SourceParams parse_odata
+    ResultsProcessing RetrievalRequest RetrievalResponse ScopeState SkippedReason SourceParams parse_odata
 search.embedding: EmbeddingCache
 search.fusion: distribution_based_score_fusion interleave reciprocal_rank_fusion relative_score_fusion
 search.rerank: Calibration Reranker

@@ -313,7 +313,8 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         if not fields:
             return request
         own = request.model_dump(exclude_unset=True, by_alias=False)
-        return RetrievalRequest.parse({**own, "principal": request.principal, "dialogue": request.dialogue, **fields})
+        states = {"dialogue": request.dialogue, "scope_state": request.scope_state}
+        return RetrievalRequest.parse({**own, "principal": request.principal, **states, **fields})
 
     def _engine(self, mode: OutputMode) -> AgenticQueryEngine:
         """Return the cached query engine of an output mode."""

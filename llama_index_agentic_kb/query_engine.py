@@ -582,6 +582,7 @@ class Answered:
             grounding=ledger,
             skipped_reasons=self.skipped,
             dialogue=retrieval.dialogue,
+            scope_state=retrieval.scope_state,
         )
 
     def metadata(self) -> dict[str, Any]:

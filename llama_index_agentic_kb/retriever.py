@@ -43,6 +43,7 @@ from llama_index_agentic_kb.guard.resilience import RetryPolicy
 from llama_index_agentic_kb.guard.spotlighting import Spotlighting, as_spotlighting
 from llama_index_agentic_kb.llm import LanguageModel, billed, resolve_llm
 from llama_index_agentic_kb.planning import ClassificationSpec, EffortLimits, Scope
+from llama_index_agentic_kb.planning.contraction import NOT_NARROWED, Conversation, Narrowing
 from llama_index_agentic_kb.planning.effort import MAX_RANKED, as_effort, as_limits, planned_use
 from llama_index_agentic_kb.planning.planner import PlanningModel
 from llama_index_agentic_kb.planning.rounds import PlanOutcome, Task
@@ -63,9 +64,12 @@ from llama_index_agentic_kb.schema import (
     Reference,
     ResultsProcessing,
     RetrievalRequest,
+    ScopeState,
 )
 from llama_index_agentic_kb.search.embedding import SHARED_CACHE, EmbeddingCache
+from llama_index_agentic_kb.search.follow_up import FollowUp
 from llama_index_agentic_kb.search.fusion import interleave
+from llama_index_agentic_kb.search.prototypes import ScopeIndex
 from llama_index_agentic_kb.search.rerank import Reranker, as_reranker
 from llama_index_agentic_kb.sources import KnowledgeSource
 from llama_index_agentic_kb.sources.fan_out import FanOut, missing_parts, raise_if_lost
@@ -98,6 +102,8 @@ class RetrieverOptions:
             caching.
         retries: The retry policy for failed calls of the language model, and the retry budget that all calls of a
             request share, including searches. Default three attempts with full jitter.
+        scope: The scope indexes by source name (``sources.vectors.scope_indexes``), by which a question in a
+            conversation is narrowed to the documents that the conversation is about. Defaults to no narrowing.
         spotlighting: How retrieved text is marked as data in every prompt of a request, including the answer's:
             "delimit" (default), "datamark", "encode", or None for not at all; see ``guard.spotlighting``.
         require_principal: Whether to deny requests without a principal even if no source has permissions.
@@ -115,6 +121,7 @@ class RetrieverOptions:
     results_processing: ResultsProcessing | str = ResultsProcessing.RERANK
     embedding_cache: EmbeddingCache | None = SHARED_CACHE
     retries: RetryPolicy = field(default_factory=RetryPolicy)
+    scope: Mapping[str, ScopeIndex] = field(default_factory=dict)
     spotlighting: Spotlighting | None = "delimit"
     require_principal: bool = False
     input_limits: InputLimits = DEFAULT_INPUT_LIMITS
@@ -137,6 +144,7 @@ class Retrieval:
         chain: The plan's steps with their findings, dependencies first.
         references: The references of the nodes, set by ``arrange``.
         dialogue: The state of the conversation after this turn; None if no source is a tool.
+        scope_state: The documents of the conversation after this turn; None if the request has no such state.
         reply: What is said in place of an answer: a question about a tool's arguments, or a request for confirmation.
     """
 
@@ -152,6 +160,7 @@ class Retrieval:
     references: list[Reference] = field(default_factory=list)
     dialogue: DialogueState | None = None
     reply: str = ""
+    scope_state: ScopeState | None = None
 
     def arrange(self, nodes: Sequence[NodeWithScore]) -> None:
         """Set ``nodes``, without their permission metadata, and ``references``."""
@@ -365,6 +374,8 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         whole = scope = Scope.of(request, memory, classification)
         if not all(one.may_learn_from(other) for one, other in permutations(self.sources.values(), 2)):
             scope = whole.without_answers()  # what is searched may go to every source
+        plain = self._model is None or effort is ReasoningEffort.MINIMAL
+        follow_up = FollowUp.of(scope.question, scope.history) if plain and not scope.intents else None
         fan_out = FanOut(
             {name: chosen for name, chosen in selected.items() if not isinstance(chosen.source, ToolSource)},
             log,
@@ -373,6 +384,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             max_searches=limits.searches,
             bundle=bundle,
             embedding_cache=None if cache is None else cache.of(principal),
+            follow_up=follow_up,
         )
         task = Task(
             scope=scope,
@@ -387,11 +399,18 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         turn, outcome = await search_turn(task, request.dialogue, selected)
         if not turn.reply:
             raise_if_lost(outcome.searches)
+        conversation, narrowing = Conversation(follow_up, request.scope_state, self.options.scope), NOT_NARROWED
+        if scope.history or request.scope_state is not None:
+            asked_for = budget.output_documents or self.similarity_top_k or limits.documents
+            narrowing = await conversation.narrow(fan_out, outcome.searches, asked_for)
         missing = [*forgotten, *missing_parts(outcome.searches), *fan_out.left_out, *outcome.withheld]
         found = outcome.findings, outcome.chain
         retrieval = Retrieval([], outcome.plan, log, budget, missing, selected, whole, *found)
         retrieval.dialogue, retrieval.reply = turn.state, turn.reply
-        await self._gather(request, retrieval, outcome, task, options, bundle or QueryBundle(request.question))
+        bundle = bundle or QueryBundle(request.question)
+        await self._gather(request, retrieval, outcome, task, options, bundle, narrowing)
+        if request.scope_state is not None and narrowing.turn is not None:
+            retrieval.scope_state = conversation.after(narrowing.turn, retrieval.nodes)
         return retrieval
 
     async def _remember(self, question: str, deadline: float | None) -> tuple[list[Any], list[MissingPart]]:
@@ -418,6 +437,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
         task: Task,
         options: EvidenceOptions,
         bundle: QueryBundle,
+        narrowing: Narrowing,
     ) -> None:
         """Merge the search results into ``retrieval.nodes``, and log how many candidates each stage dropped."""
         log, budget = retrieval.log, retrieval.budget
@@ -432,6 +452,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             findings=outcome.findings or None,
             signals=outcome.signals,
             decision=outcome.decision or None,
+            conversation=narrowing.turn,
         ) as record:
             with billed() as bill:
                 gathered = await gather_evidence(
@@ -444,6 +465,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
                     deadline=budget.evidence_deadline,
                     rerank_deadline=budget.retrieval_deadline,
                     proof=outcome.proof,
+                    outside=narrowing.outside,
                 )
             for changed, fields in gathered.cut_searches:
                 log.amend(changed, **fields)

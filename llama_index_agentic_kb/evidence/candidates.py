@@ -6,8 +6,8 @@ Nodes from sources are never changed: evidence consists of copies with their pro
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Hashable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, TypeAlias
 
 from llama_index.core.schema import NodeWithScore
@@ -99,6 +99,13 @@ class CandidateList:
     """Whether the list may be reranked; False if its source's results must stay unprocessed."""
     judged: bool = False
     """Whether the list is in a reranker's order."""
+
+    def without(self, outside: Collection[NodeKey]) -> CandidateList:
+        """Return the list without some candidates."""
+        at = [place for place, key in enumerate(self.ranked.keys) if key not in outside]
+        scores = self.ranked.scores
+        kept = None if scores is None else [scores[place] for place in at]
+        return replace(self, ranked=Ranked([self.ranked.keys[place] for place in at], self.ranked.weight, kept))
 
 
 def collect(searches: Sequence[SourceSearch]) -> dict[NodeKey, Candidate]:

@@ -8,7 +8,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Final, Literal, TypeVar
 
@@ -165,6 +165,7 @@ async def gather_evidence(
     deadline: float | None,
     rerank_deadline: float | None = None,
     proof: Sequence[Proof] = (),
+    outside: Collection[NodeKey] = (),
 ) -> GatheredEvidence:
     """Rerank, fuse and postprocess the search results, join neighbours and select the evidence.
 
@@ -182,6 +183,7 @@ async def gather_evidence(
             be an access filter.
         rerank_deadline: Value of ``time.monotonic()`` at which the reranker is abandoned. Defaults to ``deadline``.
         proof: Supporting passages that are ranked first, in the order of the reasoning chain.
+        outside: Candidates that are left out before reranking; the order of the others does not change.
     """
     params = {name: chosen.params for name, chosen in selected.items()}
     found, untouched = 0, set[str]()
@@ -195,8 +197,10 @@ async def gather_evidence(
 
     def lists() -> tuple[dict[NodeKey, Candidate], Reranking]:
         if untouched:
-            return collect(searches), Reranking(lists_by_search(searches, lambda name: name not in untouched))
-        return collect(searches), Reranking(lists_by_sub_query(searches, options.fusion))
+            made = lists_by_search(searches, lambda name: name not in untouched)
+        else:
+            made = lists_by_sub_query(searches, options.fusion)
+        return collect(searches), Reranking([one.without(outside) for one in made] if outside else made)
 
     def threshold(source: str) -> float | None:
         if reranker is None or not options.calibrated:
@@ -386,7 +390,7 @@ async def rerank(
         turns = [fused.key for fused in interleave([one.ranked for one in group])]  # a single list keeps its order
         read[name] = turns[:limit]
         nodes = [NodeWithScore(node=candidates[key].node.node, score=candidates[key].score) for key in read[name]]
-        calls.append(reranker.rank(group[0].sub_query.query, nodes, deadline=deadline))
+        calls.append(reranker.rank(group[0].searches[0].words, nodes, deadline=deadline))
     verdicts: dict[str, dict[NodeKey, Reranked]] = {}
     failed: dict[str, list[str]] = {}
     for name, job in zip(groups, await gather(calls, deadline=deadline), strict=True):

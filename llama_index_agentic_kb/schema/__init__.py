@@ -56,3 +56,8 @@ from llama_index_agentic_kb.schema.response import Reference as Reference
 from llama_index_agentic_kb.schema.response import RetrievalResponse as RetrievalResponse
 from llama_index_agentic_kb.schema.response import SkippedReason as SkippedReason
 from llama_index_agentic_kb.schema.response import SourceData as SourceData
+from llama_index_agentic_kb.schema.scope import ScopedDocument as ScopedDocument
+from llama_index_agentic_kb.schema.scope import ScopeReason as ScopeReason
+from llama_index_agentic_kb.schema.scope import ScopeState as ScopeState
+from llama_index_agentic_kb.schema.scope import Topic as Topic
+from llama_index_agentic_kb.schema.scope import TurnScope as TurnScope

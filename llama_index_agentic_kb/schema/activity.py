@@ -13,6 +13,7 @@ from llama_index_agentic_kb.schema.filters import FilterNode
 from llama_index_agentic_kb.schema.grounding import UnitScore
 from llama_index_agentic_kb.schema.odata import to_odata
 from llama_index_agentic_kb.schema.request import EffortField
+from llama_index_agentic_kb.schema.scope import TurnScope
 
 Count: TypeAlias = Annotated[int, Field(ge=0)]
 
@@ -288,7 +289,7 @@ class AgenticReasoningActivity(ActivityRecord):
     dropped_by_threshold: Count | None = None
     """Candidates below the reranker's threshold."""
     dropped_by_budget: Count | None = None
-    """Candidates beyond the maximum number of documents to return, or to rank."""
+    """Candidates beyond the maximum number of documents to return, or to rank, or outside the conversation's scope."""
     dropped_by_postprocessors: Count | None = None
     """Candidates removed by node postprocessors, or missing from the reranker's result."""
     dropped_by_cap: Count | None = None
@@ -304,6 +305,8 @@ class AgenticReasoningActivity(ActivityRecord):
     """Strength of the evidence for the original question (0 to 1); None if it did not decide about planning."""
     decision: str | None = None
     """The reason for planning or not, and the reason for stopping."""
+    conversation: TurnScope | None = None
+    """How earlier messages changed the search: expansion, drift, topic and scope. None without a conversation."""
 
 
 Purpose: TypeAlias = Literal["answer", "check", "repair", "relatedQuestions"]

@@ -26,6 +26,7 @@ from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.schema._model import Model
 from llama_index_agentic_kb.schema.dialogue import DialogueState
 from llama_index_agentic_kb.schema.filters import FilterNode
+from llama_index_agentic_kb.schema.scope import ScopeState
 
 MAX_DOCUMENTS: Final = 10_000
 """Maximum number of documents of a request. The limit protects search engines, which allocate memory for as many."""
@@ -293,11 +294,13 @@ class RetrievalRequest(_Sent):
     dialogue: SkipJsonSchema[InstanceOf[DialogueState] | None] = Field(default=None, exclude=True)
     """The state of the conversation after its last turn (``RetrievalResponse.dialogue``), for sources that are tools.
     Set by the program that keeps the conversation; never read from or written to JSON."""
+    scope_state: SkipJsonSchema[InstanceOf[ScopeState] | None] = Field(default=None, exclude=True)
+    """The documents that the conversation was about (``RetrievalResponse.scope_state``); set like ``dialogue``."""
 
     @model_validator(mode="before")
     @classmethod
     def _as_sent(cls, data: object) -> object:
-        """Reject a principal or dialogue in the data, and of several names of the token budget use only the newest."""
+        """Reject a principal or a state in the data, and of several names of the token budget use only the newest."""
         sent = _given(data)
         if isinstance(sent, dict):
             who = sent.get("principal")
@@ -305,9 +308,11 @@ class RetrievalRequest(_Sent):
                 raise ValueError(
                     "principal can't be sent in a request: the program that authenticated its caller sets it"
                 )
-            state = sent.get("dialogue")
-            if state is not None and not isinstance(state, DialogueState):
-                raise ValueError("dialogue can't be sent in a request: the program that keeps the conversation sets it")
+            for name, kind in (("dialogue", DialogueState), ("scope_state", ScopeState), ("scopeState", ScopeState)):
+                if not isinstance(sent.get(name), kind | None):
+                    raise ValueError(  # noqa: TRY004 (pydantic reports a ValueError)
+                        f"{name} can't be sent in a request: the program that keeps the conversation sets it"
+                    )
             for name in [one for one in _SIZES if one in sent][1:]:
                 del sent[name]
         return sent

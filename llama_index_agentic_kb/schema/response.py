@@ -14,6 +14,7 @@ from llama_index_agentic_kb.schema.activity import AnyActivity, Outcome, QueryPl
 from llama_index_agentic_kb.schema.dialogue import DialogueState
 from llama_index_agentic_kb.schema.grounding import GroundingLedger
 from llama_index_agentic_kb.schema.request import Message
+from llama_index_agentic_kb.schema.scope import ScopeState
 
 
 class SkippedReason(StrEnum):
@@ -125,6 +126,8 @@ class RetrievalResponse(Shown, Model):
     there was no answer to check."""
     dialogue: DialogueState | None = None
     """The state of the conversation after this turn, for the next request; None if no source is a tool."""
+    scope_state: ScopeState | None = None
+    """The documents that the conversation is about, for the next request; None if the request had no such state."""
     skipped_reasons: list[SkippedReason] = Field(default_factory=list)
     """The reasons why there is no answer or it was withheld; ``text`` then contains a notice instead."""
 

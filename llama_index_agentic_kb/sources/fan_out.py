@@ -23,6 +23,7 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Final, NamedTuple
 
+from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.callbacks.schema import CBEventType, EventPayload
 from llama_index.core.query_engine.sub_question_query_engine import SubQuestionAnswerPair
 from llama_index.core.question_gen.types import SubQuestion
@@ -47,7 +48,8 @@ from llama_index_agentic_kb.schema import (
     SubQuery,
     SubQueryOrigin,
 )
-from llama_index_agentic_kb.search.embedding import SHARED_CACHE, EmbeddingCache, QueryEmbeddings
+from llama_index_agentic_kb.search.embedding import SHARED_CACHE, EmbeddingCache, QueryEmbeddings, Vector
+from llama_index_agentic_kb.search.follow_up import FollowUp
 from llama_index_agentic_kb.sources.base import KnowledgeSource
 from llama_index_agentic_kb.sources.search import NodeList, PreparedSource, distinct_nodes, search_source
 from llama_index_agentic_kb.sources.selection import SelectedSource
@@ -74,6 +76,7 @@ class SourceSearch:
         error: Why the search failed; None if it succeeded.
         must_answer: Whether the request fails if this search fails (``failOnError``).
         stage: The last stage that was reached: "preparation", "embedding" or "search".
+        words: The text that was searched, if a conversation expanded the query.
     """
 
     sub_query: SubQuery
@@ -83,6 +86,11 @@ class SourceSearch:
     error: Exception | None = None
     must_answer: bool = False
     stage: str = "preparation"
+    words: str = ""
+
+    def __post_init__(self) -> None:
+        """Set the default of ``words``, the query."""
+        self.words = self.words or self.sub_query.query
 
     @property
     def nodes(self) -> list[NodeWithScore]:
@@ -142,6 +150,7 @@ class FanOut:
         bundle: The caller's query; its vector or embedding strings are used to search for the question itself.
         embedding_cache: The cache of query vectors shared by requests; None for no cache.
         max_searches: The maximum number of searches. Defaults to no limit.
+        follow_up: How the question itself is searched in its conversation. Defaults to being searched as it is.
     """
 
     def __init__(
@@ -154,6 +163,7 @@ class FanOut:
         bundle: QueryBundle | None = None,
         embedding_cache: EmbeddingCache | None = SHARED_CACHE,
         max_searches: int | None = None,
+        follow_up: FollowUp | None = None,
     ) -> None:
         self.selected = selected
         self._log = log
@@ -161,6 +171,7 @@ class FanOut:
         self._top_k = top_k
         self._search_seconds = search_seconds
         self._bundle = bundle
+        self._follow_up = follow_up
         self._embeddings = QueryEmbeddings(log.manager, deadline=self._deadline, cache=embedding_cache)
         self._prepared: dict[tuple[str, str], PreparedSource | Exception] = {}
         self._answers: list[_Answer] = []
@@ -192,7 +203,9 @@ class FanOut:
             prepared = self._prepare(sub_query, chosen)
             model = prepared.traits.embed_model if isinstance(prepared, PreparedSource) else None
             if model is not None and not self._brings_vector(sub_query):
-                models.append((model, sub_query.query))
+                follow_up = self._followed(sub_query)
+                texts = [sub_query.query] if follow_up is None else follow_up.texts
+                models += [(model, text) for text in texts]
         self._embeddings.begin(models)
         for sub_query, chosen in every:
             progress = CallProgress()
@@ -301,7 +314,10 @@ class FanOut:
         if isinstance(prepared, Exception):
             raise prepared
         bundle, limit = partial(self._bundle_for, search, prepared), source.similarity_top_k or self._top_k
-        return await search_source(prepared, sub_query.query, bundle, limit=limit, progress=progress)
+        follow_up = self._followed(sub_query)
+        if follow_up is not None:
+            search.words = follow_up.words
+        return await search_source(prepared, search.words, bundle, limit=limit, progress=progress)
 
     def _failed(self, search: SourceSearch, error: Exception, progress: CallProgress) -> SourceSearch:
         name, search.error = search.source.name, error
@@ -343,9 +359,33 @@ class FanOut:
             made.custom_embedding_strs = None if strings is None else list(strings)
             made.image_path = brought.image_path
         elif model is not None:
-            made.embedding = await self._embeddings.get(model, query, deadline=call_deadline())
+            made.embedding = await self._vector(model, search.sub_query)
         search.stage = "search"
         return made
+
+    def _followed(self, sub_query: SubQuery) -> FollowUp | None:
+        """Return how a sub-query is searched in the conversation; None if it is searched as it is."""
+        return self._follow_up if sub_query.origin is SubQueryOrigin.QUESTION else None
+
+    async def _vector(self, model: BaseEmbedding, sub_query: SubQuery) -> Vector:
+        follow_up, deadline = self._followed(sub_query), call_deadline()
+        if follow_up is None:
+            return await self._embeddings.get(model, sub_query.query, deadline=deadline)
+        needed = [follow_up.question, *filter(None, [follow_up.expanded])]
+        vectors = {text: await self._embeddings.get(model, text, deadline=deadline) for text in needed}
+        return follow_up.vector(vectors.__getitem__)
+
+    async def follow_up_vectors(self, source: str) -> tuple[BaseEmbedding, dict[str, Vector]] | None:
+        """Return a source's embedding model and the vectors of the conversation's texts; None if it has none."""
+        prepared = self._prepared.get((source, ""))
+        model = prepared.traits.embed_model if isinstance(prepared, PreparedSource) else None
+        if model is None or self._follow_up is None:
+            return None
+        texts = self._follow_up.texts
+        try:
+            return model, {text: await self._embeddings.get(model, text, deadline=self._deadline) for text in texts}
+        except Exception:  # noqa: BLE001 (the search that failed for it has reported it)
+            return None
 
     def _brings_vector(self, sub_query: SubQuery) -> bool:
         """Return whether the caller's bundle has a vector or embedding strings for this sub-query."""

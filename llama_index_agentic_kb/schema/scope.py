@@ -1,0 +1,131 @@
+"""The documents that a conversation is about, carried from turn to turn, and how they narrowed one turn's search.
+
+A program passes the state of the last response into the next request, and keeps it in between with the conversation.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Annotated, Any, Final, Self, TypeAlias
+
+from pydantic import ConfigDict, Field
+
+from llama_index_agentic_kb.schema._model import Model
+
+MAX_RECENT: Final = 2
+"""Number of latest turns whose documents stay in the scope."""
+MAX_DOCUMENTS: Final = 100
+"""Maximum number of pinned documents, and of one turn's."""
+MAX_SHIFTS: Final = 100
+"""Maximum number of topic shifts that a state lists, the latest."""
+
+Cosine: TypeAlias = Annotated[float, Field(ge=-1, le=1, allow_inf_nan=False)]
+_Name: TypeAlias = Annotated[str, Field(min_length=1, max_length=2_000)]
+
+
+class Topic(StrEnum):
+    """How a message relates to the messages before it."""
+
+    FIRST = "first"
+    """There are no earlier messages."""
+    CONTINUED = "continued"
+    SHIFTED = "shifted"
+    UNKNOWN = "unknown"
+    """No embedding model has compared them."""
+
+
+class ScopeReason(StrEnum):
+    """Why a turn's search was not narrowed."""
+
+    NO_INDEX = "noIndex"
+    """No searched source has a scope index of its embedding model."""
+    NO_HISTORY = "noHistory"
+    PLANNED = "planned"
+    """A language model wrote the searches from the conversation."""
+    SMALL_CORPUS = "smallCorpus"
+    INDEX_STALE = "indexStale"
+    """Documents have changed since the scope index was made."""
+    LOW_SIMILARITY = "lowSimilarity"
+    """No document is similar enough to the message: the corpus may not answer it."""
+    TOO_SMALL = "scopeTooSmall"
+    """The scope holds too few of the passages found."""
+    FAILED = "failed"
+    """The scope was not computed in time, or with an error."""
+
+
+class ScopedDocument(Model):
+    """A document in a scope, by its source and its id (LlamaIndex's ``ref_doc_id``, else the node's id)."""
+
+    model_config = ConfigDict(frozen=True)
+
+    source: _Name
+    document: _Name
+
+
+_Documents: TypeAlias = Annotated[tuple[ScopedDocument, ...], Field(max_length=MAX_DOCUMENTS)]
+
+
+class TurnScope(Model):
+    """How the earlier messages changed one turn's search; part of the account."""
+
+    model_config = ConfigDict(frozen=True)
+
+    turn: int = Field(ge=1)
+    topic: Topic = Topic.FIRST
+    drift: Cosine | None = None
+    """The cosine between the message and the earlier ones: near 0 after a change of topic. None without vectors."""
+    expanded: str | None = None
+    """The message with the words that it refers to, as it was searched; None if it was searched as it is."""
+    documents: int | None = Field(default=None, ge=0)
+    """Number of documents before contraction; None if there was none, or if some may be hidden from the caller."""
+    scope: int | None = Field(default=None, ge=0)
+    """Number of documents in the scope."""
+    reason: ScopeReason | None = None
+    """Why the search was not narrowed; None if it was."""
+    scope_miss: float | None = Field(default=None, ge=0, le=1)
+    """Share of the best passages of each search of the whole corpus that are outside the scope. They are kept."""
+    scope_ms: float | None = Field(default=None, ge=0)
+    """Milliseconds that the contraction took."""
+
+
+class ScopeState(Model):
+    """The state of one conversation; immutable, so that each turn returns a new one.
+
+        state = ScopeState()
+        response = kb.retrieve(messages, scope_state=state)
+        state = response.scope_state  # goes into the next turn; to_dict() and parse() store and restore it
+
+    It holds ids of documents and no vectors. A document that the user may not see is never found, whatever it says.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    turn: int = Field(default=0, ge=0)
+    """Number of turns so far."""
+    recent: Annotated[tuple[_Documents, ...], Field(max_length=MAX_RECENT)] = ()
+    """The documents of the latest turns' references; they stay in the scope."""
+    pinned: _Documents = ()
+    """Documents that stay in the scope until they are unpinned."""
+    shifts: Annotated[tuple[int, ...], Field(max_length=MAX_SHIFTS)] = ()
+    """Numbers of the turns that changed the topic."""
+    last: TurnScope | None = None
+    """How the latest turn was searched."""
+
+    def pin(self, source: str, document: str) -> Self:
+        """Return a state with a document that stays in the scope; the oldest of more than 100 is unpinned."""
+        kept = self.unpin(source, document).pinned
+        return self._with(pinned=(*kept, ScopedDocument(source=source, document=document))[-MAX_DOCUMENTS:])
+
+    def unpin(self, source: str, document: str) -> Self:
+        """Return a state without a pinned document."""
+        gone = ScopedDocument(source=source, document=document)
+        return self._with(pinned=tuple(one for one in self.pinned if one != gone))
+
+    def after(self, use: TurnScope, documents: tuple[ScopedDocument, ...]) -> Self:
+        """Return the state after a turn that was searched in this way and whose references are ``documents``."""
+        shifts = (*self.shifts, use.turn) if use.topic is Topic.SHIFTED else self.shifts
+        recent = (*self.recent, tuple(dict.fromkeys(documents))[:MAX_DOCUMENTS])[-MAX_RECENT:]
+        return self._with(turn=use.turn, last=use, shifts=shifts[-MAX_SHIFTS:], recent=recent)
+
+    def _with(self, **changed: Any) -> Self:
+        return self.model_copy(update=changed)

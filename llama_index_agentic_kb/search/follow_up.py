@@ -1,0 +1,195 @@
+"""Searches a message in the light of a conversation, without a language model.
+
+A message that stands alone is searched as it is: history only distorts it (measured, see docs/conversations.md). One
+that leans on the conversation ("How tall was it?", "Why?", "And in Europe?") is expanded by the words that it may refer
+to: the names that open the last reply, and the content words of earlier messages, back to one that stands alone. Its
+query vector is that of the expanded text, with a part of the message's own; keyword search uses the expanded text.
+
+The drift is the cosine between a message and the earlier ones, the latest weighing most. It is reported and decides the
+scope; it does not decide the expansion, because "How do I use them?" is near nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from typing import Final
+
+from llama_index_agentic_kb.search.tokenizing import FUNCTION_WORDS, detect_language, split_words
+
+OWN_WEIGHT: Final = 0.5
+"""The weight of the message's own vector beside that of its expanded text, which has 1."""
+DECAY: Final = 0.5
+"""The weight of an earlier message relative to the next one."""
+MAX_EARLIER: Final = 3
+"""Number of earlier user messages that are compared with a message."""
+MAX_BACK: Final = 4
+"""Number of earlier user messages in which the words that a message refers to are looked for."""
+MAX_TERMS: Final = 10
+MAX_NAMES: Final = 2
+"""Maximum number of words from earlier messages, and of names from the last reply, that expand a message."""
+MAX_SENTENCE: Final = 25
+"""Maximum number of words of a reply's first sentence for its names to be used; a longer one rarely answers."""
+_MAX_REPLY: Final = 1_000
+_MAX_MESSAGE: Final = 2_000
+
+
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_THINGS: Final = _words("it its")
+# English, then German, French, Spanish, Portuguese, Italian
+_PRONOUNS: Final = _THINGS | _words(
+    "he him his she her hers they them their theirs er ihn ihm ihr ihre ihren ihrer ihnen sein seine seinen seiner es "
+    "elle elles ils lui leur leurs ses él ella ellos ellas sus ele ela eles elas seu sua seus suas lei loro suo suoi"
+)
+"""Words that refer to something named before."""
+_POINTERS: Final = _words(
+    "this that these those one ones here then such former latter else "
+    "dies diese dieser dieses dort dessen davon dazu dabei darin damit cela ceci ça celui celle ceux celles "
+    "eso esto ese esa aquello isso isto esse essa questo questa quello quella ciò"
+)
+"""Words that may refer to something named before, but often don't ("the scams that ...")."""
+_OPENINGS: Final = _words(
+    "and but so also then or no why und aber oder warum nein et mais pourquoi non y pero e ma mas por"
+)
+"""First words of a message that continues another."""
+_ARTICLES: Final = _words("the der die das den le la les el los las il")
+_FOR_PERSONS: Final = _words("who whom whose wer wen wem wessen qui quién quiénes quem chi")
+_FOR_NAMES: Final = _FOR_PERSONS | _words(
+    "which welche welcher welches quel quelle quels quelles cuál cuáles qual quais quale quali"
+)
+"""First words of a question for a person, and for any name."""
+_PRONOUN_WORDS: Final = 5
+_POINTER_WORDS: Final = 3
+_ARTICLE_WORDS: Final = 2
+"""Maximum number of content words of a message that leans on the conversation, by the kind of its reference."""
+
+_SENTENCE: Final = re.compile(r"(?<=[.!?:\n])(?<!\W[A-Z]\.)(?<!^[A-Z]\.)\s+")  # not after an initial
+_WORD: Final = r"(?:[A-Z]\.|[^\W\d_a-zß-öø-ÿ][\w'\u2019&-]*(?:\.[\w'\u2019&-]+)*)"
+_NAME: Final = re.compile(rf"\b{_WORD}(?:\s+(?:(?:of|the|de|la|von|van|der|du|di|da)\s+)?{_WORD})*")
+
+
+@dataclass(frozen=True, slots=True)
+class FollowUp:
+    """A message as it is searched in a conversation.
+
+    Args:
+        question: The message.
+        expanded: The message with the words that it refers to; None if it stands alone.
+        earlier: The latest earlier user messages, newest first.
+    """
+
+    question: str
+    expanded: str | None = None
+    earlier: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, question: str, history: Sequence[tuple[str, str]]) -> FollowUp:
+        """Return how a message is searched.
+
+        Args:
+            question: The message.
+            history: The earlier messages as (role, text) pairs, oldest first; other roles than "user" and "assistant"
+                are ignored.
+        """
+        mine = [text.strip() for role, text in reversed(history) if role == "user" and text.strip()]
+        replies = (text for role, text in reversed(history) if role == "assistant" and text.strip())
+        earlier = tuple(dict.fromkeys(mine))[:MAX_EARLIER]
+        if not mine or not leans(question):
+            return cls(question, None, earlier)
+        said, before = split_words(question), split_words(mine[0])[:1]
+        names = [] if _FOR_NAMES.isdisjoint(before) else names_of(next(replies, ""), mine)
+        if not (_THINGS.isdisjoint(said) or _FOR_PERSONS.isdisjoint(before)):
+            names = []  # the reply names a person, and the message is about a thing
+        terms = names or list(islice(_terms(mine), MAX_TERMS))
+        added = [term for term in terms if not {*said}.issuperset(split_words(term))]
+        return cls(question, f"{question} {' '.join(added)}" if added else None, earlier)
+
+    @property
+    def words(self) -> str:
+        """The text for keyword search."""
+        return self.expanded or self.question
+
+    @property
+    def texts(self) -> list[str]:
+        """The texts whose vectors ``vector`` and ``context`` need."""
+        return [self.question, *([self.expanded] if self.expanded else []), *self.earlier]
+
+    def vector(self, vector_of: Callable[[str], Sequence[float]]) -> list[float]:
+        """Return the query vector."""
+        own = list(vector_of(self.question))
+        return own if self.expanded is None else _sum([(OWN_WEIGHT, _unit(own)), (1, _unit(vector_of(self.expanded)))])
+
+    def history(self, vector_of: Callable[[str], Sequence[float]]) -> list[float] | None:
+        """Return the weighted sum of the earlier messages' vectors, of unit length; None without earlier messages."""
+        weighted = [(DECAY**age, _unit(vector_of(text))) for age, text in enumerate(self.earlier)]
+        return _unit(_sum(weighted)) if weighted else None
+
+
+def leans(question: str) -> bool:
+    """Return whether a message needs the conversation to be understood, judged by its words; in doubt, False.
+
+    In a language without a list of pronouns here, only a message with a single content word counts.
+    """
+    words = split_words(question)
+    content = len(_content(words))
+    return (
+        content <= 1
+        or (content <= _PRONOUN_WORDS and not _PRONOUNS.isdisjoint(words))
+        or (content <= _POINTER_WORDS and (words[0] in _OPENINGS or not _POINTERS.isdisjoint(words)))
+        or (content <= _ARTICLE_WORDS and not _ARTICLES.isdisjoint(words))
+    )
+
+
+def names_of(reply: str, messages: Iterable[str] = ()) -> list[str]:
+    """Return the names in a reply's first sentence, those that no message has before others.
+
+    A name is a run of capitalised words. A single word at the beginning of a longer sentence is not a name.
+    """
+    sentence = _SENTENCE.split(reply[:_MAX_REPLY].strip(), maxsplit=1)[0]
+    if len(sentence.split()) > MAX_SENTENCE:
+        return []
+    names: dict[str, str] = {}
+    for found in _NAME.finditer(sentence):
+        parts = found.group().split()
+        while parts and not (parts[0].endswith(".") or _content(split_words(parts[0]))):
+            parts.pop(0)
+        begins = found.start() == 0 and len(parts) == 1 and len(sentence.split()) > 2  # noqa: PLR2004 ("Paris, France.")
+        if parts and not begins:
+            names.setdefault(" ".join(parts).casefold(), " ".join(parts))
+    asked = "\n".join(messages).casefold()
+    new = [name for form, name in names.items() if form not in asked]
+    return (new or [*names.values()])[:MAX_NAMES]
+
+
+def _terms(messages: Iterable[str]) -> Iterator[str]:
+    """Yield the distinct content words of earlier messages, newest first, back to one that stands alone."""
+    seen: set[str] = set()
+    for message in islice(messages, MAX_BACK):
+        for word in _content(split_words(message[:_MAX_MESSAGE])):
+            if word not in seen:
+                seen.add(word)
+                yield word
+        if not leans(message):
+            return
+
+
+def _content(words: Sequence[str]) -> list[str]:
+    """Return the words that carry meaning: without function words, pronouns and pointers."""
+    ignored = FUNCTION_WORDS.get(detect_language(words), frozenset[str]())
+    return [word for word in words if not (word in ignored or word in _PRONOUNS or word in _POINTERS)]
+
+
+def _unit(vector: Sequence[float]) -> list[float]:
+    length = sum(part * part for part in vector) ** 0.5
+    return [part / length for part in vector] if length else list(vector)
+
+
+def _sum(weighted: Sequence[tuple[float, Sequence[float]]]) -> list[float]:
+    return [
+        sum(parts) for parts in zip(*([weight * part for part in vector] for weight, vector in weighted), strict=True)
+    ]

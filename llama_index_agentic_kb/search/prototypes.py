@@ -1,0 +1,227 @@
+"""Document prototypes: the few vectors by which a document is compared with a conversation (``ScopeIndex``).
+
+A document of up to ``MAX_PROTOTYPES`` chunks is represented by its chunks; a longer one by the centres of as many
+clusters of chunks (spherical k-means), so that a document on several topics is near each of them. The clustering starts
+from equal runs of consecutive chunks and draws nothing at random: the same chunks have the same prototypes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import zipfile
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Final, Protocol, Self, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from llama_index_agentic_kb.errors import RetrievalError
+
+Floats: TypeAlias = NDArray[np.float32]
+
+MAX_PROTOTYPES: Final = 4
+"""Maximum number of prototypes of a document."""
+_PASSES: Final = 5
+_BATCH: Final = 2_000
+_FORMAT: Final = 1
+
+
+class VectorReader(Protocol):
+    """Reads the vectors of a source's chunks."""
+
+    def version(self) -> str:
+        """Return a text that changes when the chunks do; called at each turn, so that it must be fast."""
+        ...
+
+    def chunks(self) -> Mapping[str, Sequence[str]]:
+        """Return the chunk ids of each document, by the document's id."""
+        ...
+
+    def vectors(self, chunks: Sequence[str]) -> Mapping[str, Sequence[float] | Floats]:
+        """Return the vectors of chunks, by id; deleted chunks are omitted."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ScopeSettings:
+    """When a document is in the scope, and when a message changes the topic; ``agentic-kb calibrate`` measures them.
+
+    Args:
+        deviations: How many standard deviations above the mean of all documents a document's similarity must be.
+        floor: The minimum similarity of the best document; below it, the search is not narrowed.
+        shift: The cosine between a message and the earlier ones below which the topic has changed.
+    """
+
+    deviations: float = 2.0
+    floor: float = 0.2
+    shift: float = 0.15
+
+
+@dataclass(frozen=True, slots=True)
+class ScopeIndex:
+    """The prototypes of a source's documents. Immutable; ``updated`` returns another index.
+
+    Args:
+        model: The identity of the embedding model (``embed_model_fingerprint``); vectors of others can't be compared.
+        version: The source's ``VectorReader.version`` when the index was made.
+        documents: The ids of the documents.
+        digests: One digest of the chunk ids per document.
+        starts: The position of each document's first prototype.
+        prototypes: The prototypes of all documents, each of unit length.
+        settings: The calibrated settings.
+    """
+
+    model: str
+    version: str
+    documents: tuple[str, ...]
+    digests: tuple[str, ...]
+    starts: NDArray[np.int64]
+    prototypes: Floats
+    settings: ScopeSettings = field(default_factory=ScopeSettings)
+
+    @classmethod
+    def build(cls, reader: VectorReader, model: str) -> Self:
+        """Return the index of a source; reads all its vectors."""
+        empty = cls(model, "", (), (), np.zeros(0, np.int64), np.zeros((0, 1), np.float32))
+        return empty.updated(reader)
+
+    def updated(self, reader: VectorReader) -> Self:
+        """Return an index of the source's current chunks; only the vectors of changed documents are read.
+
+        A document changes if its set of chunk ids does. (LlamaIndex and the store never reuse an id for another text.)
+        """
+        version, chunks = reader.version(), reader.chunks()
+        digests = {document: _digest(ids) for document, ids in chunks.items()}
+        known = dict(zip(self.documents, self.digests, strict=True))
+        ends = np.append(self.starts, len(self.prototypes))[1:]
+        found = {
+            document: self.prototypes[start:end]
+            for document, start, end in zip(self.documents, self.starts.tolist(), ends.tolist(), strict=True)
+            if known[document] == digests.get(document)
+        }
+        changed = [document for document in chunks if document not in found]
+        found |= _prototypes_of(reader, {document: chunks[document] for document in changed})
+        documents = tuple(document for document in chunks if document in found)
+        counts = np.array([len(found[document]) for document in documents], np.int64)
+        return replace(
+            self,
+            version=version,
+            documents=documents,
+            digests=tuple(digests[document] for document in documents),
+            starts=np.cumsum(counts) - counts,
+            prototypes=np.concatenate([found[one] for one in documents]) if documents else self.prototypes[:0],
+        )
+
+    def similarities(self, vectors: Floats) -> Floats:
+        """Return one row per document: the cosine of its nearest prototype with each vector of unit length."""
+        if not len(self.documents):
+            return np.zeros((0, len(vectors)), np.float32)
+        nearest: Floats = np.maximum.reduceat(self.prototypes @ vectors.T, self.starts, axis=0)
+        return nearest
+
+    def prototypes_of(self, documents: Collection[str]) -> Floats:
+        """Return the prototypes of some documents; unknown documents have none."""
+        at = [place for place, document in enumerate(self.documents) if document in documents] if documents else []
+        ends = np.append(self.starts, len(self.prototypes))[1:]
+        rows = [row for place in at for row in range(int(self.starts[place]), int(ends[place]))]
+        return self.prototypes[rows]
+
+    def save(self, path: Path) -> None:
+        """Write the index to a file, in one step.
+
+        Raises:
+            OSError: The file can't be written.
+        """
+        about = {
+            "format": _FORMAT,
+            "model": self.model,
+            "version": self.version,
+            "documents": self.documents,
+            "digests": self.digests,
+            "settings": asdict(self.settings),
+        }
+        path.parent.mkdir(parents=True, exist_ok=True)
+        made = path.with_name(f"{path.name}.{os.getpid()}.tmp")
+        try:
+            with made.open("wb") as file:
+                text = np.frombuffer(json.dumps(about).encode(), np.uint8)
+                np.savez(file, about=text, starts=self.starts, prototypes=self.prototypes)
+            made.chmod(0o600)
+            made.replace(path)
+        finally:
+            made.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Read an index from a file.
+
+        Raises:
+            RetrievalError: The file is missing or damaged, or another release made it.
+        """
+        try:
+            with path.open("rb") as file, np.load(file, allow_pickle=False) as data:
+                about = json.loads(data["about"].tobytes())
+                starts, prototypes = data["starts"].astype(np.int64), data["prototypes"].astype(np.float32)
+            documents, digests = tuple(about["documents"]), tuple(about["digests"])
+            settings = ScopeSettings(**about["settings"])
+            made = cls(about["model"], about["version"], documents, digests, starts, prototypes, settings)
+            made.check(about["format"])
+        except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
+            raise RetrievalError(f"the scope index {str(path)!r} can't be read ({error}); make it again") from error
+        return made
+
+    def check(self, version: int = _FORMAT) -> None:
+        """Raise ``ValueError`` if the parts do not belong together, or another release wrote them."""
+        counts = {len(self.documents), len(self.digests), len(self.starts)}
+        rows = len(self.prototypes)
+        ordered = np.diff(np.append(self.starts, rows)) > 0
+        if version != _FORMAT or len(counts) != 1 or self.prototypes.ndim != 2 or not ordered.all():  # noqa: PLR2004
+            raise ValueError("its parts do not belong together, or another release made it")
+
+
+def unit_rows(vectors: Sequence[Sequence[float]] | Sequence[Floats] | Floats) -> Floats:
+    """Return vectors of unit length; zero vectors are unchanged."""
+    rows = np.asarray(vectors, np.float32)
+    length = np.linalg.norm(rows, axis=-1, keepdims=True)
+    made: Floats = (rows / np.where(length == 0, 1, length)).astype(np.float32)
+    return made
+
+
+def _digest(chunks: Iterable[str]) -> str:
+    return hashlib.blake2b("\n".join(sorted(chunks)).encode("utf-8", "surrogatepass"), digest_size=12).hexdigest()
+
+
+def _prototypes_of(reader: VectorReader, chunks: Mapping[str, Sequence[str]]) -> dict[str, Floats]:
+    """Return the prototypes of documents; those whose chunks have no vectors are omitted."""
+    made: dict[str, Floats] = {}
+    batch: dict[str, Sequence[str]] = {}
+    held = 0
+    for document, ids in [*chunks.items(), ("", ())]:
+        if held >= _BATCH or (held and not ids):
+            vectors = reader.vectors([one for listed in batch.values() for one in listed])
+            for name, listed in batch.items():
+                if rows := [vectors[one] for one in listed if one in vectors]:
+                    made[name] = prototypes(unit_rows(np.asarray(rows, np.float32)))
+            batch, held = {}, 0
+        batch[document] = ids
+        held += len(ids)
+    return made
+
+
+def prototypes(vectors: Floats) -> Floats:
+    """Return at most ``MAX_PROTOTYPES`` unit vectors that represent a document's chunks, in order of position."""
+    if len(vectors) <= MAX_PROTOTYPES:
+        return vectors
+    of = np.arange(len(vectors)) * MAX_PROTOTYPES // len(vectors)
+    centres = vectors[:0]
+    for _ in range(_PASSES):
+        centres = unit_rows(np.stack([vectors[of == at].mean(axis=0) for at in np.unique(of)]))
+        nearest = (vectors @ centres.T).argmax(axis=1)
+        if (nearest == of).all():
+            break
+        of = nearest
+    return centres

@@ -1,0 +1,119 @@
+"""Readers of the vectors of a source's chunks, from which a scope index is made (``search.prototypes``).
+
+Vectors can be read from a knowledge store, from Chroma, and from LlamaIndex's in-memory store. Of any other source
+there is no scope index, and its results are never left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+from llama_index.core.base.embeddings.base import BaseEmbedding
+from llama_index.core.indices.vector_store import VectorStoreIndex
+from llama_index.core.vector_stores import SimpleVectorStore
+
+from llama_index_agentic_kb.search.prototypes import Floats, ScopeIndex, VectorReader
+from llama_index_agentic_kb.sources.base import KnowledgeSource
+from llama_index_agentic_kb.sources.filters import is_chroma
+from llama_index_agentic_kb.store.embedding_model import embed_model_name
+
+_PAGE: Final = 2_000
+"""Number of rows of one request to Chroma; SQLite allows 32,766 parameters."""
+
+
+def vector_reader(source: KnowledgeSource) -> VectorReader | None:
+    """Return the reader of a source's vectors; None if they can't be read."""
+    index = source.index
+    if not isinstance(index, VectorStoreIndex):
+        return None
+    store: Any = index.vector_store
+    make: Callable[[], VectorReader] | None = getattr(store, "vector_reader", None)
+    if make is not None:  # a knowledge store
+        return make()
+    if type(store) is SimpleVectorStore:
+        return _SimpleReader(store)
+    return _ChromaReader(store.client) if is_chroma(store) else None
+
+
+def embed_model_of(source: KnowledgeSource) -> BaseEmbedding | None:
+    """Return the embedding model of a source's index; None if it has none."""
+    model = getattr(source.index, "_embed_model", None)
+    return model if isinstance(model, BaseEmbedding) else None
+
+
+def scope_indexes(
+    sources: Iterable[KnowledgeSource], known: Mapping[str, ScopeIndex] = MappingProxyType({})
+) -> dict[str, ScopeIndex]:
+    """Return the scope indexes of sources, by name, for ``RetrieverOptions(scope=...)``.
+
+    Args:
+        sources: The sources; those whose vectors can't be read are left out.
+        known: Earlier indexes, which are updated: only the vectors of changed documents are read.
+    """
+    made = {}
+    for source in sources:
+        reader, model = vector_reader(source), embed_model_of(source)
+        if reader is not None and model is not None:
+            name, old = embed_model_name(model), known.get(source.name)
+            is_same = old is not None and old.model == name
+            made[source.name] = old.updated(reader) if old is not None and is_same else ScopeIndex.build(reader, name)
+    return made
+
+
+@dataclass(frozen=True)
+class _SimpleReader:
+    """Reads LlamaIndex's in-memory store."""
+
+    store: SimpleVectorStore
+
+    def version(self) -> str:
+        vectors = self.store.data.embedding_dict
+        return f"{len(vectors)}:{next(reversed(vectors), '')}"
+
+    def chunks(self) -> dict[str, list[str]]:
+        documents: dict[str, list[str]] = {}
+        for chunk in list(self.store.data.embedding_dict):
+            document = self.store.data.text_id_to_ref_doc_id.get(chunk)
+            documents.setdefault(chunk if document in (None, "None") else str(document), []).append(chunk)
+        return documents
+
+    def vectors(self, chunks: Sequence[str]) -> dict[str, Sequence[float]]:
+        held = self.store.data.embedding_dict
+        return {chunk: held[chunk] for chunk in chunks if chunk in held}
+
+
+@dataclass(frozen=True)
+class _ChromaReader:
+    """Reads a Chroma collection in pages."""
+
+    collection: Any
+
+    def version(self) -> str:
+        return f"{self.collection.id}:{self.collection.count()}"
+
+    def chunks(self) -> dict[str, list[str]]:
+        documents: dict[str, list[str]] = {}
+        for rows in self._pages():
+            for chunk, metadata in zip(rows["ids"], rows["metadatas"], strict=True):
+                document = (metadata or {}).get("ref_doc_id")
+                documents.setdefault(chunk if document in (None, "None") else str(document), []).append(chunk)
+        return documents
+
+    def _pages(self) -> Iterator[Mapping[str, Any]]:
+        at = 0
+        while True:
+            rows = self.collection.get(include=["metadatas"], limit=_PAGE, offset=at)
+            yield rows
+            at += len(rows["ids"])
+            if len(rows["ids"]) < _PAGE:
+                return
+
+    def vectors(self, chunks: Sequence[str]) -> dict[str, Floats]:
+        made: dict[str, Floats] = {}
+        for start in range(0, len(chunks), _PAGE):
+            rows = self.collection.get(ids=list(chunks[start : start + _PAGE]), include=["embeddings"])
+            made |= dict(zip(rows["ids"], rows["embeddings"], strict=True))
+        return made

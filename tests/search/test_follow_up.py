@@ -1,0 +1,95 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from llama_index_agentic_kb.search.follow_up import MAX_EARLIER, FollowUp, leans, names_of
+
+USER, REPLY = "user", "assistant"
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        ("How tall was it?", True),
+        ("When did she die?", True),
+        ("Why?", True),
+        ("And in Europe?", True),
+        ("any awards", True),
+        ("When was the film released?", True),
+        ("Tell me more about this", True),
+        ("Wo wurde er geboren?", True),
+        ("¿Dónde nació ella?", True),
+        ("Où est-elle née ?", True),
+        ("How tall was the Saturn V rocket?", False),
+        ("What is the typical down payment amount for a mortgage?", False),
+        ("Are there any awards for amateur photography in Finland?", False),
+        ("Where can people with a low income report scams that their neighbours tried on them?", False),
+    ],
+)
+def test_a_message_leans_on_the_conversation(message: str, *, expected: bool) -> None:
+    """Judged by its pronouns, its openings and the number of its content words."""
+    assert leans(message) is expected
+
+
+@pytest.mark.parametrize(
+    ("history", "message", "expanded"),
+    [
+        ([(USER, "Who directed Cochin Express?"), (REPLY, "M. Krishnan Nair.")], "Who is his son?", "M. Krishnan Nair"),
+        ([(USER, "Who directed Alien?"), (REPLY, "Ridley Scott.")], "When was it released?", "directed alien"),
+        ([(USER, "When did Saturn V fly?"), (REPLY, "In November 1967.")], "How tall was it?", "saturn v fly"),
+        (
+            [(USER, "Tell me about Saturn V"), (REPLY, "A rocket."), (USER, "Who built it?")],
+            "Why?",
+            "built tell saturn v",
+        ),
+        ([(USER, "Saturn V"), (REPLY, "A rocket.")], "How tall was the Ariane 5 rocket in metres?", None),
+        ([(REPLY, "Hello, I am a bot.")], "How tall was it?", None),
+        ([], "How tall was it?", None),
+    ],
+)
+def test_a_leaning_message_is_expanded(history: list[tuple[str, str]], message: str, expanded: str | None) -> None:
+    """By the name that the reply gave to a question for a name, else by the words of earlier messages."""
+    made = FollowUp.of(message, history)
+    assert made.expanded == (None if expanded is None else f"{message} {expanded}")
+    assert made.words == (made.expanded or message)
+
+
+@pytest.mark.parametrize(
+    ("reply", "expected"),
+    [
+        ("According to the sources, the answer is Fred Niblo. Ask me more.", ["Fred Niblo"]),
+        ("Tokyo.", ["Tokyo"]),
+        ("Rockets are tall machines that fly.", []),
+        (" ".join(["word"] * 30) + " Paris.", []),
+        ("", []),
+    ],
+)
+def test_names_open_a_reply(reply: str, expected: list[str]) -> None:
+    """Only those of its first sentence, if that is short."""
+    assert names_of(reply) == expected
+
+
+def test_a_message_that_stands_alone_keeps_its_vector() -> None:
+    """History never changes it, whatever came before."""
+    made = FollowUp.of("How tall was the Ariane 5 rocket in metres?", [(USER, "Is it a bird?"), (REPLY, "Yes.")])
+    vectors = {made.question: [0.3, 0.4]}
+    assert made.vector(vectors.__getitem__) == [0.3, 0.4]
+
+
+def test_vectors_are_weighted() -> None:
+    """The expanded text counts twice as much as the message; an older message half as much as the next one."""
+    made = FollowUp("it", "it moon", ("new", "old"))
+    vectors = {"it": [2.0, 0.0, 0.0], "it moon": [0.0, 3.0, 0.0], "new": [1.0, 0.0, 0.0], "old": [0.0, 1.0, 0.0]}
+    assert made.texts == ["it", "it moon", "new", "old"]
+    assert made.vector(vectors.__getitem__) == [0.5, 1.0, 0.0]
+    assert made.history(vectors.__getitem__) == pytest.approx([1 / math.sqrt(1.25), 0.5 / math.sqrt(1.25), 0.0])
+
+
+def test_only_the_latest_messages_are_compared() -> None:
+    """Newest first, each once; other roles and empty messages are ignored."""
+    history = [(USER, f"message {number}") for number in range(9)]
+    made = FollowUp.of("And now?", [*history, ("system", "Be brief."), (USER, " "), (USER, "message 8")])
+    assert made.earlier == ("message 8", "message 7", "message 6")
+    assert len(made.earlier) == MAX_EARLIER
