@@ -18,6 +18,7 @@ from pydantic import BaseModel
 
 from llama_index_agentic_kb.account.activity_log import ActivityLog
 from llama_index_agentic_kb.account.callbacks import with_handlers
+from llama_index_agentic_kb.llm.calls import share_clients
 from llama_index_agentic_kb.llm.replies import Usage, usage_of
 from llama_index_agentic_kb.schema import ModelAnswerSynthesisActivity, ModelInfo, Outcome
 from llama_index_agentic_kb.schema.activity import Purpose
@@ -72,8 +73,9 @@ def metered(component: C, *, only_core: bool = False) -> Iterator[C]:
     if bill is None or not name or not is_copied:
         yield component
         return
-    meter = _Meter()
-    model = with_handlers(getattr(component, name), CallbackManager([meter]))
+    meter, own = _Meter(), getattr(component, name)
+    share_clients(own)
+    model = with_handlers(own, CallbackManager([meter]))
     twin: Any = component.model_copy() if isinstance(component, BaseModel) else copy.copy(component)
     setattr(twin, name, model)
     for key, value in [*vars(twin).items()]:

@@ -205,6 +205,13 @@ def speaks_openai(model: Any) -> bool:
     return is_openai(model) or "OpenAIEmbedding" in [kind.__name__ for kind in type(model).__mro__]
 
 
+def share_clients(model: Any) -> None:
+    """Let a model with OpenAI's client create its clients now, so that copies of it share them."""
+    if speaks_openai(model) and getattr(model, "reuse_client", False):
+        model._get_client()  # noqa: SLF001 (they have no public name)
+        model._get_aclient()  # noqa: SLF001
+
+
 def retries_itself(model: Any) -> bool:
     """Return whether a model's client retries and this can't be turned off."""
     own = getattr(model, "max_retries", None)

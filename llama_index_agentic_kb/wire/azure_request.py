@@ -37,7 +37,7 @@ class _Names:
 
     Args:
         fields: The fields of a request.
-        params: By field of a source's parameters, the name of ours.
+        params: By field of a source's parameters, the name in ``schema.SourceParams``.
         kinds: The kinds of sources. None if any is accepted.
         source_list: The field that holds the sources' parameters.
     """

@@ -57,6 +57,7 @@ class Service:
             for number, text in enumerate([APOLLO, SATURN])
         ]
         self.prompts: list[str] = []
+        self.is_down = False
         self.store = SessionStore(path / "sessions.db")
         self.searched = MemoryRetriever(['{"rocket": "Saturn V", "stages": 3}'])
         index = VectorStoreIndex(nodes, embed_model=HashEmbedding())
@@ -73,7 +74,13 @@ class Service:
         prompt = "\n".join(str(message.content) for message in messages)
         self.prompts.append(prompt)
         if "You plan searches" in prompt:
-            return json.dumps({"sub_queries": [{"id": "q1", "query": "Saturn V rocket"}]})
+            later = {"id": "q2", "query": "height of #q1", "depends_on": ["q1"]}
+            plan = {"id": "q1", "query": "Saturn V rocket", "finds": "the rocket"}
+            return json.dumps({"sub_queries": [plan, later] if "#q1" in prompt else [plan]})
+        if "You read what the steps" in prompt:
+            return json.dumps({"id": "q1", "answers": [{"value": "Saturn V", "ref_id": 0, "confidence": "stated"}]})
+        if self.is_down:
+            raise ConnectionError("the model is away")
         return next((answer for question, answer in ANSWERS.items() if f"Question: {question}" in prompt), "Nothing.")
 
     def __call__(self, sent: Recorded) -> bytes | list[bytes]:
@@ -161,8 +168,21 @@ def test_an_answer_of_a_real_search_is_read(answers: Any, service: Service) -> N
     assert [action.search_action.query for action in step.actions] == [question, "Saturn V rocket"]
     titles = [one.title for one in step.actions[0].observation.search_results]
     assert "Manual 0" in titles
+    assert dict(step.actions[0].observation.search_results[titles.index("Manual 0")].struct_data)["page_label"] == "0"
     assert step.actions[0].observation.search_results[0].snippet_info[0].snippet_status == "SUCCESS"
     assert len(service.prompts) == 2
+
+
+def test_a_failed_answer_and_thoughts_arrive(answers: Any, service: Service) -> None:
+    """A model that is away ends in FAILED, with references and steps; a step's thought is what an earlier one found."""
+    service.is_down = True
+    planned = {"query_rephraser_spec": {"max_rephrase_steps": 3}}
+    got = answers.answer_query(asking("How tall was it?", query_understanding_spec=planned)).answer
+    assert got.state is g.Answer.State.FAILED
+    assert got.references
+    assert [one.state for one in got.steps] == [g.Answer.Step.State.SUCCEEDED] * 2
+    assert "the rocket: Saturn V" in got.steps[1].thought
+    assert [action.search_action.query for action in got.steps[1].actions] == ["height of Saturn V"]
 
 
 def test_the_same_is_streamed(answers: Any, service: Service) -> None:
