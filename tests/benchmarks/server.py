@@ -1,0 +1,123 @@
+"""What the HTTP server adds: its overhead over ``KnowledgeBase.aretrieve``, its first event, many streams, its memory.
+
+The server is a process of its own with one source in memory, SQLite and one API key; so its whole cost is measured:
+HTTP, key, catalog, codec. The client is Python's plainest (``http.client``), whose cost is counted as the server's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import http.client
+import json
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+from typing import Any, Final
+
+import httpx
+import psutil  # type: ignore[import-untyped]  # has no types
+
+from llama_index_agentic_kb import KnowledgeBase
+from llama_index_agentic_kb.testing import LoopbackOpenAI, Reply
+from tests.benchmarks.measure import Row
+from tests.server.program import DEFINED, memory_index, program
+from tests.server.serving import ADMIN
+
+__all__ = ["server"]
+
+NO_PEER: Final = "(no peer)"
+PATH: Final = "/knowledgebases/kb/retrieve"
+EXTRACT: Final = {"intents": [{"search": "Saturn V"}], "outputMode": "extractiveData"}
+ANSWER: Final = {
+    "messages": [{"role": "user", "content": "How tall was the Saturn V?"}],
+    "outputMode": "answerSynthesis",
+}
+EVENTS: Final = {"Accept": "text/event-stream"}
+HEADERS: Final = {"api-key": ADMIN, "Content-Type": "application/json"}
+
+
+def server(requests: int = 400, streams: int = 200, many: int = 10_000, llm_seconds: float = 0.6) -> list[Row]:
+    """Measure a server.
+
+    Args:
+        requests: Of each sequential case.
+        streams: At the same time.
+        many: Requests between two looks at the server's memory.
+        llm_seconds: Until the model answers in a stream.
+    """
+    slow = Reply("The Saturn V was 110.6 m tall [ref_id:0].", latency=llm_seconds)
+    with (
+        LoopbackOpenAI(lambda request: Reply("{}") if "You plan" in request.text else slow) as model,
+        tempfile.TemporaryDirectory() as folder,
+        program(str(Path(folder) / "server.db"), model.base_url) as (process, port),
+    ):
+        for path, body in DEFINED.items():
+            url = f"http://127.0.0.1:{port}{path}"
+            httpx.put(url, json=body, headers=HEADERS, trust_env=False).raise_for_status()
+        connection = http.client.HTTPConnection("127.0.0.1", port)
+        bare = asyncio.run(_bare(requests))
+        whole = [_ask(connection, EXTRACT, {}) for _ in range(requests)]
+        first = [_ask(connection, EXTRACT, EVENTS, first=True) for _ in range(requests)]
+        rows = [
+            Row("server/retrieve, median", median(whole), median(bare), "KnowledgeBase.aretrieve", "ms", requests),
+            Row("server/retrieve, overhead", median(whole) - median(bare), None, NO_PEER, "ms", requests),
+            Row("server/first event, median", median(first), None, NO_PEER, "ms", requests),
+        ]
+        wall, failed = asyncio.run(_streams(port, streams))
+        rows += [
+            Row(f"server/{streams} streams, model of {1000 * llm_seconds:.0f} ms/wall", wall, None, NO_PEER, "s", 1),
+            Row(f"server/{streams} streams/failed", failed, None, NO_PEER, "streams", 1),
+        ]
+        connection.close()  # it was idle for too long; the next request opens it again
+        server_process = psutil.Process(process.pid)
+        for _ in range(many // 10):
+            _ask(connection, EXTRACT, {})
+        before = server_process.memory_info().rss
+        for _ in range(many):
+            _ask(connection, EXTRACT, {})
+        grown = (server_process.memory_info().rss - before) / 1e6
+        return [*rows, Row(f"server/memory grown over {many:,} requests", grown, None, NO_PEER, "MB", 1)]
+
+
+async def _bare(requests: int) -> list[float]:
+    base = KnowledgeBase([memory_index()(name="docs", description="")], name="kb", effort="low")
+    times = []
+    for _ in range(requests):
+        began = time.perf_counter()
+        await base.aretrieve(EXTRACT)
+        times.append((time.perf_counter() - began) * 1000)
+    return times
+
+
+def _ask(
+    connection: http.client.HTTPConnection, body: Mapping[str, Any], headers: Mapping[str, str], *, first: bool = False
+) -> float:
+    """Ask, and return the ms until the whole response, or its first line, has come."""
+    began = time.perf_counter()
+    connection.request("POST", PATH, json.dumps(body), {**HEADERS, **headers})
+    response = connection.getresponse()
+    assert response.status == 200
+    if first:
+        response.readline()
+        took = time.perf_counter() - began
+        response.read()
+        return took * 1000
+    response.read()
+    return (time.perf_counter() - began) * 1000
+
+
+async def _streams(port: int, streams: int) -> tuple[float, int]:
+    """Read streams at the same time; return the seconds until the last has ended, and how many have failed."""
+    limits = httpx.Limits(max_connections=streams)
+    async with httpx.AsyncClient(trust_env=False, timeout=120, limits=limits) as client:
+
+        async def read() -> bool:
+            url, headers = f"http://127.0.0.1:{port}{PATH}", {**HEADERS, **EVENTS}
+            response = await client.post(url, json=ANSWER, headers=headers)
+            return "event: response.completed" in response.text and "[ref_id:0]" in response.text
+
+        began = time.perf_counter()
+        ended = await asyncio.gather(*(read() for _ in range(streams)), return_exceptions=True)
+    return time.perf_counter() - began, sum(one is not True for one in ended)
