@@ -6,6 +6,7 @@ import selectors
 import socket
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack, closing
 from itertools import count
 from typing import Self
@@ -79,7 +80,7 @@ def converse(url: str, number: int, stored: list[str], retries: list[int]) -> No
     """Ask several questions in a session, each until it is answered; note the name of each answer."""
     with httpx.Client(base_url=url, headers={"x-goog-api-key": QUERY}, trust_env=False, timeout=60) as client:
 
-        def post(path: str, body: dict[str, object]) -> dict[str, dict[str, str]]:
+        def post(path: str, body: Mapping[str, object]) -> dict[str, dict[str, str]]:
             until = time.monotonic() + 100
             while True:
                 try:
