@@ -50,6 +50,8 @@ from llama_index_agentic_kb.search.rerank import Reranker
 from llama_index_agentic_kb.sources import KnowledgeSource
 from llama_index_agentic_kb.sources.filters import FilterLike
 from llama_index_agentic_kb.sources.metadata import MetadataQueries
+from llama_index_agentic_kb.sources.plugins import PluginFailure, discover_sources
+from llama_index_agentic_kb.sources.selection import by_name
 
 if TYPE_CHECKING:  # they import the answer checks and SQLAlchemy
     from llama_index_agentic_kb.answering.engine import AnswerEngine
@@ -153,7 +155,7 @@ class KnowledgeBase(NotPickled, MetadataQueries):
             "callback_manager": callback_manager,
             "options": options,
         }
-        self._sources = list(sources)
+        self._own_sources = self._sources = list(sources)
         self.retriever = self.as_retriever()
         self.output_mode = by_value(OutputMode, output_mode or default_mode(self.retriever), "output_mode")
         self._engines: dict[OutputMode, AgenticQueryEngine] = {}
@@ -491,6 +493,19 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         return RetrieverTool.from_defaults(
             self.as_retriever(**kwargs), name=name or self.name, description=description or self.description
         )
+
+    def load_plugins(self) -> list[PluginFailure]:
+        """Search the sources of installed plugins too (``sources.plugins``); call it again to load them anew.
+
+        Requests that have begun, and retrievers and engines that were made before, keep their sources.
+
+        Returns:
+            The plugins that could not be loaded, with the reasons; the others are searched.
+        """
+        plugins, failures = discover_sources({source.name for source in self._own_sources})
+        self._sources = [*self._own_sources, *plugins]
+        self.retriever.sources = by_name(self._sources)
+        return failures
 
     # -- before the first question -----------------------------------------------------------------------------------
 

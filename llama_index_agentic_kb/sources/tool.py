@@ -28,7 +28,7 @@ from typing import Any, Final, Protocol, TypeVar, get_type_hints
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
 from llama_index.core.tools import AsyncBaseTool, BaseTool, FunctionTool, ToolMetadata, ToolOutput, adapt_to_async_tool
-from pydantic import create_model
+from pydantic import BaseModel, create_model
 from pydantic_core import to_jsonable_python
 
 from llama_index_agentic_kb._aio import Call, call_deadline, run
@@ -232,8 +232,8 @@ def _schema_of(function: Callable[..., Any]) -> dict[str, Any]:
     for name, parameter in signature(function).parameters.items():
         if parameter.kind not in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             fields[name] = (hints.get(name, str), ... if parameter.default is parameter.empty else parameter.default)
-    schema: dict[str, Any] = create_model("Arguments", **fields).model_json_schema()
-    return schema
+    arguments: type[BaseModel] = create_model("Arguments", **fields)
+    return arguments.model_json_schema()
 
 
 class _ToolRetriever(BaseRetriever):

@@ -1,0 +1,375 @@
+from __future__ import annotations
+
+import asyncio
+import enum
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import date
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+import uvicorn
+from llama_index.core.schema import TextNode
+from llama_index.core.tools import FunctionTool, RetrieverTool, ToolMetadata, ToolOutput
+from llama_index.core.workflow import Context
+from llama_index.tools.mcp import BasicMCPClient
+from mcp.server import MCPServer
+from pydantic import BaseModel
+
+from llama_index_agentic_kb import (
+    ConfigurationError,
+    DeniedError,
+    Principal,
+    Resilience,
+    RetrievalError,
+    ToolSource,
+    WriteLedger,
+    Writes,
+    mcp_sources,
+)
+from llama_index_agentic_kb._aio import arun
+from llama_index_agentic_kb.errors import DeadlineExceededError
+from llama_index_agentic_kb.sources.tool import WriteRecord, _call_tool, _on_one_loop, result_nodes
+from llama_index_agentic_kb.sources.tool_parameters import parameters_of
+from llama_index_agentic_kb.testing import MemoryRetriever
+from tests.sources.conftest import search, searching
+
+# -- parameters -------------------------------------------------------------------------------------------------------
+
+
+class Size(enum.Enum):
+    """An enumeration: pydantic's schema refers to it."""
+
+    SMALL = "S"
+    LARGE = "L"
+
+
+class Arguments(BaseModel):
+    order: str
+    count: int = 1
+    price: float | None = None
+    size: Size = Size.SMALL
+    day: date | None = None
+    express: bool = False
+
+
+KINDS = parameters_of(Arguments.model_json_schema())
+PATTERN = {"type": "string", "pattern": r"^A-\d{4}$"}
+OTHERS = parameters_of(
+    {
+        "properties": {
+            "code": PATTERN,
+            "colour": {"enum": ["dark red", "blue", 7]},
+            "mail": {"type": "string", "format": "email"},
+            "strange": {"type": "string", "pattern": "("},
+            "remote": {"$ref": "http://127.0.0.1:9/schema.json"},
+        }
+    }
+)
+
+
+def test_a_schema_is_read() -> None:
+    """References and optional variants are resolved; descriptions are labels."""
+    assert [one.name for one in KINDS.values() if one.required] == ["order"]
+    assert KINDS["size"].options == ["S", "L"]
+    assert [KINDS[name].free for name in ("order", "count", "day")] == [True, False, False]
+    assert parameters_of({"properties": {"order_id": {}}})["order_id"].label == "order id"
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "read"),
+    [
+        ("order", " A 1 ", "A 1"),
+        ("order", 4711, "4711"),
+        ("count", "3", 3),
+        ("count", 3, 3),
+        ("price", "2.50", 2.5),
+        ("size", "l", "L"),
+        ("day", "2026-11-22", "2026-11-22"),
+        ("express", "yes", True),
+    ],
+)
+def test_values_are_read_as_their_types(name: str, value: Any, read: Any) -> None:
+    """A model writes numbers as text, and text as numbers."""
+    made = KINDS[name].read(value)
+    assert (made, type(made)) == (read, type(read))
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("order", None),
+        ("order", ["a"]),
+        ("order", "x" * 501),
+        ("count", "three"),
+        ("count", 1.5),
+        ("count", True),
+        ("size", "XL"),
+        ("day", "tomorrow"),
+        ("express", "maybe"),
+    ],
+)
+def test_values_that_do_not_fit_are_refused(name: str, value: Any) -> None:
+    """The error names the parameter."""
+    with pytest.raises(ValueError, match=name):
+        KINDS[name].read(value)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "found"),
+    [
+        ("code", "It is a-4711, or A-4712?", ["A-4711", "A-4712"]),
+        ("code", "AA-4711 A-47111 xA-4711", []),
+        ("colour", "Dark-red, please", ["dark red"]),
+        ("colour", "number 7", [7]),
+        ("mail", "write to ann@example.org.", ["ann@example.org"]),
+        ("strange", "(", []),
+    ],
+)
+def test_values_are_found_in_words(name: str, text: str, found: list[Any]) -> None:
+    """By pattern, options and format, as whole words."""
+    assert OTHERS[name].found_in(text) == found
+
+
+def test_numbers_and_dates_are_found() -> None:
+    """A decimal is no whole number, and a date has no free numbers for a text."""
+    assert KINDS["count"].found_in("take 3 of them, at 2.50 each") == [3]
+    assert KINDS["price"].found_in("at 2.50 each") == [2.5]
+    assert KINDS["day"].found_in("on 2026-11-22, not 2026-13-40") == ["2026-11-22"]
+    assert KINDS["order"].found_in("anything") == []
+
+
+def test_references_of_a_schema_are_never_fetched() -> None:
+    """A server's schema can't make this process send requests."""
+    with pytest.raises(Exception, match=r"(?i)unresolvable|retriev"):
+        OTHERS["remote"].read("x")
+
+
+# -- tools ------------------------------------------------------------------------------------------------------------
+
+
+def weather(city: str) -> dict[str, str]:
+    """The weather in a city."""
+    return {"city": city, "sky": "clear"}
+
+
+async def aweather(city: str, days: int = 1) -> str:
+    """The weather in a city."""
+    return f"clear in {city} for {days} days"
+
+
+def texts(source: ToolSource, arguments: str) -> list[str]:
+    return [node.get_content() for node in search(source, arguments).nodes]
+
+
+@pytest.mark.parametrize("make", [lambda f: f, FunctionTool.from_defaults], ids=["function", "tool"])
+async def test_every_tool_is_called_at_every_door(make: Callable[[Any], Any]) -> None:
+    """Functions and LlamaIndex's tools, sync and async, with their own names and descriptions."""
+    sync, native = ToolSource(make(weather)), ToolSource(make(aweather))
+    assert (sync.name, "weather in a city" in sync.description, sync.kind) == ("weather", True, "tool")
+    assert [*native.parameters] == ["city", "days"]
+    for source, text in ((sync, '{"city": "Oslo", "sky": "clear"}'), (native, "clear in Oslo for 1 days")):
+        assert texts(source, '{"city": "Oslo"}') == [text]
+        found = await arun(searching(source, '{"city": "Oslo"}'))
+        assert [node.get_content() for node in found.nodes] == [text]
+
+
+def test_a_retriever_tool_returns_its_own_nodes() -> None:
+    """They keep their metadata."""
+    node = TextNode(text="rain report", metadata={"title": "Rain"})
+    source = ToolSource(RetrieverTool.from_defaults(MemoryRetriever([node]), name="rain", description="rain"))
+    (found,) = search(source, '{"input": "rain"}').nodes
+    assert found.node.metadata["title"] == "Rain"
+
+
+@pytest.mark.parametrize(
+    ("raw", "content", "text"),
+    [
+        ({"a": [1, None]}, "", '{"a": [1, null]}'),
+        (Arguments(order="x"), "", None),
+        (None, "plain", "plain"),
+        (float("nan"), "nan", "nan"),
+        ("x" * 30_000, "x" * 30_000, "x" * 20_000),
+        ("", "", None),
+    ],
+)
+def test_results_are_texts_with_a_time(raw: Any, content: str, text: str | None) -> None:
+    """Objects become JSON, long results are cut, and nothing is nothing."""
+    output = ToolOutput(tool_name="t", content=content, raw_input={}, raw_output=raw)
+    nodes = result_nodes(output, "t", {"city": "Oslo"})
+    if isinstance(raw, BaseModel):
+        assert '"order": "x"' in nodes[0].get_content()
+    else:
+        assert [node.get_content() for node in nodes] == ([] if text is None else [text])
+    assert all(
+        node.node.metadata["title"] == "t (city: Oslo)" and "retrieved_at" in node.node.metadata for node in nodes
+    )
+
+
+def test_tools_that_fail_are_failed_searches() -> None:
+    """Whether the tool raises or says so; secrets of its message are not repeated."""
+    output = ToolOutput(tool_name="t", content="key sk-abcdefghijklmnop1234 refused", raw_input={}, is_error=True)
+    with pytest.raises(RetrievalError, match="tool 't' failed") as failed:
+        result_nodes(output, "t", {})
+    assert "abcdefghijklmnop" not in str(failed.value)
+    with pytest.raises(ZeroDivisionError):
+        search(ToolSource(lambda city: 1 // 0, "x", "y"), '{"city": "Oslo"}')
+
+
+def test_a_slow_tool_ends_with_its_time_limit() -> None:
+    """Like any source."""
+    release = threading.Event()
+    source = ToolSource(lambda: release.wait(30), "slow", "slow")
+    with pytest.raises(DeadlineExceededError):
+        search(source, "{}", seconds=0.2)
+    assert source.health.abandoned == 1
+    release.set()
+
+
+def needs_context(ctx: Context, city: str) -> str:
+    """Needs a workflow."""
+    return city
+
+
+def test_what_can_not_be_a_tool_is_refused() -> None:
+    """The error says why."""
+    needs_context.__annotations__["ctx"] = Context  # LlamaIndex reads no annotations that are text
+    with pytest.raises(ConfigurationError, match="workflow's context"):
+        ToolSource(FunctionTool.from_defaults(needs_context))
+    with pytest.raises(ConfigurationError, match="expected a function or a LlamaIndex tool, got int"):
+        ToolSource(7)  # type: ignore[arg-type]
+
+
+# -- tools that change something --------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("principal", [None, Principal(user="eve"), Principal(user="mallory")])
+def test_a_write_is_denied_in_doubt(principal: Principal | None) -> None:
+    """Nobody, others, and where the check itself fails."""
+
+    def permit(principal: Principal) -> bool:
+        if principal.user == "mallory":
+            raise KeyError(principal.user)
+        return principal.user == "ann"
+
+    source = ToolSource(weather, writes=Writes(permit), resilience=Resilience())
+    with pytest.raises(DeniedError):
+        source.permitted(principal)
+    assert source.permitted(Principal(user="ann")) is None
+    assert source.resilience.retries.attempts == 1
+
+
+def record(key: str) -> WriteRecord:
+    return WriteRecord(key, "returns", "ann", "{}", "2026-11-22")
+
+
+@pytest.mark.parametrize("on_disk", [True, False])
+def test_a_key_is_claimed_once(tmp_path: Path, *, on_disk: bool) -> None:
+    """By 16 threads, over two ledgers of one file, and after a restart."""
+    path = tmp_path / "writes.db" if on_disk else None
+    ledgers = [WriteLedger(path), WriteLedger(path)] if on_disk else [WriteLedger()]
+    claimed: list[bool] = []
+
+    def claim(number: int) -> None:
+        claimed.append(ledgers[number % len(ledgers)].claim(record("k")) is None)
+
+    threads = [threading.Thread(target=claim, args=(number,)) for number in range(16)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sum(claimed) == 1
+    ledgers[0].finish("k", "ok", "R-1")
+    again = (WriteLedger(path) if on_disk else ledgers[0]).claim(record("k"))
+    assert again is not None
+    assert (again.outcome, again.result) == ("ok", "R-1")
+    if path is not None:
+        assert path.stat().st_mode & 0o777 == 0o600
+
+
+# -- MCP --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def mcp_url() -> Iterator[str]:
+    """A server of the Model Context Protocol on a loopback port."""
+    server = MCPServer("shop")
+    submitted: list[str] = []
+
+    @server.tool()
+    def order_status(order: str) -> dict[str, str]:
+        """The status of an order."""
+        if order == "broken":
+            raise ValueError("no such order")
+        return {"order": order, "status": "delivered"}
+
+    @server.tool()
+    def submit_return(order: str, reason: Literal["damaged", "other"]) -> str:
+        """Submit a return."""
+        submitted.append(order)
+        return f"returned {order}: {reason}"
+
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        port = listening.getsockname()[1]
+    served = uvicorn.Server(uvicorn.Config(server.streamable_http_app(), port=port, log_level="error", ws="none"))
+    thread = threading.Thread(target=served.run, daemon=True)
+    thread.start()
+    for _ in range(500):
+        if served.started:
+            break
+        threading.Event().wait(0.02)
+    yield f"http://127.0.0.1:{port}/mcp"
+    served.should_exit = True
+    thread.join(20)
+
+
+@contextmanager
+def client_of(url: str) -> Iterator[BasicMCPClient]:
+    """A client whose connections are closed where they were opened."""
+    client = BasicMCPClient(url)
+    yield client
+    assert client.http_client is not None
+    _on_one_loop(client.http_client.aclose)
+
+
+@pytest.fixture
+def client(mcp_url: str) -> Iterator[BasicMCPClient]:
+    with client_of(mcp_url) as opened:
+        yield opened
+
+
+def test_tools_of_a_server_are_sources(client: BasicMCPClient) -> None:
+    """With the server's own schema; called from threads and from loops, on one connection's loop."""
+    permit = Writes(permit=lambda _: True)
+    status, returns = mcp_sources(client, reads=["order_status"], writes=permit)
+    assert (status.name, status.kind, status.writes) == ("order_status", "mcpServer", None)
+    assert returns.writes is permit
+    assert returns.parameters["reason"].options == ["damaged", "other"]
+    for _ in range(2):
+        assert texts(status, '{"order": "A-1"}') == ['{\n  "order": "A-1",\n  "status": "delivered"\n}']
+        found = asyncio.run(arun(searching(status, '{"order": "A-2"}')))
+        assert "A-2" in found.nodes[0].get_content()
+    with pytest.raises(RetrievalError, match="tool 'order_status' failed: Error executing"):
+        search(status, '{"order": "broken"}')
+
+
+def test_tools_that_may_change_something_are_left_out(client: BasicMCPClient) -> None:
+    """The server's own hints decide nothing, and a name that is none is an error."""
+    assert [source.name for source in mcp_sources(client, reads=["order_status"])] == ["order_status"]
+    with pytest.raises(ConfigurationError, match="no tool 'refund'"):
+        mcp_sources(client, reads=["refund"])
+
+
+def test_a_server_that_is_silent_costs_its_time() -> None:
+    """A listening port without a server ends the call at its deadline."""
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        url = f"http://127.0.0.1:{listening.getsockname()[1]}/mcp"
+        with client_of(url) as client:
+            tool = FunctionTool(partial(_call_tool, client, "x"), ToolMetadata("x", "x"))
+            source = ToolSource(tool, schema={})
+            with pytest.raises(DeadlineExceededError):
+                search(source, "{}", seconds=0.5)
