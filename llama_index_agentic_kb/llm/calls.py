@@ -206,7 +206,7 @@ def speaks_openai(model: Any) -> bool:
 
 
 def share_clients(model: Any) -> None:
-    """Let a model with OpenAI's client create its clients now, so that copies of it share them."""
+    """Create the clients of a model with OpenAI's client, so that copies of the model share them."""
     if speaks_openai(model) and getattr(model, "reuse_client", False):
         model._get_client()  # noqa: SLF001 (they have no public name)
         model._get_aclient()  # noqa: SLF001

@@ -81,6 +81,8 @@ DOORS = {
     "answer": lambda kb: kb.answer(QUESTION, related_questions=True).account.activity,
     "stream_answer": lambda kb: list(kb.stream_answer(QUESTION, related_questions=True))[-1].account.activity,
     "refine": lambda kb: kb.as_query_engine("refine").query(QUESTION).account.activity,
+    "compact": lambda kb: kb.as_query_engine("compact").query(QUESTION).account.activity,
+    "accumulate": lambda kb: kb.as_query_engine("accumulate").query(QUESTION).account.activity,
     "tree": lambda kb: kb.as_query_engine("tree_summarize").query(QUESTION).account.activity,
     "engine's postprocessor": lambda kb: (
         kb.as_query_engine(node_postprocessors=[LLMRerank(llm=kb.llm, top_n=1)]).query(QUESTION).account.activity
