@@ -126,12 +126,19 @@ class KnowledgeBaseDefinition(_Definition):
 
     def warnings(self) -> list[str]:
         """Return a sentence about each part that is stored without effect."""
-        return [
-            f"knowledgeSources.{source.name}.{name}: it has no effect on this server"
+        asked = [
+            f"knowledgeSources.{source.name}.{name}"
             for source in self.knowledge_sources
             for name in ("enableImageServing", "enableFreshness")
             if source.to_dict().get(name)
         ]
+        asked += [
+            f"models.azureOpenAIParameters.{name}"
+            for model in self.models
+            for name in ("resourceUri", "authIdentity")
+            if model.azure_open_ai_parameters.to_dict().get(name)
+        ]
+        return [f"{name}: it has no effect on this server" for name in asked]
 
 
 class SearchIndexParameters(_Definition):

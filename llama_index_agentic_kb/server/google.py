@@ -1,4 +1,4 @@
-"""Google's routes (Discovery Engine v1): answers, streams, sessions. A data store or engine is a knowledge base.
+"""Google's routes (Discovery Engine v1): answers, sessions, checks. A data store or engine is a knowledge base.
 
 ``projects/P/locations/L/collections/C/engines/KB/servingConfigs/S:answer`` asks the knowledge base ``KB``.
 """
@@ -12,8 +12,11 @@ from typing import Final, TypeAlias
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 
+from llama_index_agentic_kb._aio import arun, deadline_after
 from llama_index_agentic_kb.answering.sessions import session_owner
 from llama_index_agentic_kb.errors import AgenticKBError, NotFoundError
+from llama_index_agentic_kb.grounding.check import grounding_ledger
+from llama_index_agentic_kb.grounding.ranking import arank
 from llama_index_agentic_kb.knowledge_base import KnowledgeBase
 from llama_index_agentic_kb.schema import Principal
 from llama_index_agentic_kb.schema.answer_query import AnswerPiece, AnswerQuery
@@ -28,6 +31,12 @@ from llama_index_agentic_kb.wire.google_answer import (
     encode_answer,
     encode_answer_response,
     encode_error,
+)
+from llama_index_agentic_kb.wire.google_checks import (
+    decode_check_grounding,
+    decode_rank,
+    encode_check_grounding,
+    encode_rank,
 )
 from llama_index_agentic_kb.wire.google_names import (
     Parent,
@@ -46,6 +55,9 @@ from llama_index_agentic_kb.wire.google_sessions import (
 )
 
 PREFIX: Final = "/v1/"
+_KINDS: Final = ("answers", "sessions", "servingConfigs", "groundingConfigs", "rankingConfigs")
+_SECONDS: Final = 30.0
+"""The time limit of a check or a ranking."""
 _STREAM_TYPE: Final = "application/json; charset=UTF-8"
 
 
@@ -102,7 +114,7 @@ def google_routes(context: ServerContext) -> APIRouter:
         resource, _, verb = name.partition(":")
         call = _Call(request, resource, context, principal, "enum-encoding=int" in alt)
         parts = resource.split("/")
-        kind = next((one for one in ("answers", "sessions", "servingConfigs") if one in parts[-2:]), "")
+        kind = next((one for one in _KINDS if one in parts[-2:]), "")
         listed = kind == "sessions" and parts[-1] == "sessions"
         method = _METHODS.get((request.method, f"{kind}*" if listed else kind, verb))
         if method is None:
@@ -170,6 +182,21 @@ async def _get_answer(call: _Call) -> Response:
     return JSONResponse(encode_answer(answer, name=call.name, enum_as_int=call.as_int))
 
 
+# -- checks and ranking ------------------------------------------------------------------------------------------------
+
+
+async def _check(call: _Call) -> Response:
+    query = decode_check_grounding(await call.body(), grounding_config=call.name)
+    ledger = await arun(grounding_ledger(query, deadline=deadline_after(_SECONDS)))
+    return JSONResponse(encode_check_grounding(query, ledger))
+
+
+async def _rank(call: _Call) -> Response:
+    query = decode_rank(await call.body(), ranking_config=call.name)
+    records = await arank(query.query, query.records, timeout=_SECONDS)
+    return JSONResponse(encode_rank(query, records))
+
+
 # -- sessions ----------------------------------------------------------------------------------------------------------
 
 
@@ -215,6 +242,8 @@ _LISTING: Final = frozenset({"pageSize", "page_size", "pageToken", "page_token",
 _METHODS: Final[dict[tuple[str, str, str], _Method]] = {
     ("POST", "servingConfigs", "answer"): _answer,
     ("POST", "servingConfigs", "streamAnswer"): _stream_answer,
+    ("POST", "groundingConfigs", "check"): _check,
+    ("POST", "rankingConfigs", "rank"): _rank,
     ("GET", "answers", ""): _get_answer,
     ("POST", "sessions*", ""): _create_session,
     ("GET", "sessions*", ""): _list_sessions,

@@ -82,3 +82,24 @@ def test_errors_are_googles(answers: Any, change: dict[str, Any], error: type[Ex
     for method in (answers.answer_query, answers.stream_answer_query):
         with pytest.raises(error):
             list(method(asked, metadata=METADATA))
+
+
+def test_answers_are_checked_and_records_ranked(url: str) -> None:
+    """CheckGrounding and Rank answer on the same server."""
+    location = "projects/p/locations/global"
+    fact = g.GroundingFact(fact_text="The Saturn V was 110.6 m tall.")
+    with made("GroundedGenerationServiceClient", url) as client:
+        checked = client.check_grounding(
+            g.CheckGroundingRequest(
+                grounding_config=f"{location}/groundingConfigs/default_grounding_config",
+                answer_candidate="The Saturn V was 110.6 m tall.",
+                facts=[fact],
+            ),
+            metadata=METADATA,
+        )
+    assert checked.support_score > 0.6
+    records = [g.RankingRecord(id="1", content="A cat."), g.RankingRecord(id="2", content="A tall rocket.")]
+    with made("RankServiceClient", url) as client:
+        config = f"{location}/rankingConfigs/default_ranking_config"
+        ranked = client.rank(g.RankRequest(ranking_config=config, query="rocket", records=records), metadata=METADATA)
+    assert ranked.records[0].id == "2"

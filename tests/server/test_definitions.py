@@ -1,0 +1,115 @@
+"""What a definition says holds when its knowledge base is asked, also after a restart; the configuration file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from llama_index_agentic_kb.errors import ConfigurationError
+from llama_index_agentic_kb.server.configuration import Configuration
+from llama_index_agentic_kb.server.service import KnowledgeService
+from llama_index_agentic_kb.testing import LoopbackOpenAI
+from tests.server.serving import ADMIN, indexes, served, space_service
+from tests.server.test_retrieve_route import ASK
+
+SEARCH = {"intents": [{"search": "rocket"}], "outputMode": "extractiveData"}
+
+
+def define(client: httpx.Client, kind: str, name: str, **fields: Any) -> httpx.Response:
+    """Store a definition of a source over the rockets, or of a knowledge base over that source."""
+    parameters = {"searchIndexName": "rockets", **fields.pop("parameters", {})}
+    source = {"kind": "searchIndex", "searchIndexParameters": parameters}
+    own: dict[str, Any] = source if kind == "knowledgesources" else {"knowledgeSources": [{"name": "s"}]}
+    response = client.put(f"/{kind}/{name}", json={"name": name, **own, **fields})
+    response.raise_for_status()
+    return response
+
+
+def titles(client: httpx.Client, name: str, body: dict[str, Any] = SEARCH) -> set[str]:
+    response = client.post(f"/knowledgebases/{name}/retrieve", json=body).raise_for_status()
+    return {one["sourceData"]["title"] for one in response.json()["references"]}
+
+
+def test_what_is_defined_holds(admin: httpx.Client) -> None:
+    """Base filter, number of documents and processing apply where a request says nothing; changes hold at once."""
+    define(admin, "knowledgesources", "s", parameters={"baseFilter": "title ne 'Soyuz'"}, resultsProcessing="none")
+    define(admin, "knowledgebases", "b")
+    assert titles(admin, "b") == {"Saturn", "Titan"}
+    define(admin, "knowledgebases", "b", retrieveDefaults={"maxOutputDocuments": 1})
+    assert len(titles(admin, "b")) == 1
+    assert len(titles(admin, "b", {**SEARCH, "maxOutputDocuments": 2})) == 2
+    define(admin, "knowledgesources", "s")
+    assert titles(admin, "b", {**SEARCH, "maxOutputDocuments": 5}) == {"Saturn", "Titan", "Soyuz"}
+    admin.delete("/knowledgebases/b").raise_for_status()
+    admin.delete("/knowledgesources/s").raise_for_status()
+    assert admin.post("/knowledgebases/b/retrieve", json=SEARCH).status_code == 404
+
+
+def test_instructions_reach_the_model(admin: httpx.Client, model: LoopbackOpenAI) -> None:
+    """The definition's instructions and a request's system message stand in the prompts."""
+    define(admin, "knowledgesources", "s")
+    define(admin, "knowledgebases", "i", models=["gpt-4o-mini"], answerInstructions="Speak like a pirate.")
+    system = {"role": "system", "content": "Be brief, always."}
+    body = {"messages": [system, *ASK["messages"]]}
+    admin.post("/knowledgebases/i/retrieve", json=body).raise_for_status()
+    prompts = [str(one.body) for one in model.requests[-2:]]
+    assert "Speak like a pirate." in prompts[-1]
+    assert "Be brief, always." in prompts[-1]
+
+
+def test_parts_without_effect_are_named(admin: httpx.Client) -> None:
+    """What is stored without effect is named in the response, with an ETag of the whole."""
+    shown = define(admin, "knowledgesources", "w", parameters={"searchFields": [{"name": "title"}]})
+    assert shown.json()["warnings"] == ["searchIndexParameters.searchFields: it has no effect on this server"]
+    assert shown.headers["etag"] == shown.json()["@odata.etag"]
+    assert define(admin, "knowledgesources", "w", parameters={"searchFields": [{"name": "title"}]}).status_code == 200
+
+
+def test_definitions_survive_a_restart(tmp_path: Path) -> None:
+    """Another server on the same database answers; one without the index says that it can't."""
+    database, headers = tmp_path / "d.db", {"api-key": ADMIN}
+    with (
+        served(space_service(database, None)) as url,
+        httpx.Client(base_url=url, headers=headers, trust_env=False) as client,
+    ):
+        define(client, "knowledgesources", "s")
+        define(client, "knowledgebases", "b", corsOptions={"allowedOrigins": ["https://b.test"]})
+    statuses = []
+    for known in (indexes(), {}):
+        with (
+            served(KnowledgeService(database, indexes=known)) as url,
+            httpx.Client(base_url=url, headers={**headers, "origin": "https://b.test"}, trust_env=False) as client,
+        ):
+            response = client.post("/knowledgebases/b/retrieve", json=SEARCH, timeout=60)
+            statuses.append(response.status_code)
+            assert response.headers["access-control-allow-origin"] == "https://b.test"
+            assert "access-control-allow-origin" not in client.get("/knowledgebases/other").headers
+    assert statuses == [200, 503]
+    assert "rockets" in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("stores: [", "kb.yaml"),
+        ("[]", "kb.yaml"),
+        ("{}", "stores"),
+        ("{stores: [], surprise: 1}", "surprise"),
+        ("{stores: [], keys: {admin: [plain-text-in-the-file]}}", "env:NAME"),
+        ("{stores: [], keys: {admin: ['env:NOT_SET_AT_ALL']}}", "NOT_SET_AT_ALL"),
+        ("{stores: [], keys: {admin: ['env:SHORT']}}", "16"),
+        ("{stores: [], models: {m: {apiKey: sk-in-the-file}}}", "env:NAME"),
+        ("{stores: [], knowledgeSources: [{name: web, kind: web}]}", "'web' is not served"),
+    ],
+)
+def test_a_file_that_is_wrong_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, words: str
+) -> None:
+    """Each mistake in the file is named, and a secret in it is refused."""
+    monkeypatch.setenv("SHORT", "tiny")
+    (tmp_path / "kb.yaml").write_text(text, encoding="utf-8")
+    with pytest.raises(ConfigurationError, match=words):
+        Configuration.load(tmp_path / "kb.yaml")
