@@ -356,6 +356,16 @@ def demo(
         _replay(where)
 
 
+@app.command()
+def calibrate(store: StoreOption = DEFAULT_STORE) -> None:
+    """Make or update the scope index, by which conversations narrow a search, and suit it to the documents."""
+    from llama_index_agentic_kb.evaluation.calibration import calibrate_store  # noqa: PLC0415 (loads LlamaIndex)
+
+    with _stored(store) as opened:
+        for name, made in calibrate_store(opened):
+            console.print(Text(f"{printable(name)}: {made}"))
+
+
 @app.command("bench")
 def bench_command(  # noqa: PLR0917 (typer makes options of them)
     folder: Annotated[Path | None, typer.Argument(help="A BEIR-form folder: corpus, queries, qrels.")] = None,

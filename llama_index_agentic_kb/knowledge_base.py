@@ -177,6 +177,8 @@ class KnowledgeBase(NotPickled, MetadataQueries):
     ) -> Self:
         """Open a store created by ``agentic-kb ingest``: each of its sources becomes a ``KnowledgeSource``.
 
+        Scope indexes made by ``agentic-kb calibrate`` are used for conversations (``RetrieverOptions.scope``).
+
         Args:
             path: The store's directory.
             embed_model: The embedding model; it must be the one that the store was created with. Defaults to the
@@ -196,8 +198,12 @@ class KnowledgeBase(NotPickled, MetadataQueries):
                 sources, or names fields that the documents themselves may have set.
         """
         from llama_index_agentic_kb.store import KnowledgeStore  # noqa: PLC0415 (loads SQLite and more)
+        from llama_index_agentic_kb.store.scope import stored_scopes  # noqa: PLC0415 (with the store)
 
         store = KnowledgeStore.open(path, embed_model=embed_model, repair=repair)
+        options = kwargs.get("options") or RetrieverOptions()
+        if not options.scope and (scopes := stored_scopes(store)):
+            kwargs["options"] = replace(options, scope=scopes)
         allowed = _by_source(permissions, [info.name for info in store.sources()])
         for name, declared in allowed.items():
             if declared is not None:

@@ -56,7 +56,7 @@ class ScopeSettings:
         shift: The cosine between a message and the earlier ones below which the topic has changed.
     """
 
-    deviations: float = 2.0
+    deviations: float = 1.5
     floor: float = 0.2
     shift: float = 0.15
 

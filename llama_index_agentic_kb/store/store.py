@@ -28,6 +28,7 @@ from llama_index_agentic_kb.store.embedding_model import (
     embed_model_name,
     named_embed_model,
 )
+from llama_index_agentic_kb.store.scope import scope_file
 
 if TYPE_CHECKING:
     from llama_index.core import VectorStoreIndex
@@ -281,6 +282,7 @@ class KnowledgeStore:
             self.lexical(source).remove()
             self.documents.delete_source(source)
             self._graphs.remove_unused()
+            scope_file(self, source).unlink(missing_ok=True)
             kept: dict[str, Any]
             for kept in (self._indexes, self._lexical, self._vectors):
                 kept.pop(source, None)

@@ -50,6 +50,7 @@ from llama_index_agentic_kb.store import chroma
 from llama_index_agentic_kb.store.chroma import GraphError, Graphs
 from llama_index_agentic_kb.store.chunking import chunk_to_node
 from llama_index_agentic_kb.store.database import Floats, Ids, SourceState
+from llama_index_agentic_kb.store.scope import SourceReader
 
 if TYPE_CHECKING:
     from llama_index_agentic_kb.search.lexical import LexicalSearch
@@ -193,6 +194,10 @@ class SourceVectors:
             return found, "taken from the nearest of all"
         found = taken(self._in_blocks(vector, matches.ids, deadline))
         return found, f"too few among the {limit:,} nearest of all: searched exactly"
+
+    def reader(self) -> SourceReader:
+        """Return the reader of the source's vectors, from which its scope index is made."""
+        return SourceReader(self._store.documents, self._source, self._dimension)
 
     # -- cached data -------------------------------------------------------------------------------------------------
 
@@ -377,6 +382,10 @@ class StoreVectorStore(BasePydanticVectorStore):
     def lexical_search(self) -> LexicalSearch:
         """The lexical search (BM25) that sources use in addition to dense search."""
         return self._lexical
+
+    def vector_reader(self) -> SourceReader:
+        """Return the reader of the source's vectors, from which its scope index is made."""
+        return self._vectors.reader()
 
     def query(self, query: VectorStoreQuery, **_: Any) -> VectorStoreQueryResult:
         """Find the nearest nodes; see ``SourceVectors.search``."""

@@ -1,0 +1,267 @@
+"""How well a question is found in its conversation without a model: ``python -m tests.benchmarks.conversations SET``.
+
+SET is a folder in BEIR form whose questions have ``history``, ``rewrite`` and ``source`` (MTRAG's human conversations).
+Besides the questions in their own conversations, each that stands alone (a first question, or a rewrite) is asked after
+other conversations, of the same source and of others: a change of topic. Conversations are halved by source; constants
+were chosen on the first half.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import random
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from statistics import fmean, median
+from typing import Any, Final
+
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from llama_index_agentic_kb import default_embed_model
+from llama_index_agentic_kb.evaluation import CorpusIndex, Dataset, EvaluationQuery, read_dataset
+from llama_index_agentic_kb.evaluation.runner import METRICS
+from llama_index_agentic_kb.planning import contraction
+from llama_index_agentic_kb.retriever import AgenticRetriever, RetrieverOptions
+from llama_index_agentic_kb.schema import Message, RetrievalRequest, ScopeState
+from llama_index_agentic_kb.search.prototypes import ScopeIndex, unit_rows
+from llama_index_agentic_kb.sources.vectors import scope_indexes
+
+Turns = tuple[tuple[str, str], ...]
+DEPTH: Final = 10
+SHIFTS: Final = 2
+"""Number of other conversations of each kind after which a question is asked."""
+ARTICLE_THRESHOLD: Final = 0.6
+
+
+@dataclass(frozen=True)
+class Case:
+    """A question after a conversation."""
+
+    kind: str
+    text: str
+    rewrite: str
+    history: Turns
+    query: EvaluationQuery
+    half: int
+
+    @property
+    def slices(self) -> list[str]:
+        """The names of the slices that the case counts for."""
+        if self.kind != "continuing":
+            return [self.kind]
+        alone = self.text.strip().casefold() == self.rewrite.strip().casefold()
+        return [self.kind, f"of {self.query.fields['source']}", "as the rewrite" if alone else "not as the rewrite"]
+
+
+def conversation_of(query: EvaluationQuery) -> str:
+    """Return the id of a question's conversation."""
+    return query.id.split("<")[0]
+
+
+def cases_of(dataset: Dataset, seed: int = 0) -> list[Case]:
+    """Return the questions in their own conversations, and those that stand alone after others."""
+    drawn, halves, seen = random.Random(seed), dict[str, int](), defaultdict[str, int](int)
+    for query in dataset.queries:
+        if conversation_of(query) not in halves:
+            source = str(query.fields["source"])
+            halves[conversation_of(query)] = seen[source] % 2
+            seen[source] += 1
+    made = []
+    for query in dataset.queries:
+        half, rewrite = halves[conversation_of(query)], str(query.fields.get("rewrite") or query.text)
+        made.append(Case("continuing" if query.history else "first", query.text, rewrite, query.history, query, half))
+        alone = rewrite if query.history else query.text
+        if query.history and not query.fields.get("rewrite"):
+            continue
+        others = [
+            one
+            for one in dataset.queries
+            if len(one.history) > 2 and conversation_of(one) != conversation_of(query)
+            if halves[conversation_of(one)] == half
+        ]
+        for kind, same in (("shift, same source", True), ("shift, other source", False)):
+            pool = [one for one in others if (one.fields["source"] == query.fields["source"]) is same]
+            for other in drawn.sample(pool, min(SHIFTS, len(pool))):
+                made.append(Case(kind, alone, alone, other.history, query, half))
+    return made
+
+
+@dataclass
+class Result:
+    """What one system found for one case."""
+
+    documents: list[str]
+    kept: float | None = None
+    """Share of the documents in the scope; None without a scope."""
+    evidence: float | None = None
+    """Share of the evidence in the scope."""
+    milliseconds: float = 0.0
+    contraction: float | None = None
+
+
+class Bench:
+    """The systems, over one corpus."""
+
+    def __init__(self, corpus: CorpusIndex, dataset: Dataset) -> None:
+        self._dataset = dataset
+        sources = corpus.sources()
+        self.indexes: Mapping[str, ScopeIndex] = scope_indexes(sources)
+        self._model = corpus.embed_model
+        make = {"effort": "minimal", "similarity_top_k": DEPTH}
+        self._plain = AgenticRetriever(sources, **make)  # type: ignore[arg-type]
+        self._scoped = AgenticRetriever(sources, **make, options=RetrieverOptions(scope=self.indexes))  # type: ignore[arg-type]
+        self._scopes: list[contraction.Contraction] = []
+        self._states: dict[Turns, ScopeState] = {}
+        original = contraction.contract
+
+        def recorded(*args: Any) -> contraction.Contraction:
+            self._scopes.append(original(*args))
+            return self._scopes[-1]
+
+        contraction.contract = recorded  # type: ignore[assignment]
+
+    async def _ask(
+        self, retriever: AgenticRetriever, turns: Turns, state: ScopeState | None = None
+    ) -> tuple[Result, Any]:
+        messages = [Message.model_validate({"role": role, "content": text}) for role, text in turns]
+        self._scopes.clear()
+        started = time.perf_counter()
+        found = await retriever.retrieval(RetrievalRequest(messages=messages, scope_state=state))
+        elapsed = 1000 * (time.perf_counter() - started)
+        documents = [node.node.ref_doc_id or node.node.node_id for node in found.nodes]
+        return Result(list(dict.fromkeys(documents)), milliseconds=elapsed), found
+
+    async def last(self, case: Case) -> Result:
+        """Search the last message alone."""
+        return (await self._ask(self._plain, (("user", case.text),)))[0]
+
+    async def previous(self, case: Case) -> Result:
+        """Search the last two messages of the user as one text."""
+        before = [text for role, text in case.history if role == "user"][-1:]
+        return (await self._ask(self._plain, (("user", " ".join([*before, case.text])),)))[0]
+
+    async def gold(self, case: Case) -> Result:
+        """Search the gold rewrite: what a perfect CondenseQuestion prompt would write."""
+        return (await self._ask(self._plain, (("user", case.rewrite),)))[0]
+
+    async def article(self, case: Case) -> Result:
+        """Search the last message within documents whose vectors are near to the text of the whole conversation."""
+        if not case.history:
+            return await self.last(case)
+        text = " [SEP] ".join(text for _, text in (*case.history, ("user", case.text)))
+        vector = unit_rows(np.asarray([await self._model.aget_query_embedding(text)], np.float32))
+        near = {
+            document
+            for index in self.indexes.values()
+            for document, score in zip(index.documents, index.similarities(vector)[:, 0], strict=True)
+            if score >= ARTICLE_THRESHOLD
+        }
+        total = sum(len(index.documents) for index in self.indexes.values())
+        near = near or {document for index in self.indexes.values() for document in index.documents}
+        found, retrieval = await self._ask(self._plain, (("user", case.text),))
+        del retrieval
+        found.documents = [one for one in found.documents if one in near]
+        found.kept, found.evidence = len(near) / total, self._share(case, near)
+        return found
+
+    async def ours(self, case: Case) -> Result:
+        """Search the conversation without a scope."""
+        return (await self._ask(self._plain, (*case.history, ("user", case.text))))[0]
+
+    async def scoped(self, case: Case) -> Result:
+        """Search the conversation with a scope, and the state that its earlier turns have left."""
+        state = await self._state(case.history)
+        made, found = await self._ask(self._scoped, (*case.history, ("user", case.text)), state)
+        if self._scopes and self._scopes[-1].reason is None:
+            scope = self._scopes[-1]
+            made.kept = len(scope.documents) / scope.total
+            made.evidence = self._share(case, {document for _, document in scope.documents})
+        if found.scope_state is not None and found.scope_state.last is not None:
+            made.contraction = found.scope_state.last.scope_ms
+        return made
+
+    async def _state(self, history: Turns) -> ScopeState:
+        """Return the state after a conversation, turn by turn."""
+        if not history:
+            return ScopeState()
+        if history not in self._states:
+            at = max(at for at, (role, _) in enumerate(history) if role == "user")
+            _, found = await self._ask(self._scoped, history[: at + 1], await self._state(history[:at]))
+            self._states[history] = found.scope_state
+        return self._states[history]
+
+    def _share(self, case: Case, documents: set[str]) -> float:
+        gold = self._dataset.relevant[case.query.id]
+        return len(gold.keys() & documents) / len(gold)
+
+
+@dataclass
+class Scores:
+    """The mean results of a system on a slice."""
+
+    results: list[tuple[Result, Mapping[str, float]]] = field(default_factory=list)
+
+    def row(self) -> list[str]:
+        """Return R@5, R@10, nDCG@10, documents and evidence kept in percent, and milliseconds."""
+        relevant = [(one.documents, gold) for one, gold in self.results]
+        metrics = [("R", 5), ("R", 10), ("nDCG", 10)]
+        values = [100 * fmean(METRICS[name](found, gold, k) for found, gold in relevant) for name, k in metrics]
+        kept = [one.kept for one, _ in self.results if one.kept is not None]
+        evidence = [one.evidence for one, _ in self.results if one.evidence is not None]
+        shares = [f"{100 * fmean(part):.1f}" if part else "" for part in (kept, evidence)]
+        spent = [one.contraction for one, _ in self.results if one.contraction is not None]
+        times = [f"{median(one.milliseconds for one, _ in self.results):.1f}", f"{median(spent):.1f}" if spent else ""]
+        return [*(f"{value:.1f}" for value in values), *shares, *times]
+
+
+async def run(bench: Bench, cases: Sequence[Case], dataset: Dataset) -> dict[tuple[str, str], Scores]:
+    """Ask every system every case."""
+    systems: dict[str, Callable[[Case], Awaitable[Result]]] = {
+        "last message": bench.last,
+        "previous + last": bench.previous,
+        "gold rewrite": bench.gold,
+        "the article's": bench.article,
+        "ours": bench.ours,
+        "ours, scope": bench.scoped,
+    }
+    made: dict[tuple[str, str], Scores] = defaultdict(Scores)
+    for case in cases:
+        for name, ask in systems.items():
+            result = await ask(case)
+            for part in case.slices:
+                made[part, name].results.append((result, dataset.relevant[case.query.id]))
+    return made
+
+
+def main() -> None:
+    """Read the arguments, run, and print one table for each half."""
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.conversations", description=__doc__)
+    parser.add_argument("set", type=Path, help="a folder in BEIR form with histories and rewrites")
+    parser.add_argument("--vectors", type=Path, default=Path("build/vectors"), help="where the vectors are kept")
+    parser.add_argument("--half", type=int, choices=(0, 1), action="append", help="only this half")
+    arguments = parser.parse_args()
+    dataset = read_dataset(arguments.set)
+    every = cases_of(dataset)
+    columns = ["R@5", "R@10", "nDCG@10", "documents kept", "evidence kept", "ms", "scope ms"]
+    with closing(CorpusIndex(dataset, default_embed_model(), arguments.vectors, source_field="source")) as corpus:
+        bench = Bench(corpus, dataset)
+        for half in arguments.half or (0, 1):
+            scores = asyncio.run(run(bench, [case for case in every if case.half == half], dataset))
+            table = Table("slice", "system", *columns, title=f"half {half + 1} of {arguments.set.name}")
+            for part, names in groupby(sorted(scores, key=lambda key: key[0]), key=lambda key: key[0]):
+                for key in names:
+                    one = scores[key]
+                    table.add_row(f"{part} ({len(one.results)})", key[1], *one.row())
+            Console(width=160).print(table)
+
+
+if __name__ == "__main__":
+    main()
