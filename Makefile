@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-long coverage check docs wheel-check format bench bench-grounding bench-scale train-scorer faults fuzz injection \
+.PHONY: demo test test-long coverage check docs wheel-check format bench bench-conversations bench-grounding bench-scale train-scorer faults fuzz injection \
 	kills leaks same-prompts wire clean
 
 # Extracts over three real sources, then a recorded answer; no API key, no network.
@@ -79,6 +79,10 @@ train-scorer: $(VENV)/.dev
 SIZES ?= 1000,10000,100000,1000000
 bench-scale: $(VENV)/.dev
 	$(BIN)/python -m tests.benchmarks.scale --sizes $(SIZES)
+
+# How well a question is found in its conversation without a model: a BEIR-form SET whose questions have histories.
+bench-conversations: $(VENV)/.dev
+	$(BIN)/python -m tests.benchmarks.conversations $(SET)
 
 # Whether a busy machine changes a prompt: 20 questions of a BEIR-form SET with recorded PLANS, 10 runs idle and 10 loaded.
 same-prompts: $(VENV)/.dev
