@@ -109,6 +109,7 @@ if TYPE_CHECKING:
     from llama_index_agentic_kb.store import ingest as ingest
     from llama_index_agentic_kb.store.sessions import SessionStore as SessionStore
     from llama_index_agentic_kb.synthesizers import get_response_synthesizer as get_response_synthesizer
+    from llama_index_agentic_kb.tools import cited_nodes as cited_nodes
 
 __version__ = "0.1.0"
 
@@ -142,6 +143,7 @@ sources: Facet Fields FilterField KnowledgeSource ToolSource WriteLedger Writes 
 store: KnowledgeStore default_embed_model ingest
 store.sessions: SessionStore
 synthesizers: get_response_synthesizer
+tools: cited_nodes
 """
 _HOME_OF = {}
 for _line in _HOMES.replace("\n    ", " ").split("\n"):

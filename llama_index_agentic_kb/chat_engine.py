@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextvars
 import json
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Self
 
@@ -19,21 +21,37 @@ from llama_index_instrumentation import get_dispatcher
 
 from llama_index_agentic_kb._aio import Call, aiterate, arun, emitting, iterate, run
 from llama_index_agentic_kb.account import GuardedCallbacks
+from llama_index_agentic_kb.answering.sessions import SessionMemory
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError
 from llama_index_agentic_kb.guard.permissions import current_principal, owner_of, set_principal
-from llama_index_agentic_kb.query_engine import AgenticQueryEngine
-from llama_index_agentic_kb.retriever import AgenticRetriever
-from llama_index_agentic_kb.schema import Message, OutputMode, ReasoningEffort, RetrievalRequest
+from llama_index_agentic_kb.query_engine import Accounted, AgenticQueryEngine
+from llama_index_agentic_kb.retriever import AgenticRetriever, Retrieval
+from llama_index_agentic_kb.schema import DialogueState, Message, OutputMode, ReasoningEffort, RetrievalRequest
+from llama_index_agentic_kb.schema._model import Model
 from llama_index_agentic_kb.schema.request import INSTRUCTING
 
-__all__ = ["AgenticChatEngine"]
+__all__ = ["AgenticChatEngine", "AgenticChatResponse", "AgenticStreamingChatResponse"]
 
 dispatcher = get_dispatcher(__name__)
 
 EXTRACTS: Final = '[{"ref_id": '
 """The prefix of extracted data, which replaces an answer that failed or timed out."""
+STATES: Final[Mapping[str, type[Model]]] = {"dialogue": DialogueState}
+"""The parts of a conversation's state, by the field of requests and retrievals."""
 MEMORY_TOKENS: Final = 8_000
 """Token limit of the engine's default memory."""
+
+
+@dataclass
+class AgenticChatResponse(Accounted, AgentChatResponse):
+    """A LlamaIndex ``AgentChatResponse`` with the full ``RetrievalResponse`` (``account``)."""
+
+
+@dataclass
+class AgenticStreamingChatResponse(Accounted, StreamingAgentChatResponse):
+    """A LlamaIndex ``StreamingAgentChatResponse`` with the full ``RetrievalResponse`` (``account``)."""
+
+    metadata: dict[str, Any] | None = None
 
 
 class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
@@ -44,6 +62,9 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
 
     A conversation belongs to the principal of its first message, if any (see ``guard.permissions``): since answers
     repeat documents which that principal may see, other principals are denied until ``reset``.
+
+    The conversation's state (``states``) goes from turn to turn: what a tool asked for, what waits for confirmation.
+    With a ``SessionMemory`` it is stored with the session, and another engine goes on in it.
 
     Args:
         query_engine: The query engine that answers each message.
@@ -71,6 +92,10 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         self._prefix = list(prefix_messages)
         self._given: list[ChatMessage] = []
         """The system messages of the given history; they are not kept in the memory."""
+        self.states: dict[str, Model] = {}
+        """The conversation's state after its last turn, by the field of the request that takes it."""
+        self._session_id: str | None = None
+        """The stored session that ``states`` belongs to."""
         self._effort = ReasoningEffort.MINIMAL if skip_condense else None
 
     @classmethod
@@ -123,7 +148,7 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
 
     @dispatcher.span
     @trace_method("chat")
-    def chat(self, message: str | QueryBundle, chat_history: list[ChatMessage] | None = None) -> AgentChatResponse:
+    def chat(self, message: str | QueryBundle, chat_history: list[ChatMessage] | None = None) -> AgenticChatResponse:
         """Answer a message.
 
         Args:
@@ -136,7 +161,7 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
     @trace_method("chat")
     async def achat(
         self, message: str | QueryBundle, chat_history: list[ChatMessage] | None = None
-    ) -> AgentChatResponse:
+    ) -> AgenticChatResponse:
         """Answer a message; see ``chat``."""
         return await arun(self._chat(message, chat_history))
 
@@ -144,21 +169,21 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
     @trace_method("chat")
     def stream_chat(
         self, message: str | QueryBundle, chat_history: list[ChatMessage] | None = None
-    ) -> StreamingAgentChatResponse:
+    ) -> AgenticStreamingChatResponse:
         """Answer a message as a stream of token deltas; see ``chat``. Errors are raised while the stream is read."""
-        work, sources = run(self._begin(message, chat_history))
+        work, fields = run(self._begin(message, chat_history))
         deltas = iterate(work, contextvars.copy_context())
-        return StreamingAgentChatResponse(chat_stream=deltas, is_writing_to_memory=False, **sources)
+        return AgenticStreamingChatResponse(chat_stream=deltas, is_writing_to_memory=False, **fields)
 
     @dispatcher.span
     @trace_method("chat")
     async def astream_chat(
         self, message: str | QueryBundle, chat_history: list[ChatMessage] | None = None
-    ) -> StreamingAgentChatResponse:
+    ) -> AgenticStreamingChatResponse:
         """Answer a message as a stream of token deltas; see ``chat``. Errors are raised while the stream is read."""
-        work, sources = await arun(self._begin(message, chat_history))
+        work, fields = await arun(self._begin(message, chat_history))
         deltas = aiterate(work, contextvars.copy_context())
-        return StreamingAgentChatResponse(achat_stream=deltas, is_writing_to_memory=False, **sources)
+        return AgenticStreamingChatResponse(achat_stream=deltas, is_writing_to_memory=False, **fields)
 
     def reset(self) -> None:
         """Clear the conversation; an answer that is still being streamed will not be stored.
@@ -170,7 +195,7 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         """
         owner_of(self.memory).claim(self.query_engine.retriever.resolve_principal())
         self.memory.reset()
-        self._given = []
+        self._given, self.states = [], {}
         owner_of(self.memory).end(forgotten=not getattr(self.memory, "memory_blocks", None))
 
     @property
@@ -190,33 +215,33 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
 
     # -- one turn --------------------------------------------------------------------------------------------------
 
-    async def _chat(self, message: str | QueryBundle, history: Sequence[ChatMessage] | None) -> AgentChatResponse:
+    async def _chat(self, message: str | QueryBundle, history: Sequence[ChatMessage] | None) -> AgenticChatResponse:
         request, number = await self._request(message, history)
         answered = await self.query_engine.answer(request)
         response = answered.llama_response()
-        text = _readable(answered.text) if self._extracts or answered.synthesis.is_extract else str(response)
-        await self._remember(text_of(message), text, number)
-        return AgentChatResponse(response=text, metadata=response.metadata, **_sources(message, response.source_nodes))
+        text = readable(answered.text) if self._extracts or answered.synthesis.is_extract else str(response)
+        await self._remember(text_of(message), text, number, answered.retrieval)
+        return AgenticChatResponse(text, metadata=response.metadata, **_sources(message, response.source_nodes))
 
     async def _begin(
         self, message: str | QueryBundle, history: Sequence[ChatMessage] | None
     ) -> tuple[Coroutine[Any, Any, None], dict[str, Any]]:
-        """Retrieve; return a coroutine that streams the answer and stores the turn, and the evidence."""
+        """Retrieve; return a coroutine that streams the answer and stores the turn, and the response's fields."""
         request, number = await self._request(message, history)
-        work, nodes, _ = await self.query_engine.begin(request)
+        begun = await self.query_engine.begin(request)
         text = ""
 
         def delta(token: str) -> ChatResponse:
             nonlocal text
-            token = _readable(token) if self._extracts or token.startswith(EXTRACTS) else token
+            token = readable(token) if self._extracts or token.startswith(EXTRACTS) else token
             text += token
             return ChatResponse(message=ChatMessage(role=MessageRole.ASSISTANT, content=text), delta=token)
 
         async def turn() -> None:
-            await emitting(work(), delta)
-            await self._remember(text_of(message), text, number)
+            await emitting(begun.work(), delta)
+            await self._remember(text_of(message), text, number, begun.retrieval)
 
-        return turn(), _sources(message, nodes)
+        return turn(), {"metadata": begun.metadata, **_sources(message, begun.nodes)}
 
     async def _request(
         self, message: str | QueryBundle, chat_history: Sequence[ChatMessage] | None
@@ -236,15 +261,27 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         said = [ChatMessage(role=MessageRole.MODEL, content=one.content) if _rules(one) else one for one in earlier]
         question = ChatMessage(role=MessageRole.USER, content=message)
         request = conversation_request([*self._prefix, *self._given, *said, question])
-        return request.model_copy(update={"retrieval_reasoning_effort": self._effort}), number
+        states = await self._read_states()
+        return request.model_copy(update={"retrieval_reasoning_effort": self._effort, **states}), number
 
     def _without_rules(self, history: Sequence[ChatMessage]) -> list[ChatMessage]:
         """Keep the system messages of a history, and return the others."""
         self._given = [message for message in history if _rules(message)]
         return [message for message in history if not _rules(message)]
 
-    async def _remember(self, message: str, answer: str, number: int) -> None:
-        """Store a turn in the memory, unless the conversation was reset meanwhile."""
+    async def _read_states(self) -> dict[str, Model]:
+        """Return the conversation's state; that of a ``SessionMemory`` is read from its store once."""
+        if isinstance(self.memory, SessionMemory) and self._session_id != self.memory.session_id:
+            stored = await self.memory.aget_states()
+            self.states = {}
+            for name in STATES.keys() & stored.keys():
+                with suppress(InvalidRequestError):  # of another release
+                    self.states[name] = STATES[name].parse(stored[name])
+            self._session_id = self.memory.session_id
+        return self.states
+
+    async def _remember(self, message: str, answer: str, number: int, retrieval: Retrieval) -> None:
+        """Store a turn in the memory, and the conversation's state, unless the conversation was reset meanwhile."""
         if owner_of(self.memory).number != number:
             return
         turn = [
@@ -254,6 +291,10 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         await Call(
             sync=partial(self.memory.put_messages, turn), native=partial(self.memory.aput_messages, turn), what="memory"
         )
+        self.states = {name: state for name in STATES if (state := getattr(retrieval, name)) is not None}
+        if isinstance(self.memory, SessionMemory):
+            self._session_id = self.memory.session_id
+            await self.memory.aset_states({name: state.to_dict() for name, state in self.states.items()})
 
 
 def _rules(message: ChatMessage) -> bool:
@@ -272,19 +313,22 @@ def text_of(message: str | QueryBundle) -> str:
     return message if isinstance(message, str) else message.query_str
 
 
-def _readable(extracts: str) -> str:
-    """Format extracted data as plain text with ``[ref_id:N]`` markers, or return a notice if it is empty."""
-    if not extracts:
+def readable(text: str) -> str:
+    """Return extracted data as plain text with ``[ref_id:N]`` markers; any other text unchanged, none as a notice."""
+    if not text:
         return "The answer was not there in time. The sources are listed."
-    if not extracts.startswith("["):  # a question of a tool
-        return extracts
-    items = json.loads(extracts)
+    try:
+        items = json.loads(text) if text.startswith("[") else None
+    except ValueError:
+        return text
+    if not isinstance(items, list) or not all(isinstance(item, dict) and "ref_id" in item for item in items):
+        return text
     texts = [f"{item['title']} [ref_id:{item['ref_id']}]\n{item['content']}" for item in items]
     return "\n\n".join(texts) or "Nothing was found."
 
 
-def _sources(message: str | QueryBundle, nodes: Sequence[NodeWithScore]) -> dict[str, Any]:
-    """Return the ``sources`` and ``source_nodes`` arguments of a LlamaIndex chat response."""
-    listed, asked = list(nodes), {"message": text_of(message)}
-    output = ToolOutput(tool_name="knowledge_base", content=str(len(listed)), raw_input=asked, raw_output=listed)
-    return {"sources": [output], "source_nodes": listed}
+def _sources(message: str | QueryBundle, nodes: list[NodeWithScore]) -> dict[str, Any]:
+    """Return the ``sources`` and ``source_nodes`` arguments of a LlamaIndex chat response; both hold this list."""
+    asked = {"message": text_of(message)}
+    output = ToolOutput(tool_name="knowledge_base", content=str(len(nodes)), raw_input=asked, raw_output=nodes)
+    return {"sources": [output], "source_nodes": nodes}

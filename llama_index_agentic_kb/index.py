@@ -167,7 +167,8 @@ def as_chat_engine(
     Args:
         retriever: The retriever that the chat engine searches with.
         chat_mode: The chat mode of LlamaIndex.
-        memory: The conversation memory. Defaults to a new one; LlamaIndex's engines share it with the retriever.
+        memory: The conversation memory. Defaults to a new one. LlamaIndex's engines share it with the retriever, which
+            plans from it, so that they condense nothing unless the effort is minimal.
         kwargs: Arguments of ``AgenticQueryEngine`` and of the mode's engine.
 
     Raises:
@@ -184,15 +185,20 @@ def as_chat_engine(
     from llama_index.core import chat_engine as theirs  # noqa: PLC0415
     from llama_index.core.memory import ChatMemoryBuffer  # noqa: PLC0415
 
+    from llama_index_agentic_kb import core_chat  # noqa: PLC0415
+
     history = kwargs.pop("chat_history", None)
     retriever.memory = memory or retriever.memory or ChatMemoryBuffer.from_defaults(history, llm=retriever.llm)
     kwargs = {"llm": retriever.llm, "memory": retriever.memory, **kwargs}
+    plans = retriever.effort is not ReasoningEffort.MINIMAL  # then the planner reads the conversation
     if chat_mode is ChatMode.CONTEXT:
-        return theirs.ContextChatEngine.from_defaults(retriever=retriever, **kwargs)
+        return core_chat.ContextChat.from_defaults(retriever=retriever, **kwargs)
     if chat_mode is ChatMode.CONDENSE_PLUS_CONTEXT:
-        return theirs.CondensePlusContextChatEngine.from_defaults(retriever=retriever, **kwargs)
+        kwargs.setdefault("skip_condense", plans)
+        return core_chat.CondensePlusContextChat.from_defaults(retriever=retriever, **kwargs)
     if chat_mode is ChatMode.CONDENSE_QUESTION:
-        make = theirs.CondenseQuestionChatEngine.from_defaults
+        condensing = core_chat.CondenseQuestionChat if plans else theirs.CondenseQuestionChatEngine
+        make = condensing.from_defaults
         engine = {key: kwargs.pop(key) for key in kwargs.keys() - signature(make).parameters.keys()}
         return make(query_engine=AgenticQueryEngine(retriever, **engine), **kwargs)
     if chat_mode is ChatMode.SIMPLE:

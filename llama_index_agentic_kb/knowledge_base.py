@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, Unpack
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeAlias, TypeVar, Unpack
 
 from llama_index.core.base.llms.types import ChatMessage
 from llama_index.core.callbacks import CallbackManager
@@ -25,6 +25,7 @@ from pydantic import ValidationError
 
 from llama_index_agentic_kb._aio import aiterate, arun, emit, gather, iterate, run
 from llama_index_agentic_kb.account.pickling import NotPickled
+from llama_index_agentic_kb.answering.sessions import SessionMemory, session_owner
 from llama_index_agentic_kb.chat_engine import conversation_request
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError, by_value
 from llama_index_agentic_kb.grounding.settings import Grounding
@@ -52,6 +53,7 @@ from llama_index_agentic_kb.sources.filters import FilterLike
 from llama_index_agentic_kb.sources.metadata import MetadataQueries
 from llama_index_agentic_kb.sources.plugins import PluginFailure, discover_sources
 from llama_index_agentic_kb.sources.selection import by_name
+from llama_index_agentic_kb.tools import ToolQueryEngine, query_tool
 
 if TYPE_CHECKING:  # they import the answer checks and SQLAlchemy
     from llama_index_agentic_kb.answering.engine import AnswerEngine
@@ -67,6 +69,7 @@ Question: TypeAlias = str | Sequence[ChatMessage | Message | Mapping[str, Any]] 
 """A question, a conversation whose last message is the question, or a request (typed or as JSON)."""
 
 Observer: TypeAlias = Callable[[ActivityRecord], None]
+E = TypeVar("E", bound=AgenticQueryEngine)
 
 
 class KnowledgeBase(NotPickled, MetadataQueries):
@@ -447,11 +450,12 @@ class KnowledgeBase(NotPickled, MetadataQueries):
             streaming: Whether to stream token deltas.
             kwargs: Arguments of ``AgenticRetriever`` and ``AgenticQueryEngine``.
         """
+        return self._query_engine(AgenticQueryEngine, response_mode, streaming=streaming, **kwargs)
+
+    def _query_engine(self, kind: type[E], response_mode: str | None = None, **kwargs: Any) -> E:
         own, rest = split_kwargs(kwargs)
         mode = response_mode or self.output_mode.value
-        return AgenticQueryEngine(
-            self.as_retriever(**own), response_mode=mode, streaming=streaming, **{**self._engine_defaults(rest), **rest}
-        )
+        return kind(self.as_retriever(**own), response_mode=mode, **{**self._engine_defaults(rest), **rest})
 
     def _engine_defaults(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """Return the default arguments of this knowledge base's engines."""
@@ -461,36 +465,48 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         return own
 
     def as_chat_engine(
-        self, chat_mode: ChatMode = ChatMode.BEST, *, memory: BaseMemory | None = None, **kwargs: Any
+        self,
+        chat_mode: ChatMode = ChatMode.BEST,
+        *,
+        memory: BaseMemory | None = None,
+        session: str | None = None,
+        **kwargs: Any,
     ) -> BaseChatEngine:
         """Return a chat engine: ``AgenticChatEngine``, or for other modes LlamaIndex's own over our retriever.
 
         Args:
             chat_mode: ``BEST`` (default) selects ``AgenticChatEngine``; other modes select LlamaIndex's engines.
             memory: The conversation memory. Defaults to a new one.
+            session: The id of a session of ``sessions`` to go on in, or "-" for a new one; in place of ``memory``.
             kwargs: Arguments of ``as_query_engine``, and of LlamaIndex's chat engine of the mode (``system_prompt``,
                 ``chat_history``, ...).
         """
         chat_mode = ChatMode(chat_mode)
         own, rest = split_kwargs(kwargs)
+        if session is not None:
+            memory = self._session_memory(session, own.get("principal"))
         if chat_mode in (ChatMode.BEST, ChatMode.CONDENSE_QUESTION):  # the modes that answer with our query engine
             rest = {**self._engine_defaults(rest), "response_mode": self.output_mode.value, **rest}
         if chat_mode is not ChatMode.BEST:
             own["memory"] = memory
         return as_chat_engine(self.as_retriever(**own), chat_mode, memory, **rest)
 
+    def _session_memory(self, session: str, principal: Principal | None) -> SessionMemory:
+        if self.sessions is None:
+            raise ConfigurationError("session: the knowledge base has no sessions; pass sessions=SessionStore(...)")
+        owner = self._resolve_principal(principal)
+        return SessionMemory(self.sessions, owner=owner or session_owner(None), session_id=session)
+
     def as_tool(self, name: str | None = None, description: str | None = None, **kwargs: Any) -> QueryEngineTool:
-        """Return a tool for agents and routers; its answers keep their ``[ref_id:N]`` markers.
+        """Return a tool for agents and routers, whose citations survive the trip through an agent; see ``tools``.
 
         Args:
             name: The name of the tool. Defaults to this knowledge base's name.
             description: The description of the tool. Defaults to this knowledge base's description.
             kwargs: Arguments of ``as_query_engine``.
         """
-        engine = self.as_query_engine(**kwargs)
-        return QueryEngineTool.from_defaults(
-            engine, name=name or self.name, description=description or self.description
-        )
+        engine = self._query_engine(ToolQueryEngine, **kwargs)
+        return query_tool(engine, name or self.name, description or self.description)
 
     def as_retriever_tool(
         self, name: str | None = None, description: str | None = None, **kwargs: Unpack[RetrieverArguments]

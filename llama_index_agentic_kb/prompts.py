@@ -276,6 +276,12 @@ FILTERS: Final = """\
 question itself says so; else ""."""
 """The planner's rule for filters, used if any source declares filterable fields."""
 
+FOLLOW_UP: Final = """\
+The conversation fills in only what the question leaves out: whom or what it means, the date that "last year" counts \
+from, what a correction leaves standing. Plan a question that stands alone, or changes the subject, as if nothing came \
+before it."""
+"""The planner's rule for a question that follows a conversation."""
+
 CLASSIFICATION: Final = """\
 Before you plan, judge what the question is, read in its conversation. Each verdict is true or false, nothing else:
 {classes}

@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Self, TypeAlias, Unpack
+from typing import Any, NamedTuple, Self, TypeAlias, Unpack
 
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.response.schema import (
@@ -212,15 +212,16 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
 
     def stream(self, request: RetrievalRequest, bundle: QueryBundle | None = None) -> AgenticStreamingResponse:
         """Retrieve, and return a LlamaIndex response whose tokens are generated while it is read."""
-        work, nodes, metadata = run(self.begin(request, bundle))
-        return AgenticStreamingResponse(iterate(work(), contextvars.copy_context()), nodes, metadata)
+        begun = run(self.begin(request, bundle))
+        return AgenticStreamingResponse(iterate(begun.work(), contextvars.copy_context()), begun.nodes, begun.metadata)
 
     async def astream(
         self, request: RetrievalRequest, bundle: QueryBundle | None = None
     ) -> AgenticAsyncStreamingResponse:
         """Retrieve, and return a LlamaIndex response whose tokens are generated while it is read."""
-        work, nodes, metadata = await arun(self.begin(request, bundle))
-        return AgenticAsyncStreamingResponse(aiterate(work(), contextvars.copy_context()), nodes, metadata)
+        begun = await arun(self.begin(request, bundle))
+        deltas = aiterate(begun.work(), contextvars.copy_context())
+        return AgenticAsyncStreamingResponse(deltas, begun.nodes, begun.metadata)
 
     @property
     def _streams(self) -> bool:
@@ -383,17 +384,16 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
 
     # -- streaming -------------------------------------------------------------------------------------------------
 
-    async def begin(
-        self, request: RetrievalRequest, bundle: QueryBundle | None = None
-    ) -> tuple[Callable[[], Coroutine[Any, Any, None]], list[NodeWithScore], dict[str, Any]]:
-        """Retrieve; return a coroutine function that streams the answer, and the nodes and metadata it will update."""
+    async def begin(self, request: RetrievalRequest, bundle: QueryBundle | None = None) -> BegunAnswer:
+        """Retrieve, and return what is needed to stream the answer."""
         with asked(self.callback_manager, request.question) as tell:
             events = open_events()
             retrieval = await self.retrieved(request, bundle)
             answered = Answered(retrieval, Synthesis(text=""))
             nodes, metadata = list(retrieval.nodes), answered.metadata()
             tell(answered.llama_response)
-        return partial(self._streamed, retrieval, nodes, metadata, retrieval.budget.left, events), nodes, metadata
+        work = partial(self._streamed, retrieval, nodes, metadata, retrieval.budget.left, events)
+        return BegunAnswer(work, nodes, metadata, retrieval)
 
     async def _streamed(
         self,
@@ -540,6 +540,22 @@ def _record_check(retrieval: Retrieval, ledger: GroundingLedger, grounding: Grou
 # -- results -----------------------------------------------------------------------------------------------------------
 
 
+class BegunAnswer(NamedTuple):
+    """An answer whose evidence is there, and whose text is still to be streamed.
+
+    Args:
+        work: A function that returns the coroutine that streams the text.
+        nodes: The evidence; updated in place at the end of the stream, as the metadata.
+        metadata: See ``Answered.metadata``.
+        retrieval: The retrieval.
+    """
+
+    work: Callable[[], Coroutine[Any, Any, None]]
+    nodes: list[NodeWithScore]
+    metadata: dict[str, Any]
+    retrieval: Retrieval
+
+
 @dataclass(slots=True)
 class Answered:
     """The result of a question: the evidence, the answer, and the result of the grounding check.
@@ -598,7 +614,7 @@ class Answered:
         return AgenticResponse(self.text, source_nodes=nodes, metadata=metadata)
 
 
-class _Accounted(Shown):
+class Accounted(Shown):
     """Mixin of our LlamaIndex responses that reads the ``RetrievalResponse`` from their metadata."""
 
     source_nodes: list[NodeWithScore]
@@ -623,13 +639,13 @@ class _Accounted(Shown):
         return self.account.to_dict()
 
 
-class AgenticResponse(_Accounted, Response):
+class AgenticResponse(Accounted, Response):
     """A LlamaIndex ``Response`` with the full ``RetrievalResponse`` (``account``) and an HTML view for notebooks."""
 
 
-class AgenticStreamingResponse(_Accounted, StreamingResponse):
+class AgenticStreamingResponse(Accounted, StreamingResponse):
     """A LlamaIndex ``StreamingResponse`` with the full ``RetrievalResponse`` (``account``)."""
 
 
-class AgenticAsyncStreamingResponse(_Accounted, AsyncStreamingResponse):
+class AgenticAsyncStreamingResponse(Accounted, AsyncStreamingResponse):
     """A LlamaIndex ``AsyncStreamingResponse`` with the full ``RetrievalResponse`` (``account``)."""

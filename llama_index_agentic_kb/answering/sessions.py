@@ -10,7 +10,7 @@ store.get("alice", memory.session_id)                 # returns the session with
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -304,6 +304,20 @@ class SessionMemory(BaseMemory):
     async def areset(self) -> None:
         """Start a new session; see ``reset``."""
         self.reset()
+
+    async def aget_states(self) -> dict[str, Any]:
+        """Return the state of the session's conversation, by part; empty if there is none."""
+        self._speaker.check(current_principal())
+        read = partial(self._store.get_states, self.owner, self._session_id)
+        native = partial(self._store.aget_states, self.owner, self._session_id)
+        return await Call(sync=read, native=native, what="session")
+
+    async def aset_states(self, states: Mapping[str, Any]) -> None:
+        """Store the state of the session's conversation; see ``SessionStore.aset_states``."""
+        self._speaker.check(current_principal())
+        arguments = (self.owner, self._session_id, states)
+        write, native = partial(self._store.set_states, *arguments), partial(self._store.aset_states, *arguments)
+        await Call(sync=write, native=native, what="session")
 
     async def _get(self, used: int) -> list[ChatMessage]:
         if used > self.token_limit:

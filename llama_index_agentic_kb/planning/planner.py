@@ -50,6 +50,7 @@ from llama_index_agentic_kb.prompts import (
     DEPENDENT,
     FILTERS,
     FINDINGS_TEMPLATE,
+    FOLLOW_UP,
     INDEPENDENT,
     PLANNER_TEMPLATE,
     REVISION_TEMPLATE,
@@ -238,6 +239,8 @@ def _messages(
     rules = DEPENDENT.format(max_rounds=limits.rounds) if limits.rounds > 1 else INDEPENDENT
     if any(source.fields for source in sources):
         rules += f"\n- {FILTERS}"
+    if scope.history:
+        rules += f"\n- {FOLLOW_UP}"
     turns = [f"{role}: {one_line(text, HISTORY_CHARACTERS)}" for role, text in scope.history[-HISTORY_MESSAGES:]]
     messages = models.prompts["planner_prompt"].format_messages(
         llm=models.model.llm,

@@ -49,7 +49,7 @@ from llama_index_agentic_kb.store.database import remedy
 
 T = TypeVar("T")
 
-REVISION: Final = "0002"
+REVISION: Final = "0003"
 """The latest revision of the tables and of the JSON in them; a change to either needs a new revision."""
 VERSION_TABLE: Final = "agentic_kb_sessions_version"
 MAX_NAME: Final = 512
@@ -112,6 +112,14 @@ turns: Final = Table(
     Column("created_at", BigInteger, nullable=False),
     Column("completed_at", BigInteger, nullable=False),
     UniqueConstraint("owner", "session_id", "answer_id", name="agentic_kb_turns_answer"),
+)
+
+
+states: Final = Table(
+    "agentic_kb_session_states",
+    METADATA,
+    *_of_a_session(),
+    Column("data", Text, nullable=False),
 )
 
 

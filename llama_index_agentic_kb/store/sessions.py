@@ -49,6 +49,7 @@ from llama_index_agentic_kb.store.session_database import (
     labels,
     microseconds,
     sessions,
+    states,
     turns,
 )
 from llama_index_agentic_kb.store.session_listing import next_token, page
@@ -338,6 +339,34 @@ class SessionStore:
 
         return await self._do("reading a conversation", work, deadline, write=False)
 
+    async def aget_states(self, owner: str, session_id: str, *, deadline: float | None = None) -> dict[str, Any]:
+        """Return the state of a session's conversation, as stored by ``aset_states``; empty if none was stored."""
+        key = _key(owner, session_id)
+
+        def work(connection: Connection) -> dict[str, Any]:
+            stored = connection.execute(select(states.c.data).where(*_of(states, key))).scalar()
+            return {} if stored is None else json.loads(stored)
+
+        return await self._do("reading a conversation's state", work, deadline, write=False)
+
+    async def aset_states(
+        self, owner: str, session_id: str, data: Mapping[str, Any], *, deadline: float | None = None
+    ) -> None:
+        """Store the state of a session's conversation as JSON, in place of the earlier one.
+
+        Raises:
+            NotFoundError: The owner has no such session.
+        """
+        key = _key(owner, session_id)
+
+        def work(connection: Connection) -> None:
+            _row(connection, key, lock=True)
+            connection.execute(delete(states).where(*_of(states, key)))
+            values = {"owner": key.owner, "session_id": key.id, "data": _dumped(data)}
+            connection.execute(insert(states).values(**values))
+
+        await self._do("storing a conversation's state", work, deadline, write=True)
+
     create = _door(acreate)
     get = _door(aget)
     list_sessions = _door(alist_sessions)
@@ -346,6 +375,8 @@ class SessionStore:
     add_turn = _door(aadd_turn)
     get_answer = _door(aget_answer)
     session_messages = _door(asession_messages)
+    get_states = _door(aget_states)
+    set_states = _door(aset_states)
 
     async def _do(self, what: str, work: Callable[[Connection], T], deadline: float | None, *, write: bool) -> T:
         """Run a function in a transaction, on a thread of the store's pool, and return its result."""

@@ -1,0 +1,85 @@
+"""A knowledge base as a tool of agents: its citations keep their meaning in whatever the agent writes.
+
+A query engine's markers, ``[ref_id:N]``, count the passages of one answer. An agent joins several answers, so that a
+tool's markers name the tool and the passage itself, ``[space:1f0c9a3e]``, and its text ends with the list of sources.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterable
+from typing import Any, Final
+
+from llama_index.core.base.response.schema import RESPONSE_TYPE, Response
+from llama_index.core.schema import NodeWithScore, QueryBundle
+from llama_index.core.tools import QueryEngineTool
+
+from llama_index_agentic_kb._text import one_line, printable
+from llama_index_agentic_kb.chat_engine import readable
+from llama_index_agentic_kb.grounding.citations import cited_ids
+from llama_index_agentic_kb.query_engine import AgenticQueryEngine, AgenticResponse
+
+__all__ = ["ToolQueryEngine", "cited_nodes", "query_tool"]
+
+_MARKER: Final = re.compile(r"\[ref_id:(\d+)\]")
+_PASSAGE: Final = re.compile(r"\[[^\[\]\s]{1,80}:([0-9a-f]{8})\]")
+_UNSAFE: Final = re.compile(r"[^\w.-]+")
+
+
+class ToolQueryEngine(AgenticQueryEngine):
+    """The query engine of a tool; its responses' text has markers of the tool, and a list of the cited sources.
+
+    ``account`` and ``source_nodes`` of a response are those of any query engine. Streamed responses are not changed.
+    """
+
+    tool_name = "knowledge_base"
+
+    def _query(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
+        return self._marked(super()._query(query_bundle))
+
+    async def _aquery(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
+        return self._marked(await super()._aquery(query_bundle))
+
+    def _marked(self, response: RESPONSE_TYPE) -> RESPONSE_TYPE:
+        if isinstance(response, AgenticResponse):
+            nodes, text = response.source_nodes, readable(response.response or "")
+            named = [number for number in cited_ids(text) if number < len(nodes)]
+            markers = {number: f"[{_UNSAFE.sub('_', self.tool_name)}:{_digest(nodes[number])}]" for number in named}
+            text = _MARKER.sub(lambda found: markers.get(int(found[1]), ""), text)
+            references = response.account.references
+            lines = [f"{marker} {_source(references[number])}" for number, marker in markers.items()]
+            response.response = "\n".join([text, "", "Sources:", *lines]) if lines else text
+        return response
+
+
+def query_tool(engine: ToolQueryEngine, name: str, description: str) -> QueryEngineTool:
+    """Return the tool of a query engine."""
+    engine.tool_name = name
+    return QueryEngineTool.from_defaults(engine, name=name, description=description)
+
+
+def cited_nodes(text: str, outputs: Iterable[Any]) -> list[NodeWithScore]:
+    """Return the passages that an agent's text cites, in order of first citation.
+
+    Args:
+        text: The text, with the markers of tools of knowledge bases.
+        outputs: What the tools returned: LlamaIndex's ``ToolOutput``, ``ToolCallResult`` or ``Response``, such as
+            ``tool_calls`` of an agent's result.
+    """
+    known = {}
+    for output in outputs:
+        tool_output = getattr(output, "tool_output", output)
+        response = getattr(tool_output, "raw_output", tool_output)
+        if isinstance(response, Response):
+            known.update({_digest(node): node for node in response.source_nodes})
+    return [known[digest] for digest in dict.fromkeys(_PASSAGE.findall(text)) if digest in known]
+
+
+def _digest(node: NodeWithScore) -> str:
+    return hashlib.sha256(node.node.node_id.encode()).hexdigest()[:8]
+
+
+def _source(reference: Any) -> str:
+    where = reference.url or reference.citation_url or reference.knowledge_source_name
+    return f"{printable(one_line(reference.title, 200))} ({printable(one_line(where, 300))})"

@@ -1,0 +1,276 @@
+"""Conversations through each door: LlamaIndex's chat engines, sessions that are resumed, agents that cite."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from llama_index.core.agent.workflow import AgentWorkflow, FunctionAgent
+from llama_index.core.base.llms.types import ChatMessage, MessageRole
+from llama_index.core.chat_engine import CondensePlusContextChatEngine, CondenseQuestionChatEngine, ContextChatEngine
+from llama_index.core.memory import ChatMemoryBuffer
+from llama_index.core.query_engine import SubQuestionQueryEngine
+from llama_index.core.question_gen import LLMQuestionGenerator
+from llama_index.core.response_synthesizers import get_response_synthesizer
+
+from llama_index_agentic_kb import (
+    AgenticChatEngine,
+    ConfigurationError,
+    KnowledgeBase,
+    KnowledgeSource,
+    NotFoundError,
+    Principal,
+    SessionStore,
+    cited_nodes,
+)
+from llama_index_agentic_kb.testing import ChatRequest, LoopbackOpenAI, MemoryRetriever, Reply, ScriptedLLM
+from tests.shop import Shop, open_shop
+
+ROCKETS = ["The Saturn V rocket was 110.6 m tall.", "The Ariane 5 was about 50 m tall."]
+ANSWER = "It was 110.6 m tall [ref_id:0]."
+BRACES = "Put {context_str}, {query_str}, {said_0}, {existing_answer} and {x} there."
+
+
+def reply(request: ChatRequest) -> str | Reply:
+    if "You plan searches" in request.text:
+        return json.dumps({"sub_queries": [{"id": "q1", "query": "height of the Saturn V rocket"}]})
+    return Reply(ANSWER, chunk_size=6)
+
+
+@pytest.fixture
+def server() -> Iterator[LoopbackOpenAI]:
+    with LoopbackOpenAI(reply) as running:
+        yield running
+
+
+def base(server: LoopbackOpenAI, **fields: Any) -> KnowledgeBase:
+    source = KnowledgeSource("rockets", "launch vehicles", retriever=MemoryRetriever(ROCKETS))
+    return KnowledgeBase([source], llm=server.llm(), **fields)
+
+
+def chat_engine(kb: KnowledgeBase, **fields: Any) -> AgenticChatEngine:
+    chat = kb.as_chat_engine(**fields)
+    assert isinstance(chat, AgenticChatEngine)
+    return chat
+
+
+# -- every turn ------------------------------------------------
+
+
+async def test_every_turn_has_sources_and_an_account(server: LoopbackOpenAI) -> None:
+    """Whole and streamed, sync and async; a stream's is complete once it was read."""
+    chat = chat_engine(base(server))
+    streamed, astreamed = chat.stream_chat("How tall was it?"), await chat.astream_chat("How tall was it?")
+    assert streamed.account.text == ""
+    assert "".join(streamed.response_gen) == ANSWER
+    assert "".join([delta async for delta in astreamed.async_response_gen()]) == ANSWER
+    for response in (chat.chat("How tall?"), await chat.achat("How tall?"), streamed, astreamed):
+        assert response.account.text == ANSWER
+        assert response.account.activity
+        assert [node.node.get_content() for node in response.cited_nodes] == [ROCKETS[0]]
+        assert response.sources[0].raw_output is response.source_nodes
+        assert "akb-answer" in response._repr_html_()
+
+
+def test_the_last_words_are_searched_beside_what_is_planned(server: LoopbackOpenAI) -> None:
+    """As the user wrote them, in a search of their own; a plan of one reply is made, and no other call."""
+    chat = chat_engine(base(server))
+    chat.chat("Which rocket launched Apollo 11?")
+    before = len(server.chats)
+    plan = chat.chat("And how tall was it?").account.plan
+    assert plan is not None
+    assert [(one.query, one.origin.value) for one in plan.sub_queries] == [
+        ("And how tall was it?", "question"),
+        ("height of the Saturn V rocket", "planner"),
+    ]
+    assert len(server.chats) == before + 2
+
+
+@pytest.mark.parametrize("mode", ["best", "context", "condense_plus_context", "condense_question"])
+@pytest.mark.parametrize("effort", ["minimal", "low"])
+def test_what_was_said_stays_text(server: LoopbackOpenAI, mode: Any, effort: str) -> None:
+    """Braces and names of prompt variables, in earlier messages and in the last one."""
+    history = [ChatMessage(role=role, content=f"{role}: {BRACES}") for role in ("user", "assistant")]
+    chat = base(server, effort=effort).as_chat_engine(mode, chat_history=history)
+    assert str(chat.chat(f"How tall was the rocket? {BRACES}")) == ANSWER
+    assert "".join(chat.stream_chat("And the Ariane?").response_gen) == ANSWER
+    written = next(
+        request.text for request in server.chats if "You plan" not in request.text and ROCKETS[0] in request.text
+    )
+    assert written.count("{context_str}") >= 2
+    assert written.count(ROCKETS[0]) == 1
+
+
+@pytest.mark.parametrize(
+    ("mode", "kind"),
+    [
+        ("context", ContextChatEngine),
+        ("condense_plus_context", CondensePlusContextChatEngine),
+        ("condense_question", CondenseQuestionChatEngine),
+    ],
+)
+async def test_llama_index_s_engines_condense_nothing(server: LoopbackOpenAI, mode: Any, kind: type) -> None:
+    """A later turn is one plan, made of the conversation, and one answer; memory and planner are one conversation."""
+    memory = ChatMemoryBuffer.from_defaults()
+    chat = base(server).as_chat_engine(mode, memory=memory)
+    assert isinstance(chat, kind)
+    chat.chat("Which rocket launched Apollo 11?")
+    before = len(server.chats)
+    assert str(await chat.achat("And how tall was it?")) == ANSWER
+    plan, answer = server.chats[before:]
+    assert "user: Which rocket launched Apollo 11?" in plan.text
+    assert "changes the subject" in plan.text
+    assert "changes the subject" not in server.chats[0].text
+    assert plan.text.count("And how tall was it?") == 1
+    assert "Which rocket launched Apollo 11?" in answer.text
+    assert len(memory.get_all()) == 4
+
+
+def test_at_minimal_effort_their_engines_condense(server: LoopbackOpenAI) -> None:
+    """Nothing is planned then, so that their own call rewrites the message."""
+    chat = base(server, effort="minimal").as_chat_engine("condense_plus_context")  # type: ignore[arg-type]
+    chat.chat("Which rocket launched Apollo 11?")
+    before = len(server.chats)
+    chat.chat("And how tall was it?")
+    assert "Standalone question:" in server.chats[before].text
+
+
+# -- sessions ------------------------------------------------
+
+
+ALICE = Principal(user="alice", groups=["staff"])
+
+
+@pytest.fixture
+def shop() -> Iterator[Shop]:
+    with open_shop() as opened:
+        yield opened
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[SessionStore]:
+    with SessionStore(tmp_path / "sessions.db") as opened:
+        yield opened
+
+
+def test_a_session_is_resumed_by_its_id(shop: Shop, store: SessionStore) -> None:
+    """Turns and state: what a tool asked for and what waits for confirmation go on in another engine; once."""
+    kb = KnowledgeBase(shop.sources(), sessions=store, principal=ALICE)
+    memory: Any = chat_engine(kb, session="-").memory
+    said = [
+        ("Where is my order?", "please tell: the order number"),
+        ("It is A-4711.", "delivered"),
+        ("I want to return it, it is damaged.", "confirm"),
+        ("yes", "R-1"),
+    ]
+    first = chat_engine(kb, memory=memory)
+    for number, (message, expected) in enumerate(said):
+        chat = first if number == 0 else chat_engine(kb, session=memory.session_id)
+        response = chat.chat(message) if number % 2 else chat.stream_chat(message)
+        text = str(response) if number % 2 else "".join(response.response_gen)
+        assert expected in text, text
+        assert response.account.dialogue == chat.states["dialogue"]
+        assert len(chat.chat_history) == 2 * number + 2
+    assert len(shop.returns) == 1
+    first.reset()
+    assert first.states == {}
+    with pytest.raises(NotFoundError):
+        chat_engine(kb, session="nothing").chat("Hello?")
+    with pytest.raises(ConfigurationError, match="pass sessions="):
+        KnowledgeBase(shop.sources()).as_chat_engine(session="-")
+
+
+def test_a_state_of_another_form_is_left_out(shop: Shop, store: SessionStore) -> None:
+    """One that this release can't read ends no session."""
+    kb = KnowledgeBase(shop.sources(), sessions=store, principal=ALICE)
+    chat = chat_engine(kb, session="-")
+    chat.chat("Where is my order?")
+    memory: Any = chat.memory
+    store.set_states(memory.owner, memory.session_id, {"dialogue": {"stage": "of tomorrow"}, "unknown": 1})
+    assert "order number" in str(chat_engine(kb, session=memory.session_id).chat("Where is my order?"))
+
+
+@pytest.mark.parametrize("sessions", [100])
+def test_interleaved_sessions_keep_their_states_apart(shop: Shop, sessions: int) -> None:
+    """A hundred conversations on 16 threads, turn by turn: each has its own order, and its own answer."""
+    kb = KnowledgeBase(shop.sources(), principal=ALICE)
+    chats = [chat_engine(kb) for _ in range(sessions)]
+
+    def turn(number: int, message: str) -> str:
+        return str(chats[number].chat(message.format(f"A-{number:04}")))
+
+    with ThreadPoolExecutor(16) as threads:
+        for message, expected in (
+            ("Where is my order?", "order number"),
+            ("It is {}.", "{}"),
+            ("And the refund of it?", "{}"),
+        ):
+            texts = list(threads.map(turn, range(sessions), [message] * sessions))
+            for number, text in enumerate(texts):
+                assert expected.format(f"A-{number:04}") in text
+                assert set(re.findall(r"A-\d{4}", text)) <= {f"A-{number:04}"}
+
+
+# -- agents ------------------------------------------------
+
+
+def agent_model(request: ChatRequest) -> str | Reply:
+    """An agent that asks each of its tools, and joins what they say; it plans and answers for the bases too."""
+    if "You plan searches" in request.text or "<evidence>" in request.text:
+        return reply(request)
+    results = [str(message["content"]) for message in request.messages if message.get("role") == "tool"]
+    if not results:
+        return Reply(tool_calls=[(name, {"input": "How tall was it?"}) for name in ("rockets", "planes")])
+    return "So it is: " + " ".join(text.partition("\n")[0] for text in results)
+
+
+@pytest.mark.filterwarnings("ignore::pydantic.warnings.PydanticDeprecationWarning")  # LlamaIndex's workflows
+@pytest.mark.parametrize("workflow", [False, True])
+async def test_citations_survive_an_agent(workflow: bool) -> None:
+    """Two tools' markers never collide; each leads to the passage that its tool read."""
+    texts = {"rockets": ROCKETS, "planes": ["The A380 is 24.1 m tall.", "The B747 is 19.4 m tall."]}
+    with LoopbackOpenAI(agent_model) as server:
+        llm = server.llm(is_function_calling_model=True)
+        bases = {
+            name: KnowledgeBase([KnowledgeSource(name, retriever=MemoryRetriever(own))], llm=llm)
+            for name, own in texts.items()
+        }
+        tools = [kb.as_tool(name, f"Knows {name}.") for name, kb in bases.items()]
+        agent = FunctionAgent(tools=tools, llm=llm)
+        result: Any = await (AgentWorkflow(agents=[agent]) if workflow else agent).run("How tall were they?")
+    markers = re.findall(r"\[(\w+):([0-9a-f]{8})\]", str(result))
+    assert {name for name, _ in markers} == texts.keys()  # in the order in which the calls were done
+    assert "[ref_id" not in str(result)
+    cited = cited_nodes(str(result), result.tool_calls)
+    for (name, _), node in zip(markers, cited, strict=True):
+        assert node.node.get_content() in texts[name]
+    contents = [call.tool_output.content for call in result.tool_calls]
+    assert all(re.search(r"\nSources:\n\[\w+:[0-9a-f]{8}\] text-\w+ \(\w+\)$", content) for content in contents)
+    assert cited_nodes("Nothing [rockets:00000000].", result.tool_calls) == []
+
+
+def test_a_tool_s_answers_are_told_apart_by_other_engines(server: LoopbackOpenAI) -> None:
+    """LlamaIndex's sub-question engine reads the tool's markers; without a model a tool gives readable passages."""
+    tool = base(server).as_tool("rockets", "launch vehicles")
+    asked = json.dumps([{"sub_question": "How tall was the Saturn V?", "tool_name": "rockets"}])
+    engine = SubQuestionQueryEngine.from_defaults(
+        [tool],
+        llm=ScriptedLLM(asked),
+        question_gen=LLMQuestionGenerator.from_defaults(llm=ScriptedLLM(asked)),
+        response_synthesizer=get_response_synthesizer(llm=ScriptedLLM(lambda messages: str(messages[-1].content))),
+        use_async=False,
+        verbose=False,
+    )
+    response = tool.query_engine.query("How tall was the Saturn V?")
+    assert str(response) in str(engine.query("How tall?"))
+    assert re.match(r"It was 110.6 m tall \[rockets:[0-9a-f]{8}\]\.\n\nSources:\n", str(response))
+    assert [node.node.get_content() for node in cited_nodes(str(response), [response])] == [ROCKETS[0]]
+    plain = KnowledgeBase([KnowledgeSource("docs", retriever=MemoryRetriever(ROCKETS))]).as_tool("my docs!")
+    text = plain.call("Saturn V rocket").content
+    assert re.search(r"\[my_docs_:[0-9a-f]{8}\]\nThe Saturn V rocket was 110.6 m tall\.", text)
+    assert MessageRole.USER.value not in text
