@@ -26,7 +26,14 @@ from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestErro
 from llama_index_agentic_kb.guard.permissions import current_principal, owner_of, set_principal
 from llama_index_agentic_kb.query_engine import Accounted, AgenticQueryEngine
 from llama_index_agentic_kb.retriever import AgenticRetriever, Retrieval
-from llama_index_agentic_kb.schema import DialogueState, Message, OutputMode, ReasoningEffort, RetrievalRequest
+from llama_index_agentic_kb.schema import (
+    DialogueState,
+    Message,
+    OutputMode,
+    ReasoningEffort,
+    RetrievalRequest,
+    ScopeState,
+)
 from llama_index_agentic_kb.schema._model import Model
 from llama_index_agentic_kb.schema.request import INSTRUCTING
 
@@ -36,7 +43,7 @@ dispatcher = get_dispatcher(__name__)
 
 EXTRACTS: Final = '[{"ref_id": '
 """The prefix of extracted data, which replaces an answer that failed or timed out."""
-STATES: Final[Mapping[str, type[Model]]] = {"dialogue": DialogueState}
+STATES: Final[Mapping[str, type[Model]]] = {"dialogue": DialogueState, "scope_state": ScopeState}
 """The parts of a conversation's state, by the field of requests and retrievals."""
 MEMORY_TOKENS: Final = 8_000
 """Token limit of the engine's default memory."""
@@ -63,8 +70,8 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
     A conversation belongs to the principal of its first message, if any (see ``guard.permissions``): since answers
     repeat documents which that principal may see, other principals are denied until ``reset``.
 
-    The conversation's state (``states``) goes from turn to turn: what a tool asked for, what waits for confirmation.
-    With a ``SessionMemory`` it is stored with the session, and another engine goes on in it.
+    The conversation's state (``states``) goes from turn to turn: the documents that it is about, what a tool asked for,
+    what waits for confirmation. With a ``SessionMemory`` it is stored with the session; another engine goes on in it.
 
     Args:
         query_engine: The query engine that answers each message.
@@ -92,7 +99,7 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         self._prefix = list(prefix_messages)
         self._given: list[ChatMessage] = []
         """The system messages of the given history; they are not kept in the memory."""
-        self.states: dict[str, Model] = {}
+        self.states: dict[str, Model] = {"scope_state": ScopeState()}
         """The conversation's state after its last turn, by the field of the request that takes it."""
         self._session_id: str | None = None
         """The stored session that ``states`` belongs to."""
@@ -195,7 +202,7 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         """
         owner_of(self.memory).claim(self.query_engine.retriever.resolve_principal())
         self.memory.reset()
-        self._given, self.states = [], {}
+        self._given, self.states = [], {"scope_state": ScopeState()}
         owner_of(self.memory).end(forgotten=not getattr(self.memory, "memory_blocks", None))
 
     @property
@@ -273,7 +280,7 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         """Return the conversation's state; that of a ``SessionMemory`` is read from its store once."""
         if isinstance(self.memory, SessionMemory) and self._session_id != self.memory.session_id:
             stored = await self.memory.aget_states()
-            self.states = {}
+            self.states = {"scope_state": ScopeState()}
             for name in STATES.keys() & stored.keys():
                 with suppress(InvalidRequestError):  # of another release
                     self.states[name] = STATES[name].parse(stored[name])
@@ -291,7 +298,7 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         await Call(
             sync=partial(self.memory.put_messages, turn), native=partial(self.memory.aput_messages, turn), what="memory"
         )
-        self.states = {name: state for name in STATES if (state := getattr(retrieval, name)) is not None}
+        self.states |= {name: state for name in STATES if (state := getattr(retrieval, name)) is not None}
         if isinstance(self.memory, SessionMemory):
             self._session_id = self.memory.session_id
             await self.memory.aset_states({name: state.to_dict() for name, state in self.states.items()})

@@ -28,6 +28,7 @@ from llama_index_agentic_kb import (
     SessionStore,
     cited_nodes,
 )
+from llama_index_agentic_kb.schema import ScopeState
 from llama_index_agentic_kb.testing import ChatRequest, LoopbackOpenAI, MemoryRetriever, Reply, ScriptedLLM
 from tests.shop import Shop, open_shop
 
@@ -175,10 +176,12 @@ def test_a_session_is_resumed_by_its_id(shop: Shop, store: SessionStore) -> None
         text = str(response) if number % 2 else "".join(response.response_gen)
         assert expected in text, text
         assert response.account.dialogue == chat.states["dialogue"]
+        assert response.account.scope_state == chat.states["scope_state"]
+        assert chat.states["scope_state"].to_dict()["turn"] == number + 1
         assert len(chat.chat_history) == 2 * number + 2
     assert len(shop.returns) == 1
     first.reset()
-    assert first.states == {}
+    assert first.states == {"scope_state": ScopeState()}
     with pytest.raises(NotFoundError):
         chat_engine(kb, session="nothing").chat("Hello?")
     with pytest.raises(ConfigurationError, match="pass sessions="):
