@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Annotated, Final, Literal, Self, TypeAlias
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias
 
 from pydantic import (
     AliasChoices,
@@ -15,10 +15,13 @@ from pydantic import (
     Field,
     InstanceOf,
     PlainSerializer,
+    SerializerFunctionWrapHandler,
     Strict,
     field_validator,
+    model_serializer,
     model_validator,
 )
+from pydantic.alias_generators import to_camel
 from pydantic.json_schema import SkipJsonSchema
 
 from llama_index_agentic_kb._text import without_surrogates
@@ -202,7 +205,8 @@ class Intent(_Sent):
 class SourceParams(_Sent):
     """The parameters of one source. They configure the source, but do not select it.
 
-    Unknown fields are accepted, and reported as ignored in the source's activity record.
+    Unknown fields are accepted, and reported as ignored in the source's activity record. JSON has the fields that were
+    given, as the others may be stored with the source (``over``).
     """
 
     model_config = ConfigDict(extra="allow")
@@ -231,6 +235,14 @@ class SourceParams(_Sent):
     def ignored(self) -> tuple[str, ...]:
         """The names of the unknown fields, which have no effect."""
         return tuple(sorted(self.model_extra or ()))
+
+    @model_serializer(mode="wrap")
+    def _as_given(self, serialize: SerializerFunctionWrapHandler) -> dict[str, Any]:
+        data: dict[str, Any] = serialize(self)
+        for name in type(self).model_fields.keys() - self.model_fields_set:
+            data.pop(name, None)
+            data.pop(to_camel(name), None)
+        return data
 
     def over(self, stored: SourceParams | None) -> SourceParams:
         """Return these parameters, with the stored ones where a field is not given."""

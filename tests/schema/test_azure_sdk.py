@@ -192,7 +192,9 @@ def test_a_request_of_ours_loads_as_the_sdks() -> None:
         output_mode="extractiveData",
         max_runtime_in_seconds=30,
         max_output_size_in_tokens=10,
-        knowledge_source_params=[SourceParams(knowledge_source_name="ks", kind="searchIndex", fail_on_error=True)],
+        knowledge_source_params=[
+            SourceParams(knowledge_source_name="ks", kind="searchIndex", fail_on_error=True, include_references=True)
+        ],
     )
     theirs = sdk.KnowledgeBaseRetrievalRequest(json.loads(ours.to_json()))
     assert theirs.messages is not None
