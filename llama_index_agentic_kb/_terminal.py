@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Self
 
 from rich.console import Console, Group
+from rich.live import Live
 from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
@@ -26,7 +27,7 @@ from llama_index_agentic_kb.schema import (
     Verdict,
 )
 
-__all__ = ["described", "show_response"]
+__all__ = ["Watch", "show_response", "show_turn"]
 
 _MARKER = re.compile(r"\[ref_id:(\d+)\]")
 _SPACED_MARKER = re.compile(r"[ \t]{0,8}\[ref_id:\d+\]")
@@ -40,6 +41,7 @@ _VERDICTS = {
     Verdict.CONTRADICTED: Text("contradicted", "red"),
     Verdict.NOT_CHECKABLE: Text("not checked", "dim"),
 }
+_PLACES = {"page_label": "p.", "sheet": "sheet"}
 MAX_MARKDOWN = 20_000
 """Maximum characters of an answer whose Markdown is rendered; longer ones are shown as text."""
 BAR = 24
@@ -72,10 +74,54 @@ def show_response(console: Console, response: RetrievalResponse, *, extract_line
         )
 
 
-def described(record: ActivityRecord) -> Text:
-    """Return a one-line description of an activity record, for progress output."""
-    name, note = _described(record)
-    return Text.assemble(name, " ", note)
+def show_turn(console: Console, text: str, titles: Sequence[str]) -> None:
+    """Print an answer of a chat with its sources.
+
+    Args:
+        console: The rich console to print to.
+        text: The answer, with its markers.
+        titles: The titles of the sources, in order of their numbers.
+    """
+    console.print(_answer(text))
+    for number, title in enumerate(titles, start=1):
+        console.print(Text(f"  [{number}] {one_line(printable(title), 90)}", "dim"))
+
+
+class Watch:
+    """A view of a question that is being answered: its activity, and the text so far; removed at the end.
+
+    Args:
+        console: The rich console to show it on; must be a terminal.
+    """
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._records: dict[int, ActivityRecord] = {}
+        self._text = ""
+        self._live = Live(console=console, transient=True, refresh_per_second=8, get_renderable=self._view)
+
+    def __enter__(self) -> Self:
+        """Show the view."""
+        self._live.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Remove the view."""
+        self._live.stop()
+
+    def record(self, record: ActivityRecord) -> None:
+        """Show an activity record, or its new state."""
+        self._records[record.id] = record
+
+    def write(self, text: str) -> None:
+        """Append text of the answer."""
+        self._text += text
+
+    def _view(self) -> Any:
+        timeline = _timeline(list(self._records.values()))
+        lines = _numbered(self._text).wrap(self._console, self._console.width)
+        room = max(3, self._console.height - len(self._records) - 4)
+        return Group(timeline, *lines[-room:] if self._text else [Text("Searching", "dim")])
 
 
 def _section(console: Console, title: str, body: Any) -> None:
@@ -157,9 +203,14 @@ def _tokens(record: ModelQueryPlanningActivity | ModelAnswerSynthesisActivity) -
     return f"{model}, {record.input_tokens} + {record.output_tokens} tokens"
 
 
+def _numbered(text: str) -> Text:
+    """Return a text with its markers replaced by 1-based numbers."""
+    return _text(_MARKER.sub(lambda marker: f"[{int(marker.group(1)) + 1}]", text))
+
+
 def _answer(text: str) -> Any:
     """Return the answer's Markdown with its markers replaced by 1-based numbers, as in the list of sources."""
-    shown = printable(_MARKER.sub(lambda marker: f"[{int(marker.group(1)) + 1}]", text))
+    shown = _numbered(text).plain
     if not shown or len(shown) > MAX_MARKDOWN:
         return Text(shown or "(no answer)")
     from markdown_it import MarkdownIt  # noqa: PLC0415 (it and rich's part load pygments)
@@ -207,6 +258,10 @@ def _sources(response: RetrievalResponse) -> Any:
 
 def _described_source(reference: Reference) -> Text:
     text = Text(printable(one_line(reference.title, 100)))
+    metadata = {} if reference.source_data is None else reference.source_data.metadata
+    for key, word in _PLACES.items():
+        if metadata.get(key):
+            text.append(f", {word} {printable(one_line(str(metadata[key]), 40))}")
     text.append(f"  {printable(reference.knowledge_source_name)}", "dim")
     if reference.url:
         text.append(f"  {printable(reference.url)}", "dim")

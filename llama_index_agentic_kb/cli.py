@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import tomllib
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -20,10 +20,10 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.text import Text
 
-from llama_index_agentic_kb._terminal import described, show_response
+from llama_index_agentic_kb._terminal import Watch, show_response, show_turn
 from llama_index_agentic_kb._text import error_message, one_line, printable
 from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError
-from llama_index_agentic_kb.schema import OutputMode, ReasoningEffort
+from llama_index_agentic_kb.schema import OutputMode, ReasoningEffort, RetrievalRequest, RetrievalResponse
 
 if TYPE_CHECKING:
     from llama_index.core.llms import LLM
@@ -217,7 +217,7 @@ def ask(
     seconds: SecondsOption = 90.0,
     as_json: Annotated[bool, typer.Option("--json", help="Print the response as JSON, nothing else.")] = False,
 ) -> None:
-    """Ask a question over a store. On a terminal, progress is shown."""
+    """Ask a question over a store. On a terminal, its searches and the answer are shown while they are made."""
     base = _open(
         store,
         _language_model(model, context_window),
@@ -230,14 +230,13 @@ def ask(
     if unknown:
         raise ConfigurationError(f"--source: {', '.join(unknown)}: the store has {', '.join(base.sources)}")
     left_out = base.sources.keys() - set(source or base.sources)
-    with errors.status("Searching") as status:
-        response = base.retrieve(
-            question,
-            output_mode=mode,
-            max_output_documents=documents,
-            knowledge_source_params=[{"knowledgeSourceName": name, "neverQuerySource": True} for name in left_out],
-            on_activity=lambda record: status.update(described(record)),
-        )
+    request = base.request(
+        question,
+        output_mode=mode or base.output_mode,
+        max_output_documents=documents,
+        knowledge_source_params=[{"knowledgeSourceName": name, "neverQuerySource": True} for name in left_out],
+    )
+    response = _watched(base, request) if console.is_terminal and not as_json else base.retrieve(request)
     if as_json:
         typer.echo(response.to_json(indent=2))
         return
@@ -262,13 +261,13 @@ def chat(
     base = _open(store, llm, embed_model=embed_model, effort=effort, max_runtime_in_seconds=seconds)
     engine = base.as_chat_engine()
     while question := console.input("[bold]> [/]").strip():
-        with errors.status("Searching"):
-            response = engine.chat(question)
-        console.print(Text(printable(str(response))))
-        for at, node in enumerate(response.source_nodes):
-            console.print(
-                Text(f"  [{at}] {one_line(printable(str(node.metadata.get('title') or node.node_id)), 90)}", "dim")
-            )
+        with Watch(console) if console.is_terminal else nullcontext() as watch:
+            response = engine.stream_chat(question)
+            for token in response.response_gen:
+                if watch is not None:
+                    watch.write(token)
+        titles = [str(node.metadata.get("title") or node.node_id) for node in response.source_nodes]
+        show_turn(console, str(response), titles)
 
 
 @app.command("list")
@@ -494,6 +493,18 @@ def _numbers(text: str) -> list[int]:
 def _ask_aloud(base: KnowledgeBase, question: str) -> None:
     console.rule(Text(one_line(printable(question), 120), "bold"))
     show_response(console, base.retrieve(question))
+
+
+def _watched(base: KnowledgeBase, request: RetrievalRequest) -> RetrievalResponse:
+    """Answer a request, and show its activity and its text on the terminal meanwhile."""
+    with Watch(console) as watch:
+        if request.output_mode is OutputMode.EXTRACTIVE_DATA:
+            return base.retrieve(request, on_activity=watch.record)
+        engine = base.as_query_engine(request.output_mode and request.output_mode.value, streaming=True)
+        response = engine.stream(request, observer=watch.record)
+        for token in response.response_gen:
+            watch.write(token)
+        return response.account
 
 
 def _replay(store: Path) -> None:

@@ -210,9 +210,11 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         """Answer a request with a LlamaIndex response."""
         return (await arun(self.answer(request, bundle))).llama_response()
 
-    def stream(self, request: RetrievalRequest, bundle: QueryBundle | None = None) -> AgenticStreamingResponse:
-        """Retrieve, and return a LlamaIndex response whose tokens are generated while it is read."""
-        begun = run(self.begin(request, bundle))
+    def stream(
+        self, request: RetrievalRequest, bundle: QueryBundle | None = None, observer: Observer = None
+    ) -> AgenticStreamingResponse:
+        """Retrieve, and return a LlamaIndex response whose tokens are generated while it is read; see ``answer``."""
+        begun = run(self.begin(request, bundle, observer))
         return AgenticStreamingResponse(iterate(begun.work(), contextvars.copy_context()), begun.nodes, begun.metadata)
 
     async def astream(
@@ -384,11 +386,13 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
 
     # -- streaming -------------------------------------------------------------------------------------------------
 
-    async def begin(self, request: RetrievalRequest, bundle: QueryBundle | None = None) -> BegunAnswer:
+    async def begin(
+        self, request: RetrievalRequest, bundle: QueryBundle | None = None, observer: Observer = None
+    ) -> BegunAnswer:
         """Retrieve, and return what is needed to stream the answer."""
         with asked(self.callback_manager, request.question) as tell:
             events = open_events()
-            retrieval = await self.retrieved(request, bundle)
+            retrieval = await self.retrieved(request, bundle, observer)
             answered = Answered(retrieval, Synthesis(text=""))
             nodes, metadata = list(retrieval.nodes), answered.metadata()
             tell(answered.llama_response)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from llama_index_agentic_kb import cli
-from llama_index_agentic_kb._terminal import show_response
+from llama_index_agentic_kb._terminal import Watch, show_response
 from llama_index_agentic_kb.schema import RetrievalResponse
 from llama_index_agentic_kb.store import KnowledgeStore
 from llama_index_agentic_kb.testing import ChatRequest, LoopbackOpenAI
@@ -60,6 +61,48 @@ def test_ask_json_is_the_response(store: Path) -> None:
     done = runner.invoke(cli.app, ["ask", "How tall was the Saturn V?", "--store", str(store), "--json"])
     response = RetrievalResponse.parse(done.stdout)
     assert {reference.knowledge_source_name for reference in response.references} == {"rockets", "missions"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("terminal", [True, False])
+def test_a_terminal_shows_what_is_done(store: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+    """Searches and the text so far are shown and removed again; a pipe receives the result alone."""
+    out = io.StringIO()
+    monkeypatch.setattr(cli, "console", Console(file=out, force_terminal=terminal, width=100))
+    seen: list[str] = []
+
+    class Seen(Watch):
+        def write(self, text: str) -> None:
+            seen.append(text)
+            super().write(text)
+
+    monkeypatch.setattr(cli, "Watch", Seen)
+    with LoopbackOpenAI(reply) as server:
+        monkeypatch.setenv("OPENAI_BASE_URL", server.base_url)
+        done = runner.invoke(cli.app, ["ask", "How tall was it?", "--store", str(store)])
+    assert done.exit_code == 0, done.output
+    assert ("".join(seen) == "It was 110.6 m tall [ref_id:0].", "\x1b[2K" in out.getvalue()) == (terminal, terminal)
+    assert (len(seen) > 1) == terminal
+    assert "It was 110.6 m tall [1]." in out.getvalue().split("Answer")[1]
+
+
+@pytest.mark.slow
+def test_commands_that_need_no_model_load_none(store: Path, tmp_path: Path) -> None:
+    """Neither LlamaIndex nor torch, so that they start in under a second."""
+    kept = shutil.copytree(store, tmp_path / "kb")
+    docs = store.parent / "rockets"
+    commands = [["--version"], ["list"], ["info"], ["repair"], ["ingest", str(docs)], ["remove", "missions"]]
+    program = (
+        "import json, sys\nfrom llama_index_agentic_kb import cli\nfor command in json.loads(sys.argv[1]):\n"
+        "    cli.app(command, standalone_mode=False)\n"
+        "    print(command, [name for name in ('llama_index', 'torch', 'chromadb') if name in sys.modules])"
+    )
+    arguments = [command if command == ["--version"] else [*command, "--store", str(kept)] for command in commands]
+    done = subprocess.run(
+        [sys.executable, "-c", program, json.dumps(arguments)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count(" []\n") == len(commands), done.stdout
 
 
 @pytest.mark.slow

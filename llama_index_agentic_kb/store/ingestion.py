@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain, islice
 from pathlib import Path
@@ -248,7 +248,13 @@ class _Ingestion:
                 self._file_done(file)
                 return
             parsed = file.parsed(self.reader)
-            chunks = _within(self._allowed(file), self.chunker.chunks(source, file, parsed, self.access))
+            sections = (section for section in parsed.sections if section.text.strip())
+            start = list(islice(sections, 1))
+            chunks: Iterable[Chunk] = ()
+            if start:  # otherwise no model is needed
+                whole = replace(parsed, sections=chain(start, sections))
+                cut = self.chunker.chunks(source, file, whole, self.access)
+                chunks = _within(self._allowed(file), cut)
             first = list(islice(chunks, _BATCH_CHUNKS))
             if len(first) == _BATCH_CHUNKS:  # stored while being read: it may exceed memory
                 self._flush(source)

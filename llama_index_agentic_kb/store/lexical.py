@@ -18,14 +18,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llama_index.core.schema import NodeWithScore
-
 from llama_index_agentic_kb.errors import ConfigurationError, IngestionError, RetrievalError
 from llama_index_agentic_kb.search.lexical import LexicalDocument, LexicalIndex
-from llama_index_agentic_kb.store.chunking import chunk_to_node
 from llama_index_agentic_kb.store.database import BusyError
 
 if TYPE_CHECKING:
+    from llama_index.core.schema import NodeWithScore
+
     from llama_index_agentic_kb.schema import FilterNode
     from llama_index_agentic_kb.store.store import KnowledgeStore
 
@@ -65,6 +64,10 @@ class StoredLexicalSearch:
             ConfigurationError: The source no longer exists.
             RetrievalError: The index is missing, and another process has the write lock needed to build it.
         """
+        from llama_index.core.schema import NodeWithScore  # noqa: PLC0415 (takes seconds; a repair needs it not)
+
+        from llama_index_agentic_kb.store.chunking import chunk_to_node  # noqa: PLC0415 (same)
+
         index = self._current()
         try:
             hits = index.search(query, top_k, filters)

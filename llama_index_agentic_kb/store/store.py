@@ -227,7 +227,7 @@ class KnowledgeStore:
         Raises:
             ConfigurationError: The source does not exist.
         """
-        from llama_index_agentic_kb.store.lexical import StoredLexicalSearch  # noqa: PLC0415 (loads LlamaIndex)
+        from llama_index_agentic_kb.store.lexical import StoredLexicalSearch  # noqa: PLC0415 (loads tantivy)
 
         self._check_source(source)
         with self._lock:

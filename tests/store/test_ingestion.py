@@ -283,6 +283,7 @@ def test_no_model_is_loaded_when_nothing_changed(folder: Path, tmp_path: Path) -
         ingest(folder, store)
     (tmp_path / "hash").mkdir()
     with KnowledgeStore.open(tmp_path / "store", embed_model=str(tmp_path / "hash")) as store:
+        (folder / "empty.txt").write_text(" ")
         assert ingest(folder, store).added == ()
         (folder / "new.txt").write_text("new")
         with pytest.raises(ConfigurationError, match=r"hash' can't be loaded.*a local folder or a name"):
