@@ -58,7 +58,7 @@ def outcomes(made: Retrieval) -> dict[str, str | None]:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("model", [DownEmbedding(), HashEmbedding(latency=8.0)], ids=["down", "slow"])
 async def test_without_its_embedding_model_a_source_is_searched_by_words(way: str, model: HashEmbedding) -> None:
-    """The lexical search does not wait for the query's vector, and stands when there is none; the account says why."""
+    """The lexical search does not wait for the query's vector, and stands when there is none; ``missing`` says why."""
     index = VectorStoreIndex([TextNode(text="rain in Oslo")], embed_model=HashEmbedding())
     index._embed_model = model
     started = time.monotonic()
@@ -70,7 +70,9 @@ async def test_without_its_embedding_model_a_source_is_searched_by_words(way: st
     dense, lexical = record.lanes
     assert (dense.kind, dense.count, lexical.kind, lexical.count, lexical.error) == ("dense", 0, "lexical", 1, None)
     assert dense.error is not None
-    assert made.missing == []
+    (part,) = made.missing
+    assert (part.what, part.outcome.failed, part.sub_query_id) == ("words", True, "q0")
+    assert part.reason.startswith("its dense search failed: ")
 
 
 async def test_a_source_that_can_not_keep_its_filter_is_denied() -> None:

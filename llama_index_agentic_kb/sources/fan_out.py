@@ -458,14 +458,23 @@ def raise_if_lost(searches: Sequence[SourceSearch]) -> None:
 
 
 def missing_parts(searches: Sequence[SourceSearch]) -> list[MissingPart]:
-    """Return a ``MissingPart`` for each failed search."""
-    return [
-        MissingPart(
-            what=search.source.name,
-            outcome=search.record.outcome or Outcome.ERROR,
-            reason=error_message(search.error),
-            sub_query_id=search.sub_query.id,
-        )
+    """Return a ``MissingPart`` for each failed search, and for each list that failed beside one that succeeded."""
+    failed = [(search, search.error, "") for search in searches if search.error is not None]
+    failed += [
+        (search, one.error, f"its {one.kind} search failed: ")
         for search in searches
-        if search.error is not None
+        for one in search.lists
+        if one.error is not None
     ]
+    made = []
+    for search, error, what in failed:
+        late = Outcome.TIMEOUT if isinstance(error, DeadlineExceededError) else Outcome.ERROR
+        made.append(
+            MissingPart(
+                what=search.source.name,
+                outcome=late if what else search.record.outcome or Outcome.ERROR,
+                reason=what + error_message(error),
+                sub_query_id=search.sub_query.id,
+            )
+        )
+    return made

@@ -14,6 +14,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from difflib import unified_diff
 from pathlib import Path
 from tempfile import gettempdir
 from typing import Any
@@ -68,6 +69,8 @@ class PromptRuns:
     def __init__(self, dataset: Dataset, steps: Steps, embed_model: BaseEmbedding, cache: Path) -> None:
         self._queries = dataset.queries
         self._first: dict[str, list[str]] = {}
+        self.differences: list[str] = []
+        """The changed lines of prompts that differ without being named."""
         self._corpus = CorpusIndex(dataset, embed_model, cache)
         self._llm = _NotingLLM(steps, dataset.queries)
         words = [KnowledgeSource(f"words of {name}", retriever=one) for name, one in self._corpus.lexical.items()]
@@ -85,14 +88,23 @@ class PromptRuns:
                 found["prompts"] += len(prompts)
                 if prompts == self._first.setdefault(query.id, prompts):
                     found["equal"] += 1
+                elif made.missing or any("the model read without" in text for text in made.plan.warnings):
+                    found["named"] += 1
                 else:
-                    named = made.missing or any("the model read without" in text for text in made.plan.warnings)
-                    found["named" if named else "unnamed"] += 1
+                    found["unnamed"] += 1
+                    self.differences += _difference(query.id, self._first[query.id], prompts)
         return found
 
     def close(self) -> None:
         """Close the corpus."""
         self._corpus.close()
+
+
+def _difference(question: str, first: Sequence[str], second: Sequence[str]) -> list[str]:
+    lines = ["\n".join(prompts).splitlines() for prompts in (first, second)]
+    return [
+        f"{question} {line[:160]}" for line in unified_diff(*lines, lineterm="", n=0) if line[:3] not in ("---", "+++")
+    ]
 
 
 @contextmanager
@@ -132,6 +144,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     made.close()
     for name, found in (("idle", idle), (f"beside {chosen.busy} busy processes", loaded)):
         print(f"{name}: {len(asked)} questions, {chosen.runs} runs, {dict(found)}")
+    print("\n".join(made.differences[:40]))
     sys.exit(bool(idle["unnamed"] or loaded["unnamed"]))
 
 
