@@ -61,7 +61,7 @@ def create_app(
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await service.catalog.snapshot()
+        await service.open_all()
         async with mcp.running():
             yield
         service.close()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable
+from collections.abc import AsyncIterator
 from contextlib import suppress
 from typing import Final
 
@@ -15,10 +15,18 @@ from starlette.types import Receive, Scope, Send
 from llama_index_agentic_kb.schema import ActivityRecord, OutputMode, RetrievalRequest, RetrievalResponse
 from llama_index_agentic_kb.server.context import ServerContext
 from llama_index_agentic_kb.server.errors import NotAcceptableError, error_body, status_of
-from llama_index_agentic_kb.server.http import error_response, logger, read_body, request_id
+from llama_index_agentic_kb.server.http import (
+    GONE,
+    disconnected,
+    error_response,
+    logger,
+    read_body,
+    request_id,
+    unless_gone,
+)
 from llama_index_agentic_kb.server.passages import link_passages
 from llama_index_agentic_kb.server.service import ServedBase
-from llama_index_agentic_kb.wire.azure_request import decode_retrieve, known_version
+from llama_index_agentic_kb.wire.azure_request import VERSIONS, decode_retrieve, known_version
 from llama_index_agentic_kb.wire.azure_response import encode_response
 
 STREAMING_SINCE: Final = "2026-08-01-preview"
@@ -68,7 +76,8 @@ class Retrieval:
         """Return the response as JSON of an API version."""
         response = await self.served.base.aretrieve(self.request)
         self._made(response)
-        body = json.dumps(encode_response(response, api_version=version))
+        is_newest = version == VERSIONS[-1]
+        body = response.to_json() if is_newest else json.dumps(encode_response(response, api_version=version))
         return Response(body, response.status_code, media_type="application/json")
 
     def _made(self, response: RetrievalResponse) -> None:
@@ -77,15 +86,15 @@ class Retrieval:
 
     async def events(self, queue: asyncio.Queue[Event | None]) -> None:
         """Put the events of the stream into a queue. An error of the engine is raised."""
-        base, started = self.served.base, set[int]()
+        base, started, completed = self.served.base, set[int](), set[int]()
         mode = self.request.output_mode or base.output_mode
 
         def observe(record: ActivityRecord) -> None:
             if record.id not in started:
                 started.add(record.id)
                 queue.put_nowait(("activity.started", record.to_json()))
-            if record.completed_at is not None and -record.id - 1 not in started:
-                started.add(-record.id - 1)
+            if record.completed_at is not None and record.id not in completed:  # later changes are in the response
+                completed.add(record.id)
                 queue.put_nowait(("activity.completed", record.to_json()))
 
         effort = self.request.retrieval_reasoning_effort or base.retriever.effort
@@ -129,7 +138,7 @@ class EventStream(Response):
         queue: asyncio.Queue[Event | None] = asyncio.Queue()
         work = asyncio.create_task(self._retrieval.events(queue))
         work.add_done_callback(lambda _: queue.put_nowait(None))
-        gone = asyncio.create_task(_disconnected(receive))
+        gone = asyncio.create_task(disconnected(receive))
         gone.add_done_callback(lambda _: work.cancel())
         try:
             first = await queue.get()
@@ -179,28 +188,6 @@ def _error_of(work: asyncio.Task[None]) -> BaseException | None:
     return work.exception() if work.done() and not work.cancelled() else None
 
 
-async def _disconnected(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
-async def unless_gone(receive: Receive, work: Awaitable[Response]) -> Response:
-    """Return the result of work that is cancelled if the client disconnects."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.create_task(_disconnected(receive))
-    try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done():
-            task.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await task
-            return Response(status_code=499)  # nobody reads it; nginx's status, for the log
-        return task.result()
-    finally:
-        gone.cancel()
-        task.cancel()
-
-
 def retrieval_routes(context: ServerContext) -> APIRouter:
     """Return the route of ``retrieve``."""
     router = APIRouter()
@@ -218,6 +205,8 @@ def retrieval_routes(context: ServerContext) -> APIRouter:
         sent = decode_retrieve(await read_body(request, context.max_body_bytes), api_version=version)
         asked = served.request(sent.model_copy(update={"principal": principal}))
         retrieval = Retrieval(served, asked, context, str(request.base_url))
-        return EventStream(retrieval) if streams else await unless_gone(request.receive, retrieval.respond(version))
+        if streams:
+            return EventStream(retrieval)
+        return await unless_gone(request.receive, retrieval.respond(version)) or GONE
 
     return router

@@ -10,7 +10,8 @@ from dataclasses import dataclass
 from typing import Final, TypeAlias
 
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
 
 from llama_index_agentic_kb._aio import arun, deadline_after
 from llama_index_agentic_kb.answering.sessions import session_owner
@@ -20,10 +21,9 @@ from llama_index_agentic_kb.grounding.ranking import arank
 from llama_index_agentic_kb.knowledge_base import KnowledgeBase
 from llama_index_agentic_kb.schema import Principal
 from llama_index_agentic_kb.schema.answer_query import AnswerPiece, AnswerQuery
-from llama_index_agentic_kb.server.azure import unless_gone
 from llama_index_agentic_kb.server.context import ServerContext
 from llama_index_agentic_kb.server.errors import RequestError
-from llama_index_agentic_kb.server.http import logger, read_body
+from llama_index_agentic_kb.server.http import GONE, logger, read_body, unless_gone
 from llama_index_agentic_kb.store.sessions import SessionStore
 from llama_index_agentic_kb.wire.google_answer import (
     AnswerStream,
@@ -152,7 +152,7 @@ async def _answer(call: _Call) -> Response:
         )
         return JSONResponse(body)
 
-    return await unless_gone(call.request.receive, answered())
+    return await unless_gone(call.request.receive, answered()) or GONE
 
 
 async def _stream_answer(call: _Call) -> Response:
@@ -160,7 +160,27 @@ async def _stream_answer(call: _Call) -> Response:
     pieces = aiter(base.astream_answer(query))
     first = await anext(pieces)  # an error before the first piece is an ordinary error response
     stream = AnswerStream(parent=parse_serving_config(call.name), enum_as_int=call.as_int)
-    return StreamingResponse(_encoded(stream, first, pieces), media_type=_STREAM_TYPE)
+    return _Array(_encoded(stream, first, pieces))
+
+
+class _Array(Response):
+    """Streams an array; a disconnect cancels what makes its items."""
+
+    def __init__(self, chunks: AsyncIterator[bytes]) -> None:
+        super().__init__(media_type=_STREAM_TYPE)
+        del self.headers["content-length"]
+        self._chunks = chunks
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send the stream."""
+        del scope
+        await unless_gone(receive, self._send(send))
+
+    async def _send(self, send: Send) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+        async for chunk in self._chunks:
+            await send({"type": "http.response.body", "body": chunk, "more_body": True})
+        await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
 async def _encoded(stream: AnswerStream, first: AnswerPiece, rest: AsyncIterator[AnswerPiece]) -> AsyncIterator[bytes]:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import re
 import time
 import uuid
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from contextlib import suppress
 from contextvars import ContextVar
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 from urllib.parse import quote
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
@@ -19,6 +20,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from llama_index_agentic_kb.account.logs import logger as package_logger
 from llama_index_agentic_kb.server.errors import (
     OverloadedError,
     RequestError,
@@ -27,7 +29,10 @@ from llama_index_agentic_kb.server.errors import (
     status_of,
 )
 
+T = TypeVar("T")
 logger: Final = logging.getLogger("llama_index_agentic_kb.server")
+for _redacting in package_logger.filters:  # a logger's filters do not apply to its children
+    logger.addFilter(_redacting)
 request_id: Final[ContextVar[str]] = ContextVar("agentic_kb_request_id", default="")
 
 CLIENT_ID: Final = "x-ms-client-request-id"
@@ -47,6 +52,9 @@ _ALLOWED_HEADERS: Final = (
     "x-ms-client-request-id, x-ms-query-source-authorization, mcp-protocol-version, mcp-session-id"
 )
 _EXPOSED_HEADERS: Final = "request-id, x-ms-client-request-id, etag, retry-after"
+GONE: Final = Response(status_code=499)
+"""The response to a client that disconnected: nobody reads it; nginx's status, for log and metrics."""
+_METHODS: Final = frozenset({"GET", "POST", "PUT", "PATCH", "DELETE", "OPTIONS", "HEAD"})
 _ALWAYS_OPEN: Final = frozenset({"/healthz", "/readyz", "/metrics"})
 """Paths that are served even if too many requests run."""
 
@@ -150,7 +158,8 @@ class Gateway:
 
     def _account(self, request: Request, status: int, seconds: float) -> None:
         route = getattr(request.scope.get("route"), "path", "other")
-        self._metrics.requests.labels(route, request.method, status).inc()
+        method = request.method if request.method in _METHODS else "other"
+        self._metrics.requests.labels(route, method, status).inc()
         self._metrics.seconds.labels(route).observe(seconds)
         if request.scope["path"] in _ALWAYS_OPEN:
             return
@@ -206,6 +215,28 @@ async def read_body(request: Request, limit: int) -> bytes:
             raise too_large
         parts.append(part)
     return b"".join(parts)
+
+
+async def disconnected(receive: Receive) -> None:
+    """Return when the client disconnects."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def unless_gone(receive: Receive, work: Coroutine[Any, Any, T]) -> T | None:
+    """Return the result of work; None if the client disconnected meanwhile, which cancels the work."""
+    task, gone = asyncio.create_task(work), asyncio.create_task(disconnected(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        task.cancel()
+        with suppress(asyncio.CancelledError, Exception):
+            await task
+        return None
+    finally:
+        gone.cancel()
+        task.cancel()
 
 
 class JsonFormatter(logging.Formatter):

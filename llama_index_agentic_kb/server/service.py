@@ -11,6 +11,7 @@ from typing import Any, Final, TypeAlias
 from llama_index.core.llms import LLM
 
 from llama_index_agentic_kb._aio import Call
+from llama_index_agentic_kb.account.logs import logger
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError, NotFoundError
 from llama_index_agentic_kb.knowledge_base import KnowledgeBase
 from llama_index_agentic_kb.schema import RetrievalRequest, SourceParams, parse_odata
@@ -105,6 +106,14 @@ class KnowledgeService:
             return await self._current(stored)
         except (InvalidRequestError, ConfigurationError, NotFoundError) as error:
             raise UnavailableError(f"knowledge base {name!r} can't be opened on this server: {error}") from error
+
+    async def open_all(self) -> None:
+        """Build all knowledge bases, so that no first question waits for it; one that can't be opened is logged."""
+        for name in (await self.catalog.snapshot()).bases:
+            try:
+                await self.base(name)
+            except UnavailableError as error:
+                logger.warning("%s", error)
 
     async def _current(self, stored: Stored) -> ServedBase:
         definition, name = stored.definition, stored.definition.name

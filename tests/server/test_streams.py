@@ -50,19 +50,31 @@ def test_a_slow_stream_has_heartbeats(tmp_path: Path, monkeypatch: pytest.Monkey
     assert events(text)[-1][0] == "response.completed"
 
 
+SLOW = Reply("word " * 2_000, chunk_size=5, chunk_delay=0.05)
+GOOGLE = "/v1/projects/p/locations/global/dataStores/kb/servingConfigs/default:streamAnswer"
+GOOGLES = {"query": {"text": "How tall was the Saturn V?"}}
+
+
 @pytest.mark.parametrize(
-    ("headers", "reply"),
-    [(STREAM, Reply("word " * 2_000, chunk_size=5, chunk_delay=0.05)), ({}, Reply("late", latency=100.0))],
-    ids=["events", "json"],
+    ("path", "sent", "headers", "reply"),
+    [
+        (PATH, {**ASK, "outputMode": "answerSynthesis"}, STREAM, SLOW),
+        (PATH, {**ASK, "outputMode": "answerSynthesis"}, {}, Reply("late", latency=100.0)),
+        (GOOGLE, GOOGLES, {}, SLOW),
+        (GOOGLE.replace("streamAnswer", "answer"), GOOGLES, {}, Reply("late", latency=100.0)),
+    ],
+    ids=["events", "json", "google stream", "google"],
 )
-def test_who_disconnects_cancels(tmp_path: Path, headers: dict[str, str], reply: Reply) -> None:
+def test_who_disconnects_cancels(
+    tmp_path: Path, path: str, sent: dict[str, Any], headers: dict[str, str], reply: Reply
+) -> None:
     """The request of a client that goes away ends, long before the model would have answered."""
     running = "agentic_kb_running_requests 1.0"  # the request for the metrics itself
     with LoopbackOpenAI(reply) as model, serving(tmp_path / "s.db", model.llm()) as client:
         address = urlsplit(str(client.base_url))
         with socket.create_connection((address.hostname or "", address.port or 0)) as raw:
-            body = json.dumps({**ASK, "outputMode": "answerSynthesis"}).encode()
-            lines = [f"POST {PATH} HTTP/1.1", "host: x", f"api-key: {QUERY}", f"content-length: {len(body)}"]
+            body = json.dumps(sent).encode()
+            lines = [f"POST {path} HTTP/1.1", "host: x", f"api-key: {QUERY}", f"content-length: {len(body)}"]
             lines += [f"{name}: {value}" for name, value in headers.items()]
             raw.sendall("\r\n".join(lines).encode() + b"\r\n\r\n" + body)
             until = time.monotonic() + 50
