@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from markdown_it import MarkdownIt
     from markupsafe import Markup
 
-__all__ = ["base_html", "page_html", "response_html"]
+__all__ = ["base_html", "conversation_facts", "page_html", "response_html"]
 
 Record: TypeAlias = Mapping[str, Any]
 
@@ -132,6 +132,7 @@ def _response(data: Record, rows: int) -> dict[str, Any]:
         "used": used,
         "unused": [source for source in sources if source not in used],
         "related": data.get("relatedQuestions") or [],
+        "conversation": conversation_facts(data),
         "records": records,
         "duration": duration,
         "long": LONG,
@@ -192,6 +193,33 @@ def _extracts(text: str, known: Mapping[int | None, Record]) -> list[dict[str, A
         own = {"title": item.get("title"), "terms": item.get("terms")}
         rows.append(_source({**source, **own}, item["ref_id"], item.get("content")))
     return rows
+
+
+def conversation_facts(data: Record) -> list[tuple[str, str]]:
+    """Return the state of the conversation after a response's turn as (name, text); empty without a conversation."""
+    dialogue = data.get("dialogue") or {}
+    scope = (data.get("scopeState") or {}).get("last") or {}
+    pending, shift = dialogue.get("pending") or {}, dialogue.get("shift") or {}
+    kept = f"{scope.get('scope')} of {scope.get('documents')} documents" if scope.get("documents") else ""
+    whole = scope.get("reason") and f"all documents ({_CAPITAL.sub(' ', scope['reason']).lower()})"
+    facts = {
+        "turn": str(scope.get("turn") or dialogue.get("turn") or ""),
+        "topic": scope.get("topic") or "",
+        "searched as": scope.get("expanded") or "",
+        "scope": whole or kept,
+        "tool": " ".join(filter(None, [dialogue.get("tool"), f"({dialogue.get('stage')})" if dialogue else ""])),
+        "known": _listed(dialogue.get("slots") or {}),
+        "missing": ", ".join(map(str, dialogue.get("missing") or ())),
+        "to be confirmed": f"{pending.get('tool')}: {_listed(pending.get('arguments') or {})}" if pending else "",
+        "changed": f"{shift.get('fromTool')} to {shift.get('toTool') or 'no tool'}" if shift else "",
+        "forgotten": ", ".join(map(str, shift.get("cleared") or ())),
+    }
+    shown = [(name, _cut(_plain(text), 300)) for name, text in facts.items() if text]
+    return shown if dialogue or scope.get("topic") not in (None, "first") else []
+
+
+def _listed(values: Record) -> str:
+    return ", ".join(f"{name} = {value}" for name, value in values.items())
 
 
 # -- the answer --------------------------------------------------------------------------------------------------------

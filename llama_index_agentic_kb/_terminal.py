@@ -12,6 +12,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from llama_index_agentic_kb._html import conversation_facts
 from llama_index_agentic_kb._text import one_line, printable
 from llama_index_agentic_kb.schema import (
     ActivityRecord,
@@ -68,6 +69,8 @@ def show_response(console: Console, response: RetrievalResponse, *, extract_line
         if response.grounding is not None and response.grounding.grounding_score is not None:
             _section(console, f"Proof ({_counted(response.grounding)})", _proof(response.grounding))
         _section(console, "Sources", _sources(response))
+    if facts := conversation_facts(response.to_dict()):
+        _section(console, "Conversation", _text("\n".join(f"{name}: {text}" for name, text in facts)))
     for part in response.missing:
         console.print(
             Text(f"Missing: {printable(part.what)} ({part.outcome.value}): {one_line(printable(part.reason))}", "red")

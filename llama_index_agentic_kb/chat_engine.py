@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextvars
 import json
-from collections.abc import Coroutine, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, Self
@@ -21,18 +20,16 @@ from llama_index_instrumentation import get_dispatcher
 
 from llama_index_agentic_kb._aio import Call, aiterate, arun, emitting, iterate, run
 from llama_index_agentic_kb.account import GuardedCallbacks
-from llama_index_agentic_kb.answering.sessions import SessionMemory
+from llama_index_agentic_kb.answering.sessions import SessionMemory, parsed_states, states_of
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError
 from llama_index_agentic_kb.guard.permissions import current_principal, owner_of, set_principal
 from llama_index_agentic_kb.query_engine import Accounted, AgenticQueryEngine
 from llama_index_agentic_kb.retriever import AgenticRetriever, Retrieval
 from llama_index_agentic_kb.schema import (
-    DialogueState,
     Message,
     OutputMode,
     ReasoningEffort,
     RetrievalRequest,
-    ScopeState,
 )
 from llama_index_agentic_kb.schema._model import Model
 from llama_index_agentic_kb.schema.request import INSTRUCTING
@@ -43,8 +40,6 @@ dispatcher = get_dispatcher(__name__)
 
 EXTRACTS: Final = '[{"ref_id": '
 """The prefix of extracted data, which replaces an answer that failed or timed out."""
-STATES: Final[Mapping[str, type[Model]]] = {"dialogue": DialogueState, "scope_state": ScopeState}
-"""The parts of a conversation's state, by the field of requests and retrievals."""
 MEMORY_TOKENS: Final = 8_000
 """Token limit of the engine's default memory."""
 
@@ -99,7 +94,7 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         self._prefix = list(prefix_messages)
         self._given: list[ChatMessage] = []
         """The system messages of the given history; they are not kept in the memory."""
-        self.states: dict[str, Model] = {"scope_state": ScopeState()}
+        self.states = parsed_states({})
         """The conversation's state after its last turn, by the field of the request that takes it."""
         self._session_id: str | None = None
         """The stored session that ``states`` belongs to."""
@@ -202,7 +197,7 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         """
         owner_of(self.memory).claim(self.query_engine.retriever.resolve_principal())
         self.memory.reset()
-        self._given, self.states = [], {"scope_state": ScopeState()}
+        self._given, self.states = [], parsed_states({})
         owner_of(self.memory).end(forgotten=not getattr(self.memory, "memory_blocks", None))
 
     @property
@@ -279,11 +274,7 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
     async def _read_states(self) -> dict[str, Model]:
         """Return the conversation's state; that of a ``SessionMemory`` is read from its store once."""
         if isinstance(self.memory, SessionMemory) and self._session_id != self.memory.session_id:
-            stored = await self.memory.aget_states()
-            self.states = {"scope_state": ScopeState()}
-            for name in STATES.keys() & stored.keys():
-                with suppress(InvalidRequestError):  # of another release
-                    self.states[name] = STATES[name].parse(stored[name])
+            self.states = parsed_states(await self.memory.aget_states())
             self._session_id = self.memory.session_id
         return self.states
 
@@ -298,7 +289,7 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         await Call(
             sync=partial(self.memory.put_messages, turn), native=partial(self.memory.aput_messages, turn), what="memory"
         )
-        self.states |= {name: state for name in STATES if (state := getattr(retrieval, name)) is not None}
+        self.states |= states_of(retrieval)
         if isinstance(self.memory, SessionMemory):
             self._session_id = self.memory.session_id
             await self.memory.aset_states({name: state.to_dict() for name, state in self.states.items()})

@@ -129,6 +129,10 @@ def shortened(history: Sequence[tuple[str, str]], messages: int, characters: int
     return ", ".join(said)
 
 
+ON_SEARCHING: Final = "on what to search and where"
+"""What instructions for planning are about."""
+
+
 def with_instructions(
     messages: Sequence[ChatMessage], instructions: str, about: str = "on tone, form and language"
 ) -> list[ChatMessage]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from llama_index.core.memory import ChatMemoryBuffer
 from llama_index.core.query_engine import SubQuestionQueryEngine
 from llama_index.core.question_gen import LLMQuestionGenerator
 from llama_index.core.response_synthesizers import get_response_synthesizer
+from rich.console import Console
 
 from llama_index_agentic_kb import (
     AgenticChatEngine,
@@ -28,9 +30,11 @@ from llama_index_agentic_kb import (
     SessionStore,
     cited_nodes,
 )
+from llama_index_agentic_kb._terminal import show_response
 from llama_index_agentic_kb.schema import ScopeState
 from llama_index_agentic_kb.testing import ChatRequest, LoopbackOpenAI, MemoryRetriever, Reply, ScriptedLLM
 from tests.shop import Shop, open_shop
+from tests.test_tool_dialogue import read
 
 ROCKETS = ["The Saturn V rocket was 110.6 m tall.", "The Ariane 5 was about 50 m tall."]
 ANSWER = "It was 110.6 m tall [ref_id:0]."
@@ -186,6 +190,39 @@ def test_a_session_is_resumed_by_its_id(shop: Shop, store: SessionStore) -> None
         chat_engine(kb, session="nothing").chat("Hello?")
     with pytest.raises(ConfigurationError, match="pass sessions="):
         KnowledgeBase(shop.sources()).as_chat_engine(session="-")
+
+
+def test_answers_of_a_session_go_on_in_its_state(shop: Shop, store: SessionStore) -> None:
+    """``answer`` reads the state of its session and stores it, for chat engines too."""
+    kb = KnowledgeBase(shop.sources(), sessions=store, principal=ALICE, llm=ScriptedLLM(read))
+    first = kb.answer("Where is my order?", session="-")
+    assert first.text == "For order status, please tell: the order number."
+    assert first.session is not None
+    second = kb.answer("It is A-4711.", session=first.session.id)
+    assert second.account is not None
+    assert second.account.dialogue is not None
+    assert (second.account.dialogue.tool, second.account.dialogue.slots) == ("order_status", {"order": "A-4711"})
+    chat = chat_engine(kb, session=first.session.id)
+    assert "A-4711" in chat.chat("I want to return it, it is damaged.").account.text
+    assert chat.states["dialogue"].to_dict()["turn"] == 3
+
+
+def test_the_state_is_shown(shop: Shop) -> None:
+    """In notebooks and on the terminal: what is asked for, what is known and missing, what waits, a change of mind."""
+    chat = chat_engine(KnowledgeBase(shop.sources(), principal=ALICE))
+    shown = chat.chat("Where is my order?")._repr_html_()
+    assert "tool:</span> order_status (asking)" in shown
+    assert "missing:</span> order" in shown
+    assert "known:</span> order = A-4711" in chat.chat("It is A-4711.")._repr_html_()
+    response = chat.chat("I want to return it, it is damaged.")
+    assert "to be confirmed:</span> submit_return: order = A-4711" in response._repr_html_()
+    token = response.account.to_dict()["dialogue"]["pending"]["token"]
+    assert token not in response._repr_html_().partition("Conversation")[2]
+    console = Console(width=120, file=io.StringIO())
+    show_response(console, response.account)
+    assert "tool: submit_return (confirming)" in console.file.getvalue()  # type: ignore[attr-defined]
+    plain = KnowledgeBase([KnowledgeSource("docs", retriever=MemoryRetriever(ROCKETS))]).retrieve("Saturn V?")
+    assert "Conversation" not in plain._repr_html_()
 
 
 def test_a_state_of_another_form_is_left_out(shop: Shop, store: SessionStore) -> None:

@@ -26,7 +26,14 @@ from llama_index_agentic_kb.answering.results import (
     make_answer,
     unanswered_parts,
 )
-from llama_index_agentic_kb.answering.sessions import end_user_part, keep_turn, read_turns, session_owner
+from llama_index_agentic_kb.answering.sessions import (
+    end_user_part,
+    keep_turn,
+    read_states,
+    read_turns,
+    session_owner,
+    states_of,
+)
 from llama_index_agentic_kb.answering.supplied_results import supplied_request, supplied_retriever
 from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.grounding import Markers
@@ -123,6 +130,8 @@ class AnswerEngine:
         owner = session_owner(retriever.resolve_principal(query.request.principal))
         deadline = deadline_after(query.request.max_runtime_in_seconds or retriever.max_runtime_in_seconds)
         history = await read_turns(self.sessions, query, owner, deadline)
+        states = await read_states(self.sessions, query, owner, deadline)
+        query = query.model_copy(update={"request": query.request.model_copy(update=states)})
         answering = _Answering(self.engine, self.policy, query, deadline, streaming=streaming)
         with asked(self.engine.callback_manager, query.question, announced=True) as tell:
             await answering.go(history, observer)
@@ -131,7 +140,9 @@ class AnswerEngine:
         response = answering.response()
         if answering.state is not AnswerState.FAILED:
             try:
-                response.answer, response.session = await keep_turn(self.sessions, query, owner, response.answer)
+                response.answer, response.session = await keep_turn(
+                    self.sessions, query, owner, response.answer, states_of(answering.retrieval)
+                )
             except Exception as error:  # noqa: BLE001 (an answer is returned even if it can't be stored)
                 reason = f"the turn was not stored: {error_message(error)}"
                 response.warnings.append(reason)

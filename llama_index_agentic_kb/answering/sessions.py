@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import partial
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Final, Self
@@ -29,7 +30,8 @@ from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight
 from llama_index_agentic_kb.guard.text import quoted
 from llama_index_agentic_kb.llm import count_tokens
 from llama_index_agentic_kb.prompts import as_data
-from llama_index_agentic_kb.schema import Message, Principal
+from llama_index_agentic_kb.schema import DialogueState, Message, Principal, ScopeState
+from llama_index_agentic_kb.schema._model import Model
 from llama_index_agentic_kb.schema.answer import Answer, Session
 from llama_index_agentic_kb.schema.answer_query import NEW_SESSION, AnswerQuery, EndUserChunk
 from llama_index_agentic_kb.schema.grounding import GroundingLedger
@@ -39,6 +41,9 @@ if TYPE_CHECKING:  # imports SQLAlchemy
 
 MAX_TURNS: Final = 20
 """Maximum turns of a session to load for a question; the prompts include fewer."""
+
+STATES: Final[Mapping[str, type[Model]]] = {"dialogue": DialogueState, "scope_state": ScopeState}
+"""The parts of a conversation's state, by the field of requests, retrievals and responses."""
 
 TOKEN_LIMIT: Final = 8_000
 WINDOW_SHARE: Final = 0.75
@@ -114,12 +119,44 @@ async def read_turns(
     return await Call(sync=read, native=native, deadline=deadline, what="session")
 
 
+def parsed_states(stored: Mapping[str, Any]) -> dict[str, Model]:
+    """Return the state of a conversation from its stored form, by field of ``RetrievalRequest``.
+
+    A part that another release stored in a form that can't be read is left out.
+    """
+    states: dict[str, Model] = {"scope_state": ScopeState()}
+    for name in STATES.keys() & stored.keys():
+        with suppress(InvalidRequestError):
+            states[name] = STATES[name].parse(stored[name])
+    return states
+
+
+def states_of(retrieval: object) -> dict[str, Model]:
+    """Return the state of a conversation after a turn, from its ``Retrieval``."""
+    return {name: state for name in STATES if (state := getattr(retrieval, name, None)) is not None}
+
+
+async def read_states(
+    store: SessionStore | None, query: AnswerQuery, owner: str, deadline: float | None = None
+) -> dict[str, Model]:
+    """Return the state of the query's session; that of the request, if it has one, takes its place."""
+    if store is None or query.session is None:
+        return {}
+    stored: Mapping[str, Any] = {}
+    if not query.makes_session:
+        read = partial(store.get_states, owner, query.session, deadline=deadline)
+        native = partial(store.aget_states, owner, query.session, deadline=deadline)
+        stored = await Call(sync=read, native=native, deadline=deadline, what="session")
+    return {**parsed_states(stored), **states_of(query.request)}
+
+
 async def keep_turn(
-    store: SessionStore | None, query: AnswerQuery, owner: str, answer: Answer
+    store: SessionStore | None, query: AnswerQuery, owner: str, answer: Answer, states: Mapping[str, Model]
 ) -> tuple[Answer, Session | None]:
     """Store a turn; return the answer with its id, and the session without its turns.
 
-    Only the store's own timeout applies, so that turns are stored even if the request's time is used up.
+    Only the store's own timeout applies, so that turns are stored even if the request's time is used up. The state of
+    the conversation is stored too, unless the turn is left out of it.
 
     Raises:
         SessionStoreError: The turn could not be stored.
@@ -134,6 +171,9 @@ async def keep_turn(
     }
     add, aadd = partial(store.add_turn, *fields, **about), partial(store.aadd_turn, *fields, **about)
     turn = await Call(sync=add, native=aadd, what="turn")
+    if states and not answer.is_kept_from_prompts:
+        kept = (owner, turn.session_id, {name: state.to_dict() for name, state in states.items()})
+        await Call(sync=partial(store.set_states, *kept), native=partial(store.aset_states, *kept), what="session")
     get, aget = partial(store.get, owner, turn.session_id), partial(store.aget, owner, turn.session_id)
     session = await Call(sync=get, native=aget, what="session")
     return answer.model_copy(update={"id": turn.answer_id}), session.model_copy(update={"turns": []})

@@ -29,7 +29,7 @@ from llama_index_agentic_kb.guard.text import plain_value, strip_invisible
 from llama_index_agentic_kb.llm import repair_json, strip_code_fence
 from llama_index_agentic_kb.planning.plan_graph import PlannerSource, Proposal, refers
 from llama_index_agentic_kb.planning.planner import ModelCall, PlanningModel, describe_sources, read_proposals
-from llama_index_agentic_kb.prompts import Passage, as_data, format_passages
+from llama_index_agentic_kb.prompts import ON_SEARCHING, Passage, as_data, format_passages, with_instructions
 from llama_index_agentic_kb.schema import Confidence, Finding
 from llama_index_agentic_kb.sources.base import KnowledgeSource
 from llama_index_agentic_kb.sources.search import NodeKey, node_key
@@ -432,11 +432,12 @@ async def look_for_gaps(
     limit: int,
     deadline: float | None,
     log: ActivityLog,
+    instructions: str = "",
 ) -> Verdict:
     """Ask the model whether the evidence is sufficient; a failure is reported in the result, never raised.
 
     ``searches`` lists the searches and their findings, one per line. The model is asked for at most ``limit`` further
-    searches.
+    searches. ``instructions`` are the application's.
     """
     verdict = Verdict(fields={"sub_queries": []})
     spotlight = draw(models.spotlighting)
@@ -449,6 +450,7 @@ async def look_for_gaps(
             searches=as_data(searches),
             query_str=as_data(question),
         )
+        messages = with_instructions(messages, instructions, ON_SEARCHING)
         reply = await models.model.chat(messages, deadline=deadline)
         verdict.usage = reply.usage
         read = partial(verdict.read, spotlight.unmarked(reply.text))

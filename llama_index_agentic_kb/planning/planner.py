@@ -52,6 +52,7 @@ from llama_index_agentic_kb.prompts import (
     FINDINGS_TEMPLATE,
     FOLLOW_UP,
     INDEPENDENT,
+    ON_SEARCHING,
     PLANNER_TEMPLATE,
     REVISION_TEMPLATE,
     TOOL_TEMPLATE,
@@ -250,7 +251,7 @@ def _messages(
         conversation=as_data("\n".join(turns)),
         query_str=as_data(scope.question),
     )
-    messages = with_instructions(messages, scope.retrieval_instructions, "on what to search and where")
+    messages = with_instructions(messages, scope.retrieval_instructions, ON_SEARCHING)
     spec = requested(scope.classification)
     return messages if spec is None else ask_for_classes(messages, spec)
 

@@ -448,6 +448,7 @@ class MultiHopSearch:
             limit=self._limits.sub_queries,
             deadline=self._call_deadline,
             log=self._task.log,
+            instructions=self._task.scope.retrieval_instructions,
         )
         for ref in verdict.refs:
             if (passage := passages.passages.get(ref)) is not None:
