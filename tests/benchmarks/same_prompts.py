@@ -101,10 +101,10 @@ class PromptRuns:
 
 
 def _difference(question: str, first: Sequence[str], second: Sequence[str]) -> list[str]:
-    lines = ["\n".join(prompts).splitlines() for prompts in (first, second)]
-    return [
-        f"{question} {line[:160]}" for line in unified_diff(*lines, lineterm="", n=0) if line[:3] not in ("---", "+++")
-    ]
+    """Return the lines that differ between the prompts of two runs, each after its question."""
+    before, after = ("\n".join(prompts).splitlines() for prompts in (first, second))
+    lines = [*unified_diff(before, after, lineterm="", n=0)][2:]
+    return [f"{question} {line[:160]}" for line in lines]
 
 
 @contextmanager
