@@ -142,7 +142,7 @@ def test_a_confirmation_counts_once(shop: Shop) -> None:
     talk.state = state
     again = talk.say("yes please")
     assert "was called already at" in again.text
-    assert 'Its result: {"return": "R-1"}' in again.text
+    assert "(outcome: ok)" in again.text
     assert len(shop.returns) == 1
 
 
@@ -207,6 +207,15 @@ def test_a_write_that_fails_is_told_and_not_repeated(shop: Shop) -> None:
     assert "was called already" in talk.say("yes").text
     assert len(shop.returns) == 1
     assert [record.outcome for record in ledger.records] == ["error"]
+
+
+def test_a_write_that_was_not_begun_says_so(shop: Shop) -> None:
+    """A filter, which no tool can apply, denies the call; the record has it."""
+    ledger = WriteLedger()
+    talk = until_confirmation(KnowledgeBase(shop.sources(ledger)))
+    talk.kb = KnowledgeBase(shop.sources(ledger), filters="year eq 1")
+    assert talk.say("yes").text == "submit_return was not called."
+    assert (shop.returns, [record.outcome for record in ledger.records]) == ([], ["error"])
 
 
 def test_a_tool_that_fails_costs_its_part_only(shop: Shop) -> None:

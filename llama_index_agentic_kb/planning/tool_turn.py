@@ -24,9 +24,11 @@ from pydantic import JsonValue
 from llama_index_agentic_kb._aio import Call, start, wait
 from llama_index_agentic_kb._text import error_message, normalize, one_line
 from llama_index_agentic_kb.account import ActivityLog
-from llama_index_agentic_kb.errors import DeadlineExceededError, DeniedError, PlanningError
+from llama_index_agentic_kb.errors import DeadlineExceededError, DeniedError, PlanningError, SourceUnavailableError
 from llama_index_agentic_kb.evidence.candidates import Proof
+from llama_index_agentic_kb.guard.links import LinkFilter
 from llama_index_agentic_kb.guard.permissions import current_principal
+from llama_index_agentic_kb.guard.text import strip_invisible
 from llama_index_agentic_kb.llm import parsed, repair_json, strip_code_fence
 from llama_index_agentic_kb.planning.planner import ModelCall, PlanningModel
 from llama_index_agentic_kb.planning.rounds import PlanOutcome, Task, search_question
@@ -144,7 +146,7 @@ async def take_turn(
         return ToolTurn(left, reply=_left(old, left) or "All right.", documents=False)
     messages = _messages(scope, old)
     choice = _Choice()
-    if models is not None:
+    if models is not None and tools:
         await _choose(choice, models, messages, state, tools, log, deadline)
     if models is None or choice.error is not None:
         _match(choice, messages, state, tools)
@@ -175,14 +177,14 @@ def _next(choice: _Choice, old: DialogueState, state: DialogueState, tools: Tool
     names = tuple(one.name for one in missing)
     state = state.model_copy(update={"tool": tool.name, "slots": slots, "missing": names})
     if missing:
-        question = " ".join([part for part in (_left(old, state), _question(tool, missing)) if part])
+        question = _plain(" ".join([part for part in (_left(old, state), _question(tool, missing)) if part]))
         asking = state.model_copy(update={"stage": DialogueStage.ASKING, "question": question})
         return ToolTurn(asking, reply=question, documents=False)
     arguments = {name: slots[name] for name in tool.parameters if name in slots}
     if tool.writes is not None:
         asked_of = digest_of(current_principal())
         pending = PendingWrite(token=secrets.token_urlsafe(18), tool=tool.name, arguments=arguments, asked_of=asked_of)
-        question = f"{_described(tool, arguments)} Reply yes to confirm, or no to cancel."
+        question = _plain(f"{_described(tool, arguments)} Reply yes to confirm, or no to cancel.")
         update = {"stage": DialogueStage.CONFIRMING, "pending": pending, "question": question}
         return ToolTurn(state.model_copy(update=update), reply=question, documents=False)
     done = state.model_copy(update={"stage": DialogueStage.DONE})
@@ -203,6 +205,12 @@ def _question(tool: ToolSource, missing: Sequence[Parameter]) -> str:
         options = ", ".join(str(option) for option in one.options[:10])
         parts.append(f"{one.label} ({options})" if options else one.label)
     return f"For {tool.name.replace('_', ' ')}, please tell: {'; '.join(parts)}."
+
+
+def _plain(text: str) -> str:
+    """Return a question without links and invisible characters: a server's descriptions and options are in it."""
+    links = LinkFilter(())
+    return links.feed(strip_invisible(text)) + links.close()
 
 
 def _described(tool: ToolSource, arguments: Mapping[str, JsonValue]) -> str:
@@ -234,13 +242,13 @@ def _decided(state: DialogueState, pending: PendingWrite, tools: Tools, *, agree
     state = state.model_copy(update={"stage": DialogueStage.DONE, "missing": ()})
     if not agreed:
         return ToolTurn(state, reply=f"Cancelled: {pending.tool} was not called.", documents=False)
-    if tool is None or tool.writes is None:
+    fits = tool is not None and all(_takes(tool, name, value) for name, value in pending.arguments.items())
+    if tool is None or tool.writes is None or not fits:
         return ToolTurn(state, reply=f"{pending.tool} is not available; it was not called.", documents=False)
     if digest_of(current_principal()) != pending.asked_of:
         raise DeniedError(f"source {pending.tool!r}: another principal was asked to confirm the call")
-    arguments = {name: tool.parameters[name].read(value) for name, value in pending.arguments.items()}
     key = {IDEMPOTENCY_KEY: pending.token} if tool.takes_key else {}
-    return ToolTurn(state, call=_call(tool, {**arguments, **key}), write=pending, documents=False)
+    return ToolTurn(state, call=_call(tool, {**pending.arguments, **key}), write=pending, documents=False)
 
 
 # -- changes of mind --------------------------------------------------------------------------------------------------
@@ -497,9 +505,7 @@ async def call_tool(
     earlier = await Call(sync=partial(ledger.claim, record), what="record of confirmed calls")
     if earlier is not None:
         said = f"{tool.name} was called already at {earlier.started}, and is not called again"
-        known = {"ok": "", "started": ": its outcome is not known"}.get(earlier.outcome, f": {earlier.outcome}")
-        result = f" Its result: {earlier.result}" if earlier.result else ""
-        return replace(turn, reply=f"{said}{known}.{result}"), []
+        return replace(turn, reply=f"{said} (outcome: {earlier.outcome})."), []
     outcome, result = "error", "it was interrupted"
     try:
         (search,) = searches = await fan_out.search(plan)
@@ -508,7 +514,9 @@ async def call_tool(
             return turn, searches
         outcome = "timeout" if isinstance(search.error, DeadlineExceededError) else "error"
         result = error_message(search.error, 300)
-        unknown = f"{tool.name} failed: {result}. Whether it was carried out is not known; it is not repeated."
+        if isinstance(search.error, DeniedError | SourceUnavailableError):
+            return replace(turn, reply=f"{tool.name} was not called."), searches
+        unknown = f"{tool.name} failed. Whether it was carried out is not known; it is not repeated."
         return replace(turn, reply=unknown), searches
     finally:
         ledger.finish(record.key, outcome, result)

@@ -94,7 +94,7 @@ class Parameter:
             found = _matches(pattern, text) if isinstance(pattern, str) else []
         distinct: dict[str, JsonValue] = {}
         for one in found:
-            for form in (one, one.upper(), one.lower()):  # "a-4711", where the pattern says A
+            for form in (one, one.upper(), one.lower()):
                 try:
                     value = self.read(form)
                 except ValueError:
@@ -147,14 +147,20 @@ def _of_text(text: str, kind: object) -> JsonValue:
 
 
 def _matches(pattern: str, text: str) -> list[str]:
-    """Return the parts of a text that match a pattern and stand alone as words."""
+    """Return the parts of a text that match a pattern and stand alone as words.
+
+    In another letter case ("a-4711", where the pattern says A) a part counts if it has a digit or is the whole text:
+    plain words would match too often.
+    """
     if len(pattern) > MAX_PATTERN:
         return []
+    bare, pattern = text.strip(" .!,"), pattern.removeprefix("^").removesuffix("$")
     try:
-        alone = re.compile(rf"(?<![\w.-])(?:{pattern.removeprefix('^').removesuffix('$')})(?![\w-])", re.IGNORECASE)
+        found = re.findall(rf"(?<![\w.-])(?=((?:{pattern})(?![\w-])))", text, re.IGNORECASE)
+        words = [one if isinstance(one, str) else one[0] for one in found]  # a pattern may have groups of its own
+        return [one for one in words if re.fullmatch(pattern, one) or one == bare or any(map(str.isdigit, one))]
     except re.error:
         return []
-    return [found[0] for found in alone.finditer(text)]
 
 
 def _spaced(text: str) -> str:
