@@ -243,6 +243,18 @@ def test_arguments_come_from_the_users_messages_alone(shop: Shop) -> None:
     assert "A-9999" not in str(prompt[-1].content)
 
 
+def test_a_chat_engine_keeps_the_state(shop: Shop) -> None:
+    """From the question for the order to the confirmed return."""
+    engine = KnowledgeBase(shop.sources(), principal=ALICE).as_chat_engine()
+    said = [engine.chat(text).response for text in ("Where is my order?", "A-4711", "I want to return it", "damaged")]
+    assert said[0] == "For order status, please tell: the order number."
+    assert "delivered" in said[1]
+    assert said[3].startswith("Submit a return of an order?")
+    assert shop.returns == []
+    assert "R-1" in "".join(engine.stream_chat("yes").response_gen)
+    assert len(shop.returns) == 1
+
+
 async def test_doors_speak_with_one_voice(shop: Shop) -> None:
     """Answers, engines and streams ask the same question."""
     kb = KnowledgeBase(shop.sources(), llm=ScriptedLLM(read))
