@@ -147,7 +147,11 @@ def _tried(
     sizes: list[float] = []
     kept = []
     for history in (before, far):
-        made = [contract({source: index}, [at, at + DECAY * past, at]) for at, past in zip(own, history, strict=True)]
+        shifts = [float(at @ past) < index.settings.shift for at, past in zip(own, history, strict=True)]
+        made = [
+            contract({source: index}, [at, at + DECAY * past, at], is_shift=is_shift)
+            for at, past, is_shift in zip(own, history, shifts, strict=True)
+        ]
         hits = [
             one.reason is not None or (source, document) in one.documents
             for document, one in zip(documents, made, strict=True)

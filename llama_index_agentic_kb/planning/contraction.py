@@ -40,6 +40,8 @@ MAX_SHARE: Final = 0.25
 """Minimum number of documents in a scope, and their maximum share of all."""
 CONTEXT_MARGIN: Final = 0.25
 """Standard deviations by which a document must be nearer to the context or the query than to the message itself."""
+SHIFT_MARGIN: Final = 0.5
+"""Standard deviations by which a document may be farther from a message that changes the topic."""
 CANARIES: Final = 3
 """Number of passages of each list that are kept whatever the scope says."""
 MAX_SECONDS: Final = 0.5
@@ -69,7 +71,11 @@ class Contraction:
 
 
 def contract(
-    indexes: Mapping[str, ScopeIndex], views: Sequence[Floats], kept: Iterable[tuple[str, str]] = ()
+    indexes: Mapping[str, ScopeIndex],
+    views: Sequence[Floats],
+    kept: Iterable[tuple[str, str]] = (),
+    *,
+    is_shift: bool = False,
 ) -> Contraction:
     """Return the scope of a turn: the documents that stand out by their similarity to any of its views.
 
@@ -80,6 +86,7 @@ def contract(
         indexes: The scope indexes of the searched sources, of one embedding model.
         views: The vectors of the message, which comes first, and of its context and its query.
         kept: Documents that stay in the scope, as (source, document).
+        is_shift: Whether the message changes the topic: it then stands alone, and its own scope is wider.
     """
     total = sum(len(index.documents) for index in indexes.values())
     if total < SMALL_CORPUS:
@@ -91,6 +98,8 @@ def contract(
         return Contraction(total=total, reason=ScopeReason.LOW_SIMILARITY)
     standing: Floats = (similarity - similarity.mean(axis=0)) / np.maximum(similarity.std(axis=0), 1e-6)
     standing[:, 1:] -= CONTEXT_MARGIN
+    if is_shift:
+        standing[:, 0] += SHIFT_MARGIN
     best: Floats = standing.max(axis=1)
     count = max(MIN_SCOPE, min(int((best >= settings.deviations).sum()), int(MAX_SHARE * total)))
     chosen = np.sort(np.argpartition(-best, count)[:count])
@@ -158,7 +167,7 @@ class Conversation:
         if not any(indexes for _, indexes in groups):
             return Narrowing(turn.model_copy(update={"reason": ScopeReason.NO_INDEX}))
         started = time.monotonic()
-        work = partial(self._contracted, groups, {search.source.name: search.source for search in searches})
+        work = partial(self._contracted, groups, {one.source.name: one.source for one in searches}, turn.topic)
         deadline = earliest(call_deadline(), deadline_after(MAX_SECONDS))
         try:
             made = await Call(sync=work, deadline=deadline, what="scope contraction")
@@ -199,6 +208,7 @@ class Conversation:
         self,
         groups: Sequence[tuple[Mapping[str, Vector], Mapping[str, ScopeIndex]]],
         sources: Mapping[str, KnowledgeSource],
+        topic: Topic,
     ) -> Contraction:
         """Return the scope over all embedding models."""
         readers = {name: vector_reader(sources[name]) for _, indexes in groups for name in indexes}
@@ -206,7 +216,12 @@ class Conversation:
         if any(versions[name] != index.version for _, indexes in groups for name, index in indexes.items()):
             return Contraction(reason=ScopeReason.INDEX_STALE)
         stay = {(one.source, one.document) for listed in (self._state.pinned, *self._state.recent) for one in listed}
-        parts = [contract(indexes, self._views(vectors, indexes), stay) for vectors, indexes in groups if indexes]
+        is_shift = topic is Topic.SHIFTED
+        parts = [
+            contract(indexes, self._views(vectors, indexes), stay, is_shift=is_shift)
+            for vectors, indexes in groups
+            if indexes
+        ]
         made = [part for part in parts if part.reason is None]
         return Contraction(
             frozenset[tuple[str, str]]().union(*(part.documents for part in made)),

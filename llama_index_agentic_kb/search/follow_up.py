@@ -133,13 +133,16 @@ class FollowUp:
 def leans(question: str) -> bool:
     """Return whether a message needs the conversation to be understood, judged by its words; in doubt, False.
 
-    In a language without a list of pronouns here, only a message with a single content word counts.
+    A pronoun after three content words refers to one of them ("Where can people report a scam that they ..."). In a
+    language without a list of pronouns here, only a message with a single content word counts.
     """
     words = split_words(question)
     content = len(_content(words))
+    pronoun = next((at for at, word in enumerate(words) if word in _PRONOUNS), len(words))
+    refers_back = pronoun < len(words) and len(_content(words[:pronoun])) <= _ARTICLE_WORDS
     return (
         content <= 1
-        or (content <= _PRONOUN_WORDS and not _PRONOUNS.isdisjoint(words))
+        or (content <= _PRONOUN_WORDS and refers_back)
         or (content <= _POINTER_WORDS and (words[0] in _OPENINGS or not _POINTERS.isdisjoint(words)))
         or (content <= _ARTICLE_WORDS and not _ARTICLES.isdisjoint(words))
     )

@@ -120,7 +120,9 @@ class ScopeIndex:
         """Return one row per document: the cosine of its nearest prototype with each vector of unit length."""
         if not len(self.documents):
             return np.zeros((0, len(vectors)), np.float32)
-        nearest: Floats = np.maximum.reduceat(self.prototypes @ vectors.T, self.starts, axis=0)
+        # On one thread: BLAS takes 2 ms as well, and ten times as long if other threads hold the cores.
+        cosines = np.einsum("ij,kj->ik", self.prototypes, vectors)
+        nearest: Floats = np.maximum.reduceat(cosines, self.starts, axis=0)
         return nearest
 
     def prototypes_of(self, documents: Collection[str]) -> Floats:

@@ -69,7 +69,7 @@ def conversation_of(query: EvaluationQuery) -> str:
 def cases_of(dataset: Dataset, seed: int = 0) -> list[Case]:
     """Return the questions in their own conversations, and those that stand alone after others."""
     drawn, halves, seen = random.Random(seed), dict[str, int](), defaultdict[str, int](int)
-    for query in dataset.queries:
+    for query in sorted(dataset.queries, key=conversation_of):
         if conversation_of(query) not in halves:
             source = str(query.fields["source"])
             halves[conversation_of(query)] = seen[source] % 2
@@ -122,8 +122,8 @@ class Bench:
         self._states: dict[Turns, ScopeState] = {}
         original = contraction.contract
 
-        def recorded(*args: Any) -> contraction.Contraction:
-            self._scopes.append(original(*args))
+        def recorded(*args: Any, **kwargs: Any) -> contraction.Contraction:
+            self._scopes.append(original(*args, **kwargs))
             return self._scopes[-1]
 
         contraction.contract = recorded  # type: ignore[assignment]

@@ -143,7 +143,7 @@ def test_a_search_that_can_not_be_narrowed_is_not(
     if "insert" in change:
         index.insert_nodes([TextNode(text="rocket engine news")])
     if "fail" in change:
-        monkeypatch.setattr(contraction, "contract", lambda *_: 1 / 0)
+        monkeypatch.setattr(contraction, "contract", lambda *_, **__: 1 / 0)
     options = RetrieverOptions(scope={} if made is None else {"docs": made})
     kb = KnowledgeBase(sources, effort="minimal", output_mode="extractiveData", options=options)
     response, turn = ask(kb, "And detail3?")
@@ -154,7 +154,7 @@ def test_a_search_that_can_not_be_narrowed_is_not(
 
 def test_too_small_a_scope_leaves_nothing_out(documents: VectorStoreIndex) -> None:
     """If fewer passages than asked for would remain, all remain."""
-    _, turn = ask(base(documents), "And detail3?", max_output_documents=45)
+    _, turn = ask(base(documents), "And detail3?", max_output_documents=200)
     assert turn.reason is ScopeReason.TOO_SMALL
 
 
@@ -212,7 +212,9 @@ def test_a_scope_unites_what_is_near_to_any_view() -> None:
     index = ScopeIndex("m", "v", names, names, np.arange(400), unit_rows(noise))
     eye = np.eye(32, dtype=np.float32)
     made = contract({"s": index}, [eye[0], eye[1], eye[0]], [("s", "kept")])
-    assert made.documents == {("s", f"d{at}") for at in range(60)} | {("s", "kept")}
+    assert made.documents >= {("s", f"d{at}") for at in range(60)} | {("s", "kept")}
+    assert len(made.documents) <= 70
+    assert len(contract({"s": index}, [eye[5], eye[0], eye[0]], is_shift=True).documents) > len(made.documents)
     assert len(contract({"s": index}, [eye[5], eye[6], eye[7]]).documents) <= 100
     strict = ScopeIndex("m", "v", names, names, np.arange(400), unit_rows(noise), ScopeSettings(deviations=50))
     assert len(contract({"s": strict}, [eye[0]]).documents) == MIN_SCOPE

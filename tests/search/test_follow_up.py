@@ -24,6 +24,7 @@ USER, REPLY = "user", "assistant"
         ("Où est-elle née ?", True),
         ("How tall was the Saturn V rocket?", False),
         ("What is the typical down payment amount for a mortgage?", False),
+        ("Where can people report a scam that they lost money to?", False),
         ("Are there any awards for amateur photography in Finland?", False),
         ("Where can people with a low income report scams that their neighbours tried on them?", False),
     ],
