@@ -275,7 +275,7 @@ def _order(
             if one.sub_query.origin is SubQueryOrigin.REVISION:
                 first += one.ranked.keys[:REVISION_BEST]
         places = {key: place for place, key in reversed([*enumerate(first)])}
-        fused.sort(key=lambda item: places.get(item.key, len(places)))
+        fused.sort(key=lambda item: places.get(item.key, len(first)))  # ``first`` may name a passage twice
         again = _near_duplicates([item.key for item in fused[:DUPLICATES_DEPTH]], candidates)
         fused.sort(key=lambda item: item.key in again)
     return with_coverage(fused, lists, places=limit)

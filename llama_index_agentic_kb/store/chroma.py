@@ -36,6 +36,9 @@ if TYPE_CHECKING:
 
 EXACT_ROWS = 20_000
 """The maximum number of rows searched without a graph: 30 MB at 384 dimensions, 2-4 ms a query (a graph: 2 ms)."""
+EF_SEARCH: Final = 400
+"""Candidates that a graph keeps during a search. With Chroma's 100, equal searches found different passages in
+different processes (recall of the top 50: 0.987 of 5,021 passages); with 400 all were exact, at no measurable cost."""
 _BATCH: Final = 2_000
 _CHANGING: Final = "chroma.sqlite3"
 """The only file that Chroma modifies when it opens an HNSW graph."""
@@ -68,7 +71,7 @@ class ChromaDirectory:
         if not create:
             return self._client.get_collection(name, embedding_function=None)
         found = self._client.get_or_create_collection(
-            name, embedding_function=None, configuration={"hnsw": {"space": "cosine"}}
+            name, embedding_function=None, configuration={"hnsw": {"space": "cosine", "ef_search": EF_SEARCH}}
         )
         # Only the raw JSON is read: Chroma's accessors (``configuration``, ``schema``) instantiate the function.
         for configuration in (found.configuration_json, found.get_model().serialized_schema):

@@ -14,6 +14,7 @@ from llama_index.core.schema import NodeRelationship, NodeWithScore, QueryBundle
 from llama_index_agentic_kb import KnowledgeSource, RetrievalRequest, interleave, reciprocal_rank_fusion
 from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.errors import ConfigurationError
+from llama_index_agentic_kb.evidence.candidates import Proof
 from llama_index_agentic_kb.evidence.gathering import (
     EvidenceCounts,
     EvidenceOptions,
@@ -438,3 +439,14 @@ def test_options_at_fault_are_refused(fields: dict[str, Any], message: str) -> N
     """The error names the option and the remedy."""
     with pytest.raises(ConfigurationError, match=message):
         EvidenceOptions(**fields)
+
+
+def test_every_proof_comes_before_the_rest(make_lane: MakeLane) -> None:
+    """A passage that supports a finding and a verdict takes one place, and pushes no later proof down."""
+    lane = make_lane(0, [("a", 0.9), ("filler 1", 0.8), ("filler 2", 0.7), ("b", 0.6), ("filler 3", 0.5), ("c", 0.4)])
+    proof = [Proof("a", "q1", "A"), Proof("b", "q2", "B"), *(Proof(name, "verdict") for name in "abc")]
+    options = EvidenceOptions()
+    gathering = gather_evidence(
+        [lane], {}, options, bundle=QueryBundle("q"), ranked=50, limit=6, deadline=time.monotonic() + 60, proof=proof
+    )
+    assert ids(run(gathering).nodes)[:3] == ["a", "b", "c"]
