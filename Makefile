@@ -111,6 +111,10 @@ injection: $(VENV)/.dev
 wire: $(VENV)/.dev
 	WIRE_EXAMPLES=1000 $(BIN)/python -m pytest tests/wire tests/answering/test_make_answer.py
 
+# What the server's OpenAPI description allows and forbids, sent to a real server.
+openapi: $(VENV)/.dev
+	SERVER_EXAMPLES=500 $(BIN)/python -m pytest tests/server/test_openapi.py
+
 fuzz: $(VENV)/.dev
 	$(PIP_INSTALL) -e '.[fuzz]'
 	for target in odata plan citations findings request google; do \

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Any, Final
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
+from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.server.azure import api_version
 from llama_index_agentic_kb.server.catalog import Conditions, Kind, Stored
 from llama_index_agentic_kb.server.context import ServerContext
@@ -19,6 +20,7 @@ from llama_index_agentic_kb.server.http import read_body
 
 MAX_BYTES: Final = 1_000_000
 """The maximum size of a definition."""
+MAX_PAGE: Final = 1_000
 _COUNTERS: Final = (
     "aliasesCount",
     "documentCount",
@@ -74,9 +76,9 @@ def _add(
 
     @router.get(path, operation_id=f"list_{kind}s")
     async def list_all(request: Request) -> Response:
-        """Return all definitions by name."""
+        """Return the definitions by name: those that begin with ``search``, ``pageSize`` of them after ``after``."""
         await _admin(context, request)
-        return JSONResponse({"value": await service.list_all(kind)})
+        return JSONResponse(_page(await service.list_all(kind), request))
 
     @router.post(path, operation_id=f"create_{kind}", status_code=201)
     async def create(request: Request) -> Response:
@@ -108,6 +110,19 @@ def _add(
         await _admin(context, request)
         await service.remove(kind, name, _conditions(request))
         return Response(status_code=204)
+
+
+def _page(found: list[dict[str, Any]], request: Request) -> dict[str, Any]:
+    params = request.query_params
+    after, prefix, size = params.get("after", ""), params.get("search", ""), params.get("pageSize", "1000")
+    if not size.isascii() or not size.isdigit() or not 1 <= int(size[:5]) <= MAX_PAGE:
+        raise InvalidRequestError(f"pageSize: a number from 1 to {MAX_PAGE:,} is expected")
+    rest = [one for one in found if one["name"] > after and one["name"].startswith(prefix)]
+    shown = rest[: int(size)]
+    if len(rest) == len(shown):
+        return {"value": shown}
+    following = request.url.include_query_params(after=shown[-1]["name"])
+    return {"value": shown, "@odata.nextLink": str(following)}
 
 
 async def _admin(context: ServerContext, request: Request) -> None:

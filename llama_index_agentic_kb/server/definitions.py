@@ -138,6 +138,8 @@ class KnowledgeBaseDefinition(_Definition):
             for name in ("resourceUri", "authIdentity")
             if model.azure_open_ai_parameters.to_dict().get(name)
         ]
+        if self.cors_options is not None and self.cors_options.max_age_in_seconds is not None:
+            asked.append("corsOptions.maxAgeInSeconds")
         return [f"{name}: it has no effect on this server" for name in asked]
 
 

@@ -63,11 +63,12 @@ class _Operation:
     done: tuple[str, ...] = ("200",)
     refused: tuple[str, ...] = ()
     answers: bool = False
+    parameters: tuple[str, ...] = ()
 
 
 def _of_kind(kind: str, model: type[BaseModel]) -> dict[str, _Operation]:
     return {
-        f"list_{kind}s": _Operation(),
+        f"list_{kind}s": _Operation(parameters=("search", "pageSize", "after")),
         f"create_{kind}": _Operation(model, ("201",), ("409", "413")),
         f"put_{kind}": _Operation(model, ("200", "201"), ("409", "412", "413")),
         f"get_{kind}": _Operation(refused=("404",)),
@@ -125,6 +126,9 @@ def _complete(operation: dict[str, Any], known: _Operation) -> None:
     operation.setdefault("parameters", []).append(
         {"name": "api-version", "in": "query", "required": False, "schema": version}
     )
+    operation["parameters"] += [
+        {"name": name, "in": "query", "required": False, "schema": {"type": "string"}} for name in known.parameters
+    ]
     operation["security"] = [{"apiKey": []}, {"bearer": []}]
     if known.body is not None:
         content = {"application/json": {"schema": {"$ref": _REF.format(model=known.body.__name__)}}}

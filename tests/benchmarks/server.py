@@ -57,12 +57,17 @@ def server(requests: int = 400, streams: int = 200, many: int = 10_000, llm_seco
             url = f"http://127.0.0.1:{port}{path}"
             httpx.put(url, json=body, headers=HEADERS, trust_env=False).raise_for_status()
         connection = http.client.HTTPConnection("127.0.0.1", port)
-        bare = asyncio.run(_bare(requests))
+        server_process = psutil.Process(process.pid)
+        bare, bare_cpu = asyncio.run(_bare(requests))
+        _ask(connection, EXTRACT, {})
+        before = _cpu(server_process)
         whole = [_ask(connection, EXTRACT, {}) for _ in range(requests)]
+        cpu = (_cpu(server_process) - before) / requests
         first = [_ask(connection, EXTRACT, EVENTS, first=True) for _ in range(requests)]
         rows = [
             Row("server/retrieve, median", median(whole), median(bare), "KnowledgeBase.aretrieve", "ms", requests),
             Row("server/retrieve, overhead", median(whole) - median(bare), None, NO_PEER, "ms", requests),
+            Row("server/retrieve, CPU of the server", cpu, bare_cpu, "KnowledgeBase.aretrieve", "ms", requests),
             Row("server/first event, median", median(first), None, NO_PEER, "ms", requests),
         ]
         wall, failed = asyncio.run(_streams(port, streams))
@@ -71,7 +76,6 @@ def server(requests: int = 400, streams: int = 200, many: int = 10_000, llm_seco
             Row(f"server/{streams} streams/failed", failed, None, NO_PEER, "streams", 1),
         ]
         connection.close()  # it was idle for too long; the next request opens it again
-        server_process = psutil.Process(process.pid)
         for _ in range(many // 10):
             _ask(connection, EXTRACT, {})
         before = server_process.memory_info().rss
@@ -81,14 +85,22 @@ def server(requests: int = 400, streams: int = 200, many: int = 10_000, llm_seco
         return [*rows, Row(f"server/memory grown over {many:,} requests", grown, None, NO_PEER, "MB", 1)]
 
 
-async def _bare(requests: int) -> list[float]:
+def _cpu(process: psutil.Process) -> float:
+    """Return the ms of processor time that a process has used."""
+    used = process.cpu_times()
+    return float(used.user + used.system) * 1000
+
+
+async def _bare(requests: int) -> tuple[list[float], float]:
+    """Return the ms of each call of ``aretrieve`` in this process, and the processor's ms of one."""
     base = KnowledgeBase([memory_index()(name="docs", description="")], name="kb", effort="low")
-    times = []
+    await base.aretrieve(EXTRACT)
+    times, before = [], time.process_time()
     for _ in range(requests):
         began = time.perf_counter()
         await base.aretrieve(EXTRACT)
         times.append((time.perf_counter() - began) * 1000)
-    return times
+    return times, (time.process_time() - before) * 1000 / requests
 
 
 def _ask(

@@ -150,6 +150,8 @@ def test_definitions_are_made_changed_listed_and_deleted(indexes: Any) -> None:
         indexes.create_or_update_knowledge_base(base, match_condition=MatchConditions.IfNotModified)
     assert indexes.get_knowledge_base("lunar").description == "about one moon"
     assert {"lunar", "space"} <= {one.name for one in indexes.list_knowledge_bases()}
+    assert [one.name for one in indexes.list_knowledge_bases(search="lun", page_size=1)] == ["lunar"]
+    assert len(list(indexes.list_knowledge_sources(page_size=1))) == len(list(indexes.list_knowledge_sources())) >= 4
     assert {"one-moon", "rockets"} <= {one.name for one in indexes.list_knowledge_sources()}
     assert indexes.get_knowledge_source_status("one-moon").synchronization_status == "active"
     assert indexes.get_service_statistics()["counters"]["knowledgeBasesCount"]["usage"] >= 3

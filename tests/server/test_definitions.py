@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from llama_index_agentic_kb.errors import ConfigurationError
+from llama_index_agentic_kb.errors import AgenticKBError, ConfigurationError
 from llama_index_agentic_kb.server.configuration import Configuration
+from llama_index_agentic_kb.server.running import announce_first_key, manage_keys
 from llama_index_agentic_kb.server.service import KnowledgeService
 from llama_index_agentic_kb.testing import LoopbackOpenAI
 from tests.server.serving import ADMIN, indexes, served, space_service
@@ -113,3 +115,37 @@ def test_a_file_that_is_wrong_is_refused(
     (tmp_path / "kb.yaml").write_text(text, encoding="utf-8")
     with pytest.raises(ConfigurationError, match=words):
         Configuration.load(tmp_path / "kb.yaml")
+
+
+def test_the_first_key_is_made_and_keys_are_managed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A server without keys makes one and shows it once; keys are listed, made and revoked by the file's name."""
+    service = KnowledgeService(tmp_path / "d.db")
+    announce_first_key(service)
+    key = capsys.readouterr().err.split(": ")[1].strip()
+    announce_first_key(service)
+    assert (len(key) >= 40, capsys.readouterr().err) == (True, "")
+    service.close()
+    config = tmp_path / "kb.yaml"
+    config.write_text("{stores: [], database: d.db}", encoding="utf-8")
+    made = manage_keys(config, new="query", name="reports", revoke=None)
+    listed = manage_keys(config, new=None, name="", revoke=made[0].removeprefix("id "))
+    assert [line.split()[-1] for line in listed] == ["first"]
+    for wrong, error in (({"new": "root", "revoke": None}, "admin or query"), ({"new": None, "revoke": "x"}, "none")):
+        with pytest.raises(AgenticKBError, match=error):
+            manage_keys(config, name="", **wrong)  # type: ignore[arg-type]
+
+
+def test_readiness_follows_the_database(tmp_path: Path) -> None:
+    """A server whose database is gone is alive, and not ready."""
+    with (
+        served(KnowledgeService(tmp_path / "d.db")) as url,
+        httpx.Client(base_url=url, trust_env=False, timeout=60) as client,
+    ):
+        assert client.get("/readyz").status_code == 200
+        for path in tmp_path.glob("d.db*"):
+            path.unlink()
+        (tmp_path / "d.db").mkdir()
+        until = time.monotonic() + 30
+        while client.get("/readyz").status_code == 200 and time.monotonic() < until:
+            time.sleep(0.05)
+        assert (client.get("/readyz").status_code, client.get("/healthz").status_code) == (503, 200)
