@@ -132,7 +132,7 @@ def test_the_first_key_is_made_and_keys_are_managed(tmp_path: Path, capsys: pyte
     assert [line.split()[-1] for line in listed] == ["first"]
     for wrong, error in (({"new": "root", "revoke": None}, "admin or query"), ({"new": None, "revoke": "x"}, "none")):
         with pytest.raises(AgenticKBError, match=error):
-            manage_keys(config, name="", **wrong)  # type: ignore[arg-type]
+            manage_keys(config, name="", **wrong)
 
 
 def test_readiness_follows_the_database(tmp_path: Path) -> None:
