@@ -322,12 +322,14 @@ class FindingsIntake:
             if (passage := self._passages.get(_number(ref))) is not None and CUT in passage.content:
                 self.in_full.setdefault(step, set()).add(passage.node.node_id)
         answers = line.get("answers", line.get("answer", line.get("value")))
+        answers = answers if isinstance(answers, list) else [answers]
         distinct: dict[str, Finding] = {}
-        for answer in answers if isinstance(answers, list) else [answers]:
+        for answer in answers:
             finding = self._finding(step, answer)
             if finding is not None:
                 distinct.setdefault(finding.value.casefold(), finding)
-        search = line.get("next")
+        # models write it beside the answers as well as in one of them
+        search = next((one["next"] for one in (*answers, line) if isinstance(one, dict) and one.get("next")), "")
         next_search = (
             one_line(plain_value(self._unmarked(search[:MAX_READ])), MAX_VALUE) if isinstance(search, str) else ""
         )

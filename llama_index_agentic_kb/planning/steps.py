@@ -184,13 +184,13 @@ class Steps:
             yield fill(template, dict(zip(step.depends_on, values, strict=True)))
 
     def description_of(self, name: str) -> str:
-        """Return a searchable description of a step's answer, with the known answers of its own parents filled in."""
+        """Return a step's partial answer, or a searchable description with its parents' known answers filled in."""
         step, nearer = self.planned[name], self.answers_of(name, partial=True)
-        words = {parent: self.words_for(parent) for parent in step.depends_on}
-        text = self.next.get(name) or fill(self.finds.get(name, ""), words, add=False)
-        if not text:
-            text = fill(step.template, words, add=False) if step.template else step.finds or step.query
-        return " ".join([asked_for(text), *(one.value for one in nearer[:1] if one.value not in text)])
+        if nearer:
+            return nearer[0].value
+        text = self.finds.get(name) or step.template or step.finds or step.query
+        parents = [parent for parent in step.depends_on if self.answers_of(parent) or f"#{parent}" in text]
+        return asked_for(fill(text, {parent: self.words_for(parent) for parent in parents}))
 
     def words_for(self, name: str) -> str:
         """Return a step's best answer, or a description of it if it is not known."""

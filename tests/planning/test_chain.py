@@ -27,6 +27,8 @@ PLAN = steps(
     {"query": "Which river crosses #q2?", "depends_on": ["q2"], "finds": "the river of #q2"},
 )
 
+NEXT = "town of Cochrane <b> where Cameron was born"
+
 
 def first(prompt: str) -> str:
     return line("q1", ("James Cameron", refs(prompt)["Titanic"]))
@@ -135,12 +137,21 @@ def test_known_values_are_put_into_what_is_not_known() -> None:
     """A step without an answer passes its description on, with the values of its own parents."""
     made = world(findings=[first, line("q2")]).search(QUESTION)
     assert queries_of(made)["q3"] == "Which river crosses the birthplace of James Cameron?"
+    plan = PLAN.replace("the birthplace of #q1", "the birthplace of the director")
+    made = world(plan=plan, findings=[first, line("q2")]).search(QUESTION)
+    assert queries_of(made)["q3"] == "Which river crosses the birthplace of the director James Cameron?"
 
 
-def test_a_nearer_fact_is_searched_on() -> None:
-    """A partial answer is no answer: its own next search is made for the same step, which stays open."""
-    partial = {"value": "Cochrane", "ref": 0, "confidence": "partial"}
-    near = json.dumps({"step": "q2", "answers": [partial], "next": "town of Cochrane <b> where Cameron was born"})
+@pytest.mark.parametrize("inside", [True, False])
+def test_a_nearer_fact_is_searched_on(inside: bool) -> None:
+    """A partial answer is no answer: its own next search is made for the same step, which stays open.
+
+    The search is read in the answer as well as beside it; without one, the next step has the nearer fact alone.
+    """
+    partial, onward = ({"value": "Cochrane", "ref": 0, "confidence": "partial"}, {"next": NEXT})
+    near = json.dumps(
+        {"step": "q2", "answers": [partial | onward]} if inside else {"step": "q2", "answers": [partial], **onward}
+    )
     searched = world(findings=[first, near, line("q2.1", "Kapuskasing")])
     made = searched.search(QUESTION, limits={"rounds": 5})
     queries = queries_of(made)
@@ -148,7 +159,7 @@ def test_a_nearer_fact_is_searched_on() -> None:
     assert queries["q3"] == "Which river crosses Kapuskasing?"
     assert [one.confidence for one in made.findings] == [Confidence.STATED, Confidence.PARTIAL, Confidence.IMPLIED]
     hopeless = world(findings=[first, line("q2", ("Cochrane", 0, "partial")), line("q2")]).search(QUESTION)
-    assert queries_of(hopeless)["q3"] == "Which river crosses the birthplace of James Cameron Cochrane?"
+    assert queries_of(hopeless)["q3"] == "Which river crosses Cochrane?"
 
 
 def test_what_a_round_reads_does_not_depend_on_which_search_came_first() -> None:
