@@ -390,9 +390,10 @@ class DocumentDatabase:
         with self._intact():
             return [_chunk(*row) for row in rows]
 
-    def node_ids(self, source: str) -> set[str]:
-        """Return the ids of all nodes of a source."""
-        return {row[0] for row in self.rows("SELECT node_id FROM chunks WHERE source = ?", (source,))}
+    def node_ids(self, source: str) -> Iterator[tuple[int, str]]:
+        """Yield the row id and node id of each chunk of a source, in the order in which they were stored."""
+        rows = self.stream("SELECT id, node_id FROM chunks WHERE source = ? ORDER BY id", (source,))
+        return ((row, node_id) for row, node_id in rows)
 
     def metadata(self, source: str) -> Iterator[tuple[str, dict[str, MetadataValue]]]:
         """Yield the document path and metadata of each chunk of a source, grouped by document."""

@@ -13,6 +13,7 @@ import mmap
 import shutil
 import threading
 import zlib
+from array import array
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -181,13 +182,18 @@ class StoredLexicalSearch:
     def _write(self, index: LexicalIndex) -> None:
         version = self._version()
         if index.mark != version:
-            wanted, held = self._store.documents.node_ids(self._source), index.node_ids()
-            index.update(self._documents(wanted - held), delete=held - wanted, mark=version)
+            held = index.node_ids()
+            new, gone = array("q"), set(held)
+            for row, node_id in self._store.documents.node_ids(self._source):
+                if node_id in held:
+                    gone.discard(node_id)
+                else:
+                    new.append(row)
+            index.update(self._documents(new), delete=gone, mark=version)
 
-    def _documents(self, node_ids: set[str]) -> Iterator[LexicalDocument]:
-        listed = sorted(node_ids)
-        for start in range(0, len(listed), 1_000):
-            for chunk in self._store.documents.chunks_of("node_id", listed[start : start + 1_000]):
+    def _documents(self, rows: array[int]) -> Iterator[LexicalDocument]:
+        for start in range(0, len(rows), 1_000):
+            for chunk in self._store.documents.chunks_of("id", rows[start : start + 1_000]):
                 # The title and the text, as the embedding model receives them.
                 yield LexicalDocument(chunk.node_id, f"{chunk.metadata['title']}\n{chunk.text}", chunk.metadata)
 

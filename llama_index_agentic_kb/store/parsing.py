@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any, Final, TypedDict
 from urllib.parse import unquote
 
+from llama_index_agentic_kb._text import one_line
 from llama_index_agentic_kb.store.reading import (
     UnreadableError,
     check_size,
@@ -87,7 +88,8 @@ def parse(path: Path, max_bytes: int) -> Parsed:
     except OSError as error:  # its text contains the path
         return {"error": f"can't be read as {kind}: {error.strerror or type(error).__name__}"}
     except Exception as error:  # noqa: BLE001 (file parsers raise anything; the error is reported)
-        return {"error": f"can't be read as {kind}: {type(error).__name__}: {error}"}
+        message = one_line(f"{type(error).__name__}: {error}".replace(str(path), path.name))
+        return {"error": f"can't be read as {kind}: {message}"}
     parsed["title"] = _ADDED_BY_PROGRAMS.sub("", " ".join(parsed["title"].split()))
     return parsed
 

@@ -120,11 +120,9 @@ class FileReader:
             return self._extracted(path, self.extractors[kind])
         if kind in TEXT_SUFFIXES:
             pieces = _decoded(path)
-            if kind in (".md", ".markdown"):
-                return _markdown(path, pieces)
-            first = next(pieces, "")
-            title = _rst_title(first) if kind == ".rst" else ""
-            return ParsedFile(title or path.stem, blocks(chain([first], pieces)))
+            if kind == ".txt":
+                return ParsedFile(path.stem, blocks(pieces))
+            return _rst(path, pieces) if kind == ".rst" else _markdown(path, pieces)
         parsed = self._ask(path)
         if "error" in parsed:
             raise UnreadableError(parsed["error"])
@@ -223,7 +221,10 @@ def check_size(size: int, limit: int) -> None:
 _BOMS: Final = ((b"\xef\xbb\xbf", "utf-8-sig"), (b"\xff\xfe", "utf-16"), (b"\xfe\xff", "utf-16"))
 _SAMPLE: Final = 1 << 16
 _CONTROLS: Final = bytes({*range(32)} - {*b"\t\n\r\f\x1b"})
-_RST_TITLE: Final = re.compile(r"^(\S.{0,200})\n([=\-~^\"'#*+`:.])\2{2,200}[ \t]*$", re.MULTILINE)
+_ADORNMENT: Final = r"([=\-~^\"'#*+`:.])"
+_RST_TITLE: Final = re.compile(
+    rf"^(?:{_ADORNMENT}\1{{2,200}}[ \t]*\n)?[ \t]*(\S.{{0,200}})\n{_ADORNMENT}\3{{2,200}}[ \t]*\n", re.MULTILINE
+)
 _FRONT_MATTER: Final = re.compile(r"\A---[ \t]*\n(.*?)^(?:---|\.\.\.)[ \t]*(?:\n|\Z)", re.DOTALL | re.MULTILINE)
 _FIELD: Final = re.compile(r"([A-Za-z][A-Za-z0-9_-]*)[ \t]*:(?:[ \t]+(.*))?")
 # Lines allowed in a YAML mapping besides fields: empty, comment, continuation of a list or block.
@@ -317,10 +318,12 @@ def _markdown(path: Path, pieces: Iterator[str]) -> ParsedFile:
     return ParsedFile(title, blocks(chain([without_title(text, title)], pieces)), metadata)
 
 
-def _rst_title(text: str) -> str:
-    """Return the first section title of a reStructuredText; empty if there is none."""
-    match = _RST_TITLE.search(text[:10_000])
-    return "" if match is None else match.group(1).strip()
+def _rst(path: Path, pieces: Iterator[str]) -> ParsedFile:
+    text = next(pieces, "")
+    match = _RST_TITLE.match(text.lstrip()[:10_000])
+    rest = text if match is None else text.lstrip()[match.end() :]
+    title = path.stem if match is None else match.group(2).strip()
+    return ParsedFile(title, blocks(chain([rest if rest.strip() else text], pieces)))
 
 
 def split_front_matter(text: str) -> tuple[dict[str, MetadataValue], str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import os
+import re
 import socket
 import tempfile
 import zipfile
@@ -12,6 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from openpyxl import Workbook
+from pptx import Presentation
 
 import llama_index_agentic_kb
 from llama_index_agentic_kb.errors import IngestionError
@@ -108,6 +111,35 @@ def test_entities_are_not_followed(docs: Path, store: KnowledgeStore, tmp_path: 
     report = ingest(docs, store)
     assert set(reasons(report)) <= {"xxe.docx", "laughs.docx"}
     texts = [node.text for node in store.nodes("docs")]
+    assert not any("SECRET" in text or "haha" in text for text in texts)
+
+
+def test_entities_in_books_and_sheets_are_not_followed(docs: Path, store: KnowledgeStore, tmp_path: Path) -> None:
+    """Neither in the archive's own files nor in chapters, slides and cells."""
+    (tmp_path / "secret").write_text("SECRET")
+    entity = f'<!DOCTYPE d [<!ENTITY l0 "ha"><!ENTITY x SYSTEM "{(tmp_path / "secret").as_uri()}">{LAUGHS}]>'
+    for number, word in enumerate(("&x;", "&l11;")):
+        book = Workbook()
+        book.active.append([f"MARK{number}"])
+        book.save(docs / f"{number}.xlsx")
+        deck = Presentation()
+        deck.slides.add_slide(deck.slide_layouts[0]).shapes.title.text = f"MARK{number}"
+        deck.save(str(docs / f"{number}.pptx"))
+        for path in (docs / f"{number}.xlsx", docs / f"{number}.pptx"):
+            with zipfile.ZipFile(path) as archive:
+                entries = {name: archive.read(name).decode("utf-8", "surrogateescape") for name in archive.namelist()}
+            with zipfile.ZipFile(path, "w") as archive:
+                for name, text in entries.items():
+                    if f"MARK{number}" in text:
+                        text = re.sub(r"\A(<\?xml.*?\?>)?", rf"\1{entity}", text, count=1, flags=re.DOTALL)  # noqa: PLW2901
+                    archive.writestr(name, text.replace(f"MARK{number}", word).encode("utf-8", "surrogateescape"))
+        with zipfile.ZipFile(docs / f"{number}.epub", "w") as archive:
+            rootfile = '<container xmlns="c"><rootfile full-path="c.opf"/></container>'
+            archive.writestr("META-INF/container.xml", (entity if number else "") + rootfile)
+            archive.writestr("c.opf", f"{entity}<package xmlns='p'><metadata>{word}</metadata></package>")
+    ingest(docs, store)
+    texts = [f"{node.metadata['title']} {node.text}" for node in store.nodes("docs")]
+    assert "Good Snow falls." in texts
     assert not any("SECRET" in text or "haha" in text for text in texts)
 
 

@@ -109,7 +109,9 @@ HEAD = "From: Ada <ada@example.org>\nSubject: Größe des Ventils"
         ("g.eml", mail(), "Größe des Ventils", [HEAD, "Es ist 12 mm groß.", "Attachments: plan.pdf"]),
         ("h.eml", mail("<p>Hello <b>you</b>"), "Größe des Ventils", [HEAD, "Hello you"]),
         ("i.ipynb", NOTEBOOK, "Fit", ["# Fit\na line", "```\nx = 1\n```"]),
-        ("j.rst", b"=====\nGuide\n=====\n\nText.\n", "Guide", ["=====\nGuide\n=====", "Text.\n"]),
+        ("j.rst", b"=====\nGuide\n=====\n\nText.\n", "Guide", ["\nText.\n"]),
+        ("k.rst", b"My guide\n--------\nText.\n", "My guide", ["Text.\n"]),
+        ("l.rst", b"Text.\n\nPart\n====\n", "l", ["Text.", "Part\n====\n"]),
     ],
 )  # fmt: skip
 def test_formats(reader: FileReader, tmp_path: Path, name: str, content: bytes, title: str, texts: list[str]) -> None:
@@ -152,6 +154,8 @@ def test_a_pdf_has_its_own_title(
         ("d.epub", zipped({"a": "b"}), "can't be read as .epub: KeyError"),
         ("e.xlsx", zipped({"a": "b" * 2_000_000}), "is too large: 2,000,000 bytes when unpacked"),
         ("f.pptx", b"PK", "can't be read as .pptx: BadZipFile"),
+        ("f.xlsx", zipped({"a": "b"}), "can't be read as .xlsx: KeyError"),
+        ("h.pptx", zipped({"a": "b"}), r"can't be read as .pptx: ValueError: Failed to extract data from h\.pptx"),
         ("g.csv", b"a\x00b", "is binary"),
     ],
 )
