@@ -44,9 +44,13 @@ MEMORY_TOKENS: Final = 8_000
 """Token limit of the engine's default memory."""
 
 
-@dataclass
+@dataclass(repr=False)
 class AgenticChatResponse(Accounted, AgentChatResponse):
     """A LlamaIndex ``AgentChatResponse`` with the full ``RetrievalResponse`` (``account``)."""
+
+    def __repr__(self) -> str:
+        """Return the name and the text; LlamaIndex's own has all nodes, and notebooks store it."""
+        return f"{type(self).__name__}({self.response!r})"
 
 
 @dataclass

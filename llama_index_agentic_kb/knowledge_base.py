@@ -53,7 +53,7 @@ from llama_index_agentic_kb.sources.filters import FilterLike
 from llama_index_agentic_kb.sources.metadata import MetadataQueries
 from llama_index_agentic_kb.sources.plugins import PluginFailure, discover_sources
 from llama_index_agentic_kb.sources.selection import by_name
-from llama_index_agentic_kb.tools import ToolQueryEngine, query_tool
+from llama_index_agentic_kb.tools import ToolQueryEngine, passage_tool, query_tool
 
 if TYPE_CHECKING:  # they import the answer checks and SQLAlchemy
     from llama_index_agentic_kb.answering.engine import AnswerEngine
@@ -511,10 +511,8 @@ class KnowledgeBase(NotPickled, MetadataQueries):
     def as_retriever_tool(
         self, name: str | None = None, description: str | None = None, **kwargs: Unpack[RetrieverArguments]
     ) -> RetrieverTool:
-        """Return a tool that returns passages; see ``as_tool``."""
-        return RetrieverTool.from_defaults(
-            self.as_retriever(**kwargs), name=name or self.name, description=description or self.description
-        )
+        """Return a tool that returns passages, each with a marker to cite it by; see ``as_tool``."""
+        return passage_tool(self.as_retriever(**kwargs), name or self.name, description or self.description)
 
     def load_plugins(self) -> list[PluginFailure]:
         """Search the sources of installed plugins too (``sources.plugins``); call it again to load them anew.

@@ -8,19 +8,20 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from llama_index.core.base.response.schema import RESPONSE_TYPE, Response
-from llama_index.core.schema import NodeWithScore, QueryBundle
-from llama_index.core.tools import QueryEngineTool
+from llama_index.core.base.response.schema import RESPONSE_TYPE
+from llama_index.core.schema import MetadataMode, NodeWithScore, QueryBundle
+from llama_index.core.tools import QueryEngineTool, RetrieverTool, ToolMetadata, ToolOutput
 
 from llama_index_agentic_kb._text import one_line, printable
 from llama_index_agentic_kb.chat_engine import readable
 from llama_index_agentic_kb.grounding.citations import cited_ids
 from llama_index_agentic_kb.query_engine import AgenticQueryEngine, AgenticResponse
+from llama_index_agentic_kb.retriever import AgenticRetriever
 
-__all__ = ["ToolQueryEngine", "cited_nodes", "query_tool"]
+__all__ = ["PassageTool", "ToolQueryEngine", "cited_nodes", "passage_tool", "query_tool"]
 
 _MARKER: Final = re.compile(r"\[ref_id:(\d+)\]")
 _PASSAGE: Final = re.compile(r"\[[^\[\]\s]{1,80}:([0-9a-f]{8})\]")
@@ -45,12 +46,37 @@ class ToolQueryEngine(AgenticQueryEngine):
         if isinstance(response, AgenticResponse):
             nodes, text = response.source_nodes, readable(response.response or "")
             named = [number for number in cited_ids(text) if number < len(nodes)]
-            markers = {number: f"[{_UNSAFE.sub('_', self.tool_name)}:{_digest(nodes[number])}]" for number in named}
+            markers = {number: _marker(self.tool_name, nodes[number]) for number in named}
             text = _MARKER.sub(lambda found: markers.get(int(found[1]), ""), text)
             references = response.account.references
             lines = [f"{marker} {_source(references[number])}" for number, marker in markers.items()]
             response.response = "\n".join([text, "", "Sources:", *lines]) if lines else text
         return response
+
+
+class PassageTool(RetrieverTool):
+    """LlamaIndex's ``RetrieverTool``, with a marker before each passage by which an agent can cite it."""
+
+    def call(self, *args: Any, **kwargs: Any) -> ToolOutput:
+        """Search for the arguments' text, and return the passages."""
+        asked = _asked(args, kwargs)
+        return self._output(asked, self.retriever.retrieve(asked))
+
+    async def acall(self, *args: Any, **kwargs: Any) -> ToolOutput:
+        """Search for the arguments' text, and return the passages."""
+        asked = _asked(args, kwargs)
+        return self._output(asked, await self.retriever.aretrieve(asked))
+
+    def _output(self, asked: str, nodes: list[NodeWithScore]) -> ToolOutput:
+        name = self.metadata.get_name()
+        passages = [f"{_marker(name, node)}\n{node.node.get_content(MetadataMode.LLM)}" for node in nodes]
+        content = "\n\n".join(passages) or "Nothing was found."
+        return ToolOutput(content=content, tool_name=name, raw_input={"input": asked}, raw_output=nodes)
+
+
+def passage_tool(retriever: AgenticRetriever, name: str, description: str) -> PassageTool:
+    """Return the tool of a retriever."""
+    return PassageTool(retriever, ToolMetadata(name=name, description=description))
 
 
 def query_tool(engine: ToolQueryEngine, name: str, description: str) -> QueryEngineTool:
@@ -64,16 +90,25 @@ def cited_nodes(text: str, outputs: Iterable[Any]) -> list[NodeWithScore]:
 
     Args:
         text: The text, with the markers of tools of knowledge bases.
-        outputs: What the tools returned: LlamaIndex's ``ToolOutput``, ``ToolCallResult`` or ``Response``, such as
-            ``tool_calls`` of an agent's result.
+        outputs: What the tools returned: ``ToolOutput``, ``ToolCallResult``, ``Response`` or nodes of LlamaIndex, for
+            example ``tool_calls`` of an agent's result.
     """
     known = {}
     for output in outputs:
         tool_output = getattr(output, "tool_output", output)
-        response = getattr(tool_output, "raw_output", tool_output)
-        if isinstance(response, Response):
-            known.update({_digest(node): node for node in response.source_nodes})
+        made = getattr(tool_output, "raw_output", tool_output)
+        nodes = made if isinstance(made, list) else getattr(made, "source_nodes", ())
+        known.update({_digest(node): node for node in nodes if isinstance(node, NodeWithScore)})
     return [known[digest] for digest in dict.fromkeys(_PASSAGE.findall(text)) if digest in known]
+
+
+def _asked(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Return the text of a call's arguments; core's own tool would search for "input is ..."."""
+    return ", ".join(map(str, (*args, *kwargs.values())))
+
+
+def _marker(name: str, node: NodeWithScore) -> str:
+    return f"[{_UNSAFE.sub('_', name)}:{_digest(node)}]"
 
 
 def _digest(node: NodeWithScore) -> str:

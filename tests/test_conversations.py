@@ -314,3 +314,15 @@ def test_a_tool_s_answers_are_told_apart_by_other_engines(server: LoopbackOpenAI
     text = plain.call("Saturn V rocket").content
     assert re.search(r"\[my_docs_:[0-9a-f]{8}\]\nThe Saturn V rocket was 110.6 m tall\.", text)
     assert MessageRole.USER.value not in text
+
+
+async def test_a_tool_of_passages_says_how_to_cite_them(server: LoopbackOpenAI) -> None:
+    """Each passage has its marker; the question is searched as the agent asked it, sync and async."""
+    tool = base(server, effort="minimal").as_retriever_tool("space")
+    for output in (tool.call(input="Saturn V rocket"), await tool.acall("Saturn V rocket")):
+        assert output.raw_input == {"input": "Saturn V rocket"}
+        markers = re.findall(r"^(\[space:[0-9a-f]{8}\])\n(.*)$", output.content, re.MULTILINE)
+        assert {text for _, text in markers} <= set(ROCKETS)
+        marker, text = markers[-1]
+        assert [node.node.get_content() for node in cited_nodes(f"So {marker}.", [output])] == [text]
+    assert tool.call("zzz").content == "Nothing was found."
