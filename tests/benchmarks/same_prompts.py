@@ -1,7 +1,8 @@
 """Asks recorded questions again and again, idle and beside busy processes, and compares the planning model's prompts.
 
 What a prompt holds may depend on what was searched, not on which search came first or on how busy the machine is. Each
-question's prompts are compared byte for byte with those of its first run; a difference must be named in the account.
+question's prompts are compared byte for byte with those of its first run in which nothing was missing; a difference
+must be named in the account.
 
     python -m tests.benchmarks.same_prompts FOLDER --plans FILE.jsonl
 """
@@ -86,9 +87,12 @@ class PromptRuns:
                 made = run(retriever.retrieval(retriever.request_for(query.text)))
                 prompts = self._llm.take()
                 found["prompts"] += len(prompts)
-                if prompts == self._first.setdefault(query.id, prompts):
+                named = made.missing or any("the model read without" in text for text in made.plan.warnings)
+                if not named:
+                    self._first.setdefault(query.id, prompts)
+                if prompts == self._first.get(query.id):
                     found["equal"] += 1
-                elif made.missing or any("the model read without" in text for text in made.plan.warnings):
+                elif named:
                     found["named"] += 1
                 else:
                     found["unnamed"] += 1
