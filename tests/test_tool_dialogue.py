@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -253,6 +254,32 @@ def test_a_chat_engine_keeps_the_state(shop: Shop) -> None:
     assert shop.returns == []
     assert "R-1" in "".join(engine.stream_chat("yes").response_gen)
     assert len(shop.returns) == 1
+
+
+def test_conversations_of_many_users_stay_apart(shop: Shop) -> None:
+    """40 interleaved conversations on 8 threads: each asks, is answered and returns its own order."""
+    kb = KnowledgeBase(shop.sources())
+
+    def converse(number: int) -> tuple[str, str]:
+        talk, order = Conversation(kb, Principal(user=f"u{number}", groups=["staff"])), f"A-{1000 + number}"
+        for text in ("Where is my order?", order, "I want to return it", "it is damaged"):
+            talk.say(text)
+        return f"submit_return (order: {order}; reason: damaged)", talk.say("yes").references[0].title
+
+    with ThreadPoolExecutor(8) as pool:
+        for expected, title in pool.map(converse, range(40)):
+            assert title == expected
+    assert sorted(one["order"] for one in shop.returns) == [f"A-{1000 + number}" for number in range(40)]
+    assert len({one["key"] for one in shop.returns}) == 40
+
+
+def test_answers_as_resources_cite_tools(shop: Shop) -> None:
+    """The steps show the call, and the answer cites its result."""
+    kb = KnowledgeBase(shop.sources(), llm=ScriptedLLM(read))
+    answered = kb.answer("Where is my order A-4711?")
+    assert answered.answer.references
+    assert answered.answer.references[0].title == "order_status (order: A-4711)"
+    assert "order_status" in kb.retrieve("Where is my order A-4711?")._repr_html_()
 
 
 async def test_doors_speak_with_one_voice(shop: Shop) -> None:

@@ -78,7 +78,10 @@ class Parameter:
             value = str(value)
         if isinstance(value, str) and len(value) > MAX_VALUE:
             raise ValueError(f"{self.name}: at most {MAX_VALUE} characters")
-        problem = next(_validator(self.schema).iter_errors(value), None)
+        try:
+            problem = next(_validator(self.schema).iter_errors(value), None)
+        except Exception as error:  # a schema that is none, or refers to another
+            raise ValueError(f"{self.name}: its schema can't be checked: {type(error).__name__}") from error
         if value is None or problem is not None:
             raise ValueError(f"{self.name}: {one_line(problem.message if problem else 'it is null')}")
         return value  # type: ignore[return-value]  # the schema describes JSON
