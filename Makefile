@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test test-long coverage check docs wheel-check format bench bench-conversations bench-grounding bench-scale train-scorer faults fuzz injection \
+.PHONY: openapi demo test test-long coverage check docs wheel-check format bench bench-conversations bench-grounding bench-scale train-scorer faults fuzz injection \
 	kills leaks same-prompts wire clean
 
 # Extracts over three real sources, then a recorded answer; no API key, no network.

@@ -70,6 +70,7 @@ def server(requests: int = 400, streams: int = 200, many: int = 10_000, llm_seco
             Row("server/retrieve, CPU of the server", cpu, bare_cpu, "KnowledgeBase.aretrieve", "ms", requests),
             Row("server/first event, median", median(first), None, NO_PEER, "ms", requests),
         ]
+        asyncio.run(_streams(port, 1))  # loads what checks answers
         wall, failed = asyncio.run(_streams(port, streams))
         rows += [
             Row(f"server/{streams} streams, model of {1000 * llm_seconds:.0f} ms/wall", wall, None, NO_PEER, "s", 1),
