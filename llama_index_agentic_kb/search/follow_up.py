@@ -20,7 +20,9 @@ from typing import Final
 from llama_index_agentic_kb.search.tokenizing import FUNCTION_WORDS, detect_language, split_words
 
 OWN_WEIGHT: Final = 0.5
-"""The weight of the message's own vector beside that of its expanded text, which has 1."""
+LONG_OWN_WEIGHT: Final = 1.5
+"""The weight of the message's own vector beside that of its expanded text, which has 1; and that of a message with more
+than two content words, which says more by itself."""
 DECAY: Final = 0.5
 """The weight of an earlier message relative to the next one."""
 MAX_EARLIER: Final = 3
@@ -63,6 +65,12 @@ _FOR_NAMES: Final = _FOR_PERSONS | _words(
     "which welche welcher welches quel quelle quels quelles cuál cuáles qual quais quale quali"
 )
 """First words of a question for a person, and for any name."""
+_IDENTITY: Final = re.compile(
+    r"\W*(?:who|wer|qui|quién|quem|chi)\s+(?:is|was|are|were|ist|war|sind|waren|est|était|es|era|fue|è|é)\s+"
+    r"(?!(?:the|der|die|das|le|la|les|el|il|lo|o|a)\b)",
+    re.IGNORECASE,
+)
+"""A question about a person that it names ("Who was Ada Lovelace?"); "Who was the king of ..." asks for a name."""
 _PRONOUN_WORDS: Final = 5
 _POINTER_WORDS: Final = 3
 _ARTICLE_WORDS: Final = 2
@@ -102,7 +110,8 @@ class FollowUp:
         if not mine or not leans(question):
             return cls(question, None, earlier)
         said, before = split_words(question), split_words(mine[0])[:1]
-        names = [] if _FOR_NAMES.isdisjoint(before) else names_of(next(replies, ""), mine)
+        is_asked = not _FOR_NAMES.isdisjoint(before) and _IDENTITY.match(mine[0]) is None
+        names = names_of(next(replies, ""), mine) if is_asked else []
         if not (_THINGS.isdisjoint(said) or _FOR_PERSONS.isdisjoint(before)):
             names = []  # the reply names a person, and the message is about a thing
         terms = names or list(islice(_terms(mine), MAX_TERMS))
@@ -122,7 +131,11 @@ class FollowUp:
     def vector(self, vector_of: Callable[[str], Sequence[float]]) -> list[float]:
         """Return the query vector."""
         own = list(vector_of(self.question))
-        return own if self.expanded is None else _sum([(OWN_WEIGHT, _unit(own)), (1, _unit(vector_of(self.expanded)))])
+        if self.expanded is None:
+            return own
+        is_long = len(_content(split_words(self.question))) > _ARTICLE_WORDS
+        weight = LONG_OWN_WEIGHT if is_long else OWN_WEIGHT
+        return _sum([(weight, _unit(own)), (1, _unit(vector_of(self.expanded)))])
 
     def history(self, vector_of: Callable[[str], Sequence[float]]) -> list[float] | None:
         """Return the weighted sum of the earlier messages' vectors, of unit length; None without earlier messages."""
@@ -133,19 +146,27 @@ class FollowUp:
 def leans(question: str) -> bool:
     """Return whether a message needs the conversation to be understood, judged by its words; in doubt, False.
 
-    A pronoun after three content words refers to one of them ("Where can people report a scam that they ..."). In a
+    A message that names something leans only by a pronoun, a pointer or its opening: "Who is Ada Lovelace?" does not. A
+    pronoun after three content words refers to one of them ("Where can people report a scam that they ..."). In a
     language without a list of pronouns here, only a message with a single content word counts.
     """
     words = split_words(question)
-    content = len(_content(words))
+    content, names = len(_content(words)), _has_name(question)
+    opens = words[:1] and (words[0] in _OPENINGS or words[1:2] == ["about"])
     pronoun = next((at for at, word in enumerate(words) if word in _PRONOUNS), len(words))
     refers_back = pronoun < len(words) and len(_content(words[:pronoun])) <= _ARTICLE_WORDS
     return (
-        content <= 1
+        (content <= 1 and not names)
         or (content <= _PRONOUN_WORDS and refers_back)
-        or (content <= _POINTER_WORDS and (words[0] in _OPENINGS or not _POINTERS.isdisjoint(words)))
-        or (content <= _ARTICLE_WORDS and not _ARTICLES.isdisjoint(words))
+        or (content <= _POINTER_WORDS and bool(opens or not _POINTERS.isdisjoint(words)))
+        or (content <= _ARTICLE_WORDS and not names and not _ARTICLES.isdisjoint(words))
+        or (content <= _POINTER_WORDS and not names and not _ARTICLES.isdisjoint(words[-2:-1]))
     )
+
+
+def _has_name(message: str) -> bool:
+    """Return whether a message has a capitalised word after the first."""
+    return any(word[:1].isupper() and word.rstrip("'\u2019m,.?!") != "I" for word in message.split()[1:])
 
 
 def names_of(reply: str, messages: Iterable[str] = ()) -> list[str]:

@@ -126,7 +126,7 @@ class Bench:
             self._scopes.append(original(*args, **kwargs))
             return self._scopes[-1]
 
-        contraction.contract = recorded  # type: ignore[assignment]
+        contraction.contract = recorded
 
     async def _ask(
         self, retriever: AgenticRetriever, turns: Turns, state: ScopeState | None = None

@@ -19,6 +19,13 @@ USER, REPLY = "user", "assistant"
         ("any awards", True),
         ("When was the film released?", True),
         ("Tell me more about this", True),
+        ("Which actors star in the film?", True),
+        ("What are the grounds for lodging an appeal?", False),
+        ("What about Germany?", True),
+        ("Can I use it?", True),
+        ("Should I?", True),
+        ("Where is the Eiffel Tower?", False),
+        ("Who is Ada Lovelace?", False),
         ("Wo wurde er geboren?", True),
         ("¿Dónde nació ella?", True),
         ("Où est-elle née ?", True),
@@ -39,6 +46,7 @@ def test_a_message_leans_on_the_conversation(message: str, *, expected: bool) ->
     [
         ([(USER, "Who directed Cochin Express?"), (REPLY, "M. Krishnan Nair.")], "Who is his son?", "M. Krishnan Nair"),
         ([(USER, "Who directed Alien?"), (REPLY, "Ridley Scott.")], "When was it released?", "directed alien"),
+        ([(USER, "Who was Ada Lovelace?"), (REPLY, "She knew Babbage well.")], "When did she die?", "ada lovelace"),
         ([(USER, "When did Saturn V fly?"), (REPLY, "In November 1967.")], "How tall was it?", "saturn v fly"),
         (
             [(USER, "Tell me about Saturn V"), (REPLY, "A rocket."), (USER, "Who built it?")],
@@ -85,6 +93,8 @@ def test_vectors_are_weighted() -> None:
     vectors = {"it": [2.0, 0.0, 0.0], "it moon": [0.0, 3.0, 0.0], "new": [1.0, 0.0, 0.0], "old": [0.0, 1.0, 0.0]}
     assert made.texts == ["it", "it moon", "new", "old"]
     assert made.vector(vectors.__getitem__) == [0.5, 1.0, 0.0]
+    long = FollowUp("big red dog", "it moon")
+    assert long.vector({**vectors, "big red dog": [2.0, 0.0, 0.0]}.__getitem__) == [1.5, 1.0, 0.0]
     assert made.history(vectors.__getitem__) == pytest.approx([1 / math.sqrt(1.25), 0.5 / math.sqrt(1.25), 0.0])
 
 
