@@ -13,7 +13,8 @@ from __future__ import annotations
 import json
 import re
 import secrets
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import partial
@@ -172,7 +173,7 @@ def _next(choice: _Choice, old: DialogueState, state: DialogueState, tools: Tool
         return ToolTurn(_moved(state, None, tools, message))
     if state.tool != tool.name:
         state = _moved(state, tool, tools, message)
-    slots = {**state.slots, **choice.arguments}
+    slots = {name: value for name, value in {**state.slots, **choice.arguments}.items() if value is not None}
     missing = [one for one in tool.parameters.values() if one.required and one.name not in slots]
     names = tuple(one.name for one in missing)
     state = state.model_copy(update={"tool": tool.name, "slots": slots, "missing": names})
@@ -373,15 +374,17 @@ def _match(choice: _Choice, messages: Sequence[str], state: DialogueState, tools
         message, current = message[change.end() :], None
     is_question = _ASKS.match(message) is not None
     waits = state.stage in (DialogueStage.ASKING, DialogueStage.CONFIRMING)
-    found = {} if current is None else _found(current, [message], {})
+    found = {} if current is None else _found(current, [message], state.slots)
     asked = _asked_for(message, tools, whole=waits and bool(found) and not is_question)
     if len(asked) > 1 and current in asked:
         asked = [tool for tool in asked if tool is current]
     if len(asked) == 1:
         choice.tool = asked[0]
-        choice.arguments = _found(asked[0], messages, state.slots if asked[0] is current else {})
+        choice.arguments = _found(asked[0], messages, state.slots)
     elif current is not None and not asked and ((waits and found) or ((waits or found) and not is_question)):
-        choice.tool, choice.arguments = current, found or _whole(message, current, state)
+        answer = _in_order(current, message, state.missing) or ({} if found else _whole(message, current, state))
+        sure = {name: value for name, value in found.items() if value is not None} if answer else found
+        choice.tool, choice.arguments = current, {**sure, **answer}
 
 
 def _whole(message: str, tool: ToolSource, state: DialogueState) -> dict[str, JsonValue]:
@@ -414,30 +417,38 @@ def _stems(text: str, language: str) -> set[str]:
 
 
 def _found(tool: ToolSource, messages: Sequence[str], known: Mapping[str, JsonValue]) -> dict[str, JsonValue]:
-    """Return the arguments that stand unambiguously in the messages; the latest message counts first.
+    """Return the arguments that stand in the messages; None for one that is ambiguous, which is asked for.
 
-    A value that fits several parameters, and one of several values for a parameter, is ambiguous.
+    The latest message counts first, and for known arguments it alone. A value that fits several parameters, and one of
+    several new values for a parameter, is ambiguous.
     """
     made: dict[str, JsonValue] = {}
-    for message in reversed(messages):
-        latest = message is messages[-1]
+    for number, message in enumerate(reversed(messages)):
         values = {
             one.name: one.found_in(message)
             for one in tool.parameters.values()
-            if one.name not in made and (latest or one.name not in known)
+            if one.name not in made and (number == 0 or one.name not in known)
         }
-        times = _times(values.values())
+        others = [[value] for name, value in known.items() if name in tool.parameters and name not in values]
+        times = Counter(repr(value) for found in [*values.values(), *others] for value in found)
         for name, found in values.items():
-            if len(found) == 1 and times[repr(found[0])] == 1:
-                made[name] = found[0]
+            new = [value for value in found if value != known.get(name)] or found
+            if new:
+                made[name] = new[0] if len(new) == 1 and times[repr(new[0])] == 1 else None
     return made
 
 
-def _times(values: Iterable[Sequence[JsonValue]]) -> dict[str, int]:
-    counts: dict[str, int] = {}
-    for value in (repr(value) for found in values for value in found):
-        counts[value] = counts.get(value, 0) + 1
-    return counts
+def _in_order(tool: ToolSource, message: str, missing: Sequence[str]) -> dict[str, JsonValue]:
+    """Return the values of an answer for the missing arguments, in the order in which these were asked for.
+
+    Empty if the answer has more values than were asked for.
+    """
+    made: dict[str, JsonValue] = {}
+    values = {name: tool.parameters[name].found_in(message) for name in missing if name in tool.parameters}
+    for name, found in values.items():
+        left = [value for value in found if value not in made.values()]
+        made |= {name: left[0]} if left else {}
+    return made if all(value in made.values() for found in values.values() for value in found) else {}
 
 
 # -- the call ---------------------------------------------------------------------------------------------------------

@@ -66,6 +66,21 @@ def talk(kb: KnowledgeBase, texts: Sequence[str]) -> tuple[DialogueState, str]:
     [
         # One argument is asked for at a time that is ambiguous: two airports, and one number for two parameters.
         (["Book a flight from OSL to BER"], "asking", {}, "For book, please tell: the code of the airport; the code"),
+        (
+            ["Book a flight from OSL to BER", "OSL and BER, 2"],
+            "done",
+            {"start": "OSL", "end": "BER", "seats": 2},
+            "OSL-BER: 2",
+        ),
+        (
+            ["Book a flight", "OSL", "BER", "2"],
+            "done",
+            {"start": "OSL", "end": "BER", "seats": 2},
+            "OSL-BER: 2 seats, 0",
+        ),
+        (["Weather at OSL", "not OSL, BER!"], "done", {"start": "BER"}, "clear at BER, in celsius"),
+        (["Weather at OSL", "no: BER, or MUC"], "asking", {}, "For weather, please tell: the code of the airport."),
+        (["I am at OSL", "Weather at BER or MUC?"], "asking", {}, "For weather, please tell: the code of the airport."),
         (["How is the weather at OSL?"], "done", {"start": "OSL"}, "clear at OSL, in celsius"),
         (["How is the weather?", "osl"], "done", {"start": "OSL"}, "clear at OSL, in celsius"),
         (
