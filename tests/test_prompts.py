@@ -96,7 +96,7 @@ FILLED = {
     "max_questions": "3",
     "steps": "q1: Who directed Titanic?",
     "later_steps": "q2: Where was #q1 born?",
-    "found": "q0: a film (stated)",
+    "found": "q0: a film (stated, ref_id 0)",
     "tools": '- order_status: The status of an order. Parameters: {"order": {"type": "string", "required": true}}',
     "current": "nothing",
     "messages": "1: Where is my order A-4711?",

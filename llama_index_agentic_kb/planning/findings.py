@@ -70,6 +70,8 @@ MAX_READ: Final = 2_000
 
 MAX_GAPS: Final = 10
 
+_HYPHEN: Final = re.compile(r"(?<=[^\W\d_])[-\u2010-\u2015](?=[^\W\d_])")
+"""A hyphen inside a word."""
 _STEP: Final = re.compile(r'\{\s*"step"')
 _NOTHING: Final = ("none", "null", "unknown", "n/a", "not stated", "not found", "not mentioned")
 
@@ -91,15 +93,16 @@ class ShownPassage:
     def says(self, value: str) -> bool:
         """Return whether the passage or its title contains the value; a qualifier after the name may be absent.
 
-        Only whole words match: "ed" does not match "directed".
+        Only whole words match: "ed" does not match "directed". Hyphens and spaces may differ, as in "South-East Asia"
+        and "Southeast Asia".
         """
         text = normalize(f"{self.title}\n{self.content}\n{self.source.source_data(self.node).content}")
+        text += "\n" + _HYPHEN.sub("", text)
         form = normalize(value)
         name = form.split("(", maxsplit=1)[0].split(",", maxsplit=1)[0].strip() or form
-        return any(
-            all(re.search(rf"(?<![a-z0-9]){re.escape(part)}(?![a-z0-9])", text) for part in parts)
-            for parts in ([form], name.split())
-        )
+        forms = (r"[\s-]*".join(map(re.escape, _HYPHEN.sub(" ", one).split())) for one in (form, *name.split()))
+        whole, *parts = (re.search(rf"(?<![a-z0-9]){one}(?![a-z0-9])", text) is not None for one in forms)
+        return whole or all(parts)
 
 
 class PassageSet:
@@ -237,7 +240,7 @@ async def read_findings(
     call = Reading()
     spotlight = draw(models.spotlighting)
     intake = FindingsIntake(open_steps, passages, take, spotlight)
-    known = {name: as_found(found) for name, found in open_steps.known.items()}
+    known = {name: as_found(found, passages.refs()) for name, found in open_steps.known.items()}
     with call.recorded(log, models.model, "findings"):
         messages = models.prompts["findings_prompt"].format_messages(
             llm=models.model.llm,
@@ -257,12 +260,16 @@ async def read_findings(
     return call
 
 
-def as_found(findings: Iterable[Finding], refs: Mapping[str, int] = MappingProxyType({})) -> str:
-    """Return findings as prompt text: "James Cameron (stated, ref_id 3)"; ``refs`` has passage numbers by node id."""
+def as_found(findings: Iterable[Finding], refs: Mapping[str, int]) -> str:
+    """Return findings as prompt text: "James Cameron (stated, ref_id 3)"; ``refs`` has passage numbers by node id.
+
+    What a passage states is called so only where the passage is shown.
+    """
     shown = []
     for one in findings:
         ref = refs.get(one.node_id or "")
-        shown.append(f"{one.value} ({one.confidence}" + (")" if ref is None else f", ref_id {ref})"))
+        unseen = "its passage is not shown" if one.confidence is Confidence.STATED else one.confidence
+        shown.append(f"{one.value} ({unseen if ref is None else f'{one.confidence}, ref_id {ref}'})")
     return "; ".join(shown)
 
 

@@ -20,9 +20,10 @@ from typing import Final
 from llama_index.core.schema import NodeWithScore
 
 from llama_index_agentic_kb._aio import Call, deadline_after, earliest, start, wait
+from llama_index_agentic_kb._text import normalize
 from llama_index_agentic_kb.account import ActivityLog, Budget
 from llama_index_agentic_kb.errors import LLMError, PlanningError
-from llama_index_agentic_kb.evidence.candidates import Fusion, Proof, best_of
+from llama_index_agentic_kb.evidence.candidates import Candidate, Fusion, Proof, best_of
 from llama_index_agentic_kb.evidence.provenance import provenance
 from llama_index_agentic_kb.llm import Usage
 from llama_index_agentic_kb.planning.classification import classify, requested
@@ -135,6 +136,11 @@ def chain_lines(chain: Sequence[FoundStep], nodes: Sequence[NodeWithScore]) -> l
     return [f"- {step.query} -> {as_found(step.findings, refs)}" for step in chain if step.findings]
 
 
+def _is_titled(found: Candidate, names: Collection[str]) -> bool:
+    """Return whether the title of a passage is one of these names, in their normal form."""
+    return bool(names) and normalize(found.search.source.source_data(found.node).title) in names
+
+
 async def search_question(task: Task) -> PlanOutcome:
     """Search the question as it is, or by a model's plan.
 
@@ -186,6 +192,7 @@ class MultiHopSearch:
         self._steps = Steps(self._learns)
         self._running: list[RunningSearch] = []  # started searches, in the order in which they were planned
         self._in_full: set[str] = set()  # ids of passages whose full text the model asked for
+        self._seen: set[int] = set()  # ids of the records of searches whose passages a model call was shown
         self._rests_on: list[str] = []  # ids of passages that support a verdict
         self._outcome = PlanOutcome(QueryPlan(sub_queries=[]), planned=True)
         self._model_lost = False
@@ -337,17 +344,22 @@ class MultiHopSearch:
                 {one.id: one.template or one.query for one in steps.waiting.values()},
                 {name: answers for name, answers in steps.found.items() if answers},
             ),
-            await self._passages(searches),
+            await self._passages(searches, again=False),
             take,
             deadline=self._call_deadline,
             log=self._task.log,
         )
 
     def _take(self, name: str, answers: list[Finding]) -> None:
-        """Store a step's answers. A step not yet searched accepts only stated answers, and then needs no search."""
+        """Store a step's answers. A step not yet searched needs no search if a passage states its answer.
+
+        Implied answers are used as well, and the step is still searched to confirm them.
+        """
         if name in self._steps.waiting:
-            answers = [answer for answer in answers if answer.confidence is Confidence.STATED and answer.node_id]
-            if answers:
+            early = [one for one in answers if one.confidence is not Confidence.PARTIAL and one.node_id]
+            stated = [one for one in early if one.confidence is Confidence.STATED]
+            answers = stated or early
+            if stated:
                 del self._steps.waiting[name]
                 self._decide(f"{name} needed no search: a passage states its answer")
         if before := self._steps.take(name, answers):
@@ -391,6 +403,9 @@ class MultiHopSearch:
         """Ask the model for gaps in the evidence and add its new searches to the plan; return whether it had any."""
         outcome, steps = self._outcome, self._steps
         if outcome.revisions >= self._limits.revisions or not self._may_ask():
+            return False
+        if steps.are_stated:
+            self._decide("the evidence is sufficient without a verdict: a passage states the answer of every step")
             return False
         await self._wait_for(steps.searched)
         last = outcome.rounds
@@ -467,33 +482,65 @@ class MultiHopSearch:
         for search in self._done:
             if search.source.name in self._readable:
                 nodes[search.sub_query.id] = nodes.get(search.sub_query.id, 0) + len(search.nodes)
-        early = {name: one.query for name, one in steps.planned.items() if not steps.searches_of([name])}
-        for name, query in ({name: one.query for name, one in steps.searched.items()} | early).items():
+        planned = {step.id: step.query for step in steps.chain()}
+        early = {name: text for name, text in planned.items() if name in steps.found and name not in steps.searched}
+        asked = early | {name: one.query for name, one in steps.searched.items()}
+        placed = [name for step in planned for name in (*steps.searches_of([step]), step) if name in asked]
+        unplaced = [name for name in asked if name not in placed]
+        for name in dict.fromkeys([*unplaced, *placed]):
             found = as_found(steps.found.get(name, []), refs)
             nothing = "" if nodes.get(name) or name in early else "nothing was found"
-            yield f"- {name}: {query}" + (f" -> {found or nothing}" if found or nothing else "")
+            yield f"- {name}: {asked[name]}" + (f" -> {found or nothing}" if found or nothing else "")
 
     # -- shared by reading and judging -------------------------------------------------------------------------------
 
-    async def _passages(self, first: Sequence[str]) -> PassageSet:
-        """Return the passages for a model call, and record their sources as read before the call can write a query."""
+    async def _passages(self, first: Sequence[str], *, again: bool = True) -> PassageSet:
+        """Return the passages for a model call, and record their sources as read before the call can write a query.
+
+        Without ``again``, what an earlier call read is left out, unless it is in ``first``, supports a finding, or was
+        searched for one that names no passage.
+        """
         found = [search for search in self._done if search.source.name in self._readable]
         self._steps.read.update(search.source.name for search in found if search.nodes)
-        return await Call(sync=partial(self._best_passages, first, found), what="choosing passages")
+        unproven = {name for name, read in self._steps.found.items() if any(one.node_id is None for one in read)}
+        others = [
+            name
+            for name, record in ((search.sub_query.id, search.record.id) for search in found)
+            if again or record not in self._seen or name in unproven
+        ]
+        self._seen.update(search.record.id for search in found)
+        order = [*dict.fromkeys([*first, *others])]
+        return await Call(sync=partial(self._best_passages, first, order, found), what="choosing passages")
 
-    def _best_passages(self, first: Sequence[str], searches: Sequence[SourceSearch]) -> PassageSet:
-        """Return the supporting passages in full, and the best of all searches, those of ``first`` before others."""
+    def _best_passages(
+        self, first: Sequence[str], order: Sequence[str], searches: Sequence[SourceSearch]
+    ) -> PassageSet:
+        """Return the supporting passages in full, and the best of the searches in ``order``: ``first``, then others.
+
+        A page whose title is a known value in the search's query comes before the others of the search.
+        """
         proof = [one.node_id for one in self._proof()]
         share = min(max(1, MAX_PASSAGES // max(1, len(first))), PASSAGES_PER_QUERY)
         words = {**dict.fromkeys(proof, PROOF_WORDS), **dict.fromkeys(self._in_full, ASKED_WORDS)}
         passages = PassageSet(share, words)
-        by_query: dict[str, list[SourceSearch]] = {name: [] for name in first}
+        by_query: dict[str, list[SourceSearch]] = {}
         for search in searches:
             by_query.setdefault(search.sub_query.id, []).append(search)
-        best = [(found[0].sub_query.query, best_of(found, self._task.fusion)) for found in by_query.values() if found]
-        by_id = {one.node.node.node_id: (query, [one]) for query, found in reversed(best) for one in found}
-        for query, found in [*(by_id[node_id] for node_id in proof if node_id in by_id), *best]:
-            passages.add(query, found)
+        known = {normalize(one.value) for found in self._steps.found.values() for one in found}
+        best: dict[str, tuple[str, list[Candidate]]] = {}
+        for name, found in by_query.items():
+            query = found[0].sub_query.query
+            values = {value for value in known if value in normalize(query)}
+            ranked = sorted(best_of(found, self._task.fusion), key=lambda one: not _is_titled(one, values))
+            best[name] = (query, ranked)
+        shown = [best[name] for name in order if name in best]
+        by_id = {
+            one.node.node.node_id: (query, [one])
+            for query, found in [*best.values(), *reversed(shown)]
+            for one in found
+        }
+        for query, ranked in [*(by_id[node_id] for node_id in proof if node_id in by_id), *shown]:
+            passages.add(query, ranked)
         return passages
 
     def _proof(self) -> list[Proof]:

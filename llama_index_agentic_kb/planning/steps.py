@@ -100,7 +100,9 @@ class Steps:
 
         Findings with the confidence "partial" are only included if ``partial`` is True.
         """
-        by_search = [self.found.get(search, []) for search in self.searches_of([step])] or [self.found.get(step, [])]
+        by_search = [self.found.get(search, []) for search in self.searches_of([step])]
+        if not any(by_search):
+            by_search = [self.found.get(step, [])]  # read before it was searched
         distinct: dict[str, Finding] = {}
         for answer in (item for rank in zip_longest(*by_search) for item in rank if item is not None):
             if partial or answer.confidence is not Confidence.PARTIAL:
@@ -196,6 +198,14 @@ class Steps:
         """Return a step's best answer, or a description of it if it is not known."""
         answers = self.answers_of(name)
         return answers[0].value if answers else self.description_of(name)
+
+    @property
+    def are_stated(self) -> bool:
+        """Whether each step, and each of its searches, has answers, all of them stated in a passage."""
+        made = [self.found.get(name, []) for step in self.chain() for name in self.searches_of([step.id]) or [step.id]]
+        return bool(made) and all(
+            found and all(one.confidence is Confidence.STATED and one.node_id for one in found) for found in made
+        )
 
     def chain(self) -> list[FoundStep]:
         """Return the steps with their findings; each step comes after those that it depends on."""

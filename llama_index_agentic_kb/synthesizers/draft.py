@@ -31,8 +31,11 @@ MIN_ROOM: Final = 64
 """Minimum space for evidence in a prompt, in tokens."""
 
 _SIGNS: Final = " \t\r\n*_`\"'#>"
-_OPENING: Final = re.compile(r"[ \t\r\n*_`\"'#>]{0,100}UNANSWERABLE(?!\w)[\s*_`\"':.,;!–—-]{0,100}")  # noqa: RUF001 (dashes)
-"""``prompts.UNANSWERABLE`` at the start of a reply, with the punctuation that models put around it."""
+_OPENING: Final = re.compile(r"[ \t\r\n*_`\"'#>]{0,100}UNANSWERABLE(?!\w)[*_`\"':.,;!]{0,50}[\s:–—-]{0,100}")  # noqa: RUF001 (dashes)
+"""``prompts.UNANSWERABLE`` at the start of a reply, with the punctuation that models put around it.
+
+A quotation mark after a space opens the text that follows, and is kept.
+"""
 
 M = TypeVar("M", bound=BaseModel)
 T = TypeVar("T")

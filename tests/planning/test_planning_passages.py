@@ -80,11 +80,17 @@ def test_passages_are_cut_around_what_is_asked() -> None:
         ("the title", True),
         ("東京", True),
         ("a.b*c", False),
+        ("Southeast Asia", True),
+        ("16th century", True),
+        ("North West Africa", True),
+        ("20", False),
     ],
 )
 def test_what_a_passage_says(value: str, says: bool) -> None:
     """Whole words of it, or of its title; what only tells the value from others of its name is not asked for."""
-    text = "Lee (Ann) was born in Columbia in 1985; 彼は東京に住む。"
+    text = (
+        "Lee (Ann) was born in Columbia in 1985, 2-0; South-East Asia, northwest Africa, 16th-century; 彼は東京に住む。"
+    )
     (passage,) = reading(node("The Title", text)).passages.values()
     assert passage.says(value) == says
 

@@ -208,6 +208,67 @@ def test_a_step_that_is_answered_already_is_not_searched() -> None:
     ]
     assert [one.value for one in made.findings] == ["Kapuskasing", "James Cameron"]
     assert reasoning_of(made).spent.sub_queries == 1  # type: ignore[union-attr]
+    assert searched.calls("revision") == 0
+    assert "sufficient without a verdict" in (reasoning_of(made).decision or "")
+
+
+@pytest.mark.parametrize(("confidence", "verdicts"), [("stated", 0), ("implied", 1), ("partial", 1), (None, 1)])
+def test_no_verdict_is_asked_where_every_answer_is_stated(confidence: str | None, verdicts: int) -> None:
+    """A step that is implied, partial or missing, in any of its branches, leaves the question to the model."""
+    pages = {**PAGES, "Titanic": "Titanic is a film by James Cameron and Ann, who wrote Rain."}
+
+    def read(prompt: str) -> str:
+        ref = refs(prompt)["Titanic"]
+        lines = [line("q1", ("James Cameron", ref)), line("q2", *([("Ann", ref, confidence)] if confidence else []))]
+        return "\n".join([*lines, line("q3", ("Rain", ref))])
+
+    plan = steps(
+        DIRECTOR, {"query": "Who wrote Titanic?"}, {"query": "work of #q1 and #q2", "depends_on": ["q1", "q2"]}
+    )
+    searched = world(pages=pages, plan=plan, findings=lambda prompt: "\n".join(read(prompt).split("\n")[::-1]))
+    made = searched.search(QUESTION)
+    assert searched.calls("revision") == verdicts
+    assert ("without a verdict" in (reasoning_of(made).decision or "")) == (verdicts == 0)
+
+
+def test_an_implied_early_answer_is_kept_and_its_search_confirms_it() -> None:
+    """The next step is searched with it at once, and the verdict sees it; a stated answer takes its place."""
+    plan = steps(DIRECTOR, BIRTHPLACE, {"query": "river of #q2", "depends_on": ["q2"], "finds": "the river of #q2"})
+    searched = world(plan=plan, findings=early("Kapuskasing", "Titanic", "implied"))
+    made = searched.search(QUESTION)
+    queries = queries_of(made)
+    assert (queries["q2"], queries["q3"]) == ("Where was James Cameron born?", "river of Kapuskasing")
+    assert (searched.calls("findings"), searched.calls("revision")) == (1, 1)
+    verdict = next(text for kind, text in searched.prompts if kind == "revision")
+    assert f"- q2: Where was James Cameron born? -> Kapuskasing (implied, ref_id {refs(verdict)['Titanic']})" in verdict
+    assert [one.confidence for one in made.findings] == [Confidence.IMPLIED, Confidence.STATED]
+
+
+def test_a_later_prompt_shows_what_is_new_and_the_proof() -> None:
+    """What an earlier call has read is not paid for again; the verdict sees it all."""
+    pages = {"Snow": "Snow falls on the directed.", **PAGES}
+    plan = steps(DIRECTOR, BIRTHPLACE, {"query": "river of #q2", "depends_on": ["q2"]})
+
+    def second(prompt: str) -> str:
+        assert f"q1: James Cameron (stated, ref_id {refs(prompt)['Titanic']})" in prompt
+        return line("q2", ("Kapuskasing", refs(prompt)["James Cameron"]))
+
+    searched = world(pages=pages, plan=plan, findings=[cameron, second])
+    searched.search("Who directed Titanic, and what does snow do?")
+    shown = [{*refs(text)} for kind, text in searched.prompts if kind != "plan"]
+    assert "Snow" in shown[0]
+    assert "Snow" not in shown[1]
+    assert {"Titanic", "James Cameron"} <= shown[1]
+    assert "Snow" in shown[2]
+
+
+def test_the_page_of_a_known_name_is_shown_first() -> None:
+    """Pages that only name it more often come after it, however many they are."""
+    crowd = {f"Film {n}": "James Cameron born, James Cameron born, where was James Cameron born?" for n in range(8)}
+    plan = steps(DIRECTOR, BIRTHPLACE, {"query": "river of #q2", "depends_on": ["q2"]})
+    searched = world(pages={**crowd, **PAGES}, plan=plan, source={"similarity_top_k": 20})
+    searched.findings = [cameron, lambda prompt: line("q2", ("Kapuskasing", refs(prompt)["James Cameron"]))]
+    assert queries_of(searched.search(QUESTION))["q3"] == "river of Kapuskasing"
 
 
 @pytest.mark.parametrize(

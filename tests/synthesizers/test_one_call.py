@@ -212,6 +212,8 @@ def test_a_stream_can_be_read_while_it_is_written(nodes: Nodes) -> None:
     [
         ("UNANSWERABLE: The passages tell no height.", "The passages tell no height.", False),
         ("**UNANSWERABLE**\n\nNo height.", "No height.", False),
+        ('UNANSWERABLE. "No height" is told.', '"No height" is told.', False),
+        ('"UNANSWERABLE": "No height" is told.', '"No height" is told.', False),
         ("UNANSWERABLE", "Empty Response", False),
         ("UNANSWERABLENESS is a word.", "UNANSWERABLENESS is a word.", True),
         ("UN members: 193 [ref_id:0].", "UN members: 193 [ref_id:0].", True),
