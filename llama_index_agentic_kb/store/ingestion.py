@@ -212,7 +212,6 @@ class _Ingestion:
 
     def bring(self, source: str, group: SourceFiles) -> None:
         """Update a source and its indexes from its files: store changed documents, and delete those without a file."""
-        before = self._changes()
         self.known = self.store.documents.documents(source)
         for file in self._shown(source, group.files):
             self._take(source, file, group.roots)
@@ -223,12 +222,8 @@ class _Ingestion:
         for path, known in self.known.items():
             if path not in group.files and _is_gone(known, group):
                 self._remove(path)
-        if self._changes() > before:  # otherwise a search or a repair brings the indexes up to date, if they are not
-            self.store.lexical(source).update()
-            self.store.update_graph(source)
-
-    def _changes(self) -> int:
-        return len(self.added) + len(self.updated) + len(self.deleted)
+        self.store.lexical(source).update()
+        self.store.update_graph(source)
 
     def _shown(self, source: str, files: Mapping[str, FoundFile]) -> Iterable[FoundFile]:
         """Return the files of a source, with a progress bar if requested."""
