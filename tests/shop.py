@@ -26,6 +26,11 @@ class Shop:
         self.url = url
         self.returns: list[dict[str, Any]] = []
         self.broken = False
+        self.pages = [
+            "Coupons: enter the code of a coupon at the checkout.",
+            "You get your refund 5 days after a return.",
+        ]
+        self.remark = ""
 
     def _ask(self, path: str, body: dict[str, Any] | None = None) -> Any:
         data = None if body is None else json.dumps(body).encode()
@@ -46,10 +51,9 @@ class Shop:
 
     def sources(self, ledger: WriteLedger | None = None) -> list[KnowledgeSource]:
         """The shop's pages, and its tools; members of staff may submit returns."""
-        pages = ["Coupons: enter the code of a coupon at the checkout.", "You get your refund 5 days after a return."]
         writes = Writes(permit=lambda principal: "staff" in principal.groups, ledger=ledger or WriteLedger())
         return [
-            KnowledgeSource("pages", "help pages", retriever=MemoryRetriever(pages)),
+            KnowledgeSource("pages", "help pages", retriever=MemoryRetriever(self.pages)),
             ToolSource(self.order_status, examples=["where is my order", "order status"]),
             ToolSource(self.submit_return, examples=["return", "send it back"], writes=writes),
             ToolSource(self.refund_status, examples=["refund"]),
@@ -73,7 +77,7 @@ def open_shop() -> Iterator[Shop]:
             if shop.broken:
                 return self._answer({"error": "down"}, 503)
             if kind == "orders":
-                return self._answer({"order": order, "status": "delivered", "day": "2026-11-20"})
+                return self._answer({"order": order, "status": "delivered", "remark": shop.remark})
             return self._answer({"order": order, "refund": "paid on 2026-11-27"})
 
         def do_POST(self) -> None:
