@@ -72,19 +72,24 @@ def create_app(
         lifespan=lifespan,
         docs_url=None,  # its page loads scripts from a CDN
         redoc_url=None,
+        exception_handlers={
+            AgenticKBError: _answer_error,
+            HTTPException: _answer_http_error,
+            RequestValidationError: _answer_missing_parameter,
+            Exception: _answer_error,
+        },
     )
-    app.include_router(retrieval_routes(context))
-    app.include_router(passage_routes(context))
-    app.include_router(definition_routes(context))
-    app.include_router(mcp.router())
-    app.include_router(google_routes(context))
-    app.include_router(page_routes(context))
+    for router in (
+        retrieval_routes(context),
+        passage_routes(context),
+        definition_routes(context),
+        mcp.router(),
+        google_routes(context),
+        page_routes(context),
+    ):
+        app.include_router(router)
     _add_own_routes(app, context)
     describe_routes(app)
-    app.add_exception_handler(AgenticKBError, _answer_error)
-    app.add_exception_handler(HTTPException, _answer_http_error)
-    app.add_exception_handler(RequestValidationError, _answer_missing_parameter)
-    app.add_exception_handler(Exception, _answer_error)
     return Gateway(
         app,
         metrics=context.metrics,

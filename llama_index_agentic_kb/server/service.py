@@ -14,8 +14,9 @@ from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb.account.logs import logger
 from llama_index_agentic_kb.errors import ConfigurationError, InvalidRequestError, NotFoundError
 from llama_index_agentic_kb.knowledge_base import KnowledgeBase
-from llama_index_agentic_kb.schema import RetrievalRequest, SourceParams, parse_odata
-from llama_index_agentic_kb.server.catalog import ANY, Catalog, Conditions, Kind, Snapshot, Stored
+from llama_index_agentic_kb.llm import resolve_llm
+from llama_index_agentic_kb.schema import OutputMode, RetrievalRequest, SourceParams, parse_odata
+from llama_index_agentic_kb.server.catalog import ANY, Catalog, Conditions, Kind, Stored
 from llama_index_agentic_kb.server.definitions import (
     Definition,
     KnowledgeBaseDefinition,
@@ -108,12 +109,14 @@ class KnowledgeService:
             raise UnavailableError(f"knowledge base {name!r} can't be opened on this server: {error}") from error
 
     async def open_all(self) -> None:
-        """Build all knowledge bases, so that no first question waits for it; one that can't be opened is logged."""
+        """Build and warm up all knowledge bases, so that no question waits; one that can't be opened is logged."""
+        for served in self._registered.values():
+            await served.base.awarm_up()
         for name in (await self.catalog.snapshot()).bases:
             try:
                 await self.base(name)
-            except UnavailableError as error:
-                logger.warning("%s", error)
+            except Exception:  # noqa: BLE001 (one store that is damaged must not keep the others from being served)
+                logger.warning("knowledge base %r can't be opened", name, exc_info=True)
 
     async def _current(self, stored: Stored) -> ServedBase:
         definition, name = stored.definition, stored.definition.name
@@ -199,7 +202,7 @@ class KnowledgeService:
 
     async def list_all(self, kind: Kind) -> list[dict[str, Any]]:
         """Return all definitions of a kind, by name."""
-        shown = {name: stored.to_dict() for name, stored in (await self._snapshot()).of(kind).items()}
+        shown = {name: stored.to_dict() for name, stored in (await self.catalog.snapshot()).of(kind).items()}
         if kind == "knowledgeBase":
             shown |= {name: _registered_definition(served.base) for name, served in self._registered.items()}
         return [shown[name] for name in sorted(shown)]
@@ -216,7 +219,11 @@ class KnowledgeService:
         if kind == "knowledgeBase" and definition.name in self._registered:
             raise ConflictError(f"knowledge base: {definition.name!r} is registered by the program")
         if isinstance(definition, KnowledgeBaseDefinition):
-            self._model(definition.models)
+            llm = resolve_llm(self._model(definition.models))
+            if definition.output_mode is OutputMode.ANSWER_SYNTHESIS and llm is None:
+                raise InvalidRequestError(
+                    "outputMode: answerSynthesis needs a model; name one of the server's in models"
+                )
             for used in definition.knowledge_sources:
                 try:
                     await self.catalog.find("knowledgeSource", used.name)
@@ -234,17 +241,16 @@ class KnowledgeService:
         if kind == "knowledgeBase" and name in self._registered:
             raise ConflictError(f"knowledge base: {name!r} is registered by the program")
         await self.catalog.remove(kind, name, conditions)
+        if kind == "knowledgeBase":
+            self._built.pop(name, None)
 
     async def counts(self) -> dict[Kind, int]:
         """Return the number of definitions of each kind."""
-        snapshot = await self._snapshot()
+        snapshot = await self.catalog.snapshot()
         return {
             "knowledgeBase": len(snapshot.bases.keys() | self._registered.keys()),
             "knowledgeSource": len(snapshot.sources),
         }
-
-    async def _snapshot(self) -> Snapshot:
-        return await self.catalog.snapshot()
 
 
 def _registered_definition(base: KnowledgeBase) -> dict[str, Any]:

@@ -174,6 +174,7 @@ def test_definitions_are_made_changed_listed_and_deleted(indexes: Any) -> None:
             "apiKey",
         ),
         ({"models": ["unknown"]}, "unknown"),
+        ({"outputMode": "answerSynthesis"}, "needs a model"),
         ({"encryptionKey": {"keyVaultKeyName": "k"}}, "encryptionKey"),
         ({"surprise": 1}, "surprise"),
     ],

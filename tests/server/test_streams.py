@@ -133,3 +133,22 @@ def test_a_citation_leads_to_its_passage(client: httpx.Client) -> None:
     assert client.get("/knowledgebases/space/passage", params={**params, "id": "none"}).status_code == 404
     assert client.get("/knowledgebases/space/passage", params={"id": "none"}).status_code == 400
     assert client.get("/knowledgebases/private/passage", params={"source": "secrets", "id": "plan"}).status_code == 403
+
+
+def test_a_part_that_is_missing_is_named(tmp_path: Path) -> None:
+    """With one source of two down the status is 206, in the stream too; 502 where the request insists on it."""
+    good = KnowledgeSource("good", "rockets", retriever=MemoryRetriever(["The Saturn V was tall."], mode="async"))
+    down = KnowledgeSource("down", "more", retriever=MemoryRetriever(["x"], mode="async", fault=OSError("no disk")))
+    base = KnowledgeBase([good, down], name="kb", effort="minimal")
+    insist = {**ASK, "knowledgeSourceParams": [{"knowledgeSourceName": "down", "failOnError": True}]}
+    with (
+        served(KnowledgeService(tmp_path / "s.db", bases=[base])) as url,
+        httpx.Client(base_url=url, headers={"api-key": QUERY}, trust_env=False, timeout=60) as client,
+    ):
+        plain = client.post(PATH, json=ASK)
+        streamed = events(client.post(PATH, json=ASK, headers=STREAM).text)
+        refused = client.post(PATH, json=insist)
+    body, (name, last) = plain.json(), streamed[-1]
+    assert (plain.status_code, body["statusCode"], name, last["statusCode"]) == (206, 206, "response.completed", 206)
+    assert [(part["what"], "no disk" in part["reason"]) for part in body["missing"]] == [("down", True)]
+    assert (refused.status_code, refused.json()["error"]["target"]) == (502, "down")
