@@ -56,15 +56,24 @@ def create_app(
     """
     access = Access(service.catalog, keys=keys or {}, verifier=verifier, rates=Rates(requests_per_minute))
     context = ServerContext(service, access, max_body_bytes)
+    return Gateway(
+        _application(context),
+        metrics=context.metrics,
+        origins=lambda path: [*cors_origins, *service.origins(path)],
+        max_running=max_running,
+    )
 
+
+def _application(context: ServerContext) -> FastAPI:
+    """Return the application with all routes."""
     mcp = McpRoutes(context)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        await service.open_all()
+        await context.service.open_all()
         async with mcp.running():
             yield
-        service.close()
+        context.service.close()
 
     app = FastAPI(
         title="Agentic knowledge bases",
@@ -90,12 +99,7 @@ def create_app(
         app.include_router(router)
     _add_own_routes(app, context)
     describe_routes(app)
-    return Gateway(
-        app,
-        metrics=context.metrics,
-        origins=lambda path: [*cors_origins, *service.origins(path)],
-        max_running=max_running,
-    )
+    return app
 
 
 async def _answer_error(request: Request, error: Exception) -> Response:
