@@ -100,8 +100,6 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         """The system messages of the given history; they are not kept in the memory."""
         self.states = parsed_states({})
         """The conversation's state after its last turn, by the field of the request that takes it."""
-        self._session_id: str | None = None
-        """The stored session that ``states`` belongs to."""
         self._effort = ReasoningEffort.MINIMAL if skip_condense else None
 
     @classmethod
@@ -276,10 +274,9 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         return [message for message in history if not _rules(message)]
 
     async def _read_states(self) -> dict[str, Model]:
-        """Return the conversation's state; that of a ``SessionMemory`` is read from its store once."""
-        if isinstance(self.memory, SessionMemory) and self._session_id != self.memory.session_id:
+        """Return the conversation's state; that of a session is in its store, where other engines change it too."""
+        if isinstance(self.memory, SessionMemory):
             self.states = parsed_states(await self.memory.aget_states())
-            self._session_id = self.memory.session_id
         return self.states
 
     async def _remember(self, message: str, answer: str, number: int, retrieval: Retrieval) -> None:
@@ -295,7 +292,6 @@ class AgenticChatEngine(GuardedCallbacks, BaseChatEngine):
         )
         self.states |= states_of(retrieval)
         if isinstance(self.memory, SessionMemory):
-            self._session_id = self.memory.session_id
             await self.memory.aset_states({name: state.to_dict() for name, state in self.states.items()})
 
 

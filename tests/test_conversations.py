@@ -184,6 +184,7 @@ def test_a_session_is_resumed_by_its_id(shop: Shop, store: SessionStore) -> None
         assert chat.states["scope_state"].to_dict()["turn"] == number + 1
         assert len(chat.chat_history) == 2 * number + 2
     assert len(shop.returns) == 1
+    assert "A-4711" in str(first.chat("When do I get my refund?"))  # which the other engines were told
     first.reset()
     assert first.states == {"scope_state": ScopeState()}
     with pytest.raises(NotFoundError):
