@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, Final
+from functools import lru_cache
+from typing import Annotated, Any, Final
 
-from pydantic import JsonValue
+from pydantic import JsonValue, StringConstraints, TypeAdapter, ValidationError
+from pydantic_core import SchemaError
 
 from llama_index_agentic_kb._text import normalize, one_line
 
@@ -20,14 +23,17 @@ MAX_READ: Final = 2_000
 MAX_PATTERN: Final = 200
 """The maximum length of a schema's pattern that is looked for in messages."""
 
+MAX_MATCH: Final = 100
+"""The maximum length of a match in characters."""
+
 # The formats that can be found in a text; others are only checked.
 _FORMATS: Final[Mapping[str, str]] = {
     "date": r"\d{4}-\d{2}-\d{2}",
     "date-time": r"\d{4}-\d{2}-\d{2}T\d{2}:\d{2}(?::\d{2})?(?:Z|[+-]\d{2}:\d{2})?",
-    "email": r"[\w.+-]{1,64}@[\w-]{1,63}(?:\.[\w-]{1,63}){1,4}",
+    "email": r"[\w.+-]+@[\w-]+(?:\.[\w-]+)+",
     "uuid": r"[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}",
 }
-_NUMBERS: Final[Mapping[str, str]] = {"integer": r"[+-]?\d+(?!\.\d)", "number": r"[+-]?\d+(?:\.\d+)?"}
+_NUMBERS: Final[Mapping[str, str]] = {"integer": r"[+-]?\d+", "number": r"[+-]?\d+(?:\.\d+)?"}
 _BOOLEANS: Final = {"true": True, "yes": True, "false": False, "no": False}
 
 
@@ -133,24 +139,54 @@ def _resolved(schema: Mapping[str, Any], shared: Mapping[str, Any]) -> Mapping[s
 
 
 def _validator(schema: Mapping[str, Any]) -> Any:
-    from jsonschema import Draft202012Validator  # noqa: PLC0415 (0.1 s; only tools need it)
+    from jsonschema import Draft202012Validator, validators  # noqa: PLC0415 (0.1 s; only tools need it)
     from referencing import Registry  # noqa: PLC0415
 
+    if "patternProperties" in json.dumps(schema, default=str):
+        raise ValueError("patternProperties is not checked")
     # An empty registry: a schema's references are never fetched.
-    return Draft202012Validator(schema, format_checker=Draft202012Validator.FORMAT_CHECKER, registry=Registry())
+    kind = validators.extend(Draft202012Validator, {"pattern": _pattern_errors})
+    return kind(schema, format_checker=Draft202012Validator.FORMAT_CHECKER, registry=Registry())
+
+
+def _pattern_errors(_validator: object, pattern: str, instance: object, _schema: object) -> Iterator[Exception]:
+    from jsonschema import ValidationError  # noqa: PLC0415 (as above)
+
+    if isinstance(instance, str) and not _fits(pattern, instance):
+        yield ValidationError(f"{instance!r} does not match {pattern!r}")
+
+
+@lru_cache(maxsize=1_024)
+def _matcher(pattern: str) -> TypeAdapter[str]:
+    return TypeAdapter(Annotated[str, StringConstraints(pattern=pattern, strict=True)])
+
+
+def _fits(pattern: str, text: str) -> bool:
+    """Return whether a pattern is found in a text, in linear time: pydantic's engine (Rust's) never backtracks.
+
+    A tool's schema may come from a server that is not trusted.
+
+    Raises:
+        SchemaError: The engine does not read the pattern (a lookaround, a back reference, an error).
+    """
+    try:
+        _matcher(pattern).validate_python(text)
+    except ValidationError:
+        return False
+    return True
 
 
 def _of_text(text: str, kind: object) -> JsonValue:
     """Return a text as a value of a type if it is one."""
     if kind == "boolean":
         return _BOOLEANS.get(text.casefold(), text)
-    if kind in ("integer", "number") and re.fullmatch(_NUMBERS["number"], text):
+    if kind in ("integer", "number") and re.fullmatch(r"[+-]?\d+(?:\.\d+)?", text):
         return int(text) if re.fullmatch(r"[+-]?\d{1,300}", text) else float(text)
     return text
 
 
 def _matches(pattern: str, text: str) -> list[str]:
-    """Return the parts of a text that match a pattern and stand alone as words.
+    """Return the parts of a text that match a pattern and stand alone as words: from each start, the longest.
 
     In another letter case ("a-4711", where the pattern says A) a part counts if it has a digit or is the whole text:
     plain words would match too often.
@@ -158,12 +194,19 @@ def _matches(pattern: str, text: str) -> list[str]:
     if len(pattern) > MAX_PATTERN:
         return []
     bare, pattern = text.strip(" .!,"), pattern.removeprefix("^").removesuffix("$")
+    ends = [found.start() for found in re.finditer(r"(?<=\S)(?![\w-]|\.\d)", text)]
+    words = []
     try:
-        found = re.findall(rf"(?<![\w.-])(?=((?:{pattern})(?![\w-])))", text, re.IGNORECASE)
-        words = [one if isinstance(one, str) else one[0] for one in found]  # a pattern may have groups of its own
-        return [one for one in words if re.fullmatch(pattern, one) or one == bare or any(map(str.isdigit, one))]
-    except re.error:
+        for found in re.finditer(r"(?<![\w.-])(?=\S)", text):
+            start = found.start()
+            for end in reversed([end for end in ends if start < end <= start + MAX_MATCH]):
+                if _fits(f"^(?i:{pattern})$", part := text[start:end]):
+                    exact = _fits(f"^(?:{pattern})$", part)
+                    words += [part] if exact or part == bare or any(map(str.isdigit, part)) else []
+                    break
+    except SchemaError:
         return []
+    return words
 
 
 def _spaced(text: str) -> str:

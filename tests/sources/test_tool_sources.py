@@ -66,6 +66,7 @@ OTHERS = parameters_of(
             "colour": {"enum": ["dark red", "blue", 7]},
             "mail": {"type": "string", "format": "email"},
             "strange": {"type": "string", "pattern": "("},
+            "slow": {"type": "string", "pattern": "^(a+)+b$"},  # minutes in an engine that backtracks
             "wrong": {"type": 7},
             "remote": {"$ref": "http://127.0.0.1:9/schema.json"},
         }
