@@ -55,9 +55,7 @@ _POINTERS: Final = _words(
     "eso esto ese esa aquello isso isto esse essa questo questa quello quella ciò"
 )
 """Words that may refer to something named before, but often don't ("the scams that ...")."""
-_OPENINGS: Final = _words(
-    "and but so also then or no why und aber oder warum nein et mais pourquoi non y pero e ma mas por"
-)
+_OPENINGS: Final = _words("and but so also then or no und aber oder nein et mais non y pero e ma mas")
 """First words of a message that continues another."""
 _ARTICLES: Final = _words("the der die das den le la les el los las il")
 _FOR_PERSONS: Final = _words("who whom whose wer wen wem wessen qui quién quiénes quem chi")
@@ -159,9 +157,17 @@ def leans(question: str) -> bool:
         (content <= 1 and not names)
         or (content <= _PRONOUN_WORDS and refers_back)
         or (content <= _POINTER_WORDS and bool(opens or not _POINTERS.isdisjoint(words)))
-        or (content <= _ARTICLE_WORDS and not names and not _ARTICLES.isdisjoint(words))
-        or (content <= _POINTER_WORDS and not names and not _ARTICLES.isdisjoint(words[-2:-1]))
+        or (content <= _POINTER_WORDS and not names and _ends_definitely(words))
     )
+
+
+def _ends_definitely(words: Sequence[str]) -> bool:
+    """Return whether a message ends with an article and one word: "... in the film?", or "When was the film released?".
+
+    Two words after an article mostly name a thing by themselves ("the tax rate").
+    """
+    end = words[:-1] if words[-1:] and words[-1].endswith("ed") else words
+    return not _ARTICLES.isdisjoint(end[-2:-1])
 
 
 def _has_name(message: str) -> bool:

@@ -25,6 +25,7 @@ USER, REPLY = "user", "assistant"
         ("Can I use it?", True),
         ("Should I?", True),
         ("Where is the Eiffel Tower?", False),
+        ("Why do interest rates rise?", False),
         ("Who is Ada Lovelace?", False),
         ("Wo wurde er geboren?", True),
         ("¿Dónde nació ella?", True),
