@@ -58,8 +58,8 @@ STORE_ARGUMENTS: Final = frozenset(
 class AgenticVectorStoreIndex(NotPickled, VectorStoreIndex):
     """A ``VectorStoreIndex`` whose ``as_retriever``, ``as_query_engine`` and ``as_chat_engine`` are agentic.
 
-    Build, update and persist it as usual. Without a language model, the question is searched unchanged and responses
-    are extracts. ``as_plain_retriever`` returns LlamaIndex's own retriever.
+    Build, update and persist it as usual. Without a language model, the question is searched as at minimal effort, and
+    responses are extracts. ``as_plain_retriever`` returns LlamaIndex's own retriever.
     """
 
     instead_of_pickling = "Keep it with storage_context.persist(), and load it with load_index_from_storage."

@@ -81,7 +81,7 @@ class KnowledgeBase(NotPickled, MetadataQueries):
     Args:
         sources: The knowledge sources to search; their names must be unique.
         llm: The language model that plans and answers. Defaults to ``Settings.llm`` if set or if there is an OpenAI
-            key. Without a model, the question is searched unchanged and responses are extracted data.
+            key. Without a model, the question is searched as at minimal effort, and responses are extracted data.
         name: The name used by tools and logs.
         description: A summary of the content, for agents that choose among tools.
         effort: The default reasoning effort of requests. Default low.

@@ -185,7 +185,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
     """Decomposes a question with a language model and searches several knowledge sources concurrently.
 
     A drop-in ``BaseRetriever`` for chat engines, query engines and tools. Without a language model it searches every
-    source for the unchanged question.
+    source for the question, as at minimal effort.
 
     Args:
         sources: The knowledge sources to search; their names must be unique.

@@ -95,7 +95,7 @@ class ReasoningEffort(StrEnum):
     """How much a request is planned (Azure: ``retrievalReasoningEffort``); without a language model as ``minimal``."""
 
     MINIMAL = "minimal"
-    """No language model: the question, or each intent, is searched unchanged."""
+    """No language model: the question, expanded if it leans on its conversation, or each intent, is searched."""
     LOW = "low"
     """One planning call of the language model."""
     MEDIUM = "medium"

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 from rich.console import Console
@@ -120,13 +120,21 @@ class Bench:
         self._scoped = AgenticRetriever(sources, **make, options=RetrieverOptions(scope=self.indexes))  # type: ignore[arg-type]
         self._scopes: list[contraction.Contraction] = []
         self._states: dict[Turns, ScopeState] = {}
-        original = contraction.contract
+        self._original = original = contraction.contract
 
         def recorded(*args: Any, **kwargs: Any) -> contraction.Contraction:
             self._scopes.append(original(*args, **kwargs))
             return self._scopes[-1]
 
         contraction.contract = recorded
+
+    def __enter__(self) -> Self:
+        """Record the scopes."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Record no more scopes."""
+        contraction.contract = self._original
 
     async def _ask(
         self, retriever: AgenticRetriever, turns: Turns, state: ScopeState | None = None
