@@ -78,7 +78,7 @@ def show_response(console: Console, response: RetrievalResponse, *, extract_line
 
 
 def show_turn(console: Console, text: str, titles: Sequence[str]) -> None:
-    """Print an answer of a chat with its sources.
+    """Print an answer of a chat with the sources that it cites, or the first few if it cites none.
 
     Args:
         console: The rich console to print to.
@@ -86,8 +86,10 @@ def show_turn(console: Console, text: str, titles: Sequence[str]) -> None:
         titles: The titles of the sources, in order of their numbers.
     """
     console.print(_answer(text))
-    for number, title in enumerate(titles, start=1):
-        console.print(Text(f"  [{number}] {one_line(printable(title), 90)}", "dim"))
+    cited = {int(number) for number in _MARKER.findall(text)} or range(3)
+    for number, title in enumerate(titles):
+        if number in cited:
+            console.print(Text(f"  [{number + 1}] {one_line(printable(title), 90)}", "dim"))
 
 
 class Watch:

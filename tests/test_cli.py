@@ -306,5 +306,7 @@ def test_a_chat_remembers(store: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         lines = "How tall was the Saturn V?\nWho flew on it?\n\n"
         done = runner.invoke(cli.app, ["chat", "--store", str(store)], input=lines)
         assert done.exit_code == 0, done.output
-        assert done.output.count("It was 110.6 m tall") == 2
+        assert done.output.count("It was 110.6 m tall [1].") == 2
+        assert done.output.count("\n  [1] ") == 2
+        assert "  [2] " not in done.output
         assert "How tall was the Saturn V?" in server.chats[-1].text
