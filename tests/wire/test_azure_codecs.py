@@ -298,7 +298,9 @@ def test_the_sdks_client_speaks_each_version(version: str, fields: dict[str, Any
             read = client.retrieve(request)
     reasoning, synthesis = (read.activity or [])[3:]
     assert isinstance(reasoning, sdk.KnowledgeBaseAgenticReasoningActivityRecord)
-    assert (reasoning.reasoning_tokens, reasoning.retrieval_reasoning_effort) == (2622, {"kind": "low"})
+    assert reasoning.reasoning_tokens == 2622
+    assert reasoning.retrieval_reasoning_effort is not None
+    assert reasoning.retrieval_reasoning_effort.kind == "low"
     assert isinstance(synthesis, sdk.KnowledgeBaseModelAnswerSynthesisActivityRecord)
     assert [type(one) for one in read.references or []] == [
         sdk.KnowledgeBaseSearchIndexReference,
