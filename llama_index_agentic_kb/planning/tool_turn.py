@@ -150,7 +150,8 @@ async def take_turn(
     if models is not None and tools:
         await _choose(choice, models, messages, state, tools, log, deadline)
     if models is None or choice.error is not None:
-        _match(choice, messages, state, tools)
+        work = partial(_match, choice, messages, state, tools)
+        await Call(sync=work, what="choosing a tool by its examples")  # off the loop: patterns, many messages
     turn = _next(choice, old, state, tools, scope.question)
     failed = "" if choice.error is None else f"no model chose among the tools: {error_message(choice.error)}"
     moved = "" if turn.state is None else _left(old, turn.state)

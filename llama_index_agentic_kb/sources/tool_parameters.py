@@ -23,6 +23,9 @@ MAX_READ: Final = 2_000
 MAX_PATTERN: Final = 200
 """The maximum length of a schema's pattern that is looked for in messages."""
 
+MAX_FOUND: Final = 20
+"""The maximum number of matches that are looked at; so many are ambiguous anyway."""
+
 MAX_MATCH: Final = 100
 """The maximum length of a match in characters."""
 
@@ -86,7 +89,7 @@ class Parameter:
             raise ValueError(f"{self.name}: at most {MAX_VALUE} characters")
         try:
             problem = next(_validator(self.schema).iter_errors(value), None)
-        except Exception as error:  # a schema that is none, or refers to another
+        except Exception as error:  # no valid schema, or one that refers to another
             raise ValueError(f"{self.name}: its schema can't be checked: {type(error).__name__}") from error
         if value is None or problem is not None:
             raise ValueError(f"{self.name}: {one_line(problem.message if problem else 'it is null')}")
@@ -102,7 +105,7 @@ class Parameter:
             pattern = self.schema.get("pattern") or _FORMATS.get(str(self.schema.get("format"))) or _NUMBERS.get(kind)
             found = _matches(pattern, text) if isinstance(pattern, str) else []
         distinct: dict[str, JsonValue] = {}
-        for one in found:
+        for one in [*dict.fromkeys(found)][:MAX_FOUND]:
             for form in (one, one.upper(), one.lower()):
                 try:
                     value = self.read(form)
@@ -195,8 +198,10 @@ def _matches(pattern: str, text: str) -> list[str]:
         return []
     bare, pattern = text.strip(" .!,"), pattern.removeprefix("^").removesuffix("$")
     ends = [found.start() for found in re.finditer(r"(?<=\S)(?![\w-]|\.\d)", text)]
-    words = []
+    words: list[str] = []
     try:
+        if not _fits(f"(?i:{pattern})", text):  # most messages: one look in linear time
+            return []
         for found in re.finditer(r"(?<![\w.-])(?=\S)", text):
             start = found.start()
             for end in reversed([end for end in ends if start < end <= start + MAX_MATCH]):
@@ -204,6 +209,8 @@ def _matches(pattern: str, text: str) -> list[str]:
                     exact = _fits(f"^(?:{pattern})$", part)
                     words += [part] if exact or part == bare or any(map(str.isdigit, part)) else []
                     break
+            if len(words) > MAX_FOUND:
+                break
     except SchemaError:
         return []
     return words
