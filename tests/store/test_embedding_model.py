@@ -13,8 +13,13 @@ from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.embeddings.mock_embed_model import MockEmbedding
 
 from llama_index_agentic_kb.errors import ConfigurationError
-from llama_index_agentic_kb.store import default_embed_model, embed_model_name
-from llama_index_agentic_kb.store.embedding_model import DEFAULT_EMBED_MODEL, input_window, model_tokenizer
+from llama_index_agentic_kb.store import default_embed_model, embed_model_name, embedding_model
+from llama_index_agentic_kb.store.embedding_model import (
+    DEFAULT_EMBED_MODEL,
+    MULTILINGUAL,
+    input_window,
+    model_tokenizer,
+)
 
 _network_calls: list[str] = []
 _watching: list[bool] = []
@@ -110,3 +115,14 @@ def test_tokens_are_counted_beyond_the_models_window(embed_model: BaseEmbedding)
     assert input_window(embed_model) == 256
     assert model_tokenizer(MockEmbedding(embed_dim=2)) is None
     assert input_window(MockEmbedding(embed_dim=2)) is None
+
+
+def test_a_word_names_the_multilingual_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is loaded with the prefixes that it was trained with; other models have none."""
+    loaded: list[tuple[str, dict[str, Any]]] = []
+    monkeypatch.setattr(embedding_model, "_load", lambda name, **more: loaded.append((name, more)))
+    embedding_model.named_embed_model("multilingual")
+    embedding_model.named_embed_model("BAAI/bge-m3")
+    prefixes = {"query_instruction": "query: ", "text_instruction": "passage: "}
+    assert loaded == [(MULTILINGUAL, {"cache_folder": None, **prefixes}), ("BAAI/bge-m3", {"cache_folder": None})]
+    assert embed_model_name("multilingual") in embedding_model.KNOWN_EMBED_MODELS

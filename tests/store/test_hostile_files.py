@@ -203,7 +203,8 @@ def test_no_temporary_files_are_made(
     assert list((tmp_path / "tmp").iterdir()) == []
 
 
-_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "jsonpickle", "yaml"}
+_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve", "jsonpickle"}
+_OF_YAML = {"safe_load", "YAMLError"}
 _CALLS = {"eval", "exec", "compile", "__import__"}
 _METHODS = {"read_pickle", "to_pickle", "allow_pickle", "trust_remote_code", "unsafe_load", "mktemp", "persist"}
 _NAMES = {"SimpleChatStore", "SimpleKVStore"}
@@ -215,15 +216,19 @@ def _forbidden(tree: ast.AST) -> Iterator[str]:
             case ast.Import(names=names):
                 yield from (one.name for one in names if one.name.partition(".")[0] in _MODULES)
             case ast.ImportFrom(module=module, names=names):
-                yield from (str(module) for _ in names[:1] if str(module).partition(".")[0] in _MODULES)
+                yield from (str(module) for _ in names[:1] if str(module).partition(".")[0] in {*_MODULES, "yaml"})
                 yield from (one.name for one in names if one.name in _NAMES)
             case ast.Call(func=ast.Name(id=name)) if name in _CALLS:
                 yield name
             case ast.Attribute(attr=name) if name in _METHODS | _NAMES:
                 yield name
+            case ast.Attribute(value=ast.Name(id="yaml"), attr=name) if name not in _OF_YAML:
+                yield f"yaml.{name}"
+            case ast.keyword(arg="allow_pickle", value=ast.Constant(value=False)):
+                pass
             case ast.keyword(arg=name) if name in _METHODS:
                 yield str(name)
-            case ast.Call(func=ast.Attribute(attr="load", value=ast.Name(id=("torch" | "pickle" | "yaml") as name))):
+            case ast.Call(func=ast.Attribute(attr="load", value=ast.Name(id=("torch" | "pickle") as name))):
                 yield f"{name}.load"
 
 
@@ -236,6 +241,7 @@ def test_nothing_of_ours_runs_what_it_reads() -> None:
         for what in _forbidden(ast.parse(path.read_text(encoding="utf-8")))
     }
     assert found == set()
-    assert set(_forbidden(ast.parse("import pickle\ntorch.load(f)\neval('1')\nnp.load(f, allow_pickle=True)"))) == {
-        *("pickle", "torch.load", "eval", "allow_pickle"),
+    unsafe = "import pickle\ntorch.load(f)\neval('1')\nnp.load(f, allow_pickle=True)\nyaml.load(f)\nfrom yaml import x"
+    assert set(_forbidden(ast.parse(unsafe))) == {
+        *("pickle", "torch.load", "eval", "allow_pickle", "yaml.load", "yaml"),
     }
