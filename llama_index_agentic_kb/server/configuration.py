@@ -15,14 +15,12 @@ Secrets stand in environment variables: ``env:NAME`` is replaced by the variable
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Final, TypeAlias
 
-import yaml
 from llama_index.core.llms import LLM
 from pydantic import BeforeValidator, Field
 
@@ -33,32 +31,23 @@ from llama_index_agentic_kb.schema._model import Model
 from llama_index_agentic_kb.server.app import MAX_BODY_BYTES, MAX_RUNNING, REQUESTS_PER_MINUTE
 from llama_index_agentic_kb.server.catalog import ApiKey, Role, hash_of
 from llama_index_agentic_kb.server.definitions import KnowledgeBaseDefinition, SourceDefinition
+from llama_index_agentic_kb.server.keys import DEFAULT_DATABASE, ENVIRONMENT, located, read_file, resolved
 from llama_index_agentic_kb.server.service import Index, KnowledgeService
 from llama_index_agentic_kb.sources import KnowledgeSource
 
-ENVIRONMENT: Final = "env:"
 MIN_KEY: Final = 16
 """The minimum length of an API key: shorter ones can be guessed."""
-
-
-def _resolved(value: object) -> object:
-    if not isinstance(value, str) or not value.startswith(ENVIRONMENT):
-        return value
-    name = value.removeprefix(ENVIRONMENT)
-    if not os.environ.get(name):
-        raise ValueError(f"the environment variable {name} is not set")
-    return os.environ[name]
 
 
 def _secret(value: object) -> object:
     if isinstance(value, str) and not value.startswith(ENVIRONMENT):
         raise ValueError("a secret does not stand in the file: write env:NAME, and set the variable NAME")
-    resolved = _resolved(value)
-    know_secrets([str(resolved)])
-    return resolved
+    secret = resolved(value)
+    know_secrets([str(secret)])
+    return secret
 
 
-Setting: TypeAlias = Annotated[str, BeforeValidator(_resolved)]
+Setting: TypeAlias = Annotated[str, BeforeValidator(resolved)]
 Secret: TypeAlias = Annotated[str, BeforeValidator(_secret)]
 
 
@@ -113,7 +102,7 @@ class Configuration(Model):
 
     host: str = "127.0.0.1"
     port: int = Field(default=8_080, ge=0, le=65_535)
-    database: Setting = "agentic-kb-server.db"
+    database: Setting = DEFAULT_DATABASE
     stores: list[Annotated[StoreSettings, BeforeValidator(lambda one: {"path": one} if isinstance(one, str) else one)]]
     models: dict[str, ModelSettings] = Field(default_factory=dict)
     keys: KeySettings = Field(default_factory=KeySettings)
@@ -132,15 +121,12 @@ class Configuration(Model):
             ConfigurationError: The file can't be read, or is not valid; the message names the field.
         """
         try:
-            data = yaml.safe_load(path.read_text(encoding="utf-8"))
-            loaded = cls.parse(data)
-        except (OSError, UnicodeDecodeError, yaml.YAMLError, InvalidRequestError) as error:
+            loaded = cls.parse(read_file(path))
+        except InvalidRequestError as error:
             raise ConfigurationError(f"{path}: {error}") from error
-        folder = path.absolute().parent
         for store in loaded.stores:
-            store.path = folder / store.path
-        if "://" not in loaded.database:
-            loaded.database = str(folder / loaded.database)
+            store.path = path.absolute().parent / store.path
+        loaded.database = located(path, loaded.database)
         return loaded
 
     def service(self) -> KnowledgeService:

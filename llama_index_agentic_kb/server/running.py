@@ -1,4 +1,4 @@
-"""Runs a server, and manages its API keys."""
+"""Runs a server: uvicorn, logs, traces, the first key."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Final
 
 import uvicorn
@@ -15,7 +14,6 @@ import uvicorn
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.server.access import JwksVerifier
 from llama_index_agentic_kb.server.app import create_app
-from llama_index_agentic_kb.server.catalog import Catalog, Role
 from llama_index_agentic_kb.server.configuration import Configuration
 from llama_index_agentic_kb.server.http import JsonFormatter
 from llama_index_agentic_kb.server.service import KnowledgeService
@@ -91,30 +89,3 @@ def _json_logs() -> Iterator[None]:
         yield
     finally:
         root.removeHandler(handler)
-
-
-def manage_keys(path: Path, *, new: str | None, name: str, revoke: str | None) -> list[str]:
-    """Create or revoke an API key, and return the lines to print: the new key, or the list of keys.
-
-    Raises:
-        ConfigurationError: The role is not known.
-        NotFoundError: There is no key to revoke.
-    """
-    catalog = Catalog(Configuration.load(path).database)
-
-    async def managed() -> list[str]:
-        if new is not None:
-            roles: dict[str, Role] = {"admin": "admin", "query": "query"}
-            if new not in roles:
-                raise ConfigurationError(f"--new: {new!r} is no role; it is admin or query")
-            made, secret = await catalog.add_key(roles[new], name)
-            return [f"id {made.id}", f"key {secret}"]
-        if revoke is not None:
-            await catalog.remove_key(revoke)
-        keys = (await catalog.snapshot()).keys.values()
-        return [f"{key.id} {key.role} {key.created_at:%Y-%m-%d} {key.name}" for key in keys]
-
-    try:
-        return asyncio.run(managed())
-    finally:
-        catalog.close()
