@@ -87,11 +87,13 @@ class FollowUp:
         question: The message.
         expanded: The message with the words that it refers to; None if it stands alone.
         earlier: The latest earlier user messages, newest first.
+        is_loose: Whether only the vector uses the expanded text, and keyword search the message.
     """
 
     question: str
     expanded: str | None = None
     earlier: tuple[str, ...] = ()
+    is_loose: bool = False
 
     @classmethod
     def of(cls, question: str, history: Sequence[tuple[str, str]]) -> FollowUp:
@@ -105,21 +107,22 @@ class FollowUp:
         mine = [text.strip() for role, text in reversed(history) if role == "user" and text.strip()]
         replies = (text for role, text in reversed(history) if role == "assistant" and text.strip())
         earlier = tuple(dict.fromkeys(mine))[:MAX_EARLIER]
+        said, before = split_words(question), split_words(mine[0])[:1] if mine else []
+        is_loose = not _refers(question, said)
         if not mine or not leans(question):
             return cls(question, None, earlier)
-        said, before = split_words(question), split_words(mine[0])[:1]
         is_asked = not _FOR_NAMES.isdisjoint(before) and _IDENTITY.match(mine[0]) is None
         names = names_of(next(replies, ""), mine) if is_asked else []
         if not (_THINGS.isdisjoint(said) or _FOR_PERSONS.isdisjoint(before)):
             names = []  # the reply names a person, and the message is about a thing
         terms = names or list(islice(_terms(mine), MAX_TERMS))
         added = [term for term in terms if not {*said}.issuperset(split_words(term))]
-        return cls(question, f"{question} {' '.join(added)}" if added else None, earlier)
+        return cls(question, f"{question} {' '.join(added)}" if added else None, earlier, is_loose)
 
     @property
     def words(self) -> str:
         """The text for keyword search."""
-        return self.expanded or self.question
+        return self.question if self.is_loose else self.expanded or self.question
 
     @property
     def texts(self) -> list[str]:
@@ -149,15 +152,20 @@ def leans(question: str) -> bool:
     language without a list of pronouns here, only a message with a single content word counts.
     """
     words = split_words(question)
-    content, names = len(_content(words)), _has_name(question)
+    few = len(_content(words)) <= _POINTER_WORDS
+    return _refers(question, words) or (few and not _has_name(question) and _ends_definitely(words))
+
+
+def _refers(question: str, words: Sequence[str]) -> bool:
+    """Return whether a message refers back: by a pronoun, a pointer or its opening, or because it says hardly a word."""
+    content = len(_content(words))
     opens = words[:1] and (words[0] in _OPENINGS or words[1:2] == ["about"])
     pronoun = next((at for at, word in enumerate(words) if word in _PRONOUNS), len(words))
     refers_back = pronoun < len(words) and len(_content(words[:pronoun])) <= _ARTICLE_WORDS
     return (
-        (content <= 1 and not names)
+        (content <= 1 and not _has_name(question))
         or (content <= _PRONOUN_WORDS and refers_back)
         or (content <= _POINTER_WORDS and bool(opens or not _POINTERS.isdisjoint(words)))
-        or (content <= _POINTER_WORDS and not names and _ends_definitely(words))
     )
 
 

@@ -66,6 +66,13 @@ def test_a_leaning_message_is_expanded(history: list[tuple[str, str]], message: 
     assert made.words == (made.expanded or message)
 
 
+def test_a_definite_end_expands_the_vector_alone() -> None:
+    """Often enough it refers to nothing: keyword search would lose more than it gains."""
+    made = FollowUp.of("Which actors star in the film?", [(USER, "Tell me about Yaadein"), (REPLY, "A film.")])
+    assert made.expanded == "Which actors star in the film? tell yaadein"
+    assert made.words == made.question
+
+
 @pytest.mark.parametrize(
     ("reply", "expected"),
     [
