@@ -157,7 +157,7 @@ def leans(question: str) -> bool:
 
 
 def _refers(question: str, words: Sequence[str]) -> bool:
-    """Return whether a message refers back: by a pronoun, a pointer or its opening, or because it says hardly a word."""
+    """Return whether a message refers back: by a pronoun, a pointer or its opening, or as it says hardly a word."""
     content = len(_content(words))
     opens = words[:1] and (words[0] in _OPENINGS or words[1:2] == ["about"])
     pronoun = next((at for at, word in enumerate(words) if word in _PRONOUNS), len(words))
