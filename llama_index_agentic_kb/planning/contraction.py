@@ -231,7 +231,7 @@ class Conversation:
         )
 
     def _views(self, vectors: Mapping[str, Vector], indexes: Mapping[str, ScopeIndex]) -> list[Floats]:
-        """Return the vectors of the message, of its context (earlier messages, last documents), and of its query."""
+        """Return the vectors of the message, its context (earlier messages, last documents), and its query if it differs."""
         follow_up = self._follow_up
         own, query = unit_rows([vectors[follow_up.question], follow_up.vector(vectors.__getitem__)])
         context, history = own.copy(), follow_up.history(vectors.__getitem__)
@@ -245,7 +245,7 @@ class Conversation:
             context += DECAY * unit_rows([history])[0]
         if len(rows):
             context += DECAY * unit_rows(rows.mean(axis=0, keepdims=True))[0]
-        return [own, context, query]
+        return [own, context] if follow_up.expanded is None else [own, context, query]
 
 
 def _document(node: NodeWithScore) -> str:
