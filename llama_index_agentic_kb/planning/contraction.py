@@ -231,7 +231,7 @@ class Conversation:
         )
 
     def _views(self, vectors: Mapping[str, Vector], indexes: Mapping[str, ScopeIndex]) -> list[Floats]:
-        """Return the vectors of the message, its context (earlier messages, last documents), and its query if it differs."""
+        """Return the vectors of the message, its context (earlier messages, last documents), and its own query."""
         follow_up = self._follow_up
         own, query = unit_rows([vectors[follow_up.question], follow_up.vector(vectors.__getitem__)])
         context, history = own.copy(), follow_up.history(vectors.__getitem__)
