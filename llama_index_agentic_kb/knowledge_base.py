@@ -538,6 +538,11 @@ class KnowledgeBase(NotPickled, MetadataQueries):
         if self.llm is not None:
             warm_up_llm(self.llm)
             import_module("llama_index_agentic_kb.grounding.repair")  # the answer checks
+            check = self.grounding if isinstance(self.grounding, Grounding) else Grounding()
+            if self.grounding is not False and isinstance(check.scorer, str | None):  # a judge would be called
+                from llama_index_agentic_kb.grounding import check_grounding  # noqa: PLC0415 (loads the scorers)
+
+                check_grounding("It was loaded first.", ["The model was loaded."], scorer=check.scorer)
         parse_odata("loaded eq true")
         run(gather([source.warm_up() for source in self.sources.values()]))
         gc.collect()

@@ -29,6 +29,8 @@ from llama_index_agentic_kb import (
     Principal,
     RetrievalRequest,
 )
+from llama_index_agentic_kb.grounding import scorers
+from llama_index_agentic_kb.grounding.scorers import small
 from llama_index_agentic_kb.grounding.settings import Grounding
 from llama_index_agentic_kb.schema import ActivityRecord, Message, SourceActivity
 from llama_index_agentic_kb.store import KnowledgeStore, ingest
@@ -225,8 +227,11 @@ def test_a_store_is_searched_by_vectors_and_by_words(tmp_path: Path, hybrid: boo
 
 async def test_warm_up_leaves_nothing_to_load(server: LoopbackOpenAI) -> None:
     """Warming up sends no request to the model, and after it a query does not hold the loop up."""
+    small._loaded.cache_clear()
+    scorers._named.cache_clear()
     kb = await KnowledgeBase(sources(), llm=server.llm()).awarm_up()
     assert not server.requests
+    assert small._loaded.cache_info().currsize == 1  # the model that checks answers
     gaps: list[float] = []
 
     async def tick() -> None:

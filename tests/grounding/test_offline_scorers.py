@@ -3,7 +3,10 @@
 # ruff: noqa: RUF001 (full-width signs are the point)
 from __future__ import annotations
 
+import os
 import shutil
+import subprocess
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -252,3 +255,12 @@ def test_halves_of_surrogate_pairs_are_read() -> None:
     broken, whole = SmallScorer().judge(["The dam is \ud800 high.", "The dam is 221.4 m high."], [Premise(DAM)])
     assert whole.verdict is Verdict.SUPPORTED
     assert broken.verdict is not Verdict.SUPPORTED
+
+
+def test_a_check_writes_nothing_outside(tmp_path: Path) -> None:
+    """Loading the model leaves no file in the user's home: onnxruntime's telemetry is off."""
+    code = "from llama_index_agentic_kb.grounding import check_grounding; check_grounding('A is B.', ['A is B.'])"
+    environment = {**os.environ, "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    environment.pop("ORT_DISABLE_TELEMETRY", None)
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=300)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []

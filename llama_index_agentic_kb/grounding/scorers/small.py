@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -74,6 +75,8 @@ class SmallModel:
             found = hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else "missing"
             if found != digest:
                 raise ConfigurationError(f"{path}: its digest is {found}, expected {digest}; install the package anew")
+        # The import of 1.31 writes a device id and a database of telemetry into the user's cache, unless this is set.
+        os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
         import onnxruntime  # noqa: PLC0415 (takes 100 ms, and is needed only where claims are checked)
         from tokenizers import Tokenizer  # noqa: PLC0415 (same)
 
