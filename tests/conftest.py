@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, settings
 
 from llama_index_agentic_kb.testing import ChatRequest, LoopbackOpenAI, Reply
 from tests.faulty_server import Fault
+from tests.suite import ALONE
 
 if TYPE_CHECKING:
     from llama_index.core.base.embeddings.base import BaseEmbedding
@@ -35,11 +36,12 @@ _KEYS = ("OPENAI_API_KEY", "OPENAI_API_BASE", "OPENAI_BASE_URL", "OPENAI_ORG_ID"
 _PROXIES = ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "FTP_PROXY", "NO_PROXY")
 
 
-_ALONE = ("tests/flow/", "tests/test_retriever_concurrency.py")
 _LONG = (
     "tests/benchmarks/",
     "tests/faults/",
     "tests/kills",
+    "tests/leaks/",
+    "tests/server/",
     "tests/test_cli.py",
     "tests/test_notebook.py",
     "tests/test_readme.py",
@@ -49,7 +51,7 @@ _LONG = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Mark the tests that look at how long things take; begin with the long ones, so that no core waits for them."""
     for item in items:
-        if item.nodeid.startswith(_ALONE):
+        if item.nodeid.startswith(ALONE):
             item.add_marker("alone")
     items.sort(key=lambda item: not item.nodeid.startswith(_LONG))
 

@@ -13,9 +13,11 @@ from collections import Counter
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
+ALONE = "tests/test_retriever_concurrency.py"
+"""The tests that look at how long things take; the second half collects no others."""
 _HALVES = (
     ["-n", "2", "--dist", "loadfile", "--no-loadscope-reorder", "-m", "not alone and not long"],
-    ["-m", "alone and not long"],
+    ["-m", "alone and not long", ALONE],
 )
 _NO_TESTS = 5
 """pytest's status where nothing was selected."""
