@@ -53,6 +53,7 @@ def test_importing_the_package_is_light() -> None:
     assert loaded_by("import llama_index_agentic_kb\nassert 'llama_index.core' not in sys.modules") == []
     doors = "from llama_index_agentic_kb import KnowledgeBase, AgenticRetriever, SourceParams"
     assert loaded_by(f"{doors}\nimport llama_index_agentic_kb.llm") == []
+    assert loaded_by(f"{doors}\nassert not [name for name in sys.modules if 'agentic_kb.store' in name]") == []
 
 
 def test_asking_for_the_openai_class_loads_its_client() -> None:

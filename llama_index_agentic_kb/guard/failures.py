@@ -67,7 +67,8 @@ def is_transient(error: BaseException) -> bool:
     advice = (_header(error, "x-should-retry") or "").lower()
     if advice in ("true", "false"):
         return advice == "true"
-    if any(getattr(cause, "code", None) in PERMANENT_CODES for cause in _chain(error)):
+    codes = [getattr(cause, "code", None) for cause in _chain(error)]
+    if any(isinstance(code, str) and code in PERMANENT_CODES for code in codes):
         return False
     status = status_of(error)
     return breaks_connection(error) if status is None else status in TRANSIENT_STATUSES

@@ -30,8 +30,7 @@ from llama_index_agentic_kb.search.prototypes import Floats, ScopeIndex, ScopeSe
 from llama_index_agentic_kb.sources.base import KnowledgeSource
 from llama_index_agentic_kb.sources.fan_out import FanOut, SourceSearch
 from llama_index_agentic_kb.sources.search import NodeKey
-from llama_index_agentic_kb.sources.vectors import vector_reader
-from llama_index_agentic_kb.store.embedding_model import embed_model_name
+from llama_index_agentic_kb.sources.vectors import model_name_of, vector_reader
 
 SMALL_CORPUS: Final = 200
 """Number of documents below which a search is not narrowed."""
@@ -200,7 +199,7 @@ class Conversation:
                 model, vectors = embedded
                 index = self._indexes.get(name)
                 _, indexes = groups.setdefault(id(model), (vectors, {}))
-                if index is not None and index.model == embed_model_name(model):
+                if index is not None and index.model == model_name_of(model):
                     indexes[name] = index
         return list(groups.values())
 

@@ -18,7 +18,6 @@ from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index_agentic_kb.search.prototypes import Floats, ScopeIndex, VectorReader
 from llama_index_agentic_kb.sources.base import KnowledgeSource
 from llama_index_agentic_kb.sources.filters import is_chroma
-from llama_index_agentic_kb.store.embedding_model import embed_model_name
 
 _PAGE: Final = 2_000
 """Number of rows of one request to Chroma; SQLite allows 32,766 parameters."""
@@ -44,6 +43,13 @@ def embed_model_of(source: KnowledgeSource) -> BaseEmbedding | None:
     return model if isinstance(model, BaseEmbedding) else None
 
 
+def model_name_of(model: BaseEmbedding) -> str:
+    """Return the canonical name of an embedding model."""
+    from llama_index_agentic_kb.store.embedding_model import embed_model_name  # noqa: PLC0415 (loads the store)
+
+    return embed_model_name(model)
+
+
 def scope_indexes(
     sources: Iterable[KnowledgeSource], known: Mapping[str, ScopeIndex] = MappingProxyType({})
 ) -> dict[str, ScopeIndex]:
@@ -57,7 +63,7 @@ def scope_indexes(
     for source in sources:
         reader, model = vector_reader(source), embed_model_of(source)
         if reader is not None and model is not None:
-            name, old = embed_model_name(model), known.get(source.name)
+            name, old = model_name_of(model), known.get(source.name)
             is_same = old is not None and old.model == name
             made[source.name] = old.updated(reader) if old is not None and is_same else ScopeIndex.build(reader, name)
     return made

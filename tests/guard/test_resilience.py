@@ -136,6 +136,13 @@ def test_what_no_waiting_changes_is_not(error: Exception) -> None:
     assert not is_transient(error)
 
 
+def test_a_code_may_be_anything() -> None:
+    """A client's error whose code is no text is judged by its kind."""
+    error = ConnectionError()
+    error.code = ["insufficient_quota"]  # type: ignore[attr-defined]
+    assert is_transient(error)
+
+
 def test_retry_after_is_read_in_all_its_forms() -> None:
     """Seconds, milliseconds and HTTP dates; nonsense is none."""
     soon = format_datetime(datetime.now(UTC) + timedelta(seconds=30), usegmt=True)
