@@ -1,10 +1,4 @@
-"""The query engine: answers one question from retrieval to response.
-
-    retrieval ─▶ synthesis ─▶ grounding ─▶ response
-
-``AgenticQueryEngine`` runs the stages; ``Answered`` is the result; the ``Agentic*Response`` classes are LlamaIndex
-responses with references, grounding ledger and activity log.
-"""
+"""The query engine: one question from retrieval over synthesis and grounding to a LlamaIndex response."""
 
 from __future__ import annotations
 
@@ -13,7 +7,6 @@ from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, NamedTuple, Self, TypeAlias, Unpack
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -36,17 +29,7 @@ from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import NodeWithScore, QueryBundle
 from llama_index_instrumentation import get_dispatcher
 
-from llama_index_agentic_kb._aio import (
-    aiterate,
-    arun,
-    deadline_after,
-    earliest,
-    emit,
-    emitting,
-    iterate,
-    run,
-)
-from llama_index_agentic_kb._text import one_line
+from llama_index_agentic_kb._aio import aiterate, arun, deadline_after, emit, emitting, iterate, run
 from llama_index_agentic_kb.account import GuardedCallbacks
 from llama_index_agentic_kb.account.activity_log import is_heard
 from llama_index_agentic_kb.account.budget import set_budget
@@ -54,12 +37,11 @@ from llama_index_agentic_kb.account.callbacks import open_events, resumed_trace
 from llama_index_agentic_kb.errors import DeadlineExceededError, SynthesisError
 from llama_index_agentic_kb.evidence.postprocessing import postprocess
 from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY
-from llama_index_agentic_kb.grounding import MarkerFilter, Markers, cited_ids
-from llama_index_agentic_kb.grounding.grounded import GroundedText, ground_text
+from llama_index_agentic_kb.grounding.citations import MarkerFilter, Markers, cited_ids
 from llama_index_agentic_kb.grounding.notices import withheld_text
 from llama_index_agentic_kb.grounding.settings import Grounding, as_grounding
 from llama_index_agentic_kb.guard.spotlighting import Spotlight
-from llama_index_agentic_kb.llm import billed, recorded_calls
+from llama_index_agentic_kb.llm import billed
 from llama_index_agentic_kb.planning import ClassificationSpec
 from llama_index_agentic_kb.retriever import AgenticRetriever, Retrieval
 from llama_index_agentic_kb.schema import (
@@ -67,7 +49,6 @@ from llama_index_agentic_kb.schema import (
     AgenticReasoningActivity,
     Message,
     MissingPart,
-    ModelAnswerSynthesisActivity,
     Outcome,
     OutputMode,
     RetrievalRequest,
@@ -75,8 +56,8 @@ from llama_index_agentic_kb.schema import (
     SkippedReason,
 )
 from llama_index_agentic_kb.schema._model import Shown
-from llama_index_agentic_kb.schema.grounding import ClaimFlag, GroundingLedger, Verdict
-from llama_index_agentic_kb.synthesis import is_replaced, replacement, synthesize, unfinished
+from llama_index_agentic_kb.schema.grounding import GroundingLedger
+from llama_index_agentic_kb.synthesis import check_answer, makes_objects, replacement, synthesize, unfinished
 from llama_index_agentic_kb.synthesizers import (
     AgenticSynthesizer,
     Synthesis,
@@ -184,13 +165,19 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
 
     def _query(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
         request = self.retriever.request_for(query_bundle)
-        return self.stream(request, query_bundle) if self._streams else self.respond(request, query_bundle)
+        if self._streams:
+            return self.stream(request, query_bundle)
+        return run(self.answer(request, query_bundle)).llama_response()
 
     async def _aquery(self, query_bundle: QueryBundle) -> RESPONSE_TYPE:
         request = self.retriever.request_for(query_bundle)
         if self._streams:
             return await self.astream(request, query_bundle)
-        return await self.arespond(request, query_bundle)
+        return (await arun(self.answer(request, query_bundle))).llama_response()
+
+    @property
+    def _streams(self) -> bool:
+        return bool(getattr(self.synthesizer, "_streaming", False))  # core's name; we use it too
 
     def retrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         """Return the nodes that a query would be answered from."""
@@ -199,16 +186,6 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
     async def aretrieve(self, query_bundle: QueryBundle) -> list[NodeWithScore]:
         """Return the nodes that a query would be answered from."""
         return (await arun(self.retrieved(self.retriever.request_for(query_bundle), query_bundle))).nodes
-
-    def respond(self, request: RetrievalRequest, bundle: QueryBundle | None = None) -> Response | PydanticResponse:
-        """Answer a request with a LlamaIndex response."""
-        return run(self.answer(request, bundle)).llama_response()
-
-    async def arespond(
-        self, request: RetrievalRequest, bundle: QueryBundle | None = None
-    ) -> Response | PydanticResponse:
-        """Answer a request with a LlamaIndex response."""
-        return (await arun(self.answer(request, bundle))).llama_response()
 
     def stream(
         self, request: RetrievalRequest, bundle: QueryBundle | None = None, observer: Observer = None
@@ -224,10 +201,6 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         begun = await arun(self.begin(request, bundle))
         deltas = aiterate(begun.work(), contextvars.copy_context())
         return AgenticAsyncStreamingResponse(deltas, begun.nodes, begun.metadata)
-
-    @property
-    def _streams(self) -> bool:
-        return bool(getattr(self.synthesizer, "_streaming", False))  # core's name; we use it too
 
     # -- the stages of a query -------------------------------------------------------------------------------------
 
@@ -255,14 +228,10 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         """
         with asked(self.callback_manager, request.question, announced=announced) as tell:
             retrieval = await self.retrieved(request, bundle, observer)
-            if streaming:
-                answered = await self._emitted_or_replaced(retrieval)
-            else:
-                synthesis = await self.synthesis(retrieval)
-                if synthesis.is_extract:  # copied from the evidence, so there is nothing to check
-                    answered = Answered(retrieval, synthesis)
-                else:
-                    answered = await self.grounded(retrieval, synthesis, self.checks)
+            try:
+                answered = await (self._emitted(retrieval) if streaming else self._answered(retrieval))
+            except (DeadlineExceededError, SynthesisError) as error:  # a part of it was shown
+                answered = Answered(retrieval, await replacement(self.synthesizer, retrieval, error))
             tell(answered.llama_response)
         return answered
 
@@ -307,6 +276,9 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
             retrieval.missing.append(MissingPart(what="evidence", outcome=Outcome.EMPTY, reason=reason))
         return retrieval
 
+    async def _answered(self, retrieval: Retrieval) -> Answered:
+        return await self.grounded(retrieval, await self.synthesis(retrieval), self.checks)
+
     async def synthesis(
         self,
         retrieval: Retrieval,
@@ -325,16 +297,14 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
             aside: See ``AgenticSynthesizer.synthesis``.
 
         Raises:
-            SynthesisError: The language model failed with an error other than an unavailable server.
-            DeadlineExceededError: An object (``output_cls``), which can't be partial, was not complete in time.
+            SynthesisError: See ``replacement``.
+            DeadlineExceededError: See ``replacement``.
         """
         asking = synthesize(self.synthesizer, retrieval, streaming=streaming, aside=aside)
         try:
             return await asking
         except (DeadlineExceededError, SynthesisError) as error:
-            if not is_replaced(self.synthesizer, error):
-                raise
-            return await replacement(retrieval, error)
+            return await replacement(self.synthesizer, retrieval, error)
 
     @property
     def checks(self) -> Grounding | None:
@@ -344,7 +314,7 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         citation markers, are checked only if the caller set ``grounding``.
         """
         synthesizer = self.synthesizer
-        if getattr(synthesizer, "_output_cls", None) is not None:
+        if makes_objects(synthesizer):
             return None
         if isinstance(synthesizer, AgenticSynthesizer):
             checked = synthesizer.needs_llm and synthesizer.needs_nodes
@@ -352,34 +322,27 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
             checked = self._grounding_asked
         return self.grounding if checked else None
 
-    async def grounded(self, retrieval: Retrieval, synthesis: Synthesis, grounding: Grounding | None) -> Answered:
+    async def grounded(self, retrieval: Retrieval, synthesis: Synthesis, checks: Grounding | None) -> Answered:
         """Check the answer against the evidence, and record why an answer is missing or withheld.
 
         Args:
             retrieval: The evidence. If markers are renumbered, the result's nodes are in order of first citation.
-            synthesis: The answer.
-            grounding: The settings of the check. None means no check.
+            synthesis: The answer; its text is replaced by the checked one. Extracted data is not checked.
+            checks: The settings of the check. None means no check.
         """
         answered = Answered(retrieval, synthesis)
+        if synthesis.is_extract:
+            return answered
         if not retrieval.nodes:
             answered.skipped = [SkippedReason.NO_RELEVANT_CONTENT]
             return answered
-        if grounding is not None and synthesis.output is None:
-            text = synthesis.text
-            if grounding.markers == Markers.RENUMBER:
-                text, answered.retrieval = _renumbered(text, retrieval)
-            answered.grounded = await ground_text(
-                text,
-                answered.retrieval.nodes,
-                answered.retrieval.references,
-                grounding,
-                model=getattr(self.synthesizer, "model", None),
-                spotlighting=getattr(self.synthesizer, "spotlighting", None),
-                deadline=earliest(retrieval.budget.check_deadline, deadline_after(grounding.seconds)),
-                recorded=partial(recorded_calls, retrieval.log),
+        if checks is not None and synthesis.output is None:
+            if checks.markers == Markers.RENUMBER:
+                synthesis.text, answered.retrieval = _renumbered(synthesis.text, retrieval)
+            synthesis.text, answered.ledger, low = await check_answer(
+                synthesis.text, answered.retrieval, checks, self.synthesizer
             )
-            _record_check(retrieval, answered.grounded.ledger, grounding)
-            answered.skipped = [*answered.grounded.skipped]
+            answered.skipped += [SkippedReason.LOW_GROUNDED_ANSWER] if low else []
         if not answered.skipped and not synthesis.answerable:
             answered.skipped.append(SkippedReason.UNHELPFUL_ANSWER)
         return answered
@@ -393,47 +356,42 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
         with asked(self.callback_manager, request.question) as tell:
             events = open_events()
             retrieval = await self.retrieved(request, bundle, observer)
-            answered = Answered(retrieval, Synthesis(text=""))
-            nodes, metadata = list(retrieval.nodes), answered.metadata()
-            tell(answered.llama_response)
-        work = partial(self._streamed, retrieval, nodes, metadata, retrieval.budget.left, events)
+            begun = Answered(retrieval, Synthesis(text=""))
+            nodes, metadata = list(retrieval.nodes), begun.metadata()
+            tell(begun.llama_response)
+        left = retrieval.budget.left  # the time until the stream is first read does not count
+
+        async def work() -> None:
+            retrieval.budget = replace(retrieval.budget, deadline=deadline_after(left))
+            set_budget(retrieval.budget)
+            answered = begun
+            try:
+                with resumed_trace(self.callback_manager, events):
+                    answered = await self._emitted(retrieval)
+            except (DeadlineExceededError, SynthesisError) as error:
+                retrieval.missing.append(unfinished(error))
+                answered.synthesis = Synthesis(error.partial)
+                raise
+            finally:
+                nodes[:] = answered.retrieval.nodes
+                metadata.update(answered.metadata())
+
         return BegunAnswer(work, nodes, metadata, retrieval)
 
-    async def _streamed(
-        self,
-        retrieval: Retrieval,
-        nodes: list[NodeWithScore],
-        metadata: dict[str, Any],
-        left: float | None,
-        events: Sequence[str],
-    ) -> None:
-        """Stream the answer, then update the response's nodes and metadata in place.
+    async def _emitted(self, retrieval: Retrieval) -> Answered:
+        """Synthesize and check the answer, and emit its text; a failed answer is replaced if nothing was shown yet.
 
-        It runs when the stream is first read; the time before that does not count against the budget.
+        Raises:
+            SynthesisError: The model failed; ``partial`` is the text that was shown.
+            DeadlineExceededError: The deadline has passed; ``partial`` as above.
         """
-        retrieval.budget = replace(retrieval.budget, deadline=deadline_after(left))
-        set_budget(retrieval.budget)
-        answered, shown = Answered(retrieval, Synthesis(text="")), list[str]()
+        checks, shown = self.checks, list[str]()
+        held = checks is not None and checks.may_change
 
         def show(delta: str) -> str:
             shown.append(delta)
             return delta
 
-        try:
-            with resumed_trace(self.callback_manager, events):
-                answered = await emitting(self._emitted(retrieval, shown), show)
-        except (DeadlineExceededError, SynthesisError) as error:
-            retrieval.missing.append(unfinished(error))
-            answered.synthesis = Synthesis("".join(shown))
-            raise
-        finally:
-            nodes[:] = answered.retrieval.nodes
-            metadata.update(answered.metadata())
-
-    async def _emitted(self, retrieval: Retrieval, shown: Sequence[str]) -> Answered:
-        """Synthesize and check the answer, and emit its text; a failed answer is replaced if nothing was shown yet."""
-        checks = self.checks
-        held = checks is not None and checks.may_change
         body = synthesize(self.synthesizer, retrieval, streaming=True)
         if held:
             body = emitting(body, lambda _: "")
@@ -441,33 +399,16 @@ class AgenticQueryEngine(GuardedCallbacks, RetrieverQueryEngine):
             markers = MarkerFilter(range(len(retrieval.nodes)), Markers(checks.markers))
             body = emitting(body, markers.feed, markers.close)
         try:
-            synthesis = await body
+            synthesis = await emitting(body, show)
         except (DeadlineExceededError, SynthesisError) as error:
-            if shown or not is_replaced(self.synthesizer, error):
+            if shown:
+                error.partial = "".join(shown)
                 raise
-            synthesis, held = await replacement(retrieval, error), True
-        if synthesis.is_extract:  # copied from the evidence, so there is nothing to check
-            answered = Answered(retrieval, synthesis)
-        else:
-            answered = await self.grounded(retrieval, synthesis, checks)
+            synthesis, held = await replacement(self.synthesizer, retrieval, error), True
+        answered = await self.grounded(retrieval, synthesis, checks)
         if held:
             await emit(answered.text)
         return answered
-
-    async def _emitted_or_replaced(self, retrieval: Retrieval) -> Answered:
-        """Return the answer and emit its text; if it fails after a part was shown, its replacement is not emitted."""
-        shown = list[str]()
-
-        def show(delta: str) -> str:
-            shown.append(delta)
-            return delta
-
-        try:
-            return await emitting(self._emitted(retrieval, shown), show)
-        except (DeadlineExceededError, SynthesisError) as error:
-            if not is_replaced(self.synthesizer, error):
-                raise
-            return Answered(retrieval, await replacement(retrieval, error))
 
 
 def _agentic(retriever: BaseRetriever) -> AgenticRetriever:
@@ -509,9 +450,6 @@ def asked(
         yield tell
 
 
-# -- grounding -----------------------------------------------------------------------------------------------------
-
-
 def _renumbered(text: str, retrieval: Retrieval) -> tuple[str, Retrieval]:
     """Return an answer with its markers numbered in order of appearance, and a retrieval of nodes in that order."""
     nodes = retrieval.nodes
@@ -523,36 +461,11 @@ def _renumbered(text: str, retrieval: Retrieval) -> tuple[str, Retrieval]:
     return shown, ordered
 
 
-def _record_check(retrieval: Retrieval, ledger: GroundingLedger, grounding: Grounding) -> None:
-    """Add the result of the check to the record of the answer, and a failed check to ``missing``."""
-    record = retrieval.log.last(ModelAnswerSynthesisActivity, purpose="answer")
-    if record is not None:
-        scored = [claim for claim in ledger.claims if claim.score is not None]
-        warnings = [*filter(None, [record.warning]), *(one_line(warning) for warning in ledger.warnings)]
-        retrieval.log.amend(
-            record,
-            grounding_score=ledger.grounding_score,
-            claims=len(scored),
-            supported_claims=sum(claim.verdict is Verdict.SUPPORTED for claim in scored),
-            warning="; ".join(warnings) or None,
-        )
-    if grounding.may_change and any(ClaimFlag.NOT_SCORED in claim.flags for claim in ledger.claims):
-        reason = "; ".join(ledger.warnings) or "some claims were not checked"
-        retrieval.missing.append(MissingPart(what="grounding", outcome=Outcome.ERROR, reason=reason))
-
-
 # -- results -----------------------------------------------------------------------------------------------------------
 
 
 class BegunAnswer(NamedTuple):
-    """An answer whose evidence is there, and whose text is still to be streamed.
-
-    Args:
-        work: A function that returns the coroutine that streams the text.
-        nodes: The evidence; updated in place at the end of the stream, as the metadata.
-        metadata: See ``Answered.metadata``.
-        retrieval: The retrieval.
-    """
+    """An answer whose evidence is there, and whose text ``work`` streams; at its end it updates nodes and metadata."""
 
     work: Callable[[], Coroutine[Any, Any, None]]
     nodes: list[NodeWithScore]
@@ -562,33 +475,31 @@ class BegunAnswer(NamedTuple):
 
 @dataclass(slots=True)
 class Answered:
-    """The result of a question: the evidence, the answer, and the result of the grounding check.
+    """The result of a question.
 
     Args:
         retrieval: The evidence and the activity log.
-        synthesis: The answer before the grounding check.
-        grounded: The answer after the grounding check. None if it was not checked.
+        synthesis: The answer, as the check left it.
+        ledger: The result of the grounding check. None if the answer was not checked.
         skipped: The reasons why the answer is missing or withheld; empty if there is an answer.
     """
 
     retrieval: Retrieval
     synthesis: Synthesis
-    grounded: GroundedText | None = None
+    ledger: GroundingLedger | None = None
     skipped: list[SkippedReason] = field(default_factory=list)
 
     @property
     def text(self) -> str:
         """The answer text, repaired if so configured, or the text that replaces a withheld answer."""
-        if self.grounded is None:
-            return self.synthesis.text
-        if self.grounded.skipped:
-            return withheld_text(self.grounded.skipped, self.retrieval.scope.question)
-        return self.grounded.text
+        withheld = SkippedReason.LOW_GROUNDED_ANSWER
+        if withheld in self.skipped:
+            return withheld_text([withheld], self.retrieval.scope.question)
+        return self.synthesis.text
 
     def response(self, *, include_activity: bool = True) -> RetrievalResponse:
         """Return the ``RetrievalResponse``."""
-        retrieval, text = self.retrieval, self.text
-        ledger = None if self.grounded is None else self.grounded.ledger
+        retrieval, text, ledger = self.retrieval, self.text, self.ledger
         shown = {reference.id for reference in retrieval.references if reference.source_data is not None}
         if ledger is not None and len(shown) < len(retrieval.nodes):
             ledger = ledger.quoting(shown)

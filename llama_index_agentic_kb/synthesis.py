@@ -1,8 +1,8 @@
-"""Synthesizes an answer from a retrieval: records the step in its activity log, and replaces an answer that failed."""
+"""The stages after retrieval: an answer is written, checked against its evidence, or replaced if it failed."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Coroutine
+from collections.abc import AsyncGenerator, Callable, Collection, Coroutine
 from functools import partial
 from typing import Any, Final
 
@@ -18,9 +18,11 @@ from llama_index.core.response_synthesizers import BaseSynthesizer
 from llama_index.core.schema import QueryBundle
 from llama_index_instrumentation import get_dispatcher
 
-from llama_index_agentic_kb._aio import END, Call, deadline_after, emit, open_stream
-from llama_index_agentic_kb._text import error_message
+from llama_index_agentic_kb._aio import END, Call, deadline_after, earliest, emit, open_stream
+from llama_index_agentic_kb._text import error_message, one_line
 from llama_index_agentic_kb.errors import DeadlineExceededError, SynthesisError
+from llama_index_agentic_kb.grounding.citations import Markers, strip_markers
+from llama_index_agentic_kb.grounding.settings import Grounding
 from llama_index_agentic_kb.guard.failures import is_transient
 from llama_index_agentic_kb.guard.spotlighting import Spotlight
 from llama_index_agentic_kb.llm import CUT_SHORT, billed, metered, recorded_calls
@@ -34,6 +36,7 @@ from llama_index_agentic_kb.schema import (
     ModelInfo,
     Outcome,
 )
+from llama_index_agentic_kb.schema.grounding import ClaimFlag, GroundingLedger, Verdict
 from llama_index_agentic_kb.synthesizers import AgenticSynthesizer, Synthesis
 from llama_index_agentic_kb.synthesizers.extractive import ExtractiveData
 
@@ -41,6 +44,10 @@ dispatcher = get_dispatcher(__name__)
 
 EXTRACTING_SECONDS: Final = 0.3
 """Seconds allowed for building extracted data after the answer's own time has expired."""
+
+# Metadata keys of a document's date; the first one present is used.
+_DATES: Final = ("date", "published", "published_at", "publication_date", "last_modified_date", "creation_date")
+_MAX_DATE: Final = 40
 
 
 async def synthesize(
@@ -50,10 +57,9 @@ async def synthesize(
     streaming: bool = False,
     aside: Callable[[Spotlight], str] | None = None,
 ) -> Synthesis:
-    """Synthesize the answer and record it; modes without a model amend the reasoning activity record instead.
+    """Write the answer and record it; modes without a model amend the reasoning activity record instead.
 
-    Of LlamaIndex's synthesizers only the model calls are recorded, and they get no instructions. See
-    ``AgenticQueryEngine.synthesis``.
+    Of LlamaIndex's synthesizers only the model calls are recorded, and they get no instructions.
     """
     if retrieval.reply:  # a question of a tool, or what became of its call
         if streaming:
@@ -166,9 +172,21 @@ async def _foreign(synthesizer: BaseSynthesizer, retrieval: Retrieval) -> Synthe
     return Synthesis(text)
 
 
-async def replacement(retrieval: Retrieval, error: DeadlineExceededError | SynthesisError) -> Synthesis:
-    """Return the replacement of a failed answer: its partial text, or else the evidence as extracted data."""
+# -- an answer that failed ---------------------------------------------------------------------------------------------
+
+
+async def replacement(
+    synthesizer: BaseSynthesizer, retrieval: Retrieval, error: DeadlineExceededError | SynthesisError
+) -> Synthesis:
+    """Return what replaces a failed answer: its partial text, or else the evidence as extracted data.
+
+    Raises:
+        SynthesisError: The model failed with an error other than an unavailable server.
+        DeadlineExceededError: The answer is an object (``output_cls``), which can't be partial.
+    """
     late = isinstance(error, DeadlineExceededError)
+    if makes_objects(synthesizer) or not (late or is_transient(error)):
+        raise error
     if error.partial:
         synthesis, given = Synthesis(error.partial), "what there was of it is given"
     else:
@@ -184,24 +202,112 @@ async def replacement(retrieval: Retrieval, error: DeadlineExceededError | Synth
         except DeadlineExceededError:  # the evidence is very long
             synthesis, given = Synthesis(""), "the references name the evidence"
         synthesis.is_extract = True
-    synthesis.lacking = f"{'it was not done by its deadline' if late else error_message(error)}: {given}"
-    outcome = Outcome.TIMEOUT if late else Outcome.ERROR
-    retrieval.missing.append(_answer_missing(outcome, synthesis.lacking))
+    synthesis.lacking = f"{_why(error)}: {given}"
+    retrieval.missing.append(_answer_missing(Outcome.TIMEOUT if late else Outcome.ERROR, synthesis.lacking))
     return synthesis
 
 
-def is_replaced(synthesizer: BaseSynthesizer, error: Exception) -> bool:
-    """Return whether a failed answer is replaced by a partial one or by the evidence; never for objects."""
-    makes_objects = getattr(synthesizer, "_output_cls", None) is not None  # core's name; we use it too
-    return not makes_objects and (isinstance(error, DeadlineExceededError) or is_transient(error))
+def makes_objects(synthesizer: BaseSynthesizer) -> bool:
+    """Return whether answers are objects (``output_cls``)."""
+    return getattr(synthesizer, "_output_cls", None) is not None  # core's name; we use it too
 
 
 def unfinished(error: DeadlineExceededError | SynthesisError) -> MissingPart:
     """Return the missing part to report if a stream ends with an error."""
-    if isinstance(error, DeadlineExceededError):
-        return _answer_missing(Outcome.TIMEOUT, "it was not done by its deadline: the text so far is all of it")
-    return _answer_missing(Outcome.ERROR, f"{error_message(error)}: the text so far is all of it")
+    outcome = Outcome.TIMEOUT if isinstance(error, DeadlineExceededError) else Outcome.ERROR
+    return _answer_missing(outcome, f"{_why(error)}: the text so far is all of it")
+
+
+def _why(error: DeadlineExceededError | SynthesisError) -> str:
+    return "it was not done by its deadline" if isinstance(error, DeadlineExceededError) else error_message(error)
 
 
 def _answer_missing(outcome: Outcome, reason: str) -> MissingPart:
     return MissingPart(what="answer", outcome=outcome, reason=reason)
+
+
+# -- the check ---------------------------------------------------------------------------------------------------------
+
+
+async def check_answer(
+    text: str, retrieval: Retrieval, settings: Grounding, synthesizer: BaseSynthesizer
+) -> tuple[str, GroundingLedger, bool]:
+    """Check an answer against its evidence, and repair it if so configured.
+
+    Returns:
+        The text after repair, with its markers processed; its ledger; and whether it is to be withheld.
+    """
+    from llama_index_agentic_kb.grounding.ledger import GroundingSource, ground  # noqa: PLC0415 (loads the scorers)
+    from llama_index_agentic_kb.grounding.repair import is_low_grounded, repair  # noqa: PLC0415 (same)
+
+    titles = {reference.id: reference.title for reference in retrieval.references}
+    sources = []
+    for position, one in enumerate(retrieval.nodes):
+        date = next(filter(None, map(one.node.metadata.get, _DATES)), None)
+        sources.append(
+            GroundingSource(
+                str(position),
+                one.node.node_id,
+                getattr(one.node, "text", None) or "",
+                title=titles.get(str(position), ""),
+                date=None if date is None else one_line(str(date), _MAX_DATE),
+            )
+        )
+    scorer, threshold = settings.scorer, settings.threshold
+    deadline = earliest(retrieval.budget.check_deadline, deadline_after(settings.seconds))
+    with recorded_calls(retrieval.log, "check"):
+        ledger = await ground(text, sources, scorer, threshold=threshold, deadline=deadline)
+    if settings.repair is not None:
+        with recorded_calls(retrieval.log, "repair"):
+            text, ledger = await repair(
+                text,
+                ledger,
+                sources,
+                model=getattr(synthesizer, "model", None) if settings.repair == "rewrite" else None,
+                scorer=scorer,
+                spotlighting=getattr(synthesizer, "spotlighting", None),
+                threshold=threshold,
+                deadline=deadline,
+            )
+    emptied = settings.repair is not None and bool(ledger.changes) and not ledger.claims
+    low = emptied or (settings.filtering is not None and is_low_grounded(ledger, settings.filtering))
+    if len(titles) < len(sources):
+        ledger = _only_shown(ledger, titles.keys())
+    if settings.markers == Markers.STRIP:
+        text, ledger = strip_markers(text, ledger)
+    _record_check(retrieval, ledger, settings)
+    return text, ledger, low
+
+
+def _only_shown(ledger: GroundingLedger, shown: Collection[str]) -> GroundingLedger:
+    """Return a ledger without quotes and ids of references that the response does not show."""
+    conflicts = [one for one in ledger.conflicts if all(side.support.reference_id in shown for side in one.values)]
+    disputed = {conflict.claim for conflict in conflicts}
+    claims = []
+    for number, claim in enumerate(ledger.claims):
+        changed = {
+            "supports": [one for one in claim.supports if one.reference_id in shown],
+            "cited": [one for one in claim.cited if one in shown],
+            "misattributed": [one for one in claim.misattributed if one in shown],
+            "flags": [one for one in claim.flags if one is not ClaimFlag.CONFLICTING_SOURCES or number in disputed],
+        }
+        claims.append(claim.model_copy(update=changed))
+    return ledger.model_copy(update={"claims": claims, "conflicts": conflicts})
+
+
+def _record_check(retrieval: Retrieval, ledger: GroundingLedger, settings: Grounding) -> None:
+    """Add the result of the check to the record of the answer, and a failed check to ``missing``."""
+    record = retrieval.log.last(ModelAnswerSynthesisActivity, purpose="answer")
+    if record is not None:
+        scored = [claim for claim in ledger.claims if claim.score is not None]
+        warnings = [*filter(None, [record.warning]), *(one_line(warning) for warning in ledger.warnings)]
+        retrieval.log.amend(
+            record,
+            grounding_score=ledger.grounding_score,
+            claims=len(scored),
+            supported_claims=sum(claim.verdict is Verdict.SUPPORTED for claim in scored),
+            warning="; ".join(warnings) or None,
+        )
+    if settings.may_change and any(ClaimFlag.NOT_SCORED in claim.flags for claim in ledger.claims):
+        reason = "; ".join(ledger.warnings) or "some claims were not checked"
+        retrieval.missing.append(MissingPart(what="grounding", outcome=Outcome.ERROR, reason=reason))

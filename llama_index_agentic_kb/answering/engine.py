@@ -36,9 +36,8 @@ from llama_index_agentic_kb.answering.sessions import (
 )
 from llama_index_agentic_kb.answering.supplied_results import supplied_request, supplied_retriever
 from llama_index_agentic_kb.errors import InvalidRequestError
-from llama_index_agentic_kb.grounding import Markers
-from llama_index_agentic_kb.grounding.citations import strip_markers
-from llama_index_agentic_kb.grounding.grounded import own_citations
+from llama_index_agentic_kb.grounding.citations import Markers, strip_markers
+from llama_index_agentic_kb.grounding.claims import split_claims
 from llama_index_agentic_kb.grounding.notices import withheld_text
 from llama_index_agentic_kb.grounding.settings import DEFAULT_GROUNDING, Grounding
 from llama_index_agentic_kb.llm import recorded_calls
@@ -66,7 +65,7 @@ from llama_index_agentic_kb.schema.answer_query import (
     StepsPiece,
     TextPiece,
 )
-from llama_index_agentic_kb.schema.grounding import GroundingLedger
+from llama_index_agentic_kb.schema.grounding import GroundedClaim, GroundingLedger
 from llama_index_agentic_kb.schema.request import SourceParams
 from llama_index_agentic_kb.schema.response import SkippedReason
 from llama_index_agentic_kb.store.sessions import SessionStore
@@ -264,7 +263,13 @@ class _Answering:
             self.warnings.append(f"there is no answer: {synthesis.lacking}")
             return
         if grounding is None:
-            synthesis.text, self.unchecked = strip_markers(synthesis.text, own_citations(synthesis.text))
+            cited = [
+                GroundedClaim(
+                    text=one.text, span=one.span, check_required=one.check_required, cited=[*map(str, one.cited)]
+                )
+                for one in split_claims(synthesis.text)
+            ]
+            synthesis.text, self.unchecked = strip_markers(synthesis.text, GroundingLedger(claims=cited))
         self.answered = await self.engine.grounded(retrieval, synthesis, grounding)
         await self._judge(self.answered)
         if not self.skipped and query.related_questions:
@@ -288,10 +293,10 @@ class _Answering:
     async def _judge(self, answered: Answered) -> None:
         """Set the text to the answer, or withhold it if it is poorly grounded or violates a policy."""
         self.skipped += answered.skipped
-        is_withheld = answered.grounded is not None and bool(answered.grounded.skipped)
-        self.text = self.notice if is_withheld else answered.text
-        text = answered.synthesis.text if answered.grounded is None else answered.grounded.text
-        self.warnings += [] if answered.grounded is None else answered.grounded.ledger.warnings
+        is_withheld = SkippedReason.LOW_GROUNDED_ANSWER in answered.skipped
+        text = answered.synthesis.text
+        self.text = self.notice if is_withheld else text
+        self.warnings += [] if answered.ledger is None else answered.ledger.warnings
         objection = await check(self.policy.answer, text, "answer check", self._hook_deadline())
         if objection is not None:
             self.skip(SkippedReason.CUSTOMER_POLICY_VIOLATION, warning=f"the answer is withheld: {objection}")
@@ -331,13 +336,13 @@ class _Answering:
     def response(self) -> AnswerResponse:
         """Return the response built from the current state."""
         retrieval, answered, shown = self.retrieval, self.answered, self.shown()
-        grounded = None if answered is None else answered.grounded
+        ledger = None if answered is None else answered.ledger
         answer = make_answer(
             self.query if self.unchecked is None else self.query.model_copy(update={"grounding_supports": False}),
             self.text or self.notice,
             references=self.references,
             steps=self.steps,
-            ledger=self.unchecked if grounded is None else grounded.ledger,
+            ledger=ledger or self.unchecked,
             related_questions=self.related,
             classifications=None if retrieval is None else retrieval.plan.classifications,
             skipped_reasons=self.skipped,

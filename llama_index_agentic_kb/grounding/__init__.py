@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from llama_index_agentic_kb.grounding.metrics import citation_quality as citation_quality
     from llama_index_agentic_kb.grounding.ranking import arank as arank
     from llama_index_agentic_kb.grounding.ranking import rank as rank
-    from llama_index_agentic_kb.grounding.repair import Repaired as Repaired
     from llama_index_agentic_kb.grounding.repair import is_low_grounded as is_low_grounded
     from llama_index_agentic_kb.grounding.scorers import ClaimScorer as ClaimScorer
     from llama_index_agentic_kb.grounding.scorers import CrossEncoderScorer as CrossEncoderScorer
@@ -45,7 +44,7 @@ _HOMES = {
     "ledger": "GroundingSource ground grounding_score",
     "metrics": "acitation_quality citation_quality",
     "ranking": "arank rank",
-    "repair": "Repaired is_low_grounded",
+    "repair": "is_low_grounded",
     "scorers": "ClaimScorer CrossEncoderScorer LLMJudge LexicalScorer",
     "settings": "Grounding",
     "spans": "TextOffsets",

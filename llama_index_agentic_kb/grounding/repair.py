@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
@@ -81,19 +80,6 @@ def is_low_grounded(ledger: GroundingLedger, level: FilteringLevel | str) -> boo
     return score is not None and score < least[FilteringLevel(level)]
 
 
-@dataclass(frozen=True, slots=True)
-class Repaired:
-    """A repaired answer.
-
-    Args:
-        answer: The repaired text.
-        ledger: The grounding ledger of this text; ``changes`` lists dropped and rewritten claims.
-    """
-
-    answer: str
-    ledger: GroundingLedger
-
-
 async def repair(
     answer: str,
     ledger: GroundingLedger,
@@ -104,7 +90,7 @@ async def repair(
     spotlighting: Spotlighting | None = "delimit",
     threshold: float = CITATION_THRESHOLD,
     deadline: float | None = None,
-) -> Repaired:
+) -> tuple[str, GroundingLedger]:
     """Repair an answer: drop unsupported and contradicted claims or, with a model, rewrite each of them once.
 
     A rewritten claim is checked again, and dropped if it is still not supported. A claim is also dropped, with a
@@ -129,7 +115,7 @@ async def repair(
     ledger.check_spans(answer)
     faulty = [claim for claim in ledger.claims if claim.verdict in _FAULTY]
     if not faulty:
-        return Repaired(answer, ledger)
+        return answer, ledger
     rewritten = dict.fromkeys((claim.span.start for claim in faulty), "")
     warnings: list[str] = []
     if model is not None and sources:
@@ -161,7 +147,7 @@ async def repair(
     again = await ground(text, sources, scorer, threshold=threshold, deadline=deadline)
     again.changes = [*ledger.changes, *changes]
     again.warnings = [*warnings, *again.warnings]
-    return Repaired(text, again)
+    return text, again
 
 
 async def _rewritten(

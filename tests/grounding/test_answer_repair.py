@@ -10,7 +10,7 @@ from llama_index.core.callbacks import CallbackManager
 from llama_index_agentic_kb._aio import arun, run
 from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.grounding.ledger import GroundingSource, ground
-from llama_index_agentic_kb.grounding.repair import Repaired, is_low_grounded, repair
+from llama_index_agentic_kb.grounding.repair import is_low_grounded, repair
 from llama_index_agentic_kb.llm import LanguageModel
 from llama_index_agentic_kb.schema.grounding import ChangeKind, GroundingLedger, Verdict
 from llama_index_agentic_kb.testing import ScriptedLLM, ScriptedReply
@@ -28,28 +28,28 @@ def model(*replies: str | Exception | ScriptedReply) -> LanguageModel:
     return LanguageModel(ScriptedLLM(list(replies)), CallbackManager)
 
 
-def repaired(answer: str, writer: LanguageModel | None = None) -> Repaired:
-    found = run(repair(answer, run(ground(answer, SOURCES)), SOURCES, model=writer))
-    found.ledger.check_spans(found.answer)
-    return found
+def repaired(answer: str, writer: LanguageModel | None = None) -> tuple[str, GroundingLedger]:
+    text, ledger = run(repair(answer, run(ground(answer, SOURCES)), SOURCES, model=writer))
+    ledger.check_spans(text)
+    return text, ledger
 
 
 def test_drops() -> None:
     """Without a model a wrong claim is dropped; the change says what, where and why."""
     answer = f"{RIGHT} {WRONG} It carries a golden record [ref_id:4]."
-    found = repaired(answer)
-    assert found.answer == f"{RIGHT} It carries a golden record [ref_id:4]."
-    [change] = found.ledger.changes
+    text, ledger = repaired(answer)
+    assert text == f"{RIGHT} It carries a golden record [ref_id:4]."
+    [change] = ledger.changes
     assert (change.kind, change.before, change.after) == (ChangeKind.DROPPED, WRONG, "")
     assert (change.span.of(answer), change.verdict) == (WRONG, Verdict.CONTRADICTED)
     assert "contradicted" in change.reason
-    assert (found.ledger.grounding_score or 0) > 0.6
+    assert (ledger.grounding_score or 0) > 0.6
 
 
 def test_drops_whole_items() -> None:
     """Of a list, the item's line goes, and no hole is left."""
     answer = f"Launches:\n- {RIGHT}\n- {WRONG}\n- Venera 7 landed on Venus in 1970 [ref_id:7].\n"
-    assert repaired(answer).answer == f"Launches:\n- {RIGHT}\n- Venera 7 landed on Venus in 1970 [ref_id:7]."
+    assert repaired(answer)[0] == f"Launches:\n- {RIGHT}\n- Venera 7 landed on Venus in 1970 [ref_id:7]."
 
 
 @pytest.mark.parametrize(
@@ -63,10 +63,10 @@ def test_drops_whole_items() -> None:
 )
 def test_rewrites(answer: str, reply: str, after: str) -> None:
     """With a model a wrong claim is rewritten, with the references' own ids alone, and checked again."""
-    found = repaired(answer, model(reply))
-    assert found.answer == after
-    assert [change.kind for change in found.ledger.changes] == [ChangeKind.REWRITTEN]
-    assert {claim.verdict for claim in found.ledger.claims} == {Verdict.SUPPORTED}
+    text, ledger = repaired(answer, model(reply))
+    assert text == after
+    assert [change.kind for change in ledger.changes] == [ChangeKind.REWRITTEN]
+    assert {claim.verdict for claim in ledger.claims} == {Verdict.SUPPORTED}
 
 
 @pytest.mark.parametrize(
@@ -83,11 +83,11 @@ def test_rewrites(answer: str, reply: str, after: str) -> None:
 )
 def test_what_is_still_wrong_is_dropped(reply: str | Exception) -> None:
     """A rewriting that fails, or that the evidence doesn't bear out either, is no rewriting."""
-    found = repaired(f"{RIGHT} {WRONG}", model(reply))
-    assert found.answer == RIGHT
-    assert [change.kind for change in found.ledger.changes] == [ChangeKind.DROPPED]
-    assert len(found.ledger.warnings) == isinstance(reply, Exception)
-    assert all("could not be rewritten" in warning and "1969" in warning for warning in found.ledger.warnings)
+    text, ledger = repaired(f"{RIGHT} {WRONG}", model(reply))
+    assert text == RIGHT
+    assert [change.kind for change in ledger.changes] == [ChangeKind.DROPPED]
+    assert len(ledger.warnings) == isinstance(reply, Exception)
+    assert all("could not be rewritten" in warning and "1969" in warning for warning in ledger.warnings)
 
 
 async def test_slow_model_costs_the_claim_only() -> None:
@@ -101,17 +101,17 @@ async def test_slow_model_costs_the_claim_only() -> None:
         model=model(ScriptedReply("x", latency=20)),
         deadline=time.monotonic() + 0.3,
     )
-    found = await arun(work)
+    text, ledger = await arun(work)
     assert time.monotonic() - begun < 10
-    assert found.answer == RIGHT
-    assert any("could not be rewritten" in warning for warning in found.ledger.warnings)
+    assert text == RIGHT
+    assert any("could not be rewritten" in warning for warning in ledger.warnings)
 
 
 def test_nothing_to_repair() -> None:
     """A grounded answer stays as it is, and no model is asked; another answer's ledger is refused."""
     answer = f"Here you are:\n\n{RIGHT}\n"
-    found = repaired(answer, model())
-    assert (found.answer, found.ledger.changes) == (answer, [])
+    text, ledger = repaired(answer, model())
+    assert (text, ledger.changes) == (answer, [])
     with pytest.raises(InvalidRequestError):
         run(repair("Something else entirely, at length.", run(ground(WRONG, SOURCES)), SOURCES))
 

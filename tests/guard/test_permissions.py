@@ -40,6 +40,7 @@ from llama_index_agentic_kb import (
     RetrieverOptions,
     acting_as,
 )
+from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.guard.permissions import current_principal
 from llama_index_agentic_kb.schema import SourceActivity, matches
 from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever, ScriptedLLM
@@ -195,7 +196,7 @@ def test_two_principals_are_none() -> None:
     kb = KnowledgeBase([memory_source(permissions=FIELDS)], effort="minimal")
     bound = AgenticQueryEngine(kb.as_retriever(principal=ALICE))
     with pytest.raises(DeniedError, match="two principals"):
-        bound.respond(kb.request("rain", principal=BETA))
+        run(bound.answer(kb.request("rain", principal=BETA)))
     with acting_as(ALICE):
         assert texts(kb.retrieve("rain", principal=ALICE)) == SEEN[ALICE]
         with pytest.raises(DeniedError, match="two principals"):

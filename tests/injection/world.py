@@ -13,6 +13,7 @@ from llama_index.core.indices.prompt_helper import PromptHelper
 from llama_index.core.schema import TextNode
 
 from llama_index_agentic_kb import AgenticQueryEngine, AgenticRetriever, KnowledgeSource, RetrieverOptions
+from llama_index_agentic_kb._aio import arun, run
 from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY
 from llama_index_agentic_kb.guard.spotlighting import Spotlighting
 from llama_index_agentic_kb.schema import RetrievalRequest, RetrievalResponse
@@ -101,9 +102,9 @@ class World:
         response: Any
         text: str | None = None
         if case.way == "sync":
-            response = engine.respond(request)
+            response = run(engine.answer(request)).llama_response()
         elif case.way == "async":
-            response = asyncio.run(engine.arespond(request))
+            response = asyncio.run(arun(engine.answer(request))).llama_response()
         elif case.way == "stream":
             response = engine.stream(request)
             text = "".join(response.response_gen)
