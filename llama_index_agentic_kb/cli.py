@@ -75,11 +75,12 @@ WindowOption = Annotated[
 
 
 def main() -> None:
-    """Run the command line; on ``AgenticKBError``, print one line to stderr and exit with status 1."""
+    """Run the command line; on ``AgenticKBError``, print it and its remedy to stderr, and exit with status 1."""
     try:
         app()
     except AgenticKBError as error:
         errors.print(Text(f"agentic-kb: {printable(error_message(error))}", "red"))
+        errors.print(Text(f"{error.code}: {error.remedy} More: {error.docs}", "dim"), soft_wrap=True)
         raise SystemExit(1) from None
 
 

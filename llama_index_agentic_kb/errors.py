@@ -1,7 +1,8 @@
 """The exception classes of this library, all derived from ``AgenticKBError``.
 
-Each class has a stable ``code`` for logs and JSON responses, and a ``status_code`` if an HTTP status applies, as in
-Azure AI Search's API. Messages name the field or part at fault and the remedy, and contain no secrets.
+Each class has a stable ``code`` for logs and JSON responses, a `remedy`, and a `status_code` if an HTTP status
+applies, as in Azure AI Search's API; a class without a code of its own shares its parent's. Messages name the field or
+part at fault, and contain no secrets.
 """
 
 from __future__ import annotations
@@ -21,31 +22,43 @@ class AgenticKBError(Exception):
     """The base class of all errors that this library raises on purpose."""
 
     code: str = "agenticKbError"
+    """The kind of error, stable across releases."""
+    remedy: str = "Read the message: it names what failed. `__cause__` holds the other library's own error."
+    """What to do, where the message names nothing better."""
     status_code: int | None = None
+
+    @property
+    def docs(self) -> str:
+        """The section of the documentation on this kind of error."""
+        return f"docs/troubleshooting.md#{self.code.lower()}"
 
 
 class ConfigurationError(AgenticKBError, ValueError):
     """An object was constructed with invalid or conflicting arguments."""
 
     code = "configuration"
+    remedy = "Correct the argument, the option or the file that the message names."
 
 
 class StoreMismatchError(ConfigurationError):
     """A store was created with one embedding model and opened with another."""
 
     code = "storeMismatch"
+    remedy = "Open the store with the embedding model that it was made with, or ingest into a new store."
 
 
 class StoreDamagedError(ConfigurationError):
     """A store's files are damaged or inconsistent; the message names the remedy, usually ``agentic-kb repair``."""
 
     code = "storeDamaged"
+    remedy = "Run `agentic-kb repair`; where documents.db itself is damaged, restore it from a copy, or ingest again."
 
 
 class InvalidRequestError(AgenticKBError, ValueError):
     """A request is invalid; the message names the field and the remedy."""
 
     code = "invalidRequest"
+    remedy = "Correct the field of the request that the message names."
     status_code = 400
 
 
@@ -78,6 +91,7 @@ class RetrievalError(AgenticKBError):
     """
 
     code = "retrievalFailed"
+    remedy = "Mend the sources that `failures` names (over HTTP: `details`), or ask others."
     status_code = 502
 
     def __init__(
@@ -95,6 +109,9 @@ class DeniedError(RetrievalError):
     """A filter could not be applied to a source, so the source was not searched (fail closed)."""
 
     code = "denied"
+    remedy = (
+        "Ask as a principal who may, or declare the filter's fields with the source: `KnowledgeSource(fields=...)`."
+    )
     status_code = 403
 
 
@@ -102,24 +119,31 @@ class SourceUnavailableError(AgenticKBError):
     """A source was not called because its circuit breaker is open or its bulkhead is full."""
 
     code = "sourceUnavailable"
+    remedy = "Ask again later; `source.health` shows what is at work, waiting and abandoned."
 
 
 class CircuitOpenError(SourceUnavailableError):
     """A source is temporarily not called because of repeated recent failures (circuit breaker)."""
 
     code = "circuitOpen"
+    remedy = "Mend the source, and ask again at the time that the message names."
 
 
 class BulkheadFullError(SourceUnavailableError):
     """The waiting queue of a source is full, or all its concurrent calls hang (bulkhead)."""
 
     code = "bulkheadFull"
+    remedy = (
+        "Ask fewer questions at once, or raise `Resilience(max_concurrency=...)`; a source that hangs "
+        "needs a `timeout`."
+    )
 
 
 class NotFoundError(AgenticKBError, LookupError):
     """The named object does not exist or belongs to another owner; the error does not reveal which."""
 
     code = "notFound"
+    remedy = "Check the name, and that it belongs to whoever asks."
     status_code = 404
 
 
@@ -127,6 +151,7 @@ class SessionStoreError(AgenticKBError):
     """The session database is unreachable or failed; data written earlier is kept."""
 
     code = "sessionStoreFailed"
+    remedy = "Start the database, or correct its address; what was written is still there."
     status_code = 503
 
 
@@ -134,12 +159,14 @@ class InvalidAnswerError(AgenticKBError, ValueError):
     """An ``Answer`` violates a rule of its schema; the message names the field."""
 
     code = "invalidAnswer"
+    remedy = "Correct the field of the `Answer` that the message names."
 
 
 class PlanningError(AgenticKBError):
     """A model's reply has no usable plan. The planner converts it into a warning and a simple plan."""
 
     code = "planningFailed"
+    remedy = 'Use a stronger model for plans, or `effort="minimal"`, which makes none.'
 
 
 class SynthesisError(AgenticKBError):
@@ -152,6 +179,7 @@ class SynthesisError(AgenticKBError):
     """
 
     code = "synthesisFailed"
+    remedy = "Look at `__cause__` for the model's own error; `partial` holds the text so far."
 
     def __init__(self, message: str, *, step: int = 0, partial: str = "") -> None:
         """Set the message, the failed step and the partial text."""
@@ -169,6 +197,7 @@ class LLMError(AgenticKBError):
     """
 
     code = "llmFailed"
+    remedy = "Ask again, raise the model's output limit, or use another model; the message has the model's reason."
 
     def __init__(self, message: str, *, empty: bool = False, usage: Usage | None = None) -> None:
         """Set the message, the empty flag and the usage."""
@@ -180,6 +209,7 @@ class DeadlineExceededError(AgenticKBError, TimeoutError):
     """A step was still running at its deadline. ``partial`` is the text of the answer so far; may be empty."""
 
     code = "deadlineExceeded"
+    remedy = "Raise `max_runtime_in_seconds`, or mend what the message names as slow."
     partial: str = ""
 
 
@@ -187,6 +217,7 @@ class IngestionError(AgenticKBError):
     """Documents could not be read or stored."""
 
     code = "ingestionFailed"
+    remedy = "Correct what the message names (rights, room on the disk, another writer), and ingest again."
 
 
 def by_value(kind: type[E], value: E | str, field: str) -> E:

@@ -174,10 +174,10 @@ def test_a_path_that_is_not_there_is_an_error(store: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("arguments", [["ask", "x", "--store", "no"], ["ask", "x", "--model", "m"], ["bench", "."]])
-def test_errors_are_one_line(
+def test_errors_are_short(
     arguments: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What can't be done is one line on stderr and exit status 1, no traceback."""
+    """What can't be done is an error and its remedy on stderr and exit status 1, no traceback."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "argv", ["agentic-kb", *arguments])
     with pytest.raises(SystemExit) as left:
@@ -185,6 +185,7 @@ def test_errors_are_one_line(
     shown = capsys.readouterr().err
     assert left.value.code == 1
     assert shown.startswith("agentic-kb: ")
+    assert "More: docs/troubleshooting.md#" in shown.splitlines()[-1]
     assert "Traceback" not in shown
 
 

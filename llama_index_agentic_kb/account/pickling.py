@@ -16,6 +16,7 @@ class PicklingRefusedError(AgenticKBError, TypeError):
     """Raised when an object with API keys is pickled or deep-copied; the message names the alternative."""
 
     code = "picklingRefused"
+    remedy = "Make the object anew in the other process, from the settings that made it here."
 
 
 class NotPickled:

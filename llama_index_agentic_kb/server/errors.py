@@ -19,42 +19,49 @@ class UnauthorizedError(RequestError):
     """The request has no credentials, or credentials that can't be verified."""
 
     code, status_code, headers = "unauthorized", 401, {"WWW-Authenticate": 'Bearer realm="agentic-kb"'}
+    remedy = "Send a key (`api-key`) or a token (`Authorization: Bearer`) that the server knows."
 
 
 class ForbiddenError(RequestError):
     """The caller may not do this."""
 
     code, status_code = "forbidden", 403
+    remedy = "Ask with a key or a token that has the right which the message names."
 
 
 class NotAcceptableError(RequestError):
     """The API version can't answer in the form that the client accepts."""
 
     code, status_code = "notAcceptable", 406
+    remedy = "Accept `application/json`, or use an API version that streams."
 
 
 class ConflictError(RequestError):
     """The change contradicts what is stored."""
 
     code, status_code = "conflict", 409
+    remedy = "Use another name, or change first what the message names."
 
 
 class PreconditionError(RequestError):
     """The stored definition does not meet ``If-Match`` or ``If-None-Match``."""
 
     code, status_code = "preconditionFailed", 412
+    remedy = "Read the definition again, and send its present ETag."
 
 
 class TooLargeError(RequestError):
     """The body is larger than the server accepts."""
 
     code, status_code = "requestTooLarge", 413
+    remedy = "Send a smaller body, or raise the server's limit."
 
 
 class TooManyRequestsError(RequestError):
     """The caller exceeded its rate; ``Retry-After`` says when to try again."""
 
     code, status_code = "tooManyRequests", 429
+    remedy = "Wait as long as `Retry-After` says, or raise the caller's rate."
 
     def __init__(self, message: str, seconds: float) -> None:
         super().__init__(message)
@@ -65,12 +72,14 @@ class OverloadedError(RequestError):
     """The server runs as many requests as it may, or shuts down."""
 
     code, status_code, headers = "overloaded", 503, {"Retry-After": "1"}
+    remedy = "Wait as long as `Retry-After` says, and send the request again."
 
 
 class UnavailableError(RequestError):
     """A knowledge base can't be opened: what its definition names is not configured on this server."""
 
     code, status_code = "knowledgeBaseUnavailable", 503
+    remedy = "Configure on the server what the message names, or correct the definition."
 
 
 _OTHER_STATUSES: Final = ((SynthesisError, 502), (DeadlineExceededError, 502))
