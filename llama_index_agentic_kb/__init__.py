@@ -90,7 +90,6 @@ if TYPE_CHECKING:
     from llama_index_agentic_kb.schema.answer_query import AnswerQuery as AnswerQuery
     from llama_index_agentic_kb.schema.answer_query import AnswerResponse as AnswerResponse
     from llama_index_agentic_kb.search.embedding import EmbeddingCache as EmbeddingCache
-    from llama_index_agentic_kb.search.fusion import distribution_based_score_fusion as distribution_based_score_fusion
     from llama_index_agentic_kb.search.fusion import interleave as interleave
     from llama_index_agentic_kb.search.fusion import reciprocal_rank_fusion as reciprocal_rank_fusion
     from llama_index_agentic_kb.search.fusion import relative_score_fusion as relative_score_fusion
@@ -137,7 +136,7 @@ schema.answer_query: AnswerQuery AnswerResponse
 schema: DialogueStage DialogueState Finding GroundingLedger OutputMode Principal QueryPlan ReasoningEffort
     ResultsProcessing RetrievalRequest RetrievalResponse ScopeState SkippedReason SourceParams parse_odata
 search.embedding: EmbeddingCache
-search.fusion: distribution_based_score_fusion interleave reciprocal_rank_fusion relative_score_fusion
+search.fusion: interleave reciprocal_rank_fusion relative_score_fusion
 search.rerank: Calibration Reranker
 sources: Facet Fields FilterField KnowledgeSource ToolSource WriteLedger Writes mcp_sources
 store: KnowledgeStore default_embed_model ingest

@@ -26,9 +26,10 @@ from llama_index_agentic_kb.errors import (
     ConfigurationError,
     DeadlineExceededError,
     InvalidRequestError,
+    by_value,
 )
 from llama_index_agentic_kb.evidence.candidates import Fusion
-from llama_index_agentic_kb.evidence.gathering import EvidenceOptions, as_processing, gather_evidence
+from llama_index_agentic_kb.evidence.gathering import EvidenceOptions, gather_evidence
 from llama_index_agentic_kb.evidence.provenance import references
 from llama_index_agentic_kb.guard.limits import DEFAULT_INPUT_LIMITS, InputLimits
 from llama_index_agentic_kb.guard.permissions import (
@@ -245,7 +246,7 @@ class AgenticRetriever(GuardedCallbacks, BaseRetriever):
             reranker=as_reranker(reranker),
             join_neighbours=self.options.join_neighbours,
             max_per_document=self.options.max_per_document,
-            results_processing=as_processing(self.options.results_processing),
+            results_processing=by_value(ResultsProcessing, self.options.results_processing, "results_processing"),
         )
         spotlighting = as_spotlighting(self.options.spotlighting)
         super().__init__(callback_manager=callback_manager)

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 from collections import Counter, defaultdict
 from collections.abc import Hashable, Iterator, Sequence
-from dataclasses import dataclass, field
-from itertools import pairwise
+from dataclasses import dataclass
+from itertools import count, pairwise
 from typing import Any, Final, TypeAlias
 
 from llama_index.core.schema import BaseNode, ImageNode, IndexNode, NodeRelationship, NodeWithScore, TextNode
@@ -28,24 +28,24 @@ MAX_GAP: Final = 2
 
 _Part: TypeAlias = tuple[int, NodeWithScore]
 """A node's rank (0 is best) and the node."""
+_Document: TypeAlias = tuple[str, str]
+"""The source's name and the document's id."""
 
 
 @dataclass(slots=True)
 class Arrangement:
-    """The selected evidence."""
+    """The selected evidence, and the number of ranked nodes in it: more than its own if neighbours were joined."""
 
-    nodes: list[NodeWithScore] = field(default_factory=list)
-    used: int = 0
-    """Number of ranked nodes used in ``nodes``; greater than their number if neighbours were joined."""
+    nodes: list[NodeWithScore]
+    used: int
 
 
 @dataclass(slots=True, eq=False)
 class _Piece:
-    """The chunks that become one reference, in document order."""
+    """The chunks that become one reference, in document order; none if the piece was merged into another."""
 
     place: int
-    """The number of the pieces that were made before."""
-    document: tuple[str, str]
+    document: _Document
     parts: list[_Part]
 
     @property
@@ -61,32 +61,22 @@ def pieces_per_document(limit: int) -> int:
 def arrange(
     nodes: Sequence[NodeWithScore], limit: int, *, joining: bool = True, max_per_document: int | None = None
 ) -> Arrangement:
-    """Select at most ``limit`` pieces of evidence, each a node or several joined neighbours.
+    """Select at most ``limit`` pieces of evidence from ranked nodes, each a node or several joined neighbours.
 
-    Nodes are processed in order. A node that is adjacent to a piece is joined to it. A node whose document already has
-    ``max_per_document`` pieces is moved to the end, unless it is proof or a sub-query's best evidence. The selection
-    ends at the first node that exceeds the limit.
-
-    Args:
-        nodes: Ranked nodes, best first.
-        limit: Maximum number of pieces.
-        joining: Whether adjacent chunks are joined.
-        max_per_document: Number of pieces of one document before other documents take precedence. Defaults to no
-            limit.
+    A node that is adjacent to a piece is joined to it. A node whose document already has ``max_per_document`` pieces
+    is moved to the end, unless it is proof or a sub-query's best evidence. The selection ends at the first node that
+    exceeds the limit.
     """
     pieces = _Pieces(joining)
-    waiting: list[tuple[tuple[str, str], _Part]] = []
+    waiting: list[tuple[_Document, _Part]] = []
     for part in enumerate(nodes):
         if pieces.join(part):
             continue
         node, mark = part[1].node, provenance(part[1]) or {}
         # a node without a source document counts as its own document
         document = mark.get("source", ""), node.ref_doc_id or f"node {node.node_id}"
-        if (
-            max_per_document is not None
-            and pieces.per_document[document] >= max_per_document
-            and not (mark.get("best_for") or mark.get("proof"))
-        ):
+        is_full = max_per_document is not None and pieces.per_document[document] >= max_per_document
+        if is_full and not (mark.get("best_for") or mark.get("proof")):
             waiting.append((document, part))
         elif len(pieces.kept) < limit:
             pieces.add(document, part)
@@ -97,55 +87,42 @@ def arrange(
             break
         if not pieces.join(part):
             pieces.add(document, part)
-    kept = [piece.parts for piece in pieces.kept.values()]
+    kept = [piece.parts for piece in pieces.kept]
     return Arrangement([join(parts) for parts in kept], sum(map(len, kept)))
 
 
 class _Pieces:
-    """The pieces that were made so far, found by what may be adjacent to them."""
+    """The pieces that were made so far, found by what may be adjacent to them: comparing all would be quadratic."""
 
     def __init__(self, joining: bool) -> None:
-        self.kept: dict[int, _Piece] = {}
-        """The pieces by their place."""
-        self.per_document: Counter[tuple[str, str]] = Counter()
-        self._joining = joining
-        self._made = 0
-        self._near: defaultdict[Hashable, dict[int, _Piece]] = defaultdict(dict)  # by key, then by place
+        self.kept: list[_Piece] = []
+        self.per_document: Counter[_Document] = Counter()
+        self._joining, self._places = joining, count()
+        self._near: defaultdict[Hashable, list[_Piece]] = defaultdict(list)
 
-    def add(self, document: tuple[str, str], part: _Part) -> None:
+    def add(self, document: _Document, part: _Part) -> None:
         """Add a piece of one node."""
-        piece = _Piece(self._made, document, [])
-        self._made += 1
-        self.kept[piece.place] = piece
+        piece = _Piece(next(self._places), document, [])
+        self.kept.append(piece)
         self.per_document[document] += 1
         self._extend(piece, [part], [part])
 
-    def _extend(self, piece: _Piece, parts: list[_Part], new: Sequence[_Part]) -> None:
-        piece.parts = parts
-        for _, node in new if self._joining else ():
-            for key in _keys(node.node):
-                self._near[key][piece.place] = piece
-
     def join(self, part: _Part) -> bool:
         """Join a node to adjacent pieces if the length allows (merging two pieces); return whether it was joined."""
-        node = part[1].node
-        near = {place: piece for key in _keys(node) for place, piece in self._near.get(key, {}).items()}
-        after = before = None
-        around = []  # better first
-        for _, piece in sorted(near.items()):
-            if after is None and follows(piece.parts[-1][1].node, node):
-                after = piece
-            elif before is None and follows(node, piece.parts[0][1].node):
-                before = piece
-            else:
-                continue
-            around.append(piece)
-        if not around or (length := len(node.get_content())) > MAX_CHARACTERS:
+        if not self._joining:
             return False
+        node, length = part[1].node, len(part[1].node.get_content())
+        near = {piece.place: piece for key in _keys(node) for piece in self._near[key] if piece.parts}
+        better_first = [near[place] for place in sorted(near)]
+        after = next((one for one in better_first if follows(one.parts[-1][1].node, node)), None)
+        before = next((one for one in better_first if one is not after and follows(node, one.parts[0][1].node)), None)
+        around = [piece for piece in better_first if piece is after or piece is before]
         if after and before and after.length + length + before.length <= MAX_CHARACTERS:
             better, worse = around
-            self._remove(worse)
             self._extend(better, [*after.parts, part, *before.parts], [part, *worse.parts])
+            worse.parts = []
+            self.kept.remove(worse)
+            self.per_document[worse.document] -= 1
             return True
         for piece in around:
             if piece.length + length <= MAX_CHARACTERS:
@@ -153,12 +130,11 @@ class _Pieces:
                 return True
         return False
 
-    def _remove(self, piece: _Piece) -> None:
-        del self.kept[piece.place]
-        self.per_document[piece.document] -= 1
-        for _, node in piece.parts:
+    def _extend(self, piece: _Piece, parts: list[_Part], new: Sequence[_Part]) -> None:
+        piece.parts = parts
+        for _, node in new:
             for key in _keys(node.node):
-                self._near[key].pop(piece.place, None)
+                self._near[key].append(piece)
 
 
 def _keys(node: BaseNode) -> Iterator[Hashable]:
@@ -182,9 +158,15 @@ def follows(first: BaseNode, second: BaseNode) -> bool:
     links (``NodeRelationship.NEXT`` and ``PREVIOUS``), else within one document by consecutive ``chunk_index``
     metadata, else by touching character positions.
     """
-    if not (_joinable(first) and _joinable(second)) or first.node_id == second.node_id:
+    if first.node_id == second.node_id or not _adjacent(first, second):
         return False
-    return _adjacent(first, second) and _alike(first, second)
+    compared, sources = [], []
+    for node in (first, second):
+        if not isinstance(node, TextNode) or isinstance(node, IndexNode | ImageNode):
+            return False
+        compared.append({k: v for k, v in node.metadata.items() if k not in (PROVENANCE_KEY, CHUNK_INDEX)})
+        sources.append((node.metadata.get(PROVENANCE_KEY) or {}).get("source"))
+    return compared[0] == compared[1] and sources[0] == sources[1]
 
 
 def _adjacent(first: BaseNode, second: BaseNode) -> bool:
@@ -202,19 +184,6 @@ def _adjacent(first: BaseNode, second: BaseNode) -> bool:
     if following is not None or previous is not None or start is None or end is None:  # linked to others, or unknown
         return False
     return start[0] < end[0] <= start[1] + MAX_GAP and start[1] < end[1]
-
-
-def _joinable(node: BaseNode) -> bool:
-    return isinstance(node, TextNode) and not isinstance(node, IndexNode | ImageNode)
-
-
-def _alike(one: BaseNode, other: BaseNode) -> bool:
-    """Return whether two nodes have the same source and, except for chunk number and provenance, the same metadata."""
-    first, second = dict(one.metadata), dict(other.metadata)
-    marks = [metadata.pop(PROVENANCE_KEY, None) or {} for metadata in (first, second)]
-    first.pop(CHUNK_INDEX, None)
-    second.pop(CHUNK_INDEX, None)
-    return marks[0].get("source") == marks[1].get("source") and first == second
 
 
 def _span(node: BaseNode) -> tuple[int, int] | None:
@@ -260,14 +229,14 @@ def join(parts: Sequence[_Part]) -> NodeWithScore:
 
 def _joined_text(nodes: Sequence[BaseNode]) -> tuple[str, list[tuple[int, int]]]:
     """Return the combined text of adjacent chunks, and the (start, end) position of each chunk in it."""
-    text = _text(nodes[0])
+    text = nodes[0].get_content()
     spans = [(0, len(text))]
     for before, node in pairwise(nodes):
-        own, one, two = _text(node), _span(before), _span(node)
+        own, one, two = node.get_content(), _span(before), _span(node)
         gap = None if one is None or two is None else two[0] - one[1]  # negative if they overlap
-        shared = _overlap(_text(before), own, gap)
-        if not shared:
-            text += {0: "", 1: " "}.get(gap, "\n") if gap is not None else "\n"
+        shared = _overlap(before.get_content(), own, gap)
+        if not shared and gap != 0:
+            text += " " if gap == 1 else "\n"
         start = len(text) - shared
         text += own[shared:]
         spans.append((start, len(text)))
@@ -302,7 +271,3 @@ def _joined_provenance(
         for node, (start, end) in zip(nodes, spans, strict=True)
     ]
     return made
-
-
-def _text(node: BaseNode) -> str:
-    return node.text if isinstance(node, TextNode) else ""

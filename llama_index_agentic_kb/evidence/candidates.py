@@ -24,9 +24,6 @@ LEXICAL: Final = "lexical"
 Fusion: TypeAlias = Callable[[Sequence[Ranked[NodeKey]]], list[Fused[NodeKey]]]
 """A function that fuses ranked lists: ``interleave``, ``reciprocal_rank_fusion`` or a custom one."""
 
-CORPUS_FUSION: Final[Fusion] = relative_score_fusion
-"""Fuses the dense and lexical lists of one corpus; see ``search.fusion`` for the measurement."""
-
 
 @dataclass(frozen=True, slots=True)
 class Proof:
@@ -63,19 +60,11 @@ class Candidate:
 
     def evidence(self) -> NodeWithScore:
         """Return a copy of the node with its provenance; its score is the reranker's, else the source's."""
-        node = self.node.node
-        mark: dict[str, Any] = {
-            "source": self.search.source.name,
-            "activity": self.search.record.id,
-            "searches": self.searches,
-        }
-        if self.best_for:
-            mark["best_for"] = self.best_for
-        if self.proof:
-            mark["proof"] = self.proof
+        node, judged = self.node.node, self.reranked is not None or self.unjudged
+        mark = {"source": self.search.source.name, "activity": self.search.record.id, "searches": self.searches}
+        mark |= {name: found for name in ("best_for", "proof") if (found := getattr(self, name))}
         if self.reranker_score is not None:
             mark["reranker_score"] = self.reranker_score
-        judged = self.reranked is not None or self.unjudged
         if judged:
             mark["source_score"] = self.score
         copy = node.model_copy(
@@ -93,10 +82,10 @@ class CandidateList:
     """The candidate keys of one sub-query, or of one of its searches, best first."""
 
     sub_query: SubQuery
-    searches: tuple[SourceSearch, ...]
+    searches: Sequence[SourceSearch]
     ranked: Ranked[NodeKey]
     processed: bool = True
-    """Whether the list may be reranked; False if its source's results must stay unprocessed."""
+    """Whether the list may be reranked."""
     judged: bool = False
     """Whether the list is in a reranker's order."""
 
@@ -146,71 +135,60 @@ def best_of(searches: Sequence[SourceSearch], fusion: Fusion) -> list[Candidate]
 def lists_by_sub_query(searches: Sequence[SourceSearch], fusion: Fusion) -> list[CandidateList]:
     """Return one list per sub-query, in the plan's order.
 
-    Searches with comparable dense scores (same embedding model and kind of store) form a group. In a group, dense
-    lists are merged by score times source weight. Lexical lists of several sources are interleaved by weight, because
-    BM25 scores depend on the word frequencies of their own index. Then the group's dense and lexical lists are fused
-    by ``CORPUS_FUSION``. Groups, which have different documents and scores, are fused by ``fusion``.
+    Searches with comparable dense scores (same embedding model and kind of store) are of one corpus. Its dense lists
+    are merged by score times source weight. Its lexical lists are interleaved by weight, because BM25 scores depend on
+    the word frequencies of their own index. Both are fused by relative scores (``search.fusion`` has the measurement).
+    The lists of several corpora, which have different documents and scores, are fused by ``fusion``.
     """
     by_sub_query: dict[str, dict[Hashable, list[SourceSearch]]] = {}
     for search in searches:
-        group: Hashable = ("search", search.record.id)
-        for ranked in search.lists:
-            if _scores(ranked) is not None and ranked.scale is not None:
-                group = ("scale", ranked.scale)
-                break
-        by_sub_query.setdefault(search.sub_query.id, {}).setdefault(group, []).append(search)
+        scales = (one.scale for one in search.lists if one.scale is not None and _scores(one) is not None)
+        corpus = next(scales, ("search", search.record.id))
+        by_sub_query.setdefault(search.sub_query.id, {}).setdefault(corpus, []).append(search)
     made = []
-    for groups in by_sub_query.values():
-        lists, members = [], list[SourceSearch]()
-        for group_searches in groups.values():
-            lists.append(_corpus_list(group_searches))
-            members += group_searches
+    for corpora in by_sub_query.values():
+        lists = [_corpus_list(members) for members in corpora.values()]
+        members = [search for found in corpora.values() for search in found]
         with outside_loop():  # a custom function may start its own event loop
             fused = Ranked(lists[0].keys, scores=lists[0].scores) if len(lists) == 1 else _as_ranked(fusion(lists))
         sub_query = members[0].sub_query
         is_processed = sub_query.origin is not SubQueryOrigin.TOOL  # a reranker can't judge a result by arguments
-        made.append(CandidateList(sub_query, tuple(members), fused, is_processed))
+        made.append(CandidateList(sub_query, members, fused, is_processed))
     return made
 
 
-def lists_by_search(searches: Sequence[SourceSearch], processed: Callable[[str], bool]) -> list[CandidateList]:
-    """Return one list per search, in the order in which unprocessed lists are interleaved.
-
-    ``processed`` returns, for a source's name, whether its results may be reranked.
-    """
+def lists_by_search(searches: Sequence[SourceSearch], unprocessed: Collection[str]) -> list[CandidateList]:
+    """Return one list per search, to be interleaved; ``unprocessed`` names the sources that must not be reranked."""
     return [
-        CandidateList(search.sub_query, (search,), Ranked(_corpus_list([search]).keys), processed(search.source.name))
-        for search in searches
+        CandidateList(one.sub_query, [one], Ranked(_corpus_list([one]).keys), one.source.name not in unprocessed)
+        for one in searches
     ]
 
 
 def _corpus_list(searches: Sequence[SourceSearch]) -> Ranked[NodeKey]:
     """Fuse the dense and lexical lists of one corpus; the weight is the highest of the sources with results."""
     kinds: dict[Hashable, list[tuple[NodeList, float]]] = {}
-    weight = None
+    weights = []
     for search in searches:
         for position, found in enumerate(search.lists):
             shared = found.kind == LEXICAL or (found.scale is not None and _scores(found) is not None)
-            kinds.setdefault(found.kind if shared else (search.record.id, position), []).append(
-                (found, search.source.weight)
-            )
-            if found.nodes:
-                weight = max(search.source.weight, weight or 0.0)
-    lists = []
-    for group in kinds.values():
-        found = group[0][0]
-        lists.append(Ranked(found.keys, scores=_scores(found)) if len(group) == 1 else _one_kind(group))
-    fused = lists[0] if len(lists) == 1 else _as_ranked(CORPUS_FUSION(lists))
-    return Ranked(fused.keys, 1.0 if weight is None else weight, fused.scores)
+            key = found.kind if shared else (search.record.id, position)
+            kinds.setdefault(key, []).append((found, search.source.weight))
+            weights += [search.source.weight] if found.nodes else []
+    lists = [_one_kind(group) for group in kinds.values()]
+    fused = lists[0] if len(lists) == 1 else _as_ranked(relative_score_fusion(lists))
+    return Ranked(fused.keys, max(weights, default=1.0), fused.scores)
 
 
 def _one_kind(group: Sequence[tuple[NodeList, float]]) -> Ranked[NodeKey]:
     """Merge result lists of one kind (e.g. lexical): by score if all have comparable scores, else by interleaving."""
     scored, best = [], dict[NodeKey, float]()
+    if len(group) == 1:
+        return Ranked(group[0][0].keys, scores=_scores(group[0][0]))
     for found, _ in group:
         scores = _scores(found)
         if found.scale is None or scores is None:
-            turns = interleave([Ranked(one.keys, of_source, _scores(one)) for one, of_source in group])
+            turns = interleave([Ranked(one.keys, of_source) for one, of_source in group])
             return Ranked([fused.key for fused in turns])
         scored.append([*zip(found.keys, scores, strict=True)])
         for key, score in scored[-1]:

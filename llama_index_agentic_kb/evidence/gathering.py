@@ -17,7 +17,7 @@ from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from llama_index_agentic_kb._aio import Call, gather, outside_loop
 from llama_index_agentic_kb._text import error_message, normalize, one_line
-from llama_index_agentic_kb.errors import ConfigurationError, by_value
+from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.evidence.arrangement import arrange, pieces_per_document
 from llama_index_agentic_kb.evidence.candidates import (
     Candidate,
@@ -54,16 +54,7 @@ MANY: Final = 200
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvidenceOptions:
-    """Options for combining ranked lists into one list of evidence.
-
-    Args:
-        fusion: Function that fuses the sub-queries' lists. Defaults to ``interleave``.
-        postprocessors: Node postprocessors that are applied to the fused nodes, in order.
-        reranker: Reranker for the candidates of each sub-query. Defaults to no reranking.
-        join_neighbours: Whether adjacent chunks of one document become one reference.
-        max_per_document: Number of references per document before other documents take precedence: a number, None for
-            no limit, or "auto" (default), a third of all and at least 3. Further ones are moved to the end.
-        results_processing: "rerank" (default), or "none" to interleave the searches without reranking or merging.
+    """Options for combining ranked lists into one list of evidence; ``RetrieverOptions`` explains them.
 
     Raises:
         ConfigurationError: ``reranker`` is not a ``Reranker``, or ``max_per_document`` is invalid.
@@ -90,41 +81,26 @@ class EvidenceOptions:
         return self.reranker is not None and self.reranker.calibrated
 
 
-def as_processing(value: ResultsProcessing | str) -> ResultsProcessing:
-    """Return the ``ResultsProcessing`` member with a value such as "rerank"; a member is returned unchanged.
-
-    Raises:
-        ConfigurationError: The value is not one of ``ResultsProcessing``.
-    """
-    return by_value(ResultsProcessing, value, "results_processing")
-
-
 @dataclass(frozen=True, slots=True)
 class EvidenceCounts:
     """The number of candidates that were merged, joined, kept or dropped.
 
     ``candidates + added_by_postprocessors == merged + joined + kept + dropped_by_threshold +
-    dropped_by_postprocessors + dropped_by_cap + dropped_by_budget``.
+    dropped_by_postprocessors + dropped_by_cap + dropped_by_budget``. ``schema.AgenticReasoningActivity`` has the same
+    fields.
     """
 
     candidates: int = 0
     """Found nodes, counted once per list that contains them."""
     merged: int = 0
-    """Duplicates: for each node, the number of lists that contain it, minus one."""
     joined: int = 0
-    """Candidates that were joined to a neighbour's reference."""
     kept: int = 0
-    """References in the result."""
     dropped_by_threshold: int = 0
     dropped_by_postprocessors: int = 0
-    """Nodes that postprocessors removed or the reranker did not return."""
     dropped_by_cap: int = 0
-    """Nodes beyond their source's ``maxOutputDocuments``."""
     dropped_by_budget: int = 0
-    """Nodes beyond the requested number, or beyond the number that is ranked."""
     added_by_postprocessors: int = 0
     reranked: int = 0
-    """(sub-query, candidate) pairs that were passed to the reranker."""
 
     def cuts(self, *, limited: bool) -> list[str]:
         """Return what thresholds and limits of the request left out, in words; ``limited``: it limits the documents."""
@@ -185,33 +161,22 @@ async def gather_evidence(
         proof: Supporting passages that are ranked first, in the order of the reasoning chain.
         outside: Candidates that are left out before reranking; the order of the others does not change.
     """
-    params = {name: chosen.params for name, chosen in selected.items()}
     found, untouched = 0, set[str]()
     for search in searches:
         name = search.source.name
         found += sum(len(one.nodes) for one in search.lists)
-        asked = params[name].results_processing if name in params else None
+        asked = selected[name].params.results_processing if name in selected else None
         if (asked or options.results_processing) is ResultsProcessing.NONE:
             untouched.add(name)
-    reranker = options.reranker
 
     def lists() -> tuple[dict[NodeKey, Candidate], Reranking]:
-        if untouched:
-            made = lists_by_search(searches, lambda name: name not in untouched)
-        else:
-            made = lists_by_sub_query(searches, options.fusion)
+        made = lists_by_search(searches, untouched) if untouched else lists_by_sub_query(searches, options.fusion)
         return collect(searches), Reranking([one.without(outside) for one in made] if outside else made)
 
-    def threshold(source: str) -> float | None:
-        if reranker is None or not options.calibrated:
-            return None
-        asked = params[source].reranker_threshold if source in params else None
-        return reranker.threshold if asked is None else asked
-
     candidates, reranking = await _off_loop(lists, found)
-    if reranker is not None:
+    if options.reranker is not None:
         ends = deadline if rerank_deadline is None else rerank_deadline
-        reranking = await rerank(reranking.lists, candidates, reranker, threshold, limit=ranked, deadline=ends)
+        reranking = await rerank(reranking.lists, candidates, options.reranker, selected, limit=ranked, deadline=ends)
     order = await _off_loop(
         lambda: _order(reranking, candidates, options, limit, None if untouched else proof), len(candidates)
     )
@@ -270,32 +235,32 @@ def _order(
         fused = [replace(item, score=candidates[item.key].reranker_score or 0.0) for item in fused]
         fused.sort(key=lambda item: -item.score)
     if proof:
-        first = _proving(fused, candidates, proof)
-        for one in reranking.lists:
-            if one.sub_query.origin is SubQueryOrigin.REVISION:
-                first += one.ranked.keys[:REVISION_BEST]
-        places = {key: place for place, key in reversed([*enumerate(first)])}
-        fused.sort(key=lambda item: places.get(item.key, len(first)))  # ``first`` may name a passage twice
+        places = _first_places(fused, reranking, candidates, proof)
+        fused.sort(key=lambda item: places.get(item.key, len(places)))
         again = _near_duplicates([item.key for item in fused[:DUPLICATES_DEPTH]], candidates)
         fused.sort(key=lambda item: item.key in again)
     return with_coverage(fused, lists, places=limit)
 
 
-def _proving(
-    fused: Sequence[Fused[NodeKey]], candidates: Mapping[NodeKey, Candidate], proof: Sequence[Proof]
-) -> list[NodeKey]:
-    """Return the candidates listed in ``proof``, in its order, and add the supported findings to their ``proof``."""
-    by_id: dict[str, NodeKey] = {}
-    for item in fused:
-        by_id.setdefault(candidates[item.key].node.node.node_id, item.key)
-    proving: list[NodeKey] = []
+def _first_places(
+    fused: Sequence[Fused[NodeKey]],
+    reranking: Reranking,
+    candidates: Mapping[NodeKey, Candidate],
+    proof: Sequence[Proof],
+) -> dict[NodeKey, int]:
+    """Return the places of the passages in ``proof``, then of each revision's best; note proof in the candidates."""
+    first = []
+    by_id = {candidates[item.key].node.node.node_id: item.key for item in reversed(fused)}
     for rank, one in enumerate(proof):
         key = by_id.get(one.node_id)
         if key is not None:
             finding = {} if one.finding is None else {"finding": one.finding}
             candidates[key].proof.append({"step": one.step, **finding, "rank": rank})
-            proving.append(key)
-    return proving
+            first.append(key)
+    for listed in reranking.lists:
+        if listed.sub_query.origin is SubQueryOrigin.REVISION:
+            first += listed.ranked.keys[:REVISION_BEST]
+    return {key: place for place, key in enumerate(dict.fromkeys(first))}
 
 
 def _near_duplicates(keys: Sequence[NodeKey], candidates: Mapping[NodeKey, Candidate]) -> set[NodeKey]:
@@ -361,7 +326,7 @@ async def rerank(
     lists: Sequence[CandidateList],
     candidates: Mapping[NodeKey, Candidate],
     reranker: Reranker,
-    threshold: Callable[[str], float | None],
+    selected: Mapping[str, SelectedSource],
     *,
     limit: int,
     deadline: float | None,
@@ -370,16 +335,9 @@ async def rerank(
 
     A candidate found by several sub-queries has its best score, and is dropped if all its scores are below its source's
     threshold. If a reranker call fails or misses the deadline, the sub-query's fused order is kept, and the result's
-    ``warning`` is set; no error is raised.
-
-    Args:
-        lists: Candidate lists, one per sub-query or one per search; the lists of one sub-query are interleaved.
-        candidates: All candidates by key; reranker scores are stored in them.
-        reranker: The reranker to call.
-        threshold: Function that returns the minimum score of a source by its name.
-        limit: Maximum number of candidates per sub-query for the reranker; further ones are dropped.
-        deadline: Value of ``time.monotonic()`` at which reranking is abandoned. None if there is no time limit.
+    ``warning`` is set; no error is raised. Candidates beyond ``limit`` of a sub-query are dropped.
     """
+    made = Reranking([])
     groups: dict[str, list[CandidateList]] = {}
     for one in lists:
         if one.processed and one.ranked.keys:
@@ -398,22 +356,24 @@ async def rerank(
             verdicts[name] = {read[name][verdict.position]: verdict for verdict in job.result()}
         except Exception as error:  # noqa: BLE001 (a reranker only improves what is there; its failure is reported)
             failed.setdefault(one_line(error_message(error)), []).append(name)
-    made = Reranking([], read=sum(map(len, read.values())))
-    for one in lists:
-        said = verdicts.get(one.sub_query.id) if one.processed else None
-        made.lists.append(one if said is None else _judged(one, said, candidates, threshold))
-        if said is not None:
-            asked = {*read.get(one.sub_query.id, ())}
-            made.below |= {key for key in one.ranked.keys if key in said}
-            made.left_out |= {key for key in one.ranked.keys if key in asked and key not in said}
-    alive = {key for one in made.lists for key in one.ranked.keys}
-    made.below -= alive  # further ones exceeded ``limit``
-    made.left_out -= alive | made.below
-    _score(made, candidates, verdicts)
     reasons = [
         f"reranking failed for {', '.join(names)}, whose fused order stays: {why}" for why, names in failed.items()
     ]
     made.warning = "; ".join(reasons) or None
+    made.read = sum(map(len, read.values()))
+    for one in lists:
+        said = verdicts.get(one.sub_query.id) if one.processed else None
+        made.lists.append(one if said is None else _judged(one, said, candidates, reranker, selected))
+        if said is not None:
+            asked = {*one.ranked.keys}.intersection(read.get(one.sub_query.id, ()))
+            made.below |= asked & said.keys()
+            made.left_out |= asked - said.keys()
+    alive = {key for one in made.lists for key in one.ranked.keys}
+    made.below -= alive  # further ones exceeded ``limit``
+    made.left_out -= alive | made.below
+    if any(candidate.reranked is not None for candidate in candidates.values()):
+        for key in {key for one in made.lists if one.processed for key in one.ranked.keys}:
+            candidates[key].unjudged = candidates[key].reranked is None
     return made
 
 
@@ -421,30 +381,20 @@ def _judged(
     one: CandidateList,
     verdicts: Mapping[NodeKey, Reranked],
     candidates: Mapping[NodeKey, Candidate],
-    threshold: Callable[[str], float | None],
+    reranker: Reranker,
+    selected: Mapping[str, SelectedSource],
 ) -> CandidateList:
-    """Return a list in the reranker's order, without candidates below their source's threshold."""
+    """Return a list in the reranker's order, without candidates below their source's threshold; store the scores."""
     own, kept, scores = set(one.ranked.keys), [], []
     for key, verdict in verdicts.items():
-        least = threshold(candidates[key].search.source.name)
-        if key not in own or (least is not None and verdict.score is not None and verdict.score < least):
-            continue
-        kept.append(key)
-        if verdict.score is not None:
-            scores.append(verdict.score)
+        known, raw_or_score = candidates[key], verdict.raw if verdict.score is None else verdict.score
+        if raw_or_score is not None and (known.reranked is None or raw_or_score > known.reranked):
+            known.reranked, known.reranker_score = raw_or_score, verdict.score
+        chosen = selected.get(known.search.source.name)
+        asked = None if chosen is None else chosen.params.reranker_threshold
+        least = reranker.threshold if asked is None else asked
+        if key in own and (verdict.score is None or least is None or verdict.score >= least):
+            kept.append(key)
+            scores += [] if verdict.score is None else [verdict.score]
     ranked = Ranked(kept, one.ranked.weight, scores if len(scores) == len(kept) else None)
     return replace(one, ranked=ranked, judged=True)
-
-
-def _score(
-    made: Reranking, candidates: Mapping[NodeKey, Candidate], verdicts: Mapping[str, Mapping[NodeKey, Reranked]]
-) -> None:
-    """Set each candidate's best reranker score, and set ``unjudged`` on those without a score."""
-    for said in verdicts.values():
-        for key, verdict in said.items():
-            known, score = candidates[key], verdict.raw if verdict.score is None else verdict.score
-            if score is not None and (known.reranked is None or score > known.reranked):
-                known.reranked, known.reranker_score = score, verdict.score
-    if any(one.reranked is not None for one in candidates.values()):
-        for key in {key for one in made.lists if one.processed for key in one.ranked.keys}:
-            candidates[key].unjudged = candidates[key].reranked is None

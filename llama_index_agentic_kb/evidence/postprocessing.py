@@ -7,7 +7,7 @@ request, as in LlamaIndex. A reranker only orders nodes and may be skipped, so i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Final
@@ -30,13 +30,12 @@ _POOL: Final = WorkerPool("postprocessors")
 
 @dataclass(frozen=True, slots=True)
 class PostprocessedNodes:
-    """The nodes after postprocessing, with the numbers of removed and added ones."""
+    """The nodes after postprocessing, with the numbers of removed and added ones; ``missing`` is what was withheld."""
 
     nodes: list[NodeWithScore]
     dropped: int = 0
     added: int = 0
     missing: MissingPart | None = None
-    """The reason why nodes were withheld; None if none were."""
 
 
 async def postprocess(
@@ -54,51 +53,46 @@ async def postprocess(
     if not postprocessors:
         return PostprocessedNodes(nodes)
     dropped = added = 0
-    check = _Check(nodes, selected)
+    shown = _showing(nodes, selected)
     for postprocessor in postprocessors:
         before, name = len(nodes), type(postprocessor).__name__
         try:
             with metered(postprocessor, only_core=True) as counted:
                 work = partial(counted.postprocess_nodes, nodes, query_bundle=bundle)
-                nodes = await Call(sync=work, deadline=deadline, pool=_POOL, what=f"node postprocessor {name}")
+                made = await Call(sync=work, deadline=deadline, pool=_POOL, what=f"node postprocessor {name}")
         except DeadlineExceededError as late:
             reason = f"{late}; its nodes are withheld"
             missing = MissingPart(what=f"node postprocessor {name}", outcome=Outcome.TIMEOUT, reason=reason)
             return PostprocessedNodes([], dropped + before, added, missing)
-        shown = check.shown(nodes)
-        if len(shown) < len(nodes):
-            logger.warning("%d nodes that %s brought do not pass the sources' filters", len(nodes) - len(shown), name)
-        nodes = shown
+        nodes = [allowed for node in made if (allowed := shown(node)) is not None]
+        if len(nodes) < len(made):
+            logger.warning("%d nodes that %s brought do not pass the sources' filters", len(made) - len(nodes), name)
         dropped += max(0, before - len(nodes))
         added += max(0, len(nodes) - before)
     return PostprocessedNodes(nodes, dropped, added)
 
 
-class _Check:
-    """Removes nodes that postprocessors created and that don't pass the sources' filters.
+def _showing(
+    found: Sequence[NodeWithScore], selected: Mapping[str, SelectedSource]
+) -> Callable[[NodeWithScore], NodeWithScore | None]:
+    """Return a function that returns a node if it may be shown; ``found`` are the nodes before all postprocessors.
 
-    Args:
-        found: The found nodes, with provenance, that are passed to the postprocessors.
-        selected: The sources that the request may search, by name.
+    Forged provenance in a new node's metadata is replaced by that of the found node with its id.
     """
+    known = {node_key(node.node) for node in found}
+    marks = {node.node.node_id: mark for node in found if (mark := provenance(node)) is not None}
+    passes = passing(selected, {name: str(mark["source"]) for name, mark in marks.items()})
 
-    def __init__(self, found: Sequence[NodeWithScore], selected: Mapping[str, SelectedSource]) -> None:
-        self._known = {node_key(node.node) for node in found}
-        self._marks = {node.node.node_id: mark for node in found if (mark := provenance(node)) is not None}
-        self._passes = passing(selected, {name: str(mark["source"]) for name, mark in self._marks.items()})
-
-    def shown(self, nodes: Sequence[NodeWithScore]) -> list[NodeWithScore]:
-        """Return the nodes that may be shown; forged provenance in their metadata is replaced by the original."""
-        return [
-            node if node_key(node.node) in self._known else self._marked(node)
-            for node in nodes
-            if node_key(node.node) in self._known or self._passes(node.node)
-        ]
-
-    def _marked(self, node: NodeWithScore) -> NodeWithScore:
-        mark = self._marks.get(node.node.node_id)
+    def shown(node: NodeWithScore) -> NodeWithScore | None:
+        mark = marks.get(node.node.node_id)
+        if node_key(node.node) in known:
+            return node
+        if not passes(node.node):
+            return None
         if provenance(node) == mark:
             return node
         metadata = {key: value for key, value in node.node.metadata.items() if key != PROVENANCE_KEY}
         metadata |= {} if mark is None else {PROVENANCE_KEY: mark}
         return NodeWithScore(node=node.node.model_copy(update={"metadata": metadata}), score=node.score)
+
+    return shown

@@ -8,6 +8,7 @@ across requests in an ``EmbeddingCache``.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import copy
 import itertools
@@ -18,15 +19,15 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
-from operator import attrgetter
-from typing import Any, Final, TypeAlias
+from typing import Any, Final, NamedTuple, TypeAlias
 
 from llama_index.core.base.embeddings.base import BaseEmbedding
-from llama_index.core.bridge.pydantic import PrivateAttr
-from llama_index.core.callbacks import CallbackManager
+from llama_index.core.callbacks import CallbackManager, CBEventType
+from llama_index.core.callbacks.schema import EventPayload
+from llama_index.core.instrumentation.events.embedding import EmbeddingEndEvent, EmbeddingStartEvent
+from llama_index_instrumentation import get_dispatcher
 
 from llama_index_agentic_kb._aio import Call, Job, WorkerPool, as_exception, gather, reset_after_fork, start, wait
 from llama_index_agentic_kb.account.callbacks import with_handlers
@@ -55,14 +56,14 @@ OPENAI_CLIENTS: Final = {"_client", "_aclient"}
 """Attributes for clients, which are created from the other attributes at first use."""
 
 Vector: TypeAlias = list[float]
-Compute: TypeAlias = Callable[[list[str]], list[Vector]]
+
+_DISPATCHER: Final = get_dispatcher(__name__)
 
 
 # -- the cache --------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class CacheStatistics:
+class CacheStatistics(NamedTuple):
     """The hits and misses since the cache was created or cleared, its number of vectors, and their size in bytes."""
 
     hits: int
@@ -72,10 +73,9 @@ class CacheStatistics:
 
 
 class EmbeddingCache:
-    """An LRU cache of query vectors by embedding model and text.
+    """An LRU cache of query vectors by embedding model and text, safe to share between threads and event loops.
 
-    Vectors are stored as doubles, so that cached and computed vectors are identical. Each look-up returns a new list.
-    Texts are stored only as digests (BLAKE2b, 256 bits). The cache is safe to share between threads and event loops.
+    Vectors are stored as doubles, so that cached and computed vectors are identical, and texts only as digests.
 
     The process-wide ``SHARED_CACHE`` is the default of all retrievers. A vector depends on model and text alone and
     reveals nothing about documents, but a fast response reveals that the same text was queried before. Requests of a
@@ -227,7 +227,7 @@ def _described(value: object, limit: int | None = None) -> str:
 
 def _is_a(model: BaseEmbedding, *names: str) -> bool:
     """Whether a model's class or one of its bases has one of these names, without importing the integration."""
-    return not set(names).isdisjoint(map(attrgetter("__name__"), type(model).__mro__))
+    return any(kind.__name__ in names for kind in type(model).__mro__)
 
 
 # -- one request's vectors --------------------------------------------------------------------------------------------
@@ -236,9 +236,7 @@ def _is_a(model: BaseEmbedding, *names: str) -> bool:
 class QueryEmbeddings:
     """The query vectors of one request, by model and query.
 
-    A cached vector needs no call, so handlers get no embedding event for it. If a local model supports it, queries are
-    embedded in one batch with those of concurrent requests; handlers get events for the texts of their own request
-    only.
+    A cached vector needs no call, so handlers get no embedding event for it.
 
     Args:
         manager: A callback manager whose handlers get an event for each embedding call, besides the model's own.
@@ -338,16 +336,26 @@ async def embed_queries(
 async def _embed_in_batches(
     model: BaseEmbedding, watched: BaseEmbedding, batcher: MicroBatcher, queries: list[str], deadline: float | None
 ) -> list[Vector | Exception]:
-    """Embed queries in the shared batches of a local model, awaiting futures without blocking a thread."""
-    view = _BatchedEmbedding(watched, batcher)
-    try:
-        async with asyncio.timeout(None if deadline is None else deadline - time.monotonic()) as limit:
-            if len(queries) == 1:
-                return [await view.aget_query_embedding(queries[0])]
-            return list(await view.aget_text_embedding_batch(queries))
-    except Exception as error:  # noqa: BLE001 (stands for each vector, raised where it is asked for)
-        failure = _still_running(model) if limit.expired() else error
-        return [view.outcomes.get(query, failure) for query in queries]
+    """Embed queries in the shared batches of a local model, without blocking a thread.
+
+    Handlers get one event with the queries of this request, as from LlamaIndex's own batch method.
+    """
+    about = getattr(watched, "to_payload", watched.to_dict)()
+    _DISPATCHER.event(EmbeddingStartEvent(model_dict=about))
+    with watched.callback_manager.event(CBEventType.EMBEDDING, payload={EventPayload.SERIALIZED: about}) as event:
+        waiting = [asyncio.wrap_future(future) for future in batcher.submit(queries)]
+        with contextlib.suppress(TimeoutError):  # the futures that are late are cancelled
+            async with asyncio.timeout(None if deadline is None else deadline - time.monotonic()):
+                await asyncio.gather(*waiting, return_exceptions=True)
+        outcomes: list[Vector | Exception] = []
+        for future in waiting:
+            error = _still_running(model) if future.cancelled() else future.exception()
+            outcomes.append(future.result() if error is None else as_exception(error))
+        made = {query: one for query, one in zip(queries, outcomes, strict=True) if not isinstance(one, Exception)}
+        chunks, vectors = list(made), list(made.values())
+        _DISPATCHER.event(EmbeddingEndEvent(chunks=chunks, embeddings=vectors))
+        event.on_end(payload={EventPayload.CHUNKS: chunks, EventPayload.EMBEDDINGS: vectors})
+    return outcomes
 
 
 async def _call(
@@ -396,7 +404,7 @@ class MicroBatcher:
         pool: The thread pool for calls. A hung call keeps its thread; after 15 s later texts use another thread.
     """
 
-    def __init__(self, compute: Compute, *, max_batch: int, pool: WorkerPool) -> None:
+    def __init__(self, compute: Callable[[list[str]], list[Vector]], *, max_batch: int, pool: WorkerPool) -> None:
         self._compute, self._max_batch, self._pool = compute, max_batch, pool
         self._lock = threading.Lock()
         self._waiting: _Texts = {}
@@ -475,57 +483,6 @@ def _is_awaited(futures: Sequence[Future[Vector]]) -> bool:
     return any(not future.cancelled() for future in futures)
 
 
-class _BatchedEmbedding(BaseEmbedding):
-    """One request's view of a model shared by many requests.
-
-    LlamaIndex's async methods send events for the request's texts to the handlers of ``model``; the vectors come from
-    the shared batcher.
-    """
-
-    _model: BaseEmbedding = PrivateAttr()
-    _batcher: MicroBatcher = PrivateAttr()
-    _outcomes: dict[str, Vector | Exception] = PrivateAttr(default_factory=dict)
-
-    def __init__(self, model: BaseEmbedding, batcher: MicroBatcher) -> None:
-        super().__init__(
-            model_name=model.model_name,
-            embed_batch_size=model.embed_batch_size,
-            callback_manager=model.callback_manager,
-        )
-        self._model = model
-        self._batcher = batcher
-
-    @property
-    def outcomes(self) -> dict[str, Vector | Exception]:
-        """The vector or exception of each text, also if the call as a whole failed."""
-        return self._outcomes
-
-    def to_payload(self) -> dict[str, Any]:
-        """Return the wrapped model's payload for events."""
-        return self._model.to_payload()
-
-    def to_dict(self, **kwargs: Any) -> dict[str, Any]:
-        """Return the wrapped model's dictionary, which older versions of LlamaIndex add to events."""
-        return self._model.to_dict(**kwargs)
-
-    async def _aget_query_embedding(self, query: str) -> Vector:
-        return (await self._aget_text_embeddings([query]))[0]
-
-    async def _aget_text_embeddings(self, texts: list[str]) -> list[Vector]:
-        futures = self._batcher.submit(texts)
-        await asyncio.gather(*map(asyncio.wrap_future, futures), return_exceptions=True)
-        for text, future in zip(texts, futures, strict=True):
-            error = future.exception()
-            self._outcomes[text] = future.result() if error is None else as_exception(error)
-        return [future.result() for future in futures]
-
-    def _get_query_embedding(self, query: str) -> Vector:
-        raise NotImplementedError
-
-    def _get_text_embedding(self, text: str) -> Vector:
-        raise NotImplementedError
-
-
 class _Batchers:
     """The batchers of local models, by weak reference. A forked child starts without any."""
 
@@ -542,7 +499,7 @@ class _Batchers:
 
         Also None for a model with its own cache or rate limiter, which batching would bypass.
         """
-        compute: Compute | None = None
+        compute: Callable[[list[str]], list[Vector]] | None = None
         if _is_plain_huggingface(model):
             compute = partial(model._embed, prompt_name="query")  # type: ignore[attr-defined]  # noqa: SLF001
         elif _is_local(model) and _treats_queries_as_texts(model):

@@ -3,7 +3,6 @@
     interleave                              alternately from each list; weights are quotas
     reciprocal_rank_fusion                  by summed reciprocal ranks
     relative_score_fusion                   by summed scores, each list's scaled from its lowest to its highest
-    distribution_based_score_fusion         by summed scores, each list's scaled by its mean and deviation
     merge_by_score                          by scores on a common scale
 
 Each returns every key once, best first, with its ranks in the lists. Ties are broken by list weight, then list order,
@@ -17,19 +16,22 @@ with mediocre ranks in all lists. With gold answers inserted into 2Wiki's depend
 reaches 43.8 %, interleaving 95.2 %; ``with_coverage`` raises reciprocal rank fusion to 90.2 %.
 
 For dense and lexical search of one corpus with one query, a document in both lists is more likely relevant, and
-reciprocal rank fusion with k = 60 is the default: it needs no scores. With 10 results a list no fusion by score differs
-from it significantly (paired bootstrap, 95 %); with 50 results a list relative scores gain 0 to 3 points.
+relative scores are the default: with 10 results a list no fusion by score differs significantly from reciprocal rank
+fusion with k = 60 (paired bootstrap, 95 %); with 50 results a list relative scores gain 0 to 3 points.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 K = TypeVar("K", bound=Hashable)
+
+DEPTH: Final = 10
+"""The rank, counted from 1, from which a key is deep (``with_coverage``)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +74,12 @@ def interleave(lists: Sequence[Ranked[K]]) -> list[Fused[K]]:
     return _fuse(lists, shares, best_only=True)
 
 
-def reciprocal_rank_fusion(lists: Sequence[Ranked[K]], *, k: int = 60, cut: int | None = None) -> list[Fused[K]]:
+def reciprocal_rank_fusion(lists: Sequence[Ranked[K]], *, k: int = 60) -> list[Fused[K]]:
     """Sum weighted reciprocal ranks: w / (k + r + 1) for 0-based rank r (Cormack, Clarke and Buettcher, SIGIR 2009).
 
-    Args:
-        lists: Ranked lists with weights.
-        k: The smoothing constant; a larger one reduces the advantage of top ranks. The paper's value is 60.
-        cut: The maximum number of results used of each list; None uses all.
+    ``k`` smooths: a larger one reduces the advantage of top ranks. The paper's value is 60.
     """
-    shortened = [Ranked(ranked.keys[:cut], ranked.weight) for ranked in lists]
-    return _fuse(shortened, [[one.weight / (k + rank + 1) for rank in range(len(one.keys))] for one in shortened])
+    return _fuse(lists, [[one.weight / (k + rank + 1) for rank in range(len(one.keys))] for one in lists])
 
 
 def relative_score_fusion(lists: Sequence[Ranked[K]]) -> list[Fused[K]]:
@@ -90,17 +88,7 @@ def relative_score_fusion(lists: Sequence[Ranked[K]]) -> list[Fused[K]]:
     If all scores of a list are equal, each of its keys gets 1, as in Weaviate. In a list of n keys without scores, the
     key at 0-based rank r gets (n - r) / n.
     """
-    return _fuse(lists, [_scaled(ranked, _relative) for ranked in lists])
-
-
-def distribution_based_score_fusion(lists: Sequence[Ranked[K]]) -> list[Fused[K]]:
-    """Sum weighted scores, each list's scaled so that mean - 3 sd is 0 and mean + 3 sd is 1 (DBSF; Mazzeschi 2023).
-
-    It is less sensitive to outliers than ``relative_score_fusion``. The standard deviation is the population's. Scaled
-    scores are clipped to 0 and 1, so that a further match never lowers a key's sum. If all scores of a list are equal,
-    each of its keys gets 0.5. In a list of n keys without scores, the key at 0-based rank r gets (n - r) / n.
-    """
-    return _fuse(lists, [_scaled(ranked, _by_deviation) for ranked in lists])
+    return _fuse(lists, [_scaled(ranked) for ranked in lists])
 
 
 def merge_by_score(lists: Sequence[Sequence[tuple[K, float]]], weights: Sequence[float]) -> list[K]:
@@ -120,45 +108,36 @@ def merge_by_score(lists: Sequence[Sequence[tuple[K, float]]], weights: Sequence
     return list(dict.fromkeys(map(itemgetter(1), placed)))
 
 
-def with_coverage(
-    fused: Sequence[Fused[K]], lists: Sequence[Ranked[K]], *, depth: int = 10, places: int | None = None
-) -> list[Fused[K]]:
+def with_coverage(fused: Sequence[Fused[K]], lists: Sequence[Ranked[K]], *, places: int) -> list[Fused[K]]:
     """Move keys so that each list's best key precedes keys of low rank; the order is otherwise unchanged.
 
     The *best* keys are the first keys of all non-empty lists with a weight above 0. Any other key is *deep* if its best
-    rank over all lists, counted from 1, is ``depth`` or worse. In the result every best key precedes every deep key.
-    With ``places``, every best key is also among the first ``places`` keys; if there are more best keys than places,
-    only best keys are. As few keys as possible are moved: best keys up and, for ``places``, the last other keys down.
+    rank over all lists, counted from 1, is ``DEPTH`` or worse. In the result every best key precedes every deep key,
+    and is among the first ``places`` keys; if there are more best keys than places, only best keys are. As few keys as
+    possible are moved: best keys up and the last other keys down. Keys missing from ``fused`` are not added.
 
     Args:
-        fused: The result of a fusion of ``lists``. Keys missing from it are not added.
+        fused: The result of a fusion of ``lists``.
         lists: The lists that were fused.
-        depth: The rank from which a key is deep; at least 2. Default 10.
-        places: The number of keys that the caller will keep. None guarantees the order only.
-
-    Raises:
-        ValueError: ``depth`` is below 2, or ``places`` below 1.
+        places: The number of keys that the caller will keep; at least 1.
     """
-    if depth < 2 or (places is not None and places < 1):  # noqa: PLR2004 (the best itself is at depth 1)
-        raise ValueError(f"depth must be at least 2 and places at least 1, got {depth} and {places}")
     bests = {ranked.keys[0] for ranked in lists if ranked.keys and ranked.weight > 0}
-    room = len(fused) if places is None else places
     head: list[Fused[K]] = []
     for item in fused:
-        if len(head) == room or (item.best_rank >= depth - 1 and item.key not in bests):
+        if len(head) == places or (item.best_rank >= DEPTH - 1 and item.key not in bests):
             break
         head.append(item)
     tail = fused[len(head) :]
     late = [item for item in tail if item.key in bests]
     others = [item for item in head if item.key not in bests]
-    too_many = max(0, len(head) + len(late) - room)
+    too_many = max(0, len(head) + len(late) - places)
     down = others[len(others) - too_many :] if too_many < len(others) else others
     moved = {item.key for item in down}
     kept = [item for item in head if item.key not in moved]
     return [*kept, *late, *down, *[item for item in tail if item.key not in bests]]
 
 
-def _scaled(ranked: Ranked[K], scale: Callable[[Sequence[float]], list[float]]) -> list[float]:
+def _scaled(ranked: Ranked[K]) -> list[float]:
     """Return the scaled and weighted scores of a list's distinct keys, in order."""
     if ranked.scores is None:
         count = len(set(ranked.keys))
@@ -167,25 +146,10 @@ def _scaled(ranked: Ranked[K], scale: Callable[[Sequence[float]], list[float]]) 
     scores = [first[key] for key in dict.fromkeys(ranked.keys)]
     lowest = min(filter(math.isfinite, scores), default=0.0)
     finite = [score if math.isfinite(score) else lowest for score in scores]
-    return [ranked.weight * score for score in scale(finite)]
-
-
-def _relative(scores: Sequence[float]) -> list[float]:
-    lowest, highest = min(scores, default=0.0), max(scores, default=0.0)
-    span = highest - lowest
+    span = max(finite, default=0.0) - lowest
     if span == 0 or not math.isfinite(span):
-        return [1.0] * len(scores)
-    return [(score - lowest) / span for score in scores]
-
-
-def _by_deviation(scores: Sequence[float]) -> list[float]:
-    if not scores:
-        return []
-    mean = math.fsum(score / len(scores) for score in scores)
-    deviation = math.hypot(*(score - mean for score in scores)) / math.sqrt(len(scores))
-    if deviation == 0 or not math.isfinite(deviation) or max(scores) == min(scores):
-        return [0.5] * len(scores)
-    return [min(1.0, max(0.0, 0.5 + (score - mean) / deviation / 6)) for score in scores]
+        return [ranked.weight] * len(finite)
+    return [ranked.weight * ((score - lowest) / span) for score in finite]
 
 
 def _fuse(lists: Sequence[Ranked[K]], shares: Sequence[Sequence[float]], *, best_only: bool = False) -> list[Fused[K]]:

@@ -19,17 +19,18 @@ import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple, Protocol, TypeAlias
+from typing import Any, Final, NamedTuple, Protocol, TypeAlias
+
+import tantivy
+from llama_index.core.schema import BaseNode, MetadataMode, NodeWithScore
+from tantivy import Occur, Query
 
 from llama_index_agentic_kb.errors import RetrievalError
 from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, FilterOperator, matcher
+from llama_index_agentic_kb.search.tokenizing import ANALYSIS, LANGUAGES, Analyzer
 
-if TYPE_CHECKING:
-    import tantivy
-    from llama_index.core.schema import BaseNode, NodeWithScore
-
-_FORMAT: Final = 1
-"""Version of the index fields; an index of another version, or with other terms, must be rebuilt."""
+_FORMAT: Final = f"1 analysis={ANALYSIS} language=None"
+"""Version of fields and terms; an index of another version must be rebuilt."""
 _HEAP: Final = 64_000_000
 """Writer memory in bytes; when it is full, a segment is written."""
 _MAX_TIES: Final = 1_000
@@ -42,25 +43,17 @@ _KEY_PART: Final = 100
 """Number of characters of the key that precede the hash."""
 _EQUALITIES: Final = frozenset({FilterOperator.EQ, FilterOperator.IN, FilterOperator.ANY})
 
-Superset: TypeAlias = "tuple[str, ...] | tantivy.Query | None"
+Superset: TypeAlias = tuple[str, ...] | Query | None
 """A query for a superset of a filter's matches: terms (any of them) or a query; None for all documents."""
-Hit: TypeAlias = "tuple[float, tantivy.DocAddress]"
-"""A document's score and its address in the index."""
 
 
 class LexicalSearch(Protocol):
     """A lexical search that complements a source's own search."""
 
     def search(self, query: str, top_k: int, filters: FilterNode | None) -> list[NodeWithScore]:
-        """Find nodes by the words of a query. Called from several threads concurrently.
+        """Return at most ``top_k`` nodes for a query, best first, all matching the filter; on several threads at once.
 
-        Args:
-            query: Any text.
-            top_k: The maximum number of nodes; at least 1.
-            filters: A filter that all returned nodes match; None for no filter.
-
-        Returns:
-            The nodes, best first, equal to those that the source's own search returns.
+        The nodes are equal to those that the source's own search returns.
         """
         ...
 
@@ -90,8 +83,6 @@ def lexical_document(node: BaseNode) -> LexicalDocument:
     Lexical and dense search thus use the same text and the same excluded metadata keys. Only the title or file name is
     always indexed, as questions often name documents by it.
     """
-    from llama_index.core.schema import MetadataMode  # noqa: PLC0415 (this module itself needs no LlamaIndex)
-
     text = node.get_content(metadata_mode=MetadataMode.EMBED)
     title = str(node.metadata.get("title") or node.metadata.get("file_name") or "")
     return LexicalDocument(node.node_id, text if title in text else f"{title}\n{text}", node.metadata)
@@ -106,24 +97,16 @@ class LexicalIndex:
 
     Args:
         directory: The directory of the index, created if missing. None keeps the index in memory.
-        language: The language of all texts and queries; None detects it for each document. See ``tokenizing``.
 
     Raises:
-        RetrievalError: The directory contains other files or a damaged index, or its index has another format version
-            or language.
-        ConfigurationError: There is no stemmer for the language.
+        RetrievalError: The directory contains other files, a damaged index, or one of another format version.
     """
 
-    def __init__(self, directory: Path | None = None, *, language: str | None = None) -> None:
-        from llama_index_agentic_kb.search import tokenizing  # noqa: PLC0415 (patterns that take a while to compile)
-
-        self._analyzer = tokenizing.Analyzer(language)
-        self._format = f"{_FORMAT} analysis={tokenizing.ANALYSIS} language={language}"
+    def __init__(self, directory: Path | None = None) -> None:
+        self._analyzer = Analyzer()
         self._lock = threading.Lock()
         self._name = "the lexical index" + ("" if directory is None else f" in {str(directory)!r}")
         with self._errors("opened"):
-            import tantivy  # noqa: PLC0415 (only lexical search needs it)
-
             if directory is not None:
                 directory.mkdir(parents=True, exist_ok=True)
             builder = tantivy.SchemaBuilder()
@@ -151,9 +134,7 @@ class LexicalIndex:
     def node_ids(self) -> set[str]:
         """Return the ids of all documents."""
         with self._errors("read"):
-            import tantivy  # noqa: PLC0415
-
-            found = self._view.searcher.terms_with_prefix("id", "", tantivy.Query.all_query())
+            found = self._view.searcher.terms_with_prefix("id", "", Query.all_query())
         return {node_id for node_id, _ in found}
 
     def update(
@@ -174,7 +155,9 @@ class LexicalIndex:
             with self._errors("written"):
                 writer = self._index.writer(heap_size=_HEAP, num_threads=1)
             try:
-                self._write(writer, put, delete, mark, clear=clear)
+                if clear:
+                    writer.delete_all_documents()
+                self._write(writer, put, delete, mark)
             except BaseException:
                 writer.rollback()
                 raise
@@ -183,24 +166,14 @@ class LexicalIndex:
             self.refresh()
 
     def _write(
-        self,
-        writer: tantivy.IndexWriter,
-        put: Iterable[LexicalDocument],
-        delete: Iterable[str],
-        mark: str,
-        *,
-        clear: bool,
+        self, writer: tantivy.IndexWriter, put: Iterable[LexicalDocument], delete: Iterable[str], mark: str
     ) -> None:
-        import tantivy  # noqa: PLC0415
-
-        if clear:
-            writer.delete_all_documents()
         for node_id in delete:
             writer.delete_documents_by_term("id", node_id)
-        fresh = clear or not len(self)
+        has_documents = len(self) > 0
         for node_id, text, metadata in put:  # errors of the caller's iterable are not index errors
             with self._errors("written"):
-                if not fresh:
+                if has_documents:
                     writer.delete_documents_by_term("id", node_id)
                 language, terms = self._analyzer.document(text)
                 kept = _comparable(metadata)
@@ -210,8 +183,8 @@ class LexicalIndex:
                 made.add_bytes("metadata", json.dumps(kept).encode())
                 writer.add_document(made)
         with self._errors("written"):
-            writer.delete_documents_by_term("mark", self._format)
-            note = tantivy.Document(mark=self._format)
+            writer.delete_documents_by_term("mark", _FORMAT)
+            note = tantivy.Document(mark=_FORMAT)
             note.add_bytes("metadata", mark.encode())
             writer.add_document(note)
             writer.commit()
@@ -226,29 +199,17 @@ class LexicalIndex:
             self._view = self._look()
 
     def _look(self) -> _View:
-        import tantivy  # noqa: PLC0415
-
-        from llama_index_agentic_kb.search.tokenizing import LANGUAGES  # noqa: PLC0415
-
         self._index.reload()
         searcher = self._index.searcher()
-        marks = searcher.search(tantivy.Query.term_query(self._schema, "mark", self._format, "basic"), limit=1).hits
+        marks = searcher.search(Query.term_query(self._schema, "mark", _FORMAT, "basic"), limit=1).hits
         if not marks and searcher.num_docs:
-            raise ValueError("another release made it, or it is of another language")
+            raise ValueError("another release made it, or it is damaged")
         mark = _stored(searcher.doc(marks[0][1])).decode() if marks else None
         languages = tuple(name for name in LANGUAGES if searcher.doc_freq("language", name))
         return _View(self._schema, searcher, languages, mark)
 
     def search(self, query: str, top_k: int, filters: FilterNode | None = None) -> list[LexicalHit]:
-        """Find documents by the words of a query; the module docstring describes scores, ties and filters.
-
-        Args:
-            query: Any text; a text without words finds nothing.
-            top_k: The maximum number of documents; below 1 the result is empty.
-            filters: A filter on the documents' metadata; None for no filter.
-
-        Returns:
-            The hits, best first.
+        """Return at most ``top_k`` documents, best first; the module docstring describes scores, ties and filters.
 
         Raises:
             RetrievalError: The index is damaged.
@@ -287,8 +248,6 @@ class _View:
 
     def search(self, words: Sequence[tuple[str, ...]], top_k: int, filters: FilterNode | None) -> list[LexicalHit]:
         """Return the best documents, equal scores by id; ``words`` contains the terms of each word."""
-        from tantivy import Occur, Query  # noqa: PLC0415
-
         query = _any_of([self._word(forms) for forms in words])
         superset = None if filters is None else self._superset(filters)
         if superset is not None:
@@ -309,14 +268,12 @@ class _View:
             # Estimate the limit from the share of hits that passed, doubled, and at least quadruple it.
             limit = min(documents, max(4 * limit, 2 * limit * top_k // max(1, len(found))))
 
-    def _word(self, forms: Sequence[str]) -> tantivy.Query:
+    def _word(self, forms: Sequence[str]) -> Query:
         """Return the query for a word by its stems in several languages.
 
         The highest score of the stems counts, not the sum. All have the document frequency of the stems together, as
         with synonyms; otherwise a word would weigh most in the language with the fewest documents.
         """
-        from tantivy import Query  # noqa: PLC0415
-
         queries = {form: Query.term_query(self._schema, "terms", form, "freq") for form in forms}
         if len(forms) == 1:
             return queries[forms[0]]
@@ -330,11 +287,11 @@ class _View:
         documents = max(held, self.searcher.num_docs)
         return math.log1p((documents - held + 0.5) / (held + 0.5))
 
-    def _hits(self, query: tantivy.Query, count: int) -> list[Hit]:
+    def _hits(self, query: Query, count: int) -> list[tuple[float, tantivy.DocAddress]]:
         """Return the best hits, including those with the same score as the last one."""
         limit = count + 1
         while True:
-            hits: list[Hit] = self.searcher.search(query, limit=limit, count=False).hits
+            hits: list[tuple[float, tantivy.DocAddress]] = self.searcher.search(query, limit=limit, count=False).hits
             if len(hits) < limit or hits[-1][0] < hits[count - 1][0] or limit > count + _MAX_TIES:
                 last = hits[count - 1][0] if len(hits) >= count else 0.0
                 return [hit for hit in hits if hit[0] >= last]
@@ -343,8 +300,6 @@ class _View:
     # -- filters as metadata terms -----------------------------------------------------------------------------------
 
     def _superset(self, tree: FilterNode, *, negate: bool = False) -> Superset:
-        from tantivy import Occur, Query  # noqa: PLC0415
-
         if isinstance(tree, Condition):
             return self._condition_terms(tree, negate=negate)
         is_and = tree.logic is FilterLogic.AND
@@ -363,9 +318,7 @@ class _View:
         queries = [part for part in known if not isinstance(part, tuple)]
         return _any_of([self._as_query(terms), *queries]) if queries else terms
 
-    def _as_query(self, part: tuple[str, ...] | tantivy.Query) -> tantivy.Query:
-        from tantivy import Query  # noqa: PLC0415
-
+    def _as_query(self, part: tuple[str, ...] | Query) -> Query:
         if not isinstance(part, tuple):
             return part
         return Query.term_set_query(self._schema, "facts", part) if part else _any_of([])
@@ -429,7 +382,5 @@ def _stored(document: tantivy.Document) -> bytes:
     return bytes(kept)
 
 
-def _any_of(queries: Sequence[tantivy.Query]) -> tantivy.Query:
-    from tantivy import Occur, Query  # noqa: PLC0415
-
+def _any_of(queries: Sequence[Query]) -> Query:
     return Query.boolean_query([(Occur.Should, query) for query in queries])

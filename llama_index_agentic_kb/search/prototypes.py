@@ -35,15 +35,12 @@ class VectorReader(Protocol):
 
     def version(self) -> str:
         """Return a text that changes when the chunks do; called at each turn, so that it must be fast."""
-        ...
 
     def chunks(self) -> Mapping[str, Sequence[str]]:
         """Return the chunk ids of each document, by the document's id."""
-        ...
 
     def vectors(self, chunks: Sequence[str]) -> Mapping[str, Sequence[float] | Floats]:
         """Return the vectors of chunks, by id; deleted chunks are omitted."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ from types import MappingProxyType
 from typing import Final
 
 from llama_index.core.postprocessor.types import BaseNodePostprocessor
-from llama_index.core.schema import BaseNode, NodeWithScore, QueryBundle
+from llama_index.core.schema import NodeWithScore, QueryBundle
 
 from llama_index_agentic_kb._aio import Call, WorkerPool, deadline_after, earliest
 from llama_index_agentic_kb.errors import ConfigurationError, RetrievalError
@@ -39,30 +39,27 @@ DEFAULT_THRESHOLD: Final = 2.5
 class Calibration:
     """A monotone map from a reranker's raw scores to the scale of 0 to 4.
 
-        Calibration.piecewise([(0.0, 0.0), (0.3, 2.5), (1.0, 4.0)], name="ours", origin="60 judged pairs, May")
+        Calibration.piecewise([(0.0, 0.0), (0.3, 2.5), (1.0, 4.0)], name="ours")
 
     Args:
         convert: A non-decreasing function from a finite raw score to a score; results are clipped to 0 to 4.
         name: The name of the calibration.
-        origin: The origin of its numbers, such as the data it was fitted to.
     """
 
     convert: Callable[[float], float]
     name: str = "own"
-    origin: str = ""
 
     def __call__(self, raw: float) -> float:
         """Convert a finite raw score to a score from 0 to 4."""
         return min(MAX_SCORE, max(0.0, self.convert(raw)))
 
     @classmethod
-    def piecewise(cls, anchors: Sequence[tuple[float, float]], *, name: str = "own", origin: str = "") -> Calibration:
+    def piecewise(cls, anchors: Sequence[tuple[float, float]], *, name: str = "own") -> Calibration:
         """Return a calibration that interpolates linearly between anchors, and is constant outside them.
 
         Args:
             anchors: At least two (raw score, score) pairs: raw scores increasing, scores 0 to 4 and non-decreasing.
             name: The name of the calibration.
-            origin: The origin of the anchors.
 
         Raises:
             ConfigurationError: The anchors are fewer than two, out of range or not monotone.
@@ -81,10 +78,10 @@ class Calibration:
             share = (min(max(raw, raws[0]), raws[-1]) - raws[at - 1]) / (raws[at] - raws[at - 1])
             return scores[at - 1] + share * (scores[at] - scores[at - 1])
 
-        return cls(convert, name, origin)
+        return cls(convert, name)
 
     @classmethod
-    def logistic(cls, middle: float, slope: float = 1.0, *, name: str = "own", origin: str = "") -> Calibration:
+    def logistic(cls, middle: float, slope: float = 1.0, *, name: str = "own") -> Calibration:
         """Return a calibration for logits: 4 / (1 + exp(-slope (raw - middle))); ``middle`` is mapped to 2.
 
         Raises:
@@ -96,35 +93,26 @@ class Calibration:
         def convert(raw: float) -> float:
             return MAX_SCORE / (1 + math.exp(-min(700.0, max(-700.0, slope * (raw - middle)))))
 
-        return cls(convert, name, origin)
+        return cls(convert, name)
 
 
 _UNDECIDED: Final = -math.log(DEFAULT_THRESHOLD / (MAX_SCORE - DEFAULT_THRESHOLD))
-_CONVENTION: Final = "a convention: where the model is undecided is the default threshold, 2.5"
 _HALVES: Final = ((0.0, 0.0), (0.5, 2.5), (1.0, 4.0))
 
 CALIBRATIONS: Final[Mapping[str, Calibration]] = MappingProxyType(
     {
-        "logit": Calibration.logistic(_UNDECIDED, name="logit", origin=f"{_CONVENTION}; -5 is about 0, 5 about 4"),
-        "probability": Calibration.piecewise(_HALVES, name="probability", origin=_CONVENTION),
-        "cohere": Calibration.piecewise(
-            _HALVES,
-            name="cohere",
-            origin="a convention: Cohere's relevance is not linear, and its middle is taken for the default threshold. "
-            "Cohere advises to find one's own threshold on 30 to 50 typical queries",
-        ),
-        "llm-1-10": Calibration.piecewise(
-            [(1.0, 0.0), (10.0, 4.0)],
-            name="llm-1-10",
-            origin="a convention: the ends of the scale that LlamaIndex's prompt asks for are 0 and 4",
-        ),
+        "logit": Calibration.logistic(_UNDECIDED, name="logit"),
+        "probability": Calibration.piecewise(_HALVES, name="probability"),
+        "cohere": Calibration.piecewise(_HALVES, name="cohere"),
+        "llm-1-10": Calibration.piecewise([(1.0, 0.0), (10.0, 4.0)], name="llm-1-10"),
     }
 )
 """Named calibrations.
 
     logit         raw logits of a model trained to tell relevant from not: cross-encoder/ms-marco-MiniLM-L-6-v2
     probability   such logits after a sigmoid, 0 to 1: BAAI/bge-reranker through sentence-transformers
-    cohere        Cohere's relevance scores, 0 to 1
+    cohere        Cohere's relevance scores, 0 to 1; not linear, so that a threshold of your own on 30 to 50 typical
+                  queries is better
     llm-1-10      LlamaIndex's LLMRerank with its default prompt, 1 to 10
 """
 
@@ -222,23 +210,13 @@ class Reranker:
         self.threshold = DEFAULT_THRESHOLD if threshold is None and self.calibration is not None else threshold
         self._pool = WorkerPool(f"reranker-{self.name}", max_workers=max_concurrency)
 
-    def __repr__(self) -> str:
-        """Return a text with the names of the postprocessor and its calibration."""
-        calibration = "uncalibrated" if self.calibration is None else self.calibration.name
-        return f"{type(self).__name__}({self.name}, {calibration})"
-
     @property
     def calibrated(self) -> bool:
         """Whether the reranker has a calibration to the scale of 0 to 4."""
         return self.calibration is not None
 
     async def rank(self, query: str, nodes: Sequence[NodeWithScore], *, deadline: float | None) -> list[Reranked]:
-        """Rank nodes for a query.
-
-        Args:
-            query: The query text.
-            nodes: The candidates. The postprocessor gets copies, so they are not changed.
-            deadline: The ``time.monotonic()`` value at which the call is abandoned; None for no deadline.
+        """Rank nodes for a query; the postprocessor gets copies of them.
 
         Returns:
             One result per node that the reranker returned, best first: sorted by score if the reranker is calibrated,
@@ -247,11 +225,14 @@ class Reranker:
         Raises:
             RetrievalError: The reranker returned no list of nodes, none of the candidates or, if calibrated, no
                 scores.
-            DeadlineExceededError: The call did not finish by the deadline or within the timeout.
+            DeadlineExceededError: The call did not finish by the deadline (``time.monotonic()``) or within the timeout.
         """
         if not nodes:
             return []
-        copies = [NodeWithScore(node=_copy(node.node), score=node.score) for node in nodes]
+        copies = []
+        for item in nodes:  # not deep copies, which would copy the objects of index nodes
+            own = {"metadata": dict(item.node.metadata), "relationships": dict(item.node.relationships)}
+            copies.append(NodeWithScore(node=item.node.model_copy(update=own), score=item.score))
         whole, bundle = self.postprocessor, QueryBundle(query)
         own_top_n = getattr(whole, "top_n", None)
         if isinstance(own_top_n, int) and own_top_n < len(copies):
@@ -298,11 +279,6 @@ def as_reranker(reranker: Reranker | BaseNodePostprocessor | None) -> Reranker |
 
 def _by_raw(judged: Reranked) -> float:
     return -math.inf if judged.raw is None else judged.raw
-
-
-def _copy(node: BaseNode) -> BaseNode:
-    """Return a copy for a postprocessor to modify; not a deep one, which would copy the objects of index nodes."""
-    return node.model_copy(update={"metadata": dict(node.metadata), "relationships": dict(node.relationships)})
 
 
 def _calibration(calibration: object, postprocessor: BaseNodePostprocessor) -> Calibration | None:

@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from llama_index_agentic_kb import interleave, reciprocal_rank_fusion
 from llama_index_agentic_kb.search.fusion import (
+    DEPTH,
     Fused,
     Ranked,
-    distribution_based_score_fusion,
     merge_by_score,
     relative_score_fusion,
     with_coverage,
@@ -21,8 +21,7 @@ from llama_index_agentic_kb.search.fusion import (
 
 Fuse = Callable[[Sequence[Ranked[str]]], list[Fused[str]]]
 
-BY_SCORE: list[Fuse] = [relative_score_fusion, distribution_based_score_fusion]
-FUSIONS: list[Fuse] = [interleave, reciprocal_rank_fusion, *BY_SCORE]
+FUSIONS: list[Fuse] = [interleave, reciprocal_rank_fusion, relative_score_fusion]
 KEYS = st.sampled_from("abcdefgh")
 WEIGHTS = st.floats(0.1, 10)
 SCORES = st.one_of(st.floats(-50, 50), st.just(math.nan), st.just(math.inf))
@@ -94,8 +93,8 @@ def test_lists_without_weight_and_repeated_keys() -> None:
         assert keys(fuse(ranked("ab", "xy", weights=[1, 0]))) == ["a", "b"]
         assert fuse(ranked("aab")) == fuse(ranked("ab"))
         assert fuse([]) == fuse(ranked("", "")) == []
-    for fuse in BY_SCORE:
-        assert fuse([Ranked("aab", scores=[3.0, 1.0, 2.0])]) == fuse([Ranked("ab", scores=[3.0, 2.0])])
+    repeated = relative_score_fusion([Ranked("aab", scores=[3.0, 1.0, 2.0])])
+    assert repeated == relative_score_fusion([Ranked("ab", scores=[3.0, 2.0])])
 
 
 # -- by score -------------------------------------------------------------------------------------------------------
@@ -112,35 +111,20 @@ def test_relative_scores_go_from_lowest_to_highest() -> None:
     assert {item.key: round(item.score, 9) for item in fused} == {"b": 1.75, "a": 1.0, "c": 0.0, "d": 0.0}
 
 
-@pytest.mark.parametrize(("fuse", "constant"), [(relative_score_fusion, 1.0), (distribution_based_score_fusion, 0.5)])
-def test_lists_that_say_nothing_by_their_scores(fuse: Fuse, constant: float) -> None:
+def test_lists_that_say_nothing_by_their_scores() -> None:
     """One result, equal scores and scores that are no numbers all count the same; ranks decide, then lists."""
     for one in ({"a": 7.0}, {"a": 7.0, "b": 7.0}, {"a": math.nan, "b": math.inf}, {"a": 1e308, "b": 1e308}):
-        assert [(item.key, item.score) for item in fuse(scored(one=one))] == [(key, constant) for key in one]
-    two = fuse(scored(one={"a": 3.0}, two={"b": 9.0}))
-    assert keys(two) == ["a", "b"]
+        assert [(item.key, item.score) for item in relative_score_fusion(scored(one=one))] == [(k, 1.0) for k in one]
+    assert keys(relative_score_fusion(scored(one={"a": 3.0}, two={"b": 9.0}))) == ["a", "b"]
 
 
-@pytest.mark.parametrize("fuse", BY_SCORE)
-def test_a_score_that_is_no_number_is_the_lowest(fuse: Fuse) -> None:
-    """It stands with its list's lowest, and spoils no other's."""
-    fused = fuse(scored(one={"a": 3.0, "b": math.nan, "c": 1.0}))
-    found = {item.key: item.score for item in fused}
-    assert all(math.isfinite(score) for score in found.values())
-    assert found["a"] > found["b"] == found["c"]
-
-
-@pytest.mark.parametrize("fuse", BY_SCORE)
-def test_a_list_without_scores_counts_by_rank(fuse: Fuse) -> None:
-    """Of n keys the first counts 1, the last 1 / n."""
-    assert [item.score for item in fuse(ranked("abcd"))] == [1.0, 0.75, 0.5, 0.25]
-
-
-@pytest.mark.parametrize("fuse", BY_SCORE)
-def test_scores_belong_to_keys(fuse: Fuse) -> None:
-    """As many scores as keys, or none."""
+def test_a_score_that_is_no_number_is_the_lowest() -> None:
+    """It stands with its list's lowest; a list without scores counts by rank; there are as many scores as keys."""
+    found = {item.key: item.score for item in relative_score_fusion(scored(one={"a": 3.0, "b": math.nan, "c": 1.0}))}
+    assert found == {"a": 1.0, "b": 0.0, "c": 0.0}
+    assert [item.score for item in relative_score_fusion(ranked("abcd"))] == [1.0, 0.75, 0.5, 0.25]
     with pytest.raises(ValueError, match="shorter"):
-        fuse([Ranked("ab", scores=[1.0])])
+        relative_score_fusion([Ranked("ab", scores=[1.0])])
 
 
 # -- coverage -------------------------------------------------------------------------------------------------------
@@ -151,41 +135,27 @@ LONG = st.lists(ranked_lists(st.sampled_from("abcdefghijklmnopqrstuvwxyz"), most
 
 @pytest.mark.parametrize("fuse", [*FUSIONS, partial(reciprocal_rank_fusion, k=0)])
 @settings(max_examples=60, deadline=None)
-@given(LONG, st.integers(2, 11), st.one_of(st.none(), st.integers(1, 12)))
-def test_each_lists_best_comes_before_any_lists_tenth(
-    fuse: Fuse, lists: list[Ranked[str]], depth: int, places: int | None
-) -> None:
+@given(LONG, st.integers(1, 12))
+def test_each_lists_best_comes_before_any_lists_tenth(fuse: Fuse, lists: list[Ranked[str]], places: int) -> None:
     """Whatever fused: bests before what is deep in every list, and among the first places; nothing is lost."""
     fused = fuse(lists)
-    covered = with_coverage(fused, lists, depth=depth, places=places)
+    covered = with_coverage(fused, lists, places=places)
     assert sorted(keys(covered)) == sorted(keys(fused))
     bests = {one.keys[0] for one in lists if one.keys}
-    deep = [key for item in covered if (key := item.key) not in bests and item.best_rank + 1 >= depth]
+    deep = [key for item in covered if (key := item.key) not in bests and item.best_rank + 1 >= DEPTH]
     at = {item.key: position for position, item in enumerate(covered)}
     assert all(at[best] < at[key] for best in bests for key in deep)
-    if places is not None:
-        assert sum(at[best] < places for best in bests) == min(places, len(bests))
-    others = [key for key in keys(fused) if key not in bests]
-    if places is None:
-        assert [key for key in keys(covered) if key not in bests] == others
+    assert sum(at[best] < places for best in bests) == min(places, len(bests))
 
 
 def test_a_heavy_list_leaves_room_for_a_light_ones_best() -> None:
     """Weights of 100 to 1 would put a hundred before it; it comes before the tenth, or in the last of the places."""
     lists = ranked("abcdefghijklm", "XYZ", weights=[100, 1])
-    assert keys(with_coverage(interleave(lists), lists)) == list("abcdefghiXjklmYZ")
+    assert keys(with_coverage(interleave(lists), lists, places=99)) == list("abcdefghiXjklmYZ")
     assert keys(with_coverage(interleave(lists), lists, places=4)) == list("abcXdefghijklmYZ")
     assert keys(with_coverage(interleave(lists), lists, places=1))[0] == "a"
-    assert keys(with_coverage(interleave(lists), lists, depth=2)) == list("aXbcdefghijklmYZ")
-
-
-def test_what_a_fusion_left_out_stays_out() -> None:
-    """Coverage orders; it brings nothing back, and lists without weight have no best."""
-    lists = ranked("ab", "xy", weights=[1, 0])
-    assert keys(with_coverage(interleave(lists), lists, places=1)) == ["a", "b"]
-    for bad in ({"depth": 1}, {"places": 0}):
-        with pytest.raises(ValueError, match="depth must be at least 2 and places at least 1"):
-            with_coverage([], [], **bad)
+    unweighted = ranked("ab", "xy", weights=[1, 0])
+    assert keys(with_coverage(interleave(unweighted), unweighted, places=1)) == ["a", "b"]
 
 
 SCORED = st.lists(st.lists(st.tuples(KEYS, st.floats(-1, 1)), max_size=5), max_size=4)

@@ -77,7 +77,6 @@ def test_without_calibration_the_order_counts() -> None:
     assert [(one.position, one.raw, one.score) for one in ranks(reranker)][:2] == [(2, 1.0, None), (1, 0.5, None)]
     unscored = ranks(Reranker(OverlapReranker(fault="none")))
     assert unscored == [Reranked(position, None, None) for position in range(4)]
-    assert repr(reranker) == "Reranker(OverlapReranker, uncalibrated)"
 
 
 def test_thresholds_by_default_and_by_word() -> None:
@@ -188,7 +187,6 @@ def test_every_calibration_is_monotone_and_on_the_scale(name: str, one: float, t
     low, high = sorted((one, two))
     assert 0 <= calibration(low) <= calibration(high) <= 4
     assert calibration.name == name
-    assert "convention" in calibration.origin
 
 
 def test_what_a_model_is_undecided_about_is_the_threshold() -> None:
@@ -201,9 +199,8 @@ def test_what_a_model_is_undecided_about_is_the_threshold() -> None:
 
 def test_anchors_are_joined_by_straight_lines() -> None:
     """Between anchors straight, beyond them flat; anchors themselves are hit."""
-    own = Calibration.piecewise([(-1, 1.0), (1, 2.0), (2, 2.0), (3, 4.0)], name="ours", origin="40 pairs")
+    own = Calibration.piecewise([(-1, 1.0), (1, 2.0), (2, 2.0), (3, 4.0)], name="ours")
     assert [own(raw) for raw in (-9, -1, 0, 1, 1.5, 2, 2.5, 3, 99)] == [1, 1, 1.5, 2, 2, 2, 3, 4, 4]
-    assert (own.name, own.origin) == ("ours", "40 pairs")
 
 
 @pytest.mark.parametrize(
