@@ -39,11 +39,27 @@ def test_every_block_is_of_a_kind_that_is_run() -> None:
 def test_links_lead_to_files() -> None:
     """Each relative link of README and docs names a file, and the README leads to every page of text."""
     named = {}
-    for path in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+    for path in (*ROOT.glob("README*.md"), *(ROOT / "docs").glob("*.md")):
         named[path.name] = [(path.parent / link).resolve() for link in LINKS.findall(path.read_text("utf-8"))]
         assert all(target.exists() for target in named[path.name]), path.name
     pages = {page for page in (ROOT / "docs").glob("*.md") if page.name not in {"index.md", "reference.md"}}
     assert pages <= set(named["README.md"])
+
+
+def facts(page: str) -> list[tuple[str, list[str]]]:
+    """Return each section's level with what no translation changes: code, links, figures, and how many rows it has."""
+    code = re.findall(r"^```.*?^```$", page, re.MULTILINE | re.DOTALL)
+    prose = re.sub(r"^```.*?^```$", "", page, flags=re.MULTILINE | re.DOTALL)
+    kept = r"`[^`\n]+`|\]\((?!README)[^)]+\)|(?<![\w`])\d[\d.,]*\d|(?<![\w`])\d|^\||^- "
+    heads = re.split(r"^(#+) .*$", prose, flags=re.MULTILINE)[1:]
+    sections = zip(heads[::2], heads[1::2], strict=True)
+    return [("code", code), *((level, sorted(re.findall(kept, text, re.MULTILINE))) for level, text in sections)]
+
+
+def test_the_chinese_readme_is_in_step() -> None:
+    """Both READMEs have the same sections, code, links, figures and rows: who changes one changes the other."""
+    english, chinese = (facts((ROOT / name).read_text("utf-8")) for name in ("README.md", "README.zh-CN.md"))
+    assert chinese == english
 
 
 def test_the_readme_is_short() -> None:
