@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: openapi demo test test-long coverage check docs wheel-check format bench bench-conversations bench-grounding bench-scale train-scorer faults fuzz injection \
+.PHONY: openapi demo test test-long coverage check docs wheel-check format bench bench-conversations bench-grounding bench-scale bench-shards train-scorer faults fuzz injection \
 	kills leaks same-prompts wire clean
 
 # Extracts over three real sources, then a recorded answer; no API key, no network.
@@ -79,6 +79,11 @@ train-scorer: $(VENV)/.dev
 SIZES ?= 1000,10000,100000,1000000
 bench-scale: $(VENV)/.dev
 	$(BIN)/python -m tests.benchmarks.scale --sizes $(SIZES)
+
+# One collection in 8 shards beside one store, and with one shard 10 times slower; builds what bench-scale has not built.
+CHUNKS ?= 1000000
+bench-shards: $(VENV)/.dev
+	$(BIN)/python -m tests.benchmarks.shards --size $(CHUNKS)
 
 # How well a question is found in its conversation without a model: a BEIR-form SET whose questions have histories.
 bench-conversations: $(VENV)/.dev

@@ -99,6 +99,7 @@ if TYPE_CHECKING:
     from llama_index_agentic_kb.sources import Fields as Fields
     from llama_index_agentic_kb.sources import FilterField as FilterField
     from llama_index_agentic_kb.sources import KnowledgeSource as KnowledgeSource
+    from llama_index_agentic_kb.sources import ShardedSource as ShardedSource
     from llama_index_agentic_kb.sources import ToolSource as ToolSource
     from llama_index_agentic_kb.sources import WriteLedger as WriteLedger
     from llama_index_agentic_kb.sources import Writes as Writes
@@ -138,7 +139,7 @@ schema: DialogueStage DialogueState Finding GroundingLedger OutputMode Principal
 search.embedding: EmbeddingCache
 search.fusion: interleave reciprocal_rank_fusion relative_score_fusion
 search.rerank: Calibration Reranker
-sources: Facet Fields FilterField KnowledgeSource ToolSource WriteLedger Writes mcp_sources
+sources: Facet Fields FilterField KnowledgeSource ShardedSource ToolSource WriteLedger Writes mcp_sources
 store: KnowledgeStore default_embed_model ingest
 store.sessions: SessionStore
 synthesizers: get_response_synthesizer

@@ -213,6 +213,8 @@ class SearchLane(Model):
     elapsed_ms: Count | None = None
     error: ActivityError | None = None
     note: str | None = None
+    shard: str | None = None
+    """The name of the searched shard, if the source has several."""
 
 
 class SourceActivity(ActivityRecord):

@@ -14,7 +14,7 @@ from llama_index_agentic_kb.errors import NotFoundError
 from llama_index_agentic_kb.knowledge_base import KnowledgeBase
 from llama_index_agentic_kb.schema import Principal, Reference, RetrievalResponse, all_of, matches
 from llama_index_agentic_kb.server.context import ServerContext
-from llama_index_agentic_kb.sources import KnowledgeSource
+from llama_index_agentic_kb.sources import KnowledgeSource, ShardedSource
 
 
 def passage_link(address: str, base: str, reference: Reference) -> str:
@@ -69,6 +69,8 @@ async def find_passage(base: KnowledgeBase, source: str, node_id: str, principal
 
 
 def _node(source: KnowledgeSource, node_id: str) -> BaseNode | None:
+    if isinstance(source, ShardedSource):
+        return next(filter(None, (_node(shard, node_id) for shard in source.shards)), None)
     if source.index is None:
         return None
     found: BaseNode | None = source.index.docstore.get_node(node_id, raise_error=False)

@@ -15,6 +15,7 @@ from llama_index_agentic_kb.sources.metadata import (
 from llama_index_agentic_kb.sources.metadata import (
     ValueGroup as ValueGroup,
 )
+from llama_index_agentic_kb.sources.shards import ShardedSource as ShardedSource
 from llama_index_agentic_kb.sources.tool import ToolSource as ToolSource
 from llama_index_agentic_kb.sources.tool import WriteLedger as WriteLedger
 from llama_index_agentic_kb.sources.tool import Writes as Writes

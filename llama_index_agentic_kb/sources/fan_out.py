@@ -10,7 +10,8 @@ running search gets, counted from the last answer or from its own start,
 
 and is then cancelled: a timeout, reported with its reason. Time in which a search waits for a query vector or for a
 bulkhead permit does not count. A source with ``failOnError``, or whose grace is None, gets its whole timeout; so does
-the only source of a request.
+the only source of a request. The shards of a source count as sources, but the usual duration is that of the median
+shard: one that has become slow is not waited for.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import partial
 from typing import Final, NamedTuple
@@ -53,6 +54,7 @@ from llama_index_agentic_kb.search.follow_up import FollowUp
 from llama_index_agentic_kb.sources.base import KnowledgeSource
 from llama_index_agentic_kb.sources.search import NodeList, PreparedSource, distinct_nodes, search_source
 from llama_index_agentic_kb.sources.selection import SelectedSource
+from llama_index_agentic_kb.sources.shards import ShardedSource
 
 USUAL_FACTOR: Final = 2.0
 """A search may take this multiple of the usual duration before it counts as hanging."""
@@ -108,6 +110,7 @@ class RunningSearch:
         progress: The state of the search's calls.
         job: The job that returns its ``SourceSearch``.
         look: The timer of its next straggler check; None if it gets its whole timeout.
+        whole: The source whose shard is searched; None if a whole source is searched.
     """
 
     sub_query_id: str
@@ -115,6 +118,7 @@ class RunningSearch:
     progress: CallProgress
     job: Job[SourceSearch]
     look: asyncio.TimerHandle | None = None
+    whole: KnowledgeSource | None = None
 
     @property
     def found_something(self) -> bool:
@@ -126,7 +130,7 @@ class RunningSearch:
     def grace(self) -> float:
         """The minimum number of seconds to wait for the search."""
         source = self.chosen.source
-        usual, grace = source.usual_seconds, source.resilience.grace
+        usual, grace = (self.whole or source).usual_seconds, source.resilience.grace
         if grace is None:
             grace = STRAGGLER_GRACE  # used by ``wait_for``, which lets the search continue
         return FIRST_FACTOR * grace if usual is None else max(grace, USUAL_FACTOR * usual)
@@ -199,7 +203,7 @@ class FanOut:
             self._planned += len(every)
             every = every[:left]
         models, running = [], []
-        for sub_query, chosen in every:
+        for sub_query, chosen in [(asked, part) for asked, whole in every for part in whole.shards or [whole]]:
             prepared = self._prepare(sub_query, chosen)
             model = prepared.traits.embed_model if isinstance(prepared, PreparedSource) else None
             if model is not None and not self._brings_vector(sub_query):
@@ -212,10 +216,15 @@ class FanOut:
             job = start(self._search(sub_query, chosen, progress))
             search = RunningSearch(sub_query.id, chosen, progress, job)
             running.append(search)
-            if len(self.selected) > 1 and chosen.source.resilience.grace is not None and not chosen.must_answer:
-                self._look_after(search.grace, search)
-                job.task.add_done_callback(partial(_look_no_more, search))
+            if len(self.selected) > 1 and not chosen.shards:
+                self._watch(search)
         return running
+
+    def _watch(self, search: RunningSearch) -> None:
+        """Check from time to time whether a search is a straggler, unless it gets its whole timeout."""
+        if search.chosen.source.resilience.grace is not None and not search.chosen.must_answer:
+            self._look_after(search.grace, search)
+            search.job.task.add_done_callback(partial(_look_no_more, search))
 
     @property
     def left_out(self) -> list[MissingPart]:
@@ -274,22 +283,20 @@ class FanOut:
 
     async def _search(self, sub_query: SubQuery, chosen: SelectedSource, progress: CallProgress) -> SourceSearch:
         """Search one source. Errors are stored in the outcome and its record; only cancellation is raised."""
-        source, started = chosen.source, time.monotonic()
+        source = chosen.source
         search = SourceSearch(sub_query, source, self._open(sub_query, chosen), must_answer=chosen.must_answer)
-        set_deadline(earliest(self._deadline, deadline_after(source.resilience.timeout or self._search_seconds)))
-        searched_under.set(source.permissions)
         try:
-            lists = await self._lists(search, chosen, progress)
-            nodes = distinct_nodes(lists)  # calls methods of user-defined nodes
+            if isinstance(source, ShardedSource):
+                search.lists = await self._lists_of_shards(search, source, chosen, progress)
+            else:
+                search.lists = await self._lists_in_time(search, chosen, progress)
+            nodes = search.nodes
         except asyncio.CancelledError:
-            if progress.given_up is None:
-                self._log.cancel(search.record)
-                raise
-            return self._failed(search, DeadlineExceededError(progress.given_up), progress)
+            self._log.cancel(search.record)
+            raise
         except Exception as error:  # noqa: BLE001 (a failure affects only its search; it is stored and reported)
             return self._failed(search, error, progress)
-        search.lists, ended = lists, time.monotonic()
-        self._answers.append(_Answer(source.name, ended, ended - started, bool(nodes)))
+        lists = search.lists
         self._log.close(
             search.record,
             {EventPayload.NODES: nodes},
@@ -298,10 +305,67 @@ class FanOut:
             candidates=sum(ranked.candidates for ranked in lists),
             dropped_by_filter=sum(ranked.dropped_by_filter for ranked in lists),
             dropped_as_unusable=sum(ranked.dropped_as_unusable for ranked in lists) or None,
-            lanes=[_lane(ranked, source.name) for ranked in lists],
+            lanes=[_lane(part, source.name) for ranked in lists for part in ranked.parts or [ranked]],
             retries=progress.retries or None,
         )
         return search
+
+    async def _lists_of_shards(
+        self, search: SourceSearch, source: ShardedSource, chosen: SelectedSource, progress: CallProgress
+    ) -> tuple[NodeList, ...]:
+        """Search all shards of a source, each a straggler where others have answered, and return the merged lists."""
+        running = []
+        for shard in chosen.shards:
+            made, its_progress = replace(search, source=shard.source), CallProgress()
+            job = start(self._search_shard(made, shard, its_progress))
+            running.append(RunningSearch(search.sub_query.id, shard, its_progress, job, whole=source))
+            self._watch(running[-1])
+        try:
+            await wait([shard.job for shard in running])
+        finally:
+            for shard_search in running:
+                shard_search.job.cancel()
+        progress.calls = sum(one.progress.calls for one in running)
+        progress.attempts = sum(one.progress.attempts for one in running)
+        found = [one.job.result() for one in running]
+        search.stage, search.words = found[0].stage, found[0].words
+        lists = {one.source.name: one.lists if one.error is None else one.error for one in found}
+        if chosen.must_answer and (errors := [one.error for one in found if one.error is not None]):
+            raise errors[0]
+        return source.merged(lists, source.similarity_top_k or self._top_k)
+
+    async def _search_shard(self, search: SourceSearch, chosen: SelectedSource, progress: CallProgress) -> SourceSearch:
+        """Search one shard, and store its lists or its error; only cancellation is raised."""
+        try:
+            search.lists = await self._lists_in_time(search, chosen, progress)
+        except Exception as error:  # noqa: BLE001 (costs this shard's documents only; it is reported)
+            search.error = error
+            logger.warning(
+                "shard %r did not answer %s: %s", search.source.name, search.sub_query.id, error_message(error)
+            )
+        return search
+
+    async def _lists_in_time(
+        self, search: SourceSearch, chosen: SelectedSource, progress: CallProgress
+    ) -> tuple[NodeList, ...]:
+        """Return the lists of a source or shard, searched within its deadline.
+
+        Raises:
+            DeadlineExceededError: The search was too slow, or given up as a straggler.
+        """
+        source, started = chosen.source, time.monotonic()
+        set_deadline(earliest(self._deadline, deadline_after(source.resilience.timeout or self._search_seconds)))
+        searched_under.set(source.permissions)
+        try:
+            lists = await self._lists(search, chosen, progress)
+            found = bool(distinct_nodes(lists))  # calls methods of user-defined nodes
+        except asyncio.CancelledError:
+            if progress.given_up is None:
+                raise
+            raise DeadlineExceededError(progress.given_up) from None
+        ended = time.monotonic()
+        self._answers.append(_Answer(source.name, ended, ended - started, found))
+        return lists
 
     async def _lists(
         self, search: SourceSearch, chosen: SelectedSource, progress: CallProgress
@@ -422,6 +486,7 @@ def _lane(ranked: NodeList, source: str) -> SearchLane:
     """Return the activity log's record of a ranked list."""
     return SearchLane(
         kind=ranked.kind,
+        shard=ranked.shard,
         count=len(ranked.nodes),
         candidates=ranked.candidates,
         elapsed_ms=ranked.elapsed_ms,
@@ -461,9 +526,10 @@ def missing_parts(searches: Sequence[SourceSearch]) -> list[MissingPart]:
     """Return a ``MissingPart`` for each failed search, and for each list that failed beside one that succeeded."""
     failed = [(search, search.error, "") for search in searches if search.error is not None]
     failed += [
-        (search, one.error, f"its {one.kind} search failed: ")
+        (search, one.error, f"its {one.kind} search {f'in shard {one.shard!r} ' if one.shard else ''}failed: ")
         for search in searches
-        for one in search.lists
+        for ranked in search.lists
+        for one in ranked.parts or [ranked]
         if one.error is not None
     ]
     made = []

@@ -87,7 +87,7 @@ async def over_metadata(
         DeadlineExceededError: The deadline passed while reading.
     """
     effective = source.effective_filter(all_of(source.permitted(principal), filters))
-    read, permissions = source.metadata_reader or _index_reader(source, effective), source.permissions
+    read, permissions = metadata_reader(source, effective), source.permissions
 
     def read_all() -> T:
         try:
@@ -120,7 +120,14 @@ def _passing(
             close()
 
 
-def _index_reader(source: KnowledgeSource, filters: FilterNode | None) -> MetadataReader:
+def metadata_reader(source: KnowledgeSource, filters: FilterNode | None) -> MetadataReader:
+    """Return the source's own reader of metadata, or one of its index, which may apply the filter to save reading.
+
+    Raises:
+        InvalidRequestError: The source can't list its documents.
+    """
+    if source.metadata_reader is not None:
+        return source.metadata_reader
     index = source.index
     if isinstance(index, VectorStoreIndex):
         store = with_request_timeouts(index.vector_store)

@@ -55,6 +55,8 @@ class NodeList:
         elapsed_ms: The duration in milliseconds, without embedding the query; None if it was not measured.
         error: The error if this method failed; the search continues with the other lists.
         note: A remark, such as that the search was exact, or repeated with more candidates.
+        shard: The name of the shard that returned the list, if the source is one of several shards.
+        parts: The lists of the shards of which this list was merged, failed ones included.
     """
 
     kind: str
@@ -66,6 +68,8 @@ class NodeList:
     elapsed_ms: int | None = None
     error: Exception | None = None
     note: str | None = None
+    shard: str | None = None
+    parts: tuple[NodeList, ...] = ()
     _keys: list[NodeKey] = field(default_factory=list, init=False, repr=False, compare=False)
 
     @property

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from llama_index.core.base.base_retriever import BaseRetriever
@@ -14,6 +15,7 @@ from llama_index_agentic_kb.errors import ConfigurationError, DeniedError, Inval
 from llama_index_agentic_kb.guard.permissions import current_principal
 from llama_index_agentic_kb.schema import FilterNode, RetrievalRequest, SourceParams, all_of, matcher, parse_odata
 from llama_index_agentic_kb.sources.base import KnowledgeSource
+from llama_index_agentic_kb.sources.shards import ShardedSource
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +32,12 @@ class SelectedSource:
     """The combined filter of principal, caller and request, without the source's mandatory filter."""
     denied: str | None = None
     """Why the principal may not search the source; None if it may."""
+
+    @property
+    def shards(self) -> list[SelectedSource]:
+        """The shards of the source, with the same filters, which they share; empty if it has none."""
+        shards = self.source.shards if isinstance(self.source, ShardedSource) else ()
+        return [replace(self, source=shard) for shard in shards]
 
     @property
     def always(self) -> bool:
@@ -169,9 +177,10 @@ def by_name(sources: Sequence[KnowledgeSource]) -> dict[str, KnowledgeSource]:
                 f"sources: expected KnowledgeSource, got {type(source).__name__}; "
                 "from_defaults takes indexes and retrievers"
             )
-        if source.name in named:
-            raise ConfigurationError(f"sources: {source.name} is given twice; names must differ")
         named[source.name] = source
+    names = Counter(part.name for source in sources for part in (source, *getattr(source, "shards", ())))
+    if twice := [name for name, count in names.items() if count > 1]:
+        raise ConfigurationError(f"sources: {twice[0]} is given twice; names must differ")
     return named
 
 

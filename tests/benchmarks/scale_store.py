@@ -22,7 +22,17 @@ from llama_index_agentic_kb.store.chroma import ChromaDirectory
 from llama_index_agentic_kb.store.database import Chunk, MetadataValue, StoredDocument
 from tests.benchmarks.scale_corpus import DIMENSION, Block, Floats, Ints, ScaleCorpus, ScaleEmbedding
 
-__all__ = ["ScaleStore", "measure_filtered", "measure_plain"]
+__all__ = [
+    "PER_DOCUMENT",
+    "SOURCE",
+    "TOP_K",
+    "ScaleStore",
+    "exact",
+    "measure_filtered",
+    "measure_plain",
+    "percentile",
+    "store_block",
+]
 
 SOURCE: Final = "scale"
 PER_DOCUMENT: Final = 100
@@ -86,7 +96,7 @@ class ScaleStore:
                 vectors[block.start : end], groups[block.start : end] = block.vectors, block.groups
                 self.embedding.show(block)
                 started = time.perf_counter()
-                _store_block(store, block)
+                store_block(store, block)
                 seconds += time.perf_counter() - started
                 progress(f"{end:,} of {self.corpus.size:,} chunks after {seconds:,.0f} s")
             started = time.perf_counter()
@@ -121,11 +131,13 @@ def node_id(number: int) -> str:
     return f"chunk-{number}"
 
 
-def _store_block(store: KnowledgeStore, block: Block) -> None:
-    """Store each document in a transaction, as ingestion does."""
+def store_block(store: KnowledgeStore, block: Block, shard: int = 0, shards: int = 1) -> None:
+    """Store each document of a shard in a transaction, as ingestion does."""
     chunks = [_chunk(block, at) for at in range(len(block.texts))]
     pieces = list(zip(chunks, block.vectors, strict=True))
     for start in range(0, len(pieces), PER_DOCUMENT):
+        if (block.start + start) // PER_DOCUMENT % shards != shard:
+            continue
         document = pieces[start : start + PER_DOCUMENT]
         store.documents.put_document(_document(str(document[0][0].metadata["file_path"])), document)
 
@@ -175,7 +187,7 @@ class Times:
 
     def numbers(self) -> Numbers:
         """Return the percentiles, in ms."""
-        return {"p50": _percentile(self.searches, 50), "p99": _percentile(self.searches, 99)}
+        return {"p50": percentile(self.searches, 50), "p99": percentile(self.searches, 99)}
 
 
 def measure_plain(store: KnowledgeStore, at: ScaleStore, users: int, searches: int, *, hybrid: bool) -> Numbers:
@@ -203,7 +215,7 @@ def measure_plain(store: KnowledgeStore, at: ScaleStore, users: int, searches: i
     started = time.perf_counter()
     asyncio.run(all_users())
     numbers = {**times.numbers(), "per second": searches / (time.perf_counter() - started)}
-    ways = {f"{kind} p50": _percentile(taken, 50) for kind, taken in times.lanes.items()}
+    ways = {f"{kind} p50": percentile(taken, 50) for kind, taken in times.lanes.items()}
     return numbers | (ways if hybrid else {})
 
 
@@ -223,7 +235,7 @@ def measure_filtered(store: KnowledgeStore, at: ScaleStore, key: str, modulus: i
     """
     values = [number * (modulus // FILTERS) for number in range(FILTERS)]
     queries = at.corpus.query_texts
-    best = _exact(at, [values[number % FILTERS] for number in range(len(queries))], modulus)
+    best = exact(at, [values[number % FILTERS] for number in range(len(queries))], modulus)
     times, first = Times(), Times()
     # Each chunk for itself, so that what is found can be compared with what Chroma finds.
     options = RetrieverOptions(join_neighbours=False, max_per_document=None)
@@ -279,7 +291,7 @@ async def _timed(retriever: AgenticRetriever, query: str, times: Times) -> set[s
     return {node.node.node_id for node in found}
 
 
-def _exact(at: ScaleStore, values: Sequence[int], modulus: int, block: int = 10_000) -> list[set[str]]:
+def exact(at: ScaleStore, values: Sequence[int], modulus: int, block: int = 10_000) -> list[set[str]]:
     """Return each query's nearest rows among those whose group is its value, by comparing with every row."""
     vectors, groups, queries = at.vectors(), at.groups() % modulus, at.corpus.query_vectors
     wanted = np.asarray(values)
@@ -300,5 +312,6 @@ def _exact(at: ScaleStore, values: Sequence[int], modulus: int, block: int = 10_
     ]
 
 
-def _percentile(seconds: Sequence[float], share: float) -> float:
+def percentile(seconds: Sequence[float], share: float) -> float:
+    """Return a percentile of seconds in ms."""
     return float(np.percentile(np.asarray(seconds) * 1000, share)) if seconds else float("nan")

@@ -1,0 +1,181 @@
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+from llama_index.core import VectorStoreIndex
+from llama_index.core.schema import TextNode
+
+from llama_index_agentic_kb import (
+    AgenticRetriever,
+    Fields,
+    KnowledgeBase,
+    KnowledgeSource,
+    Permissions,
+    Principal,
+    Resilience,
+    RetrievalRequest,
+    ShardedSource,
+)
+from llama_index_agentic_kb._aio import run
+from llama_index_agentic_kb.errors import ConfigurationError, RetrievalError
+from llama_index_agentic_kb.retriever import Retrieval
+from llama_index_agentic_kb.schema import Condition, SourceActivity
+from llama_index_agentic_kb.testing import HashEmbedding, MemoryRetriever
+
+SLOW = 6.0
+"""What a shard takes that is waited for in vain; far above what is asserted."""
+
+GRACE = Resilience(straggler_grace=0.05)
+RANDOM = np.random.default_rng(5)
+NODES = [
+    TextNode(
+        id_=f"n{number}",
+        text=f"rain on day {number}",
+        embedding=RANDOM.standard_normal(64).tolist(),
+        metadata={"even": number % 2 == 0, "tenant": "acme" if number % 3 else "other"},
+    )
+    for number in range(36)
+]
+
+
+def shard(name: str, nodes: list[TextNode], model: HashEmbedding, **options: Any) -> KnowledgeSource:
+    index = VectorStoreIndex([node.model_copy() for node in nodes], embed_model=model)
+    return KnowledgeSource(name, index=index, hybrid=False, **options)
+
+
+def collection(**options: Any) -> ShardedSource:
+    model = HashEmbedding(dimensions=64)
+    return ShardedSource("docs", [shard(f"s{at}", NODES[at::4], model, **options) for at in range(4)])
+
+
+def memory(name: str, **retriever: Any) -> KnowledgeSource:
+    return KnowledgeSource(name, retriever=MemoryRetriever([f"rain {name}"], **retriever), resilience=GRACE)
+
+
+def retrieved(*sources: KnowledgeSource, **params: Any) -> Retrieval:
+    retriever = AgenticRetriever(sources, effort="minimal")
+    listed = [{"knowledgeSourceName": "docs", **params}]
+    request = RetrievalRequest.parse({"messages": [{"content": "rain"}], "knowledgeSourceParams": listed})
+    return run(retriever.retrieval(request))
+
+
+def record(made: Retrieval) -> SourceActivity:
+    (found,) = [one for one in made.log.records if isinstance(one, SourceActivity)]
+    return found
+
+
+@pytest.mark.parametrize("top_k", [1, 5, 36])
+@pytest.mark.parametrize("filters", [None, Condition(key="even", value=True)], ids=["all", "filtered"])
+def test_shards_find_what_the_whole_finds(top_k: int, filters: Condition | None) -> None:
+    """The merged list is that of one big index: the same nodes and scores, filters included."""
+    found = []
+    for source in (shard("docs", NODES, HashEmbedding(dimensions=64), filters=filters), collection(filters=filters)):
+        retriever = AgenticRetriever([source], effort="minimal", similarity_top_k=top_k)
+        found.append([(node.node_id, node.score) for node in retriever.retrieve("rain")])
+    assert found[0] == found[1]
+    assert len(found[0]) == min(top_k, 36 if filters is None else 18)
+
+
+def test_the_account_has_a_lane_for_each_shard() -> None:
+    """One search, one record; each shard's counts stand in a lane that names it."""
+    made = record(retrieved(collection()))
+    assert made.knowledge_source_name == "docs"
+    assert [lane.shard for lane in made.lanes or []] == ["s0", "s1", "s2", "s3"]
+    assert made.candidates == sum(lane.candidates for lane in made.lanes or [])
+
+
+@pytest.mark.parametrize(
+    ("fault", "outcome", "code", "reason"),
+    [
+        ({"fault": ValueError("disk gone")}, "error", "ValueError", "disk gone"),
+        ({"latency": SLOW}, "timeout", "deadlineExceeded", "was still running 0.1 s after the others had answered"),
+    ],
+    ids=["error", "straggler"],
+)
+def test_a_shard_that_fails_costs_its_own_documents_only(fault: Any, outcome: str, code: str, reason: str) -> None:
+    """The others' documents come, at once; the account and ``missing`` name the shard, and why."""
+    started = time.monotonic()
+    made = retrieved(ShardedSource("docs", [memory("s0"), memory("s1", **fault), memory("s2")]))
+    assert time.monotonic() - started < SLOW / 2
+    assert {node.text for node in made.nodes} == {"rain s0", "rain s2"}
+    (failed,) = [lane for lane in record(made).lanes or [] if lane.error is not None]
+    assert (failed.shard, failed.error and failed.error.code) == ("s1", code)
+    (missing,) = made.missing
+    assert (missing.what, missing.outcome) == ("docs", outcome)
+    assert "search in shard 's1' failed: " in missing.reason
+    assert reason in missing.reason
+
+
+def test_a_shard_that_became_slow_is_not_waited_for_again() -> None:
+    """Its own slow answers, which come late, do not make it a source that is usually slow."""
+    late = memory("s1", latency=0.4)
+    source = ShardedSource("docs", [memory("s0"), late, memory("s2")])
+    for _ in range(3):
+        assert [part.outcome for part in retrieved(source).missing] == ["timeout"]
+    assert source.usual_seconds is not None
+    assert source.usual_seconds < 0.4
+
+
+def test_fail_on_error_wants_every_shard() -> None:
+    """A slow shard gets its time then, and one that fails fails the request."""
+    slow = [memory("s0"), memory("s1", latency=0.4)]
+    assert {node.text for node in retrieved(ShardedSource("docs", slow), failOnError=True).nodes} == {
+        "rain s0",
+        "rain s1",
+    }
+    broken = [memory("s0"), memory("s1", fault=ValueError("disk gone"))]
+    with pytest.raises(RetrievalError, match="failOnError failed: docs: disk gone"):
+        retrieved(ShardedSource("docs", broken), failOnError=True)
+
+
+def test_every_shard_that_failed_is_named() -> None:
+    """Without any shard the search fails, with the reason of each."""
+    broken = [memory(f"s{at}", fault=ValueError(f"disk {at} gone")) for at in range(2)]
+    with pytest.raises(RetrievalError, match="every shard failed: disk 0 gone; disk 1 gone"):
+        retrieved(ShardedSource("docs", broken))
+
+
+def test_permissions_hold_in_every_shard() -> None:
+    """No shard returns a document of another tenant, and metadata are counted under the same filter."""
+    kb = KnowledgeBase([collection(permissions=Permissions(tenant="tenant"))], effort="minimal")
+    principal = Principal(user="ann", tenant="acme")
+    response = kb.retrieve("rain", principal=principal)
+    assert {int(ref.node_id[1:]) % 3 for ref in response.references} == {1, 2}
+    assert kb.count("docs", principal=principal) == 24
+
+
+def test_scores_that_do_not_compare_are_not_mixed() -> None:
+    """Shards of two embedding models are merged by turns, and no score is shown."""
+    shards = [shard("s0", NODES[:9], HashEmbedding(dimensions=64)), memory("s1")]
+    made = retrieved(ShardedSource("docs", shards))
+    assert {node.score for node in made.nodes} == {None}
+    assert "rain s1" in {node.text for node in made.nodes[:2]}
+
+
+@pytest.mark.parametrize(
+    ("shards", "message"),
+    [
+        ([memory("a")], "at least two shards"),
+        ([memory("a"), memory("a")], "with different names"),
+        ([collection(), memory("a")], "'docs' can't be a shard"),
+        (
+            [memory("a"), KnowledgeSource("b", retriever=MemoryRetriever([]), fields=Fields(url="link"))],
+            "differ in fields",
+        ),
+        ([memory("a"), KnowledgeSource("b", retriever=MemoryRetriever([]), filters="x eq 1")], "differ in filters"),
+    ],
+    ids=["one", "names", "nested", "fields", "filters"],
+)
+def test_shards_must_be_alike(shards: list[KnowledgeSource], message: str) -> None:
+    """The error says what differs."""
+    with pytest.raises(ConfigurationError, match=message):
+        ShardedSource("docs", shards)
+
+
+def test_names_of_shards_are_names_of_sources() -> None:
+    """A source of the same name as a shard is refused."""
+    with pytest.raises(ConfigurationError, match="s1 is given twice"):
+        AgenticRetriever([ShardedSource("docs", [memory("s0"), memory("s1")]), memory("s1")])
