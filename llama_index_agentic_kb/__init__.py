@@ -45,14 +45,14 @@ if TYPE_CHECKING:
     from llama_index_agentic_kb.errors import StoreDamagedError as StoreDamagedError
     from llama_index_agentic_kb.errors import StoreMismatchError as StoreMismatchError
     from llama_index_agentic_kb.errors import SynthesisError as SynthesisError
-    from llama_index_agentic_kb.grounding import CrossEncoderScorer as CrossEncoderScorer
-    from llama_index_agentic_kb.grounding import Grounding as Grounding
-    from llama_index_agentic_kb.grounding import LexicalScorer as LexicalScorer
-    from llama_index_agentic_kb.grounding import LLMJudge as LLMJudge
-    from llama_index_agentic_kb.grounding import acheck_grounding as acheck_grounding
-    from llama_index_agentic_kb.grounding import arank as arank
-    from llama_index_agentic_kb.grounding import check_grounding as check_grounding
-    from llama_index_agentic_kb.grounding import rank as rank
+    from llama_index_agentic_kb.grounding.check import acheck_grounding as acheck_grounding
+    from llama_index_agentic_kb.grounding.check import check_grounding as check_grounding
+    from llama_index_agentic_kb.grounding.ranking import arank as arank
+    from llama_index_agentic_kb.grounding.ranking import rank as rank
+    from llama_index_agentic_kb.grounding.scorers import CrossEncoderScorer as CrossEncoderScorer
+    from llama_index_agentic_kb.grounding.scorers import LexicalScorer as LexicalScorer
+    from llama_index_agentic_kb.grounding.scorers import LLMJudge as LLMJudge
+    from llama_index_agentic_kb.grounding.settings import Grounding as Grounding
     from llama_index_agentic_kb.guard.limits import InputLimits as InputLimits
     from llama_index_agentic_kb.guard.permissions import Permissions as Permissions
     from llama_index_agentic_kb.guard.permissions import acting_as as acting_as
@@ -122,7 +122,10 @@ chat_engine: AgenticChatEngine
 errors: AgenticKBError BulkheadFullError CircuitOpenError ConfigurationError DeadlineExceededError DeniedError
     InvalidRequestError LLMError NotFoundError RetrievalError SessionStoreError SourceUnavailableError
     StoreDamagedError StoreMismatchError SynthesisError
-grounding: CrossEncoderScorer Grounding LLMJudge LexicalScorer acheck_grounding arank check_grounding rank
+grounding.check: acheck_grounding check_grounding
+grounding.ranking: arank rank
+grounding.scorers: CrossEncoderScorer LLMJudge LexicalScorer
+grounding.settings: Grounding
 guard.limits: InputLimits
 guard.permissions: Permissions acting_as
 guard.resilience: NO_RETRIES BreakerPolicy Resilience RetryPolicy

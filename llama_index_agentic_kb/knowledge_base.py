@@ -540,7 +540,7 @@ class KnowledgeBase(NotPickled, MetadataQueries):
             import_module("llama_index_agentic_kb.grounding.repair")  # the answer checks
             check = self.grounding if isinstance(self.grounding, Grounding) else Grounding()
             if self.grounding is not False and isinstance(check.scorer, str | None):  # a judge would be called
-                from llama_index_agentic_kb.grounding import check_grounding  # noqa: PLC0415 (loads the scorers)
+                from llama_index_agentic_kb.grounding.check import check_grounding  # noqa: PLC0415 (loads the scorers)
 
                 check_grounding("It was loaded first.", ["The model was loaded."], scorer=check.scorer)
         parse_odata("loaded eq true")

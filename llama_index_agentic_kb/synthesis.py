@@ -246,10 +246,10 @@ async def check_answer(
         date = next(filter(None, map(one.node.metadata.get, _DATES)), None)
         sources.append(
             GroundingSource(
-                str(position),
-                one.node.node_id,
                 getattr(one.node, "text", None) or "",
-                title=titles.get(str(position), ""),
+                titles.get(str(position), ""),
+                reference_id=str(position),
+                node_id=one.node.node_id,
                 date=None if date is None else one_line(str(date), _MAX_DATE),
             )
         )

@@ -39,7 +39,7 @@ from llama_index_agentic_kb.errors import InvalidRequestError
 from llama_index_agentic_kb.grounding.citations import Markers, strip_markers
 from llama_index_agentic_kb.grounding.claims import split_claims
 from llama_index_agentic_kb.grounding.notices import withheld_text
-from llama_index_agentic_kb.grounding.settings import DEFAULT_GROUNDING, Grounding
+from llama_index_agentic_kb.grounding.settings import Grounding
 from llama_index_agentic_kb.llm import recorded_calls
 from llama_index_agentic_kb.planning import ClassificationSpec
 from llama_index_agentic_kb.query_engine import AgenticQueryEngine, Answered, asked
@@ -287,7 +287,7 @@ class _Answering:
         own, level = self.engine.grounding, self.query.filtering_level
         if own is None and level is None:
             return None
-        own = own or DEFAULT_GROUNDING
+        own = own or Grounding()
         return replace(own, markers=Markers.STRIP, filtering=level or own.filtering)
 
     async def _judge(self, answered: Answered) -> None:

@@ -26,28 +26,24 @@ from llama_index_agentic_kb.schema.grounding import (
 
 
 class CitedFact(Model):
-    """A part of a fact that a claim cites."""
+    """A part of a fact that a claim cites: the index of the fact, the words, and their place in characters."""
 
     source: int = Field(ge=0)
-    """Index of the fact, from 0."""
     chunk_text: str
     span: Span
-    """Position in the fact, in characters."""
 
 
 class CheckedClaim(Model):
-    """One claim of the answer."""
+    """One claim of the answer; ``span`` and ``lacking`` (the unsupported part) are in characters."""
 
     claim_text: str
     span: Span
-    """Position in the answer, in characters; ``grounding.spans`` converts it to bytes."""
     grounding_check_required: bool
     citation_indices: list[int] = Field(default_factory=list)
     """Indices of the ``cited_chunks`` that support the claim."""
     score: float | None = Field(default=None, ge=0, le=1)
     verdict: Verdict = Verdict.NOT_CHECKABLE
     lacking: Span | None = None
-    """Position of the unsupported part in the answer. None if it is not known."""
 
 
 class GroundingCheck(Model):
@@ -107,18 +103,9 @@ async def acheck_grounding(
 def grounding_ledger(
     query: GroundingQuery, scorer: ScorerLike = None, *, deadline: float | None = None
 ) -> Coroutine[Any, Any, GroundingLedger]:
-    """Check an answer against facts and return the grounding ledger for ``wire.google_checks``.
-
-    Args:
-        query: The answer and the facts.
-        scorer: Scorer of the claims; see ``as_scorer``. Defaults to "auto".
-        deadline: ``time.monotonic()`` value at which the check stops, with a warning and no scores. None if unlimited.
-
-    Returns:
-        The grounding ledger; a support's ``reference_id`` is the index of the fact.
-    """
+    """Check an answer against facts for ``wire.google_checks``; a support's ``reference_id`` is the fact's index."""
     sources = [
-        GroundingSource(str(number), str(number), fact.text, attributes=fact.attributes)
+        GroundingSource(fact.text, attributes=fact.attributes, reference_id=str(number), node_id=str(number))
         for number, fact in enumerate(query.facts)
     ]
     return ground(query.answer, sources, scorer, threshold=query.citation_threshold, deadline=deadline)

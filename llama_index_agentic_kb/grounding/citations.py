@@ -1,7 +1,7 @@
-"""Finds, checks and normalizes reference markers, ``[ref_id:N]``, in whole texts and in streams.
+"""What an answer may show of its citations and links, checked in a whole text or in a stream.
 
-A language model may write ``[ref_id: 3]``, ``[ref_id:0, 2]`` or an N that was not in its prompt. Valid ids are
-rewritten as ``[ref_id:0][ref_id:2]``; invalid ones are removed and counted.
+A language model may write ``[ref_id: 3]``, ``[ref_id:0, 2]``, an N that was not in its prompt, or citations in a style
+of its own. Valid ids become ``[ref_id:0][ref_id:2]``; the others are removed and counted.
 """
 
 from __future__ import annotations
@@ -9,10 +9,13 @@ from __future__ import annotations
 import re
 from bisect import bisect_left
 from collections.abc import Collection
+from dataclasses import dataclass
 from enum import StrEnum
 from itertools import accumulate
-from typing import Final
+from typing import Any, Final
 
+from llama_index_agentic_kb.guard.links import LinkFilter
+from llama_index_agentic_kb.guard.text import HiddenFilter
 from llama_index_agentic_kb.schema.grounding import GroundingLedger, Span
 
 
@@ -111,12 +114,7 @@ def _gap(before: str) -> str:
 
 
 def clean_markers(text: str, valid: Collection[int]) -> tuple[str, int]:
-    """Return a text with normalized markers and without invalid ids, and the number of removed ids.
-
-    Args:
-        text: The whole text.
-        valid: The ids that a marker may name.
-    """
+    """Return a text with normalized markers and only the ``valid`` ids, and the number of removed ids."""
     markers = MarkerFilter(valid)
     return markers.feed(text) + markers.close(), markers.removed
 
@@ -130,11 +128,7 @@ def cited_ids(text: str) -> list[int]:
 
 
 class MarkerCuts:
-    """Maps positions of a text to positions after its markers, and the spaces before them, are removed.
-
-    Args:
-        text: The text with its markers.
-    """
+    """Maps positions of a text to positions after its markers, and the spaces before them, are removed."""
 
     def __init__(self, text: str) -> None:
         self.spans = [marker.span() for marker in _MARKER.finditer(text) if _read_ids(marker["ids"])]
@@ -150,28 +144,17 @@ class MarkerCuts:
         start, end = self.spans[count - 1]
         return position - self._taken[count - 1] - (min(end, position) - start)
 
-    def applied(self, text: str) -> str:
-        """Return the text without its markers."""
-        bounds = [0, *(bound for span in self.spans for bound in span), len(text)]
-        return "".join(text[start:end] for start, end in zip(bounds[::2], bounds[1::2], strict=True))
-
 
 def strip_markers(text: str, ledger: GroundingLedger) -> tuple[str, GroundingLedger]:
-    """Remove the reference markers from an answer, and adjust the spans of its grounding ledger.
+    """Return an answer without its reference markers, and its ledger with the spans adjusted.
 
     Claims keep their ``cited`` ids. The changes of a repair refer to the answer before it and are not adjusted.
-
-    Args:
-        text: The answer.
-        ledger: The answer's grounding ledger.
-
-    Returns:
-        The text without markers, and its ledger.
     """
     cuts = MarkerCuts(text)
     if not cuts.spans:
         return text, ledger
-    shorter = cuts.applied(text)
+    bounds = [0, *(bound for span in cuts.spans for bound in span), len(text)]
+    shorter = "".join(text[start:end] for start, end in zip(bounds[::2], bounds[1::2], strict=True))
 
     def moved(span: Span) -> Span | None:
         start, end = cuts.position(span.start), cuts.position(span.end)
@@ -190,3 +173,161 @@ def strip_markers(text: str, ledger: GroundingLedger) -> tuple[str, GroundingLed
 def _read_ids(inner: str) -> list[int]:
     """Return the ids between a marker's colon and its bracket; empty if there is any other text."""
     return list(map(int, _ID.findall(inner))) if _IDS.fullmatch(inner) else []
+
+
+# -- citations in a model's own style ---------------------------------------------------------------------------------
+
+_NUMBERS: Final = r"\d{1,2}(?:\s?[,;]\s?\d{1,2}){0,9}"
+_KIND: Final = r"(?:sources?|refs?|references?|docs?|documents?|passages?)[ .#:]{0,2}"
+_NAMED: Final = r"(?:sources?|refs?|references?|passages?)[ .#:]{1,2}"
+CITATION: Final = re.compile(
+    r"(?<=[\w.!?,;:)\]】\"'”’%°*_])[ \t]?"  # noqa: RUF001 (typographic quotation marks)
+    rf"(?:\[\^?(?:{_KIND})?{_NUMBERS}\](?![(:])|【(?:{_KIND})?{_NUMBERS}[^】\n]{{0,20}}】"
+    rf"|\({_NAMED}{_NUMBERS}\)|(?:\({_NUMBERS}\)){{1,10}}(?=[.!?\n]|$))",
+    re.IGNORECASE,
+)
+"""A citation with the space before it, after the text that it belongs to."""
+_DIGITS: Final = re.compile(r"\d{1,2}")
+_REST: Final = re.compile(r"(?<=\d)[^\d,;\] ].*")
+"""Further text after the number of a server's own citations: ``【1†source】``."""
+_OWN_OPEN: Final = re.compile(
+    r"[ \t]?(?:\[[^\]\n]{0,60}\]?|【[^】\n]{0,60}】?|"
+    r"(?:\(\d[\d,; ]{0,40}\)){0,9}\((?:[a-z]{0,10}[ .#:]{0,2})?[\d,; ]{0,40}\)?)?\Z",
+    re.IGNORECASE,
+)
+"""The end of a text that may become a citation; always matches the empty end."""
+
+
+class OwnCitations:
+    """Filters a text piece by piece: citations such as ``[1]``, ``[^1]``, ``[Source 1]``, ``(ref 1)``, ``【1】``.
+
+    They become ``[ref_id:N]`` if their numbers are unambiguous: a 0 shows that the model counts from 0, a number beyond
+    the last id that it counts from 1. Until that is known, or if no passage has the number, they are removed and
+    counted. In code, in links, in footnotes and at the start of a line, such numbers stay text.
+
+    Args:
+        valid: The ids of the passages that may be cited; if empty, the text is not changed.
+    """
+
+    def __init__(self, valid: Collection[int]) -> None:
+        self.removed = 0
+        """Number of citation numbers removed so far."""
+        self._valid = frozenset(valid)
+        self._base: int | None = None
+        self._held = ""
+        self._last = ""
+        self._in_code = False
+
+    def feed(self, delta: str) -> str:
+        """Process a piece and return the text that can be emitted now."""
+        if not self._valid:
+            return delta
+        text = self._held + delta
+        begun = _OWN_OPEN.search(text)
+        assert begun is not None  # the empty end always matches
+        self._held = text[begun.start() :]
+        return self._read(text, begun.start())
+
+    def close(self) -> str:
+        """Return the rest of the text at its end."""
+        rest, self._held = self._held, ""
+        return self._read(rest, len(rest))
+
+    def _read(self, text: str, end: int) -> str:
+        before, pieces, at = self._last, [], 0
+        for found in CITATION.finditer(before + text):  # the pattern needs the preceding character
+            start, stop = found.start() - len(before), found.end() - len(before)
+            if stop > end or start < at:
+                break
+            pieces.append(self._text(text[at:start]))
+            pieces.append(found[0] if self._in_code else self._marker(found[0]))
+            at = stop
+        pieces.append(self._text(text[at:end]))
+        self._last = (before + text[:end])[-1:]
+        return "".join(pieces)
+
+    def _text(self, text: str) -> str:
+        self._in_code ^= text.count("`") % 2 == 1
+        return text
+
+    def _marker(self, citation: str) -> str:
+        """Return a citation as reference markers, without the numbers that name no known passage."""
+        ids = []
+        for number in map(int, _DIGITS.findall(_REST.sub("", citation))):
+            if self._base is None and (number in self._valid) != (number - 1 in self._valid):
+                self._base = 0 if number in self._valid else 1
+            known = self._base is not None and number - self._base in self._valid
+            ids += [number - (self._base or 0)] if known else []
+            self.removed += not known
+        space = citation[0] if citation[0] in " \t" else ""
+        return space + "".join(f"[ref_id:{number}]" for number in dict.fromkeys(ids)) if ids else ""
+
+
+# -- whole answers -----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRules:
+    """The reference ids that markers may name, and the addresses that links may lead to."""
+
+    ref_ids: Collection[int] = ()
+    addresses: Collection[str] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class CheckedText:
+    """A filtered text with the numbers of what was removed."""
+
+    text: str
+    markers: int = 0
+    """Reference ids that name no passage."""
+    links: int = 0
+    """Links that lead to no reference."""
+    hidden: int = 0
+    """Hidden characters."""
+
+
+class AnswerFilter:
+    """Filters an answer piece by piece: hidden characters, own citations, markers, then links."""
+
+    def __init__(self, rules: AnswerRules) -> None:
+        self._hidden = HiddenFilter()
+        self._own = OwnCitations(rules.ref_ids)
+        self._markers = MarkerFilter(rules.ref_ids)
+        self._links = LinkFilter(rules.addresses)
+
+    def feed(self, delta: str) -> str:
+        """Process a piece and return the text that can be emitted now."""
+        return self._links.feed(self._markers.feed(self._own.feed(self._hidden.feed(delta))))
+
+    def close(self) -> str:
+        """Return the buffered text at the end of the answer."""
+        rest = self._markers.feed(self._own.feed(self._hidden.close()) + self._own.close()) + self._markers.close()
+        return self._links.feed(rest) + self._links.close()
+
+    def checked(self, text: str) -> CheckedText:
+        """Filter a whole answer."""
+        clean = self.feed(text) + self.close()
+        return CheckedText(clean, self._markers.removed + self._own.removed, self._links.removed, self._hidden.removed)
+
+
+def clean_answer(text: str, rules: AnswerRules) -> CheckedText:
+    """Filter a whole answer."""
+    return AnswerFilter(rules).checked(text)
+
+
+def clean_values(value: Any, rules: AnswerRules) -> tuple[Any, CheckedText]:
+    """Return JSON data with every text filtered, and the total counts of what was removed (with an empty ``text``)."""
+    taken: list[CheckedText] = []
+
+    def walk(part: Any) -> Any:
+        if isinstance(part, str):
+            taken.append(clean_answer(part, rules))
+            return taken[-1].text
+        if isinstance(part, list):
+            return [walk(item) for item in part]
+        return {key: walk(item) for key, item in part.items()} if isinstance(part, dict) else part
+
+    cleaned = walk(value)
+    sums = {name: sum(getattr(one, name) for one in taken) for name in ("markers", "links", "hidden")}
+    return cleaned, CheckedText("", **sums)

@@ -21,32 +21,26 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Final, NamedTuple
 
-from llama_index_agentic_kb.grounding.citations import cited_ids
+from llama_index_agentic_kb.grounding.citations import CITATION, cited_ids
 from llama_index_agentic_kb.grounding.features import EMOJI, MAX_CLAIM, is_negated, words
-from llama_index_agentic_kb.grounding.own_citations import CITATION
 from llama_index_agentic_kb.schema.grounding import Span
 from llama_index_agentic_kb.search.tokenizing import FUNCTION_WORDS, detect_language
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A claim of an answer.
-
-    Args:
-        text: The answer's text at ``span``, including markers.
-        span: Position in the answer, in characters.
-        plain: The text without list marker, reference markers, emoji and emphasis.
-        cited: The ids that its reference markers name, in order.
-        check_required: Whether evidence could support it; False for a question.
-        context: The lead-in or heading above a list item, or the table header of a row.
-    """
+    """A claim of an answer: the answer's text at ``span`` (in characters), including markers."""
 
     text: str
     span: Span
     plain: str
+    """The text without list marker, reference markers, emoji and emphasis."""
     cited: tuple[int, ...] = ()
+    """The ids that its reference markers name, in order."""
     check_required: bool = True
+    """Whether evidence could support it; False for a question."""
     context: str = ""
+    """The lead-in or heading above a list item, or the table header of a row."""
 
     @property
     def said(self) -> str:
@@ -87,11 +81,7 @@ _SAYS: Final = re.compile(r"\w")
 
 
 def split_claims(answer: str) -> list[Claim]:
-    """Return the claims of an answer, in order, in time linear in its length.
-
-    Args:
-        answer: Plain text or Markdown, in any language that ends its sentences with full stops or with 。.
-    """
+    """Return the claims of a plain or Markdown text in order, in linear time; sentences end with full stops or 。."""
     german = detect_language(re.findall(r"[^\W\d_]+", answer[:_SAMPLE].casefold())) == "german"
     found: list[Claim] = []
     for block in _Blocks().read(answer):
@@ -291,12 +281,7 @@ class _Stop(NamedTuple):
 
 
 def sentence_ends(text: str, *, german: bool = False) -> Iterator[tuple[int, int]]:
-    """Yield the end of each sentence of a paragraph and the start of the next; the last ends with the text.
-
-    Args:
-        text: One paragraph; line breaks in it count as spaces.
-        german: Whether a number with a point is an ordinal ("3. Oktober").
-    """
+    """Yield the end of each sentence of a paragraph and the start of the next; in German, "3." is an ordinal."""
     stretches = _closed_stretches(text)
     position = 0
     for mark in _MARK.finditer(text):

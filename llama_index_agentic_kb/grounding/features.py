@@ -126,12 +126,7 @@ def is_negated(text: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Passage:
-    """A passage of the evidence.
-
-    Args:
-        text: The passage's text.
-        head: The passage's title and attributes.
-    """
+    """A passage of the evidence; ``head`` are its title and attributes."""
 
     text: str
     head: str = ""
@@ -139,42 +134,34 @@ class Passage:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Sentences of one passage that could support a claim.
-
-    Args:
-        passage: Index of the passage.
-        places: Indices in ``Corpus.sentences`` of the sentences that cover most of the claim, best first.
-        spans: Positions of these sentences in the passage's text.
-        text: The passage's head, these sentences and their neighbours, as input for a cross-encoder.
-        coverage: Weighted share of the claim's terms in the window.
-    """
+    """Sentences of the passage with index ``passage`` that could support a claim."""
 
     passage: int
     places: tuple[int, ...]
+    """Indices in ``Corpus.sentences`` of the sentences that cover most of the claim, best first."""
     spans: tuple[Span, ...]
+    """Positions of these sentences in the passage's text."""
     text: str
+    """The passage's head, these sentences and their neighbours, as input for a cross-encoder."""
     coverage: float
+    """Weighted share of the claim's terms in the window."""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The features of a claim, and its windows in the evidence.
-
-    Args:
-        features: Feature values in the order of ``FEATURES``.
-        windows: The best window of each relevant passage, best first.
-        partner: Index of a second window that adds much to the first. None if there is no such window.
-        telling: Number of the claim's terms that are not function words.
-        named: Whether the claim has a name or a number.
-        sentences: Number of sentences in the passage of the best window.
-    """
+    """The features of a claim, in the order of ``FEATURES``, and its windows in the evidence."""
 
     features: tuple[float, ...]
     windows: tuple[Window, ...]
+    """The best window of each relevant passage, best first."""
     partner: int | None = None
+    """Index of a second window that adds much to the first."""
     telling: int = 1
+    """Number of the claim's terms that are not function words."""
     named: bool = True
+    """Whether the claim has a name or a number."""
     sentences: int = 0
+    """Number of sentences in the passage of the best window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,15 +243,13 @@ class Corpus:
     def read(self, text: str) -> Reading:
         """Return a claim's features and the windows that could support it."""
         claim, telling = self._claim(text[:MAX_CLAIM])
-        windows = self._windows(claim)
+        windows, partner, length = self._windows(claim), None, 0
+        if windows:
+            best = windows[0].passage
+            length = self._firsts[best + 1] - self._firsts[best]
+            partner = self._partner(claim, windows)
         named = bool(claim.names or claim.numbers)
-        if not windows:
-            return Reading(self._features(claim, windows), (), None, telling, named)
-        best = windows[0].passage
-        length = self._firsts[best + 1] - self._firsts[best]
-        return Reading(
-            self._features(claim, windows), tuple(windows), self._partner(claim, windows), telling, named, length
-        )
+        return Reading(self._features(claim, windows), tuple(windows), partner, telling, named, length)
 
     def _claim(self, text: str) -> tuple[_Claim, int]:
         """Return an analyzed claim, and the number of its terms that are not function words."""

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
@@ -21,7 +21,6 @@ from llama_index_agentic_kb.grounding.scorers import (
     Evidence,
     LLMJudge,
     Premise,
-    Rival,
     ScorerLike,
     as_scorer,
 )
@@ -45,25 +44,15 @@ _MOST_BEGINNINGS: Final = 48
 """Maximum number of beginnings of claims scored in one check."""
 
 
-@dataclass(frozen=True, slots=True)
-class GroundingSource:
-    """A reference that claims are checked against.
-
-    Args:
-        reference_id: The N of ``[ref_id:N]``, as in ``Reference.id``.
-        node_id: The node's id.
-        text: The node's text; spans refer to it.
-        title: The document's title, which counts as evidence.
-        attributes: Further facts about the document, which count as evidence.
-        date: The document's date, shown with conflicts. None if it is not known.
-    """
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroundingSource(Premise):
+    """A reference that claims are checked against: a passage with its place."""
 
     reference_id: str
+    """The N of ``[ref_id:N]``, as in ``Reference.id``."""
     node_id: str
-    text: str
-    title: str = ""
-    attributes: Mapping[str, str] = field(default_factory=dict)
     date: str | None = None
+    """The document's date, shown with conflicts."""
 
 
 async def ground(
@@ -74,20 +63,10 @@ async def ground(
     threshold: float = CITATION_THRESHOLD,
     deadline: float | None = None,
 ) -> GroundingLedger:
-    """Check each claim of an answer against its references.
+    """Check each claim of an answer against its references; a reference supports it from a score of ``threshold`` on.
 
     A failing scorer raises no error: if it fails or exceeds the deadline, the ledger has the claims without scores,
-    flagged ``notScored``, and a warning.
-
-    Args:
-        answer: The answer, with its reference markers.
-        sources: The references.
-        scorer: Scorer of the claims; see ``as_scorer``. Defaults to "auto", which works offline.
-        threshold: Minimum score at which a reference supports a claim, 0 to 1; Google's ``citationThreshold``.
-        deadline: ``time.monotonic()`` value at which the check stops. None if unlimited.
-
-    Returns:
-        The grounding ledger, with claims in the answer's order.
+    flagged ``notScored``, and a warning. For ``scorer`` see ``as_scorer``.
     """
     try:
         claims = (
@@ -98,7 +77,6 @@ async def ground(
     except DeadlineExceededError as error:
         return GroundingLedger(warnings=[f"the answer's claims were not checked: {error}"])
     asked = [claim for claim in claims if claim.check_required]
-    premises = [Premise(source.text, source.title, source.attributes) for source in sources]
     warnings: list[str] = []
     scores: list[ClaimScore] = []
     name = ""
@@ -107,10 +85,10 @@ async def ground(
             if not isinstance(scorer, ClaimScorer):  # loading a named model may take seconds
                 scorer = await Call(sync=partial(as_scorer, scorer), deadline=deadline, what="loading the scorer")
             name = scorer.name
-            scores = await scorer.score(asked, premises, deadline=deadline)
+            scores = await scorer.score(asked, sources, deadline=deadline)
             await _add_parts(asked, scores, sources, scorer, threshold, deadline)
             if not isinstance(scorer, LLMJudge):  # its calls cost money
-                await _mark_lacking(asked, scores, premises, scorer, deadline)
+                await _mark_lacking(asked, scores, sources, scorer, deadline)
         except Exception as error:  # noqa: BLE001 (any error of a user's scorer leaves the claims unscored)
             what = "the parts of the answer's claims" if scores else "the answer's claims"
             warnings.append(f"{what} were not checked: {one_line(error_message(error))}")
@@ -137,8 +115,7 @@ async def _add_parts(
                 if number not in bearing and source.reference_id in map(str, part.cited):
                     asked.setdefault(number, []).append((part, score))
     for number, waiting in asked.items():
-        premise = Premise(sources[number].text, sources[number].title, sources[number].attributes)
-        found = await scorer.score([part for part, _ in waiting], [premise], deadline=deadline)
+        found = await scorer.score([part for part, _ in waiting], [sources[number]], deadline=deadline)
         for (_, score), own in zip(waiting, found, strict=False):
             if own.verdict in (Verdict.SUPPORTED, Verdict.PARTIALLY_SUPPORTED):
                 score.parts += [replace(one, premise=number) for one in own.evidence]
@@ -166,10 +143,7 @@ async def _mark_lacking(
 
 
 def grounding_score(claims: Sequence[GroundedClaim]) -> float | None:
-    """Return the mean score of the claims that need a check and have a score. None if there are none.
-
-    This fits the examples of Google's ``groundingScore`` (0.54 if 1 of 2 claims is grounded).
-    """
+    """Return the mean score of the claims that need a check and have a score, as in Google's ``groundingScore``."""
     scores = [claim.score for claim in claims if claim.check_required and claim.score is not None]
     return sum(scores) / len(scores) if scores else None
 
@@ -267,11 +241,8 @@ def _supports(claim: Claim, evidence: Evidence, source: GroundingSource) -> list
             merged[-1] = Span(start=merged[-1].start, end=max(merged[-1].end, span.end))
         else:
             merged.append(span)
-    found: list[tuple[int, Support]] = []
-    for span in merged:
-        support = _support(span, source, evidence.score)
-        found.append((-len(said.intersection(_WORD.findall(support.quote.casefold()))), support))
-    return list(map(operator.itemgetter(1), sorted(found, key=operator.itemgetter(0))))
+    found = [_support(span, source, evidence.score) for span in merged]
+    return sorted(found, key=lambda one: -len(said.intersection(_WORD.findall(one.quote.casefold()))))
 
 
 def _support(span: Span, source: GroundingSource, score: float) -> Support:
@@ -293,15 +264,10 @@ def _conflicts(number: int, score: ClaimScore, support: Support, sources: Sequen
         key = source.reference_id, rival.kind
         if source.reference_id == support.reference_id or rival.strength < _SURE_RIVAL or key in found:
             continue
-        place = _support(_quoted(rival, score), source, rival.strength)
+        spans = [span for one in score.evidence if one.premise == rival.premise for span in one.spans]
+        around = (span for span in spans if span.start <= rival.span.start and rival.span.end <= span.end)
+        place = _support(next(around, rival.span), source, rival.strength)  # the sentence that contains it
         own = ConflictingValue(value=one_line(rival.claimed), support=support, date=dates[support.reference_id])
         other = ConflictingValue(value=one_line(rival.quote), support=place, date=source.date)
         found[key] = Conflict(claim=number, kind=rival.kind, values=[own, other])
     return list(found.values())
-
-
-def _quoted(rival: Rival, score: ClaimScore) -> Span:
-    """Return the sentence of the evidence that contains a rival, or else the rival's own span."""
-    spans = [span for one in score.evidence if one.premise == rival.premise for span in one.spans]
-    around = (span for span in spans if span.start <= rival.span.start and rival.span.end <= span.end)
-    return next(around, rival.span)

@@ -21,19 +21,11 @@ from llama_index_agentic_kb.grounding.scorers import CITATION_THRESHOLD, Premise
 
 @dataclass(frozen=True, slots=True)
 class StatementCitations:
-    """The citations of one statement.
-
-    Args:
-        claim: The statement.
-        recalled: Whether the cited passages support it.
-        precise: Reference ids of its correct citations.
-        cited: Reference ids of all its citations, including ids without a passage.
-    """
+    """A statement, whether its cited passages support it, and its correct citations (by reference id)."""
 
     claim: Claim
     recalled: bool
     precise: tuple[int, ...]
-    cited: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,16 +52,10 @@ def citation_quality(
     threshold: float = CITATION_THRESHOLD,
     deadline: float | None = None,
 ) -> CitationQuality:
-    """Measure the citations of an answer.
+    """Measure the citations of an answer with its markers against passages by reference id.
 
-    A statement with k citations takes up to 2k + 1 calls of the scorer.
-
-    Args:
-        answer: The answer with its reference markers.
-        passages: Passage texts by reference id.
-        scorer: Scorer of statements against passages; see ``as_scorer``. Defaults to "auto".
-        threshold: Minimum score at which passages support a statement, 0 to 1.
-        deadline: ``time.monotonic()`` value at which the measurement is aborted. None if unlimited.
+    A statement with k citations takes up to 2k + 1 calls of the scorer ("auto" by default; see ``as_scorer``). Passages
+    support it from a score of ``threshold`` on.
 
     Raises:
         DeadlineExceededError: The deadline has passed.
@@ -96,7 +82,6 @@ async def _measured(
     judge = as_scorer(scorer)
 
     async def supports(claim: Claim, ids: Sequence[int]) -> bool:
-        """Return whether passages together support a claim."""
         known = [passages[number] for number in ids if number in passages]
         if not known:
             return False
@@ -113,8 +98,8 @@ async def _measured(
                 others = [other for other in cited if other != number]
                 if await supports(claim, [number]) or not await supports(claim, others):
                     precise.append(number)
-            statements.append(StatementCitations(claim, recalled, tuple(precise), cited))
-    count = sum(len(statement.cited) for statement in statements)
+            statements.append(StatementCitations(claim, recalled, tuple(precise)))
+    count = sum(len(statement.claim.cited) for statement in statements)
     return CitationQuality(
         recall=sum(statement.recalled for statement in statements) / len(statements) if statements else None,
         precision=sum(len(statement.precise) for statement in statements) / count if count else None,

@@ -158,7 +158,6 @@ async def _by_reranker(
 
 
 def _share(one: Reranked, place: int, count: int) -> float:
-    """Return a reranker's score scaled to 0 to 1; based on the rank if there is no score."""
     if one.score is not None:
         return min(1.0, max(0.0, one.score / MAX_SCORE))
     if one.raw is None:

@@ -15,7 +15,6 @@ from llama_index_agentic_kb.grounding.citations import clean_markers
 from llama_index_agentic_kb.grounding.claims import split_claims
 from llama_index_agentic_kb.grounding.ledger import GroundingSource, ground
 from llama_index_agentic_kb.grounding.scorers import CITATION_THRESHOLD, ScorerLike
-from llama_index_agentic_kb.grounding.scorers.base import Premise
 from llama_index_agentic_kb.grounding.scorers.lexical import nearest_premises
 from llama_index_agentic_kb.guard.spotlighting import Spotlight, Spotlighting, draw
 from llama_index_agentic_kb.llm import LanguageModel
@@ -69,12 +68,7 @@ _BLANK: Final = re.compile(r"\n[ \t]*(?:\n[ \t]*){2,}")
 
 
 def is_low_grounded(ledger: GroundingLedger, level: FilteringLevel | str) -> bool:
-    """Return whether an answer should be withheld as LOW_GROUNDED_ANSWER.
-
-    Args:
-        ledger: The answer's grounding ledger; without a score, the answer is not withheld.
-        level: ``low`` withholds scores below 0.4, ``high`` scores below 0.7.
-    """
+    """Return whether an answer should be withheld: ``low`` withholds scores below 0.4, ``high`` below 0.7."""
     least = {FilteringLevel.LOW: FILTER_LOW, FilteringLevel.HIGH: FILTER_HIGH}
     score = ledger.grounding_score
     return score is not None and score < least[FilteringLevel(level)]
@@ -91,23 +85,11 @@ async def repair(
     threshold: float = CITATION_THRESHOLD,
     deadline: float | None = None,
 ) -> tuple[str, GroundingLedger]:
-    """Repair an answer: drop unsupported and contradicted claims or, with a model, rewrite each of them once.
+    """Return an answer without its unsupported and contradicted claims, and its new ledger with the changes.
 
-    A rewritten claim is checked again, and dropped if it is still not supported. A claim is also dropped, with a
-    warning in the ledger, if its rewriting fails or exceeds the deadline.
-
-    Args:
-        answer: The answer.
-        ledger: The answer's grounding ledger.
-        sources: The answer's references.
-        model: Language model that rewrites claims. None if claims are only dropped.
-        scorer: Scorer of the repaired text; see ``as_scorer``. Defaults to "auto".
-        spotlighting: How prompts mark passages as data. Defaults to "delimit".
-        threshold: Minimum score at which a reference supports a claim, 0 to 1.
-        deadline: ``time.monotonic()`` value by which the repair must end. None if unlimited.
-
-    Returns:
-        The repaired answer with its own ledger; both are unchanged if there is nothing to repair.
+    With a model each of these claims is rewritten once. The new claim is checked again, and dropped if it is still not
+    supported, or, with a warning in the ledger, if its rewriting failed or was late. ``scorer`` and ``threshold`` are
+    those of ``ground``.
 
     Raises:
         InvalidRequestError: The ledger belongs to another answer.
@@ -158,8 +140,7 @@ async def _rewritten(
     deadline: float | None,
 ) -> str:
     """Return a claim as rewritten by the model; empty if nothing remains."""
-    premises = [Premise(source.text, source.title) for source in sources]
-    [nearest] = nearest_premises([claim.text], premises, _MOST_PASSAGES)
+    [nearest] = nearest_premises([claim.text], sources, _MOST_PASSAGES)
     # The prompt has its own passage numbers, because a reference's id may be any text.
     passages = [Passage(one, sources[one].title, sources[one].text, spotlight=spotlight) for one in nearest]
     messages = REWRITE_TEMPLATE.format_messages(

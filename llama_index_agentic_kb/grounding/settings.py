@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal
+from typing import TYPE_CHECKING, Literal
 
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.grounding.citations import Markers
@@ -66,18 +66,9 @@ class Grounding:
 
 
 def as_grounding(value: Grounding | bool | None) -> Grounding | None:
-    """Return the settings for a value: the defaults for None and True, None for False.
-
-    Raises:
-        ConfigurationError: The value is of another type.
-    """
-    if value is False:
-        return None
-    if value is None or value is True:
-        return DEFAULT_GROUNDING
-    if not isinstance(value, Grounding):
+    """Return the settings for a value: the defaults for None and True, None for False."""
+    if isinstance(value, Grounding):
+        return value
+    if value not in (None, True, False):
         raise ConfigurationError(f"grounding: expected Grounding(...), True or False, got {type(value).__name__}")
-    return value
-
-
-DEFAULT_GROUNDING: Final = Grounding()
+    return None if value is False else Grounding()

@@ -15,8 +15,7 @@ from pydantic import BaseModel
 from llama_index_agentic_kb._aio import Call, cancel, emit, start, wait
 from llama_index_agentic_kb._text import error_message, one_line
 from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError, LLMError, SynthesisError
-from llama_index_agentic_kb.grounding.answers import AnswerFilter, AnswerRules, CheckedText, clean_answer
-from llama_index_agentic_kb.grounding.citations import cited_ids
+from llama_index_agentic_kb.grounding.citations import AnswerFilter, AnswerRules, CheckedText, cited_ids, clean_answer
 from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight
 from llama_index_agentic_kb.llm import CUT_SHORT, LanguageModel, Reply, Usage, count_tokens, parsed
 from llama_index_agentic_kb.prompts import UNANSWERABLE, UNCHANGED, Passage, format_passages, with_instructions

@@ -16,7 +16,7 @@ from pydantic import BaseModel, Field, create_model
 
 from llama_index_agentic_kb._aio import Call
 from llama_index_agentic_kb.errors import DeadlineExceededError, LLMError, SynthesisError
-from llama_index_agentic_kb.grounding.answers import clean_answer
+from llama_index_agentic_kb.grounding.citations import clean_answer
 from llama_index_agentic_kb.prompts import ANSWER_TEMPLATE, REFINE_TEMPLATE, Passage, as_answer, format_passages
 from llama_index_agentic_kb.synthesizers.base import AgenticSynthesizer, ProgramFactory
 from llama_index_agentic_kb.synthesizers.draft import Draft, TextAnswer, ids_of

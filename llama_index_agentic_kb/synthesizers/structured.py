@@ -13,7 +13,7 @@ from pydantic import BaseModel, ValidationError
 
 from llama_index_agentic_kb._text import error_message, one_line
 from llama_index_agentic_kb.errors import LLMError
-from llama_index_agentic_kb.grounding.answers import AnswerRules, CheckedText, clean_values
+from llama_index_agentic_kb.grounding.citations import AnswerRules, CheckedText, clean_values
 from llama_index_agentic_kb.guard.spotlighting import PLAIN, Spotlight
 from llama_index_agentic_kb.llm import (
     LanguageModel,

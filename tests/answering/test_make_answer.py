@@ -54,7 +54,7 @@ def retrieval() -> Retrieval:
 def checked(retrieval: Retrieval, text: str) -> GroundingLedger:
     """The claims of a text, really checked against what was found."""
     sources = [
-        GroundingSource(str(position), node.node.node_id, node.node.get_content())
+        GroundingSource(node.node.get_content(), reference_id=str(position), node_id=node.node.node_id)
         for position, node in enumerate(retrieval.nodes)
     ]
     return run(ground(text, sources))

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_index_agentic_kb.answering.results import Pieces
-from llama_index_agentic_kb.grounding import Markers
-from llama_index_agentic_kb.grounding.citations import MarkerFilter
+from llama_index_agentic_kb.grounding.citations import MarkerFilter, Markers
 from llama_index_agentic_kb.schema.answer_query import CitationPiece, TextPiece
 
 ANSWER = (

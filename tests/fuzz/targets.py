@@ -16,8 +16,7 @@ from llama_index_agentic_kb import KnowledgeSource
 from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb._text import without_surrogates
 from llama_index_agentic_kb.errors import AgenticKBError, InvalidRequestError
-from llama_index_agentic_kb.grounding import MarkerFilter, cited_ids, clean_markers
-from llama_index_agentic_kb.grounding.answers import AnswerFilter, AnswerRules
+from llama_index_agentic_kb.grounding.citations import AnswerFilter, AnswerRules, MarkerFilter, cited_ids, clean_markers
 from llama_index_agentic_kb.guard.spotlighting import PLAIN
 from llama_index_agentic_kb.planning.findings import (
     MAX_BRANCHES,

@@ -16,8 +16,13 @@ from llama_index_agentic_kb.schema.grounding import ChangeKind, GroundingLedger,
 from llama_index_agentic_kb.testing import ScriptedLLM, ScriptedReply
 
 SOURCES = [
-    GroundingSource("4", "a", "Voyager 1 was launched on 5 September 1977. It carries a golden record.", "Voyager 1"),
-    GroundingSource("7", "b", "Venera 7 landed on Venus in 1970.", "Venera 7"),
+    GroundingSource(
+        "Voyager 1 was launched on 5 September 1977. It carries a golden record.",
+        "Voyager 1",
+        reference_id="4",
+        node_id="a",
+    ),
+    GroundingSource("Venera 7 landed on Venus in 1970.", "Venera 7", reference_id="7", node_id="b"),
 ]
 RIGHT = "Voyager 1 was launched in 1977 [ref_id:4]."
 WRONG = "Voyager 1 was launched in 1969 [ref_id:7]."

@@ -56,7 +56,9 @@ def test_definitions(answer: str, recall: float | None, precision: float | None)
     found = citation_quality(answer, PASSAGES, words)
     assert found.recall == recall
     assert found.precision == pytest.approx(precision)
-    assert len(words.asked) <= sum(2 * len(one.cited) + 1 if len(one.cited) > 1 else 1 for one in found.statements)
+    assert len(words.asked) <= sum(
+        2 * len(one.claim.cited) + 1 if len(one.claim.cited) > 1 else 1 for one in found.statements
+    )
 
 
 async def test_by_default_offline_and_async() -> None:

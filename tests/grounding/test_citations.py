@@ -6,9 +6,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from llama_index_agentic_kb.grounding import AnswerFilter, AnswerRules, CheckedText, clean_answer
-from llama_index_agentic_kb.grounding.answers import clean_values
-from llama_index_agentic_kb.grounding.citations import MarkerFilter, Markers, cited_ids, clean_markers
+from llama_index_agentic_kb.grounding.citations import (
+    AnswerFilter,
+    AnswerRules,
+    CheckedText,
+    MarkerFilter,
+    Markers,
+    cited_ids,
+    clean_answer,
+    clean_markers,
+    clean_values,
+)
 
 RULES = AnswerRules({0, 1}, {"https://a.org/x"})
 SIGNS = st.lists(
@@ -84,23 +92,21 @@ def test_cited_ids_come_once_in_order_of_mention() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "rules", "expected"),
+    ("text", "expected"),
     [
         (
             "A\u200b [ref_id:0] [ref_id:7] ![x](https://evil.com/) [y](https://a.org/x)",
-            RULES,
             CheckedText("A [ref_id:0] ![x] (link removed) [y](https://a.org/x)", markers=1, links=1, hidden=1),
         ),
-        ("htt[ref_id:9]ps://evil.com/x", RULES, CheckedText("(link removed)", markers=1, links=1)),
-        ("ht\u200btps://evil.com/x", RULES, CheckedText("(link removed)", links=1, hidden=1)),
-        ("[ref\u200b_id:9]", RULES, CheckedText("", markers=1, hidden=1)),
-        ("![x](https://evil.com) [ref_id:0]", AnswerRules((), None), CheckedText("![x](https://evil.com)", markers=1)),
+        ("htt[ref_id:9]ps://evil.com/x", CheckedText("(link removed)", markers=1, links=1)),
+        ("ht\u200btps://evil.com/x", CheckedText("(link removed)", links=1, hidden=1)),
+        ("[ref\u200b_id:9]", CheckedText("", markers=1, hidden=1)),
     ],
-    ids=["all", "joined by a marker", "joined by a hidden sign", "hidden in a marker", "links let through"],
+    ids=["all", "joined by a marker", "joined by a hidden sign", "hidden in a marker"],
 )
-def test_an_answer_is_checked_in_one_pass(text: str, rules: AnswerRules, expected: CheckedText) -> None:
+def test_an_answer_is_checked_in_one_pass(text: str, expected: CheckedText) -> None:
     """Hidden characters, markers and links; each is counted, and what is taken out joins no link."""
-    assert clean_answer(text, rules) == expected
+    assert clean_answer(text, RULES) == expected
 
 
 @settings(max_examples=200)
@@ -110,7 +116,7 @@ def test_a_stream_gives_the_same(pieces: list[str], size: int) -> None:
     text = "".join(pieces)
     answer = AnswerFilter(RULES)
     shown = "".join(answer.feed(text[at : at + size]) for at in range(0, len(text), size)) + answer.close()
-    assert answer.checked(shown) == clean_answer(text, RULES)
+    assert shown == clean_answer(text, RULES).text
     assert set(cited_ids(shown)) <= {0, 1}
     assert "//evil.com" not in shown
 

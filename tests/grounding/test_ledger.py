@@ -18,16 +18,25 @@ from llama_index_agentic_kb.schema.grounding import ClaimFlag, ConflictKind, Gro
 
 SOURCES = [
     GroundingSource(
-        "0",
-        "node-a",
         "Apollo 11 was a mission of NASA. It landed on the Moon on 20 July 1969. It carried three astronauts.",
         "Apollo 11",
+        reference_id="0",
+        node_id="node-a",
         date="1970-01-01",
     ),
     GroundingSource(
-        "1", "node-b", "Voyager 1 was launched on 5 September 1977. It carries a golden record.", "Voyager 1"
+        "Voyager 1 was launched on 5 September 1977. It carries a golden record.",
+        "Voyager 1",
+        reference_id="1",
+        node_id="node-b",
     ),
-    GroundingSource("2", "node-c", "Apollo 11 landed on the Moon on 21 July 1969.", "Apollo 11", date="1999-05-05"),
+    GroundingSource(
+        "Apollo 11 landed on the Moon on 21 July 1969.",
+        "Apollo 11",
+        reference_id="2",
+        node_id="node-c",
+        date="1999-05-05",
+    ),
 ]
 
 
@@ -126,7 +135,10 @@ def test_the_part_that_lacks_support_is_named(answer: str, lacking: str) -> None
 def test_emoji_change_no_verdict() -> None:
     """They are no words, neither in an answer nor in a source."""
     source = GroundingSource(
-        "0", "a", "🚀 Voyager 1 was launched in 1977 🎉! It carries 🥇 a golden record.", "Voyager 1"
+        "🚀 Voyager 1 was launched in 1977 🎉! It carries 🥇 a golden record.",
+        "Voyager 1",
+        reference_id="0",
+        node_id="a",
     )
     for answer in ("In 1977 🚀 Voyager 1 was launched ✨.", "✅ It carries a golden record 🎶."):
         assert [claim.verdict for claim in ledger(answer, [source]).claims] == [Verdict.SUPPORTED]

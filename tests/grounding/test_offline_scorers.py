@@ -159,7 +159,7 @@ def test_auto_takes_what_was_downloaded(monkeypatch: pytest.MonkeyPatch, tmp_pat
 
 def test_the_ledger_names_its_scorer_and_survives_a_missing_one() -> None:
     """The account says what judged; a model that is not there costs the check, not the answer."""
-    sources = [GroundingSource("0", "a", VISION.text)]
+    sources = [GroundingSource(VISION.text, reference_id="0", node_id="a")]
     assert run(ground("Mars is red.", sources)).scorer == "small"
     assert "could not be loaded" in run(ground("Mars is red.", sources, "no-such/model")).warnings[0]
 

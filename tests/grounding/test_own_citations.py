@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, check_grounding
-from llama_index_agentic_kb.grounding.answers import AnswerRules, clean_answer
-from llama_index_agentic_kb.grounding.own_citations import OwnCitations
+from llama_index_agentic_kb.grounding.citations import AnswerRules, OwnCitations, clean_answer
 from llama_index_agentic_kb.testing import MemoryRetriever, ScriptedLLM, ScriptedReply
 
 TALL = "The Saturn V was 110.6 m tall"

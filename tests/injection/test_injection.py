@@ -11,9 +11,8 @@ from markdown_it import MarkdownIt
 
 from llama_index_agentic_kb import AgenticQueryEngine, AgenticRetriever, KnowledgeBase, KnowledgeSource
 from llama_index_agentic_kb.evidence.provenance import PROVENANCE_KEY
-from llama_index_agentic_kb.grounding.answers import AnswerRules
+from llama_index_agentic_kb.guard.links import LinkFilter
 from llama_index_agentic_kb.schema import RetrievalResponse, SubQueryOrigin
-from llama_index_agentic_kb.synthesizers.draft import Draft
 from llama_index_agentic_kb.testing import MemoryRetriever
 from tests.injection.attacks import Goal, Kind, ObedientLLM, Poison, changes, poison, read_orders
 from tests.injection.flow import ORDERS, Flow, all_flows
@@ -65,7 +64,7 @@ def test_an_order_of_the_users_is_obeyed_and_noticed() -> None:
 
 def test_links_that_are_let_through_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without the filter the answer holds the attacker's, and the comparison says so: it is no blind test."""
-    monkeypatch.setattr(Draft, "rules", lambda _, valid: AnswerRules(valid, None))
+    monkeypatch.setattr(LinkFilter, "feed", lambda _, delta: delta)
     world = World(poison(Kind.MARKDOWN, Goal.LINK, about=ABOUT))
     engine = AgenticQueryEngine(world.retriever)
     account = RetrievalResponse.parse((engine.query("Who keeps the tower of Bergen?").metadata or {})[PROVENANCE_KEY])

@@ -12,7 +12,7 @@ from pydantic import BaseModel, Field, field_validator
 
 from llama_index_agentic_kb._aio import run
 from llama_index_agentic_kb.errors import LLMError, SynthesisError
-from llama_index_agentic_kb.grounding.answers import AnswerRules, CheckedText
+from llama_index_agentic_kb.grounding.citations import AnswerRules, CheckedText
 from llama_index_agentic_kb.llm import LanguageModel, Reply, Usage
 from llama_index_agentic_kb.synthesizers import AnswerSynthesis, SimpleSummarize
 from llama_index_agentic_kb.synthesizers.structured import ObjectAsker, read_object, strict_schema

@@ -15,13 +15,7 @@ PARTIAL_THRESHOLD: Final = 0.35
 
 @dataclass(frozen=True, slots=True)
 class Premise:
-    """A passage that claims are checked against.
-
-    Args:
-        text: The passage's text.
-        title: The passage's title, which counts as evidence.
-        attributes: Further facts about the passage ("author": "Wikipedia"), which count as evidence.
-    """
+    """A passage that claims are checked against; its title and attributes ("author": ...) count as evidence too."""
 
     text: str
     title: str = ""
@@ -30,31 +24,19 @@ class Premise:
 
 @dataclass(frozen=True, slots=True)
 class Evidence:
-    """The evidence of one passage for a claim.
-
-    Args:
-        premise: Index of the passage.
-        score: How far the passage alone supports the claim, 0 to 1.
-        spans: Positions of the supporting sentences in the passage's text, best first; empty if unknown.
-    """
+    """The evidence of one passage for a claim."""
 
     premise: int
+    """Index of the passage."""
     score: float
+    """How far the passage alone supports the claim, 0 to 1."""
     spans: tuple[Span, ...] = ()
+    """Positions of the supporting sentences in the passage's text, best first; empty if unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rival:
-    """A statement of a passage that differs from the claim.
-
-    Args:
-        kind: The kind of difference.
-        claimed: The claim's text.
-        quote: The passage's text.
-        premise: Index of the passage.
-        span: Position of ``quote`` in the passage's text.
-        strength: Confidence that the passage contradicts the claim, 0 to 1.
-    """
+    """A statement of a passage that differs from the claim: its ``quote``, at ``span`` in the passage's text."""
 
     kind: ConflictKind
     claimed: str
@@ -62,6 +44,7 @@ class Rival:
     premise: int
     span: Span
     strength: float = 1.0
+    """Confidence that the passage contradicts the claim, 0 to 1."""
 
 
 @dataclass(slots=True)
@@ -96,15 +79,7 @@ class ClaimScorer(Protocol):
     def score(
         self, claims: Sequence[Claim], premises: Sequence[Premise], *, deadline: float | None = None
     ) -> Coroutine[Any, Any, list[ClaimScore]]:
-        """Score several claims together.
-
-        Args:
-            claims: The claims, all of which need a check.
-            premises: The passages.
-            deadline: ``time.monotonic()`` value at which scoring is aborted. None if unlimited.
-
-        Returns:
-            One score for each claim, in order.
+        """Return one score for each claim, in order; ``deadline`` is a value of ``time.monotonic()``.
 
         Raises:
             DeadlineExceededError: The deadline has passed.

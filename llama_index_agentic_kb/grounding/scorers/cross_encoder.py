@@ -98,12 +98,7 @@ class CrossEncoderScorer:
     async def score(
         self, claims: Sequence[Claim], premises: Sequence[Premise], *, deadline: float | None = None
     ) -> list[ClaimScore]:
-        """Score claims on the model's one thread; see ``ClaimScorer``.
-
-        Raises:
-            RetrievalError: The model did not return finite numbers for each pair.
-            DeadlineExceededError: The deadline has passed.
-        """
+        """Score claims on the model's one thread; ``RetrievalError`` if it returns no finite number for a pair."""
         work = partial(self.judge, [claim.said for claim in claims], premises, deadline=deadline)
         scores: list[ClaimScore] = await Call(sync=work, deadline=deadline, pool=self._pool, what=self.name)
         return scores
@@ -185,11 +180,7 @@ class CrossEncoderScorer:
 
 
 def _load(name: str) -> PairModel:
-    """Load a cross-encoder from a folder, or from the local cache by its name.
-
-    Raises:
-        ConfigurationError: The model is not on this machine, or can't be loaded as a cross-encoder.
-    """
+    """Load a cross-encoder from a folder, or from the local cache by its name."""
     try:
         from sentence_transformers import CrossEncoder  # noqa: PLC0415 (takes seconds, for those who use it)
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from llama_index.core.base.llms.types import ChatMessage, MessageRole
 from llama_index.core.callbacks import CallbackManager
@@ -126,12 +125,7 @@ class LLMJudge:
     async def score(
         self, claims: Sequence[Claim], premises: Sequence[Premise], *, deadline: float | None = None
     ) -> list[ClaimScore]:
-        """Score claims, 24 in a call; see ``ClaimScorer``.
-
-        Raises:
-            LLMError: The call failed, or the reply contains no verdict.
-            DeadlineExceededError: The deadline has passed.
-        """
+        """Score claims, 24 in a call; ``LLMError`` if a call failed, or its reply contains no verdict."""
         scores: list[ClaimScore] = []
         for start in range(0, len(claims), MOST_CLAIMS):
             scores += await self._group(claims[start : start + MOST_CLAIMS], premises, deadline)
@@ -212,17 +206,8 @@ def _spans(claim: Claim, quote: str, premise: Premise) -> tuple[Span, ...]:
 # -- the reply ---------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Judgement:
-    """A model's judgement of one claim.
-
-    Args:
-        claim: The claim's number, from 0.
-        verdict: The verdict on the claim.
-        confidence: Confidence in the verdict, 0 to 1.
-        quotes: Quotes that justify the verdict.
-        against: Quotes of passages that disagree with the claim.
-    """
+class Judgement(NamedTuple):
+    """A model's verdict on the claim of a number, and its quotes for it and against the claim."""
 
     claim: int
     verdict: Verdict
@@ -242,7 +227,6 @@ def read_judgements(text: str) -> dict[int, Judgement]:
 
 
 def _objects(text: str) -> Iterator[Mapping[str, object]]:
-    """Yield the complete JSON objects of a text, skipping broken ones."""
     decoder, position = json.JSONDecoder(), 0
     while (start := _OBJECT.search(text, position)) is not None:
         try:
@@ -253,8 +237,7 @@ def _objects(text: str) -> Iterator[Mapping[str, object]]:
             yield value
 
 
-def _mended(text: str) -> Iterator[Mapping[str, object]]:
-    """Yield the objects of a text that is almost JSON, after repairing it."""
+def _mended(text: str) -> Iterator[Mapping[str, object]]:  # where the text is almost JSON
     try:
         value: Any = repair_json(strip_code_fence(text))
     except (ValueError, RecursionError):

@@ -106,11 +106,7 @@ class LexicalScorer:
     def judge(
         self, claims: Sequence[str], premises: Sequence[Premise], *, deadline: float | None = None
     ) -> list[ClaimScore]:
-        """Return the scores of claims, computed in the calling thread; repeated claims are scored once.
-
-        Raises:
-            DeadlineExceededError: The deadline has passed.
-        """
+        """Return the scores of claims, computed in the calling thread; repeated claims are scored once."""
         corpus = corpus_of(premises)
         plain = [normalize(passage.text) for passage in corpus.passages]
         known: dict[str, ClaimScore] = {}
@@ -143,11 +139,7 @@ class LexicalScorer:
 class SmallScorer(LexicalScorer):
     """Scores English claims by the features and the shipped cross-encoder, other claims by the features alone.
 
-    Args:
-        model: Model that reads the pairs. Defaults to the shipped model.
-
-    Raises:
-        ConfigurationError: The shipped files are missing or changed (raised on first use).
+    ``model`` reads the pairs; it defaults to the shipped model, whose files are checked on first use.
     """
 
     name = "small"
@@ -323,11 +315,13 @@ def _by_model(claim: str, reading: Reading, rows: Sequence[Row], apart: Sequence
     if long_document(reading) >= _MOSTLY:
         against = []
     asked = numbers_of(claim)
-    rivals = [
-        _rival(claim, reading.windows[number], corpus, softmax(row)[0])
-        for number, row in enumerate(rows)
-        if number in against or _differs(asked, reading.windows[number], row)
-    ]
+    rivals = []
+    for number, (window, row) in enumerate(zip(reading.windows, rows, strict=False)):
+        strength = softmax(row)[0]
+        # The same subject without the claim's number is a conflict, not a contradiction.
+        differs = window.coverage >= _SAME and strength >= _LIKELY and bool(asked - numbers_of(window.text))
+        if number in against or differs:
+            rivals.append(_rival(claim, window, corpus, strength))
     if is_denied:
         windows = [(reading.windows[number], softmax(rows[number])[0]) for number in against]
         shown = [Evidence(window.passage, strength, window.spans) for window, strength in windows]
@@ -347,11 +341,6 @@ def denial(reading: Reading, rows: Sequence[Row], apart: Sequence[Row]) -> float
     if not reading.named:
         meant.update(range(min(_near_windows(reading), len(rows))))
     return min(softmax(row)[0] for row in [*(rows[number] for number in meant), *apart])
-
-
-def _differs(asked: frozenset[str], window: Window, row: Row) -> bool:
-    """Return whether a window has the same subject but lacks the claim's number: a conflict, not a contradiction."""
-    return bool(asked - numbers_of(window.text)) and window.coverage >= _SAME and softmax(row)[0] >= _LIKELY
 
 
 def margins(row: Row) -> tuple[float, float]:

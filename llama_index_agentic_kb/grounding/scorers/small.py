@@ -97,11 +97,7 @@ class SmallModel:
         self._last: int = self._tokenizer.token_to_id("[SEP]") or 0
 
     def logits(self, pairs: Sequence[tuple[str, str]], *, deadline: float | None = None) -> list[Row]:
-        """Return the logits of each pair of evidence and claim.
-
-        Raises:
-            DeadlineExceededError: The deadline has passed.
-        """
+        """Return the logits of each pair of evidence and claim."""
         import numpy as np  # noqa: PLC0415 (with onnxruntime)
 
         rows = [self._encoded(evidence, claim) for evidence, claim in pairs]
@@ -141,11 +137,7 @@ def _batches(rows: Sequence[tuple[list[int], list[int]]]) -> Iterator[list[int]]
 
 
 def small_model() -> SmallModel:
-    """Return the shipped model, loaded on first use.
-
-    Raises:
-        ConfigurationError: The model's files are missing or changed.
-    """
+    """Return the shipped model, loaded on first use, by one thread."""
     with _LOCK:
         return _loaded()
 
