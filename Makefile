@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
 .PHONY: openapi demo test test-long coverage check docs wheel-check format bench bench-conversations bench-grounding bench-scale bench-shards train-scorer faults fuzz injection \
-	kills leaks same-prompts wire clean
+	kills leaks same-prompts stores wire clean
 
 # Extracts over three real sources, then a recorded answer; no API key, no network.
 demo: $(VENV)/.demo
@@ -111,6 +111,10 @@ leaks: $(VENV)/.dev
 
 injection: $(VENV)/.dev
 	$(BIN)/python -m tests.injection
+
+# The table in docs/stores.md: what each vector store can do, tried on real ones.
+stores: $(VENV)/.dev
+	$(BIN)/python -m tests.stores
 
 # 1,000 generated answers, sessions and streams, parsed strictly by Google's own protos.
 wire: $(VENV)/.dev

@@ -1,4 +1,4 @@
-"""Conversion between filter trees and LlamaIndex's ``MetadataFilters``, limits of vector stores, and planners' filters.
+"""Conversion between filter trees and LlamaIndex's ``MetadataFilters``, and planners' filters.
 
 A filter written by the planner's model is checked against the fields, operators and values that a source declares, and
 rejected with a reason; nothing is guessed. A valid filter is combined by AND with the mandatory filter
@@ -13,7 +13,6 @@ from datetime import datetime
 from typing import Any, Final, Literal, TypeAlias
 
 from llama_index.core.vector_stores.types import (
-    BasePydanticVectorStore,
     FilterCondition,
     MetadataFilter,
     MetadataFilters,
@@ -113,39 +112,6 @@ def flat(tree: FilterNode, *, negate: bool = False) -> FilterNode:
         same = isinstance(child, FilterGroup) and child.logic is logic
         filters.extend(child.filters if isinstance(child, FilterGroup) and same else [child])
     return filters[0] if len(filters) == 1 else FilterGroup(logic=logic, filters=filters)
-
-
-def store_refusal(store: BasePydanticVectorStore, tree: FilterNode) -> str | None:
-    """Return why a vector store can't apply a filter; None if it can, or if only the store itself knows.
-
-    Such a store must not be queried: it would raise, or ignore the condition and return nodes that the check of each
-    returned node then drops.
-    """
-    simple = flat(tree)
-    if any(one.operator is FilterOperator.EXISTS for one in conditions(simple)) or _negates(simple):
-        return "vector stores have no operator for 'exists', nor for the opposite of 'any'; compare with values instead"
-    if not is_chroma(store):
-        return None
-    for one in conditions(simple):
-        if one.operator in (FilterOperator.TEXT_MATCH, FilterOperator.TEXT_MATCH_INSENSITIVE, FilterOperator.IS_EMPTY):
-            return f"Chroma has no operator {one.operator.value!r} for metadata, as asked for on {one.key!r}"
-        if one.operator is FilterOperator.ANY:
-            return f"Chroma can't filter on items of lists, as 'any' on {one.key!r} does; keep a key for each item"
-        if one.operator in _ORDERS and isinstance(one.value, str):
-            return (
-                f"Chroma orders numbers only, not text or dates, as {one.operator.value!r} on {one.key!r} does; "
-                "keep a number such as 20240131"
-            )
-    return None
-
-
-def _negates(tree: FilterNode) -> bool:
-    return isinstance(tree, FilterGroup) and (tree.logic is FilterLogic.NOT or any(map(_negates, tree.filters)))
-
-
-def is_chroma(store: Any) -> bool:
-    """Return whether a vector store is LlamaIndex's ``ChromaVectorStore`` or a subclass, without importing it."""
-    return any(base.__name__ == "ChromaVectorStore" for base in type(store).__mro__)
 
 
 def conditions(tree: FilterNode) -> Iterator[Condition]:

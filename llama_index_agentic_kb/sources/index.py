@@ -21,7 +21,6 @@ from llama_index.core.indices.vector_store import VectorStoreIndex
 from llama_index.core.indices.vector_store.retrievers import VectorIndexRetriever
 from llama_index.core.retrievers import QueryFusionRetriever
 from llama_index.core.schema import BaseNode, NodeWithScore, QueryBundle
-from llama_index.core.vector_stores import SimpleVectorStore
 from llama_index.core.vector_stores.types import (
     BasePydanticVectorStore,
     VectorStoreQuery,
@@ -32,15 +31,11 @@ from llama_index.core.vector_stores.types import (
 from llama_index_agentic_kb._aio import call_deadline
 from llama_index_agentic_kb.errors import DeniedError
 from llama_index_agentic_kb.schema import (
-    Condition,
-    FilterGroup,
-    FilterLogic,
     FilterNode,
-    FilterOperator,
-    all_of,
     matcher,
 )
-from llama_index_agentic_kb.sources.filters import flat, is_chroma, lower, store_refusal
+from llama_index_agentic_kb.sources.filters import lower
+from llama_index_agentic_kb.sources.stores import kind_of, store_refusal
 
 # ruff: noqa: SLF001 (core has no public names for the parts of its retrievers)
 
@@ -61,42 +56,28 @@ def index_retriever(
     call itself.
 
     Raises:
-        DeniedError: ``doc_ids`` are set, and the index's store is Chroma, which ignores them.
+        DeniedError: ``doc_ids`` are set, and the index's store ignores them; or it is not known how it would filter.
     """
-    if further.get("doc_ids") is not None and is_chroma(getattr(index, "vector_store", None)):
-        raise DeniedError("Chroma ignores doc_ids, and would search everything: narrow it by filters=")
+    kind = kind_of(getattr(index, "vector_store", None))
+    if further.get("doc_ids") is not None and kind.ignores_doc_ids:
+        raise DeniedError(f"{kind.name} ignores doc_ids, and would search everything: narrow it by filters=")
     make = getattr(index, "as_plain_retriever", index.as_retriever)
     kwargs: dict[str, Any] = dict(further)
     if top_k is not None:
         kwargs["similarity_top_k"] = top_k
-    if filters is not None and isinstance(index, VectorStoreIndex) and type(index.vector_store) is SimpleVectorStore:
-        kwargs.update(_for_simple_store(index.vector_store, filters))
-    elif filters is not None:
+    if filters is not None:
         kwargs["filters"] = lower(filters)
     retriever: BaseRetriever = make(**kwargs)
     if isinstance(retriever, VectorIndexRetriever):  # created here: replacing its store affects nobody else
-        retriever._vector_store = with_request_timeouts(retriever._vector_store)
+        retriever._vector_store = kind.narrowed(with_request_timeouts(retriever._vector_store), filters)
         if filters is not None and type(retriever) is VectorIndexRetriever and _is_plainly_dense(retriever):
             search = _search_of(retriever._vector_store)
             return retriever if search is None else FilteredIndexRetriever(retriever, filters, search)
+    elif filters is not None and kind.needs_copy:
+        raise DeniedError(
+            f"{type(retriever).__name__} may use an adapter of {kind.name} that can't be trusted with filters"
+        )
     return retriever
-
-
-def _for_simple_store(store: SimpleVectorStore, filters: FilterNode) -> dict[str, Any]:
-    """Return the retriever arguments for a filtered search in LlamaIndex's in-memory store.
-
-    The store can't apply all filters correctly. A filter of equality conditions only is passed to it; from any other,
-    only those that must all be met are, all matching nodes are requested, and checked against the whole filter later.
-    """
-    tree = flat(filters)
-    parts = tree.filters if isinstance(tree, FilterGroup) else [tree]
-    equals = (FilterOperator.EQ, FilterOperator.IN)
-    simple = [part for part in parts if isinstance(part, Condition) and part.operator in equals]
-    if len(simple) == len(parts):
-        return {"filters": lower(tree)}
-    pushed = all_of(*simple) if isinstance(tree, FilterGroup) and tree.logic is FilterLogic.AND else None
-    everything = {"similarity_top_k": max(1, len(store.data.embedding_dict))}
-    return everything if pushed is None else {**everything, "filters": lower(pushed)}
 
 
 def refusal(index: BaseIndex[Any], filters: FilterNode | None) -> str | None:
@@ -105,7 +86,7 @@ def refusal(index: BaseIndex[Any], filters: FilterNode | None) -> str | None:
         return None
     if not isinstance(index, VectorStoreIndex):
         return f"{type(index).__name__} ignores filters"
-    return None if type(index.vector_store) is SimpleVectorStore else store_refusal(index.vector_store, filters)
+    return store_refusal(index.vector_store, filters)
 
 
 class Traits(NamedTuple):
@@ -148,7 +129,8 @@ def has_native_async(retriever: BaseRetriever) -> bool:
     if isinstance(retriever, FilteredIndexRetriever):
         return False  # its search is sync
     if isinstance(retriever, VectorIndexRetriever):
-        return type(retriever._vector_store).aquery is not BasePydanticVectorStore.aquery
+        store = retriever._vector_store
+        return type(store).aquery is not BasePydanticVectorStore.aquery and kind_of(store).has_async_client(store)
     if isinstance(retriever, QueryFusionRetriever):  # as native as what it fuses
         return all(has_native_async(inner) for inner in retriever._retrievers)
     return type(retriever)._aretrieve is not BaseRetriever._aretrieve

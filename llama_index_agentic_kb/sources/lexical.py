@@ -30,8 +30,8 @@ from llama_index.core.vector_stores.types import VectorStoreQueryMode
 from llama_index_agentic_kb.errors import ConfigurationError
 from llama_index_agentic_kb.schema import FilterNode, matcher
 from llama_index_agentic_kb.search.lexical import LexicalIndex, LexicalSearch, NotIndexedError, lexical_document
-from llama_index_agentic_kb.sources.filters import is_chroma
 from llama_index_agentic_kb.sources.index import with_request_timeouts
+from llama_index_agentic_kb.sources.stores import is_chroma
 
 MAX_NODES: Final = 10_000
 """The maximum number of nodes that are indexed in memory without ``hybrid=True``."""

@@ -24,7 +24,7 @@ from typing import Any, Concatenate, Final, Literal, NamedTuple, ParamSpec, Prot
 from llama_index.core.indices.vector_store import VectorStoreIndex
 from llama_index.core.schema import BaseNode
 from llama_index.core.vector_stores import SimpleVectorStore
-from llama_index.core.vector_stores.types import BasePydanticVectorStore, MetadataFilters
+from llama_index.core.vector_stores.types import BasePydanticVectorStore
 
 from llama_index_agentic_kb._aio import Call, WorkerPool, arun, deadline_after, run
 from llama_index_agentic_kb._text import error_message
@@ -32,8 +32,9 @@ from llama_index_agentic_kb.errors import AgenticKBError, DeadlineExceededError,
 from llama_index_agentic_kb.schema import FilterGroup, FilterLogic, FilterNode, Principal, all_of, matcher, value_key
 from llama_index_agentic_kb.schema.filters import Scalar
 from llama_index_agentic_kb.sources.base import KnowledgeSource, MetadataReader
-from llama_index_agentic_kb.sources.filters import FilterLike, conditions, flat, lower, to_tree
+from llama_index_agentic_kb.sources.filters import FilterLike, conditions, flat, to_tree
 from llama_index_agentic_kb.sources.index import refusal, with_request_timeouts
+from llama_index_agentic_kb.sources.stores import kind_of
 
 T = TypeVar("T")
 
@@ -136,17 +137,15 @@ def metadata_reader(source: KnowledgeSource, filters: FilterNode | None) -> Meta
         if not store.stores_text or index._store_nodes_override:  # noqa: SLF001 (no public name)
             return lambda: _rows(index.docstore.get_nodes(list(index.index_struct.nodes_dict.values())))
         if type(store).get_nodes is not BasePydanticVectorStore.get_nodes:
-            asked = _pushed(index, filters)
-            return lambda: _rows(
-                {node.node_id: node for part in asked for node in store.get_nodes(None, part)}.values()
-            )
+            kind, asked = kind_of(store), _pushed(index, filters)
+            return lambda: _rows({node.node_id: node for part in asked for node in kind.nodes(store, part)}.values())
     raise InvalidRequestError(
         f"source {source.name!r} can't list what it holds: that takes a store made by `agentic-kb ingest`, a "
         "VectorStoreIndex that keeps its nodes, or KnowledgeSource(metadata_reader=...)"
     )
 
 
-def _pushed(index: VectorStoreIndex, filters: FilterNode | None) -> list[MetadataFilters | None]:
+def _pushed(index: VectorStoreIndex, filters: FilterNode | None) -> Sequence[FilterNode | None]:
     """Return the filters that the store can apply itself, one for each request; all rows are checked again anyway.
 
     The check reads the nodes' metadata, but a grant may have been removed only from the store's row. So a principal
@@ -160,7 +159,7 @@ def _pushed(index: VectorStoreIndex, filters: FilterNode | None) -> list[Metadat
         pieces = [] if refusal(index, part) is not None else _pieces(part)
         if len(pieces) == 1 or len(asked) == 1:
             asked = [[*parts, piece] for parts in asked for piece in pieces] or asked
-    return [None if (pushed := all_of(*parts)) is None else lower(pushed) for parts in asked]
+    return [all_of(*parts) for parts in asked]
 
 
 def _pieces(part: FilterNode) -> list[FilterNode]:

@@ -17,7 +17,7 @@ from llama_index.core.vector_stores import SimpleVectorStore
 
 from llama_index_agentic_kb.search.prototypes import Floats, ScopeIndex, VectorReader
 from llama_index_agentic_kb.sources.base import KnowledgeSource
-from llama_index_agentic_kb.sources.filters import is_chroma
+from llama_index_agentic_kb.sources.stores import is_chroma
 
 _PAGE: Final = 2_000
 """Number of rows of one request to Chroma; SQLite allows 32,766 parameters."""

@@ -3,14 +3,15 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import pytest
 from llama_index.core import StorageContext, SummaryIndex, VectorStoreIndex
 from llama_index.core.base.base_retriever import BaseRetriever
 from llama_index.core.base.embeddings.base import BaseEmbedding
 from llama_index.core.schema import NodeWithScore, QueryBundle, TextNode
-from llama_index.core.vector_stores import MetadataFilter, MetadataFilters
+from llama_index.core.vector_stores import MetadataFilter, MetadataFilters, SimpleVectorStore
+from llama_index.core.vector_stores.types import VectorStoreQuery, VectorStoreQueryResult
 
 from llama_index_agentic_kb import Fields, KnowledgeSource, Resilience
 from llama_index_agentic_kb._aio import arun, run
@@ -173,12 +174,37 @@ def test_filters_are_pushed_down(store: str, chroma_index: MakeIndex) -> None:
     assert result.total("dropped_by_filter") == 0
 
 
-def test_a_store_that_ignores_filters_leaks_nothing(deaf_index: MakeIndex) -> None:
-    """Every returned node is checked again; what should not be there is dropped and counted."""
-    source = KnowledgeSource("deaf", index=deaf_index(nodes(), HashEmbedding()), filters=ACME)
-    result = search(source)
+def test_a_store_that_ignores_filters_is_not_searched(deaf_index: MakeIndex) -> None:
+    """It is found out by a question that nothing answers; a lexical index of our own is searched none the less."""
+    index = deaf_index(nodes(), HashEmbedding())
+    result = search(KnowledgeSource("deaf", index=index, filters=ACME))
     assert sorted(ids(result)) == ["n1", "n3", "n5"]
-    assert [(ranked.candidates, ranked.dropped_by_filter) for ranked in result.lists] == [(7, 4), (3, 0)]
+    assert [(ranked.kind, ranked.candidates) for ranked in result.lists] == [("dense", 0), ("lexical", 3)]
+    with pytest.raises(DeniedError, match="DeafStore was not searched: it ignores filters by 'eq'"):
+        search(KnowledgeSource("deaf", index=index, filters=ACME, hybrid=False))
+
+
+class Obedient(SimpleVectorStore):
+    """A store that is not known, and applies filters."""
+
+    asked: ClassVar[list[MetadataFilters | None]] = []
+
+    def query(self, query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
+        self.asked.append(query.filters)
+        return super().query(query, **kwargs)
+
+
+def test_an_unknown_store_is_asked_once_for_each_operator() -> None:
+    """What it then returns is what it let through; the question is not repeated."""
+    Obedient.asked.clear()
+    context = StorageContext.from_defaults(vector_store=Obedient())
+    index = VectorStoreIndex(nodes(), storage_context=context, embed_model=HashEmbedding())
+    for _ in range(2):
+        result = search(KnowledgeSource("other", index=index, filters=ACME, hybrid=False))
+        assert (sorted(ids(result)), result.total("dropped_by_filter")) == (["n1", "n3", "n5"], 0)
+    assert len(Obedient.asked) == 3
+    with pytest.raises(DeniedError, match="opposite of 'any'"):
+        search(KnowledgeSource("other", index=index, filters="not (tags/any(t: t eq 'a'))", hybrid=False))
 
 
 def test_a_factory_that_ignores_filters_leaks_nothing() -> None:

@@ -98,8 +98,10 @@ def expected(tree: FilterNode, metadata: list[dict[str, Any]] = ROWS) -> set[str
 @settings(max_examples=50, deadline=None)
 @given(TAGGED_TREES)
 def test_llamaindexs_own_store_finds_exactly_what_matches(simple_source: KnowledgeSource, tree: FilterNode) -> None:
-    """Any tree, negations included, selects the rows for which it holds: none leaks and none is lost."""
-    assert {node.node_id for node in found(simple_source, tree).nodes} == expected(tree, TAGGED)
+    """Any tree, negations included, selects the rows for which it holds: none leaks, none is lost, none is dropped."""
+    result = found(simple_source, tree)
+    assert {node.node_id for node in result.nodes} == expected(tree, TAGGED)
+    assert result.total("dropped_by_filter") == 0
 
 
 def test_chroma_finds_exactly_what_matches(chroma_index: MakeIndex) -> None:
@@ -137,15 +139,6 @@ def test_what_chroma_can_not_apply_is_denied(chroma_index: MakeIndex, text: str,
     with pytest.raises(DeniedError, match=re.escape(why)):
         found(mandatory, Condition(key="number", value=1))
     run(mandatory.warm_up())
-
-
-def test_stores_of_others_are_asked_for_items(deaf_index: MakeIndex) -> None:
-    """A store that is not known gets ``any``, what it returns is checked; what no store can is denied here too."""
-    source = KnowledgeSource("other", index=deaf_index(rows(TAGGED), HashEmbedding(dimensions=4)), hybrid=False)
-    tree = Condition(key="tags", operator=Operator.ANY, value=["b"])
-    assert {node.node_id for node in found(source, tree).nodes} == expected(tree, TAGGED) != set()
-    with pytest.raises(DeniedError, match="opposite of 'any'"):
-        found(source, FilterGroup(logic=FilterLogic.NOT, filters=[tree]))
 
 
 @settings(max_examples=100, deadline=None)

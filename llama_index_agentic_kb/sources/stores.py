@@ -1,0 +1,672 @@
+"""Filters of vector stores, written in each store's own language.
+
+LlamaIndex's adapters can't be trusted with a filter that must hold. Those of PostgreSQL, LanceDB and Milvus put values
+and keys into text without escaping all of it: a quote in a user's filter is SQL. Others raise for booleans or groups,
+compare "12" as a number, or ignore what they don't know. So the filter of a known store is written here, from the tree,
+and a copy of the store carries it. What a store can't express is refused with the reason. ``tests/stores`` compares
+each with what ``schema.filters`` says, on real stores.
+
+A store that is not known here gets ``MetadataFilters``. Before its first filtered search it is asked for what can't
+exist: one that returns something ignores filters, and is refused.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
+from typing import Any, ClassVar, Final, TypeVar
+from uuid import uuid4
+
+from llama_index.core.schema import BaseNode
+from llama_index.core.vector_stores import SimpleVectorStore
+from llama_index.core.vector_stores.types import (
+    BasePydanticVectorStore,
+    MetadataFilters,
+    VectorStoreQuery,
+    VectorStoreQueryMode,
+    VectorStoreQueryResult,
+)
+
+from llama_index_agentic_kb.errors import DeniedError
+from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, FilterOperator, matcher
+from llama_index_agentic_kb.schema.filters import Scalar
+from llama_index_agentic_kb.sources.filters import conditions, flat, lower
+
+Store = TypeVar("Store", bound=BasePydanticVectorStore)
+
+_ORDERS: Final = {
+    FilterOperator.GT: ">",
+    FilterOperator.GE: ">=",
+    FilterOperator.LT: "<",
+    FilterOperator.LE: "<=",
+}
+_EQUALITIES: Final = (FilterOperator.EQ, FilterOperator.IN)
+_INEQUALITIES: Final = (FilterOperator.NE, FilterOperator.NIN)
+_TEXT: Final = (FilterOperator.TEXT_MATCH, FilterOperator.TEXT_MATCH_INSENSITIVE)
+_EXACT: Final = 2**53
+"""Whole numbers up to this are exact as floating-point numbers."""
+_NAME: Final = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
+_WORD: Final = {"string": "text", "number": "numbers", "boolean": "booleans"}
+
+
+def _kind(value: Scalar) -> str:
+    return "boolean" if isinstance(value, bool) else "string" if isinstance(value, str) else "number"
+
+
+class StoreKind:
+    """What is known of one kind of vector store."""
+
+    name: ClassVar[str] = "This vector store"
+    ignores_doc_ids: ClassVar[bool] = False
+    """Whether a query's ``doc_ids`` are ignored, so that everything would be searched."""
+    async_client: ClassVar[str | None] = None
+    """The attribute that is None if the store was made without an async client."""
+    expresses_negations: ClassVar[bool] = False
+    """Whether "exists" and the opposite of "any" can be expressed."""
+    needs_copy: ClassVar[bool] = True
+    """Whether its adapter can't be trusted with filters itself."""
+
+    def has_async_client(self, store: Any) -> bool:
+        """Return whether an asynchronous query can be made."""
+        return self.async_client is None or getattr(store, self.async_client, None) is not None
+
+    def why_not(self, store: Any, condition: Condition) -> str | None:  # noqa: ARG002
+        """Return why a condition can't be expressed; None if it can."""
+        return None
+
+    def narrowed(self, store: Any, tree: FilterNode | None) -> Any:
+        """Return a copy of a store that applies a filter to each query that has one, whatever the query's says."""
+        raise NotImplementedError
+
+    def nodes(self, store: Any, tree: FilterNode | None) -> Iterable[BaseNode]:
+        """Return all nodes that pass a filter."""
+        nodes: list[BaseNode] = store.get_nodes(None, None if tree is None else lower(tree))
+        return nodes
+
+    def text_search(self, store: Any) -> dict[str, Any] | None:  # noqa: ARG002
+        """Return the arguments of a query by the store's own full-text search; None if it has none."""
+        return None
+
+
+class _Unknown(StoreKind):
+    needs_copy = False
+
+    def narrowed(self, store: Any, tree: FilterNode | None) -> Any:
+        return store if tree is None or hasattr(type(store), "filtered_search") else _probed(store, tree)
+
+
+class _Simple(StoreKind):
+    """LlamaIndex's store in memory, which applies some operators wrongly: it gets the IDs that pass instead."""
+
+    name = "SimpleVectorStore"
+    expresses_negations = True
+
+    def narrowed(self, store: Any, tree: FilterNode | None) -> Any:
+        if tree is None:
+            return store
+        passes = matcher(tree)
+
+        def query(query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
+            rows = list(store.data.metadata_dict.items())
+            if not rows:  # none, or persisted without metadata, which is an error
+                return type(store).query(store, query, **kwargs)  # type: ignore[no-any-return]
+            allowed = {row for row, metadata in rows if passes(metadata)}
+            if query.node_ids is not None:
+                allowed.intersection_update(query.node_ids)
+            narrow = VectorStoreQuery(**{**vars(query), "filters": None, "node_ids": list(allowed)})
+            return type(store).query(store, narrow, **kwargs)  # type: ignore[no-any-return]
+
+        return _copy(store, query=query)
+
+
+class _Chroma(StoreKind):
+    name = "Chroma"
+    ignores_doc_ids = True
+    needs_copy = False
+
+    def why_not(self, store: Any, condition: Condition) -> str | None:  # noqa: ARG002
+        key, operator = condition.key, condition.operator
+        if operator in _TEXT or operator is FilterOperator.IS_EMPTY:
+            return f"Chroma has no operator {operator.value!r} for metadata, as asked for on {key!r}"
+        if operator is FilterOperator.ANY:
+            return f"Chroma can't filter on items of lists, as 'any' on {key!r} does; keep a key for each item"
+        if operator in _ORDERS and isinstance(condition.value, str):
+            return _orders_numbers_only(self.name, condition)
+        return None
+
+    def narrowed(self, store: Any, tree: FilterNode | None) -> Any:  # noqa: ARG002 (its adapter is right)
+        return store
+
+
+# -- SQL --------------------------------------------------------------------------------------------------------------
+
+
+class _Sql:
+    """Writes filters as SQL over metadata in a column of JSON, compared by the types of JSON."""
+
+    kinds: ClassVar[dict[str, str]]
+    """The database's names of JSON's types, quoted, by ours."""
+    order_by_code_point: ClassVar[str] = ""
+
+    def kind(self, key: str) -> str:
+        """Return the SQL for the type of a key's value: NULL where the key is absent."""
+        raise NotImplementedError
+
+    def scalar(self, key: str, kind: str) -> str:
+        """Return the SQL for a key's value, to be compared with a literal of that kind."""
+        raise NotImplementedError
+
+    def literal(self, value: Scalar) -> str:
+        """Return the SQL for a value."""
+        raise NotImplementedError
+
+    def any_of(self, key: str, values: Sequence[Scalar]) -> str:
+        """Return the SQL for a list that contains one of the values."""
+        raise NotImplementedError
+
+    def write(self, tree: FilterNode) -> str:
+        """Return a filter without negations that have an opposite (``flat``) as SQL."""
+        if isinstance(tree, Condition):
+            return f"({self._condition(tree)})"
+        parts = [self.write(child) for child in tree.filters]
+        if tree.logic is FilterLogic.NOT:
+            return f"(NOT ({' OR '.join(parts)}))"
+        return f"({f' {tree.logic.value.upper()} '.join(parts)})"
+
+    def _condition(self, condition: Condition) -> str:
+        key, operator, value = condition.key, condition.operator, condition.value
+        if operator in _EQUALITIES or operator in _INEQUALITIES:
+            equal = " OR ".join(self.compare(key, "=", one) for one in condition.values)
+            return equal if operator in _EQUALITIES else f"{self.is_scalar(key)} AND NOT ({equal})"
+        if operator is FilterOperator.ANY:
+            return self.any_of(key, condition.values)
+        if operator is FilterOperator.IS_EMPTY:
+            return self.is_empty(key)
+        if operator is FilterOperator.EXISTS:
+            return self.exists(key)
+        assert not isinstance(value, list)
+        if operator in _TEXT:
+            return self.contains(key, str(value), ignoring_case=operator is FilterOperator.TEXT_MATCH_INSENSITIVE)
+        return self.compare(key, _ORDERS[operator], value)
+
+    def compare(self, key: str, operator: str, value: Scalar) -> str:
+        kind = _kind(value)
+        collation = self.order_by_code_point if kind == "string" and operator != "=" else ""
+        scalar = self.scalar(key, kind)
+        return f"({self.kind(key)} IN ({self.kinds[kind]}) AND {scalar}{collation} {operator} {self.literal(value)})"
+
+    def contains(self, key: str, text: str, *, ignoring_case: bool) -> str:
+        value, part = self.scalar(key, "string"), self.literal(text)
+        if ignoring_case:
+            value, part = f"lower({value})", f"lower({part})"
+        return f"{self.kind(key)} IN ({self.kinds['string']}) AND strpos({value}, {part}) > 0"
+
+    def is_scalar(self, key: str) -> str:
+        return f"{self.kind(key)} IN ({self.kinds['string']}, {self.kinds['number']}, {self.kinds['boolean']})"
+
+    def is_empty(self, key: str) -> str:
+        kind, text, kinds = self.kind(key), self.scalar(key, "string"), self.kinds
+        empty_text, empty_list = (
+            f"{kind} = {kinds['string']} AND {text} = ''",
+            f"{kind} = {kinds['list']} AND {text} = '[]'",
+        )
+        return f"{kind} IS NULL OR {kind} = {kinds['null']} OR ({empty_text}) OR ({empty_list})"
+
+    def exists(self, key: str) -> str:
+        kind = f"NULLIF({self.kind(key)}, {self.kinds['null']})"  # as in ``matches``, the opposite of NULL is NULL
+        is_list = f"{kind} = {self.kinds['list']}"
+        return f"NOT ({is_list}) OR ({is_list} AND {self.scalar(key, 'string')} <> '[]')"
+
+
+class _PostgresSql(_Sql):
+    """Keys and values are bound, none stands in the text."""
+
+    kinds: ClassVar = {
+        "string": "'string'",
+        "number": "'number'",
+        "boolean": "'boolean'",
+        "list": "'array'",
+        "null": "'null'",
+    }
+    order_by_code_point = ' COLLATE "C"'
+
+    def __init__(self) -> None:
+        self.bound: dict[str, str] = {}
+        self._names: dict[str, str] = {}
+
+    def _bind(self, text: str) -> str:
+        if text not in self._names:
+            name = self._names[text] = f"agentic_kb_{len(self._names)}"
+            self.bound[name] = text
+        return f"CAST(:{self._names[text]} AS text)"
+
+    def _json(self, key: str) -> str:
+        return f"CAST(metadata_ -> {self._bind(key)} AS jsonb)"
+
+    def kind(self, key: str) -> str:
+        return f"jsonb_typeof({self._json(key)})"
+
+    def scalar(self, key: str, kind: str) -> str:
+        return self._json(key) if kind == "number" else f"(metadata_ ->> {self._bind(key)})"
+
+    def literal(self, value: Scalar) -> str:
+        if _kind(value) == "number":
+            return f"CAST({self._bind(json.dumps(value))} AS jsonb)"  # compared as decimals of any length
+        return self._bind(value if isinstance(value, str) else json.dumps(value))
+
+    def any_of(self, key: str, values: Sequence[Scalar]) -> str:
+        held = " OR ".join(f"{self._json(key)} @> CAST({self._bind(json.dumps(one))} AS jsonb)" for one in values)
+        return f"CASE WHEN {self.kind(key)} = 'array' THEN {held} END"
+
+
+class _Postgres(StoreKind):
+    name = "PostgreSQL"
+    ignores_doc_ids = True
+    expresses_negations = True
+
+    def why_not(self, store: Any, condition: Condition) -> str | None:  # noqa: ARG002
+        if condition.operator is FilterOperator.TEXT_MATCH_INSENSITIVE and not str(condition.value).isascii():
+            return (
+                f"PostgreSQL may ignore the case of ASCII letters only, and {condition.key!r} is compared with others"
+            )
+        return None
+
+    def narrowed(self, store: Any, tree: FilterNode | None) -> Any:
+        from sqlalchemy import text  # noqa: PLC0415 (a second)
+
+        sql = _PostgresSql()
+        where = "TRUE" if tree is None else sql.write(flat(tree))
+
+        def connected() -> None:  # the store keeps the connections, not each of its copies
+            store._initialize()  # noqa: SLF001 (the adapter has no other way)
+            twin.__pydantic_private__.update(store.__pydantic_private__)
+
+        clause = lambda _filters: text(where).bindparams(**sql.bound)  # noqa: E731
+        twin = _copy(store, _recursively_apply_filters=clause, _initialize=connected)
+        return twin
+
+    def nodes(self, store: Any, tree: FilterNode | None) -> Iterable[BaseNode]:
+        nodes: list[BaseNode] = self.narrowed(store, tree).get_nodes(None, _SOME)
+        return nodes
+
+    def text_search(self, store: Any) -> dict[str, Any] | None:
+        return {"mode": VectorStoreQueryMode.SPARSE} if store.hybrid_search else None
+
+
+class _DuckSql(_Sql):
+    kinds: ClassVar = {
+        "string": "'VARCHAR'",
+        "number": "'BIGINT', 'UBIGINT', 'DOUBLE'",
+        "boolean": "'BOOLEAN'",
+        "list": "'ARRAY'",
+        "null": "'NULL'",
+    }
+
+    def kind(self, key: str) -> str:
+        return f"json_type(metadata_, '$.{key}')"
+
+    def scalar(self, key: str, kind: str) -> str:
+        text = f"json_extract_string(metadata_, '$.{key}')"
+        return f"TRY_CAST({text} AS DOUBLE)" if kind == "number" else text
+
+    def literal(self, value: Scalar) -> str:
+        if isinstance(value, bool):
+            return _quoted(json.dumps(value))
+        return _quoted(value) if isinstance(value, str) else f"CAST('{value!r}' AS DOUBLE)"
+
+
+class _Duck(StoreKind):
+    name = "DuckDB"
+    ignores_doc_ids = True
+
+    def why_not(self, store: Any, condition: Condition) -> str | None:  # noqa: ARG002
+        return _not_a_name(self.name, condition) or _no_lists(self.name, condition) or _inexact(self.name, condition)
+
+    def narrowed(self, store: Any, tree: FilterNode | None) -> Any:
+        if tree is None:
+            return store
+        from duckdb import SQLExpression  # noqa: PLC0415 (only who has such a store has the package)
+
+        where = _DuckSql().write(flat(tree))
+        return _copy(store, _build_metadata_filter_expressions=lambda metadata_filters: SQLExpression(where))  # noqa: ARG005
+
+    def nodes(self, store: Any, tree: FilterNode | None) -> Iterable[BaseNode]:
+        return super().nodes(self.narrowed(store, tree), tree)
+
+
+class _LanceSql(_Sql):
+    """Metadata is one column with a fixed set of typed fields: another key is absent everywhere."""
+
+    NEVER: ClassVar = "id IS NULL"
+
+    def __init__(self, fields: dict[str, str]) -> None:
+        self._fields = fields
+
+    def literal(self, value: Scalar) -> str:
+        return _quoted(value) if isinstance(value, str) else json.dumps(value)
+
+    def compare(self, key: str, operator: str, value: Scalar) -> str:
+        if self._fields.get(key) not in (_kind(value), *(("whole",) if _kind(value) == "number" else ())):
+            return self.NEVER
+        as_float = self._fields[key] == "whole" and isinstance(value, float)
+        column = f"CAST(metadata.{key} AS double)" if as_float else f"metadata.{key}"
+        return f"({column} {operator} {self.literal(value)})"
+
+    def contains(self, key: str, text: str, *, ignoring_case: bool) -> str:
+        if self._fields.get(key) != "string":
+            return self.NEVER
+        value, part = f"metadata.{key}", self.literal(text.lower() if ignoring_case else text)
+        return f"strpos({f'lower({value})' if ignoring_case else value}, {part}) > 0"
+
+    def is_scalar(self, key: str) -> str:
+        return f"metadata.{key} IS NOT NULL" if key in self._fields else self.NEVER
+
+    def is_empty(self, key: str) -> str:
+        if key not in self._fields:
+            return "id IS NOT NULL"
+        return f"metadata.{key} IS NULL OR {self.compare(key, '=', '')}"
+
+
+class _Lance(StoreKind):
+    name = "LanceDB"
+    ignores_doc_ids = True
+
+    def why_not(self, store: Any, condition: Condition) -> str | None:  # noqa: ARG002
+        return _not_a_name(self.name, condition) or _no_lists(self.name, condition) or _inexact(self.name, condition)
+
+    def narrowed(self, store: Any, tree: FilterNode | None) -> Any:
+        def where() -> dict[str, str]:  # the table is read when it is searched: it may be made, or grow, until then
+            return {} if tree is None else {"where": _LanceSql(_lance_fields(store)).write(flat(tree))}
+
+        def query(query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
+            unfiltered = VectorStoreQuery(**{**vars(query), "filters": None})
+            try:
+                return type(store).query(store, unfiltered, **kwargs, **where())  # type: ignore[no-any-return]
+            except Warning:  # this is how the adapter says that nothing was found
+                return VectorStoreQueryResult(nodes=[], similarities=[], ids=[])
+
+        def get_nodes(node_ids: Any = None, filters: Any = None, **kwargs: Any) -> Any:  # noqa: ARG001
+            return type(store).get_nodes(store, None, None, **kwargs, **where())
+
+        return _copy(store, query=query, get_nodes=get_nodes)
+
+    def nodes(self, store: Any, tree: FilterNode | None) -> Iterable[BaseNode]:
+        return super().nodes(self.narrowed(store, tree), tree)
+
+    def text_search(self, store: Any) -> dict[str, Any] | None:
+        return {"query_type": "fts"} if store.query_type in ("fts", "hybrid") else None
+
+
+def _lance_fields(store: Any) -> dict[str, str]:
+    names = {"string": "string", "large_string": "string", "bool": "boolean", "double": "number", "float": "number"}
+    fields = store.table.schema.field("metadata").type
+    return {one.name: names.get(str(one.type), "whole" if "int" in str(one.type) else "other") for one in fields}
+
+
+def _quoted(text: str) -> str:
+    return "'" + text.replace("'", "''") + "'"
+
+
+# -- Milvus and Qdrant ------------------------------------------------------------------------------------------------
+
+
+def _milvus_condition(condition: Condition) -> str:
+    key, operator = condition.key, condition.operator
+    values = [json.dumps(one, ensure_ascii=False) for one in condition.values]
+    if operator in _EQUALITIES:
+        return " or ".join(f"{key} == {value}" for value in values)
+    if operator in _INEQUALITIES:
+        return " and ".join([f"exists {key}", *(f"{key} != {value}" for value in values)])
+    if operator is FilterOperator.ANY:
+        return f"json_contains_any({key}, [{', '.join(values)}])"
+    if operator is FilterOperator.TEXT_MATCH:
+        return f"{key} like {json.dumps(f'%{condition.value}%', ensure_ascii=False)}"
+    return f"{key} {_ORDERS[operator]} {values[0]}"
+
+
+def _milvus(tree: FilterNode) -> str:
+    if isinstance(tree, Condition):
+        return f"({_milvus_condition(tree)})"
+    return f"({f' {tree.logic.value} '.join(map(_milvus, tree.filters))})"
+
+
+class _Milvus(StoreKind):
+    name = "Milvus"
+    async_client = "_async_milvusclient"
+
+    def why_not(self, store: Any, condition: Condition) -> str | None:
+        if condition.operator in (FilterOperator.TEXT_MATCH_INSENSITIVE, FilterOperator.IS_EMPTY):
+            return f"Milvus has no operator {condition.operator.value!r}, as asked for on {condition.key!r}"
+        if condition.operator is FilterOperator.TEXT_MATCH and re.search(r"[%_\\]", str(condition.value)):
+            return f"in Milvus % and _ stand for any letters, and {condition.key!r} is asked for text with them"
+        if condition.key in ("id", store.text_key, store.doc_id_field, store.embedding_field):
+            return f"Milvus's adapter keeps something else under {condition.key!r}"
+        return _not_a_name(self.name, condition) or _inexact(self.name, condition)
+
+    def narrowed(self, store: Any, tree: FilterNode | None) -> Any:
+        if tree is None:
+            return store
+        where, prepare = _milvus(flat(tree)), type(store)._prepare_before_search  # noqa: SLF001 (no other way)
+
+        def prepared(query: VectorStoreQuery, **kwargs: Any) -> tuple[str, list[str]]:
+            own, fields = prepare(store, VectorStoreQuery(**{**vars(query), "filters": None}), **kwargs)
+            return (f"{where} and ({own})" if own else where), fields
+
+        return _copy(store, _prepare_before_search=prepared)
+
+    def nodes(self, store: Any, tree: FilterNode | None) -> Iterator[BaseNode]:
+        from llama_index.core.vector_stores.utils import metadata_dict_to_node  # noqa: PLC0415
+
+        where = 'id != ""' if tree is None else _milvus(flat(tree))
+        rows = store.client.query_iterator(store.collection_name, filter=where, output_fields=["*"])
+        try:
+            while batch := rows.next():
+                yield from (metadata_dict_to_node(row, text=row.get(store.text_key)) for row in batch)
+        finally:
+            rows.close()
+
+    def text_search(self, store: Any) -> dict[str, Any] | None:
+        return {"mode": VectorStoreQueryMode.SPARSE} if store.enable_sparse else None
+
+
+def _qdrant(tree: FilterNode) -> Any:
+    from qdrant_client.http import models as rest  # noqa: PLC0415 (only who has such a store has the package)
+
+    if isinstance(tree, FilterGroup):
+        parts = [_qdrant(child) for child in tree.filters]
+        return {
+            FilterLogic.AND: partial(rest.Filter, must=parts),
+            FilterLogic.OR: partial(rest.Filter, should=parts),
+            FilterLogic.NOT: partial(rest.Filter, must_not=parts),
+        }[tree.logic]()
+    key, operator = tree.key, tree.operator
+    empty = rest.IsEmptyCondition(is_empty=rest.PayloadField(key=key))
+    if operator in _ORDERS:
+        name = {FilterOperator.GE: "gte", FilterOperator.LE: "lte"}.get(operator, operator.value)
+        return rest.FieldCondition(key=key, range=rest.Range(**{name: tree.value}))
+    if operator is FilterOperator.IS_EMPTY:
+        return rest.Filter(should=[empty, rest.FieldCondition(key=key, match=rest.MatchValue(value=""))])
+    equal: list[Any] = []
+    for value in tree.values:  # a range: 1 and 1.0 are one number
+        if _kind(value) == "number":
+            equal.append(rest.FieldCondition(key=key, range=rest.Range(gte=value, lte=value)))
+        else:
+            equal.append(rest.FieldCondition(key=key, match=rest.MatchValue(value=value)))
+    return rest.Filter(must_not=[*equal, empty]) if operator in _INEQUALITIES else rest.Filter(should=equal)
+
+
+class _Qdrant(StoreKind):
+    name = "Qdrant"
+    async_client = "_aclient"
+
+    def why_not(self, store: Any, condition: Condition) -> str | None:  # noqa: ARG002
+        key, operator = condition.key, condition.operator
+        if operator in _TEXT:
+            return f"what Qdrant finds by {operator.value!r} depends on a full-text index on {key!r}"
+        if operator in _ORDERS and isinstance(condition.value, str):
+            return _orders_numbers_only(self.name, condition)
+        if operator in _ORDERS and isinstance(condition.value, bool):
+            return f"Qdrant does not order booleans, as {operator.value!r} on {key!r} does"
+        return _not_a_name(self.name, condition) or _inexact(self.name, condition)
+
+    def narrowed(self, store: Any, tree: FilterNode | None) -> Any:
+        return store if tree is None else _copy(store, _build_subfilter=lambda _filters: _qdrant(_grouped(tree)))
+
+    def nodes(self, store: Any, tree: FilterNode | None) -> Iterator[BaseNode]:
+        where, offset = None if tree is None else _qdrant(_grouped(tree)), None
+        while True:
+            points, offset = store.client.scroll(store.collection_name, where, limit=1_000, offset=offset)
+            yield from store.parse_to_query_result(points).nodes
+            if offset is None:
+                return
+
+    def text_search(self, store: Any) -> dict[str, Any] | None:
+        return {"mode": VectorStoreQueryMode.SPARSE} if store.enable_hybrid else None
+
+
+def _grouped(tree: FilterNode) -> FilterNode:
+    simple = flat(tree)
+    return simple if isinstance(simple, FilterGroup) else FilterGroup(filters=[simple])
+
+
+def _not_a_name(store: str, condition: Condition) -> str | None:
+    plain = _NAME.fullmatch(condition.key)
+    return (
+        None if plain else f"{store} filters on keys of letters, digits and underscores only, not on {condition.key!r}"
+    )
+
+
+def _no_lists(store: str, condition: Condition) -> str | None:
+    any_of = condition.operator is FilterOperator.ANY
+    return (
+        f"{store}'s adapter keeps no lists, as 'any' on {condition.key!r} needs; keep a key for each item"
+        if any_of
+        else None
+    )
+
+
+def _orders_numbers_only(store: str, condition: Condition) -> str:
+    return (
+        f"{store} orders numbers only, not text or dates, as {condition.operator.value!r} on {condition.key!r} does; "
+        "keep a number such as 20240131"
+    )
+
+
+def _inexact(store: str, condition: Condition) -> str | None:
+    big = any(_kind(one) == "number" and abs(float(one)) > _EXACT for one in condition.values)
+    return (
+        f"{store} compares numbers up to 2**53 exactly, and {condition.key!r} is compared with a larger one"
+        if big
+        else None
+    )
+
+
+# -- all of them ------------------------------------------------------------------------------------------------------
+
+_KINDS: Final[dict[str, StoreKind]] = {
+    "ChromaVectorStore": _Chroma(),
+    "DuckDBVectorStore": _Duck(),
+    "LanceDBVectorStore": _Lance(),
+    "MilvusVectorStore": _Milvus(),
+    "PGVectorStore": _Postgres(),
+    "QdrantVectorStore": _Qdrant(),
+}
+_SIMPLE: Final = _Simple()
+_UNKNOWN: Final = _Unknown()
+_SOME: Final = lower(Condition(key="agentic_kb_probe", value="any"))
+"""A filter of which a copy of a store sees only that there is one."""
+
+
+def kind_of(store: Any) -> StoreKind:
+    """Return what is known of a store, or of the adapter that it inherits from, without importing it."""
+    if type(store) is SimpleVectorStore:  # a subclass may search in another way
+        return _SIMPLE
+    return next((_KINDS[base.__name__] for base in type(store).__mro__ if base.__name__ in _KINDS), _UNKNOWN)
+
+
+def is_chroma(store: Any) -> bool:
+    """Return whether a vector store is LlamaIndex's ``ChromaVectorStore`` or a subclass, without importing it."""
+    return isinstance(kind_of(store), _Chroma)
+
+
+def store_refusal(store: BasePydanticVectorStore, tree: FilterNode) -> str | None:
+    """Return why a vector store can't apply a filter; None if it can, or if only the store itself knows.
+
+    Such a store must not be queried: it would raise, or ignore the condition and return nodes that the check of each
+    returned node then drops.
+    """
+    kind, simple = kind_of(store), flat(tree)
+    exists = any(one.operator is FilterOperator.EXISTS for one in conditions(simple))
+    if not kind.expresses_negations and (exists or _negates(simple)):
+        return "vector stores have no operator for 'exists', nor for the opposite of 'any'; compare with values instead"
+    return next((why for one in conditions(simple) if (why := kind.why_not(store, one)) is not None), None)
+
+
+def _negates(tree: FilterNode) -> bool:
+    return isinstance(tree, FilterGroup) and (tree.logic is FilterLogic.NOT or any(map(_negates, tree.filters)))
+
+
+def _copy(store: Any, **methods: Callable[..., Any]) -> Any:
+    """Return a shallow copy of a store, with the same connections, and with methods of its own."""
+    twin = store.model_copy()
+    for name, method in methods.items():
+        if not hasattr(type(store), name):
+            raise DeniedError(f"this release of {type(store).__name__} has no {name}: it is not known how it filters")
+        object.__setattr__(twin, name, method)
+    return twin
+
+
+# -- stores that are not known ----------------------------------------------------------------------------------------
+
+_asked: Final[dict[int, set[FilterOperator]]] = {}
+"""The operators that unknown stores, by ``id``, were found to apply."""
+_UNPROBED: Final = (*_INEQUALITIES, FilterOperator.IS_EMPTY, FilterOperator.EXISTS)
+"""Operators that stores may hold for true where the key is absent."""
+
+
+def _seen(store: Any) -> set[FilterOperator]:
+    if id(store) not in _asked:
+        _asked[id(store)] = set()
+        weakref.finalize(store, _asked.pop, id(store), None)
+    return _asked[id(store)]
+
+
+def _impossible(operator: FilterOperator) -> MetadataFilters:
+    """Return a filter that no row passes."""
+    value: Any = 2**52 if operator in _ORDERS else uuid4().hex
+    many = operator in (FilterOperator.IN, FilterOperator.ANY)
+    return lower(Condition(key="agentic_kb_probe", operator=operator, value=[value, uuid4().hex] if many else value))
+
+
+def _probed(store: Any, tree: FilterNode) -> Any:
+    """Return a copy of an unknown store that asks for what can't exist before its first query with an operator."""
+    operators = {one.operator for one in conditions(flat(tree))}.difference(_UNPROBED)
+    if operators <= _seen(store):
+        return store
+
+    def probes(query: VectorStoreQuery) -> Iterator[tuple[FilterOperator, VectorStoreQuery]]:
+        for operator in sorted(operators - _seen(store)):
+            impossible = {**vars(query), "filters": _impossible(operator), "similarity_top_k": 1}
+            yield operator, VectorStoreQuery(**impossible)
+
+    def learn(operator: FilterOperator, result: VectorStoreQueryResult) -> None:
+        if result.ids or result.nodes:
+            raise DeniedError(f"{type(store).__name__} was not searched: it ignores filters by {operator.value!r}")
+        _seen(store).add(operator)
+
+    def query(query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
+        for operator, probe in probes(query):
+            learn(operator, store.query(probe, **kwargs))
+        result: VectorStoreQueryResult = store.query(query, **kwargs)
+        return result
+
+    async def aquery(query: VectorStoreQuery, **kwargs: Any) -> VectorStoreQueryResult:
+        for operator, probe in probes(query):
+            learn(operator, await store.aquery(probe, **kwargs))
+        result: VectorStoreQueryResult = await store.aquery(query, **kwargs)
+        return result
+
+    return _copy(store, query=query, aquery=aquery)

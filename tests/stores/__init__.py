@@ -1,0 +1,1 @@
+"""One suite over real vector stores; ``python -m tests.stores`` writes the table in docs/stores.md."""

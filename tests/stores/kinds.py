@@ -1,0 +1,186 @@
+"""Real vector stores of LlamaIndex's adapters, each empty and on this machine."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+import uuid
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import chromadb
+from llama_index.core import StorageContext, VectorStoreIndex
+from llama_index.core.vector_stores import SimpleVectorStore
+from llama_index.core.vector_stores.types import BasePydanticVectorStore
+from llama_index.vector_stores.chroma import ChromaVectorStore
+
+from llama_index_agentic_kb.testing import HashEmbedding
+from tests.chroma_server import ChromaServer
+from tests.kills_sessions.postgres import PostgresServer
+
+__all__ = ["DIMENSIONS", "KINDS", "PAGE", "Opened", "index_over", "read_table"]
+
+DIMENSIONS: Final = 16
+
+MakeStore = Callable[[], BasePydanticVectorStore]
+
+
+def index_over(store: BasePydanticVectorStore) -> VectorStoreIndex:
+    """Return an index over a store."""
+    embed_model = HashEmbedding(dimensions=DIMENSIONS)
+    if isinstance(store, SimpleVectorStore):
+        context = StorageContext.from_defaults(vector_store=store)
+        return VectorStoreIndex([], storage_context=context, embed_model=embed_model)
+    return VectorStoreIndex.from_vector_store(store, embed_model=embed_model)
+
+
+def _name() -> str:
+    return f"t{uuid.uuid4().hex}"
+
+
+@contextmanager
+def _simple() -> Iterator[MakeStore]:
+    yield SimpleVectorStore
+
+
+@contextmanager
+def _chroma(client: Any) -> Iterator[MakeStore]:
+    yield lambda: ChromaVectorStore(chroma_collection=client.create_collection(_name()))
+
+
+@contextmanager
+def _chroma_server() -> Iterator[MakeStore]:
+    with ChromaServer() as server, _chroma(chromadb.HttpClient(port=server.port)) as make:
+        yield make
+
+
+@contextmanager
+def _postgres() -> Iterator[MakeStore]:
+    from llama_index.vector_stores.postgres import PGVectorStore  # noqa: PLC0415 (seconds)
+
+    made: list[PGVectorStore] = []
+
+    def make() -> BasePydanticVectorStore:
+        where: dict[str, Any] = {"host": "127.0.0.1", "port": str(server.port), "user": "postgres", "password": "none"}
+        store = PGVectorStore.from_params(
+            **where, database="postgres", table_name=_name(), embed_dim=DIMENSIONS, hybrid_search=True
+        )
+        made.append(store)
+        return store
+
+    with PostgresServer() as server:
+        yield make
+        for store in made:
+            if store.client is not None:
+                store.client.dispose()
+                asyncio.run(store.close())
+
+
+@contextmanager
+def _qdrant() -> Iterator[MakeStore]:
+    from llama_index.vector_stores.qdrant import QdrantVectorStore  # noqa: PLC0415 (seconds)
+    from qdrant_client import QdrantClient  # noqa: PLC0415
+
+    client = QdrantClient(location=":memory:")
+    yield lambda: QdrantVectorStore(collection_name=_name(), client=client, index_doc_id=False)
+    client.close()
+
+
+@contextmanager
+def _lance() -> Iterator[MakeStore]:
+    from llama_index.vector_stores.lancedb import LanceDBVectorStore  # noqa: PLC0415 (seconds)
+
+    def make() -> BasePydanticVectorStore:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # the adapter's own
+            return LanceDBVectorStore(uri=folder, table_name=_name())
+
+    with tempfile.TemporaryDirectory() as folder:
+        yield make
+
+
+@contextmanager
+def _duckdb() -> Iterator[MakeStore]:
+    import duckdb  # noqa: PLC0415 (seconds)
+    from llama_index.vector_stores.duckdb import DuckDBVectorStore  # noqa: PLC0415
+
+    class Offline(DuckDBVectorStore):
+        """Without the download of an extension which the adapter does not use."""
+
+        @classmethod
+        def _initialize_table(cls, conn: Any, table_name: str, embed_dim: int | None) -> None:
+            columns = f"node_id VARCHAR PRIMARY KEY, text TEXT, embedding FLOAT[{embed_dim}], metadata_ JSON"
+            conn.execute(f"CREATE TABLE IF NOT EXISTS {table_name} ({columns})")
+
+    connection = duckdb.connect()
+    settings: dict[str, Any] = {"client": connection, "embed_dim": DIMENSIONS}
+    yield lambda: Offline(table_name=_name(), **settings)
+    connection.close()
+
+
+@contextmanager
+def _milvus() -> Iterator[MakeStore]:
+    from llama_index.vector_stores.milvus import MilvusVectorStore  # noqa: PLC0415 (seconds)
+
+    made: list[MilvusVectorStore] = []
+
+    def make() -> BasePydanticVectorStore:
+        settings: dict[str, Any] = {"similarity_metric": "COSINE", "use_async_client": False}
+        uri = str(Path(folder, "milvus.db"))
+        made.append(MilvusVectorStore(uri=uri, collection_name=_name(), dim=DIMENSIONS, **settings))
+        return made[-1]
+
+    with tempfile.TemporaryDirectory() as folder:
+        yield make
+        for store in made:
+            store.client.close()
+
+
+KINDS: Final[dict[str, Callable[[], AbstractContextManager[MakeStore]]]] = {
+    "in memory": _simple,
+    "Chroma": lambda: _chroma(chromadb.EphemeralClient()),
+    "Chroma server": _chroma_server,
+    "PostgreSQL": _postgres,
+    "Qdrant": _qdrant,
+    "LanceDB": _lance,
+    "DuckDB": _duckdb,
+    "Milvus Lite": _milvus,
+}
+"""Opens a kind of store: a function that makes an empty one of it."""
+
+
+class Opened:
+    """The kinds that were opened so far, each once."""
+
+    def __init__(self) -> None:
+        self._stack = ExitStack()
+        self._open: dict[str, MakeStore] = {}
+
+    def make(self, kind: str) -> BasePydanticVectorStore:
+        """Return an empty store."""
+        if kind not in self._open:
+            self._open[kind] = self._stack.enter_context(KINDS[kind]())
+        return self._open[kind]()
+
+    def close(self) -> None:
+        """End what was opened."""
+        self._stack.close()
+
+
+PAGE: Final = Path(__file__).parents[2] / "docs" / "stores.md"
+
+
+def read_table() -> Iterator[tuple[str, dict[str, str]]]:
+    """Yield the rows of the documentation's table: an operator, and what each kind can do with it."""
+    lines = [line for line in PAGE.read_text().splitlines() if line.startswith("|")]
+    _, *kinds = _cells(lines[0])
+    for line in lines[2:]:
+        operator, *said = _cells(line)
+        yield operator, dict(zip(kinds, said, strict=True))
+
+
+def _cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip("|").split("|")]

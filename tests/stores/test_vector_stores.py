@@ -1,0 +1,245 @@
+"""What every vector store must do, on real ones: filters in the store or refused, permissions, counts, deletes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from llama_index.core import VectorStoreIndex
+from llama_index.core.schema import NodeRelationship, RelatedNodeInfo, TextNode
+
+from llama_index_agentic_kb import KnowledgeBase, KnowledgeSource, Permissions, Principal
+from llama_index_agentic_kb.errors import DeniedError
+from llama_index_agentic_kb.schema import Condition, FilterGroup, FilterLogic, FilterNode, FilterOperator, matches
+from llama_index_agentic_kb.sources.stores import store_refusal
+from tests.sources.conftest import search
+from tests.stores.kinds import KINDS, Opened, index_over, read_table
+
+Op = FilterOperator
+
+HOSTILE = (
+    "it's",
+    "x' OR '1'='1",
+    "x' OR TRUE; --",
+    'b"c',
+    "b\\",
+    "\\' or 1==1 or a=='",
+    "100%",
+    "a_b",
+    ":name",
+    "é",
+    "",
+)
+ROWS: list[dict[str, Any]] = [
+    {"word": "a", "number": 1, "ratio": 0.5, "flag": True, "rare": "x"},
+    {"word": "b", "number": 2, "ratio": 1.5, "flag": False},
+    {"word": "B", "number": -3, "ratio": 1.0},
+    {"word": "12", "number": 12, "flag": True},
+    {"number": 0},
+    {"word": "1e3"},
+    *({"word": text, "number": 40 + place} for place, text in enumerate(HOSTILE)),
+]
+LISTS: list[dict[str, Any]] = [{"tags": tags, "word": "tagged"} for tags in (["a"], ["a", "b"], [], ["c"])]
+
+
+def nodes(rows: list[dict[str, Any]]) -> list[TextNode]:
+    return [
+        TextNode(
+            id_=f"00000000-0000-0000-0000-{n:012}",  # Qdrant takes no other IDs
+            text=f"row {n}",
+            metadata=row,
+            relationships={NodeRelationship.SOURCE: RelatedNodeInfo(node_id=f"document {n // 2}")},
+        )
+        for n, row in enumerate(rows)
+    ]
+
+
+@pytest.fixture(scope="module")
+def opened() -> Iterator[Opened]:
+    """The stores' servers and folders."""
+    kinds = Opened()
+    yield kinds
+    kinds.close()
+
+
+class Filled:
+    """A store with rows, as a source."""
+
+    def __init__(self, kinds: Opened, kind: str) -> None:
+        self.kind = kind
+        self.store: Any = kinds.make(kind)
+        self.rows = ROWS if getattr(self.store, "flat_metadata", False) else [*ROWS, *LISTS]
+        self.index = index_over(self.store)
+        self.index.insert_nodes(nodes(self.rows))
+        self.source = KnowledgeSource("rows", index=self.index, hybrid=False)
+
+    def can(self, operator: str) -> str:
+        """Return whether the store applies an operator."""
+        refused = [store_refusal(self.store, condition) is not None for condition in ATOMS[operator]]
+        return "refused" if all(refused) else "partly" if any(refused) else "yes"
+
+    def expected(self, tree: FilterNode) -> set[int]:
+        return {n for n, row in enumerate(self.rows) if matches(tree, row)}
+
+    def found(self, tree: FilterNode) -> set[int] | None:
+        """Return the rows that the store itself let through; None if it was not searched."""
+        try:
+            result = search(self.source, "row", tree, top_k=100)
+        except DeniedError:
+            return None
+        assert result.total("dropped_by_filter") == 0, "the store returned what does not pass"
+        return {int(node.node_id[-12:]) for node in result.nodes}
+
+
+@pytest.fixture(scope="module", params=KINDS)
+def filled(request: pytest.FixtureRequest, opened: Opened) -> Filled:
+    """A store of each kind, with the rows."""
+    return Filled(opened, request.param)
+
+
+ATOMS: dict[str, list[Condition]] = {
+    "eq": [Condition(key=key, value=row[key]) for row in ROWS for key in row] + [Condition(key="absent", value="x")],
+    "ne": [
+        Condition(key=key, operator=Op.NE, value=value) for key, value in (("word", "a"), ("number", 1), ("flag", True))
+    ],
+    "gt": [Condition(key="number", operator=order, value=1) for order in (Op.GT, Op.GE, Op.LT, Op.LE)]
+    + [Condition(key="ratio", operator=Op.GT, value=0.75), Condition(key="number", operator=Op.LE, value=1.5)],
+    "text order": [Condition(key="word", operator=order, value="b") for order in (Op.GT, Op.GE, Op.LT, Op.LE)],
+    "in": [
+        Condition(key="word", operator=Op.IN, value=["a", *HOSTILE]),
+        Condition(key="number", operator=Op.IN, value=[1, 2.0, -3]),
+        Condition(key="flag", operator=Op.IN, value=[True, False]),
+    ],
+    "nin": [
+        Condition(key="word", operator=Op.NIN, value=["a", *HOSTILE]),
+        Condition(key="number", operator=Op.NIN, value=[1, 2]),
+    ],
+    "any": [Condition(key="tags", operator=Op.ANY, value=value) for value in (["a"], ["b", "c"], ["it's"])],
+    "exists": [Condition(key=key, operator=Op.EXISTS, value=True) for key in ("word", "tags", "absent")],
+    "is empty": [Condition(key=key, operator=Op.IS_EMPTY, value=True) for key in ("word", "rare", "tags", "absent")],
+    "contains": [Condition(key="word", operator=Op.TEXT_MATCH, value=value) for value in ("b", "' OR '", "%", "\\")],
+    "contains, any case": [Condition(key="word", operator=Op.TEXT_MATCH_INSENSITIVE, value=v) for v in ("B", "oR")],
+}
+
+
+@pytest.mark.parametrize("operator", ATOMS)
+def test_the_store_applies_each_operator_or_is_not_searched(filled: Filled, operator: str) -> None:
+    """What comes back is exactly what passes, before our own check; hostile values are values."""
+    for condition in ATOMS[operator]:
+        assert filled.found(condition) in (filled.expected(condition), None), condition
+
+
+def test_keys_are_no_code_either(filled: Filled) -> None:
+    """A key that a store's language can't hold is refused, or is a key that no document has."""
+    for key in ("word' = 'a' OR '1'='1", 'word" or 1==1 or "a', "a.b", "word) OR (1=1", ":name", "doc id"):
+        for operator in (Op.EQ, Op.GT):
+            assert filled.found(Condition(key=key, operator=operator, value=1)) in (set(), None)
+
+
+SIMPLE = [one for name in ("eq", "ne", "gt", "in", "nin") for one in ATOMS[name]]
+TREES: st.SearchStrategy[FilterNode] = st.recursive(
+    st.sampled_from(SIMPLE),
+    lambda inner: st.builds(
+        FilterGroup, logic=st.sampled_from(FilterLogic), filters=st.lists(inner, min_size=1, max_size=3)
+    ),
+    max_leaves=6,
+)
+
+
+def test_groups_of_any_depth_are_applied(filled: Filled) -> None:
+    """Any tree of equalities and orders selects in the store what it selects here."""
+
+    @settings(max_examples=20, deadline=None, derandomize=True)
+    @given(TREES)
+    def check(tree: FilterNode) -> None:
+        assert filled.found(tree) == filled.expected(tree)
+
+    check()
+
+
+@pytest.mark.parametrize("operator", ATOMS)
+def test_the_table_says_what_each_store_can(filled: Filled, operator: str) -> None:
+    """The table in the documentation is what ``python -m tests.stores`` writes."""
+    table = dict(read_table())
+    assert table[operator][filled.kind] == filled.can(operator)
+
+
+# -- permissions ------------------------------------------------------------------------------------------------------
+
+ACCESS = Permissions(tenant="tenant", owner="owner", users="acl_user_", groups="acl_group_", public="acl_public")
+PEOPLE = [
+    Principal(tenant="acme", user="bob", groups=frozenset({"managers"})),
+    Principal(tenant="acme", user="eve' OR '1'='1", groups=frozenset({"x' OR TRUE --", "man"})),
+    Principal(tenant="x' OR '1'='1", user="bob", groups=frozenset({"managers"})),
+]
+STAMPS: list[dict[str, Any]] = [
+    {"tenant": "acme", "public": True},
+    {"tenant": "acme", "owner": "bob"},
+    {"tenant": "acme", "groups": ["managers"]},
+    {"tenant": "acme", "users": ["eve' OR '1'='1"]},
+    {"tenant": "beta", "public": True},
+    {"tenant": "beta", "owner": "bob", "groups": ["managers"]},
+]
+SEEN = [{0, 1, 2}, {0, 3}, set()]
+
+
+@pytest.fixture(scope="module")
+def shared(filled: Filled, opened: Opened) -> KnowledgeSource:
+    """The same kind of store, with documents that are shared with some."""
+    store: Any = opened.make(filled.kind)
+    made = nodes([ACCESS.stamp({"size": n}, **stamp) for n, stamp in enumerate(STAMPS)])
+    every: dict[str, Any] = {
+        "acl_user_bob": False,
+        **{key: False for node in made for key in node.metadata if "acl" in key},
+    }
+    for node in made:  # LanceDB keeps the first documents' fields only
+        node.metadata = {**every, "owner": "", **node.metadata}
+    index = index_over(store)
+    index.insert_nodes(made)
+    return KnowledgeSource("shared", index=index, permissions=ACCESS, hybrid=False)
+
+
+@pytest.mark.parametrize("person", range(len(PEOPLE)))
+def test_permissions_are_applied_by_the_store(shared: KnowledgeSource, person: int) -> None:
+    """With room for few, each finds all that it may see: nothing else took a place."""
+    permitted = shared.permitted(PEOPLE[person])
+    found = {int(node.node_id[-12:]) for node in search(shared, "row", permitted, top_k=len(SEEN[person]) or 1).nodes}
+    assert found == SEEN[person]
+
+
+def test_documents_are_counted_for_those_who_may_see_them(shared: KnowledgeSource) -> None:
+    """Counts, facets and lists read the store's own rows under the principal's filter."""
+    kb = KnowledgeBase([shared])
+    counted = [kb.count("shared", per="chunk", principal=who) for who in PEOPLE]
+    assert counted == [len(seen) for seen in SEEN]
+    assert {bucket.value for bucket in kb.facets("shared", ["size"], principal=PEOPLE[0])["size"]} == SEEN[0]
+
+
+# -- changes ----------------------------------------------------------------------------------------------------------
+
+
+def test_deletes_and_updates_are_seen(filled: Filled, opened: Opened) -> None:
+    """What was deleted is not found or counted from then on; what was stored again is what it then says."""
+    store: Any = opened.make(filled.kind)
+    index = index_over(store)
+    index.insert_nodes(nodes([{"word": "old"} for _ in range(4)]))
+    source = KnowledgeSource("rows", index=index, hybrid=False)
+    kb = KnowledgeBase([source])
+    old, new = (Condition(key="word", value=value) for value in ("old", "new"))
+    assert (len(search(source, "row", old).nodes), kb.count("rows", per="chunk")) == (4, 4)
+    _delete(store, index, "document 0")
+    assert {node.node_id[-1] for node in search(source, "row", old).nodes} == {"2", "3"}
+    _delete(store, index, "document 1")
+    index.insert_nodes(nodes([{"word": "new"} for _ in range(2)]))
+    assert (len(search(source, "row", old).nodes), len(search(source, "row", new).nodes)) == (0, 2)
+    assert kb.count("rows", per="chunk") == 2
+
+
+def _delete(store: Any, index: VectorStoreIndex, document: str) -> None:
+    if type(store).__name__ == "LanceDBVectorStore":  # its adapter quotes the ID as a column's name
+        store.table.delete(f"doc_id = '{document}'")
+    else:
+        index.delete_ref_doc(document, delete_from_docstore=True)
